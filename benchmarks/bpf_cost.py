@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the BPF programs cost a context switch:  sudo python benchmarks/bpf_cost.py [--rounds N] [--loops N]
+
+`perf bench sched pipe` switches between two tasks and does nothing else. It runs on one CPU under each form
+of the program in turn, several rounds of that; the kernel counts the programs' run time (BPF_ENABLE_STATS),
+and medians over the rounds are shown, in ns of BPF per switch, all programs together.
+
+Two small reference programs run in the same rounds (bpf/reference.bpf.c): one walk of the user stack at
+every switch-out, and two, which is the shape of `perf record --off-cpu`. The ratios are what to look at:
+figures of different days, machines or kernels cannot be compared.
+
+All forms tell states and system calls. Marks, as ratios to one walk: sums without stacks at most 0.6 with the
+budget, 0.9 with wakers, too; sums by stack 1.1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from perf_offcpu.collect import bpf_syscall
+from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram
+from perf_offcpu.collect.bpf_attr import AttachType, ProgramType
+from perf_offcpu.collect.bpf_compile import compiled
+from perf_offcpu.collect.bpf_kernel import explore
+from perf_offcpu.collect.btf import Btf
+from perf_offcpu.collect.cpus import online_cpus
+from perf_offcpu.collect.events import CpuEvent, offcpu_attr, probe_support
+from perf_offcpu.collect.rings import Rings
+from perf_offcpu.collect.states import ShortWaits
+from perf_offcpu.layout import Buffer
+from perf_offcpu.resources import bpf_dir
+
+NEVER = 10**12
+RING_BYTES = 4 << 20
+
+Stats = Callable[[], dict[str, tuple[int, int]]]
+"""Runs and ns of each program since it was loaded."""
+
+
+class Nowhere:
+    """Takes what the rings hold and forgets it."""
+
+    def append(self, *pieces: Buffer) -> None:
+        """Forget."""
+
+
+@contextmanager
+def drained_rings(program: OffCpuProgram) -> Iterator[None]:
+    """Rings for the program's samples, emptied all the time from another CPU."""
+    cpus = online_cpus()
+    owner = CpuEvent("offcpu-time", offcpu_attr(probe_support(cpus[0]), RING_BYTES // 4), cpus)
+    rings = Rings(owner, RING_BYTES)
+    for cpu, fd in owner.fds.items():
+        program.set_output(cpu, fd)
+    owner.enable()
+    end = threading.Event()
+
+    def drain() -> None:
+        while not end.wait(0.005):
+            rings.drain(Nowhere())
+
+    drainer = threading.Thread(target=drain)
+    drainer.start()
+    try:
+        yield
+    finally:
+        end.set()
+        drainer.join()
+        rings.close()
+
+
+@contextmanager
+def ours(config: OffCpuConfig) -> Iterator[Stats]:
+    """The program of perf-offcpu."""
+    with OffCpuProgram(config) as program, drained_rings(program):
+        program.attach()
+        program.enable()
+        yield lambda: {name: (s.runs, s.run_time_ns) for name, s in program.run_stats().items()}
+        counters = program.counters()
+        if counters["ring_full"]:
+            print(f"the ring was full for {counters['ring_full']} samples", file=sys.stderr)
+
+
+@contextmanager
+def reference(walks: int) -> Iterator[Stats]:
+    """The program of bpf/reference.bpf.c."""
+    facts = explore(Btf.load())
+    defines = {**facts.defines, "REFERENCE_WALKS": walks, "OFFCPU_SUMS": 16384, "OFFCPU_STACKS": 16384}
+    btf_id = facts.tracepoints["sched_switch"].btf_id
+    name = "reference_switch"
+    with compiled(bpf_dir() / "reference.bpf.c", defines, [name], []) as (functions, _):
+        fd = bpf_syscall.load_program(
+            ProgramType.TRACING, name, functions[name], "Dual BSD/GPL", btf_id, AttachType.TRACE_RAW_TP
+        )
+        link = bpf_syscall.open_raw_tracepoint(fd)
+
+        def stats() -> dict[str, tuple[int, int]]:
+            info = bpf_syscall.program_info(fd)
+            return {name: (info.run_cnt, info.run_time_ns)}
+
+        try:
+            yield stats
+        finally:
+            os.close(link)
+            os.close(fd)
+
+
+BARE: dict[str, Any] = {"budget": False, "wakers": False}
+THREADS: dict[str, Any] = {"short_waits": ShortWaits.THREADS}
+DROP: dict[str, Any] = {"short_waits": ShortWaits.DROP}
+
+FORMS: dict[str, Callable[[], AbstractContextManager[Stats]]] = {
+    "reference: two walks at switch-out": lambda: reference(2),
+    "reference: one walk at switch-out": lambda: reference(1),
+    "sums by stack": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **BARE)),
+    "sums by stack, budget": lambda: ours(OffCpuConfig(threshold_ns=NEVER, wakers=False)),
+    "sums by stack, budget, wakers": lambda: ours(OffCpuConfig(threshold_ns=NEVER)),
+    "sums without stacks": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **THREADS, **BARE)),
+    "sums without stacks, budget": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **THREADS, wakers=False)),
+    "sums without stacks, budget, wakers": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **THREADS)),
+    "dropped, budget, wakers": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **DROP)),
+    "every wait a sample": lambda: ours(OffCpuConfig(threshold_ns=0)),
+    "every wait, no kernel stacks": lambda: ours(OffCpuConfig(threshold_ns=0, kernel_stacks=False)),
+    "every wait, wakers' stacks": lambda: ours(OffCpuConfig(threshold_ns=0, waker_stacks=True)),
+    "in sched_switch: sums by stack": lambda: ours(OffCpuConfig(threshold_ns=NEVER, in_switch=True)),
+    "in sched_switch: without stacks": lambda: ours(
+        OffCpuConfig(threshold_ns=NEVER, in_switch=True, **THREADS)
+    ),
+    "in sched_switch: every wait": lambda: ours(OffCpuConfig(threshold_ns=0, in_switch=True)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of the pipe benchmark under one form."""
+
+    us_per_operation: float
+    ns_per_switch: float = 0.0
+    ns_per_run: dict[str, float] = field(default_factory=dict)
+
+
+def pipe(loops: int, cpu: int) -> float:
+    """us per operation (two switches) of perf's pipe benchmark, both tasks on one CPU."""
+    command = f"taskset -c {cpu} perf bench --format=simple sched pipe -l {loops}"
+    seconds = float(subprocess.check_output(command.split(), text=True).split()[-1])
+    return seconds / loops * 1e6
+
+
+def measure(form: Callable[[], AbstractContextManager[Stats]], loops: int, cpu: int) -> Run:
+    """Run the benchmark under one form."""
+    with form() as stats:
+        before = stats()
+        us = pipe(loops, cpu)
+        after = stats()
+    used = {name: (runs - before[name][0], ns - before[name][1]) for name, (runs, ns) in after.items()}
+    switches = next(runs for name, (runs, _) in used.items() if name.endswith("_switch"))
+    each = {name.removeprefix("offcpu_"): ns / runs for name, (runs, ns) in used.items() if runs}
+    return Run(us, sum(ns for _, ns in used.values()) / switches, each)
+
+
+def show(runs: dict[str, list[Run]]) -> None:
+    """One line a form: medians, and ratios to the references."""
+    cost = {name: statistics.median(run.ns_per_switch for run in some) for name, some in runs.items()}
+    two, one = (cost[name] for name in FORMS if name.startswith("reference"))
+    print(f"{'':34}{'ns/switch':>10}{'/ two walks':>12}{'/ one walk':>12}{'us/op':>8}  ns a run")
+    for name, some in runs.items():
+        us = statistics.median(run.us_per_operation for run in some)
+        parts = {part: statistics.median(r.ns_per_run[part] for r in some) for part in some[0].ns_per_run}
+        detail = "  ".join(f"{part} {ns:.0f}" for part, ns in parts.items())
+        ratios = f"{cost[name] / two:12.2f}{cost[name] / one:12.2f}"
+        print(f"{name:34}{cost[name]:10.0f}{ratios}{us:8.2f}  {detail}")
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--loops", type=int, default=50_000)
+    options = parser.parse_args()
+    *others, cpu = online_cpus()
+    os.sched_setaffinity(0, others or [cpu])
+    runs: dict[str, list[Run]] = {name: [] for name in ["bare", *FORMS]}
+    stats_on = bpf_syscall.enable_stats()
+    for _ in range(options.rounds):
+        runs["bare"].append(Run(pipe(options.loops, cpu)))
+        for name, form in FORMS.items():
+            runs[name].append(measure(form, options.loops, cpu))
+    os.close(stats_on)
+    show(runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast recordings are read: `python benchmarks/reader.py [--samples N] [FILE ...]`.
+
+Without FILE a recording is made (tests/builders/large_recording.py says what it is like; the default is
+somewhat more than 1 GB) and deleted in the end. Each run is a fresh process, so that its peak memory is its
+own. Printed are the CPU seconds of each stage of the fastest run, records and megabytes a second, and the
+peak memory beyond the columns that come out; marks beside it are the goals of the project.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("", "tests")]
+
+from perf_offcpu.decode import load  # noqa: E402
+from perf_offcpu.decode.batch import Gathering  # noqa: E402
+from perf_offcpu.decode.samples import SampleDecoder  # noqa: E402
+from perf_offcpu.decode.tasks import TaskReplay  # noqa: E402
+from perf_offcpu.model.recording import Recording, Samples  # noqa: E402
+from perf_offcpu.perfdata.reader import PerfDataReader  # noqa: E402
+
+SAMPLES_PER_S = 500_000
+MEMORY_MB = 300
+STAGES: tuple[tuple[str, Any, str], ...] = (
+    ("scan", PerfDataReader, "chunks"),
+    ("sample columns", SampleDecoder, "decode"),
+    ("deferred columns", load, "decode_deferred"),
+    ("gather, unique chains", Gathering, "add"),
+    ("side-band records", load, "_tasks_and_losses"),
+    ("task notes", TaskReplay, "note"),
+    ("task replay", TaskReplay, "replay"),
+    ("ordering", Samples, "reorder"),
+    ("comms and spaces", TaskReplay, "attribute"),
+    ("merge deferred", load, "merge_deferred"),
+    ("cut garbage", load, "cut_garbage"),
+)
+"""Stage → where the function is that does it. None of them runs inside another."""
+
+
+class Stopwatch:
+    """CPU seconds by stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def watch(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, timed; a generator is timed while it works, not while its user does."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = time.process_time()
+            result = function(*args, **kwargs)
+            self.add(stage, begin)
+            return self.steps(stage, result) if isinstance(result, Iterator) else result
+
+        return timed
+
+    def steps(self, stage: str, items: Iterator[Any]) -> Iterator[Any]:
+        """The items of a generator, timed."""
+        while True:
+            begin = time.process_time()
+            item = next(items, None)
+            self.add(stage, begin)
+            if item is None:
+                return
+            yield item
+
+    def add(self, stage: str, begin: float) -> None:
+        """Count the time since `begin`."""
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.process_time() - begin
+
+
+def run(path: str, by_stage: bool) -> None:
+    """Load a recording in this process and print what it took, as JSON."""
+    stopwatch = Stopwatch()
+    if by_stage:
+        for stage, owner, name in STAGES:
+            setattr(owner, name, stopwatch.watch(stage, getattr(owner, name)))
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    begin = time.process_time()
+    recording = load.load_recording(path)
+    seconds = time.process_time() - begin
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    print(
+        json.dumps(
+            {
+                "seconds": seconds,
+                "stages": stopwatch.seconds,
+                "samples": len(recording.samples),
+                "tasks": len(recording.tasks),
+                "columns": column_bytes(recording),
+                "base": before.ru_maxrss << 10,
+                "peak": after.ru_maxrss << 10,
+            }
+        )
+    )
+
+
+def column_bytes(recording: Recording) -> int:
+    """The size of what was read."""
+    tables = (recording.samples, recording.maps, recording.comms, recording.tasks, recording.spaces)
+    arrays = [getattr(table, name) for table in tables for name in table.names()]
+    return sum(array.nbytes for array in (*arrays, recording.callchains.values, recording.callchains.offsets))
+
+
+def records_of(path: str) -> int:
+    """How many records a recording has."""
+    with PerfDataReader.open(path) as reader:
+        return sum(len(chunk) for chunk in reader.chunks())
+
+
+def measure(path: str, runs: int) -> None:
+    """Print the table of one recording."""
+    size, records = Path(path).stat().st_size, records_of(path)
+    plain, staged = (best(path, runs, extra) for extra in ([], ["--stages"]))
+    counts = f"{records} records, {plain['samples']} samples, {plain['tasks']} tasks"
+    print(f"\n{path}: {size / 1e6:.0f} MB, {counts}")
+    print(f"{'stage':<24}{'CPU s':>9}{'records/s':>12}{'MB/s':>9}")
+    rows = {**staged["stages"], "everything": plain["seconds"]}
+    for stage, seconds in rows.items():
+        print(f"{stage:<24}{seconds:>9.2f}{records / seconds:>12.0f}{size / seconds / 1e6:>9.0f}")
+    print(f"samples/s  {plain['samples'] / plain['seconds']:>9.0f}   mark {SAMPLES_PER_S}")
+    beyond = (plain["peak"] - plain["columns"]) >> 20
+    print(f"peak MB beyond the columns ({plain['columns'] >> 20} MB)  {beyond}   mark {MEMORY_MB}")
+
+
+def best(path: str, runs: int, extra: list[str]) -> dict[str, Any]:
+    """The fastest of several runs in fresh processes."""
+    command = [sys.executable, __file__, "--once", path, *extra]
+    results = [
+        json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(runs)
+    ]
+    return min(results, key=lambda result: result["seconds"])
+
+
+def main() -> None:
+    """Make a recording if none is given, and measure."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("files", nargs="*")
+    parser.add_argument("--samples", type=int, default=3_600_000, help="in the recording that is made")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--once", help=argparse.SUPPRESS)
+    parser.add_argument("--stages", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.once:
+        run(args.once, args.stages)
+        return
+    for path in args.files:
+        measure(path, args.runs)
+    if not args.files:
+        from builders.large_recording import write_large_recording
+
+        with tempfile.NamedTemporaryFile(suffix=".data") as file:
+            write_large_recording(Path(file.name), args.samples)
+            measure(file.name, args.runs)
+
+
+if __name__ == "__main__":
+    main()

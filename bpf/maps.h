@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What the BPF program keeps: of each task, of a wait that has just ended, and the maps.
+ */
+#define __inline static inline __attribute__((always_inline))
+#define FIELD(type, object, offset) (*(type *)((char *)(object) + (offset)))
+
+/* Keeps clang from rewriting a loop's bounds into a form that the verifier cannot follow. */
+#define BOUNDED(i) asm volatile("" : "+r"(i))
+
+/* Whether user stacks are walked at switch-out, into the task's storage. */
+#define WALK_AT_SWITCH_OUT (OFFCPU_SUM_STACKS || !OFFCPU_AT_EXIT)
+
+/* Whether a state or anything else that has a mode counts as a wait. */
+#define WANTED(mode) (OFFCPU_STATES >> (mode) & 1)
+
+struct task_struct;
+
+#if OFFCPU_WAKER_STACKS
+struct offcpu_waker_stack {
+	u32 first;			/* kernel frames from here on: those before are of tracing itself */
+	u32 nr_kernel;
+	u32 nr_user;
+	u64 kernel[OFFCPU_FRAMES];
+	u64 user[OFFCPU_FRAMES];
+};
+#endif
+
+/*
+ * What is kept of a task. Unless everybody is recorded, having one is what makes a task recorded.
+ */
+struct offcpu_task {
+	u64 since_ns;			/* when it began to do what it does */
+	u64 wakeup_ns;			/* its wake-up while it waits, 0 none yet */
+	u32 waker_pid;
+	u32 waker_tid;
+	u32 mode;			/* enum offcpu_mode: what it does */
+	u32 prev_state;			/* of the wait */
+	u32 flags;			/* of the wait: OFFCPU_PREEMPTED_WAIT, … */
+	u32 waker_flags;		/* OFFCPU_WAKER_INTERRUPT */
+#if OFFCPU_SUM_STACKS
+	u32 kept_generation;		/* the stack that was kept last: threads often wait where they waited */
+	u32 kept_check;
+	u64 kept_hash;
+#endif
+#if OFFCPU_BUDGET
+	struct offcpu_budget budget;
+#endif
+#if WALK_AT_SWITCH_OUT
+	struct offcpu_stack user;	/* its user stack, taken at switch-out */
+#endif
+#if OFFCPU_WAKER_STACKS
+	struct offcpu_waker_stack waker;
+#endif
+};
+
+/* A wait that is over. */
+struct offcpu_wait {
+	struct task_struct *task;
+	struct offcpu_task *storage;
+	struct offcpu_stack *user;
+	u64 switch_out_ns;
+	u64 switch_in_ns;
+	u64 wakeup_ns;
+	u64 ns;
+	u64 runq_ns;			/* OFFCPU_RUNQ_UNKNOWN */
+	u32 prev_state;
+	u32 flags;
+	u32 pid;
+	u32 tid;
+	u32 syscall;
+	u32 generation;
+	u64 cgroup;
+};
+
+/* Room that the 512 bytes of BPF stack do not have. */
+struct offcpu_scratch {
+#if !WALK_AT_SWITCH_OUT
+	struct offcpu_stack user;
+#endif
+	u64 kernel[OFFCPU_FRAMES];
+	u64 sample[OFFCPU_SAMPLE_WORDS];
+};
+
+BPF_TASK_STORAGE(tasks, struct offcpu_task);
+BPF_TABLE("array", u32, struct offcpu_control, control, 1);
+BPF_TABLE("array", u32, struct offcpu_rate, rate, 1);
+BPF_TABLE("percpu_array", u32, struct offcpu_count, counters, OFFCPU_COUNTERS);
+BPF_TABLE("percpu_array", u32, struct offcpu_scratch, scratch, 1);
+BPF_TABLE("percpu_array", u32, u64, switched, 1);	/* when each CPU last switched; 0 once that is used */
+BPF_TABLE("hash", struct offcpu_sum_key, struct offcpu_sum, sums, OFFCPU_SUMS);
+BPF_TABLE("hash", struct offcpu_stack_key, struct offcpu_stack, stacks, OFFCPU_STACKS);
+BPF_TABLE("hash", struct offcpu_budget_key, struct offcpu_budget, budgets, OFFCPU_BUDGETS);
+BPF_TABLE("hash", struct offcpu_target_key, u32, targets, OFFCPU_TARGETS_MAX);
+BPF_TABLE("hash", struct offcpu_comm, u32, comms, OFFCPU_TARGETS_MAX);
+BPF_TABLE("hash", u64, u32, groups, OFFCPU_TARGETS_MAX);
+BPF_PERF_OUTPUT(events);
+
+__inline void count(u32 which, u64 ns)
+{
+	struct offcpu_count *counter = counters.lookup(&which);
+
+	if (counter) {
+		counter->events += 1;
+		counter->ns += ns;
+	}
+}
+
+/* The switches, if the program is to record. */
+__inline struct offcpu_control *enabled(void)
+{
+	u32 zero = 0;
+	struct offcpu_control *switches = control.lookup(&zero);
+
+	return switches && switches->enabled ? switches : 0;
+}

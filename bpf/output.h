@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The ways out of the kernel for a wait: a sum, a sample, or a counter.
+ */
+#define PERF_CONTEXT_KERNEL ((u64)-128)	/* include/uapi/linux/perf_event.h */
+#define PERF_CONTEXT_USER ((u64)-512)
+#define ENOSPC 28
+#define RATE_WINDOW_NS 100000000ULL
+#define RATE_FIRST_NS 1000		/* a threshold of 0 rises to this first */
+
+/* Add a wait to the sums; false if there is no room. */
+__inline bool add_to_sums(struct offcpu_wait *wait, u64 stack, u32 lost)
+{
+	bool woken = wait->runq_ns != OFFCPU_RUNQ_UNKNOWN;
+	struct offcpu_sum_key key = {
+		.pid = wait->pid,
+		.tid = wait->tid,
+		.state = wait->prev_state,
+		.generation = wait->generation,
+		.syscall = wait->syscall,
+		.flags = wait->flags & (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED),
+		.cgroup = wait->cgroup,
+		.stack = stack,
+	};
+	struct offcpu_sum *sum = sums.lookup(&key);
+
+	if (!sum) {
+		struct offcpu_sum first = {
+			.total_ns = wait->ns,
+			.count = 1,
+			.longest_ns = wait->ns,
+			.first_switch_out_ns = wait->switch_out_ns,
+			.last_switch_in_ns = wait->switch_in_ns,
+			.runq_ns = woken ? wait->runq_ns : 0,
+			.woken = woken,
+			.lost = lost,
+		};
+
+		return !sums.update(&key, &first);
+	}
+	/* Plain additions: the waits of one thread never end on two CPUs at a time. */
+	sum->total_ns += wait->ns;
+	sum->count += 1;
+	if (wait->ns > sum->longest_ns)
+		sum->longest_ns = wait->ns;
+	sum->last_switch_in_ns = wait->switch_in_ns;
+	if (woken) {
+		sum->runq_ns += wait->runq_ns;
+		sum->woken += 1;
+	}
+	sum->lost |= lost;
+	return true;
+}
+
+/* Append a context marker and frames to the sample; gives the word after them. */
+__inline u32 append_frames(struct offcpu_scratch *to, u32 at, u64 marker, const u64 *ips, u32 nr)
+{
+	/* clang 15 and newer know these limits from what is before, and would leave out what the verifier needs. */
+	BOUNDED(nr);
+	BOUNDED(at);
+	if (!nr || at > OFFCPU_SAMPLE_WORDS - 1 - OFFCPU_FRAMES)
+		return at;
+	nr &= OFFCPU_FRAMES;
+	to->sample[at] = marker;
+	bpf_probe_read_kernel(&to->sample[at + 1], nr * sizeof(u64), ips);
+	return at + 1 + nr;
+}
+
+#if OFFCPU_WAKER_STACKS
+/* Append the waker's callchain behind the extension; gives the word after it. */
+__inline u32 append_waker(struct offcpu_wait *wait, struct offcpu_scratch *to, u32 at)
+{
+	struct offcpu_waker_stack *waker = &wait->storage->waker;
+	u32 first = waker->first, nr = waker->nr_kernel;
+
+	if (!wait->wakeup_ns)
+		return at;
+	if (first < nr && nr <= OFFCPU_FRAMES)
+		at = append_frames(to, at, PERF_CONTEXT_KERNEL, &waker->kernel[first], nr - first);
+	at = append_frames(to, at, PERF_CONTEXT_USER, waker->user, waker->nr_user);
+	waker->nr_kernel = 0;
+	waker->nr_user = 0;
+	return at;
+}
+#endif
+
+/* The sleeper's callchain from word 3 on; gives the word after it. */
+__inline u32 append_callchain(void *ctx, struct offcpu_wait *wait, struct offcpu_scratch *to, u32 *lost)
+{
+	u32 at = 3;
+
+#if OFFCPU_KERNEL_STACKS
+	u32 first = 0, nr = walk_kernel_stack(ctx, wait, to, &first);
+
+	if (!nr)
+		*lost |= OFFCPU_LOST_KERNEL_STACK;
+	if (nr >= OFFCPU_FRAME_LIMIT)
+		*lost |= OFFCPU_LOST_KERNEL_CUT;
+	if (first < nr && nr <= OFFCPU_FRAMES)
+		at = append_frames(to, at, PERF_CONTEXT_KERNEL, &to->kernel[first], nr - first);
+#endif
+	return append_frames(to, at, PERF_CONTEXT_USER, wait->user->ips, wait->user->nr);
+}
+
+/* Send one wait as a sample; false if the ring did not take it. */
+__inline bool send_sample(void *ctx, struct offcpu_wait *wait, struct offcpu_scratch *to)
+{
+	u64 kind = wait->flags & OFFCPU_BEGAN_BEFORE ? OFFCPU_KIND_BEGAN_BEFORE : OFFCPU_KIND_WAIT;
+	u32 lost = wait->user->lost, at, end, words;
+	u64 *sample = to->sample;
+	long error;
+
+	at = append_callchain(ctx, wait, to, &lost);
+	if (at > 3 + OFFCPU_CHAIN_WORDS)
+		return false;
+	end = at + 1 + OFFCPU_EXTENSION_WORDS;
+#if OFFCPU_WAKER_STACKS
+	end = append_waker(wait, to, end);
+#endif
+	words = end - at - 1;
+	sample[0] = (u64)wait->tid << 32 | wait->pid;
+	sample[1] = wait->ns;
+	sample[2] = at - 3;
+	sample[at] = wait->cgroup;
+	sample[at + 1] = OFFCPU_MAGIC | (u64)OFFCPU_VERSION << 32 | (u64)words << 48;
+	sample[at + 2] = kind | (u64)wait->flags << 16 | (u64)lost << 32;
+	sample[at + 3] = (u64)wait->syscall << 32 | wait->prev_state;
+	sample[at + 4] = wait->wakeup_ns;
+	sample[at + 5] = 0;
+	if (wait->wakeup_ns)
+		sample[at + 5] = (u64)wait->storage->waker_tid << 32 | wait->storage->waker_pid;
+	sample[at + 6] = 1;
+	sample[at + 7] = wait->switch_out_ns;
+	sample[at + 8] = wait->ns;
+	sample[at + 9] = wait->runq_ns;
+	sample[at + 10] = words - OFFCPU_EXTENSION_WORDS;
+	if (end > OFFCPU_SAMPLE_WORDS)
+		return false;
+	error = events.perf_submit(ctx, sample, end * sizeof(u64));
+	count(!error ? OFFCPU_SAMPLES : error == -ENOSPC ? OFFCPU_RING_FULL : OFFCPU_OUTPUT_FAILED, wait->ns);
+	return !error;
+}
+
+#if OFFCPU_MAX_RATE
+/* A new window of the limited rate: if there were few samples in the last one, the threshold sinks again. */
+__inline void open_window(struct offcpu_rate *limit, u64 now, u64 user_ns)
+{
+	limit->window_ns = now;
+	if (limit->sent < OFFCPU_MAX_RATE / 4) {
+		limit->threshold_ns /= 2;
+		if (limit->threshold_ns < RATE_FIRST_NS || limit->threshold_ns < user_ns)
+			limit->threshold_ns = 0;
+	}
+	limit->sent = 0;
+}
+
+/* The window's samples are used up: once a window that makes the threshold rise. */
+__inline void raise_threshold(struct offcpu_rate *limit, u64 user_ns)
+{
+	u64 from = limit->threshold_ns ? limit->threshold_ns : user_ns;
+
+	if (limit->raised_in == limit->window_ns)
+		return;
+	limit->raised_in = limit->window_ns;
+	limit->threshold_ns = from < RATE_FIRST_NS ? RATE_FIRST_NS : 2 * from;
+	limit->raised += 1;
+	if (limit->threshold_ns > limit->highest_ns)
+		limit->highest_ns = limit->threshold_ns;
+}
+
+/*
+ * Whether a wait over the user's threshold may go out as a sample: OFFCPU_MAX_RATE of them in a window of
+ * 100 ms. CPUs do not wait for each other here, so that there may be one too many for each of them.
+ */
+__inline bool may_send(struct offcpu_wait *wait, u64 user_ns)
+{
+	u32 zero = 0;
+	struct offcpu_rate *limit = rate.lookup(&zero);
+
+	if (!limit)
+		return true;
+	if (wait->switch_in_ns - limit->window_ns >= RATE_WINDOW_NS)
+		open_window(limit, wait->switch_in_ns, user_ns);
+	if (wait->ns >= limit->threshold_ns) {
+		if (limit->sent < OFFCPU_MAX_RATE) {
+			__sync_fetch_and_add(&limit->sent, 1);
+			return true;
+		}
+		raise_threshold(limit, user_ns);
+	}
+	count(OFFCPU_RATE_LIMITED, wait->ns);
+	return false;
+}
+#endif
+
+/* Sum a wait; false if there is no room. */
+__inline bool sum_wait(struct offcpu_wait *wait)
+{
+	u32 lost = 0;
+	u64 stack = 0;
+
+#if OFFCPU_SUM_STACKS
+	stack = intern_stack(wait);
+	lost = stack || !wait->user->nr ? wait->user->lost : OFFCPU_LOST_USER_STACK;
+#endif
+	if (add_to_sums(wait, stack, lost))
+		return true;
+	count(OFFCPU_SUM_MAP_FULL, wait->ns);
+	return false;
+}
+
+/* A wait is over and worth its name: sum it or send it, and if the one fails do the other. */
+__inline void account(void *ctx, struct offcpu_wait *wait, u64 threshold_ns)
+{
+	bool is_long = wait->ns >= threshold_ns || wait->flags & OFFCPU_BEGAN_BEFORE, sampled = is_long;
+	u32 zero = 0;
+	struct offcpu_scratch *to;
+
+#if OFFCPU_DROP_SHORT
+	if (!is_long) {
+		count(OFFCPU_DROPPED, wait->ns);
+		return;
+	}
+#endif
+#if OFFCPU_MAX_RATE
+	if (is_long && !(wait->flags & OFFCPU_BEGAN_BEFORE))
+		sampled = may_send(wait, threshold_ns);
+#endif
+	if (!sampled && sum_wait(wait))
+		return;
+	to = scratch.lookup(&zero);
+	if (!to)
+		return;
+#if !WALK_AT_SWITCH_OUT
+	wait->user = &to->user;
+	take_user_stack(ctx, wait->task, wait->user);
+#endif
+	if (send_sample(ctx, wait, to))
+		return;
+	if (!sampled || !add_to_sums(wait, 0, OFFCPU_LOST_USER_STACK))
+		count(OFFCPU_WAITS_LOST, wait->ns);
+}

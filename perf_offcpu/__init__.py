@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a program waits: record, decode, symbolize and convert off-CPU time.
+
+From Python: `perf_offcpu.load(path)` gives a Profile (see `perf_offcpu.api`), imported when first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perf_offcpu.api import Profile, load
+
+__all__ = ["Profile", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from perf_offcpu import api
+
+    return getattr(api, name)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of system calls by number, for the architectures that Linux distributions are built for.
+
+A number means nothing without its architecture, and on three of them not even with it:
+
+    x86-64    numbers with bit 30 set are x32's; those of 32-bit programs (int 0x80, sysenter) are i386's
+    arm64     32-bit programs use arm's numbers
+    s390x, …  31-bit programs, which current kernels no longer run
+
+Nothing in a sample tells the 32-bit programs; the kernel's entry functions in its stack do (see
+`is_compat_entry`). Sources: see `abi.syscall_tables`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+
+from perf_offcpu.abi import syscall_tables as tables
+
+X32_BIT = 1 << 30
+"""arch/x86/include/uapi/asm/unistd.h: __X32_SYSCALL_BIT."""
+
+_64 = (tables.SHARED,)
+_32 = (tables.TIME64, tables.SHARED)
+_TABLES: dict[str, tuple[str, ...]] = {
+    "x86_64": (tables.X86_64, *_64),
+    "i386": (tables.I386, *_32),
+    "aarch64": (tables.GENERIC, *_64),
+    "riscv64": (tables.GENERIC, *_64),
+    "loongarch64": (tables.GENERIC, *_64),
+    "arm": (tables.ARM, *_32),
+    "s390x": (tables.S390X, *_64),
+    "ppc64": (tables.POWERPC64, *_64),
+}
+_ALIASES = (
+    (re.compile(r"amd64"), "x86_64"),
+    (re.compile(r"i[3-6]86|x86"), "i386"),
+    (re.compile(r"arm64"), "aarch64"),
+    (re.compile(r"arm.*"), "arm"),
+    (re.compile(r"s390"), "s390x"),
+    (re.compile(r"ppc64le|powerpc.*"), "ppc64"),
+)
+"""What `uname -m` and perf's header call them."""
+_COMPAT = {"x86_64": "i386", "aarch64": "arm"}
+_COMPAT_ENTRY = re.compile(
+    r"(?:__)?do_(?:fast_syscall_32|int80_emulation|int80_syscall_32|SYSENTER_32)|entry_(?:INT80|SYSENTER|SYSCALL)"
+    r"_compat.*|int80_emulation|asm_int80_emulation|do_el0_svc_compat|el0_svc_compat|el0t_32_sync.*"
+)
+
+
+def syscall_names(arch: str, *, compat: bool = False) -> Mapping[int, str]:
+    """Number → name.
+
+    Args:
+        arch: as `uname -m` prints it.
+        compat: of a 32-bit program on a 64-bit kernel.
+
+    Returns:
+        An empty mapping for an architecture that is not known.
+    """
+    name = next((known for pattern, known in _ALIASES if pattern.fullmatch(arch)), arch)
+    return _names(_COMPAT.get(name, name) if compat else name)
+
+
+def is_compat_entry(function: str) -> bool:
+    """Whether only system calls of 32-bit programs pass through this function of the kernel."""
+    return _COMPAT_ENTRY.fullmatch(function) is not None
+
+
+@functools.cache
+def _names(arch: str) -> Mapping[int, str]:
+    names: dict[int, str] = {}
+    for text in _TABLES.get(arch, ()):
+        names |= _numbered(text)
+    if arch == "x86_64":
+        own = _numbered(tables.X32)
+        shared = {number: name for number, name in names.items() if name not in own.values()}
+        names |= {X32_BIT | number: name for number, name in (shared | own).items()}
+    return names
+
+
+def _numbered(text: str) -> dict[int, str]:
+    names: dict[int, str] = {}
+    number = 0
+    for word in text.split():
+        if word.endswith(":"):
+            number = int(word[:-1])
+        else:
+            names[number] = word
+            number += 1
+    return names

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Task states as the kernel keeps them, and the letters that ps and perf show for them.
+
+Source: include/linux/sched.h (TASK_*, `__task_state_index()`) and fs/proc/array.c.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class TaskState(enum.IntFlag):
+    """Bits of `task_struct.__state` that a sleeping task can have."""
+
+    INTERRUPTIBLE = 0x1
+    UNINTERRUPTIBLE = 0x2
+    STOPPED = 0x4
+    TRACED = 0x8
+    EXIT_DEAD = 0x10
+    EXIT_ZOMBIE = 0x20
+    PARKED = 0x40
+    NOLOAD = 0x400
+    RTLOCK_WAIT = 0x1000  # since 5.15; shown as D
+    FROZEN = 0x8000  # since 6.1; shown as D
+
+
+STATE_NAMES = {
+    "R": "runnable (preempted or yielding)",
+    "S": "interruptible sleep",
+    "D": "uninterruptible sleep",
+    "I": "idle (uninterruptible, no load)",
+    "T": "stopped",
+    "t": "traced",
+    "X": "dead",
+    "Z": "zombie",
+    "P": "parked",
+}
+"""What `state_letter` gives, with its meaning."""
+
+_IDLE = TaskState.UNINTERRUPTIBLE | TaskState.NOLOAD
+_LIKE_UNINTERRUPTIBLE = TaskState.RTLOCK_WAIT | TaskState.FROZEN
+_REPORTED = 0x7F
+_LETTERS = "RSDTtXZP"
+"""By number of the highest reported bit, R for none."""
+
+
+def state_letter(state: int, preempted: bool = False) -> str:
+    """The letter of a raw task state at switch-out; "" for -1, unknown. A preempted task could go on
+    running whatever its state says."""
+    if preempted:
+        return "R"
+    if state < 0:
+        return ""
+    if state & _IDLE == _IDLE:
+        return "I"
+    if state & _LIKE_UNINTERRUPTIBLE:
+        return "D"
+    return _LETTERS[(state & _REPORTED).bit_length()]

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf-offcpu from Python:
+
+    import perf_offcpu
+
+    profile = perf_offcpu.load("perf.data")
+    waits = profile.to_dataframe()
+    waits = waits[waits["offcpu"]]
+    print(waits.groupby("wait_class", observed=True)["period"].sum())
+
+`import perf_offcpu` alone costs nothing: the rest is imported when `load` is first used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable
+from typing import IO, Any
+
+from perf_offcpu.model.profile import Profile as ModelProfile
+
+
+class Profile(ModelProfile):
+    """A `model.profile.Profile` with ways out."""
+
+    __slots__ = ()
+
+    def to_dataframe(self, library: str = "") -> Any:
+        """One row a sample, with the columns of `convert.dataframe.COLUMNS`.
+
+        Args:
+            library: "pandas" or "polars"; "": the first of them that is installed.
+
+        Raises:
+            UsageError: it is not installed.
+        """
+        from perf_offcpu.convert.dataframe import to_dataframe
+
+        return to_dataframe(self, library)
+
+    def write(self, format_name: str, out: IO[Any], **options: Any) -> None:
+        """Write the samples in a format of `perf-offcpu convert`.
+
+        Args:
+            format_name: a key of `convert.registry.FORMATS`, as "folded".
+            out: an open stream, for text or, if the format is binary, for bytes.
+            options: fields of `convert.options.Options`.
+
+        Raises:
+            UsageError: there is no such format, it does not know an option, or the samples do not fit it.
+        """
+        from perf_offcpu.convert.options import Options
+        from perf_offcpu.convert.registry import FORMATS
+        from perf_offcpu.errors import UsageError
+
+        if format_name not in FORMATS:
+            raise UsageError(f"no format '{format_name}' (known: {', '.join(FORMATS)})")
+        chosen = Options(**options)
+        FORMATS[format_name].accept(chosen)
+        FORMATS[format_name].write(self, out, chosen)
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    events: Iterable[str] | None = None,
+    symfs: str | None = None,
+    kallsyms: str | None = None,
+) -> Profile:
+    """Read and symbolize a recording.
+
+    Args:
+        path: a perf.data file, of perf-offcpu or perf; "-" for standard input.
+        events: names of the events to keep; None for all, () for the off-cpu events.
+        symfs, kallsyms: where symbols are, as for `perf-offcpu report`.
+
+    Raises:
+        FormatError: it is no recording.
+        UsageError: an event is not in it, or a file with symbols cannot be read.
+    """
+    from perf_offcpu.convert.select import select_events
+    from perf_offcpu.decode.load import load_recording
+    from perf_offcpu.symbolize.cache import DiskCache
+    from perf_offcpu.symbolize.search import Search
+    from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
+    from perf_offcpu.symbolize.unwind import unwind
+
+    options = SymbolizeOptions(symfs=symfs, kallsyms=kallsyms, cache=DiskCache.usual())
+    recording = load_recording(os.fspath(path), snapshots=True)
+    recording = unwind(recording, Search.usual(symfs, None), options.cache)
+    profile = symbolize(recording, options)
+    if events is not None:
+        profile = select_events(profile, tuple(events))
+    return Profile(*(getattr(profile, field.name) for field in dataclasses.fields(profile)))

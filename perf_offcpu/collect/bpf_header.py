@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the BPF program and user space share, read from the one place where it is declared: bpf/off_cpu.h.
+
+The C header holds the structures of map keys and values and the enumeration of counters. Rather than write
+them down again in Python, where they would drift, its few simple declarations are parsed: enumerators that
+count from 0, structures of unsigned integers and arrays of them, and integer `#define`s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_DEFINE = re.compile(r"^#define[ \t]+(\w+)[ \t]+(0x[0-9a-f]+|\d+)[ \t]*$", re.MULTILINE)
+_BLOCK = re.compile(r"^(enum|struct) (\w+) \{(.*?)^\};", re.MULTILINE | re.DOTALL)
+_MEMBER = re.compile(r"u(8|16|32|64) (\w+)(?:\[(\w+)\])?;")
+
+_PREFIX = "offcpu_"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedHeader:
+    """The declarations of `bpf/off_cpu.h`; names without the prefix `offcpu_`, enumerators in lower case."""
+
+    enums: Mapping[str, tuple[str, ...]]
+    """Enumerators in order: the first is 0."""
+    structs: Mapping[str, np.dtype[Any]]
+    """Structures with C's padding, as they lie in maps."""
+
+
+def read_header(path: Path) -> SharedHeader:
+    """Read the enumerations and structures of a header."""
+    text = _COMMENT.sub("", path.read_text())
+    constants = {name: int(value, 0) for name, value in _DEFINE.findall(text)}
+    blocks = [(kind, name.removeprefix(_PREFIX), body) for kind, name, body in _BLOCK.findall(text)]
+    return SharedHeader(
+        {name: _enumerators(body) for kind, name, body in blocks if kind == "enum"},
+        {name: _structure(body, constants) for kind, name, body in blocks if kind == "struct"},
+    )
+
+
+def _enumerators(body: str) -> tuple[str, ...]:
+    return tuple(name.lower().removeprefix(_PREFIX) for name in re.findall(r"\w+", body))
+
+
+def _structure(body: str, constants: Mapping[str, int]) -> np.dtype[Any]:
+    members = [
+        (name, f"u{int(bits) // 8}", _length(length, constants)) if length else (name, f"u{int(bits) // 8}")
+        for bits, name, length in _MEMBER.findall(body)
+    ]
+    return np.dtype(members, align=True)
+
+
+def _length(length: str, constants: Mapping[str, int]) -> int:
+    return int(length) if length.isdigit() else constants[length]

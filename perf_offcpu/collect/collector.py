@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel side of one recording, wired together: BPF program, perf events, rings.
+
+Making it costs the most (the BPF program is compiled) and changes nothing yet; then it is switched on in
+two steps, because what already runs must be looked at in between:
+
+    collector = Collector(options, say)
+    collector.track()       # side-band records of everybody flow into the rings
+    ...                     # scan /proc
+    collector.begin()       # waits and samples of the target flow, too
+    ...                     # collector.drain(sink)
+    collector.end()         # nothing flows any more; counters and sums are final
+
+Everything here lives in file descriptors: when the recorder goes, however it goes, the kernel takes it all
+away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from numpy.typing import NDArray
+
+from perf_offcpu.abi.attr import PerfType
+from perf_offcpu.abi.offcpu import EVENT_NAME
+from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram, Targets
+from perf_offcpu.collect.budgets import budget_samples
+from perf_offcpu.collect.clock import now_ns
+from perf_offcpu.collect.cpus import online_cpus
+from perf_offcpu.collect.event_parser import SamplingEvent
+from perf_offcpu.collect.events import (
+    TRACKER_NAME,
+    CpuEvent,
+    Rate,
+    Support,
+    offcpu_attr,
+    open_sampling,
+    probe_support,
+    sampling_attr,
+    tracker_attr,
+    with_deferral,
+)
+from perf_offcpu.collect.losses import Counter, Span, counters_event
+from perf_offcpu.collect.options import RecordOptions
+from perf_offcpu.collect.rings import Sink, default_ring_bytes, open_rings
+from perf_offcpu.collect.side_band import MappedBuildIds, SideBand
+from perf_offcpu.collect.still_blocked import still_blocked_samples
+from perf_offcpu.collect.sums import sum_samples
+from perf_offcpu.collect.targets import TargetKind
+from perf_offcpu.collect.user_walk import walk_user_stacks
+from perf_offcpu.perfdata.events import EventSpec
+
+SIDE_RING_BYTES = 512 << 10
+"""Of side-band records, per CPU: room for some thousand execs between two looks."""
+
+_BPF_TARGETS = {
+    TargetKind.SYSTEM: Targets.ALL,
+    TargetKind.PROCESSES: Targets.PIDS,
+    TargetKind.THREADS: Targets.TIDS,
+    TargetKind.TASKS: Targets.TASKS,
+    TargetKind.COMMAND: Targets.COMMAND,
+}
+
+
+class Collector:
+    """Programs, events and rings of one recording.
+
+    Args:
+        options: what is recorded.
+        say: is told what is not quite as asked for.
+
+    Raises:
+        CapabilityError: the machine or the user lacks something.
+        RecordingError: the kernel refuses a part.
+    """
+
+    def __init__(self, options: RecordOptions, say: Callable[[str], None]) -> None:
+        self.options = options
+        self.span = Span(0, 0, options.threshold_ns)
+        with contextlib.ExitStack() as stack:
+            cpus = online_cpus()
+            support = self._support(cpus[0], say)
+            self.program = stack.enter_context(OffCpuProgram(_bpf_config(options)))
+            wait_bytes = self._wait_bytes(say)
+            self.rings = open_rings(
+                EVENT_NAME,
+                lambda wakeup: offcpu_attr(support, wakeup, wait_bytes),
+                cpus,
+                options.ring_bytes or default_ring_bytes(len(cpus)),
+                say,
+            )
+            stack.callback(self.rings.close)
+            self._side_rings = open_rings(
+                TRACKER_NAME,
+                lambda wakeup: tracker_attr(support, wakeup, data_maps=options.stack_bytes > 0),
+                cpus,
+                self.rings.data_bytes if options.deferred_stacks else SIDE_RING_BYTES,
+                lambda text: None,  # of no concern to the user, who did not ask for a size
+            )
+            stack.callback(self._side_rings.close)
+            self.build_ids = MappedBuildIds()
+            self._side_band = SideBand(self.build_ids)
+            chosen = options.target.cpus or cpus
+            self._sampling = [
+                stack.enter_context(contextlib.closing(self._open_sampling(event, support, chosen, say)))
+                for event in options.events
+            ]
+            stack.callback(self.program.close)  # before the events that it writes to
+            self._counters_event = counters_event(support)
+            self._wire()
+            self._resources = stack.pop_all()
+
+    def _wait_bytes(self, say: Callable[[str], None]) -> int:
+        """How many bytes of user stacks samples of waits have."""
+        if self.options.stack_bytes and not self.program.ends_at_exit:
+            say("stacks of waits are walked along frame pointers: this kernel has no sched_exit_tp")
+            return 0
+        return self.options.stack_bytes
+
+    def _support(self, cpu: int, say: Callable[[str], None]) -> Support:
+        support = probe_support(cpu)
+        if not self.options.deferred_stacks:
+            return support
+        deferring = with_deferral(support, cpu)
+        if deferring is None:
+            say("this kernel does not defer user callchains (Linux 7.0 and newer do): they are taken at once")
+        return deferring or support
+
+    def _open_sampling(
+        self, event: SamplingEvent, support: Support, cpus: tuple[int, ...], say: Callable[[str], None]
+    ) -> CpuEvent:
+        options = self.options
+        rate = Rate(options.frequency_hz, options.period)
+        attr = sampling_attr(
+            event, support, rate, options.kernel_stacks, options.all_cgroups, options.stack_bytes
+        )
+
+        def fallback(other: SamplingEvent) -> CpuEvent:
+            say(f"event {event.name}: no hardware counter for it on this machine, using {other.name} instead")
+            return self._open_sampling(other, support, cpus, say)
+
+        return open_sampling(event, attr, cpus, fallback)
+
+    def _wire(self) -> None:
+        """Lead all events into the rings and all filters to the events."""
+        for event in self._sampling:
+            event.redirect(self.rings.owner)
+        for event in self._filtered:
+            event.filter_by(self.program.filter_fd)
+        for cpu, fd in self.rings.owner.fds.items():
+            self.program.set_output(cpu, fd)
+        self.program.attach()
+
+    @property
+    def _filtered(self) -> list[CpuEvent]:
+        """Sampling events but tracepoints: a program there would filter for all who record it, not for us."""
+        return [event for event in self._sampling if event.attr.type != PerfType.TRACEPOINT]
+
+    @property
+    def events(self) -> list[EventSpec]:
+        """The events as the file describes them, in its order."""
+        return [event.spec for event in self._cpu_events()] + [self._counters_event]
+
+    @property
+    def counters_event(self) -> EventSpec:
+        """The event of the counters' sample."""
+        return self._counters_event
+
+    def _cpu_events(self) -> list[CpuEvent]:
+        return [*self._sampling, self.rings.owner, self._side_rings.owner]
+
+    def track(self) -> None:
+        """From here on births, deaths, names and maps of everybody go into the rings."""
+        self._side_rings.owner.enable()
+
+    def begin(self, command_pid: int | None) -> None:
+        """From here on waits and samples of the target go into the rings.
+
+        Args:
+            command_pid: the process that will become the command, if that is the target.
+        """
+        self.rings.owner.enable()
+        self._add_targets()
+        if command_pid is not None:
+            self.program.arm_command(command_pid)
+        self.span = Span(now_ns(), 0, self.options.threshold_ns)
+        self.program.enable()
+        for event in self._sampling:
+            event.enable()
+
+    def _add_targets(self) -> None:
+        target = self.options.target
+        named = {
+            "process": target.processes,
+            "thread": target.threads,
+            "user": target.users,
+            "cpu": target.cpus,
+        }
+        for kind, ids in named.items():
+            for one in ids:
+                self.program.add_target(one, kind)
+        for comm in target.comms:
+            self.program.add_comm(comm)
+        for group in target.groups:
+            self.program.add_group(group.id)
+
+    def end(self) -> None:
+        """Stop everything; when this returns, no record is written any more."""
+        for event in self._sampling:
+            event.disable()
+        self.program.disable()
+        self.span = Span(self.span.begin_ns, now_ns(), self.options.threshold_ns)
+        self._side_rings.owner.disable()
+        self.rings.owner.disable()
+
+    def drain(self, sink: Sink) -> None:
+        """Move everything that waits in any ring to `sink`; errors as of the sink, with nothing lost."""
+        self._side_band.sink = sink
+        self._side_rings.drain(self._side_band)
+        self.rings.drain(sink)
+
+    def waiting_records(self) -> int:
+        """How many records wait in all rings."""
+        return self.rings.waiting_records() + self._side_rings.waiting_records()
+
+    @property
+    def ring_fds(self) -> list[int]:
+        """Descriptors that become readable when a ring has filled to some degree."""
+        return [fd for rings in (self.rings, self._side_rings) for fd in rings.owner.fds.values()]
+
+    @property
+    def sum_capacity(self) -> int:
+        """How many sums the kernel side has room for."""
+        return self.program.config.sum_entries
+
+    def drain_sums(self) -> NDArray[Any]:
+        """Take out the sums of short waits gathered so far; one row each."""
+        return self.program.drain_sums()
+
+    def sum_records(self, sums: NDArray[Any]) -> Iterator[bytes]:
+        """The records of the sums drained last, some thousand at a time."""
+        return sum_samples(self.rings.owner.spec, sums, self.program.stacks(sums["stack"]))
+
+    def lost_by_id(self) -> dict[int, int]:
+        """How many records found a ring full, by the ids of events."""
+        return dict(one for event in self._cpu_events() for one in event.lost())
+
+    def drain_budgets(self) -> NDArray[Any]:
+        """Take out the budgets of threads that have ended; one row each."""
+        return self.program.drain_budgets()
+
+    @property
+    def budget_capacity(self) -> int:
+        """How many budgets the kernel side has room for."""
+        return self.program.config.budget_entries
+
+    def budget_records(self, budgets: NDArray[Any]) -> Iterator[bytes]:
+        """The records of budgets, some hundred at a time."""
+        return budget_samples(
+            self._counters_event, budgets, self.program.modes, self.span.end_ns or now_ns(), os.getpid()
+        )
+
+    def last_records(self) -> Iterator[bytes]:
+        """What the tasks that live do at the end: who still waits, and the budgets of all."""
+        last = self.program.last_tasks()
+        yield still_blocked_samples(self.rings.owner.spec, last, walk_user_stacks)
+        yield from self.budget_records(last.budgets)
+
+    def lost(self) -> int:
+        """How many records found a ring full."""
+        return sum(self.lost_by_id().values())
+
+    def oncpu_samples(self) -> int:
+        """How many samples of the on-CPU events went into the file."""
+        lost = sum(lost for event in self._sampling for _, lost in event.lost())
+        unfiltered = [event for event in self._sampling if event not in self._filtered]
+        counted = sum(event.counted() // event.attr.sample_period for event in unfiltered)
+        return self.program.counters()["oncpu_samples"] + counted - lost
+
+    def counters(self) -> dict[str, Counter]:
+        """What the BPF program counted of waits, by name (`enum offcpu_counter`, bpf/off_cpu.h)."""
+        counts = self.program.counters()
+        for name in ("oncpu_samples", "oncpu_samples_ns"):
+            del counts[name]
+        names = [name for name in counts if f"{name.removesuffix('_ns')}_ns" != name]
+        found = {name.replace("_", "-"): Counter(counts[name], counts.get(f"{name}_ns", 0)) for name in names}
+        rate = self.program.rate()
+        return found | {"threshold-raised": Counter(rate["raised"], rate["highest_ns"])}
+
+    @property
+    def threshold_ns(self) -> int:
+        """From how many ns on a wait is a sample now: as asked for, or what the limited rate makes of it."""
+        return max(self.options.threshold_ns, self.program.rate()["threshold_ns"])
+
+    def run_stats(self) -> dict[str, tuple[int, int]]:
+        """(runs, ns) of each BPF program; 0 unless sysctl kernel.bpf_stats_enabled is 1."""
+        stats = self.program.run_stats()
+        return {name: (one.runs, one.run_time_ns) for name, one in stats.items()}
+
+    def close(self) -> None:
+        """Give everything back to the kernel."""
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _bpf_config(options: RecordOptions) -> OffCpuConfig:
+    target = options.target
+    entries = sum(map(len, (target.ids, target.users, target.cpus, target.groups, target.comms)))
+    return OffCpuConfig(
+        targets=_BPF_TARGETS[target.kind],
+        by_cpu=bool(target.cpus),
+        by_user=bool(target.users),
+        by_comm=bool(target.comms),
+        by_group=target.groups[0].controller if target.groups else None,
+        threshold_ns=options.threshold_ns,
+        kernel_stacks=options.kernel_stacks,
+        short_waits=options.short_waits,
+        min_block_ns=options.min_block_ns,
+        max_rate=options.max_rate,
+        states=options.states,
+        kernel_threads=options.kernel_threads,
+        wakers=options.wakers,
+        waker_stacks=options.waker_stacks,
+        budget=options.budget,
+        cgroups=True,
+        target_entries=max(1024, entries),
+    )

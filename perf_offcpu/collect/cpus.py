@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which CPUs there are. Perf events, rings and BPF output are all per CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_SYSFS = Path("/sys/devices/system/cpu")
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """CPU numbers of a kernel list such as `0-3,8,10-11`, ascending."""
+    cpus: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cpus.extend(range(int(first), int(last or first) + 1))
+    return tuple(cpus)
+
+
+def online_cpus() -> tuple[int, ...]:
+    """CPUs that run now, ascending."""
+    return parse_cpu_list((_SYSFS / "online").read_text())
+
+
+def present_cpus() -> tuple[int, ...]:
+    """CPUs that are plugged in, running or not, ascending."""
+    return parse_cpu_list((_SYSFS / "present").read_text())

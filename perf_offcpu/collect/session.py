@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recording from beginning to end.
+
+    find the target, make the command's child, set up the kernel side         nothing is visible yet
+    track: side-band on · what is there already goes into the file
+    begin: waits and samples on · let the command go · give the file its name
+    loop:  copy rings to the file until the command, the target, the time or a signal ends it
+    end:   all off · copy the rest · sums, losses, counters · features and the true header
+
+Whatever fails before the file has its name leaves an older file as it was. Whatever happens later leaves a
+file that can be read: complete, or, if the recorder is killed, as far as it got.
+
+With `--switch-output` a file ends, and a new one begins, while all of this goes on (`part`).
+
+No FINISHED_ROUND records are written. They let perf sort and forget as it reads, but sums carry the time of
+their last wait, which is long past when they are written. Without them perf sorts everything at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import time
+from collections.abc import Callable
+
+from perf_offcpu.collect.clock import now_ns
+from perf_offcpu.collect.collector import Collector
+from perf_offcpu.collect.limits import raise_descriptor_limit, raise_priority, too_many_files
+from perf_offcpu.collect.losses import Counter
+from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
+from perf_offcpu.collect.part import Part
+from perf_offcpu.collect.progress import Progress
+from perf_offcpu.collect.signals import EndingSignals
+from perf_offcpu.collect.summary import Summary
+from perf_offcpu.collect.switch_output import FileNames, SwitchOutput
+from perf_offcpu.collect.targets import Target, TargetWatch
+from perf_offcpu.collect.waiter import FLUSH_S, Waiter
+from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload
+from perf_offcpu.errors import RecordingError
+
+SUMS_S = 5.0
+"""Sums are taken out of the kernel at least so often; more often if their map would fill up before."""
+
+PROGRESS_S = 0.5
+"""Whoever watches is told how it goes on so often."""
+
+_STANDARD_ERROR = 2
+
+Say = Callable[[str], None]
+Show = Callable[[Progress], None]
+
+
+def record(options: RecordOptions, say: Say, show: Show | None = None) -> Summary:
+    """Make a recording; returns when it is complete and the command, if any, has ended.
+
+    Args:
+        say: is told, in short sentences, what is not quite as asked for.
+        show: is told how it goes on, now and then.
+
+    Raises:
+        TargetError: the target is not there, or the command cannot be run.
+        CapabilityError: the machine or the user lacks something.
+        RecordingError: the file cannot be written, or the kernel refuses something.
+        BrokenPipeError: the reader of a pipe is gone.
+    """
+    with contextlib.ExitStack() as stack:
+        watch = stack.enter_context(contextlib.closing(TargetWatch(options.target)))
+        workload = None
+        if options.command:
+            output_fd = _STANDARD_ERROR if options.output == STANDARD_OUTPUT else 1
+            workload = stack.enter_context(contextlib.closing(Workload(options.command, output_fd)))
+        with EndingSignals(switching=options.switch is not None) as signals:
+            summary = _record(options, workload, watch, signals, say, show)
+        # From here on the file is whole, and a further signal ends the recorder at once.
+        if workload:
+            summary.status = workload.end()
+        elif signals.received:
+            summary.status = SIGNAL_EXIT_BASE + signals.received
+    return summary
+
+
+def _record(
+    options: RecordOptions,
+    workload: Workload | None,
+    watch: TargetWatch,
+    signals: EndingSignals,
+    say: Say,
+    show: Show | None,
+) -> Summary:
+    raise_descriptor_limit()
+    raise_priority(options.realtime_priority)
+    try:
+        collector = Collector(options, say)
+    except OSError as problem:
+        raise too_many_files() if problem.errno in (errno.EMFILE, errno.ENFILE) else problem from None
+    with collector, _Session(options, collector, signals, say, show) as session:
+        session.open(workload)
+        return session.run(workload, watch)
+
+
+class _Session:
+    """The phases of one recording, on a kernel side and a file that are open."""
+
+    def __init__(
+        self,
+        options: RecordOptions,
+        collector: Collector,
+        signals: EndingSignals,
+        say: Say,
+        show: Show | None,
+    ) -> None:
+        self.options, self.collector, self.signals = options, collector, signals
+        self.say, self.show = say, show
+        self.names = FileNames(options.output, options.switch or SwitchOutput())
+        path = self.names.next() if options.switch else options.output
+        self.part = Part(options, collector, path, options.target)
+        self.part_since = time.monotonic()
+        self.unwritten_sums = 0
+        self.summary = Summary(self.part.shown, ring_bytes=collector.rings.data_bytes)
+
+    def __enter__(self) -> _Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.part.close()
+
+    def open(self, workload: Workload | None) -> None:
+        """Up to the moment when the command runs and the file has its name."""
+        self.collector.track()
+        self.part.describe()
+        if self.signals.received:
+            raise _interrupted(self.signals.received)
+        command = workload if self.options.target.command else None
+        self.collector.begin(command.pid if command else None)
+        if workload:
+            workload.start()
+        self.part.commit()
+
+    def run(self, workload: Workload | None, watch: TargetWatch) -> Summary:
+        """From there to the finished file."""
+        endings = [workload.pidfd] if workload else []
+        rings = self.collector.ring_fds
+        begin_s = time.process_time()
+        try:
+            self._loop(Waiter(rings, endings, self.signals, watch, self.options.duration_s))
+            self._end()
+        except RecordingError:
+            # A full disk, most likely: what is in the file is worth an end of its own, if there is room.
+            self.collector.end()
+            unwritten = {
+                "records-unwritten": Counter(self.collector.waiting_records()),
+                "sums-unwritten": Counter(self.unwritten_sums),
+            }
+            self.part.finish_somehow(self.collector.span, unwritten)
+            raise
+        self.summary.cpu_s = time.process_time() - begin_s
+        return self.summary
+
+    def _loop(self, waiter: Waiter) -> None:
+        """Copy rings to the file until something ends the recording."""
+        pace_s = SUMS_S
+        now = time.monotonic()
+        next_sums, next_show = now + pace_s, now + PROGRESS_S
+        while not waiter.wait():
+            self.collector.drain(self.part)
+            now = time.monotonic()
+            if now >= next_sums:
+                filled = self._write_sums() / self.collector.sum_capacity
+                filled = max(filled, self._write_budgets() / self.collector.budget_capacity)
+                pace_s = _pace(pace_s, filled)
+                next_sums = time.monotonic() + pace_s
+            if self.show and now >= next_show:
+                self.show(self._progress())
+                next_show = time.monotonic() + PROGRESS_S
+            if self.options.switch and self._is_full(self.options.switch):
+                self._switch()
+
+    def _write_sums(self) -> int:
+        """Move the sums gathered so far to the file; returns how many there were."""
+        sums = self.collector.drain_sums()
+        self.unwritten_sums = len(sums)
+        for records in self.collector.sum_records(sums):
+            self.part.append(records)
+        self.unwritten_sums = 0
+        self.summary.sums += len(sums)
+        return len(sums)
+
+    def _write_budgets(self) -> int:
+        """Move the budgets of threads that have ended to the file; returns how many there were."""
+        budgets = self.collector.drain_budgets()
+        for records in self.collector.budget_records(budgets):
+            self.part.append(records)
+        return len(budgets)
+
+    def _is_full(self, switch: SwitchOutput) -> bool:
+        """Whether a new file shall begin."""
+        asked, self.signals.switch = self.signals.switch, False
+        too_large = 0 < switch.size_bytes <= self.part.size
+        return asked or too_large or 0 < switch.seconds <= time.monotonic() - self.part_since
+
+    def _switch(self) -> None:
+        """End the file and go on in a new one; what comes meanwhile waits in the rings."""
+        old = self.part
+        self.collector.drain(old)
+        self._write_sums()
+        self._write_budgets()
+        old.finish(self.collector.span)
+        self.summary.file_bytes += old.size
+        # Maps of everybody: children of the target are recorded, too, and nobody knows their ids.
+        self.part = Part(self.options, self.collector, self.names.next(), Target())
+        self.part.begin_ns, self.part_since = now_ns(), time.monotonic()
+        old.close()
+        self.part.describe()
+        self.part.commit()
+        self.names.forget_oldest()
+        self.summary.path, self.summary.files = self.part.shown, self.summary.files + 1
+        self.say(f"[ perf-offcpu record: dump {old.path} ]")
+
+    def _progress(self) -> Progress:
+        collector, summary = self.collector, self.summary
+        summary.counters, summary.lost_records = collector.counters(), collector.lost()
+        return Progress(
+            elapsed_s=(now_ns() - collector.span.begin_ns) / 1e9,
+            samples=summary.events("samples"),
+            sums=summary.sums,
+            lost=sum(summary.losses().values()),
+            ring_fill=collector.rings.recent_fill(),
+            threshold_ns=collector.threshold_ns,
+            file_bytes=self.part.size,
+        )
+
+    def _end(self) -> None:
+        collector = self.collector
+        collector.end()
+        collector.drain(self.part)
+        self._write_sums()
+        self._write_budgets()
+        for records in collector.last_records():
+            self.part.append(records)
+        self.part.finish(collector.span)
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        summary, collector = self.summary, self.collector
+        summary.counters, summary.span = collector.counters(), collector.span
+        summary.oncpu_samples, summary.lost_records = collector.oncpu_samples(), collector.lost()
+        summary.ring_fullest, summary.programs = collector.rings.fullest, collector.run_stats()
+        summary.file_bytes += self.part.size
+
+
+def _interrupted(signum: int) -> RecordingError:
+    problem = RecordingError("interrupted before the recording began: nothing is written")
+    problem.exit_status = SIGNAL_EXIT_BASE + signum
+    return problem
+
+
+def _pace(seconds: float, filled: float) -> float:
+    """When to take out the sums next: so that their map is half full by then, within limits."""
+    return min(SUMS_S, max(FLUSH_S, seconds * 0.5 / max(filled, 0.01)))

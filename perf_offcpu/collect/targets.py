@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose waits are recorded: everybody's, given processes and threads, or a command's and its children's.
+
+On top of that properties restrict the recording: users, comms, CPUs, control groups. One value of each kind
+that is asked for must fit. Targets are looked up before anything starts, so that a mistyped pid is one
+sentence and no file. While recording, a pidfd per process or thread tells when the last one has ended and
+there is nothing left to record.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import pwd
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perf_offcpu.collect.cgroups import Group, find_groups
+from perf_offcpu.collect.cpus import online_cpus, parse_cpu_list
+from perf_offcpu.errors import TargetError, UsageError
+
+_PIDFD_THREAD = os.O_EXCL  # include/uapi/linux/pidfd.h, Linux 6.9
+_MAX_DIGITS = 18
+
+
+class TargetKind(enum.Enum):
+    """Who is chosen, properties aside."""
+
+    SYSTEM = "everybody"
+    PROCESSES = "processes"
+    THREADS = "threads"
+    TASKS = "processes and threads"
+    COMMAND = "a command"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whose waits are recorded.
+
+    Args:
+        processes, threads: ids as the user sees them.
+        command: whether it is the command that the recorder starts.
+        users: effective user ids.
+        comms: names of threads.
+        cpus: where a wait must begin, and a sample be taken.
+        groups: control groups, all of one hierarchy; groups below them are meant, too.
+    """
+
+    processes: tuple[int, ...] = ()
+    threads: tuple[int, ...] = ()
+    command: bool = False
+    users: tuple[int, ...] = ()
+    comms: tuple[bytes, ...] = ()
+    cpus: tuple[int, ...] = ()
+    groups: tuple[Group, ...] = ()
+
+    @property
+    def kind(self) -> TargetKind:
+        """Who is chosen, properties aside."""
+        if self.processes and self.threads:
+            return TargetKind.TASKS
+        if self.processes or self.threads:
+            return TargetKind.PROCESSES if self.processes else TargetKind.THREADS
+        return TargetKind.COMMAND if self.command else TargetKind.SYSTEM
+
+    @property
+    def is_system(self) -> bool:
+        """Whether anybody may be recorded."""
+        return self.kind is TargetKind.SYSTEM
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All processes and threads."""
+        return self.processes + self.threads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetTexts:
+    """What the command line says of targets; "" where it says nothing."""
+
+    system: bool = False
+    pids: str = ""
+    tids: str = ""
+    users: str = ""
+    comms: str = ""
+    cpus: str = ""
+    groups: Sequence[str] = ()
+
+
+def choose_target(texts: TargetTexts, command: bool = False) -> Target:
+    """The target of a command line, by perf's rules.
+
+    Args:
+        command: whether there is a command. Beside -a, -p, -t, -u, -G or -C it only sets for how long.
+
+    Raises:
+        UsageError: options contradict each other, or a list is no list of ids.
+        TargetError: there is no such user, CPU or control group.
+    """
+    if texts.system and (texts.pids or texts.tids):
+        raise UsageError(f"-a is everybody, {'-p' if texts.pids else '-t'} is not: choose one")
+    others = (texts.system, texts.pids, texts.tids, texts.users, texts.cpus, texts.groups)
+    return Target(
+        processes=_parse_ids("-p", texts.pids),
+        threads=_parse_ids("-t", texts.tids),
+        command=command and not any(others),
+        users=tuple(map(_user, _words("-u", texts.users))),
+        comms=tuple(os.fsencode(word) for word in _words("--comm", texts.comms)),
+        cpus=_cpus(texts.cpus),
+        groups=find_groups(word for text in texts.groups for word in _words("-G", text)),
+    )
+
+
+def _words(option: str, text: str) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    if text and not all(words):
+        raise UsageError(f"{option} {text}: a name is missing beside a comma")
+    return tuple(filter(None, words))
+
+
+def _parse_ids(option: str, text: str) -> tuple[int, ...]:
+    words = text.replace(",", " ").split()
+    if not text:
+        return ()
+    if not words or not all(map(_is_id, words)):
+        raise UsageError(f"{option} {text}: not a list of ids such as 17 or 17,18")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def _is_id(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) <= _MAX_DIGITS and int(word) > 0
+
+
+def _user(word: str) -> int:
+    if word.isascii() and word.isdigit() and len(word) <= _MAX_DIGITS:
+        return min(int(word), 2**32 - 1)
+    try:
+        return pwd.getpwnam(word).pw_uid
+    except KeyError:
+        raise TargetError(f"-u {word}: there is no such user") from None
+
+
+def _cpus(text: str) -> tuple[int, ...]:
+    if not text:
+        return ()
+    if not re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", text, re.ASCII):
+        raise UsageError(f"-C {text}: not a list of CPUs such as 0,2-3")
+    wanted = parse_cpu_list(text)
+    online = online_cpus()
+    missing = [cpu for cpu in wanted if cpu not in online]
+    if missing or not wanted:
+        raise TargetError(
+            f"-C {text}: CPU {missing[0] if missing else 'none'} is not online; {_joined(online)} are"
+        )
+    return tuple(sorted(set(wanted)))
+
+
+def _joined(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def check_target(target: Target) -> None:
+    """Make sure that every process or thread named is there.
+
+    Raises:
+        TargetError: one is not, or -p names a thread.
+    """
+    for one in target.processes:
+        process = process_of(one)
+        if process is None:
+            raise TargetError(f"there is no process {one}")
+        if process != one:
+            raise TargetError(f"{one} is a thread of process {process}: use -t {one} or -p {process}")
+    for one in target.threads:
+        if process_of(one) is None:
+            raise TargetError(f"there is no thread {one}")
+
+
+def process_of(tid: int) -> int | None:
+    """The process that a thread belongs to, None if there is no such thread."""
+    try:
+        status = Path(f"/proc/{tid}/status").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = dict(line.partition(b":")[::2] for line in status.splitlines())
+    return int(fields[b"Tgid"])
+
+
+class TargetWatch:
+    """File descriptors that become readable when targets end, for poll(); one per target.
+
+    Raises:
+        TargetError: a target is not there (`check_target`).
+    """
+
+    def __init__(self, target: Target) -> None:
+        check_target(target)
+        self.fds = {_pidfd(one) for one in target.ids}
+
+    def ended(self, fd: int) -> bool:
+        """Take note that the target of `fd` has ended; returns whether it was the last one."""
+        self.fds.discard(fd)
+        os.close(fd)
+        return not self.fds
+
+    def close(self) -> None:
+        """Stop watching."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+def _pidfd(tid: int) -> int:
+    """A pidfd of a thread; before Linux 6.9 that of its process, which ends no sooner."""
+    try:
+        return os.pidfd_open(tid, _PIDFD_THREAD)
+    except OSError as problem:
+        process = process_of(tid)
+        if process is None or problem.errno != errno.EINVAL:
+            raise TargetError(f"{tid} cannot be watched: {problem.strerror}") from None
+        return os.pidfd_open(process)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command whose run is recorded: started early, let loose when everything is ready.
+
+The child is made before the recorder grows large and before any descriptor exists that it should not have.
+It waits on a pipe; when the recorder says go, it calls exec, so that recording begins with the command's
+first instruction. If the recorder goes away instead, the pipe ends and so does the child.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import warnings
+from collections.abc import Sequence
+from typing import NoReturn
+
+from perf_offcpu.errors import TargetError
+
+EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE = 127, 126  # as shells have it
+SIGNAL_EXIT_BASE = 128
+
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+class Workload:
+    """A command in a child process.
+
+    Args:
+        argv: the command and its arguments.
+        output_fd: what its standard output is; not the recorder's own, if the recording goes there.
+    """
+
+    def __init__(self, argv: Sequence[str], output_fd: int = 1) -> None:
+        self.argv, self.output_fd = tuple(argv), output_fd
+        self.status: int | None = None
+        """What it returned, in the shell's way (128 + signal if killed); None while it runs."""
+        go_fd, self._go = os.pipe2(os.O_CLOEXEC)
+        self._error, error_fd = os.pipe2(os.O_CLOEXEC)
+        self.pid = self._fork(go_fd, error_fd)
+        os.close(go_fd)
+        os.close(error_fd)
+        self.pidfd = os.pidfd_open(self.pid)
+        """Readable when the command has ended."""
+
+    def _fork(self, go_fd: int, error_fd: int) -> int:
+        # A signal between fork and the child's own dispositions would run the recorder's handlers there.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 warns where other threads exist (numpy's); the child only reads and execs.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if not pid:
+                os.close(self._go)
+                os.dup2(self.output_fd, 1)
+                _run_child(self.argv, go_fd, error_fd, before)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return pid
+
+    def start(self) -> None:
+        """Let the command run; returns when its exec has succeeded.
+
+        Raises:
+            TargetError: it cannot be executed; the exit status is the shell's, 127 or 126.
+        """
+        os.write(self._go, b"g")
+        code = os.read(self._error, 16)
+        if code:
+            self.wait()
+            raise _not_executed(self.argv[0], int(code))
+
+    def wait(self) -> int:
+        """Wait for the end; returns what the command returned, in the shell's way."""
+        if self.status is None:
+            code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self.status = SIGNAL_EXIT_BASE - code if code < 0 else code
+        return self.status
+
+    def end(self) -> int:
+        """Ask a command that still runs to end, as perf does, and wait; returns its status as `wait`."""
+        if self.status is None:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)  # to a zombie: no effect, no error
+        return self.wait()
+
+    def close(self) -> None:
+        """Give up a command that was never let go, and end one that still runs."""
+        for fd in (self._go, self._error):
+            os.close(fd)
+        self.end()
+        os.close(self.pidfd)
+
+
+def _run_child(argv: tuple[str, ...], go_fd: int, error_fd: int, mask: set[int | signal.Signals]) -> NoReturn:
+    """What the child does: wait, then become the command."""
+    try:
+        _reset_signals()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if os.read(go_fd, 1):
+            os.execvp(argv[0], argv)
+    except OSError as problem:
+        os.write(error_fd, str(problem.errno).encode())
+    finally:
+        os._exit(EXIT_NOT_FOUND)
+
+
+def _reset_signals() -> None:
+    """Give the command the dispositions it would have without Python in between."""
+    signal.set_wakeup_fd(-1)
+    for signum in _ENDING_SIGNALS:
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as under nohup: the command's affair too
+            signal.signal(signum, signal.SIG_DFL)
+    for signum in _IGNORED_BY_PYTHON:
+        signal.signal(signum, signal.SIG_DFL)
+
+
+def _not_executed(command: str, code: int) -> TargetError:
+    problem = TargetError(f"cannot run {command}: {os.strerror(code)}")
+    problem.exit_status = EXIT_NOT_FOUND if code == errno.ENOENT else EXIT_NOT_EXECUTABLE
+    return problem

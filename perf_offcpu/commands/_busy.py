@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sign of life on stderr for work that takes longer than a second, on terminals only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+_AFTER_S, _EVERY_S = 1.0, 0.2
+_WIDTH = 20
+
+
+@contextlib.contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Show a moving bar, what is being done and for how long, from the second second of the block on.
+
+    How much is left is not known here: the bar goes to and fro. It is gone when the block ends.
+    """
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield
+        return
+    done = threading.Event()
+    thread = threading.Thread(target=_show, args=(what, done), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _show(what: str, done: threading.Event) -> None:
+    begin = time.monotonic()
+    step = 0
+    if done.wait(_AFTER_S):
+        return
+    bold, plain = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[36m", "\x1b[0m")
+    while not done.wait(_EVERY_S):
+        sys.stderr.write(f"\r{bold}{bar(step)}{plain} {what}, {time.monotonic() - begin:.0f} s")
+        sys.stderr.flush()
+        step += 1
+    sys.stderr.write("\r\x1b[K")
+    sys.stderr.flush()
+
+
+def bar(step: int) -> str:
+    """The bar at one moment: a block that goes to and fro."""
+    place = abs((step + _WIDTH) % (2 * _WIDTH) - _WIDTH)
+    return f"[{' ' * place}={' ' * (_WIDTH - place)}]"

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The line on the terminal that tells how a recording goes on, written over itself."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Self, TextIO
+
+if TYPE_CHECKING:
+    from perf_offcpu.collect.progress import Progress
+
+_CLEAR = "\r\x1b[K"
+_DEFAULT_WIDTH = 80
+
+
+class LiveLine:
+    """A line of `out`, a terminal; it is gone at the end of the context and where something else is said."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._shown = False
+
+    def show(self, progress: Progress) -> None:
+        """Write the line anew, no wider than the terminal: a line that wraps cannot be taken back."""
+        text = f"recording {progress.line()}"
+        self._write(f"{_CLEAR}{text[: self._width() - 1]}")
+        self._shown = True
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self._clear()
+        self._write(f"{text}\n")
+
+    def _clear(self) -> None:
+        if self._shown:
+            self._write(_CLEAR)
+            self._shown = False
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+    def _width(self) -> int:
+        try:
+            return os.get_terminal_size(self._out.fileno()).columns or _DEFAULT_WIDTH
+        except OSError:
+            return _DEFAULT_WIDTH
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clear()

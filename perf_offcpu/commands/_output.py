@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a verb writes: a file that is there whole or not at all, or standard output."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from typing import IO, Any
+
+from perf_offcpu.errors import UsageError
+
+STDOUT = "-"
+
+
+@contextlib.contextmanager
+def open_output(path: str, *, binary: bool) -> Iterator[IO[Any]]:
+    """A stream for bytes, or for text (UTF-8, `\\n`); `-` is standard output.
+
+    A file appears under its name, or replaces the one that had it, when the block ends without an
+    exception; until then it is a temporary file beside it. What is not a regular file (a FIFO, /dev/null)
+    is written as it is.
+
+    Raises:
+        UsageError: bytes for a terminal.
+        OSError: it cannot be written.
+    """
+    if path == STDOUT:
+        with _stdout(binary) as out:
+            yield out
+    elif os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+        with open(path, **_mode(binary)) as out:
+            yield out
+    else:
+        with _replacing(os.path.realpath(path), binary) as out:
+            yield out
+
+
+def _mode(binary: bool) -> dict[str, Any]:
+    return {"mode": "wb"} if binary else {"mode": "w", "encoding": "utf-8", "newline": "\n"}
+
+
+@contextlib.contextmanager
+def _replacing(path: str, binary: bool) -> Iterator[IO[Any]]:
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as problem:
+        problem.filename = path  # the name that the user knows
+        raise
+    try:
+        with open(fd, **_mode(binary)) as out:
+            yield out
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def _stdout(binary: bool) -> Iterator[IO[Any]]:
+    """Standard output as a file has it, whatever the locale says."""
+    out = sys.stdout
+    if binary:
+        if out.isatty():
+            raise UsageError("this format is not text: write it to a file with -o FILE")
+        out.flush()
+        yield out.buffer
+        out.buffer.flush()
+        return
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(encoding="utf-8", errors="strict", newline="\n")
+    yield out
+    out.flush()

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf-offcpu archive: a recording with its symbols in one file, for another machine; and unpacking it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tarfile
+from typing import TYPE_CHECKING, Final
+
+from perf_offcpu.errors import FormatError, UsageError
+
+if TYPE_CHECKING:
+    from perf_offcpu.symbolize.save_symbols import Saved
+
+EXAMPLES = """examples:
+  perf-offcpu archive                          perf.data and its symbols into perf.data.tar.gz
+  perf-offcpu archive -i big.data -o big.tar.xz
+  perf-offcpu archive --unpack perf.data.tar.gz -C there
+  perf-offcpu report -i there/perf.data --symfs there/symbols
+"""
+RECORDING: Final = "perf.data"
+SYMBOLS: Final = "symbols"
+_MODES: Final = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".txz": "w:xz", ".bz2": "w:bz2", ".tar": "w:"}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb's options."""
+    parser = subparsers.add_parser(
+        "archive",
+        help="pack a recording with its symbols, to look at it elsewhere",
+        description="Pack a recording with the objects, debug files and kernel symbols that name its "
+        "addresses, as far as this machine has them, in the layout of perf's build-id cache.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("-i", "--input", default=RECORDING, metavar="FILE", help="default: perf.data")
+    parser.add_argument("-o", "--output", metavar="FILE", help="default: the input's name with .tar.gz")
+    parser.add_argument("-f", "--force", action="store_true", help="read files that belong to other users")
+    parser.add_argument("--no-debug", action="store_true", help="leave separate debug files out")
+    parser.add_argument("--kallsyms", metavar="FILE", help="kernel symbols (default: the running kernel's)")
+    parser.add_argument("--symfs", metavar="DIR", help="look for files below this directory")
+    parser.add_argument("--buildid-dir", metavar="DIR", help="files by build-id (default: ~/.debug)")
+    parser.add_argument("--unpack", metavar="ARCHIVE", help="unpack an archive instead")
+    parser.add_argument("-C", "--directory", default=".", metavar="DIR", help="where to (default: here)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; the exit status."""
+    if args.unpack is not None:
+        unpack(args.unpack, args.directory)
+        symbols = os.path.join(args.directory, SYMBOLS)
+        recording = os.path.join(args.directory, RECORDING)
+        print(f"perf-offcpu archive: to look: perf-offcpu report -i {recording} --symfs {symbols}")
+        return 0
+    output = args.output or f"{args.input.rstrip('/')}.tar.gz"
+    saved = pack(args, output)
+    _tell(saved, output)
+    return 0
+
+
+def pack(args: argparse.Namespace, output: str) -> Saved:
+    """Write the archive; it appears under its name when it is whole.
+
+    Raises:
+        UsageError: the input is no file, or the output's name says no known compression.
+        FormatError: the input is no recording.
+        OSError: the archive cannot be written.
+    """
+    from perf_offcpu.commands.ownership import check_ownership
+    from perf_offcpu.decode.load import load_recording
+    from perf_offcpu.symbolize.save_symbols import SymbolSaver
+    from perf_offcpu.symbolize.search import Search
+    from perf_offcpu.symbolize.stores import TarStore
+
+    mode = _MODES.get(os.path.splitext(output)[1])
+    if mode is None:
+        raise UsageError(f"{output}: the name must end in .tar, .tar.gz, .tar.xz or .tar.bz2")
+    if args.input == "-" or not (os.path.isfile(args.input) or os.path.isdir(args.input)):
+        raise UsageError(f"{args.input}: only a recording in a file or directory can be packed")
+    check_ownership(args.input, args.force)
+    recording = load_recording(args.input)
+    search = Search.usual(args.symfs, args.buildid_dir)
+    temporary = f"{output}.{os.getpid()}.tmp"
+    try:
+        with tarfile.open(temporary, mode) as archive:  # type: ignore[call-overload]
+            archive.add(args.input, RECORDING)
+            saver = SymbolSaver(
+                recording, TarStore(archive, SYMBOLS), search, args.kallsyms, debug=not args.no_debug
+            )
+            saved: Saved = saver.save()
+        os.replace(temporary, output)
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+    return saved
+
+
+def unpack(path: str, directory: str) -> None:
+    """Unpack an archive; what would lead out of the directory is refused.
+
+    Raises:
+        FormatError: it is no archive, damaged, or hostile.
+        OSError: it cannot be read or written.
+    """
+    from perf_offcpu.symbolize import stores
+
+    try:
+        with tarfile.open(path) as archive:
+            os.makedirs(directory, exist_ok=True)
+            stores.unpack(archive, directory)
+    except (tarfile.TarError, EOFError) as problem:
+        raise FormatError(path, "archive", str(problem) or "it is damaged") from None
+
+
+def _tell(saved: Saved, output: str) -> None:
+    from perf_offcpu.convert.text import printable
+
+    for name, why in sorted(saved.missing.items()):
+        print(f"perf-offcpu archive: not packed: {printable(name)}: {printable(why)}", file=sys.stderr)
+    size = os.path.getsize(output)
+    print(
+        f"perf-offcpu archive: {saved.files} files with symbols, {size / 2**20:.1f} MB in {printable(output)}"
+    )

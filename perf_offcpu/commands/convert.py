@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf-offcpu convert: write a recording in the format of another program."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from perf_offcpu.commands._busy import busy
+from perf_offcpu.commands._output import STDOUT, open_output
+from perf_offcpu.commands._profile import (
+    SHOW,
+    add_input_arguments,
+    add_selection_arguments,
+    profile_from_args,
+)
+from perf_offcpu.convert.options import MIN_SHARE, UNITS, Options
+from perf_offcpu.convert.registry import FORMATS, Format
+from perf_offcpu.errors import UsageError
+
+if TYPE_CHECKING:
+    from perf_offcpu.model.profile import Profile
+
+_SHOWING = {
+    "--pid": "all, with the pid behind each comm",
+    "--tid": "all, with pid and tid behind each comm",
+    "--state": "all, with the task state below each stack",
+}
+"""Options that select with a value and show without."""
+
+EXAMPLES = """examples:
+  perf-offcpu convert --flamegraph                       perf.data.html, for a browser
+  perf-offcpu convert --folded -o - | flamegraph.pl --countname=ns --colors=io > out.svg
+  perf-offcpu convert --folded --kernel --tid --unit us  microseconds, by thread, kernel frames marked
+  perf-offcpu convert --folded --comm mysqld,redis       only these threads
+  perf-offcpu convert --flamegraph --all-events          waiting and running in one graph
+  perf-offcpu convert --flamegraph --diff old.data       what grew and what shrank since then
+  perf-offcpu convert --callgraph --svg                  a picture of who calls whom
+  perf-offcpu convert --callgraph text --wakers -o -     who woke whom, knots and the critical chain
+  perf-offcpu convert --flamegraph --event cpu-clock     where the CPU samples of the same run went
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb's options."""
+    parser = subparsers.add_parser(
+        "convert",
+        help="write folded stacks, a flame graph, … from a recording",
+        description="Write the samples of a recording in the format of another program. Weights are exact: "
+        "nanoseconds of off-cpu time, or what the chosen event counts.",
+        epilog=EXAMPLES,
+    )
+    group = parser.add_argument_group("formats", "exactly one")
+    formats = group.add_mutually_exclusive_group(required=True)
+    for format_ in FORMATS.values():
+        formats.add_argument(f"--{format_.name}", dest="format", action=_Choose, **_form_of(format_))
+    parser.set_defaults(form="")
+    _add_output_arguments(parser)
+    add_input_arguments(parser)
+    add_selection_arguments(parser, showing=_SHOWING)
+
+
+class _Choose(argparse.Action):
+    """Keep which format was chosen, and which of its forms."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option: str | None = None,
+    ) -> None:
+        namespace.format = str(option).removeprefix("--")
+        namespace.form = values or ""
+
+
+def _form_of(format_: Format) -> dict[str, Any]:
+    """What argparse has to know of a format's flag."""
+    if not format_.forms:
+        return {"nargs": 0, "help": format_.doc}
+    forms = ", ".join(format_.forms)
+    help_ = f"{format_.doc}; FORM is one of {forms} (default: {format_.forms[0]})"
+    return {
+        "nargs": "?",
+        "const": format_.forms[0],
+        "choices": format_.forms,
+        "metavar": "FORM",
+        "help": help_,
+    }
+
+
+def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "-o", "--output", metavar="OUT", help="- is standard output (default: the input's name and a suffix)"
+    )
+    group.add_argument("--unit", choices=UNITS, default="", help="unit of time of the weights (default: ns)")
+    group.add_argument("--kernel", action="store_true", help="mark kernel functions with _[k]")
+    group.add_argument("--addrs", action="store_true", help="show the address of what has no symbol")
+    group.add_argument("--title", default="", help="title of the picture")
+    group.add_argument(
+        "--all-events",
+        action="store_true",
+        help="off-cpu and on-cpu time together: CPU samples count as the time that they stand for",
+    )
+    group.add_argument(
+        "--diff", metavar="OLD", help="compare with this older recording: folded, flamegraph, callgraph"
+    )
+    group.add_argument("--wakers", action="store_true", help="callgraph: of wake-ups between threads")
+    group.add_argument("--svg", action="store_true", help="callgraph: have graphviz draw it")
+    group.add_argument(
+        "--min-share",
+        type=float,
+        default=MIN_SHARE,
+        metavar="PERCENT",
+        help=f"callgraph: leave out what has less of the total (default: {MIN_SHARE})",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; the exit status."""
+    return convert(args, lambda: profile_from_args(args))
+
+
+def convert(args: argparse.Namespace, load: Callable[[], Profile]) -> int:
+    """Write what `load` gives as `args` say; the exit status."""
+    format_, options = FORMATS[args.format], _options(args)
+    format_.accept(options)
+    if args.diff is not None and "diff" not in format_.options:
+        raise UsageError(f"--diff: --{format_.name} compares nothing")
+    output = args.output or _default_output(args.input, format_, options)
+    _refuse_same_file(args.input, output)
+    profile = _chosen(args, load)
+    _say_what_is_not_there(profile)
+    if args.diff is not None:
+        old = argparse.Namespace(**vars(args) | {"input": args.diff})
+        options = replace(options, diff=_chosen(old, lambda: profile_from_args(old)))
+    with open_output(output, binary=format_.binary) as out, busy(f"writing {format_.name}"):
+        format_.write(profile, out, options)
+    _say_how_it_went(args, format_, output)
+    return 0
+
+
+def _chosen(args: argparse.Namespace, load: Callable[[], Profile]) -> Profile:
+    """The samples of the events that the command line asks for."""
+    from perf_offcpu.convert.select import select_events, split_list
+    from perf_offcpu.convert.wall_clock import wall_clock
+
+    with busy("reading"):
+        profile = load()
+    events = split_list(args.event)
+    return wall_clock(profile, events) if args.all_events else select_events(profile, events)
+
+
+def _options(args: argparse.Namespace) -> Options:
+    """What the command line asks of the format; leaves in `args.pid` and its like what it selects."""
+    given: dict[str, Any] = {}
+    for name in ("pid", "tid", "state"):
+        values = getattr(args, name)
+        given[name] = SHOW in values
+        setattr(args, name, [text for text in values if text != SHOW])
+    if args.svg and args.form not in {"", "dot"}:
+        raise UsageError(f"--svg draws what --callgraph dot writes, not {args.form}")
+    if not 0 <= args.min_share <= 100:
+        raise UsageError(f"--min-share: {args.min_share:g} is no percentage")
+    for name in ("unit", "kernel", "addrs", "form", "wakers", "svg", "min_share", "title"):
+        given[name] = getattr(args, name)
+    return Options(**given)
+
+
+def _default_output(path: str, format_: Format, options: Options) -> str:
+    return ("stdin" if path == STDOUT else path.rstrip("/")) + format_.suffix_for(options)
+
+
+def _say_how_it_went(args: argparse.Namespace, format_: Format, output: str) -> None:
+    if args.output is None:
+        print(f"perf-offcpu convert: wrote {output}", file=sys.stderr)
+    size, most = os.path.getsize(output) if os.path.isfile(output) else 0, format_.most_bytes
+    if size > most > 0:
+        advice = "write less with --min-dur or --time, or use --perfetto"
+        print(
+            f"perf-offcpu convert: {output} has {size >> 20} MB, more than the {most >> 20} MB that viewers "
+            f"open: {advice}",
+            file=sys.stderr,
+        )
+
+
+def _refuse_same_file(path: str, output: str) -> None:
+    if (
+        output != STDOUT
+        and os.path.exists(path)
+        and os.path.exists(output)
+        and os.path.samefile(path, output)
+    ):
+        raise UsageError(f"{output}: input and output are the same file: name another output")
+
+
+def _say_what_is_not_there(profile: Profile) -> None:
+    """An empty output is an answer, but one to be told about."""
+    if not len(profile.samples):
+        print("perf-offcpu convert: no sample was selected; the output is empty", file=sys.stderr)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf-offcpu dump: every record of a recording as text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+EXAMPLES = """examples:
+  perf-offcpu dump | less                               what is in perf.data
+  perf-offcpu dump -i x.data | grep -A9 RECORD_COMM     what the threads were called
+  perf record -o - -g ls | perf-offcpu dump -i -        straight from a recorder
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb's options."""
+    parser = subparsers.add_parser(
+        "dump",
+        help="print every record of a recording, as it stands in the file",
+        description="Print header, events, features and records of a recording with all their fields, in "
+        "the order of the file: nothing is sorted, re-typed, merged or repaired. Damaged parts are shown as "
+        "far as they can be read; lines that begin with ! say what is wrong with them.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("-i", "--input", default="perf.data", metavar="FILE", help="default: perf.data")
+    parser.add_argument("-f", "--force", action="store_true", help="read a file that belongs to another user")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; the exit status."""
+    from perf_offcpu.commands.ownership import check_ownership
+    from perf_offcpu.perfdata.dump import dump
+    from perf_offcpu.perfdata.reader import PerfDataReader
+
+    check_ownership(args.input, args.force)
+    with PerfDataReader.open(args.input) as reader:
+        sys.stdout.writelines(f"{line}\n" for line in dump(reader))
+    return 0

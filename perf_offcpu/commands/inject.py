@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf-offcpu inject: rewrite a recording so that any perf shows its off-cpu samples and callchains."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+from perf_offcpu.errors import UsageError
+
+STDIO = "-"
+
+_EPILOG = """\
+examples:
+  perf-offcpu inject -o old.data && perf report -i old.data
+  perf-offcpu inject -o - | perf report -i -
+  perf record -o - --off-cpu -a -- sleep 5 | perf-offcpu inject -i - -o old.data
+  perf record -e sched:sched_switch -g -a -- sleep 5 && perf-offcpu inject --switches -o waits.data
+
+The input is read twice: of a pipe, a temporary copy is made in TMPDIR.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb's options."""
+    parser = subparsers.add_parser(
+        "inject",
+        help="rewrite a recording, so that any perf reports its off-cpu samples",
+        description="Write a recording again, with raw off-cpu samples as an ordinary event with callchains "
+        "and period (ns), deferred callchains merged, compression undone and attrs as perf 6.1 knows them. "
+        "Everything else is copied.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("-i", "--input", default="perf.data", metavar="FILE", help="default: perf.data")
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="FILE", help="the file to write; -: pipe form, to stdout"
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="read a file that belongs to another user")
+    parser.add_argument("--no-retype", action="store_true", help="leave raw off-cpu samples as they are")
+    parser.add_argument(
+        "--no-merge-callchains",
+        action="store_true",
+        help="leave deferred callchains in records of their own, which only newer perfs read",
+    )
+    parser.add_argument(
+        "--switches",
+        action="store_true",
+        help="add off-cpu time between context switches to a recording of these (sched:sched_switch, or perf "
+        "record --switch-events) that has no off-cpu event",
+    )
+    parser.add_argument(
+        "--keep-stack-bytes",
+        action="store_true",
+        help="leave copies of user stacks in, for perf's own unwinder: they can hold secrets (default: they "
+        "are unwound and left out)",
+    )
+    parser.add_argument("-z", "--compress", action="store_true", help="write compressed records (zstd)")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say what was done")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; the exit status."""
+    from perf_offcpu.commands.ownership import check_ownership
+    from perf_offcpu.decode.rewrite import RewriteOptions, Rewritten, rewrite
+    from perf_offcpu.symbolize.cache import DiskCache
+    from perf_offcpu.symbolize.search import Search
+    from perf_offcpu.symbolize.unwind import unwinder_for
+
+    check_ownership(args.input, args.force)
+    _check_distinct(args.input, args.output)
+    options = RewriteOptions(
+        retype=not args.no_retype,
+        merge=not args.no_merge_callchains,
+        pipe=args.output == STDIO,
+        compress=args.compress,
+        switches=args.switches,
+        keep_stacks=args.keep_stack_bytes,
+        unwinder=None if args.keep_stack_bytes else unwinder_for(Search.usual(), DiskCache.usual()),
+    )
+    if options.pipe and options.compress:
+        raise UsageError("-z: perf compresses files, not pipes: name a file with -o, or pipe through zstd")
+
+    def write(fd: int, name: str) -> Rewritten:
+        return rewrite(args.input, fd, name, options)
+
+    done = write_recording(args.output, write)
+    if args.verbose:
+        added = f"{done.waits} waits between context switches added, " if args.switches else ""
+        print(
+            f"{done.retyped} off-cpu samples re-typed, {added}{done.completed} deferred callchains merged, "
+            f"{done.copied} records copied",
+            file=sys.stderr,
+        )
+        if done.unwound:
+            print(f"{done.unwound} user stacks unwound", file=sys.stderr)
+    for cause, count in sorted(done.losses.items()):
+        print(f"perf-offcpu inject: {count} {cause}", file=sys.stderr)
+    return 0
+
+
+_Result = TypeVar("_Result")
+
+
+def write_recording(output: str, write: Callable[[int, str], _Result]) -> _Result:
+    """Let `write(fd, name)` write to a file that is there whole or not at all, or to standard output.
+
+    Raises:
+        UsageError: standard output is a terminal.
+        RecordingError: the file cannot be made.
+    """
+    from perf_offcpu.perfdata.output import OutputFile
+
+    if output == STDIO:
+        if os.isatty(1):
+            raise UsageError("a recording is not text: write it to a file with -o FILE, or into a pipe")
+        return write(1, "standard output")
+    with OutputFile(output) as file:
+        result = write(file.fd, output)
+        file.commit()
+    return result
+
+
+def _check_distinct(source: str, target: str) -> None:
+    if (
+        target != STDIO
+        and os.path.exists(target)
+        and os.path.exists(source)
+        and os.path.samefile(source, target)
+    ):
+        raise UsageError(f"{target}: input and output are the same file: name another output")

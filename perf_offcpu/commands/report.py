@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf-offcpu report: where the time went, as tables on the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from perf_offcpu.commands._pager import paged
+from perf_offcpu.commands._profile import add_input_arguments, add_selection_arguments, profile_from_args
+from perf_offcpu.convert.options import UNITS
+
+if TYPE_CHECKING:
+    from perf_offcpu.report.style import Style
+    from perf_offcpu.report.summary import Limits
+
+_THREADS, _STACKS, _GROUPS = 25, 10, 25
+
+SORT_NAMES = (
+    *("comm", "pid", "tid", "cpu", "event", "dso", "symbol", "state", "class", "syscall", "waker", "cgroup"),
+)
+"""The keys of `report.keys`, which needs numpy; a test holds the two together."""
+
+EXAMPLES = """examples:
+  perf-offcpu report                        threads and stacks by off-cpu time
+  perf-offcpu report --unit ns --limit 0    everything, to the nanosecond
+  perf-offcpu report --comm mysqld          only threads of this name
+  perf-offcpu report --sort comm,class -g none   what each program waited for
+  perf-offcpu report --idle hide            without threads that merely wait for work
+  perf-offcpu report --class disk --min-dur 10ms   long waits for the disk
+  perf-offcpu report --event cpu-clock      by CPU samples instead
+  perf-offcpu report --json | jq '.threads[] | [.comm, .tid, .weight]'
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb's options."""
+    parser = subparsers.add_parser(
+        "report",
+        help="show where the time went, as tables on the terminal",
+        description="Off-cpu time by thread, with the CPU samples of the same thread beside it, how threads "
+        "spent their lives, what they waited for, the stacks that waited longest, how long waits took, and "
+        "what was lost. Totals are printed to the nanosecond.",
+        epilog=EXAMPLES,
+    )
+    group = parser.add_argument_group("output")
+    group.add_argument("--unit", choices=UNITS, default="ms", help="unit of time (default: ms)")
+    group.add_argument(
+        "-g",
+        "--call-graph",
+        choices=("caller", "callee", "none"),
+        default="caller",
+        help="stacks root first (caller, the default), leaf first (callee), or no stacks",
+    )
+    group.add_argument(
+        "-s",
+        "--sort",
+        action="append",
+        default=[],
+        metavar="KEYS",
+        help=f"a table by these, separated by commas, instead of that by class: {', '.join(SORT_NAMES)}",
+    )
+    group.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help=f"rows of each table, 0 for all (default: {_THREADS} of tables, {_STACKS} stacks; --json: all)",
+    )
+    group.add_argument("--json", action="store_true", help="print a JSON document, weights as integers")
+    group.add_argument(
+        "--no-pager", action="store_true", help="on a terminal: no pager ($PERF_PAGER, $PAGER, less)"
+    )
+    add_input_arguments(parser)
+    add_selection_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; the exit status."""
+    from perf_offcpu.convert.select import split_list
+    from perf_offcpu.report.keys import parse_keys
+    from perf_offcpu.report.summary import summarize
+
+    keys = parse_keys(args.sort) or ("class",)
+    summary = summarize(
+        profile_from_args(args),
+        split_list(args.event),
+        _limits(args),
+        keys=keys,
+        whole_lives=_whole_lives(args),
+    )
+    if args.json:
+        import json
+
+        from perf_offcpu.report.document import document
+
+        json.dump(document(summary), sys.stdout, indent=1)
+        print()
+        return 0
+    from perf_offcpu.report.terminal import render
+
+    with paged(not args.no_pager) as out:
+        for line in render(summary, _style(args)):
+            _print(line, out)
+    return 0
+
+
+def _whole_lives(args: argparse.Namespace) -> bool:
+    """Whether threads were selected with all that they did."""
+    return not (args.time or args.state or args.wait_class or args.min_dur or args.cpu or args.cgroup)
+
+
+def _limits(args: argparse.Namespace) -> Limits:
+    from perf_offcpu.report.summary import Limits
+
+    if args.limit is None:
+        return Limits() if args.json else Limits(_THREADS, _STACKS, _GROUPS)
+    limit = args.limit if args.limit > 0 else None
+    return Limits(limit, limit, limit)
+
+
+def _style(args: argparse.Namespace) -> Style:
+    from perf_offcpu.report.style import Style
+
+    terminal = sys.stdout.isatty()
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    return Style(
+        unit=args.unit,
+        leaf_first=args.call_graph == "callee",
+        width=shutil.get_terminal_size().columns if terminal else None,
+        color=terminal and not plain,
+        stacks=args.call_graph != "none",
+    )
+
+
+def _print(line: str, out: TextIO) -> None:
+    """Print a line; what the terminal's encoding lacks is shown as an escape."""
+    encoding = out.encoding or "utf-8"
+    print(line.encode(encoding, "backslashreplace").decode(encoding), file=out)

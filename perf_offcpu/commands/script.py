@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf-offcpu script: samples as text, as perf script prints them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+from perf_offcpu.commands._busy import busy
+from perf_offcpu.commands._output import STDOUT, open_output
+from perf_offcpu.commands._profile import (
+    add_input_arguments,
+    add_selection_arguments,
+    selection_from_args,
+    symbol_options,
+    unwound,
+)
+from perf_offcpu.convert.perf_fields import DEFAULT_FIELDS, OWN_FIELDS, PERF_FIELDS
+
+if TYPE_CHECKING:
+    from perf_offcpu.model.profile import Profile
+
+EXAMPLES = """examples:
+  perf-offcpu script                                  all samples of perf.data
+  perf-offcpu script -F +state,+class,+syscall,+waker --event offcpu-time
+  perf-offcpu script -F +srcline                      with source lines, where there is DWARF
+  perf-offcpu script -F comm,tid,time,period          one line a sample
+  perf-offcpu script | stackcollapse-perf.pl          for tools that read the text of perf script
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb's options."""
+    parser = subparsers.add_parser(
+        "script",
+        help="print samples as text, as perf script does",
+        description="Print the samples of a recording by time, as perf script does, with each wait under the "
+        "thread that slept. Sums of waits without a time of their own show - and come last.",
+        epilog=f"{_describe_fields()}\n{EXAMPLES}",
+        dashed_values={"-F": "--fields", "--fields": "--fields"},
+    )
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "-F",
+        "--fields",
+        action="append",
+        default=[],
+        metavar="LIST",
+        help="fields to print, separated by commas; +FIELD and -FIELD change the default",
+    )
+    group.add_argument("-G", "--hide-call-graph", action="store_true", help="only the innermost frame")
+    group.add_argument("--ns", action="store_true", help="print times with 9 decimals, not 6")
+    group.add_argument("--full-source-path", action="store_true", help="source files with directories")
+    group.add_argument("--header", action="store_true", help="first what is known of machine and run")
+    group.add_argument("--header-only", action="store_true", help="nothing else")
+    group.add_argument(
+        "--no-merge-callchains",
+        action="store_true",
+        help="show deferred user callchains as they were sent, apart from their samples",
+    )
+    add_input_arguments(parser)
+    add_selection_arguments(
+        parser, default_events="all that were recorded; with --state, --class, --min-dur the waits"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; the exit status."""
+    from perf_offcpu.convert.perf_fields import choose_fields
+    from perf_offcpu.convert.perf_header import header_lines
+    from perf_offcpu.convert.perf_text import TextOptions, write
+    from perf_offcpu.convert.text import printable
+    from perf_offcpu.symbolize.symbolizer import NO_NAME, is_mismatch
+
+    fields = choose_fields(args.fields)
+    options = TextOptions(fields, args.ns, not args.hide_call_graph, args.full_source_path)
+    args.srcline |= fields.has("srcline")
+    with busy("reading"):
+        profile = _profile(args)
+    with open_output(STDOUT, binary=False) as out:
+        if args.header or args.header_only:
+            out.writelines(f"{line}\n" for line in header_lines(profile))
+        if not args.header_only:
+            write(profile, out, options)
+    for cause, count in profile.losses.items():
+        if not cause.startswith(NO_NAME) or is_mismatch(cause):  # else frames show that themselves
+            print(f"perf-offcpu script: {count} {printable(cause)}", file=sys.stderr)
+    return 0
+
+
+def _profile(args: argparse.Namespace) -> Profile:
+    from perf_offcpu.commands.ownership import check_ownership
+    from perf_offcpu.convert.select import select_events, select_samples, split_list
+    from perf_offcpu.decode.load import load_recording
+    from perf_offcpu.decode.unmerged import deferred_as_samples
+    from perf_offcpu.symbolize.symbolizer import symbolize
+
+    selection = selection_from_args(args)
+    check_ownership(args.input, args.force)
+    events = split_list(args.event)
+    # Waits that follow from context switches were not recorded: they show where off-cpu time is asked for.
+    merge = not args.no_merge_callchains
+    recording = load_recording(args.input, merge=merge, switches=bool(events), snapshots=True)
+    recording = unwound(args, recording)
+    options = dataclasses.replace(symbol_options(args), keep_ips=True)
+    profile = select_samples(symbolize(deferred_as_samples(recording), options), selection)
+    return select_events(profile, events) if events or selection.is_of_waits else profile
+
+
+def _describe_fields() -> str:
+    """The fields, for the help."""
+    lines = [f"fields (default: {','.join(DEFAULT_FIELDS)}):"]
+    width = max(map(len, [*PERF_FIELDS, *OWN_FIELDS]))
+    for name, meaning in [*PERF_FIELDS.items(), *OWN_FIELDS.items()]:
+        lines.append(textwrap.fill(meaning, 100, initial_indent=f"  {name:<{width}}  "))
+    return "\n".join([*lines, ""])

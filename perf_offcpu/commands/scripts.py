@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`perf-offcpu scripts`: let perf find this project's script under a name.
+
+`perf script record NAME` and `perf script report NAME` run PERF_EXEC_PATH/scripts/python/bin/NAME-record and
+-report (tools/perf/builtin-script.c: get_script_path), where perf's own scripts lie. What is put there: two
+shell scripts and a link to offcpu.py; perf lists them with `perf script -l`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from perf_offcpu.errors import CapabilityError, PerfOffcpuError
+
+NAME = "offcpu"
+
+EXAMPLES = """examples:
+  perf-offcpu scripts                          where perf looks, and whether the scripts are there
+  sudo perf-offcpu scripts --install           put them beside perf's own
+  perf-offcpu scripts --install ~/perf-exec    elsewhere; then: export PERF_EXEC_PATH=~/perf-exec
+
+afterwards:
+  perf script record offcpu -- ./program
+  perf script report offcpu -- --flamegraph out.html
+"""
+
+_RECORD = """#!/bin/sh
+# Written by "perf-offcpu scripts --install".
+exec {program} record "$@"
+"""
+
+_REPORT = """#!/bin/sh
+# description: off-cpu time: folded stacks, a flame graph, or another format of perf-offcpu convert
+# args: [options of perf script] [-- [--folded|--flamegraph|...] [OUT]]
+# Written by "perf-offcpu scripts --install". What stands before -- is perf's, the rest is the script's.
+seen=
+script=${{PERF_EXEC_PATH:-{directory}}}/scripts/python/offcpu.py
+left=$#
+perf version --build-options 2>/dev/null | grep -q 'libpython: *[[] on' && inside=yes || inside=
+while [ "$left" -gt 0 ]; do
+    word=$1 left=$((left - 1))
+    shift
+    if [ "$word" != -- ] || [ "$seen" ]; then
+        set -- "$@" "$word"
+    else
+        seen=yes
+        [ -z "$inside" ] || set -- "$@" -s "$script" --
+    fi
+done
+# A perf that runs no Python inside itself: the script reads the recording alone.
+[ "$inside" ] || exec {python} "$script" "$@"
+[ "$seen" ] || set -- "$@" -s "$script"
+exec perf script "$@"
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb's options."""
+    parser = subparsers.add_parser(
+        "scripts",
+        help="let perf find the script: perf script record offcpu, perf script report offcpu",
+        description="Show where perf looks for scripts, and put there what 'perf script record offcpu' and "
+        "'perf script report offcpu' run.",
+        epilog=EXAMPLES,
+    )
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--install",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="put the scripts into DIR/scripts/python (default: where perf looks)",
+    )
+    group.add_argument("--remove", nargs="?", const="", metavar="DIR", help="take them away again")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; the exit status."""
+    wanted = next((one for one in (args.install, args.remove) if one is not None), "")
+    directory = Path(wanted).expanduser().absolute() if wanted else perf_directory()
+    if args.install is not None:
+        install(directory)
+        print(f"perf-offcpu scripts: installed in {directory / 'scripts' / 'python'}")
+    elif args.remove is not None:
+        remove(directory)
+    _tell(directory, perf_directory())
+    return 0
+
+
+def perf_directory() -> Path:
+    """Where the perf on this machine looks for its scripts.
+
+    Raises:
+        CapabilityError: there is no perf.
+    """
+    if "PERF_EXEC_PATH" in os.environ:
+        return Path(os.environ["PERF_EXEC_PATH"])
+    perf = shutil.which("perf")
+    if perf is None:
+        raise CapabilityError("there is no perf on this machine", "install it (Debian: linux-perf)")
+    done = subprocess.run([perf, "--exec-path"], capture_output=True, text=True, check=False)
+    if done.returncode != 0 or not done.stdout.startswith("/"):
+        raise PerfOffcpuError(f"'perf --exec-path' failed: {done.stderr.strip() or done.stdout.strip()}")
+    return Path(done.stdout.strip())
+
+
+def files(directory: Path) -> dict[Path, str]:
+    """The shell scripts to write below `directory`, by path."""
+    program = f"{shlex.quote(sys.executable)} -m perf_offcpu"
+    places = {"directory": shlex.quote(str(directory)), "python": shlex.quote(sys.executable)}
+    bin_ = directory / "scripts" / "python" / "bin"
+    return {
+        bin_ / f"{NAME}-record": _RECORD.format(program=program),
+        bin_ / f"{NAME}-report": _REPORT.format(**places),
+    }
+
+
+def install(directory: Path) -> None:
+    """Write the scripts; what is there of them is replaced.
+
+    Raises:
+        CapabilityError: offcpu.py is missing from this installation.
+        OSError: the directory cannot be written.
+    """
+    script = find_script()
+    for path, text in files(directory).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    link = directory / "scripts" / "python" / "offcpu.py"
+    link.unlink(missing_ok=True)
+    link.symlink_to(script)
+
+
+def remove(directory: Path) -> None:
+    """Take the scripts away; those that are not there are passed over."""
+    for path in (*files(directory), directory / "scripts" / "python" / "offcpu.py"):
+        path.unlink(missing_ok=True)
+
+
+def find_script() -> Path:
+    """offcpu.py of this installation: in a checkout, or where the wheel puts it.
+
+    Raises:
+        CapabilityError: it is in neither place.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for place in (package.parent / "scripts", Path(sys.prefix) / "share" / "perf-offcpu"):
+        if (place / "offcpu.py").is_file():
+            return place / "offcpu.py"
+    raise CapabilityError("offcpu.py is missing", "install perf-offcpu again")
+
+
+def _tell(directory: Path, perfs: Path) -> None:
+    """Say what is where, and what to do."""
+    there = all(path.is_file() for path in files(directory))
+    print(f"perf looks for scripts in {perfs / 'scripts'}")
+    if not there:
+        print("its 'perf script record offcpu' is not there: perf-offcpu scripts --install")
+    elif directory == perfs:
+        print("'perf script record offcpu' and 'perf script report offcpu' are there")
+    else:
+        print(f"for 'perf script record offcpu':  export PERF_EXEC_PATH={shlex.quote(str(directory))}")

@@ -1,0 +1,567 @@
+// SPDX-License-Identifier: Apache-2.0
+// The flame graph in the page: reads the JSON beside it, draws on a canvas, answers mouse, touch and keys.
+//
+// Nodes come in preorder, children by name, so a subtree is a range [node, end[node]) and drawing can jump
+// over whatever is too narrow to see. Only what is in view is drawn: 100 000 nodes cost a few milliseconds.
+// Names are data: they reach the page through textContent and fillText only.
+(() => {
+"use strict";
+
+const ROW = 18;              // height of a frame, px
+const NARROWEST = 0.4;       // px; what is narrower is not drawn
+const FONT = "12px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
+const GIGA = 1e9;            // weights come as two columns, hi * GIGA + lo, each exact in a double
+const KIND = { user: 0, kernel: 1, root: 2, mark: 3 };
+// Hue and saturation by what a frame is, per layer: waiting is cold, running is hot.
+const COLOURS = {
+  off: [[212, 62], [186, 48], [225, 14], [0, 0]],
+  on: [[30, 85], [8, 74], [40, 20], [0, 0]],
+};
+const CHANGE = { grown: 4, shrunk: 215 };  // hues, where an older profile is compared with
+const LEGEND = { off: ["waiting, user", "waiting, kernel"], on: ["running, user", "running, kernel"] };
+
+const element = (id) => document.getElementById(id);
+const profile = JSON.parse(element("profile").textContent);
+const tree = readTree(profile);
+const view = {
+  zoom: 0, cursor: -1, hover: -1, icicle: false,
+  matching: null,            // Uint8Array by name, or null
+  rows: [],                  // depth → nodes drawn there, left to right
+  width: 0, height: 0, deepest: 0,
+};
+
+// ---- the tree ------------------------------------------------------------------------------------------
+
+/** Columns of the profile → columns of the tree; node 0, "all", is added here. */
+function readTree(data) {
+  const n = data.nodes.depth.length + 1;
+  const depth = Int32Array.from([0].concat(data.nodes.depth));
+  const parent = parents(depth);
+  const layers = data.layers.map((layer) => ({
+    kind: layer.kind,
+    hi: inclusive(layer.hi, parent), lo: inclusive(layer.lo, parent), count: inclusive(layer.count, parent),
+  }));
+  const value = new Float64Array(n);
+  for (const { hi, lo } of layers) {
+    for (let i = 0; i < n; i++) value[i] += hi[i] * GIGA + lo[i];
+  }
+  const name = Int32Array.from([-1].concat(data.nodes.name));
+  return { n, depth, parent, name, layers, value, end: ends(depth), start: starts(parent, value) };
+}
+
+function parents(depth) {
+  const parent = new Int32Array(depth.length).fill(-1);
+  const last = [0];
+  for (let i = 1; i < depth.length; i++) {
+    parent[i] = last[depth[i] - 1];
+    last[depth[i]] = i;
+  }
+  return parent;
+}
+
+/** Self weights (of nodes 1…) → sums over subtrees. */
+function inclusive(self, parent) {
+  const sum = new Float64Array(parent.length);
+  for (let i = parent.length - 1; i > 0; i--) {
+    sum[i] += self[i - 1];
+    sum[parent[i]] += sum[i];
+  }
+  return sum;
+}
+
+/** The node behind each subtree. */
+function ends(depth) {
+  const end = new Int32Array(depth.length);
+  const open = [];
+  for (let i = 0; i < depth.length; i++) {
+    while (open.length && depth[open[open.length - 1]] >= depth[i]) end[open.pop()] = i;
+    open.push(i);
+  }
+  for (const i of open) end[i] = depth.length;
+  return end;
+}
+
+/** Where each node begins, in units of weight: children from the left, what is a node's own at the right. */
+function starts(parent, value) {
+  const start = new Float64Array(parent.length);
+  const next = new Float64Array(parent.length);
+  for (let i = 1; i < parent.length; i++) {
+    start[i] = next[i] = next[parent[i]];
+    next[parent[i]] += value[i];
+  }
+  return start;
+}
+
+const label = (node) => (node ? profile.names.label[tree.name[node]] : "all");
+const dso = (node) => (node ? profile.dsos[profile.names.dso[tree.name[node]]] : "");
+/** Series of weights at some nodes → the same with sums before each, so that a range is two look-ups. */
+function readSeries(data) {
+  const sums = (column) => {
+    const result = new Float64Array(column.length + 1);
+    column.forEach((value, i) => { result[i + 1] = result[i] + value; });
+    return result;
+  };
+  return { kind: data.kind, name: data.name, node: data.node, hi: sums(data.hi), lo: sums(data.lo) };
+}
+
+/** The place of the first entry of a series that belongs to a node or one behind it. */
+function placeOf(series, node) {
+  let [low, high] = [0, series.node.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (series.node[middle] + 1 < node) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
+/** The weight of a series in the subtree of a node; a BigInt. */
+function within(series, node) {
+  const [from, to] = [placeOf(series, node), placeOf(series, tree.end[node])];
+  return BigInt(series.hi[to] - series.hi[from]) * BigInt(GIGA) + BigInt(series.lo[to] - series.lo[from]);
+}
+
+const parts = profile.parts.map(readSeries);
+const before = profile.before && readSeries(profile.before);
+
+const kind = (node) => (node ? profile.names.kind[tree.name[node]] : KIND.root);
+
+// ---- numbers as text -----------------------------------------------------------------------------------
+
+/** The exact weight of a node in a layer; a BigInt, because sums over threads exceed 2^53 ns. */
+const exact = (layer, node) => BigInt(layer.hi[node]) * BigInt(GIGA) + BigInt(layer.lo[node]);
+const grouped = (number) => number.toLocaleString("en-US");
+
+function rounded(weight) {
+  if (profile.unit !== "ns") return grouped(Math.round(weight));
+  const [unit, size] = [["s", 1e9], ["ms", 1e6], ["us", 1e3], ["ns", 1]].find(([, s]) => weight >= s) || ["ns", 1];
+  return `${(weight / size).toLocaleString("en-US", { maximumSignificantDigits: 4 })} ${unit}`;
+}
+
+function withExact(layer, node) {
+  const unit = profile.unit === "ns" ? "ns" : "events";
+  const whole = exact(layer, node);
+  const text = `${grouped(whole)} ${unit}`;
+  return profile.unit === "ns" && whole >= 1000n ? `${rounded(Number(whole))} (${text})` : text;
+}
+
+const share = (part, whole) => `${whole > 0 ? ((100 * part) / whole).toFixed(2) : "0.00"} %`;
+
+const verb = (layer) => (layer.kind === "off" ? "waiting" : "running");
+
+function counted(layer, node) {
+  const count = layer.count[node];
+  return `${grouped(count)} ${layer.kind === "off" ? "wait" : "sample"}${count === 1 ? "" : "s"}`;
+}
+
+/** What is to say of a node, a line each. */
+function describe(node) {
+  const lines = [label(node)];
+  if (dso(node)) lines.push(`in ${dso(node)}${kind(node) === KIND.kernel ? ", kernel" : ""}`);
+  for (const layer of tree.layers) {
+    if (!layer.count[node]) continue;
+    const average = rounded(Number(exact(layer, node)) / layer.count[node]);
+    lines.push(`${verb(layer)}: ${withExact(layer, node)}, ${counted(layer, node)}` +
+      (layer.kind === "off" ? `, average ${average}` : ""));
+  }
+  for (const [kindOfPart, words] of [["state", "state"], ["waker", "woken by"]]) {
+    const found = parts.filter((one) => one.kind === kindOfPart)
+      .map((one) => [one.name, Number(within(one, node))]).filter(([, weight]) => weight > 0)
+      .sort((a, b) => b[1] - a[1]).slice(0, 4);
+    if (found.length) lines.push(`${words}: ${found.map(([name, w]) => `${name} ${share(w, tree.value[node])}`).join(", ")}`);
+  }
+  if (before) lines.push(change(node));
+  let part = `${share(tree.value[node], tree.value[0])} of all`;
+  if (view.zoom) part += `, ${share(tree.value[node], tree.value[view.zoom])} of ${label(view.zoom)}`;
+  lines.push(part);
+  return lines;
+}
+
+/** How a node has changed since the older profile. */
+function change(node) {
+  const old = within(before, node);
+  const difference = BigInt(Math.round(tree.value[node])) - old;
+  const unit = profile.unit === "ns" ? "ns" : "events";
+  const times = old ? ` (${difference > 0n ? "+" : ""}${((100 * Number(difference)) / Number(old)).toFixed(2)} %)` : " (new)";
+  return `before: ${grouped(old)} ${unit}, change ${difference > 0n ? "+" : ""}${grouped(difference)} ${unit}${times}`;
+}
+
+/** Red where a node has grown, blue where it has shrunk, the paler the less. */
+function changeFill(node) {
+  const [old, now] = [Number(within(before, node)), tree.value[node]];
+  const part = (now - old) / Math.max(now, old, 1);
+  const strength = Math.min(1, Math.abs(part));
+  return `hsl(${part > 0 ? CHANGE.grown : CHANGE.shrunk} ${Math.round(80 * strength)}% ${theme.dark ? 40 : 82 - Math.round(22 * strength)}%)`;
+}
+
+// ---- drawing -------------------------------------------------------------------------------------------
+
+const canvas = element("graph");
+const pen = canvas.getContext("2d");
+let charWidth = 7;
+let fills = {};              // layer kind → colour by name
+let theme = {};
+let pending = false;
+
+function redraw() {
+  if (pending) return;
+  pending = true;
+  requestAnimationFrame(() => { pending = false; draw(); });
+}
+
+function darkNow() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+function readTheme() {
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name) => style.getPropertyValue(name).trim();
+  theme = { dark: darkNow(), match: colour("--match"), cursor: colour("--cursor"), text: colour("--frame-text") };
+  fills = {};
+  for (const { kind: layer } of tree.layers) {
+    fills[layer] = profile.names.label.map((text, i) => fill(layer, profile.names.kind[i], hash(text)));
+  }
+  drawLegend();
+  redraw();
+}
+
+/** A stable variation per name, 0…1. */
+function hash(text) {
+  let h = 2166136261;
+  for (let i = 0; i < text.length; i++) h = Math.imul(h ^ text.charCodeAt(i), 16777619);
+  return ((h >>> 8) & 0xffff) / 0xffff;
+}
+
+function fill(layer, kindOfName, vary) {
+  const [hue, saturation] = COLOURS[layer][kindOfName];
+  const light = theme.dark ? 32 + 11 * vary : 68 + 13 * vary;
+  return `hsl(${hue - 10 + 20 * vary} ${saturation}% ${light}%)`;
+}
+
+function drawLegend() {
+  const legend = element("legend");
+  legend.replaceChildren();
+  if (before) {
+    legend.append("red has grown, blue has shrunk");
+    return;
+  }
+  for (const { kind: layer } of tree.layers) {
+    LEGEND[layer].forEach((text, kindOfName) => {
+      const swatch = document.createElement("i");
+      swatch.style.background = fill(layer, kindOfName, 0.5);
+      const item = document.createElement("span");
+      item.append(swatch, text);
+      legend.append(item);
+    });
+  }
+}
+
+/** Fit canvas and scroll space to the window and to the depth of what is shown. */
+function layout() {
+  const box = element("view");
+  const style = getComputedStyle(box);
+  const width = Math.max(50, box.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight));
+  const height = Math.max(ROW, box.clientHeight);
+  view.deepest = 0;
+  for (let i = view.zoom; i < tree.end[view.zoom]; i++) view.deepest = Math.max(view.deepest, tree.depth[i]);
+  element("space").style.height = `${Math.max(height, (view.deepest + 1) * ROW)}px`;
+  const ratio = window.devicePixelRatio || 1;
+  if (view.width !== width || view.height !== height || canvas.width !== Math.round(width * ratio)) {
+    [view.width, view.height] = [width, height];
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+  }
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+}
+
+const spaceHeight = () => Math.max(view.height, (view.deepest + 1) * ROW);
+/** The top of a depth's row, in the canvas. */
+const rowTop = (depth) =>
+  (view.icicle ? depth * ROW : spaceHeight() - (depth + 1) * ROW) - element("view").scrollTop;
+
+function draw() {
+  const began = performance.now();
+  layout();
+  pen.clearRect(0, 0, view.width, view.height);
+  pen.font = FONT;
+  pen.textBaseline = "middle";
+  charWidth = pen.measureText("m").width;
+  view.rows = Array.from({ length: view.deepest + 1 }, () => []);
+  for (let i = tree.parent[view.zoom]; i >= 0; i = tree.parent[i]) drawFrame(i, 0, view.width, true);
+  const scale = tree.value[view.zoom] ? view.width / tree.value[view.zoom] : 0;
+  for (let i = view.zoom; i < tree.end[view.zoom];) {
+    const width = tree.value[i] * scale;
+    if (width < NARROWEST && i !== view.zoom) { i = tree.end[i]; continue; }
+    drawFrame(i, (tree.start[i] - tree.start[view.zoom]) * scale, width, false);
+    i++;
+  }
+  outline(view.cursor);
+  view.drawMs = performance.now() - began;
+}
+
+function drawFrame(node, x, width, faded) {
+  view.rows[tree.depth[node]].push(node);
+  const y = rowTop(tree.depth[node]);
+  if (y <= -ROW || y >= view.height) return;
+  pen.globalAlpha = faded ? 0.55 : 1;
+  const shown = Math.max(width - 0.6, 0.4);
+  const matches = view.matching && node && view.matching[tree.name[node]];
+  if (matches) {
+    pen.fillStyle = theme.match;
+    pen.fillRect(x, y, shown, ROW - 1);
+  } else {
+    drawLayers(node, x, y, shown);
+  }
+  drawLabel(label(node), x, y, width, matches ? "#fff" : theme.text);
+  pen.globalAlpha = 1;
+}
+
+/** One colour, or one for each layer by its part: a frame that waited and ran shows both. */
+function drawLayers(node, x, y, width) {
+  if (before) {
+    pen.fillStyle = changeFill(node);
+    pen.fillRect(x, y, width, ROW - 1);
+    return;
+  }
+  let at = x;
+  for (const layer of tree.layers) {
+    const part = tree.value[node] ? (layer.hi[node] * GIGA + layer.lo[node]) / tree.value[node] : 1;
+    pen.fillStyle = node ? fills[layer.kind][tree.name[node]] : fill(layer.kind, KIND.root, 0.5);
+    pen.fillRect(at, y, width * part, ROW - 1);
+    at += width * part;
+  }
+}
+
+function drawLabel(text, x, y, width, colour) {
+  const chars = Math.floor((width - 6) / charWidth);
+  if (chars < 3) return;
+  pen.fillStyle = colour;
+  const fitting = text.length <= chars ? text : `${text.slice(0, chars - 1)}…`;
+  pen.fillText(fitting, x + 3, y + ROW / 2, width - 6);
+}
+
+/** Left edge and width of a node, in the canvas. */
+function extent(node) {
+  if (tree.depth[node] < tree.depth[view.zoom]) return [0, view.width];
+  const scale = view.width / (tree.value[view.zoom] || 1);
+  return [(tree.start[node] - tree.start[view.zoom]) * scale, tree.value[node] * scale];
+}
+
+function outline(node) {
+  if (node < 0 || !isShown(node)) return;
+  const [x, width] = extent(node);
+  pen.strokeStyle = theme.cursor;
+  pen.lineWidth = 1.5;
+  pen.strokeRect(x + 0.75, rowTop(tree.depth[node]) + 0.25, Math.max(width - 2, 1), ROW - 2);
+}
+
+const isShown = (node) =>
+  (node >= view.zoom && node < tree.end[view.zoom]) || (node < view.zoom && tree.end[node] >= tree.end[view.zoom]);
+
+// ---- zoom, hover, search -------------------------------------------------------------------------------
+
+function zoomTo(node) {
+  view.zoom = node;
+  view.cursor = node;
+  element("reset").disabled = node === 0;
+  layout();
+  showRow(tree.depth[node]);
+  say(node);
+  redraw();
+}
+
+/** Scroll so that a row can be seen. */
+function showRow(depth) {
+  const box = element("view");
+  const top = rowTop(depth);
+  if (top < 0) box.scrollTop += top;
+  else if (top + ROW > view.height) box.scrollTop += top + ROW - view.height;
+}
+
+function nodeAt(event) {
+  const box = canvas.getBoundingClientRect();
+  const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+  const depth = view.icicle
+    ? Math.floor((y - rowTop(0)) / ROW)
+    : Math.floor((rowTop(0) + ROW - y) / ROW);
+  const row = view.rows[depth] || [];
+  let [low, high] = [0, row.length - 1];
+  while (low < high) {       // the last node that begins at or before x
+    const middle = (low + high + 1) >> 1;
+    if (extent(row[middle])[0] <= x) low = middle; else high = middle - 1;
+  }
+  if (!row.length) return -1;
+  const [left, width] = extent(row[low]);
+  return x >= left && x <= left + Math.max(width, 1) ? row[low] : -1;
+}
+
+function say(node) {
+  element("status").textContent = node < 0 ? "" : describe(node).join(" · ");
+}
+
+function hover(event) {
+  const tip = element("tip");
+  const node = nodeAt(event);
+  if (node !== view.hover) {
+    view.hover = node;
+    if (node >= 0) {
+      tip.replaceChildren(...describe(node).map((line) => {
+        const row = document.createElement("div");
+        row.textContent = line;
+        return row;
+      }));
+      say(node);
+    }
+  }
+  tip.hidden = node < 0;
+  if (node < 0) return;
+  const box = tip.getBoundingClientRect();
+  const below = event.clientY + 16 + box.height < innerHeight;
+  tip.style.left = `${Math.max(4, Math.min(event.clientX + 12, innerWidth - box.width - 6))}px`;
+  tip.style.top = `${below ? event.clientY + 16 : Math.max(4, event.clientY - box.height - 10)}px`;
+}
+
+function endHover() {
+  element("tip").hidden = true;
+  view.hover = -1;
+}
+
+/** Search for a regular expression, ignoring case; what is none is searched as it stands. */
+function search(text) {
+  const field = element("search");
+  let pattern = null;
+  try {
+    pattern = new RegExp(text, "i");
+    field.removeAttribute("aria-invalid");
+  } catch {
+    pattern = new RegExp(text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), "i");
+    field.setAttribute("aria-invalid", "true");
+  }
+  view.matching = text ? Uint8Array.from(profile.names.label, (name) => (pattern.test(name) ? 1 : 0)) : null;
+  element("matched").textContent = view.matching ? matchedText() : "";
+  redraw();
+}
+
+/** Time below matching frames, each part counted once however often the name recurs on its stack. */
+function matchedText() {
+  let [frames, sum] = [0, 0n];
+  for (let i = 1; i < tree.n;) {
+    if (!view.matching[tree.name[i]]) { i++; continue; }
+    for (const layer of tree.layers) sum += exact(layer, i);
+    frames++;
+    i = tree.end[i];
+  }
+  if (!frames) return "no match";
+  const unit = profile.unit === "ns" ? "ns" : "events";
+  return `${share(Number(sum), tree.value[0])} matched: ${grouped(sum)} ${unit}`;
+}
+
+// ---- keys ----------------------------------------------------------------------------------------------
+
+/** The node to which an arrow key leads from the cursor; the same node where there is none. */
+function neighbour(node, key) {
+  const rootward = view.icicle ? "ArrowUp" : "ArrowDown";
+  const row = view.rows[tree.depth[node]] || [];
+  const place = row.indexOf(node);
+  if (key === "ArrowLeft") return row[place - 1] ?? node;
+  if (key === "ArrowRight") return row[place + 1] ?? node;
+  if (key === rootward) return Math.max(tree.parent[node], 0);
+  return widestChild(node);
+}
+
+function widestChild(node) {
+  let widest = node;
+  for (let i = node + 1; i < tree.end[node]; i = tree.end[i]) {
+    if (isShown(i) && (widest === node || tree.value[i] > tree.value[widest])) widest = i;
+  }
+  return widest;
+}
+
+function moveCursor(key) {
+  view.cursor = view.cursor < 0 || !isShown(view.cursor) ? view.zoom : neighbour(view.cursor, key);
+  showRow(tree.depth[view.cursor]);
+  say(view.cursor);
+  redraw();
+}
+
+function onKey(event) {
+  if (event.target === element("search")) {
+    if (event.key === "Escape") { element("search").value = ""; search(""); canvas.focus(); }
+    return;
+  }
+  const find = event.key === "/" || ((event.ctrlKey || event.metaKey) && event.key === "f");
+  if (find) {
+    element("search").focus();
+    element("search").select();
+  } else if (event.key === "Escape") {
+    zoomTo(0);
+  } else if (document.activeElement === canvas && event.key.startsWith("Arrow")) {
+    moveCursor(event.key);
+  } else if (document.activeElement === canvas && (event.key === "Enter" || event.key === " ") && view.cursor >= 0) {
+    zoomTo(view.cursor);
+  } else {
+    return;
+  }
+  event.preventDefault();
+}
+
+// ---- the page ------------------------------------------------------------------------------------------
+
+function fillPage() {
+  element("title").textContent = profile.title;
+  element("summary").textContent = tree.layers.map(totals).join(", ") || "no samples";
+  for (const [term, text] of profile.facts) {
+    const [dt, dd] = [document.createElement("dt"), document.createElement("dd")];
+    dt.textContent = term;
+    dd.textContent = text;
+    element("facts").append(dt, dd);
+  }
+}
+
+const totals = (layer) => `${withExact(layer, 0)} ${verb(layer)} in ${counted(layer, 0)}`;
+
+function flip() {
+  view.icicle = !view.icicle;
+  element("flip").textContent = view.icicle ? "Flame" : "Icicle";
+  layout();
+  element("view").scrollTop = view.icicle ? 0 : spaceHeight();
+  redraw();
+}
+
+function nextTheme() {
+  const root = document.documentElement;
+  const next = { auto: "light", light: "dark", dark: "auto" }[root.dataset.theme || "auto"];
+  if (next === "auto") delete root.dataset.theme; else root.dataset.theme = next;
+  element("theme").textContent = `Theme: ${next}`;
+  readTheme();
+}
+
+canvas.addEventListener("mousemove", hover);
+canvas.addEventListener("mouseleave", endHover);
+canvas.addEventListener("click", (event) => { const node = nodeAt(event); if (node >= 0) zoomTo(node); });
+element("view").addEventListener("scroll", () => { endHover(); redraw(); });
+element("reset").addEventListener("click", () => zoomTo(0));
+element("flip").addEventListener("click", flip);
+element("theme").addEventListener("click", nextTheme);
+element("search").addEventListener("input", (event) => search(event.target.value));
+document.addEventListener("keydown", onKey);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", readTheme);
+new ResizeObserver(redraw).observe(element("view"));
+
+fillPage();
+readTheme();
+layout();
+element("view").scrollTop = spaceHeight();
+
+/** For tests and the console: what is drawn, where. */
+window.flamegraph = {
+  boxes: () => view.rows.flat().map((node) => {
+    const [page, [x, width]] = [canvas.getBoundingClientRect(), extent(node)];
+    return { label: label(node), x: page.left + x, y: page.top + rowTop(tree.depth[node]), width, height: ROW };
+  }),
+  drawMs: () => view.drawMs,
+  nodes: () => tree.n,
+};
+})();

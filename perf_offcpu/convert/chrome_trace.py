@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trace Event JSON: for ui.perfetto.dev, chrome://tracing and speedscope.
+
+Each thread is a track. A wait is a slice, named after its innermost function, from switch-out to switch-in;
+the part from wake-up to switch-in lies in it as a slice of its own, "run queue". The same times are thread
+states (`ph:"T"`, which Perfetto shows above the slices). Who woke whom is a flow arrow from a short slice on
+the waker's track to the wait. CPU samples are instants.
+
+Sums of short waits and samples without a time stand in a process of their own, one after the other, because
+they have a weight but no place. So the durations of all slices of category "offcpu" add up to the profile.
+
+`ts` and `dur` are microseconds with three decimals, since the first wait's begin: readers multiply by 1000 in
+doubles, which is exact that way. Readers also add the two, and ends that are one moment could then come in
+the wrong order: so "run queue" ends a tenth of a nanosecond before its wait, and there is a microsecond
+between two sums. Numbers that differ from wait to wait are in no `args`: speedscope takes args for a part of
+the name. Source of the format: Google's "Trace Event Format", and what reads it:
+src/trace_processor/importers/json of https://github.com/google/perfetto.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+from typing import TextIO
+
+import numpy as np
+
+from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.paths import build_paths
+from perf_offcpu.convert.text import printable
+from perf_offcpu.convert.timeline import process_names, timeline_of
+from perf_offcpu.convert.trace_texts import joined, members, microseconds, path_texts, picked, running_sums
+from perf_offcpu.convert.wait_details import details_of
+from perf_offcpu.convert.wakeups import wakeups_of
+from perf_offcpu.convert.weights import title_of, unit_of
+from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.resources import version
+
+SUMS_PID = 2**22 + 1
+"""The process of what has no place; no real one can have that number (PID_MAX_LIMIT)."""
+SUMS_NAME = "no time: sums of short waits"
+_BETWEEN_SUMS_NS = 1_000
+_BLOCK = 1 << 14
+
+
+def write(profile: Profile, out: TextIO, options: Options) -> None:
+    """Write all samples of the profile as one JSON object, in blocks of bounded size.
+
+    Raises:
+        UsageError: its events have different units.
+    """
+    unit = unit_of(profile)
+    writer = _Writer(profile, options)
+    facts = {
+        "producer": f"perf-offcpu {version()}",
+        "title": title_of(profile),
+        "weights": unit or "events",
+        "origin_ns": str(writer.timeline.origin_ns),
+    }
+    out.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(facts)},"traceEvents":[')
+    separator = "\n"
+    for events in writer.blocks():
+        if events:
+            out.write(separator)
+            out.write(",\n".join(events))
+            separator = ",\n"
+    out.write("\n]}\n")
+
+
+class _Writer:
+    """Makes the texts of events, a column of them at a time."""
+
+    def __init__(self, profile: Profile, options: Options) -> None:
+        self.profile, self.samples = profile, profile.samples
+        self.timeline = timeline_of(profile)
+        self.track = self.timeline.track
+        self.wakeups = wakeups_of(profile, self.timeline)
+        self.details = details_of(profile, self.wakeups)
+        tree = build_paths(profile, options, rooted=False)
+        self.node = tree.of_sample.astype(np.int64)
+        self.names, self.stacks = path_texts(tree, self.node)
+        self.ids = [f',"pid":{track.pid},"tid":{track.tid},"ts":' for track in self.wakeups.tracks]
+        self.known = [members(one) for one in self.details.sets]
+        self.arrow = np.full(len(self.samples), -1, np.int64)
+        self.arrow[self.wakeups.arrows] = np.arange(len(self.wakeups.arrows))
+
+    def blocks(self) -> Iterator[list[str]]:
+        """All events, in lists of bounded length."""
+        yield self._metadata()
+        for rows in _parts(self.timeline.waits):
+            yield from self._waits(rows)
+        for rows in _parts(self.timeline.moments):
+            yield self._moments(rows)
+        yield from self._sums(~self.timeline.placed)
+
+    def _metadata(self) -> list[str]:
+        tracks, without_place = self.timeline.tracks, ~self.timeline.placed
+        names = process_names(self.profile, self.wakeups.tracks)
+        events = [_named("process_name", pid, pid, name) for pid, name in names.items()]
+        events += [_named("thread_name", one.pid, one.tid, one.comm) for one in self.wakeups.tracks]
+        if without_place.any():
+            events.append(_named("process_name", SUMS_PID, SUMS_PID, SUMS_NAME))
+            rows = np.unique(self.track[without_place]).tolist()
+            events += [_named("thread_name", SUMS_PID, SUMS_PID + 1 + row, tracks[row].label) for row in rows]
+        return events
+
+    def _args(self, rows: I64) -> list[str]:
+        """The members of `args`, and the end of the event."""
+        known = picked(self.known, self.details.of[rows])
+        return joined(known, repeat('"stack":'), picked(self.stacks, self.node[rows]), repeat("}}"))
+
+    def _ids(self, tracks: I64) -> Iterable[str]:
+        return picked(self.ids, tracks)
+
+    def _waits(self, rows: I64) -> Iterator[list[str]]:
+        """Slices, states and arrows of waits. Events of one time are read in the order of the file: so an
+        arrow comes after the wait in which it ends, and before the run queue within."""
+        begin, queued, end = self._times(rows)
+        yield joined(
+            repeat('{"ph":"X","cat":"offcpu","name":'),
+            picked(self.names, self.node[rows]),
+            *self._when(self.track[rows], begin, end),
+            repeat(',"args":{'),
+            self._args(rows),
+        )
+        yield from self._arrows(rows[self.arrow[rows] >= 0])
+        late = queued < end
+        inner = joined(microseconds((end - queued)[late] - 1), repeat("9"))
+        when = (self._ids(self.track[rows[late]]), microseconds(queued[late]), repeat(',"dur":'), inner)
+        yield joined(repeat('{"ph":"X","cat":"runqueue","name":"run queue"'), *when, repeat("}"))
+        yield from self._states(rows)
+
+    def _times(self, rows: I64) -> tuple[I64, I64, I64]:
+        """Begin, wake-up and end of waits."""
+        return self.timeline.begin_ns[rows], self.wakeups.queued_ns[rows], self.timeline.end_ns[rows]
+
+    def _when(self, tracks: I64, begin_ns: I64, end_ns: I64) -> tuple[Iterable[str], ...]:
+        """The members pid, tid, ts and dur."""
+        duration = microseconds(end_ns - begin_ns)
+        return self._ids(tracks), microseconds(begin_ns), repeat(',"dur":'), duration
+
+    def _states(self, rows: I64) -> Iterator[list[str]]:
+        """Asleep until the wake-up, then runnable; a preempted thread is so all the time."""
+        begin, queued, end = self._times(rows)
+        preempted = self.details.preempted[rows]
+        queued = np.where(preempted, begin, queued)
+        asleep, runnable = np.flatnonzero(begin < queued), np.flatnonzero(queued < end)
+        yield joined(
+            repeat('{"ph":"T","name":"'),
+            picked(self.details.letters, self.details.of[rows[asleep]]),
+            repeat('"'),
+            *self._when(self.track[rows[asleep]], begin[asleep], queued[asleep]),
+            repeat(',"args":{"blocked_function":'),
+            picked(self.names, self.node[rows[asleep]]),
+            repeat("}}"),
+        )
+        yield joined(
+            repeat('{"ph":"T","name":"'),
+            np.where(preempted[runnable], "R+", "R").tolist(),
+            repeat('"'),
+            *self._when(self.track[rows[runnable]], queued[runnable], end[runnable]),
+            repeat("}"),
+        )
+
+    def _arrows(self, rows: I64) -> Iterator[list[str]]:
+        """Short slices on the wakers' tracks, and the two ends of each arrow."""
+        arrow, at, waker = self.arrow[rows], self.wakeups.queued_ns[rows], self.wakeups.waker[rows]
+        labels = [json.dumps(f"wakes {track.comm}-{track.tid}") for track in self.timeline.tracks]
+        when = self._when(waker, at, at + self.wakeups.mark_ns[arrow])
+        head = repeat('{"ph":"X","cat":"wakeup","name":')
+        yield joined(head, picked(labels, self.track[rows]), *when, repeat("}"))
+        numbers, times = list(map(str, (arrow + 1).tolist())), microseconds(at)
+        flow = '","cat":"wakeup","name":"wake-up","id":'
+        yield joined(repeat(f'{{"ph":"s{flow}'), numbers, self._ids(waker), times, repeat("}"))
+        sleeper = self._ids(self.track[rows])
+        yield joined(repeat(f'{{"ph":"f","bp":"e{flow}'), numbers, sleeper, times, repeat("}"))
+
+    def _moments(self, rows: I64) -> list[str]:
+        events = [json.dumps(printable(event.name)) for event in self.profile.evsels]
+        return joined(
+            repeat('{"ph":"i","s":"t","cat":"cpu","name":'),
+            picked(events, self.samples.evsel[rows].astype(np.int64)),
+            self._ids(self.track[rows]),
+            microseconds(self.timeline.begin_ns[rows]),
+            repeat(',"args":{"weight":'),
+            map(str, self.samples.period[rows].tolist()),
+            repeat(","),
+            self._args(rows),
+        )
+
+    def _sums(self, chosen: Bool) -> Iterator[list[str]]:
+        """One after the other on a track of each thread, in the order of the profile."""
+        weight = self.samples.period
+        begins = running_sums(self.track, np.where(chosen, weight + _BETWEEN_SUMS_NS, 0))
+        tids = range(SUMS_PID + 1, SUMS_PID + 1 + len(self.timeline.tracks))
+        ids = [f',"pid":{SUMS_PID},"tid":{tid},"ts":' for tid in tids]
+        category = np.where(self.profile.is_offcpu(), "offcpu", "cpu")
+        for rows in _parts(chosen):
+            yield joined(
+                repeat('{"ph":"X","cat":"'),
+                category[rows].tolist(),
+                repeat('","name":'),
+                picked(self.names, self.node[rows]),
+                picked(ids, self.track[rows]),
+                microseconds(begins[rows]),
+                repeat(',"dur":'),
+                microseconds(weight[rows]),
+                repeat(',"args":{'),
+                self._args(rows),
+            )
+
+
+def _parts(chosen: Bool) -> Iterator[I64]:
+    """The chosen rows, some thousands at a time."""
+    rows = np.flatnonzero(chosen)
+    for begin in range(0, len(rows), _BLOCK):
+        yield rows[begin : begin + _BLOCK]
+
+
+def _named(kind: str, pid: int, tid: int, name: str) -> str:
+    return f'{{"ph":"M","name":"{kind}","pid":{pid},"tid":{tid},"args":{{"name":{json.dumps(name)}}}}}'

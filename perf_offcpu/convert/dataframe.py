@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Profile as a data frame: one row a sample, names instead of numbers, what is not known missing.
+
+pandas or polars, whichever is installed; neither is needed for anything else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.abi.task_state import state_letter
+from perf_offcpu.convert.group import group
+from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.paths import build_paths
+from perf_offcpu.convert.text import printable
+from perf_offcpu.convert.wait_classes import classify
+from perf_offcpu.convert.wait_rules import WaitClass
+from perf_offcpu.decode.timeline import rows_at
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+
+LIBRARIES = ("pandas", "polars")
+
+COLUMNS = {
+    "time_ns": "time of the sample, for a wait its end; ns of the recording's clock",
+    "event": "name of the event",
+    "period": "weight: ns of off-cpu time, or what the event counts",
+    "comm": "name of the thread",
+    "pid": "process (tgid)",
+    "tid": "thread",
+    "cpu": "CPU; for a wait the one on which the thread went on",
+    "offcpu": "whether it is a wait, or a sum of waits",
+    "sum": "whether it is a sum of waits",
+    "count": "number of waits",
+    "longest_ns": "the longest of them",
+    "switch_out_ns": "begin of the (first) wait",
+    "wakeup_ns": "when the thread was woken",
+    "runq_ns": "part of the period between wake-up and running",
+    "state": "task state while waiting, a letter as in ps",
+    "wait_class": "what was waited for (Documentation/wait-classes.md)",
+    "syscall": "system call waited in",
+    "waker_pid": "process of the thread that woke it",
+    "waker_tid": "thread that woke it",
+    "waker_comm": "its name",
+    "cgroup": "path of the cgroup, its id where the path is not known",
+    "stack": "functions, root first, separated by semicolons",
+}
+"""Name → meaning of the columns, in order."""
+
+_NUMBERS = {
+    "pid": -1,
+    "tid": -1,
+    "cpu": -1,
+    "time_ns": -1,
+    "switch_out_ns": -1,
+    "wakeup_ns": -1,
+    "runq_ns": -1,
+}
+_NUMBERS |= {"longest_ns": -1, "waker_pid": -1, "waker_tid": -1}
+"""Columns of ProfileSamples that are taken as they are, with the value that means: not known."""
+
+
+@dataclass(slots=True)
+class Texts:
+    """A column of texts: each different one once, and int64[n], which of them; -1 for none."""
+
+    texts: list[str]
+    codes: I64
+
+
+def to_dataframe(profile: Profile, library: str = "") -> Any:
+    """The samples of a profile as a data frame with the columns COLUMNS.
+
+    Args:
+        library: "pandas" or "polars"; "": the first of them that is installed.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    columns = dict(_columns(profile))
+    frames = {"pandas": _pandas, "polars": _polars}
+    return frames[_installed(library)](columns)
+
+
+def _installed(library: str) -> str:
+    wanted = [library] if library else list(LIBRARIES)
+    found = [name for name in wanted if name in LIBRARIES and importlib.util.find_spec(name)]
+    if not found:
+        raise UsageError(f"a data frame needs {' or '.join(wanted)}: install it for this Python")
+    return found[0]
+
+
+def _columns(profile: Profile) -> Iterator[tuple[str, Texts | tuple[NDArray[Any], Bool | None]]]:
+    """The columns: texts, or (values, which are not known)."""
+    samples, waits = profile.samples, classify(profile)
+    sums = (samples.flags & np.uint16(SampleFlag.AGGREGATED | SampleFlag.UNTIMED)) != 0
+    offcpu = profile.is_offcpu()
+    made: dict[str, Any] = {
+        "event": Texts([printable(event.name) for event in profile.evsels], samples.evsel.astype(np.int64)),
+        "period": (samples.period, None),
+        "comm": _named(samples.comm, profile.strings),
+        "offcpu": (offcpu, None),
+        "sum": (sums, None),
+        "count": (samples.count, None),
+        "state": _states(profile),
+        "wait_class": Texts([one.label for one in WaitClass], _only(offcpu, waits.wait_class)),
+        "syscall": Texts(list(map(printable, waits.syscall_names)), _only(waits.syscall > 0, waits.syscall)),
+        "waker_comm": _waker_comms(profile),
+        "cgroup": _cgroups(profile),
+        "stack": _stacks(profile),
+    }
+    for name in COLUMNS:
+        if name in _NUMBERS:
+            values = getattr(samples, name)
+            yield name, (values, values == -1)
+        else:
+            yield name, made[name]
+
+
+def _only(known: Bool, codes: NDArray[Any]) -> I64:
+    """The codes, -1 where nothing is known."""
+    return np.where(known, codes.astype(np.int64), -1)
+
+
+def _named(column: NDArray[Any], strings: Sequence[str] | Any) -> Texts:
+    rows, of = np.unique(column, return_inverse=True)
+    return _unique([printable(strings[row]) for row in rows.tolist()], of.reshape(-1).astype(np.int64))
+
+
+def _unique(texts: Sequence[str], codes: I64) -> Texts:
+    """Texts that are equal after all become one."""
+    different = list(dict.fromkeys(texts))
+    place = {text: at for at, text in enumerate(different)}
+    of = np.array([*(place[text] for text in texts), -1], np.int64)
+    return Texts(different, of[codes])
+
+
+def _states(profile: Profile) -> Texts:
+    samples = profile.samples
+    preempted = (samples.flags & np.uint16(SampleFlag.PREEMPTED)) != 0
+    first, of = group(samples.state, preempted.astype(np.uint8))
+    letters = [state_letter(int(samples.state[row]), bool(preempted[row])) for row in first.tolist()]
+    made = _unique(letters, of)
+    unknown = made.texts.index("") if "" in made.texts else -2
+    return Texts(made.texts, np.where(made.codes == unknown, -1, made.codes))
+
+
+def _waker_comms(profile: Profile) -> Texts:
+    samples, comms = profile.samples, profile.comms
+    row = rows_at(comms.tid, comms.begin_ns, samples.waker_tid, samples.wakeup_ns)
+    known = (row >= 0) & (samples.waker_tid >= 0)
+    comm = np.append(comms.comm, 0)[np.where(known, row, -1)]
+    made = _named(comm, profile.strings)
+    return Texts(made.texts, np.where(known, made.codes, -1))
+
+
+def _cgroups(profile: Profile) -> Texts:
+    ids, of = np.unique(profile.samples.cgroup, return_inverse=True)
+    names = [printable(profile.cgroups.get(number, str(number))) for number in ids.tolist()]
+    made = _unique(names, of.reshape(-1).astype(np.int64))
+    known = (profile.samples.cgroup != 0) | np.bool_(0 in profile.cgroups)
+    return Texts(made.texts, np.where(known, made.codes, -1))
+
+
+def _stacks(profile: Profile) -> Texts:
+    tree = build_paths(profile, Options())
+    nodes, of = np.unique(tree.of_sample, return_inverse=True)
+    paths = tree.paths(nodes.astype(np.int64))
+    labels = [name.label.replace(";", ":") for name in tree.names]
+    names = [labels[name] for name in paths.values.tolist()]
+    ends = paths.offsets.tolist()
+    # The root of each path is the comm, which has a column of its own.
+    texts = [";".join(names[begin + 1 : end]) for begin, end in zip(ends, ends[1:], strict=False)]
+    return _unique(texts, of.reshape(-1).astype(np.int64))
+
+
+def _pandas(columns: dict[str, Any]) -> Any:
+    import pandas as pd
+
+    made: dict[str, Any] = {}
+    for name, column in columns.items():
+        if isinstance(column, Texts):
+            made[name] = pd.Categorical.from_codes(column.codes, column.texts)
+        else:
+            values, unknown = column
+            made[name] = (
+                values if unknown is None else pd.arrays.IntegerArray(values.astype(np.int64), unknown)
+            )
+    return pd.DataFrame(made)
+
+
+def _polars(columns: dict[str, Any]) -> Any:
+    import polars as pl
+
+    made = []
+    for name, column in columns.items():
+        if isinstance(column, Texts):
+            texts = pl.Series(name, [*column.texts, None], pl.String)
+            codes = np.where(column.codes < 0, len(column.texts), column.codes)
+            made.append(texts.gather(codes).cast(pl.Categorical))
+        else:
+            values, unknown = column
+            series = pl.Series(name, values)
+            made.append(series if unknown is None else series.set(pl.Series(unknown), None))
+    return pl.DataFrame(made)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The output formats, each a module here with one function:
+
+    write(profile: Profile, out: IO, options: Options) -> None
+
+`profile` holds the samples to write and nothing else (selection has been done); `out` takes text (UTF-8,
+`\\n`) or, for a binary format, bytes. All formats write integers and sort what they write, so that summed
+weights equal the profile's to the unit and the same profile always gives the same bytes.
+
+To add a format: write its module, add its row. Modules are imported when used; this one costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+from perf_offcpu.convert.options import Options
+from perf_offcpu.errors import UsageError
+
+if TYPE_CHECKING:
+    from perf_offcpu.model.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One output format.
+
+    Args:
+        name: the flag of `perf-offcpu convert` without its dashes; the module's name, with `_` for `-`.
+        suffix: appended to the input's name when no output is named.
+        doc: one line for the help.
+        options: fields of Options that it honours; asking it for others is an error, not a silence.
+        binary: takes bytes; not for terminals.
+        forms: what may follow the flag, each a suffix of its own; the first is the default.
+        most_bytes: above that size the usual viewers no longer open it; 0 no such limit.
+        needs_times: shows when things happened: samples without a real time cannot be placed.
+    """
+
+    name: str
+    suffix: str
+    doc: str
+    options: frozenset[str] = frozenset()
+    binary: bool = False
+    forms: tuple[str, ...] = ()
+    most_bytes: int = 0
+    needs_times: bool = False
+
+    def write(self, profile: Profile, out: IO[Any], options: Options | None = None) -> None:
+        """Write all samples of the profile to an open stream.
+
+        Raises:
+            UsageError: the samples cannot be shown together, or have no times where the format needs them.
+        """
+        if self.needs_times and len(profile.samples) and not bool((profile.samples.time_ns >= 0).any()):
+            raise UsageError(f"no sample has a time, and --{self.name} shows when things happened")
+        module = importlib.import_module(f"perf_offcpu.convert.{self.name.replace('-', '_')}")
+        module.write(profile, out, options or Options())
+
+    def suffix_for(self, options: Options) -> str:
+        """What is appended to the input's name."""
+        if not self.forms:
+            return self.suffix
+        return f"{self.suffix}.{'svg' if options.svg else options.form or self.forms[0]}"
+
+    def accept(self, options: Options) -> None:
+        """Raise UsageError if an option is set that this format does not know."""
+        default = Options()
+        for name in Options.__slots__:
+            if name not in self.options and getattr(options, name) != getattr(default, name):
+                raise UsageError(f"--{name.replace('_', '-')} means nothing to --{self.name}")
+
+
+_THREADS = frozenset({"pid", "tid"})
+_FRAMES = frozenset({"addrs", "kernel", "state"})
+_PICTURE = frozenset({"addrs", "state", "title", "diff"})
+_V8_STRING = 2**29 - 24
+"""The longest string of Chromium's JavaScript, and so the largest JSON text that a page can parse."""
+
+FORMATS: dict[str, Format] = {
+    format_.name: format_
+    for format_ in (
+        Format(
+            "folded",
+            ".folded",
+            "folded stacks: comm;root;…;leaf WEIGHT",
+            _THREADS | _FRAMES | {"unit", "diff"},
+        ),
+        Format("flamegraph", ".html", "interactive flame graph, one HTML file", _THREADS | _PICTURE),
+        Format(
+            "speedscope",
+            ".speedscope.json",
+            "speedscope.app: each thread in time",
+            _FRAMES | {"title"},
+            most_bytes=_V8_STRING,
+        ),
+        Format(
+            "chrome-trace",
+            ".trace.json",
+            "Trace Event JSON: Perfetto, chrome://tracing",
+            _FRAMES - {"state"},
+            most_bytes=_V8_STRING,
+            needs_times=True,
+        ),
+        Format(
+            "perfetto",
+            ".pftrace",
+            "Perfetto's own format: for large recordings",
+            _FRAMES - {"state"},
+            binary=True,
+            needs_times=True,
+        ),
+        Format("pprof", ".pb.gz", "pprof's profile.proto: go tool pprof", _FRAMES - {"state"}, binary=True),
+        Format(
+            "callgraph",
+            ".callgraph",
+            "graph of calls, or (--wakers) of wake-ups between threads",
+            _FRAMES | {"form", "wakers", "svg", "min_share", "diff", "title"},
+            forms=("dot", "graphml", "gexf", "json", "text"),
+        ),
+    )
+}

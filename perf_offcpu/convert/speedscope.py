@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""speedscope's own JSON: for https://www.speedscope.app, which can also be used offline.
+
+The first profile is all threads together, a sample for each different stack of a thread; then comes one
+profile a thread, the longest waiting first, with its waits in time order. speedscope places a sample where
+the weights before it end, so the time between two waits is an empty stack, and all threads begin at the same
+moment. Sums of short waits have no place in time: they follow the last wait, below a frame that says so.
+
+speedscope holds nothing besides stacks and weights. Source of the format: src/lib/file-format-spec.ts and the
+importer src/lib/file-format.ts of https://github.com/jlfwong/speedscope.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TextIO
+
+import numpy as np
+
+from perf_offcpu.convert.group import group, sum_by
+from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.paths import PathTree, build_paths
+from perf_offcpu.convert.text import printable
+from perf_offcpu.convert.timeline import Timeline, Track, timeline_of
+from perf_offcpu.convert.weights import title_of, unit_of
+from perf_offcpu.model.columns import I64
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.resources import version
+
+SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+ALL_THREADS = "all threads"
+NO_PLACE = "[no time: sums of short waits]"
+_GAP = -1
+
+
+def write(profile: Profile, out: TextIO, options: Options) -> None:
+    """Write all samples of the profile, thread by thread.
+
+    Raises:
+        UsageError: its events have different units.
+    """
+    _Writer(profile, options).write(out)
+
+
+class _Writer:
+    """Frames are numbered: those of the paths, then one a thread, then the mark of samples without place."""
+
+    def __init__(self, profile: Profile, options: Options) -> None:
+        self.profile, self.options = profile, options
+        self.unit = "nanoseconds" if unit_of(profile) == "ns" else "none"
+        self.tree = build_paths(profile, options, rooted=False)
+        self.timeline = timeline_of(profile)
+        self.no_place = len(self.tree.names) + len(self.timeline.tracks)
+        self.node = self.tree.of_sample.astype(np.int64)
+        self.weight = profile.samples.period
+        self._stacks = _stacks(self.tree, self.node)
+
+    def write(self, out: TextIO) -> None:
+        profile = self.profile
+        head = {
+            "$schema": SCHEMA,
+            "name": printable(self.options.title) or title_of(profile),
+            "exporter": f"perf-offcpu@{version()}",
+            "activeProfileIndex": 0,
+            "shared": {"frames": self._frames()},
+        }
+        out.write(json.dumps(head, separators=(",", ":"))[:-1] + ',"profiles":[\n')
+        out.writelines(self._all_threads())
+        for track in self._by_weight():
+            out.write(",\n")
+            out.writelines(self._thread(track))
+        out.write("\n]}\n")
+
+    def _frames(self) -> list[dict[str, str]]:
+        code = [
+            {"name": name.label, "file": name.dso} if name.dso else {"name": name.label}
+            for name in self.tree.names
+        ]
+        threads = [{"name": track.label} for track in self.timeline.tracks]
+        return [*code, *threads, {"name": NO_PLACE}]
+
+    def _by_weight(self) -> list[Track]:
+        weights = sum_by(self.timeline.track, self.weight, len(self.timeline.tracks))
+        return [self.timeline.tracks[row] for row in np.argsort(-weights, kind="stable").tolist()]
+
+    def _all_threads(self) -> Iterator[str]:
+        first, of = group(self.timeline.track, self.node)
+        weights = sum_by(of, self.weight, len(first))
+        roots = (self.timeline.track[first] + len(self.tree.names)).tolist()
+        stacks = [
+            _below(root, self._stacks[node]) for root, node in zip(roots, self.node[first], strict=True)
+        ]
+        return self._profile(ALL_THREADS, stacks, weights)
+
+    def _thread(self, track: Track) -> Iterator[str]:
+        node, weight = in_time(self.timeline, track, self.node, self.weight)
+        stacks = [self._stacks[at] for at in node.tolist()]
+        rest = track.rows[~self.timeline.placed[track.rows]]
+        stacks += [_below(self.no_place, self._stacks[at]) for at in self.node[rest].tolist()]
+        return self._profile(track.label, stacks, np.concatenate([weight, self.weight[rest]]))
+
+    def _profile(self, name: str, stacks: list[str], weights: I64) -> Iterator[str]:
+        """A `sampled` profile; its end is the sum of its weights, as speedscope computes it."""
+        head = {"type": "sampled", "name": name, "unit": self.unit, "startValue": 0}
+        yield json.dumps(head)[:-1]
+        yield f',"endValue":{sum(weights.tolist())},"samples":['
+        yield ",".join(stacks)
+        yield '],"weights":['
+        yield ",".join(map(str, weights.tolist()))
+        yield "]}"
+
+
+def in_time(timeline: Timeline, track: Track, node: I64, weight: I64) -> tuple[I64, I64]:
+    """The samples of a thread that have a place, in time order, and the gaps between them and around them.
+
+    A gap is as long as what is missing at the begin of the next sample, or at the end of the recording; where
+    samples overlap there is none.
+
+    Returns:
+        (node, weight) of samples and gaps; the node of a gap is -1.
+    """
+    rows = track.rows[timeline.placed[track.rows]]
+    rows = rows[np.argsort(timeline.begin_ns[rows], kind="stable")]
+    begin = np.append(timeline.begin_ns[rows], timeline.duration_ns)
+    behind = np.append(0, np.maximum.accumulate(timeline.end_ns[rows]))
+    gap = np.maximum(begin - behind, 0)
+    nodes = np.stack([np.full(len(gap), _GAP), np.append(node[rows], _GAP)], axis=1).ravel()[:-1]
+    weights = np.stack([gap, np.append(weight[rows], 0)], axis=1).ravel()[:-1]
+    kept = (nodes != _GAP) | (weights > 0)
+    return nodes[kept], weights[kept]
+
+
+def _stacks(tree: PathTree, node: I64) -> list[str]:
+    """The JSON array of frames of each node that some sample ends at, by node; an empty one behind the last,
+    where -1 finds it."""
+    texts = ["[]"] * (len(tree) + 1)
+    used = np.unique(node[node >= 0])
+    paths = tree.paths(used)
+    frames = list(map(str, paths.values.tolist()))
+    ends = paths.offsets.tolist()
+    for at, begin, end in zip(used.tolist(), ends, ends[1:], strict=False):
+        texts[at] = f"[{','.join(frames[begin:end])}]"
+    return texts
+
+
+def _below(root: int, stack: str) -> str:
+    return f"[{root}{',' if stack != '[]' else ''}{stack[1:]}"

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a thread did during a sample: its task state as a letter and as words, for a whole column at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from perf_offcpu.abi.task_state import state_letter
+from perf_offcpu.model.columns import U8
+from perf_offcpu.model.profile import ProfileSamples
+from perf_offcpu.model.recording import SampleFlag
+
+
+class State(NamedTuple):
+    """A state as people read it.
+
+    Args:
+        letter: as ps shows it; "" if it is none of the scheduler's.
+        words: the same, spelled out.
+    """
+
+    letter: str
+    words: str
+
+
+STATES = (
+    State("", "running"),
+    State("", "state unknown"),
+    State("R", "preempted"),
+    State("S", "interruptible sleep"),
+    State("D", "uninterruptible sleep"),
+    State("I", "idle"),
+    State("T", "stopped"),
+    State("t", "traced"),
+    State("X", "dead"),
+    State("Z", "zombie"),
+    State("P", "parked"),
+)
+"""What `state_codes` gives the number of."""
+RUNNING, UNKNOWN_STATE = 0, 1
+_CODE = {state.letter: code for code, state in enumerate(STATES) if code}
+
+
+def state_codes(samples: ProfileSamples) -> U8:
+    """uint8[samples]: the number of each sample's state in STATES."""
+    offcpu = (samples.flags & np.uint16(SampleFlag.OFFCPU)) != 0
+    preempted = (samples.flags & np.uint16(SampleFlag.PREEMPTED)) != 0
+    pairs, of = np.unique(samples.state.astype(np.int64) * 2 + preempted, return_inverse=True)
+    codes = [_CODE[state_letter(pair >> 1, bool(pair & 1))] for pair in pairs.tolist()]
+    return np.where(offcpu, np.array(codes, np.uint8)[of], np.uint8(RUNNING)).astype(np.uint8)

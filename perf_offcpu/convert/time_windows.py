@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--time`, as perf report and perf script understand it.
+
+    1107.25,1107.5      from … to, in seconds of the recording's clock; either may be missing
+    1.0,1.5 2.0,2.5     several
+    10%-20%,40%-50%     parts of the time from the first to the last sample
+    10%/2               the second tenth
+    20%                 the first fifth
+
+A sample is in a window if its time is; the time of a wait is its end. Source: tools/perf/util/time-utils.c.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.columns import I64, Bool
+
+_SECONDS = re.compile(r"(\d{0,12})(?:\.(\d{1,9}))?")
+_PERCENT = r"(\d+(?:\.\d+)?)%"
+_RANGE = re.compile(f"{_PERCENT}-{_PERCENT}")
+_SLICE = re.compile(f"{_PERCENT}(?:/(\\d+))?")
+_NS_PER_S = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A span of time: ns, or parts of the recording; both ends belong to it, but see `is_part`.
+
+    Args:
+        begin, end: None: open.
+        is_part: of 0 (first sample) to 1 (last sample); the end does not belong to it unless it is 1.
+    """
+
+    begin: Fraction | None
+    end: Fraction | None
+    is_part: bool = False
+
+    def contains(self, times: I64, first_ns: int, last_ns: int) -> Bool:
+        """bool[n]: which of these times lie in it."""
+        inside = times >= 0
+        if self.begin is not None:
+            inside &= times >= _ceil(self._absolute(self.begin, first_ns, last_ns))
+        if self.end is not None:
+            end = self._absolute(self.end, first_ns, last_ns)
+            inside &= times < _ceil(end) if self.is_part and self.end < 1 else times <= end.__floor__()
+        return inside
+
+    def _absolute(self, edge: Fraction, first_ns: int, last_ns: int) -> Fraction:
+        return first_ns + edge * (last_ns - first_ns) if self.is_part else edge
+
+
+def parse_windows(text: str) -> tuple[Window, ...]:
+    """The windows that the value of `--time` names.
+
+    Raises:
+        UsageError: it names none.
+    """
+    words = re.split(r"[ ,]+", text.strip()) if "%" in text else text.split()
+    windows = tuple(_part(word) if "%" in text else _span(word) for word in words)
+    if not windows:
+        raise UsageError("--time: no time is given (1.5,2.5 or 10%-20%, see perf-offcpu-report(1))")
+    return windows
+
+
+def in_windows(windows: tuple[Window, ...], times: I64, first_ns: int, last_ns: int) -> Bool:
+    """bool[n]: which times (ns; -1 is none) lie in any of the windows.
+
+    Args:
+        first_ns, last_ns: of the recording.
+    """
+    inside = np.zeros(len(times), np.bool_)
+    for window in windows:
+        inside |= window.contains(times, first_ns, last_ns)
+    return inside
+
+
+def _span(word: str) -> Window:
+    begin, comma, end = word.partition(",")
+    if not comma or not (begin or end):
+        raise UsageError(f"--time: '{word}' is not START,STOP")
+    window = Window(_seconds(begin), _seconds(end))
+    if window.begin is not None and window.end is not None and window.begin > window.end:
+        raise UsageError(f"--time: '{word}' ends before it begins")
+    return window
+
+
+def _seconds(text: str) -> Fraction | None:
+    if not text:
+        return None
+    match = _SECONDS.fullmatch(text)
+    if not match:
+        raise UsageError(f"--time: '{text}' is not a time in seconds")
+    return Fraction(int(match[1] or 0) * _NS_PER_S + int((match[2] or "").ljust(9, "0")))
+
+
+def _part(word: str) -> Window:
+    if match := _RANGE.fullmatch(word):
+        begin, end = Fraction(match[1]) / 100, Fraction(match[2]) / 100
+    elif match := _SLICE.fullmatch(word):
+        width, number = Fraction(match[1]) / 100, int(match[2] or 1)
+        begin, end = width * (number - 1), width * number
+    else:
+        raise UsageError(f"--time: '{word}' is not a part of the recording (10%-20%, 10%/2)")
+    if not 0 <= begin < end or begin >= 1:
+        raise UsageError(f"--time: there is nothing at '{word}'")
+    return Window(begin, min(end, Fraction(1)), is_part=True)
+
+
+def _ceil(value: Fraction) -> int:
+    return value.__ceil__()

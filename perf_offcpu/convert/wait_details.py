@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a sample besides thread, time, weight and stack, in words: for the details of timelines.
+
+Nothing in it is a number that differs from wait to wait, so many samples share few sets of details.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perf_offcpu.convert.group import group
+from perf_offcpu.convert.states import STATES, state_codes
+from perf_offcpu.convert.text import printable
+from perf_offcpu.convert.wakeups import Wakeups
+from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+
+_NOTES = {
+    SampleFlag.STILL_BLOCKED: "still blocked when the recording ended",
+    SampleFlag.BEGAN_BEFORE: "began before the recording",
+    SampleFlag.AGGREGATED: "a sum of waits",
+}
+_NOTED = SampleFlag.STILL_BLOCKED | SampleFlag.BEGAN_BEFORE | SampleFlag.AGGREGATED
+_NO_SYSCALL, _UNKNOWN_SYSCALL = -1, -2
+
+
+@dataclass(slots=True)
+class Details:
+    """The different sets of details of n samples.
+
+    Args:
+        sets: name → text, printable; what is unknown is left out.
+        letters: the state's letter of each set; "" where there is none.
+        of: int64[n], the set of each sample.
+        preempted: bool[n], off-cpu samples of threads that wanted to run on.
+    """
+
+    sets: list[dict[str, str]]
+    letters: list[str]
+    of: I64
+    preempted: Bool
+
+
+def details_of(profile: Profile, wakeups: Wakeups) -> Details:
+    """The details of all samples of a profile."""
+    samples = profile.samples
+    state = state_codes(samples)
+    noted = samples.flags & np.uint16(_NOTED)
+    offcpu, interrupt = profile.is_offcpu(), wakeups.interrupt.astype(np.uint8)
+    first, of = group(state, noted, samples.syscall, samples.cgroup, wakeups.waker, interrupt)
+    sets = []
+    for row in first.tolist():
+        found = {}
+        if offcpu[row]:
+            found["state"] = STATES[state[row]].words
+            found["note"] = ", ".join(text for flag, text in _NOTES.items() if noted[row] & flag)
+            found["syscall"] = _syscall(int(samples.syscall[row]))
+            found["woken by"] = _waker(wakeups, row)
+        found["cgroup"] = profile.cgroups.get(int(samples.cgroup[row]), "")
+        sets.append({name: printable(text) for name, text in found.items() if text})
+    letters = [STATES[code].letter for code in state[first].tolist()]
+    preempted = offcpu & np.array([one.letter == "R" for one in STATES])[state]
+    return Details(sets, letters, of, preempted)
+
+
+def _syscall(number: int) -> str:
+    if number == _UNKNOWN_SYSCALL:
+        return ""
+    return "none" if number == _NO_SYSCALL else str(number)
+
+
+def _waker(wakeups: Wakeups, row: int) -> str:
+    waker = int(wakeups.waker[row])
+    if wakeups.interrupt[row]:
+        return "an interrupt"
+    return wakeups.tracks[waker].label if waker >= 0 else ""

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deferred callchains: the user part of a callchain that comes in a record of its own, later.
+
+With attr.defer_callchain the kernel ends a sample's callchain with a marker and a cookie, and walks the
+user stack once, when the thread returns to user space: a CALLCHAIN_DEFERRED record with that cookie
+completes all samples of the visit. Two forms exist, told apart by their content:
+
+              sample ends with            record
+    final     … USER_DEFERRED, cookie     cookie, nr, ips[nr]
+    v12       … USER_DEFERRED             nr, ips[nr], and ips[0] is the USER marker
+
+Records without a sample are normal (other perf sessions cause them), and so are samples whose record was
+lost. A sample may even come after its record: cookies are matched in both directions, where perf 7.2 looks
+only forward. (The v12 form, posted in July 2025, never was in a released kernel.)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from perf_offcpu.abi.records import RecordType
+from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.columnar import gather_u64
+from perf_offcpu.decode.batch import Batch
+from perf_offcpu.model.callchains import Ragged, offsets_of, spread, unique_rows
+from perf_offcpu.model.columns import I32, I64, U64, Bool
+from perf_offcpu.model.recording import DeferredChains, Recording, SampleFlag
+from perf_offcpu.perfdata import losses
+from perf_offcpu.perfdata.events import Events
+from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
+from perf_offcpu.perfdata.trailers import read_trailers
+
+UNMERGED = "samples whose deferred user callchain never came"
+_MARKER = np.uint64(CallchainContext.USER_DEFERRED)
+_USER = np.uint64(CallchainContext.USER)
+
+
+def decode_deferred(chunk: Chunk, events: Events, counters: Losses) -> Batch:
+    """The CALLCHAIN_DEFERRED records of a chunk, in file order, as a batch without samples."""
+    rows = np.flatnonzero(chunk.types == RecordType.CALLCHAIN_DEFERRED)
+    if not len(rows):
+        return Batch()
+    trailers = read_trailers(chunk, rows, events, unknown=0)
+    starts = chunk.starts[rows] + HEADER_SIZE
+    ends = chunk.starts[rows] + chunk.sizes[rows] - trailers.size
+    words = (ends - starts) // 8
+    first = gather_u64(chunk.data, np.where(words >= 1, starts, 0), events.order)
+    second = gather_u64(chunk.data, np.where(words >= 2, starts + 8, 0), events.order)
+    final = (words >= 2) & (second == (words - 2).astype(np.uint64))
+    v12 = ~final & (words >= 1) & (first == (words - 1).astype(np.uint64))
+    counters.add(losses.BAD_RECORD, int((~final & ~v12).sum()))
+    sound = final | v12
+    # The v12 form repeats the marker that ends the sample's own chain: it is not taken twice.
+    skipped = np.where(final, 2, np.where(words >= 2, 2, 1))[sound]
+    begin, lengths = starts[sound] + 8 * skipped, (words[sound] - skipped)
+    offsets = offsets_of(lengths)
+    at = np.repeat(begin - 8 * offsets[:-1], lengths) + 8 * np.arange(offsets[-1])
+    table = DeferredChains.filled(
+        int(sound.sum()),
+        time_ns=trailers.time[sound].view(np.int64),
+        pid=trailers.pid[sound],
+        tid=trailers.tid[sound],
+        cookie=np.where(final, first, np.uint64(0))[sound],
+        callchain=np.arange(int(sound.sum())),
+    )
+    chains = Ragged(offsets, gather_u64(chunk.data, at, events.order))
+    return Batch(callchains=chains, deferred=table)
+
+
+class Wanting(NamedTuple):
+    """Callchains that end in a deferred marker: how many words to keep of each, and its cookie."""
+
+    is_deferred: Bool
+    kept: I64
+    cookie: U64
+
+
+def merge_deferred(recording: Recording) -> Recording:
+    """Complete the samples whose user callchain was deferred.
+
+    Returns:
+        A recording without deferred records. Merged chains have an ordinary USER marker. What could not be
+        merged keeps its kernel part, loses marker and cookie, is flagged UNMERGED and counted.
+    """
+    wanting = wanting_of(recording.callchains)
+    samples, deferred = recording.samples, recording.deferred
+    # A sample without a callchain has row -1: the False at the end.
+    waiting = np.flatnonzero(np.append(wanting.is_deferred, False)[samples.callchain])
+    if not len(waiting):
+        return recording.replaced(deferred=DeferredChains())
+    chain = samples.callchain[waiting]
+    index = DeferredIndex(deferred)
+    found = index.find(samples.tid[waiting], samples.time_ns[waiting], wanting.cookie[chain])
+    completed, row_of_sample = _completed(recording.callchains, wanting, chain, found, deferred)
+    callchain, flags, space = samples.callchain.copy(), samples.flags.copy(), samples.space.copy()
+    callchain[waiting] = row_of_sample + len(recording.callchains)
+    # The user part was walked later than the sample was taken: perhaps after an exec.
+    walked = deferred.space[found[found >= 0]]
+    space[waiting[found >= 0]] = np.where(walked >= 0, walked, space[waiting[found >= 0]])
+    flags[waiting[found < 0]] |= np.uint16(SampleFlag.UNMERGED | SampleFlag.NO_USER_STACK)
+    callchains, ids = unique_rows(Ragged.concat([recording.callchains, completed]))
+    callchain[callchain >= 0] = ids[callchain[callchain >= 0]]
+    wakers = samples.waker_callchain.copy()
+    wakers[wakers >= 0] = ids[wakers[wakers >= 0]]
+    lost = Losses(recording.losses)
+    lost.add(UNMERGED, int((found < 0).sum()))
+    return recording.replaced(
+        samples=samples.with_columns(callchain=callchain, waker_callchain=wakers, flags=flags, space=space),
+        callchains=callchains,
+        deferred=DeferredChains(),
+        losses=dict(lost),
+    )
+
+
+def wanting_of(chains: Ragged) -> Wanting:
+    """Which of n callchains wait for a user part, and what of them stays; `kept` is all of the others."""
+    lengths, ends = chains.lengths, chains.offsets[1:]
+    words = np.append(chains.values, np.zeros(2, np.uint64))  # ends - 2 of an empty row leads somewhere
+    last = np.where(lengths >= 1, words[ends - 1], np.uint64(0))
+    before = np.where(lengths >= 2, words[ends - 2], np.uint64(0))
+    final, v12 = before == _MARKER, last == _MARKER
+    kept = lengths - np.where(final, 2, np.where(v12, 1, 0))
+    return Wanting(final | v12, kept, np.where(final, last, np.uint64(0)))
+
+
+class DeferredIndex:
+    """Finds the deferred record of a sample.
+
+    (thread, cookie) becomes the rank of that pair, a time its rank among the times, and both together one
+    int64 key, so that a binary search answers for any number of samples.
+    """
+
+    def __init__(self, deferred: DeferredChains) -> None:
+        self._cookies, cookie = np.unique(deferred.cookie, return_inverse=True)
+        self._times, time = np.unique(deferred.time_ns, return_inverse=True)
+        self._pairs, pair = np.unique(self._pair(deferred.tid, cookie), return_inverse=True)
+        self._order = np.lexsort((time, pair))
+        self._keys = (pair * (len(self._times) + 1) + time)[self._order]
+        self._pair_of_key = pair[self._order]
+
+    def _pair(self, tid: I32, cookie: I64) -> I64:
+        pair: I64 = tid.astype(np.int64) * max(1, len(self._cookies)) + cookie
+        return pair
+
+    def find(self, tid: I32, time_ns: I64, cookie: U64) -> I32:
+        """int32[n]: the deferred record of each sample, -1 none.
+
+        The nearest one of the same thread and cookie at or after the sample, else the last one before it.
+        Without a cookie (0) only a later one can be meant.
+        """
+        if not len(self._order):
+            return np.full(len(tid), -1, np.int32)
+        code = np.minimum(np.searchsorted(self._cookies, cookie), len(self._cookies) - 1)
+        wanted = self._pair(tid, code)
+        pair = np.minimum(np.searchsorted(self._pairs, wanted), len(self._pairs) - 1)
+        known = (self._cookies[code] == cookie) & (self._pairs[pair] == wanted)
+        key = pair * (len(self._times) + 1) + np.searchsorted(self._times, time_ns)
+        slot = np.searchsorted(self._keys, key)
+        after, earlier = np.minimum(slot, len(self._order) - 1), np.maximum(slot - 1, 0)
+        is_after = known & (slot < len(self._order)) & (self._pair_of_key[after] == pair)
+        is_earlier = known & (self._pair_of_key[earlier] == pair) & (cookie > 0)
+        row = np.where(is_after, self._order[after], np.where(is_earlier, self._order[earlier], -1))
+        return row.astype(np.int32)
+
+
+def _completed(
+    chains: Ragged, wanting: Wanting, chain: I32, found: I32, deferred: DeferredChains
+) -> tuple[Ragged, I32]:
+    """(new chains, int32[n]): each different (chain, deferred chain) once, and which one each sample has."""
+    user = np.append(deferred.callchain, -1)[found]  # not found is row -1: the one at the end
+    pairs, row_of_sample = np.unique(
+        chain.astype(np.int64) << 32 | (user + 1).astype(np.int64), return_inverse=True
+    )
+    head, tail = pairs >> 32, (pairs & 0xFFFFFFFF) - 1
+    heads = chains.take(head)
+    return complete(heads, wanting.kept[head], chains, tail), row_of_sample.astype(np.int32)
+
+
+def complete(heads: Ragged, kept: I64, tails: Ragged, tail: I64) -> Ragged:
+    """Callchains of two parts, with the marker USER between them.
+
+    Args:
+        heads: n chains; of each, the first `kept` words (int64[n]) stay.
+        tails: user addresses.
+        tail: int64[n], rows of `tails`; -1 adds nothing.
+    """
+    added = np.where(tail >= 0, np.append(tails.lengths, 0)[tail], 0)
+    marker = (added > 0).astype(np.int64)
+    offsets = offsets_of(kept + marker + added)
+    values = np.full(int(offsets[-1]), _USER)
+    values[spread(offsets[:-1], kept, offsets_of(kept))] = heads.values[
+        spread(heads.offsets[:-1], kept, offsets_of(kept))
+    ]
+    values[spread(offsets[:-1] + kept + marker, added, offsets_of(added))] = tails.values[
+        spread(tails.offsets[np.maximum(tail, 0)], added, offsets_of(added))
+    ]
+    return Ragged(offsets, values)

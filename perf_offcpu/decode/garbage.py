@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Garbage at the root of callchains: words that frame-pointer walks took for return addresses.
+
+Code built without frame pointers keeps anything in the register that a walk follows; behind the last real
+frame such a walk reads words of the stack. They lie in no mapping of the process, and they come last. A
+frame that is no code cannot be a caller: it is cut off. The innermost user frame is never cut, it is where
+the thread really was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.model.callchains import Ragged, offsets_of, spread, unique_rows
+from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.mappings import NO_MAP, find_mappings
+from perf_offcpu.model.recording import Recording, Samples
+from perf_offcpu.perfdata.losses import Losses
+
+GARBAGE = "words at the root of callchains that are no code, cut off"
+
+_KERNEL_HALF = np.uint64(1 << 63)
+
+
+def cut_garbage(recording: Recording) -> Recording:
+    """The recording without root-most frames that lie in no mapping of their process.
+
+    Processes of which no mapping is known keep all frames. What was cut is counted, once for each
+    different callchain.
+    """
+    samples, chains = recording.samples, recording.callchains
+    known = np.zeros(len(recording.spaces) + 1, np.bool_)  # the last one is that of space -1
+    known[recording.maps.space[recording.maps.space >= 0]] = True
+    pairs, shorter, words = _shortened(_pairs(samples, known), recording)
+    if not words:
+        return recording
+    unique, ids = unique_rows(Ragged.concat([chains, shorter]))
+    losses = Losses(recording.losses)
+    losses.add(GARBAGE, words)
+    return recording.replaced(
+        samples=samples.with_columns(
+            callchain=_renumbered(samples, known, pairs, ids),
+            waker_callchain=np.where(
+                samples.waker_callchain >= 0, ids[samples.waker_callchain], np.int32(-1)
+            ),
+        ),
+        callchains=unique,
+        losses=dict(losses),
+    )
+
+
+_BLOCK = 1 << 15
+"""Samples, or callchains, that are looked at once: what is made of them stays in a core's cache."""
+
+
+def _keys(samples: Samples, known: Bool) -> Iterator[tuple[slice, Bool, I64]]:
+    """(rows, usable, keys) of a block of samples after the other.
+
+    usable is bool[rows], whether there is a callchain and a known address space; keys are int64 of these
+    only: the space in the upper half, the callchain in the lower.
+    """
+    for at in range(0, len(samples), _BLOCK):
+        rows = slice(at, at + _BLOCK)
+        space, chain = samples.space[rows], samples.callchain[rows]
+        usable = known[space] & (chain >= 0)
+        yield rows, usable, space[usable].astype(np.int64) << 32 | chain[usable].astype(np.int64)
+
+
+def _pairs(samples: Samples, known: Bool) -> I64:
+    """The different keys, ascending."""
+    parts = [np.empty(0, np.int64), *(np.unique(keys) for _, _, keys in _keys(samples, known))]
+    return np.unique(np.concatenate(parts))
+
+
+def _shortened(pairs: I64, recording: Recording) -> tuple[I64, Ragged, int]:
+    """(pairs, shorter, words): those whose callchain ends in garbage, what is left of each, what is not."""
+    keys, parts, words = [np.empty(0, np.int64)], [Ragged()], 0
+    for at in range(0, len(pairs), _BLOCK):
+        block = pairs[at : at + _BLOCK]
+        taken = recording.callchains.take(block & 0xFFFFFFFF)
+        kept = _kept_lengths(taken, _is_code(taken, (block >> 32).astype(np.int32), recording))
+        cut = np.flatnonzero(kept < taken.lengths)
+        words += int((taken.lengths - kept).sum())
+        offsets = offsets_of(kept[cut])
+        keys.append(block[cut])
+        parts.append(Ragged(offsets, taken.values[spread(taken.offsets[cut], kept[cut], offsets)]))
+    return np.concatenate(keys), Ragged.concat(parts), words
+
+
+def _renumbered(samples: Samples, known: Bool, pairs: I64, ids: I32) -> I32:
+    """int32[n]: the samples' callchains; `ids` are the new rows of all old ones, then of all pairs."""
+    callchain = samples.callchain.copy()
+    first_pair = len(ids) - len(pairs)
+    for rows, usable, keys in _keys(samples, known):
+        block = callchain[rows]
+        block[block >= 0] = ids[block[block >= 0]]
+        place = np.minimum(np.searchsorted(pairs, keys), len(pairs) - 1)
+        cut = pairs[place] == keys
+        block[np.flatnonzero(usable)[cut]] = ids[first_pair + place[cut]]
+    return callchain
+
+
+def _is_code(chains: Ragged, spaces: I32, recording: Recording) -> Bool:
+    """bool[words]: which words may be frames: markers, kernel addresses, mapped ones, innermost ones."""
+    words = chains.values
+    good = words >= _KERNEL_HALF
+    is_marker = words >= np.uint64(CallchainContext.MAX)
+    first = np.zeros(len(words), np.bool_)
+    first[chains.offsets[:-1][chains.lengths > 0]] = True
+    good |= first | np.append(False, is_marker[:-1])[: len(words)]
+    doubtful = np.flatnonzero(~good)
+    space = spaces[chains.row_of_value()[doubtful]]
+    # A return address may be the byte behind its mapping: the call before it is what must be code.
+    mapping = find_mappings(recording.maps, recording.spaces, space, words[doubtful] - np.uint64(1))
+    good[doubtful[mapping != NO_MAP]] = True
+    return good
+
+
+def _kept_lengths(chains: Ragged, good: Bool) -> I64:
+    """int64[n]: words of each row up to the last good one."""
+    position = np.arange(len(good))
+    last_good = np.maximum.accumulate(np.where(good, position, -1)) if len(good) else position
+    ends, lengths = chains.offsets[1:], chains.lengths
+    kept = lengths.copy()
+    filled = lengths > 0
+    kept[filled] = last_good[ends[filled] - 1] - chains.offsets[:-1][filled] + 1
+    return kept

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a perf.data file to a Recording, in one pass over the file.
+
+Samples become columns chunk by chunk, side-band records are collected; when the file has been read the
+side-band is replayed in time order and every sample gets its thread's comm and address space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from perf_offcpu.abi.records import RECORD_LAYOUTS, RecordType
+from perf_offcpu.decode.batch import Batch, Gathering
+from perf_offcpu.decode.budget import sorted_budget
+from perf_offcpu.decode.counter_reads import deliver_counts
+from perf_offcpu.decode.counters import CollectorAccount
+from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
+from perf_offcpu.decode.field_store import FieldStore
+from perf_offcpu.decode.garbage import cut_garbage
+from perf_offcpu.decode.meta import evsel_of, read_meta
+from perf_offcpu.decode.repair import FOREIGN_IDS, count_foreign_ids, repair_ids
+from perf_offcpu.decode.samples import SampleDecoder, is_offcpu
+from perf_offcpu.decode.snapshots import SnapshotStore
+from perf_offcpu.decode.switch_events import SWITCH_RECORDS, SwitchDecoder
+from perf_offcpu.decode.switch_waits import has_switches, with_waits
+from perf_offcpu.decode.tasks import SIDE_TYPES, TaskReplay
+from perf_offcpu.model.recording import DeferredChains, Recording, Samples
+from perf_offcpu.model.strings import Strings
+from perf_offcpu.perfdata import losses
+from perf_offcpu.perfdata.events import Events
+from perf_offcpu.perfdata.features import Features
+from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.perfdata.reader import PerfDataReader
+from perf_offcpu.perfdata.scan import Chunk
+from perf_offcpu.perfdata.side_records import SideRecord, side_records
+
+_LOSS_CAUSES: dict[int, str] = {
+    RecordType.LOST: losses.LOST_RECORDS,
+    RecordType.LOST_SAMPLES: losses.LOST_SAMPLES,
+}
+
+_ONE_BY_ONE = RECORD_LAYOUTS.keys() - SWITCH_RECORDS - {RecordType.CALLCHAIN_DEFERRED}
+"""Types of records that are few enough for an object each; damage in any of them is counted."""
+
+
+class Head(Protocol):
+    """What of a recording is no record: an open `PerfDataReader`, or what stands for it (`perf_script`)."""
+
+    events: Events
+    features: Features
+    counters: Losses
+    path: str
+
+
+def load_recording(
+    path: str | Path,
+    *,
+    retype: bool = True,
+    merge: bool = True,
+    switches: bool = True,
+    snapshots: bool = False,
+    fields: Collection[str] = (),
+) -> Recording:
+    """Read a recording.
+
+    Args:
+        path: a file, a directory of `perf record --threads`, or "-" for standard input.
+        retype: turn raw off-cpu samples into off-cpu samples.
+        merge: complete samples whose user callchain was deferred.
+        switches: if the recording has context switches (sched_switch tracepoints or SWITCH records) and no
+            off-cpu event, add one: a sample for each wait between two switches (`decode.switches`). What
+            was recorded stays.
+        snapshots: keep copies of user stacks, for `symbolize.unwind`.
+        fields: keep these fields of samples in `Recording.fields`: names of `decode.field_store.ALL_FIELDS`.
+
+    Raises:
+        FormatError: it cannot be opened, or is no perf.data. Damage inside is counted in `losses`.
+    """
+    with PerfDataReader.open(path) as reader:
+        recording = read_recording(
+            reader, retype=retype, switches=switches, snapshots=snapshots, fields=fields
+        )
+    return cut_garbage(merge_deferred(recording) if merge else recording)
+
+
+def read_recording(
+    reader: PerfDataReader,
+    *,
+    retype: bool = True,
+    switches: bool = True,
+    snapshots: bool = False,
+    fields: Collection[str] = (),
+) -> Recording:
+    """As `load_recording`, from an open reader; deferred callchains stay apart."""
+    gathering, tasks = Gathering(), TaskReplay(Strings())
+    account = CollectorAccount()
+    switch_decoder = SwitchDecoder(reader.features, reader.counters)
+    store, field_store = SnapshotStore(reader.counters), FieldStore(fields)
+    for chunk in reader.chunks():
+        wanted = switch_decoder if switches and not any(map(is_offcpu, reader.events.specs)) else None
+        stacks = store if snapshots else None
+        decoder = SampleDecoder(reader.events, reader.counters, account, retype, wanted, stacks, field_store)
+        gathering.add(decoder.decode(chunk)[1])
+        gathering.add(decode_deferred(chunk, reader.events, reader.counters))
+        if wanted is not None:
+            gathering.add(Batch(switches=wanted.of_records(chunk, reader.events)))
+        for record in _tasks_and_losses(chunk, reader):
+            tasks.note(record)
+    recording = _assemble(reader, gathering.batch(), tasks, account)
+    found = field_store.release()
+    recording = deliver_counts(recording, found, reader.events)
+    return recording.replaced(snapshots=store.release(), fields=field_store.asked(found))
+
+
+def read_side_records(reader: PerfDataReader) -> tuple[list[SideRecord], CollectorAccount]:
+    """Everything but the samples of a recording, for `assemble`."""
+    side: list[SideRecord] = []
+    account = CollectorAccount()
+    for chunk in reader.chunks():
+        SampleDecoder(reader.events, Losses(), account).decode_account(chunk)
+        side.extend(_tasks_and_losses(chunk, reader))
+    return side, account
+
+
+def _tasks_and_losses(chunk: Chunk, reader: PerfDataReader) -> Iterator[SideRecord]:
+    """The records that tell of tasks; losses are counted on the way."""
+    for record in side_records(chunk, reader.events, reader.counters, _ONE_BY_ONE):
+        if record.type in SIDE_TYPES:
+            yield record
+        elif record.type in _LOSS_CAUSES:
+            reader.counters.add(_LOSS_CAUSES[record.type], record.values["lost"])
+
+
+def assemble(head: Head, batch: Batch, side: list[SideRecord], account: CollectorAccount) -> Recording:
+    """Put samples and side-band records together: every sample gets its comm and address space."""
+    tasks = TaskReplay(Strings())
+    for record in side:
+        tasks.note(record)
+    return _assemble(head, batch, tasks, account)
+
+
+def _assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAccount) -> Recording:
+    for cause, count in account.counted.items():
+        head.counters.add(cause, count)
+    tasks.replay()
+    head.counters.add(losses.MAPS_FORGOTTEN, tasks.spaces.forgotten)
+    evsels = [evsel_of(spec) for spec in head.events.specs]
+    samples = repair_ids(batch.samples, batch.from_upstream, tasks.tasks())
+    head.counters.add(FOREIGN_IDS, count_foreign_ids(samples, tasks.tasks()))
+    if has_switches(batch.switches):
+        samples = with_waits(samples, batch.switches, tasks.tasks(), evsels, head.counters, account)
+    # Stable: samples of one time stay in the order of the file; those without time come first.
+    samples.reorder(np.argsort(samples.time_ns, kind="stable"))
+    samples = tasks.attribute(samples)
+    spaces, maps = tasks.spaces.tables()
+    deferred = batch.deferred.take(np.argsort(batch.deferred.time_ns, kind="stable"))
+    meta = read_meta(head.events, head.features, head.path, samples, account)  # counts damaged features
+    return Recording(
+        samples=samples,
+        callchains=batch.callchains,
+        evsels=evsels,
+        strings=tasks.strings,
+        spaces=spaces,
+        maps=maps,
+        dsos=tasks.dsos(),
+        comms=tasks.comms(),
+        tasks=tasks.tasks(),
+        budget=sorted_budget(account.budgets),
+        kernel_symbols=tasks.kernel_symbols(),
+        deferred=_with_tasks(deferred, tasks),
+        cgroups=tasks.cgroups,
+        losses=dict(head.counters),
+        meta=meta,
+    )
+
+
+def _with_tasks(deferred: DeferredChains, tasks: TaskReplay) -> DeferredChains:
+    """The deferred callchains with comm and address space of their threads."""
+    rows = Samples.filled(len(deferred), time_ns=deferred.time_ns, pid=deferred.pid, tid=deferred.tid)
+    rows = tasks.attribute(rows)
+    return deferred.with_columns(comm=rows.comm, space=rows.space)

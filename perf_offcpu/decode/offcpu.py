@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Re-typing: raw `offcpu-time` samples become off-cpu samples, as perf >= 6.16 does, without its mistakes.
+
+Two producers write such samples, and this project's are known by the magic of their extension. Upstream's
+need care (checked against perf 7.2): those sent directly hold tid and pid in the other order (settled by
+`decode.repair`, when all tasks are known); sums carry a dummy time; a 33rd frame is the stale cgroup id of
+an earlier record; and the raw size counts padding, so that only `nr` tells the number of frames.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.abi import offcpu as abi
+from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.columnar import Columns, Rows, gather_rows, gather_u64, read_columns
+from perf_offcpu.decode.batch import Batch
+from perf_offcpu.layout import Order
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import I64, U16, U64, Bool
+from perf_offcpu.model.recording import SampleFlag, Samples
+
+_FIXED_WORDS = 4
+"""pid and tid, time, nr, cgroup: a payload without frames."""
+
+_UPSTREAM_MAX_CHAIN = 33
+"""Upstream keeps 32 frames and one marker."""
+
+_FLAG_OF_KIND = np.zeros(max(abi.Kind) + 1, np.uint16)
+_FLAG_OF_KIND[abi.Kind.SUM] = SampleFlag.AGGREGATED
+_FLAG_OF_KIND[abi.Kind.STILL_BLOCKED] = SampleFlag.STILL_BLOCKED
+_FLAG_OF_KIND[abi.Kind.BEGAN_BEFORE] = SampleFlag.BEGAN_BEFORE
+
+_FLAG_OF_WAIT = (
+    (abi.WaitFlag.PREEMPTED, SampleFlag.PREEMPTED),
+    (abi.WaitFlag.WAKER_INTERRUPT, SampleFlag.WAKER_INTERRUPT),
+    (abi.WaitFlag.YIELDED, SampleFlag.YIELDED),
+    (abi.WaitFlag.BEGAN_BEFORE, SampleFlag.BEGAN_BEFORE),
+    (abi.WaitFlag.UNTIMED, SampleFlag.UNTIMED),
+)
+
+_FLAG_OF_LOST = (
+    (abi.Lost.USER_STACK, SampleFlag.NO_USER_STACK),
+    (abi.Lost.KERNEL_STACK, SampleFlag.NO_KERNEL_STACK),
+    (abi.Lost.USER_STACK_CUT | abi.Lost.KERNEL_STACK_CUT, SampleFlag.TRUNCATED),
+)
+
+
+def retype(data: NDArray[np.uint8], columns: Columns, samples: Samples, order: Order) -> tuple[Batch, Bool]:
+    """Re-type n raw samples of one evsel.
+
+    Args:
+        data: the buffer that `columns` point into.
+        columns: the samples' fields, RAW among them.
+        samples: their model rows so far: time, cpu and flags are kept.
+
+    Returns:
+        (batch, sound): the off-cpu samples, and bool[n], False where the payload is malformed.
+    """
+    payload = _Payload(data, columns, order)
+    extension = payload.extension()
+    result = Samples.filled(
+        len(payload.words),
+        time_ns=samples.time_ns,
+        evsel=samples.evsel,
+        cpu=samples.cpu,
+        flags=samples.flags | np.uint16(SampleFlag.OFFCPU),
+        pid=payload.low(0),
+        tid=payload.high(0),
+        period=payload.word(1).view(np.int64),
+        cgroup=payload.cgroup(),
+        callchain=np.arange(len(payload.words), dtype=np.int32),
+    )
+    chains = Ragged(*gather_rows(data, Rows(payload.at + 24, payload.chain_words, 8), order))
+    result.ip, result.cpumode = _leaf(chains)
+    _apply_extension(result, extension)
+    wakers = payload.waker_chains(extension)
+    if len(wakers.values):
+        woken = np.flatnonzero(wakers.lengths)
+        result.waker_callchain[woken] = np.arange(len(woken)) + len(chains)
+        chains = Ragged.concat([chains, wakers.take(woken)])
+    sound = columns.ok & payload.sound & (result.period >= 0)
+    return Batch(result, chains, ~extension.ok), sound
+
+
+class _Payload:
+    """The words of n raw payloads, each read only where it lies inside its sample."""
+
+    def __init__(self, data: NDArray[np.uint8], columns: Columns, order: Order) -> None:
+        raw = columns.arrays["raw"]
+        self.data, self.order, self.at = data, order, raw.starts
+        self.words = raw.counts // 8
+        self.sound = columns.ok & (self.words >= _FIXED_WORDS)
+        self.ours, nr = self._marked()
+        room = np.maximum(self.words - _FIXED_WORDS, 0)
+        # Upstream's nr may lie; ours is only believed if the extension stands where it says.
+        limit = np.where(self.ours, room, np.minimum(room, _UPSTREAM_MAX_CHAIN))
+        self.chain_words = np.where(self.sound, np.clip(nr, 0, limit), 0)
+
+    def word(self, index: int | I64) -> U64:
+        """uint64[n]: word `index` of each payload, 0 where it has none."""
+        inside = (np.asarray(index) >= 0) & (self.words > index)
+        values = gather_u64(self.data, np.where(inside, self.at + 8 * np.asarray(index), 0), self.order)
+        return np.where(inside, values, np.uint64(0))
+
+    def low(self, index: int | I64) -> NDArray[np.int32]:
+        """The u32 at the lower address of a word (which number half that is follows the byte order)."""
+        return self._half(self.word(index), first=True)
+
+    def high(self, index: int | I64) -> NDArray[np.int32]:
+        """The u32 at the higher address of a word."""
+        return self._half(self.word(index), first=False)
+
+    def _half(self, words: U64, first: bool) -> NDArray[np.int32]:
+        low = first == (self.order == "<")
+        return (words if low else words >> np.uint64(32)).astype(np.uint32).view(np.int32)
+
+    def _marked(self) -> tuple[Bool, I64]:
+        """(ours, nr): whether the word behind the cgroup id holds the extension's magic."""
+        nr: I64 = np.minimum(self.word(2), np.uint64(2**31)).astype(np.int64)
+        return self.low(3 + nr + 1) == np.int32(abi.EXTENSION_MAGIC), nr
+
+    def cgroup(self) -> U64:
+        """uint64[n]: the cgroup id behind the chain."""
+        return self.word(3 + self.chain_words)
+
+    def extension(self) -> Columns:
+        """The extension's fields; `ok` is False where there is none, or none that is whole."""
+        begin = self.at + 8 * (3 + self.chain_words + 1)
+        end = np.where(self.ours, self.at + 8 * self.words, begin)
+        columns = read_columns(abi.EXTENSION, self.data, begin, end, self.order)
+        columns.ok &= columns.scalars["nwords"] >= abi.EXTENSION_WORDS
+        columns.ok &= columns.scalars["version"] >= abi.EXTENSION_VERSION
+        return columns
+
+    def waker_chains(self, extension: Columns) -> Ragged:
+        """The callchains of who woke, behind the extension's words; none where it is not whole."""
+        begin = self.at + 8 * (3 + self.chain_words + 1 + abi.EXTENSION_WORDS)
+        room = np.minimum(
+            extension.scalars["nwords"].astype(np.int64) - abi.EXTENSION_WORDS,
+            (self.at + 8 * self.words - begin) // 8,
+        )
+        wanted = np.minimum(extension.scalars["waker_nr"], np.uint64(2**31)).astype(np.int64)
+        counts = np.where(extension.ok & (wanted <= room), wanted, 0)
+        return Ragged(*gather_rows(self.data, Rows(begin, counts, 8), self.order))
+
+
+def _leaf(chains: Ragged) -> tuple[U64, NDArray[np.uint8]]:
+    """(ip, cpumode): the first address of each chain, and whose code the marker before it says it is."""
+    starts, lengths = chains.offsets[:-1], chains.lengths
+    ip = np.zeros(len(chains), np.uint64)
+    marker = np.zeros(len(chains), np.uint64)
+    marker[lengths > 0] = chains.values[starts[lengths > 0]]
+    ip[lengths > 1] = chains.values[starts[lengths > 1] + 1]
+    kernel = marker == np.uint64(CallchainContext.KERNEL)
+    return ip, np.where(kernel, np.uint8(CpuMode.KERNEL), np.uint8(CpuMode.USER))
+
+
+def _apply_extension(samples: Samples, extension: Columns) -> None:
+    """Take over what our own collector knows beyond upstream's words."""
+    fields: dict[str, NDArray[Any]] = extension.scalars
+    ok = extension.ok
+
+    def known(name: str, sentinel: int, dtype: type[np.generic], unknown: int | None = None) -> NDArray[Any]:
+        values = fields[name]
+        valid = ok if unknown is None else ok & (values != np.array(unknown, values.dtype))
+        return np.where(valid, values.astype(dtype), np.array(sentinel, dtype))
+
+    samples.state = known("prev_state", -1, np.int32)
+    samples.syscall = known("syscall", abi.SYSCALL_UNKNOWN, np.int32)
+    samples.wakeup_ns = known("wakeup_ns", -1, np.int64, unknown=0)
+    samples.runq_ns = known("runq_ns", -1, np.int64, unknown=abi.RUNQ_UNKNOWN)
+    samples.switch_out_ns = known("switch_out_ns", -1, np.int64, unknown=0)
+    samples.longest_ns = known("longest_ns", -1, np.int64)
+    for name in ("waker_pid", "waker_tid"):
+        # Thread 0 wakes nobody, but it may be what an interrupt that woke has interrupted.
+        by_interrupt = ok & (fields["flags"] & np.uint16(abi.WaitFlag.WAKER_INTERRUPT) != 0)
+        waker = known(name, -1, np.int32, unknown=0)
+        setattr(samples, name, np.where(by_interrupt, fields[name].astype(np.int32), waker))
+    samples.count = np.maximum(known("count", 1, np.int64), 1)
+    samples.flags |= np.where(ok, _extension_flags(fields), np.uint16(0))
+    samples.time_ns[(samples.flags & np.uint16(SampleFlag.UNTIMED)) != 0] = -1
+
+
+def _extension_flags(fields: dict[str, NDArray[Any]]) -> U16:
+    kind = np.where(fields["kind"] < len(_FLAG_OF_KIND), fields["kind"], 0)  # newer ones: nothing is known
+    flags: U16 = _FLAG_OF_KIND[kind]
+    for how, flag in _FLAG_OF_WAIT:
+        flags = flags | np.where(fields["flags"] & np.uint16(how) != 0, np.uint16(flag), np.uint16(0))
+    for lost, flag in _FLAG_OF_LOST:
+        flags = flags | np.where(fields["lost"] & np.uint32(lost) != 0, np.uint16(flag), np.uint16(0))
+    return flags

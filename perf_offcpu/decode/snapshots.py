@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gathering snapshots of user stacks from samples with REGS_USER and STACK_USER.
+
+They are the bulk of a recording that has them: what exceeds `MEMORY` bytes goes to a temporary file without a
+name (in TMPDIR) that is mapped when all are there, so that memory stays bounded by what is looked at.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import BinaryIO, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.abi.cfi import ABI_64
+from perf_offcpu.columnar import Columns, Rows, gather_rows
+from perf_offcpu.layout import Order
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import I32, U64, Bool
+from perf_offcpu.model.growing import GrowingArray
+from perf_offcpu.model.snapshots import Snapshots
+from perf_offcpu.perfdata.losses import Losses
+
+MEMORY: Final = 1 << 28
+NO_ROOM = "user stacks not kept for unwinding: no room for them in TMPDIR"
+
+
+class SnapshotStore:
+    """Takes the snapshots of batch after batch of samples.
+
+    Args:
+        counters: where snapshots that cannot be kept are counted.
+        memory: bytes of stacks that are kept in memory.
+    """
+
+    def __init__(self, counters: Losses, memory: int = MEMORY) -> None:
+        self.counters = counters
+        self._stack, self._stack_ends = _Words(memory), GrowingArray("i8")
+        self._registers, self._register_ends = GrowingArray("u8"), GrowingArray("i8")
+        self._mask = GrowingArray("u8")
+
+    def __len__(self) -> int:
+        return len(self._mask)
+
+    def add(self, data: NDArray[np.uint8], columns: Columns, mask: int, ok: Bool, order: Order) -> I32:
+        """Take up the snapshots of n samples of one evsel.
+
+        Args:
+            data: the buffer that `columns` point into.
+            mask: the evsel's sample_regs_user.
+            ok: bool[n], samples that are sound.
+
+        Returns:
+            int32[n]: the snapshot of each, -1 if it has none.
+        """
+        number = np.full(len(ok), -1, np.int32)
+        if "regs_user" not in columns.arrays or "stack_user" not in columns.arrays:
+            return number
+        registers, stack = columns.arrays["regs_user"], columns.arrays["stack_user"]
+        used = np.minimum(columns.scalars["stack_user_dyn_size"], stack.counts.astype(np.uint64))
+        words = used.astype(np.int64) // 8
+        wanted = np.flatnonzero(ok & (columns.scalars["regs_user_abi"] == ABI_64) & (words > 0))
+        if not len(wanted):
+            return number
+        stacks = gather_rows(data, Rows(stack.starts[wanted], words[wanted], 8), order)
+        if not self._stack.append(stacks[1]):
+            self.counters.add(NO_ROOM, len(wanted))
+            return number
+        number[wanted] = np.arange(len(self), len(self) + len(wanted))
+        own = gather_rows(data, Rows(registers.starts[wanted], registers.counts[wanted], 8), order)
+        self._register_ends.append(own[0][1:] + len(self._registers))
+        self._registers.append(own[1])
+        self._stack_ends.append(stacks[0][1:] + len(self._stack) - len(stacks[1]))
+        self._mask.append(np.full(len(wanted), mask, np.uint64))
+        return number
+
+    def release(self) -> Snapshots:
+        """All snapshots, no longer held here."""
+        return Snapshots(
+            self._mask.release(),
+            Ragged(_offsets(self._register_ends), self._registers.release()),
+            Ragged(_offsets(self._stack_ends), self._stack.release()),
+        )
+
+
+def _offsets(ends: GrowingArray) -> NDArray[np.int64]:
+    return np.append(np.int64(0), ends.release())
+
+
+class _Words:
+    """Words that grow: in memory at first, then in a file."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory, self._held = memory, GrowingArray("u8")
+        self._file: BinaryIO | None = None
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, words: U64) -> bool:
+        """Add words; False if there is no room."""
+        if self._file is None and 8 * (len(self._held) + len(words)) > self._memory:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the store
+            if not self._write(self._held.release()):
+                return False
+        if self._file is None:
+            self._held.append(words)
+        elif not self._write(words):
+            return False
+        self._count += len(words)
+        return True
+
+    def _write(self, words: U64) -> bool:
+        assert self._file is not None
+        try:
+            self._file.write(words.data)
+            self._file.flush()
+        except OSError:
+            return False
+        return True
+
+    def release(self) -> U64:
+        """All words."""
+        if self._file is None:
+            return self._held.release()
+        with self._file as file:
+            return np.memmap(file, np.uint64, "r", shape=(self._count,)) if self._count else self._held.view()

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of user stacks on their way from one file to another: unwound, and left out.
+
+Stack bytes can hold secrets, and a recording is rewritten to be passed on. So by default a sample's registers
+and stack are cut out, and what was unwound from them becomes the user's part of its callchain. Whoever keeps
+them does so for perf's own unwinder, which adds what it finds to the callchain: there the user's part is cut.
+
+Unwinding itself is `symbolize`'s; it is handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from perf_offcpu.abi.attr import SampleType
+from perf_offcpu.columnar import Columns, Rows, gather_rows
+from perf_offcpu.decode.snapshots import SnapshotStore
+from perf_offcpu.decode.tasks import TaskReplay
+from perf_offcpu.decode.user_parts import join_parts, kernel_parts
+from perf_offcpu.layout import Order
+from perf_offcpu.model.callchains import Ragged, offsets_of, spread
+from perf_offcpu.model.columns import I32, I64
+from perf_offcpu.model.recording import Meta, Recording, Samples
+from perf_offcpu.model.snapshots import Snapshots
+from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.perfdata.scan import Chunk
+from perf_offcpu.perfdata.splice import Cut, Records, chunk_of, records_of, with_callchains, with_words
+
+UnwindSome = Callable[[Snapshots, I32, Losses], Ragged]
+"""(snapshots, address space of each, where cuts are counted) → user callchains."""
+MakeUnwinder = Callable[[Recording], UnwindSome | None]
+"""From a recording's maps and files to its unwinder; None if its machine is not known."""
+
+_STACK = SampleType.REGS_USER | SampleType.STACK_USER
+Read = Callable[[Chunk, I64, EventSpec], Columns]
+
+
+def has_stacks(spec: EventSpec) -> bool:
+    """Whether an evsel's samples have copies of user stacks."""
+    return spec.attr.sample_type & _STACK == _STACK
+
+
+def without_stacks(spec: EventSpec) -> EventSpec:
+    """The evsel of samples whose stacks were cut out."""
+    if not has_stacks(spec):
+        return spec
+    attr = replace(
+        spec.attr,
+        sample_type=spec.attr.sample_type & ~_STACK,
+        sample_regs_user=0,
+        sample_stack_user=0,
+    )
+    return replace(spec, attr=attr)
+
+
+@dataclass(slots=True)
+class StackCutter:
+    """Rewrites samples with copies of user stacks.
+
+    Args:
+        tasks: the whole recording's tasks and maps, replayed.
+        unwinder: see MakeUnwinder; None leaves the user's part of callchains as it is.
+        keep: leave the copies in, and the user's part of callchains out.
+        order: the recording's byte order.
+        counters: where stacks that could not be followed to their root are counted.
+    """
+
+    tasks: TaskReplay
+    unwinder: UnwindSome | None
+    keep: bool
+    order: Order
+    counters: Losses
+    unwound: int = field(default=0)
+    """Samples that were unwound so far."""
+
+    def rewrite(self, chunk: Chunk, rows: I64, spec: EventSpec, read: Read) -> Records:
+        """What stands for samples of one evsel.
+
+        Args:
+            rows: sound samples of the chunk.
+            read: gives their fields.
+        """
+        columns = read(chunk, rows, spec)
+        callchains = self._callchains(chunk, columns, spec)
+        if self.keep:
+            return self._with_callchains(chunk, rows, columns, callchains)
+        begins = columns.arrays["regs_user"].starts - 8
+        stack = columns.arrays["stack_user"]
+        ends = stack.starts + stack.counts + np.where(stack.counts > 0, 8, 0)
+        sizes = chunk.starts[rows] + chunk.sizes[rows]
+        nothing = (np.zeros(len(rows) + 1, np.int64), np.empty(0, np.uint64))
+        records, _ = with_words(chunk, rows, Cut(begins, ends, sizes), nothing, self.order)
+        smaller, every = chunk_of(records, self.order), np.arange(len(rows))
+        return self._with_callchains(smaller, every, read(smaller, every, without_stacks(spec)), callchains)
+
+    def _with_callchains(
+        self, chunk: Chunk, rows: I64, columns: Columns, callchains: Ragged | None
+    ) -> Records:
+        if callchains is None:
+            return records_of(chunk.take(rows))
+        old = columns.arrays["callchain"]
+        cut = Cut(old.starts - 8, old.starts + 8 * old.counts, chunk.starts[rows] + chunk.sizes[rows])
+        records, fits = with_callchains(chunk, rows, cut, (callchains.offsets, callchains.values), self.order)
+        assert fits.all(), "a callchain of at most 1024 frames fits where a stack was"
+        return records
+
+    def _callchains(self, chunk: Chunk, columns: Columns, spec: EventSpec) -> Ragged | None:
+        """The new callchains; None if they stay as they are."""
+        if "callchain" not in columns.arrays:
+            return None
+        old = columns.arrays["callchain"]
+        chains = Ragged(*gather_rows(chunk.data, Rows(old.starts, old.counts, 8), self.order))
+        store = SnapshotStore(self.counters)
+        mask = spec.attr.sample_regs_user
+        snapshot = store.add(chunk.data, columns, mask, columns.ok, self.order)
+        snapshots = store.release()
+        found = np.flatnonzero(snapshot >= 0)
+        front = kernel_parts(chains)
+        lengths = chains.lengths
+        if self.keep:
+            lengths = np.where(snapshot >= 0, front, lengths)
+            return _cut(chains, lengths)
+        if self.unwinder is None or not len(found):
+            return None
+        user = self.unwinder(snapshots, self._spaces(columns)[found], self.counters)
+        self.unwound += len(found)
+        whole = join_parts(chains, front, found.astype(np.int32), user)
+        both = Ragged.concat([chains, whole])
+        row = np.arange(len(chains))
+        row[found] = len(chains) + np.arange(len(found))
+        return both.take(row)
+
+    def _spaces(self, columns: Columns) -> I32:
+        scalars = columns.scalars
+        samples = Samples.filled(
+            len(columns.ok),
+            pid=scalars["pid"].view(np.int32) if "pid" in scalars else None,
+            tid=scalars["tid"].view(np.int32) if "tid" in scalars else None,
+            time_ns=scalars["time"].view(np.int64) if "time" in scalars else None,
+        )
+        return self.tasks.attribute(samples).space
+
+
+def _cut(chains: Ragged, lengths: I64) -> Ragged:
+    """The first words of each row."""
+    offsets = offsets_of(lengths)
+    return Ragged(offsets, chains.values[spread(chains.offsets[:-1], lengths, offsets)])
+
+
+def frames_of(tasks: TaskReplay, arch: str, path: str) -> Recording:
+    """What unwinding takes of a recording: its maps and files."""
+    spaces, maps = tasks.spaces.tables()
+    return Recording(
+        strings=tasks.strings, spaces=spaces, maps=maps, dsos=tasks.dsos(), meta=Meta(arch=arch, source=path)
+    )

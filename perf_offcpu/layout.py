@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The field-table engine: one declaration of a binary layout serves reading, writing, numpy and documents.
+
+A `Layout` is a tuple of `Field` rows, in wire order, spelled as the kernel's and perf's headers spell them.
+A row may depend on two things only, and that is enough for every structure of perf.data:
+
+* the *shape*, known before the record is read (`if_`): the attr's sample_type, read_format, …
+* an earlier row of the same record (`count`, `where`): `nr` before `ips[nr]`, `abi` before the registers.
+
+    COMM = Layout("PERF_RECORD_COMM", (Field("pid", U32), Field("tid", U32), Field("comm", TEXT)))
+
+Every read is checked against the end of the record; a violation is a `LayoutError`, never an over-read.
+Whole columns of one field over many records are read by `columnar`, from the same tables.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from perf_offcpu.errors import LayoutError
+
+Order = Literal["<", ">"]
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Int:
+    """An integer of `size` bytes."""
+
+    size: int
+    signed: bool = False
+
+    @property
+    def code(self) -> str:
+        """The struct module's letter; numpy's type string is derived from size and sign."""
+        letter = {1: "B", 2: "H", 4: "I", 8: "Q"}[self.size]
+        return letter.lower() if self.signed else letter
+
+    def dtype(self, order: Order) -> np.dtype[Any]:
+        """The same for numpy, in a byte order."""
+        return np.dtype(f"{order}{'i' if self.signed else 'u'}{self.size}")
+
+
+class Special(enum.Enum):
+    """Field types that are not integers."""
+
+    BYTE = "byte"  # opaque bytes; with a count, one `bytes` value
+    TEXT = "text"  # NUL-terminated name to the end of the record, NUL-padded to 8
+    STRING = "string"  # perf string: u32 length, then that many bytes, NUL-padded to 64
+
+
+U8, U16, U32, U64 = Int(1), Int(2), Int(4), Int(8)
+S32, S64 = Int(4, signed=True), Int(8, signed=True)
+BYTE, TEXT, STRING = Special.BYTE, Special.TEXT, Special.STRING
+REST: Final = "<rest>"
+"""As `count`: as many items as fit before the end of the record."""
+
+Shape = Any
+"""What is known before a record is read: a word of flags, or an object whose `flags` is one; hashable."""
+Condition = enum.IntFlag | Callable[[Shape], object]
+Count = int | str | Callable[[Shape], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One row of a layout.
+
+    Args:
+        name: the header's own spelling.
+        type: an integer type, BYTE, TEXT, STRING, or a Layout (a nested struct).
+        count: None for one value; else how many: a number, the name of an earlier field, REST, or a
+            function of the shape.
+        if_: present only if this flag is in the shape's flags, or the function of the shape is true.
+        where: present only in records where this earlier field is not zero.
+        doc: meaning and unit, for `dump` and the documents.
+    """
+
+    name: str
+    type: Int | Special | Layout
+    count: Count | None = None
+    if_: Condition | None = None
+    where: str | None = None
+    doc: str = ""
+
+    def present(self, shape: Shape) -> bool:
+        """Whether records of this shape have the field at all."""
+        if self.if_ is None:
+            return True
+        if isinstance(self.if_, enum.IntFlag):
+            flags: Any = getattr(shape, "flags", shape)
+            return bool(int(flags) & int(self.if_))
+        return bool(self.if_(shape))
+
+
+class Layout:
+    """A named sequence of fields.
+
+    Args:
+        name: the kernel's or perf's name of the structure.
+        fields: rows in wire order.
+        source: the header or source file that defines it.
+    """
+
+    def __init__(self, name: str, fields: Iterable[Field], source: str = "") -> None:
+        self.name, self.fields, self.source = name, tuple(fields), source
+        self._active: dict[Shape, tuple[Field, ...]] = {}
+        self._plans: dict[tuple[Order, Shape], tuple[_Run | Field, ...]] = {}
+
+    def __repr__(self) -> str:
+        return f"Layout({self.name!r}, {len(self.fields)} fields)"
+
+    def active(self, shape: Shape = None) -> tuple[Field, ...]:
+        """The fields that records of this shape have."""
+        fields = self._active.get(shape)
+        if fields is None:
+            if len(self._active) >= _MAX_PLANS:  # a hostile file may ask for a new shape in each record
+                self._active.clear()
+            fields = self._active[shape] = tuple(field for field in self.fields if field.present(shape))
+        return fields
+
+    def unpack(
+        self, data: Buffer, order: Order = "<", shape: Shape = None, start: int = 0, end: int | None = None
+    ) -> dict[str, Any]:
+        """Read one structure from `data[start:end]`.
+
+        Returns:
+            Field name to value: int; list of int or dict for a count; bytes for BYTE, TEXT (without its
+            padding) and STRING. Bytes behind the last field are ignored: newer kernels append fields.
+
+        Raises:
+            LayoutError: the structure does not fit.
+        """
+        values, _ = self.unpack_from(data, order, shape, start, len(data) if end is None else end)
+        return values
+
+    def unpack_from(
+        self, data: Buffer, order: Order, shape: Shape, start: int, end: int
+    ) -> tuple[dict[str, Any], int]:
+        """As `unpack`, and where the structure ended."""
+        values, at, problem = self.unpack_sound(data, order, shape, start, end)
+        if problem is not None:
+            raise problem
+        return values, at
+
+    def unpack_sound(
+        self, data: Buffer, order: Order, shape: Shape, start: int, end: int
+    ) -> tuple[dict[str, Any], int, LayoutError | None]:
+        """As `unpack_from`, of a damaged structure the fields before the damage.
+
+        Returns:
+            (values, where reading stopped, why; None if the structure is whole).
+        """
+        plan = self._plan(order, shape)
+        whole = _unpack_simple(plan, data, start, min(end, len(data)))
+        if whole is not None:
+            return *whole, None
+        reader = _Reader(self.name, data, order, shape, start, end)
+        try:
+            for step in plan:
+                if isinstance(step, _Run):
+                    reader.read_run(step)
+                elif step.where is None or reader.values[step.where]:
+                    reader.read(step)
+        except LayoutError as problem:
+            return reader.values, reader.at, problem
+        return reader.values, reader.at, None
+
+    def _plan(self, order: Order, shape: Shape) -> tuple[_Run | Field, ...]:
+        """The steps that read one structure of this shape, kept for the next: neighbours are alike."""
+        plan = self._plans.get((order, shape))
+        if plan is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[order, shape] = tuple(_runs(self.active(shape), order))
+        return plan
+
+    def pack(self, values: Mapping[str, Any], order: Order = "<", shape: Shape = None) -> bytes:
+        """Write one structure; the inverse of `unpack`. Absent counts are taken from their arrays.
+
+        Raises:
+            LayoutError: a value is missing, out of range, or contradicts its count.
+        """
+        fields = self.active(shape)
+        full = _with_counts(fields, values)
+        try:
+            return b"".join(
+                _pack_field(field, full, order, shape)
+                for field in fields
+                if field.where is None or full[field.where]
+            )
+        except KeyError as missing:
+            raise LayoutError(f"{self.name}: no value for field {missing}") from None
+        except struct.error as problem:
+            raise LayoutError(f"{self.name}: {problem}") from None
+
+    def size(self, shape: Shape = None) -> int:
+        """Bytes of a structure of fixed size.
+
+        Raises:
+            LayoutError: its size depends on its content.
+        """
+        return sum(_fixed_size(self.name, field, shape) for field in self.active(shape))
+
+    def offset(self, name: str, shape: Shape = None) -> int:
+        """Where a field begins, if everything before it has a fixed size."""
+        total = 0
+        for field in self.active(shape):
+            if field.name == name:
+                return total
+            total += _fixed_size(self.name, field, shape)
+        raise LayoutError(f"{self.name}: no field {name} in this shape")
+
+    def dtype(self, order: Order = "<", shape: Shape = None) -> np.dtype[Any]:
+        """The packed numpy dtype of a structure of fixed size."""
+        return np.dtype([(f.name, *_numpy_type(self.name, f, order, shape)) for f in self.active(shape)])
+
+
+_MAX_PLANS = 256
+
+
+class _Run(NamedTuple):
+    """Neighbouring fields of fixed size, read by one call."""
+
+    fields: tuple[Field, ...]
+    names: tuple[str, ...]
+    struct: struct.Struct
+
+
+def _runs(fields: Iterable[Field], order: Order) -> Iterator[_Run | Field]:
+    """The fields, with neighbours of fixed size put together."""
+    for code, group in itertools.groupby(fields, lambda field: _fixed_code(field) is not None):
+        if code:
+            run = tuple(group)
+            codes = "".join(_fixed_code(field) or "" for field in run)
+            yield _Run(run, tuple(field.name for field in run), struct.Struct(order + codes))
+        else:
+            yield from group
+
+
+def _fixed_code(field: Field) -> str | None:
+    """The struct module's code of a field that every record of its shape has; None if there is none."""
+    if field.where is not None:
+        return None
+    if field.type is BYTE and (field.count is None or isinstance(field.count, int)):
+        return f"{1 if field.count is None else field.count}s"
+    return field.type.code if isinstance(field.type, Int) and field.count is None else None
+
+
+def _unpack_simple(
+    plan: tuple[_Run | Field, ...], data: Buffer, start: int, end: int
+) -> tuple[dict[str, Any], int] | None:
+    """One structure of scalars, perhaps with a name behind them, as most records are; None for any other."""
+    if not plan or len(plan) > 2 or not isinstance(plan[0], _Run):
+        return None
+    run = plan[0]
+    at = start + run.struct.size
+    if at > end:
+        return None
+    if len(plan) == 1:
+        return dict(zip(run.names, run.struct.unpack_from(data, start), strict=True)), at
+    last = plan[1]
+    if isinstance(last, _Run) or last.type is not TEXT or last.where is not None:
+        return None
+    values = dict(zip(run.names, run.struct.unpack_from(data, start), strict=True))
+    values[last.name] = bytes(data[at:end]).split(b"\0", 1)[0]
+    return values, end
+
+
+class _Reader:
+    """A checked cursor over one record."""
+
+    def __init__(self, name: str, data: Buffer, order: Order, shape: Shape, start: int, end: int) -> None:
+        self.name, self.data, self.order, self.shape = name, data, order, shape
+        self.at, self.end = start, min(end, len(data))
+        self.values: dict[str, Any] = {}
+
+    def take(self, size: int, field: str) -> int:
+        """Claim `size` bytes and return where they begin."""
+        start = self.at
+        if size < 0 or size > self.end - start:
+            raise LayoutError(
+                f"{self.name}: field {field} needs {size} bytes at {start}, {self.end - start} are left"
+            )
+        self.at += size
+        return start
+
+    def read_run(self, run: _Run) -> None:
+        if self.end - self.at < run.struct.size:
+            for field in run.fields:  # those before the end are sound
+                self.read(field)
+        values = run.struct.unpack_from(self.data, self.at)
+        self.at += run.struct.size
+        self.values.update(zip(run.names, values, strict=True))
+
+    def read(self, field: Field) -> None:
+        if isinstance(field.type, Special):
+            self.values[field.name] = self._special(field)
+        elif isinstance(field.type, Layout):
+            self.values[field.name] = self._nested(field, field.type)
+        elif field.count is None:
+            self.values[field.name] = self._ints(field.type, 1, field.name)[0]
+        else:
+            self.values[field.name] = list(self._ints(field.type, self._count(field), field.name))
+
+    def _ints(self, type_: Int, count: int, name: str) -> tuple[int, ...]:
+        start = self.take(count * type_.size, name)
+        return struct.unpack_from(f"{self.order}{count}{type_.code}", self.data, start)
+
+    def _count(self, field: Field) -> int:
+        if field.count == REST:
+            return (self.end - self.at) // (field.type.size if isinstance(field.type, Int) else 1)
+        if isinstance(field.count, str):
+            return int(self.values[field.count])
+        if callable(field.count):
+            return field.count(self.shape)
+        return field.count or 0
+
+    def _special(self, field: Field) -> bytes:
+        if field.type is TEXT:
+            start = self.take(self.end - self.at, field.name)
+            return bytes(self.data[start : self.end]).split(b"\0", 1)[0]
+        if field.type is STRING:
+            size = self._ints(U32, 1, field.name)[0]
+            start = self.take(size, field.name)
+            return bytes(self.data[start : start + size]).split(b"\0", 1)[0]
+        size = 1 if field.count is None else self._count(field)
+        start = self.take(size, field.name)
+        return bytes(self.data[start : start + size])
+
+    def _nested(self, field: Field, layout: Layout) -> Any:
+        if field.count is None:
+            return self._struct(field, layout)
+        if field.count == REST:
+            rows = []
+            while self.at < self.end:
+                rows.append(self._struct(field, layout))
+            return rows
+        return [self._struct(field, layout) for _ in range(self._count(field))]
+
+    def _struct(self, field: Field, layout: Layout) -> dict[str, Any]:
+        before = self.at
+        values, self.at = layout.unpack_from(self.data, self.order, self.shape, self.at, self.end)
+        if self.at == before and field.count is not None:
+            raise LayoutError(f"{self.name}: empty {layout.name} repeats in {field.name}")
+        return values
+
+
+def _with_counts(fields: tuple[Field, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the count fields that follow from their arrays."""
+    full = dict(values)
+    for field in fields:
+        if isinstance(field.count, str) and field.count != REST and field.name in full:
+            full.setdefault(field.count, len(full[field.name]))
+    return full
+
+
+def _pack_field(field: Field, values: Mapping[str, Any], order: Order, shape: Shape) -> bytes:
+    value = values[field.name]
+    if isinstance(field.type, Special):
+        return _pack_special(field, bytes(value), order, _wanted(field, values, shape))
+    rows = [value] if field.count is None else list(value)
+    wanted = _wanted(field, values, shape)
+    if wanted is not None and wanted != len(rows):
+        raise LayoutError(f"field {field.name}: {len(rows)} items, its count says {wanted}")
+    if isinstance(field.type, Layout):
+        return b"".join(field.type.pack(row, order, shape) for row in rows)
+    return struct.pack(f"{order}{len(rows)}{field.type.code}", *rows)
+
+
+def _wanted(field: Field, values: Mapping[str, Any], shape: Shape) -> int | None:
+    if field.count is None or field.count == REST:
+        return None
+    if isinstance(field.count, str):
+        return int(values[field.count])
+    return field.count(shape) if callable(field.count) else field.count
+
+
+def _pack_special(field: Field, value: bytes, order: Order, wanted: int | None) -> bytes:
+    if field.type is TEXT:
+        return value + bytes(8 - len(value) % 8)  # always at least one NUL
+    if field.type is STRING:
+        padded = value + bytes(64 - len(value) % 64)
+        return struct.pack(f"{order}I", len(padded)) + padded
+    size = len(value) if wanted is None else wanted
+    if len(value) > size:
+        raise LayoutError(f"field {field.name}: {len(value)} bytes, at most {size}")
+    return value + bytes(size - len(value))
+
+
+def _fixed_count(name: str, field: Field, shape: Shape) -> int:
+    if field.count is None:
+        return 1
+    if isinstance(field.count, int):
+        return field.count
+    if callable(field.count):
+        return field.count(shape)
+    raise LayoutError(f"{name}: the size of {field.name} depends on the record")
+
+
+def _fixed_size(name: str, field: Field, shape: Shape) -> int:
+    if field.type in (TEXT, STRING) or field.where is not None:
+        raise LayoutError(f"{name}: the size of {field.name} depends on the record")
+    count = _fixed_count(name, field, shape)
+    if isinstance(field.type, Layout):
+        return count * field.type.size(shape)
+    return count * (field.type.size if isinstance(field.type, Int) else 1)
+
+
+def _numpy_type(name: str, field: Field, order: Order, shape: Shape) -> tuple[Any, ...]:
+    _fixed_size(name, field, shape)  # raises for fields without a fixed size
+    count = _fixed_count(name, field, shape)
+    if isinstance(field.type, Layout):
+        inner: Any = field.type.dtype(order, shape)
+    elif isinstance(field.type, Int):
+        inner = field.type.dtype(order)
+    else:
+        return (f"V{count}",)
+    return (inner,) if field.count is None else (inner, (count,))
+
+
+def padding(size: int, to: int = 8) -> int:
+    """How many bytes bring `size` to a multiple of `to`."""
+    return -size % to

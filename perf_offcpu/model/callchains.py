@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callchains before symbolization: ragged rows of raw words, each different chain kept once.
+
+The words are those of the wire, leaf first, context markers included (`abi.sample.CallchainContext`), so
+that writing a chain back gives the same bytes. Rows are found equal by a 64-bit hash of their words and
+then compared word by word: a hash collision can never merge two chains.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perf_offcpu.columnar import row_blocks
+from perf_offcpu.model.columns import I32, I64, U64
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_BASE = 0xD1342543DE82EF95
+_HALF = np.uint64(32)
+
+
+@dataclass(slots=True)
+class Ragged:
+    """n rows of different length in one array (compressed sparse rows).
+
+    Args:
+        offsets: int64[n + 1], ascending from 0; row i is `values[offsets[i]:offsets[i + 1]]`.
+        values: uint64[offsets[n]].
+    """
+
+    offsets: I64 = field(default_factory=lambda: np.zeros(1, np.int64))
+    values: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def row(self, index: int) -> U64:
+        """One row; for output and tests."""
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
+
+    @property
+    def lengths(self) -> I64:
+        """int64[n]."""
+        return np.diff(self.offsets)
+
+    @classmethod
+    def from_lists(cls, rows: list[list[int]]) -> Ragged:
+        """Rows from Python lists; for tests and rare records."""
+        lengths = np.array([len(row) for row in rows], np.int64)
+        flat = [word for row in rows for word in row]
+        return cls(offsets_of(lengths), np.array(flat, np.uint64))
+
+    @classmethod
+    def concat(cls, parts: list[Ragged]) -> Ragged:
+        """The rows of all parts, in order."""
+        if not parts:
+            return cls()
+        lengths = np.concatenate([part.lengths for part in parts])
+        return cls(offsets_of(lengths), np.concatenate([part.values for part in parts]))
+
+    def take(self, rows: I64 | I32) -> Ragged:
+        """The given rows, in the given order (a row may repeat)."""
+        starts, lengths = self.offsets[rows], self.lengths[rows]
+        offsets = offsets_of(lengths)
+        return Ragged(offsets, self.values[spread(starts, lengths, offsets)])
+
+    def row_of_value(self) -> I64:
+        """int64[len(values)]: which row each value belongs to."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    def check(self) -> None:
+        """Raise AssertionError unless the offsets describe the values."""
+        assert self.offsets.dtype == np.int64 and self.values.dtype == np.uint64
+        assert self.offsets[0] == 0 and self.offsets[-1] == len(self.values)
+        assert bool((self.lengths >= 0).all())
+
+
+def offsets_of(lengths: I64) -> I64:
+    """int64[n + 1]: where rows of these lengths begin and end, back to back."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def spread(starts: I64, lengths: I64, offsets: I64) -> I64:
+    """int64[sum(lengths)]: indices start, start + 1, … of each row in turn (a ragged arange)."""
+    return np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+
+
+def hash_rows(chains: Ragged) -> U64:
+    """uint64[n]: a hash of each row that depends on the order of its words.
+
+    The mixed words are the coefficients of a polynomial modulo 2^64; the hash is its value at an odd number.
+    With running sums, and powers reduced by where a row begins, that takes four passes over the words and no
+    index of them.
+    """
+    hashes = np.empty(len(chains), np.uint64)
+    for first, behind in row_blocks(chains.offsets):
+        offsets = chains.offsets[first : behind + 1]
+        hashes[first:behind] = _hash_block(chains.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+    return hashes ^ (chains.lengths.astype(np.uint64) * _MIX)
+
+
+def _hash_block(words: U64, offsets: I64) -> U64:
+    powers, inverses = _powers(len(words).bit_length())
+    mixed = words * _MIX
+    mixed ^= mixed >> _HALF
+    mixed *= powers[: len(words)]
+    sums = np.zeros(len(words) + 1, np.uint64)
+    np.cumsum(mixed, out=sums[1:])
+    begins, ends = offsets[:-1], offsets[1:]
+    hashes: U64 = (sums[ends] - sums[begins]) * inverses[begins]
+    return hashes
+
+
+@functools.lru_cache(maxsize=4)
+def _powers(bits: int) -> tuple[U64, U64]:
+    """The powers of the hash's base and of its inverse modulo 2^64, from 0 to 2^bits."""
+    tables = []
+    for base in (_BASE, pow(_BASE, -1, 2**64)):
+        table = np.full((1 << bits) + 1, base, np.uint64)
+        table[0] = 1
+        tables.append(np.multiply.accumulate(table))
+    return tables[0], tables[1]
+
+
+def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
+    """Each different row once, in order of first appearance.
+
+    Returns:
+        (unique, ids): ids is int32[n], the row in `unique` that equals row i.
+    """
+    if not len(chains):
+        return Ragged(), np.empty(0, np.int32)
+    hashes = hash_rows(chains)
+    order = np.argsort(hashes)
+    is_new = np.append(True, hashes[order[1:]] != hashes[order[:-1]])
+    group = np.empty(len(chains), np.int64)
+    group[order] = np.cumsum(is_new) - 1
+    first = np.minimum.reduceat(order, np.flatnonzero(is_new))
+    if not equal_rows(chains, chains, first[group]):
+        return _unique_rows_slowly(chains)
+    appearance = np.argsort(first)
+    rank = np.empty(len(first), np.int32)
+    rank[appearance] = np.arange(len(first), dtype=np.int32)
+    return chains.take(first[appearance]), rank[group]
+
+
+def equal_rows(chains: Ragged, others: Ragged, other: I64) -> bool:
+    """Whether each row i of `chains` equals row `other[i]` of `others`, word by word."""
+    lengths, starts = chains.lengths, others.offsets[:-1][other]
+    if not np.array_equal(lengths, others.lengths[other]):
+        return False
+    for first, behind in row_blocks(chains.offsets):
+        offsets = chains.offsets[first : behind + 1]
+        twins = spread(starts[first:behind], lengths[first:behind], offsets - offsets[0])
+        if not np.array_equal(chains.values[offsets[0] : offsets[-1]], others.values[twins]):
+            return False
+    return True
+
+
+def _unique_rows_slowly(chains: Ragged) -> tuple[Ragged, I32]:
+    """The same without hashes, for the one input in 2^64 / n^2 whose hashes collide."""
+    seen: dict[bytes, int] = {}
+    ids = np.array(
+        [seen.setdefault(chains.row(i).tobytes(), len(seen)) for i in range(len(chains))], np.int32
+    )
+    first = np.unique(ids, return_index=True)[1]
+    return chains.take(first), ids

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which mapping does an address lie in? Many addresses at once, against the table of all address spaces."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perf_offcpu.model.columns import I32, U64
+from perf_offcpu.model.recording import Maps, Spaces
+
+KERNEL_SPACE = -1
+NO_MAP = -1
+
+
+def find_mappings(maps: Maps, table: Spaces, spaces: I32, addresses: U64) -> I32:
+    """The mapping of each (address space, address).
+
+    What an image does not map is looked for in the one that it replaced: execve() was called by that, and
+    until it returns, the caller's frames are addresses of the old image.
+
+    Args:
+        maps: sorted by (space, start), not overlapping within a space.
+        table: the recording's spaces.
+        spaces: int32[n], rows in spaces; -1 the kernel's.
+        addresses: uint64[n].
+
+    Returns:
+        int32[n]: rows of `maps`, NO_MAP where none covers the address.
+    """
+    found = _find(maps, spaces, addresses)
+    missing = np.flatnonzero((found == NO_MAP) & (spaces >= 0))
+    before = table.previous[spaces[missing]]
+    missing, before = missing[before >= 0], before[before >= 0]
+    found[missing] = _find(maps, before, addresses[missing])
+    return found
+
+
+def _find(maps: Maps, spaces: I32, addresses: U64) -> I32:
+    found = np.full(len(addresses), NO_MAP, np.int32)
+    if not len(addresses):
+        return found
+    order = np.argsort(spaces, kind="stable")
+    present, first = np.unique(spaces[order], return_index=True)
+    lows, highs = np.searchsorted(maps.space, present), np.searchsorted(maps.space, present, side="right")
+    for rows, low, high in zip(np.split(order, first[1:]), lows.tolist(), highs.tolist(), strict=True):
+        if low == high:
+            continue
+        address = addresses[rows]
+        slot = np.searchsorted(maps.start[low:high], address, side="right") - 1 + low
+        hit = (slot >= low) & (address < maps.end[slot])
+        found[rows[hit]] = slot[hit]
+    return found

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Profile: what people read. Named frames, a stack tree, and one row a sample.
+
+`symbolize.symbolize` makes it from a Recording; converters and reports take nothing else, so none of them
+can be handed unsymbolized data by mistake. A sample's weight is its `period`: an integer until printed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+
+from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Bool, Table, check_rows, column
+from perf_offcpu.model.recording import Budget, Comms, Evsel, Meta, SampleFlag, Tasks
+from perf_offcpu.model.strings import Strings
+
+
+@dataclass(slots=True)
+class Frames(Table):
+    """Named code locations. Row order is not meaningful."""
+
+    symbol: U32 = column("u4", doc='string: function name, demangled; "" unknown')
+    dso: U32 = column("u4", doc='string: path or pseudo name; "" unknown')
+    address: U64 = column("u8", doc="dso-relative virtual address (kernel: absolute); 0 unknown")
+    offset: U64 = column("u8", unit="bytes", doc="from the symbol's start; 0 if no symbol")
+    file: U32 = column("u4", doc='string: source file; "" unknown')
+    line: I32 = column("i4", sentinel=0, doc="source line; 0 unknown")
+    inline_depth: I32 = column("i4", sentinel=0, doc="0 the function itself, 1 inlined into it, …")
+    cpumode: U8 = column("u1", doc="abi.records.CpuMode of the code")
+    ip: U64 = column("u8", doc="address as recorded, in its process; 0 unless asked for (keep_ips)")
+
+
+@dataclass(slots=True)
+class Stacks(Table):
+    """The stack tree (`model.stacks`): `parent[s] < s`."""
+
+    parent: I32 = column("i4", sentinel=-1, doc="row in stacks; -1 a root")
+    frame: I32 = column("i4", doc="row in frames")
+
+
+@dataclass(slots=True)
+class ProfileSamples(Table):
+    """One row a sample, sorted as in the Recording; columns of the same name mean the same."""
+
+    time_ns: I64 = column(
+        "i8", unit="ns", sentinel=-1, doc="sample time; for off-cpu the end of the (last) wait"
+    )
+    period: I64 = column("i8", doc="weight, in the unit of its event")
+    evsel: I32 = column("i4", sentinel=-1, doc="row in evsels")
+    pid: I32 = column("i4", sentinel=-1, doc="tgid")
+    tid: I32 = column("i4", sentinel=-1, doc="thread id")
+    cpu: I32 = column("i4", sentinel=-1, doc="CPU number")
+    comm: U32 = column("u4", doc="string")
+    stack: I32 = column("i4", sentinel=-1, doc="row in stacks: the leaf; -1 no stack")
+    flags: U16 = column("u2", doc="model.recording.SampleFlag")
+    state: I32 = column("i4", sentinel=-1, doc="raw task state at switch-out")
+    wakeup_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="when the sleeper was woken")
+    runq_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="run-queue delay within period")
+    switch_out_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="begin of the (first) wait")
+    longest_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="longest wait of a sum")
+    waker_pid: I32 = column("i4", sentinel=-1, doc="tgid of the waker")
+    waker_tid: I32 = column("i4", sentinel=-1, doc="thread id of the waker")
+    waker_stack: I32 = column("i4", sentinel=-1, doc="row in stacks: where the waker was; -1 none")
+    syscall: I32 = column("i4", sentinel=-2, doc="system call waited in; -1 none, -2 unknown")
+    count: I64 = column("i8", sentinel=1, doc="number of waits")
+    cgroup: U64 = column("u8", doc="cgroup id, 0 unknown")
+
+
+@dataclass(slots=True)
+class Profile:
+    """Everything that a converter or report may use."""
+
+    samples: ProfileSamples = field(default_factory=ProfileSamples)
+    stacks: Stacks = field(default_factory=Stacks)
+    frames: Frames = field(default_factory=Frames)
+    strings: Strings = field(default_factory=Strings)
+    evsels: list[Evsel] = field(default_factory=list)
+    comms: Comms = field(default_factory=Comms)
+    tasks: Tasks = field(default_factory=Tasks)
+    budget: Budget = field(default_factory=Budget)
+    cgroups: dict[int, str] = field(default_factory=dict)
+    build_ids: dict[int, str] = field(default_factory=dict)
+    """Row in strings of a dso → its build-id in hex, where it is known and the same all the time."""
+    losses: dict[str, int] = field(default_factory=dict)
+    meta: Meta = field(default_factory=Meta)
+
+    def is_offcpu(self) -> Bool:
+        """bool[samples]: which samples are off-cpu time."""
+        offcpu: Bool = (self.samples.flags & np.uint16(SampleFlag.OFFCPU)) != 0
+        return offcpu
+
+    def select(self, rows: Bool | I64) -> Self:
+        """The same profile with only these samples."""
+        return replace(self, samples=self.samples.take(rows))
+
+    def check(self) -> None:
+        """Raise AssertionError unless every table is well-formed and every row id leads somewhere."""
+        for table in (self.samples, self.stacks, self.frames, self.comms, self.tasks, self.budget):
+            table.check()
+        check_rows("samples.stack", self.samples.stack, len(self.stacks))
+        check_rows("samples.waker_stack", self.samples.waker_stack, len(self.stacks))
+        check_rows("samples.evsel", self.samples.evsel, len(self.evsels))
+        check_rows("stacks.frame", self.stacks.frame, len(self.frames))
+        assert bool((self.stacks.parent < np.arange(len(self.stacks))).all()), (
+            "a parent comes after its child"
+        )
+        for ids in (self.samples.comm, self.frames.symbol, self.frames.dso, self.frames.file):
+            check_rows("string", ids, len(self.strings))

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Recording: what the kernel said, in columns. Raw addresses, no names of functions yet.
+
+Stages (`decode.retype`, `decode.deferred`, unwinding) are functions from Recording to Recording;
+`symbolize.symbolize` turns it into a `model.profile.Profile`. Samples are sorted by (time, place in the
+file); the same input always gives the same columns.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Table, check_rows, column
+from perf_offcpu.model.sample_fields import SampleFields
+from perf_offcpu.model.snapshots import Snapshots
+from perf_offcpu.model.strings import Strings
+
+
+class SampleFlag(enum.IntFlag):
+    """Column `flags` of Samples."""
+
+    OFFCPU = 1 << 0  # off-cpu time; without it: an ordinary sample
+    AGGREGATED = 1 << 1  # a sum of waits
+    UNTIMED = 1 << 2  # no real time (upstream's sums): not for timelines
+    PREEMPTED = 1 << 3
+    TRUNCATED = 1 << 4  # the callchain was cut
+    NO_USER_STACK = 1 << 5  # lost: could not be taken
+    NO_KERNEL_STACK = 1 << 6
+    STILL_BLOCKED = 1 << 7
+    BEGAN_BEFORE = 1 << 8
+    UNMERGED = 1 << 9  # the deferred part of the callchain never came
+    REPAIRED_IDS = 1 << 10  # pid and tid had been swapped by the recorder
+    WAKER_INTERRUPT = 1 << 11  # woken from an interrupt: the waker is only the task that it interrupted
+    STACK_EXHAUSTED = 1 << 12  # unwinding ended where the copy of the stack ends (TRUNCATED, too)
+    NO_CFI = 1 << 13  # unwinding ended in code that says nothing of its frames (TRUNCATED, too)
+    OUTSIDE_MAPS = 1 << 14  # unwinding led to no code (TRUNCATED, too)
+    YIELDED = 1 << 15  # with PREEMPTED: gave up its CPU by itself
+
+
+@dataclass(slots=True)
+class Samples(Table):
+    """One row a sample. Off-cpu fields hold their sentinel on ordinary samples."""
+
+    time_ns: I64 = column(
+        "i8", unit="ns", sentinel=-1, doc="sample time; for off-cpu the end of the (last) wait"
+    )
+    period: I64 = column("i8", doc="weight, in the unit of its event (ns for off-cpu and cpu-clock)")
+    evsel: I32 = column("i4", sentinel=-1, doc="row in evsels")
+    pid: I32 = column("i4", sentinel=-1, doc="tgid")
+    tid: I32 = column("i4", sentinel=-1, doc="thread id")
+    cpu: I32 = column("i4", sentinel=-1, doc="CPU number")
+    comm: U32 = column("u4", doc="string: comm of the thread at that time")
+    space: I32 = column("i4", sentinel=-1, doc="row in spaces: the address space of user addresses")
+    ip: U64 = column("u8", doc="instruction pointer as sampled; 0 unknown")
+    callchain: I32 = column("i4", sentinel=-1, doc="row in callchains")
+    field_row: I32 = column("i4", sentinel=-1, doc="row in the table of its event in fields")
+    snapshot: I32 = column("i4", sentinel=-1, doc="row in snapshots: the user stack, to be unwound")
+    cpumode: U8 = column("u1", doc="abi.records.CpuMode of ip")
+    flags: U16 = column("u2", doc="SampleFlag")
+    state: I32 = column("i4", sentinel=-1, doc="raw task state at switch-out (TASK_* bits)")
+    wakeup_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="when the sleeper was woken")
+    runq_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="run-queue delay within period")
+    switch_out_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="begin of the (first) wait")
+    longest_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="longest wait of a sum")
+    waker_pid: I32 = column("i4", sentinel=-1, doc="tgid of the waker")
+    waker_tid: I32 = column("i4", sentinel=-1, doc="thread id of the waker")
+    waker_callchain: I32 = column("i4", sentinel=-1, doc="row in callchains: where the waker was; -1 none")
+    syscall: I32 = column("i4", sentinel=-2, doc="system call waited in; -1 none, -2 unknown")
+    count: I64 = column("i8", sentinel=1, doc="number of waits (1 for ordinary samples)")
+    cgroup: U64 = column("u8", doc="cgroup id, 0 unknown")
+
+
+@dataclass(slots=True)
+class Maps(Table):
+    """Executable mappings by address space, sorted by (space, start), not overlapping within a space."""
+
+    space: I32 = column("i4", doc="row in spaces; -1 the kernel's")
+    start: U64 = column("u8", doc="first address")
+    end: U64 = column("u8", doc="address behind the last")
+    pgoff: U64 = column(
+        "u8", unit="bytes", doc="offset in the file; for the kernel map, address of its symbol"
+    )
+    dso: I32 = column("i4", doc="row in dsos")
+
+
+@dataclass(slots=True)
+class Spaces(Table):
+    """Address spaces: one from each exec or fork of a process to the next, anew when maps are replaced."""
+
+    pid: I32 = column("i4", doc="tgid")
+    begin_ns: I64 = column("i8", unit="ns", doc="valid from; 0 since before the recording")
+    previous: I32 = column(
+        "i4", sentinel=-1, doc="row: the image that this one replaced by execve(); -1 none"
+    )
+
+
+@dataclass(slots=True)
+class Dsos(Table):
+    """Mapped objects: what a recording knows of a file."""
+
+    path: U32 = column("u4", doc="string: path or pseudo name as recorded")
+    build_id: U32 = column("u4", doc='string: build-id in hex, "" unknown')
+    cpumode: U8 = column("u1", doc="abi.records.CpuMode of its code")
+
+
+@dataclass(slots=True)
+class Comms(Table):
+    """Names of threads over time, sorted by (tid, begin)."""
+
+    tid: I32 = column("i4", doc="thread id")
+    pid: I32 = column("i4", sentinel=-1, doc="tgid")
+    begin_ns: I64 = column("i8", unit="ns", doc="valid from; 0 since before the recording")
+    comm: U32 = column("u4", doc="string")
+
+
+@dataclass(slots=True)
+class Tasks(Table):
+    """Lives of threads, sorted by (tid, begin); a tid that is reused has several."""
+
+    tid: I32 = column("i4", doc="thread id")
+    pid: I32 = column("i4", doc="tgid")
+    begin_ns: I64 = column("i8", unit="ns", doc="birth; 0 before the recording")
+    end_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="exit; -1 not seen")
+
+
+@dataclass(slots=True)
+class Budget(Table):
+    """What each thread did with its life inside the recording, sorted by (tid, begin).
+
+    wall = end_ns - begin_ns = running + runnable + the blocked columns + what is not known.
+    """
+
+    tid: I32 = column("i4", doc="thread id")
+    pid: I32 = column("i4", doc="tgid")
+    begin_ns: I64 = column("i8", unit="ns", doc="birth, or begin of the recording")
+    end_ns: I64 = column("i8", unit="ns", doc="exit, or end of the recording")
+    running_ns: I64 = column("i8", unit="ns", doc="on a CPU")
+    runnable_ns: I64 = column("i8", unit="ns", doc="waiting for a CPU after a wake-up or birth")
+    preempted_ns: I64 = column("i8", unit="ns", doc="waiting for a CPU after preemption or yielding")
+    interruptible_ns: I64 = column("i8", unit="ns", doc="blocked, S")
+    uninterruptible_ns: I64 = column("i8", unit="ns", doc="blocked, D")
+    idle_ns: I64 = column("i8", unit="ns", doc="blocked, I (uninterruptible, no load)")
+    stopped_ns: I64 = column("i8", unit="ns", doc="stopped or traced, T and t")
+    other_ns: I64 = column("i8", unit="ns", doc="off the CPU in any other state")
+    switches: I64 = column("i8", doc="times that it left a CPU")
+
+
+@dataclass(slots=True)
+class DeferredChains(Table):
+    """User callchains sent when their thread returned to user space, sorted by (time, place in the file)."""
+
+    time_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="when it was walked")
+    pid: I32 = column("i4", sentinel=-1, doc="tgid")
+    tid: I32 = column("i4", sentinel=-1, doc="thread id")
+    cookie: U64 = column("u8", doc="names the samples it completes; 0: all earlier ones of its thread")
+    callchain: I32 = column("i4", sentinel=-1, doc="row in callchains: addresses, leaf first, no marker")
+    comm: U32 = column("u4", doc="string: comm of the thread at that time")
+    space: I32 = column("i4", sentinel=-1, doc="row in spaces: the address space of the addresses")
+
+
+@dataclass(slots=True)
+class KernelSymbols(Table):
+    """Symbols that the recording itself names (KSYMBOL: BPF programs, trampolines)."""
+
+    start: U64 = column("u8", doc="first address")
+    end: U64 = column("u8", doc="address behind the last")
+    name: U32 = column("u4", doc="string")
+
+
+@dataclass(frozen=True, slots=True)
+class Evsel:
+    """One event of the recording. `attr` is an abi.attr.Attr, kept untyped: the model knows no formats."""
+
+    name: str
+    attr: Any
+    unit: str = ""
+    """Unit of periods: "ns" where the event counts time, else "" (occurrences)."""
+
+
+@dataclass(slots=True)
+class Meta:
+    """What the header says of the machine and the run; "" or 0 where unknown."""
+
+    hostname: str = ""
+    os_release: str = ""
+    arch: str = ""
+    version: str = ""
+    cmdline: tuple[str, ...] = ()
+    cpu_desc: str = ""
+    nr_cpus: int = 0
+    clockid: int = -1
+    """Clock of all times; -1 is perf's own (scheduler) clock."""
+    wall_clock_ns: int = 0
+    """CLOCK_REALTIME at the moment `wall_clock_at_ns` of the recording's clock; 0 unknown."""
+    wall_clock_at_ns: int = 0
+    begin_ns: int = 0
+    """Waits that ended from here on were recorded; 0 unknown."""
+    end_ns: int = 0
+    threshold_ns: int = -1
+    """Waits from here on are samples of their own, shorter ones were summed; -1 unknown."""
+    first_ns: int = -1
+    """Time of the first timed sample or record; -1 none."""
+    last_ns: int = -1
+    kernel_build_id: str = ""
+    source: str = ""
+    """The file, as the user named it."""
+
+
+@dataclass(slots=True)
+class Recording:
+    """A whole recording. Tables refer to each other by row; texts are rows of `strings`."""
+
+    samples: Samples = field(default_factory=Samples)
+    callchains: Ragged = field(default_factory=Ragged)
+    snapshots: Snapshots = field(default_factory=Snapshots)
+    """Empty unless asked for (`decode.load`), and once they are unwound."""
+    fields: SampleFields = field(default_factory=SampleFields)
+    """What else samples hold; empty unless asked for (`decode.load`)."""
+    evsels: list[Evsel] = field(default_factory=list)
+    strings: Strings = field(default_factory=Strings)
+    spaces: Spaces = field(default_factory=Spaces)
+    maps: Maps = field(default_factory=Maps)
+    dsos: Dsos = field(default_factory=Dsos)
+    comms: Comms = field(default_factory=Comms)
+    tasks: Tasks = field(default_factory=Tasks)
+    budget: Budget = field(default_factory=Budget)
+    """Empty if the recording does not hold it."""
+    kernel_symbols: KernelSymbols = field(default_factory=KernelSymbols)
+    deferred: DeferredChains = field(default_factory=DeferredChains)
+    """Empty once they are merged."""
+    cgroups: dict[int, str] = field(default_factory=dict)
+    losses: dict[str, int] = field(default_factory=dict)
+    """Cause → how many; only causes that happened. Shown by every report."""
+    meta: Meta = field(default_factory=Meta)
+
+    def replaced(self, **changes: Any) -> Recording:
+        """The same recording with some tables replaced."""
+        return replace(self, **changes)
+
+    def check(self) -> None:
+        """Raise AssertionError unless every table is well-formed and every row id leads somewhere."""
+        samples = self.samples
+        tables = (self.spaces, self.maps, self.dsos, self.comms, self.tasks, self.budget, self.kernel_symbols)
+        for table in (samples, *tables, self.deferred):
+            table.check()
+        self.callchains.check()
+        self.fields.check()
+        check_rows("samples.evsel", samples.evsel, len(self.evsels))
+        self.snapshots.check()
+        check_rows("samples.callchain", samples.callchain, len(self.callchains))
+        check_rows("samples.snapshot", samples.snapshot, len(self.snapshots))
+        check_rows("samples.waker_callchain", samples.waker_callchain, len(self.callchains))
+        check_rows("deferred.callchain", self.deferred.callchain, len(self.callchains))
+        check_rows("samples.space", samples.space, len(self.spaces))
+        check_rows("spaces.previous", self.spaces.previous, len(self.spaces))
+        check_rows("maps.space", self.maps.space, len(self.spaces))
+        check_rows("maps.dso", self.maps.dso, len(self.dsos))
+        for ids in (
+            samples.comm,
+            self.dsos.path,
+            self.dsos.build_id,
+            self.comms.comm,
+            self.kernel_symbols.name,
+        ):
+            check_rows("string", ids, len(self.strings))
+        timed = samples.time_ns[samples.time_ns >= 0]
+        assert bool((timed[1:] >= timed[:-1]).all()), "samples are not in time order"

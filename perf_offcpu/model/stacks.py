@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stack tree: callchains as nodes {parent, frame}, shared from the root on.
+
+Built level by level: at depth d all chains that are at least d frames long are grouped by (node at d - 1,
+frame at d) with one `np.unique`, which numbers the nodes of that level. So `parent[s] < s` for every node,
+and anything inherited from the root (paths, depths, inclusive sums) is one pass over the nodes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import I32, I64
+
+
+def build_stack_tree(chains: Ragged) -> tuple[I32, I32, I32]:
+    """Build the tree of n chains of frame ids.
+
+    Args:
+        chains: n rows of frame ids, leaf first (uint64 values below 2^31).
+
+    Returns:
+        (parent, frame, stack): int32[nodes], int32[nodes], int32[n]; `stack[i]` is the node of chain i's
+        leaf, -1 for an empty chain; roots have parent -1; `parent[s] < s`.
+    """
+    lengths = chains.lengths
+    order = np.argsort(-lengths, kind="stable")  # longest first: the chains alive at depth d are a prefix
+    alive_at = np.searchsorted(-lengths[order], -np.arange(1, int(lengths.max(initial=0)) + 1), side="right")
+    last = chains.offsets[1:][order] - 1  # the root's place in each chain
+    node = np.full(len(chains), -1, np.int64)
+    parents: list[I64] = []
+    frames: list[I64] = []
+    total = 0
+    for depth, alive in enumerate(alive_at):
+        frame = chains.values[last[:alive] - depth].astype(np.int64)
+        keys, inverse = np.unique((node[:alive] + 1) << 31 | frame, return_inverse=True)
+        parents.append((keys >> 31) - 1)
+        frames.append(keys & 0x7FFFFFFF)
+        node[:alive] = inverse + total
+        total += len(keys)
+    stack = np.empty(len(chains), np.int32)
+    stack[order] = node
+    return _flat(parents), _flat(frames), stack
+
+
+def _flat(levels: list[I64]) -> I32:
+    return np.concatenate(levels).astype(np.int32) if levels else np.empty(0, np.int32)
+
+
+def depths(parent: I32) -> I32:
+    """int32[nodes]: frames from the root to each node, the node included."""
+    depth = np.ones(len(parent), np.int32)
+    for node, above in enumerate(parent.tolist()):
+        if above >= 0:
+            depth[node] = depth[above] + 1
+    return depth
+
+
+def frames_of(parent: I32, frame: I32, stack: int) -> list[int]:
+    """The frame ids of one stack, root first; for output and tests."""
+    frames = []
+    while stack >= 0:
+        frames.append(int(frame[stack]))
+        stack = int(parent[stack])
+    return frames[::-1]

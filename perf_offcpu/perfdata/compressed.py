@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compressed records: one zstd stream cut into PERF_RECORD_COMPRESSED and COMPRESSED2 records.
+
+The stream is flushed after each record and never ended, so one decompressor lives across all records of a
+file; each record's output may end inside an inner record. After an error perf begins a new frame: so do we.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from perf_offcpu.abi.records import RECORD_LAYOUTS
+from perf_offcpu.errors import CapabilityError, LayoutError
+from perf_offcpu.layout import Order
+from perf_offcpu.perfdata import losses
+from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.perfdata.scan import HEADER_SIZE
+
+MAX_OUTPUT = 64 << 20
+"""Most bytes that one record may decompress to: perf's own writer stays below its ring's size."""
+
+MAX_RATIO = 256
+"""Most bytes that a stream may give for each of its own, beyond `MAX_OUTPUT`: samples hold times and counts,
+which do not compress that well (seen: 4 to 40)."""
+
+_SLICE = 256
+"""Bytes decompressed at once. A block of zstd has at least 4 bytes and gives at most 128 KiB, so that a slice
+gives at most 8 MiB before anyone can look."""
+
+
+_PIECE = 1 << 20
+
+
+class Decompressor:
+    """The zstd stream of one file.
+
+    Args:
+        counters: where records that do not decompress are counted.
+    """
+
+    def __init__(self, counters: Losses) -> None:
+        self.counters = counters
+        self._stream: Any = None
+        self._taken = self._given = 0
+
+    def feed(self, kind: int, record: bytes, order: Order) -> Iterator[bytes | None]:
+        """What one compressed record (header included) adds to the inner stream.
+
+        Yields:
+            Pieces of bytes; None where something is missing: what follows is the begin of a new frame.
+
+        Raises:
+            CapabilityError: no zstd library for this Python.
+        """
+        try:
+            data = RECORD_LAYOUTS[kind].unpack(record, order, start=HEADER_SIZE)["data"]
+            yield from _joined(self._decompressed(data))
+        except (LayoutError, _Damage):
+            self.counters.add(losses.BAD_COMPRESSED)
+            self._stream = None
+            yield None
+
+    def _decompressed(self, data: bytes) -> Iterator[bytes]:
+        zstandard = zstd_library()
+        end = self._given + MAX_OUTPUT
+        for at in range(0, len(data), _SLICE):
+            if self._stream is None:
+                self._stream = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True)
+            piece = data[at : at + _SLICE]
+            try:
+                output = self._stream.decompress(piece)
+            except zstandard.ZstdError:
+                raise _Damage from None
+            self._taken, self._given = self._taken + len(piece), self._given + len(output)
+            if self._given > min(end, MAX_OUTPUT + MAX_RATIO * self._taken):
+                raise _Damage
+            yield output
+
+
+class _Damage(Exception):
+    """The stream cannot be decompressed on from here."""
+
+
+def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in larger pieces, those before an exception included."""
+    waiting: list[bytes] = []
+    size = 0
+    try:
+        for piece in pieces:
+            waiting.append(piece)
+            size += len(piece)
+            if size >= _PIECE:
+                yield b"".join(waiting)
+                waiting, size = [], 0
+    except _Damage:
+        yield b"".join(waiting)
+        raise
+    yield b"".join(waiting)
+
+
+def zstd_library() -> Any:
+    """The module zstandard.
+
+    Raises:
+        CapabilityError: it is not installed.
+    """
+    try:
+        import zstandard
+    except ImportError:
+        raise CapabilityError(
+            "this recording is compressed and Python has no zstd",
+            "install the package zstandard (Debian: python3-zstandard)",
+        ) from None
+    return zstandard

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which event does a record belong to, and how are its records laid out?
+
+A recording has evsels; each has one id per CPU or thread. Samples carry the id at a place that follows
+from sample_type, other kernel records carry it in their trailer. The rules are perf's own
+(tools/perf/util/evlist.c: evlist__event2evsel, tools/perf/util/evsel.c: __evsel__sample_id_pos).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType, SoftwareConfig
+from perf_offcpu.abi.sample import TRAILER, SampleShape
+from perf_offcpu.columnar import gather_u64
+from perf_offcpu.layout import Order
+from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
+
+_SOFTWARE_NAMES: dict[int, str] = {config: config.name.lower().replace("_", "-") for config in SoftwareConfig}
+
+
+@dataclass(frozen=True, slots=True)
+class EventSpec:
+    """One evsel as a file describes it: attr, name ("" until known) and ids."""
+
+    attr: Attr
+    name: str = ""
+    ids: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> SampleShape:
+        """The layout of its samples."""
+        return SampleShape.of(self.attr)
+
+    def named(self) -> EventSpec:
+        """The same with a name derived from the attr where the file gives none."""
+        return self if self.name else replace(self, name=_derived_name(self.attr))
+
+
+def _derived_name(attr: Attr) -> str:
+    if attr.type == PerfType.SOFTWARE:
+        return _SOFTWARE_NAMES.get(attr.config, "unknown-software")
+    return f"type-{attr.type}-config-{attr.config:#x}"
+
+
+class Events:
+    """The evsels of a recording, and the way from records to them.
+
+    Args:
+        specs: evsels in file order; an evsel's row in this list is its number everywhere.
+        order: byte order of the file.
+        are_all: whether the recording has no others: then the records of a single one need no ids.
+    """
+
+    def __init__(self, specs: list[EventSpec], order: Order, *, are_all: bool = True) -> None:
+        self.specs, self.order = specs, order
+        self.needs_ids = len(specs) > 1 or (len(specs) == 1 and not are_all)
+        # Id 0 means the first event, and the first event that claims an id keeps it.
+        ids = np.fromiter(chain([0], *(spec.ids for spec in specs)), np.uint64)
+        rows = np.repeat(np.arange(-1, len(specs)), [1, *(len(spec.ids) for spec in specs)]).clip(0)
+        self._ids, first, claim = np.unique(ids, return_index=True, return_inverse=True)
+        self._rows = rows[first].astype(np.int32)
+        self.duplicates = int(((rows != rows[first][claim]) & (ids != 0)).sum())
+        """How many ids are claimed by more than one event."""
+        self._first = specs[0].attr if specs else Attr()
+        # Without any ids, samples that are laid out alike can still be read, as the first event's.
+        alike = len({spec.shape for spec in specs}) == 1
+        self._unknown = np.int32(0 if alike and are_all and len(self._ids) == 1 else -1)
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    @property
+    def sample_id_all(self) -> bool:
+        """Whether kernel records other than samples end with a trailer."""
+        return bool(self._first.flags & AttrFlag.SAMPLE_ID_ALL)
+
+    @property
+    def trailer_size(self) -> int:
+        """Bytes of the trailer; perf requires it to be the same for all events of a file."""
+        return TRAILER.size(self._first.sample_type) if self.sample_id_all else 0
+
+    @property
+    def trailer_type(self) -> SampleType:
+        """The sample_type that lays out the trailer."""
+        return self._first.sample_type
+
+    def of_samples(self, chunk: Chunk, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """int32[n]: the evsel of each SAMPLE record in `rows`; -1 where its id is unknown."""
+        place = sample_id_place(self._first.sample_type) if self.needs_ids else None
+        if place is None:
+            return np.full(len(rows), 0 if self.specs else -1, np.int32)
+        at = chunk.starts[rows] + HEADER_SIZE + 8 * place
+        inside = chunk.sizes[rows] >= HEADER_SIZE + 8 * (place + 1)
+        found = self.lookup(gather_u64(chunk.data, np.where(inside, at, 0), self.order))
+        return np.where(inside, found, np.int32(-1)).astype(np.int32)
+
+    def lookup(self, ids: NDArray[np.uint64]) -> NDArray[np.int32]:
+        """int32[n]: the evsel of each id; -1 unknown. In a file of one event every id is its own."""
+        if len(self.specs) == 1 and not self.needs_ids:
+            return np.zeros(len(ids), np.int32)
+        slot = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
+        return np.where(self._ids[slot] == ids, self._rows[slot], self._unknown).astype(np.int32)
+
+
+def sample_id_place(kind: SampleType) -> int | None:
+    """Which u64 word of a sample's payload holds the event's id; None if samples carry none."""
+    if kind & SampleType.IDENTIFIER:
+        return 0
+    if kind & SampleType.ID:
+        before = SampleType.IP | SampleType.TID | SampleType.TIME | SampleType.ADDR
+        return (kind & before).bit_count()
+    return None

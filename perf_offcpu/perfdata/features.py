@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading header features: what the recorder said of its machine, its events and its files' build-ids.
+
+Bodies stay bytes until someone asks. A damaged feature is counted and reads as absent; perf 7.2 would
+refuse the whole file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from perf_offcpu.abi.attr import unpack_attr
+from perf_offcpu.abi.features import (
+    BUILD_ID_ENTRY,
+    BUILD_ID_FIXED_SIZE,
+    EVENT_DESC_ENTRY,
+    EVENT_DESC_HEADER,
+    FEATURE_LAYOUTS,
+    Feature,
+)
+from perf_offcpu.abi.records import Misc
+from perf_offcpu.errors import LayoutError
+from perf_offcpu.layout import Order
+from perf_offcpu.perfdata import losses
+from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.losses import Losses
+
+MAX_EVENTS = 65536
+"""As perf 7.2 limits it; a larger number is damage."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildId:
+    """One entry of the BUILD_ID feature: `cpumode` (abi.records.CpuMode), build-id in hex, path."""
+
+    pid: int
+    cpumode: int
+    build_id: str
+    filename: bytes
+
+
+class Features:
+    """The features of one recording: bit → body.
+
+    Args:
+        bodies: as found in the file.
+        order: byte order of the file.
+        counters: where unreadable features are counted.
+    """
+
+    def __init__(self, bodies: Mapping[int, bytes], order: Order, counters: Losses) -> None:
+        self.bodies, self.order, self.counters = dict(bodies), order, counters
+
+    def values(self, feature: Feature) -> dict[str, Any] | None:
+        """The fields of a feature that has a layout; None if it is absent or damaged."""
+        body = self.bodies.get(feature)
+        if body is None:
+            return None
+        try:
+            return FEATURE_LAYOUTS[feature].unpack(body, self.order)
+        except LayoutError:
+            self.counters.add(losses.BAD_FEATURE)
+            return None
+
+    def text(self, feature: Feature) -> str:
+        """A feature that is one string (`uname -r` for OSRELEASE, …); "" if absent."""
+        values = self.values(feature)
+        return _decoded(values["text"]) if values else ""
+
+    def cmdline(self) -> tuple[str, ...]:
+        """The recorder's argv."""
+        values = self.values(Feature.CMDLINE)
+        return tuple(_decoded(entry["text"]) for entry in values["texts"]) if values else ()
+
+    def event_specs(self) -> list[EventSpec]:
+        """Names and ids of the events, in the order of the attr table; [] if not recorded."""
+        body = self.bodies.get(Feature.EVENT_DESC, b"")
+        if not body:
+            return []
+        try:
+            return _event_specs(body, self.order)
+        except LayoutError:
+            self.counters.add(losses.BAD_FEATURE)
+            return []
+
+    def named(self, specs: list[EventSpec]) -> list[EventSpec]:
+        """Events named by EVENT_DESC, which belongs to them by position, and its ids if they lack them."""
+        described = self.event_specs()
+        if len(described) != len(specs):
+            return specs
+        return [
+            replace(spec, name=told.name or spec.name, ids=spec.ids or told.ids)
+            for spec, told in zip(specs, described, strict=True)
+        ]
+
+    def build_ids(self) -> list[BuildId]:
+        """The recorded build-ids, up to the first impossible entry."""
+        return list(_build_ids(self.bodies.get(Feature.BUILD_ID, b""), self.order))
+
+
+def _event_specs(body: bytes, order: Order) -> list[EventSpec]:
+    head, at = EVENT_DESC_HEADER.unpack_from(body, order, None, 0, len(body))
+    specs = []
+    for _ in range(min(head["nr"], MAX_EVENTS)):
+        attr = unpack_attr(body[at : at + head["attr_size"]], order)
+        entry, at = EVENT_DESC_ENTRY.unpack_from(body, order, None, at + head["attr_size"], len(body))
+        specs.append(EventSpec(attr, _decoded(entry["name"]), tuple(entry["ids"])))
+    return specs
+
+
+def _build_ids(body: bytes, order: Order) -> list[BuildId]:
+    found, at = [], 0
+    while at + BUILD_ID_FIXED_SIZE <= len(body):
+        size = int.from_bytes(body[at + 6 : at + 8], "little" if order == "<" else "big")
+        if size < BUILD_ID_FIXED_SIZE or at + size > len(body):
+            break
+        entry = BUILD_ID_ENTRY.unpack(body, order, None, at, at + size)
+        length = entry["build_id_size"] if entry["misc"] & Misc.BUILD_ID_SIZE else 20
+        cpumode = entry["misc"] & Misc.CPUMODE_MASK
+        found.append(BuildId(entry["pid"], cpumode, entry["build_id"][:length].hex(), entry["filename"]))
+        at += size
+    return found
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode("utf-8", "surrogateescape")

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The head of a perf.data file: which form, which byte order, where attrs, data and features lie.
+
+Every offset and size here may lie (the file may be cut, or made to harm): sections are clamped to the
+file, counts are capped, and what cannot be read is counted. Only a file that is no perf.data at all, or
+none of ours to read, raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from perf_offcpu.abi.attr import ATTR_SIZE_VER0, unpack_attr
+from perf_offcpu.abi.features import Feature
+from perf_offcpu.abi.file import (
+    FEATURE_BITS,
+    FILE_HEADER,
+    FILE_HEADER_SIZE,
+    FILE_HEADER_SIZE_OLD,
+    MAGIC,
+    MAGIC_SWAPPED,
+    MAGIC_V1,
+    PIPE_HEADER_SIZE,
+    SECTION,
+)
+from perf_offcpu.errors import FormatError
+from perf_offcpu.layout import Order
+from perf_offcpu.perfdata import losses
+from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.features import MAX_EVENTS
+from perf_offcpu.perfdata.losses import Losses
+
+MAX_IDS = 1 << 24
+MAX_FEATURE_SIZE = 256 << 20
+
+_SECTION_SIZE = SECTION.size()
+
+
+@dataclass(slots=True)
+class FileHead:
+    """What the header says. For the pipe form, `events` and `features` arrive as records later."""
+
+    order: Order
+    is_pipe: bool
+    events: list[EventSpec] = field(default_factory=list)
+    features: dict[int, bytes] = field(default_factory=dict)
+    feature_sections: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Bit → (offset, size) as the file says, of readable features and others."""
+    data_offset: int = PIPE_HEADER_SIZE
+    data_end: int | None = None
+    """Where the data section ends; None: at the end of the stream."""
+    attr_size: int = 0
+
+
+def read_head(stream: BinaryIO, path: str, size: int | None, counters: Losses) -> FileHead:
+    """Read the header and what it points to.
+
+    Args:
+        stream: at its beginning; seekable unless the file is in pipe form.
+        path: for messages.
+        size: of the file in bytes; None if it cannot be known (a pipe).
+        counters: where damage is counted.
+
+    Raises:
+        FormatError: not a perf.data file, or one of an unsupported kind.
+    """
+    start = stream.read(PIPE_HEADER_SIZE)
+    order = _byte_order(start, path)
+    header_size = int.from_bytes(start[8:16], "little" if order == "<" else "big")
+    if header_size == PIPE_HEADER_SIZE:
+        return FileHead(order, is_pipe=True)
+    if header_size not in (FILE_HEADER_SIZE, FILE_HEADER_SIZE_OLD):
+        raise FormatError(path, "file header", f"its size is {header_size}, known are 16, 72 and 104", 8)
+    if size is None:
+        raise FormatError(path, "file header", "the file form needs a file, not a pipe")
+    header = _unpack_header(start + stream.read(header_size - PIPE_HEADER_SIZE), order, header_size, path)
+    return _HeadReader(stream, path, size, order, header, counters).read()
+
+
+def _byte_order(start: bytes, path: str) -> Order:
+    magic = start[:8]
+    if len(start) < PIPE_HEADER_SIZE:
+        raise FormatError(path, "file header", f"{len(start)} bytes, a perf.data file has at least 16", 0)
+    if magic == MAGIC:
+        return "<"
+    if magic == MAGIC_SWAPPED:
+        return ">"
+    if magic == MAGIC_V1:
+        raise FormatError(path, "file header", "PERFFILE, the format before Linux 3.2, is not supported", 0)
+    raise FormatError(path, "file header", f"magic is {magic!r}: this is no perf.data file", 0)
+
+
+def _unpack_header(data: bytes, order: Order, header_size: int, path: str) -> dict[str, Any]:
+    if len(data) < header_size:
+        raise FormatError(path, "file header", f"cut: {len(data)} bytes of {header_size}", 0)
+    return FILE_HEADER.unpack(data.ljust(FILE_HEADER_SIZE, b"\0"), order)
+
+
+class _HeadReader:
+    """Follows the offsets of one file header, distrusting each."""
+
+    def __init__(
+        self, stream: BinaryIO, path: str, size: int, order: Order, header: dict[str, Any], counters: Losses
+    ) -> None:
+        self.stream, self.path, self.size, self.order = stream, path, size, order
+        self.header, self.counters = header, counters
+        self.feature_sections: dict[int, tuple[int, int]] = {}
+        # Many sections that all name the same bytes would make much of a small file.
+        self._ids_left = min(MAX_IDS, size // 8)
+        data = header["data"]
+        self._taken = [(data["offset"], data["offset"] + data["size"])]
+
+    def read(self) -> FileHead:
+        data = self.header["data"]
+        begin = min(data["offset"], self.size)
+        killed = data["size"] == 0
+        self.counters.add(losses.NO_END, int(killed))
+        end = self.size if killed else min(data["offset"] + data["size"], self.size)
+        missing = data["offset"] + data["size"] - end
+        if not killed:
+            self.counters.add(losses.TRUNCATED, max(0, missing))
+        return FileHead(
+            self.order,
+            is_pipe=False,
+            events=list(self._events()),
+            features={} if killed else dict(self._features(data["offset"] + data["size"])),
+            feature_sections=self.feature_sections,
+            data_offset=begin,
+            data_end=end,
+            attr_size=self.header["attr_size"],
+        )
+
+    def _bytes(self, offset: int, size: int, what: str) -> bytes:
+        """A section, cut at the end of the file."""
+        if offset >= self.size or size <= 0:
+            return b""
+        try:
+            self.stream.seek(offset)
+            return self.stream.read(min(size, self.size - offset))
+        except (OSError, ValueError) as problem:
+            raise FormatError(self.path, what, str(problem), offset) from None
+
+    def _events(self) -> Iterator[EventSpec]:
+        stride, section = self.header["attr_size"], self.header["attrs"]
+        if stride < ATTR_SIZE_VER0 + _SECTION_SIZE:
+            raise FormatError(self.path, "attr section", f"entries of {stride} bytes, 80 at least", 16)
+        stated = section["size"] // stride
+        table = self._bytes(section["offset"], min(stated, MAX_EVENTS) * stride, "attr section")
+        self.counters.add(losses.BAD_ATTRS, stated - len(table) // stride)
+        for at in range(0, len(table) - stride + 1, stride):
+            entry = table[at : at + stride]
+            attr = unpack_attr(entry[:-_SECTION_SIZE], self.order)
+            self.counters.add(losses.ODD_ATTRS, int(attr.size + _SECTION_SIZE != stride))
+            yield EventSpec(attr, ids=self._ids(entry[-_SECTION_SIZE:]))
+
+    def _ids(self, entry: bytes) -> tuple[int, ...]:
+        section = SECTION.unpack(entry, self.order)
+        data = self._bytes(section["offset"], min(section["size"], self._ids_left * 8), "event ids")
+        whole = len(data) // 8
+        self._ids_left -= whole
+        self.counters.add(losses.BAD_IDS, int(whole * 8 != section["size"]))
+        return tuple(np.frombuffer(data, f"{self.order}u8", whole).tolist())
+
+    def _features(self, table_at: int) -> Iterator[tuple[int, bytes]]:
+        bits = self._feature_bits()
+        table = self._bytes(table_at, len(bits) * _SECTION_SIZE, "feature table")
+        for bit, at in zip(bits, range(0, len(table) - _SECTION_SIZE + 1, _SECTION_SIZE), strict=False):
+            section = SECTION.unpack(table, self.order, start=at)
+            self.feature_sections[bit] = (section["offset"], section["size"])
+            body = self._feature(bit, section["offset"], section["size"])
+            self.counters.add(losses.BAD_FEATURE, int(body is None))
+            if body is not None:
+                yield bit, body
+        self.counters.add(losses.BAD_FEATURE, len(bits) - len(table) // _SECTION_SIZE)
+
+    def _feature(self, bit: int, begin: int, size: int) -> bytes | None:
+        """The body of a feature; None if it is not inside the file, or inside another part of it."""
+        end = begin + size
+        if any(begin < other_end and other < end for other, other_end in self._taken):
+            return None
+        body = self._bytes(begin, min(size, MAX_FEATURE_SIZE), f"feature {bit}")
+        if len(body) < size:
+            return None
+        if size:
+            self._taken.append((begin, end))
+        return body
+
+    def _feature_bits(self) -> list[int]:
+        """The bits that are set. Foreign 32-bit recorders have words of 32 bits: perf tells by HOSTNAME."""
+        bits = _bits_of(self.header["features"])
+        if self.order == ">" and Feature.HOSTNAME not in bits:
+            swapped = _bits_of([word << 32 & _MAX_U64 | word >> 32 for word in self.header["features"]])
+            return swapped if Feature.HOSTNAME in swapped else bits
+        return bits
+
+
+_MAX_U64 = 2**64 - 1
+
+
+def _bits_of(words: list[int]) -> list[int]:
+    return [bit for bit in range(FEATURE_BITS) if words[bit // 64] >> (bit % 64) & 1]

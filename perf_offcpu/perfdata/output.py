@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file on disk that a recording or an injection goes to: all or nothing.
+
+Bytes go into a hidden file beside the wanted one, made anew with mode 0600 (a recording shows what others
+do). `commit` gives it the wanted name in one step; without it, nothing is left and an older file is as it
+was. As `perf record` does, the recorder keeps an older recording as NAME.old.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from perf_offcpu.errors import RecordingError
+
+
+class OutputFile:
+    """A file in the making. Use as a context manager; what is not committed by its end is removed.
+
+    Args:
+        path: where the file shall be. A device such as /dev/null is written to directly.
+        keep_old: whether a file that is already there is kept as `path`.old.
+
+    Raises:
+        RecordingError: it cannot be made there.
+    """
+
+    def __init__(self, path: str | Path, keep_old: bool = False) -> None:
+        self.path, self.keep_old = Path(path), keep_old
+        self._temporary: Path | None = None
+        try:
+            self.fd = self._open()
+        except OSError as problem:
+            raise self._failure(problem) from None
+
+    def commit(self) -> None:
+        """Give the file its name; what was there before is replaced, or kept as `path`.old.
+
+        Raises:
+            RecordingError: the name cannot be given.
+        """
+        if self._temporary is None:
+            return
+        try:
+            if self.keep_old and self._worth_keeping():
+                self.path.rename(f"{self.path}.old")
+            self._temporary.rename(self.path)
+        except OSError as problem:
+            raise self._failure(problem) from None
+        self._temporary = None
+
+    def _open(self) -> int:
+        flags = os.O_CLOEXEC | os.O_NOCTTY
+        if self._is_device():
+            return os.open(self.path, os.O_WRONLY | flags)
+        if self.path.is_dir() or (self.path.exists() and not self.path.is_file()):
+            raise RecordingError(f"{self.path}: is no regular file: choose another output")
+        hidden = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
+        # O_EXCL also refuses to follow a link that someone may have put there.
+        fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o600)
+        self._temporary = hidden
+        return fd
+
+    def _is_device(self) -> bool:
+        try:
+            return stat.S_ISCHR(os.stat(self.path).st_mode)
+        except FileNotFoundError:
+            return False
+
+    def _worth_keeping(self) -> bool:
+        return self.path.is_symlink() or (self.path.exists() and self.path.stat().st_size > 0)
+
+    def _failure(self, problem: OSError) -> RecordingError:
+        return RecordingError(f"{self.path}: cannot be written: {problem.strerror}")
+
+    def close(self) -> None:
+        """Close the file; remove it unless it was committed."""
+        os.close(self.fd)
+        if self._temporary is not None:
+            self._temporary.unlink(missing_ok=True)
+            self._temporary = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

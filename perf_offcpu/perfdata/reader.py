@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading perf.data in every form, as a stream of chunks in bounded memory.
+
+    with PerfDataReader.open("perf.data") as reader:
+        for chunk in reader.chunks():
+            ...
+
+`events` and `features` are complete for files from the start; in the pipe form they arrive as records and
+are taken up before the chunk that holds them is handed out. Compressed records are handed out
+decompressed. Damage is counted in `counters`; see `header` for what raises.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Self
+
+import numpy as np
+
+from perf_offcpu.abi.features import Feature
+from perf_offcpu.abi.records import RecordType
+from perf_offcpu.perfdata import losses
+from perf_offcpu.perfdata.compressed import Decompressor
+from perf_offcpu.perfdata.events import Events
+from perf_offcpu.perfdata.features import Features
+from perf_offcpu.perfdata.header import FileHead, read_head
+from perf_offcpu.perfdata.leaked_flag import without_leaked_flags
+from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.perfdata.pipe_head import PipeHead
+from perf_offcpu.perfdata.scan import Chunk, Scanner
+from perf_offcpu.perfdata.source import Source, open_file, open_source
+
+PIECE = 4 << 20
+_COMPRESSED_TYPES = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
+
+
+class PerfDataReader:
+    """One recording, open for reading. Use `open`, and as a context manager.
+
+    Attributes:
+        order: byte order of the file.
+        events: its evsels (`perfdata.events.Events`); of a pipe, those that have come so far.
+        features: its header features.
+        counters: damage and losses seen so far, by cause.
+    """
+
+    def __init__(self, source: Source, directory: str = "") -> None:
+        self.stream, self.path, self.directory = source.stream, directory or source.name, directory
+        self.counters = Losses()
+        self.counters.add(losses.BAD_WRAPPER, int(source.damaged))
+        self._head: FileHead = read_head(source.stream, self.path, source.size, self.counters)
+        self.order = self._head.order
+        self.features = Features(self._head.features, self.order, self.counters)
+        specs = [spec.named() for spec in self.features.named(self._head.events)]
+        self.events = Events(specs, self.order)
+        self.counters.add(losses.DUPLICATE_ID, self.events.duplicates)
+        self._pipe_head: PipeHead | None = None
+        if self.is_pipe or Feature.EVENT_DESC not in self.features.bodies:
+            self._pipe_head = PipeHead(self.features, self.order, self.counters, specs)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open a recording.
+
+        Args:
+            path: a file (which may be packed with gzip, xz or zstd), a directory made by
+                `perf record --threads`, a FIFO, or "-" for standard input.
+
+        Raises:
+            FormatError: it cannot be opened, or is no perf.data.
+        """
+        name = str(path)
+        directory = name if os.path.isdir(name) else ""
+        source = open_source(os.path.join(name, "data") if directory else name)
+        try:
+            return cls(source, directory)
+        except BaseException:
+            source.stream.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.close()
+
+    @property
+    def head(self) -> FileHead:
+        """The form of the file and the places of its sections."""
+        return self._head
+
+    @property
+    def is_pipe(self) -> bool:
+        """Whether the recording is in pipe form."""
+        return self._head.is_pipe
+
+    def chunks(self, *, with_compressed: bool = False) -> Iterator[Chunk]:
+        """Yield all records once, in file order, decompressed.
+
+        Args:
+            with_compressed: yield the compressed records, too, each before what it holds.
+        """
+        yield from self._stream_chunks(
+            self.stream, self._begin_of_data(), self._head.data_offset, "", with_compressed
+        )
+        for part in _thread_files(self.directory) if self.directory else ():
+            with os.fdopen(open_file(part), "rb", buffering=0) as stream:
+                yield from self._stream_chunks(stream, None, 0, os.path.basename(part), with_compressed)
+
+    def _begin_of_data(self) -> int | None:
+        """Go to the first record; gives how many bytes of records there are, None: all that follow."""
+        if self._head.data_end is None:
+            return None
+        self.stream.seek(self._head.data_offset)
+        return self._head.data_end - self._head.data_offset
+
+    def _pieces(self, stream: BinaryIO, left: int | None, scanner: Scanner) -> Iterator[memoryview]:
+        """Yield the next `left` bytes of a stream, None: all, each time with what the scanner had left.
+
+        What the file has lost meanwhile is counted.
+        """
+        while left is None or left > 0:
+            rest = scanner.take_rest()
+            # A new one each time: chunks are looked at where they lie.
+            room = np.empty(len(rest) + (PIECE if left is None else min(PIECE, left)), np.uint8).data
+            room[: len(rest)] = rest
+            size = self._read_into(stream, room[len(rest) :])
+            if rest or size:
+                yield room[: len(rest) + (size or 0)]
+            if size is None:
+                self.counters.add(losses.UNREADABLE)
+                return
+            if not size:
+                self.counters.add(losses.TRUNCATED, left or 0)
+                return
+            if left is not None:
+                left -= size
+
+    def _read_into(self, stream: BinaryIO, room: memoryview) -> int | None:
+        """How many bytes could be read: 0 at the end, None if there is something that cannot be read."""
+        try:
+            return stream.readinto(room) or 0  # type: ignore[attr-defined]
+        except OSError:
+            return None
+
+    def _stream_chunks(
+        self, stream: BinaryIO, left: int | None, offset: int, origin: str, with_compressed: bool
+    ) -> Iterator[Chunk]:
+        scanner = Scanner(self.order, self.counters, offset, origin)
+        inner = Scanner(self.order, self.counters, origin=f"{origin} zstd".strip())
+        decompressor = Decompressor(self.counters)
+        known = 0
+        for piece in self._pieces(stream, left, scanner):
+            for chunk in scanner.feed(piece):
+                if self.is_pipe and len(scanner.tracing_data) > known:  # it is in front of what needs it
+                    known = len(scanner.tracing_data)
+                    self.features.bodies[Feature.TRACING_DATA] = bytes(scanner.tracing_data)
+                for part in self._expanded(chunk, inner, decompressor, with_compressed):
+                    yield without_leaked_flags(part, self.events)
+        scanner.finish()
+        inner.finish()
+
+    def _expanded(
+        self, chunk: Chunk, inner: Scanner, decompressor: Decompressor, with_compressed: bool
+    ) -> Iterator[Chunk]:
+        """The chunk with compressed records replaced by what they hold, and meta records taken up."""
+        if self._pipe_head:
+            self._pipe_head.take(chunk)
+            self.events = self._pipe_head.events
+        begin = 0
+        for row in np.flatnonzero(np.isin(chunk.types, _COMPRESSED_TYPES)).tolist():
+            if row > begin:
+                yield chunk.take(slice(begin, row))
+            if with_compressed:
+                yield chunk.take(slice(row, row + 1))
+            for piece in decompressor.feed(int(chunk.types[row]), bytes(chunk.record(row)), self.order):
+                if piece is None:
+                    inner.resume()
+                else:
+                    yield from inner.feed(piece)
+            begin = row + 1
+        if begin < len(chunk):
+            yield chunk.take(slice(begin, None)) if begin else chunk
+
+
+def _thread_files(directory: str) -> list[str]:
+    """The per-thread parts of a directory recording, in numeric order."""
+    numbers = [name.removeprefix("data.") for name in os.listdir(directory) if name.startswith("data.")]
+    parts = [f"data.{number}" for number in numbers if number.isascii() and number.isdigit()]
+    return [os.path.join(directory, name) for name in sorted(parts, key=lambda name: int(name[5:]))]

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opening what a user names: a file, a directory's main file, a pipe, standard input, packed or not.
+
+The reader behind wants bytes from the start and, for the file form, a size and a way back. Recordings that
+come through a pipe in file form (`zcat perf.data.gz | …`) and those packed with gzip, xz or zstd are
+therefore written to a temporary file first, which stays in memory while it is small.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+from perf_offcpu.abi.file import MAGIC, MAGIC_SWAPPED, PIPE_HEADER_SIZE
+from perf_offcpu.errors import FormatError
+from perf_offcpu.perfdata.compressed import zstd_library
+
+STDIN = "-"
+_IN_MEMORY = 64 << 20
+_BLOCK = 1 << 20
+
+MAX_RATIO = 1000
+"""A packed recording that grows more than this (and beyond what is kept in memory) is none."""
+
+
+@dataclass(slots=True)
+class Source:
+    """Something to read a recording from.
+
+    Args:
+        stream: at the first byte of the recording; seekable if `size` is known.
+        name: for messages.
+        size: of the recording in bytes; None for a pipe.
+        damaged: it was packed, and the packing is damaged: what could be unpacked is here.
+    """
+
+    stream: BinaryIO
+    name: str
+    size: int | None
+    damaged: bool = False
+
+
+def open_source(path: str) -> Source:
+    """Open a regular file, a FIFO, or standard input ("-").
+
+    Raises:
+        FormatError: it cannot be opened or unpacked, or is something else (a device, a directory).
+    """
+    if path == STDIN:
+        return _source(os.dup(0), "standard input")
+    return _source(open_file(path, (stat.S_ISREG, stat.S_ISFIFO)), path)
+
+
+def open_file(path: str, kinds: tuple[Callable[[int], bool], ...] = (stat.S_ISREG,)) -> int:
+    """A file descriptor. Of a FIFO, where those are asked for, it waits for the first bytes, as `cat` does.
+
+    Args:
+        kinds: tests of the file's mode (`stat.S_ISREG`, …), one of which must hold.
+
+    Raises:
+        FormatError: it cannot be opened, or is no such file.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as problem:
+        hint = "; record one with `perf-offcpu record`" if isinstance(problem, FileNotFoundError) else ""
+        reason = problem.strerror if isinstance(problem, OSError) else str(problem)
+        raise FormatError(path, "cannot be opened", f"{reason}{hint}") from None
+    mode = os.fstat(fd).st_mode
+    if not any(is_kind(mode) for is_kind in kinds):
+        os.close(fd)
+        raise FormatError(path, "cannot be read", "it is not a regular file")
+    if stat.S_ISFIFO(mode):
+        _await_writer(fd)
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _await_writer(fd: int) -> None:
+    """Until a FIFO that was opened without waiting has had a writer: it would read as empty before."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.poll()
+
+
+def _source(fd: int, name: str) -> Source:
+    """What an open file holds; the descriptor is closed with the stream, or if there is none."""
+    info = os.fstat(fd)
+    regular = stat.S_ISREG(info.st_mode) and os.lseek(fd, 0, os.SEEK_CUR) == 0
+    stream = os.fdopen(fd, "rb", buffering=0 if regular else io.DEFAULT_BUFFER_SIZE)
+    try:
+        start = stream.read(PIPE_HEADER_SIZE) or b""
+        opener = _opener(start)
+        if regular and opener is None:
+            stream.seek(0)
+            return Source(stream, name, info.st_size)
+        rest = _Rejoined(start, stream)
+        if opener is None and not _is_file_form(start):
+            return Source(cast(BinaryIO, io.BufferedReader(rest)), name, None)
+        with stream:
+            return _spooled(rest, opener, name)
+    except OSError as problem:
+        stream.close()
+        raise FormatError(name, "cannot be read", problem.strerror or str(problem)) from None
+    except BaseException:
+        stream.close()
+        raise
+
+
+def _is_file_form(start: bytes) -> bool:
+    if start[:8] not in (MAGIC, MAGIC_SWAPPED):
+        return False
+    return int.from_bytes(start[8:], "little" if start[:8] == MAGIC else "big") != PIPE_HEADER_SIZE
+
+
+class _Rejoined(io.RawIOBase):
+    """A stream of which the first bytes have been read already."""
+
+    def __init__(self, start: bytes, stream: BinaryIO) -> None:
+        self.start, self.stream = start, stream
+        self.taken = 0
+        """Bytes read through this object so far."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self.start[: len(buffer)] if self.start else self.stream.read(len(buffer)) or b""
+        self.start = self.start[len(piece) :]
+        buffer[: len(piece)] = piece
+        self.taken += len(piece)
+        return len(piece)
+
+    def close(self) -> None:
+        self.stream.close()
+        super().close()
+
+
+# Packed recordings.
+
+
+def _gzip(stream: BinaryIO) -> BinaryIO:
+    import gzip
+
+    return cast(BinaryIO, gzip.GzipFile(fileobj=stream))
+
+
+def _xz(stream: BinaryIO) -> BinaryIO:
+    import lzma
+
+    return cast(BinaryIO, lzma.LZMAFile(stream))
+
+
+def _zstd(stream: BinaryIO) -> BinaryIO:
+    reader: BinaryIO = zstd_library().ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+    return reader
+
+
+_Opener = Callable[[BinaryIO], BinaryIO]
+_OPENERS: dict[bytes, _Opener] = {b"\x1f\x8b": _gzip, b"\xfd7zXZ\0": _xz, b"\x28\xb5\x2f\xfd": _zstd}
+
+
+def _opener(start: bytes) -> _Opener | None:
+    """How to unpack a file that begins so; None if it is not packed."""
+    return next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
+
+
+def _spooled(stream: _Rejoined, opener: _Opener | None, name: str) -> Source:
+    """Everything that a stream holds, unpacked, in a temporary file."""
+    spool = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (it outlives this function)
+    damaged = False
+    try:
+        raw = cast(BinaryIO, io.BufferedReader(stream))
+        for piece in _blocks(raw if opener is None else opener(raw)):
+            spool.write(piece)
+            if spool.tell() > _IN_MEMORY + MAX_RATIO * stream.taken:
+                raise FormatError(name, "cannot be unpacked", f"it grows more than {MAX_RATIO}-fold")
+    except _Damage:
+        damaged = True
+    except BaseException:
+        spool.close()
+        raise
+    size = spool.tell()
+    if not size:
+        spool.close()
+        raise FormatError(name, "cannot be unpacked", "nothing in it is whole")
+    spool.seek(0)
+    return Source(cast(BinaryIO, spool), name, size, damaged)
+
+
+class _Damage(Exception):
+    """A packed file that is damaged from here on."""
+
+
+def _blocks(stream: BinaryIO) -> Iterator[bytes]:
+    """The content of a stream.
+
+    Raises:
+        _Damage: it cannot be read on.
+    """
+    while True:
+        try:
+            # One block at a time, and of a damaged stream, what comes before the damage.
+            piece = stream.read1(_BLOCK) if hasattr(stream, "read1") else stream.read(_BLOCK)
+        except Exception as problem:  # each library has errors of its own: zlib.error, LZMAError, ZstdError
+            raise _Damage from problem
+        if not piece:
+            return
+        yield piece

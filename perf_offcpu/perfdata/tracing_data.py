@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The feature TRACING_DATA: how the kernel that was recorded lays out its tracepoints.
+
+A tracepoint's raw data is a C structure that differs between kernels, architectures and configurations, so
+perf stores the kernel's own description: what tracefs showed in events/SYSTEM/NAME/format at that time. It
+lies in a container made for trace-cmd (trace.dat(5)); perf's writer is tools/perf/util/trace-event-info.c.
+Numbers are in the byte order that the container itself names, texts are those of the kernel:
+
+    23 8 68 "tracing" | version, NUL | u8 big-endian, u8 long size, u32 page size
+    "header_page", NUL, file | "header_event", NUL, file
+    u32 n, n × file                                          ftrace's own events
+    u32 systems × { name, NUL | u32 events, events × file }  the formats
+    symbols, printk formats, comms                           not needed here
+
+where a file is {u64 size, bytes}. Pipes carry the same bytes behind a HEADER_TRACING_DATA record.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from perf_offcpu.errors import LayoutError
+from perf_offcpu.layout import BYTE, U8, U32, U64, Field, Int, Layout, Order
+from perf_offcpu.perfdata import losses
+from perf_offcpu.perfdata.losses import Losses
+
+MAGIC = b"\x17\x08Dtracing"
+MACHINE = Layout(
+    "tracing data machine",
+    source="tools/perf/util/trace-event-info.c: tracing_data_header()",
+    fields=(Field("big_endian", U8), Field("long_size", U8), Field("page_size", U32)),
+)
+COUNT = Layout("tracing data count", (Field("count", U32),))
+FILE = Layout("tracing data file", (Field("size", U64), Field("data", BYTE, count="size")))
+
+# Nothing in these patterns repeats without bound in two places: a hostile text takes linear time.
+_ID = re.compile(r"^ID: (\d{1,9})$", re.MULTILINE)
+_NAME = re.compile(r"^name: (\S{1,200})$", re.MULTILINE)
+_FIELD = re.compile(
+    # field:pid_t prev_pid;	offset:24;	size:4;	signed:1;
+    r"^\tfield:(?P<declaration>[^;\n]{1,200});\toffset:(?P<offset>\d{1,9});\tsize:(?P<size>\d{1,9});"
+    r"(?:\tsigned:(?P<signed>[01]);)?",
+    re.MULTILINE,
+)
+_DECLARED = re.compile(r"(\w+)(?:\[[^\]]*\])?$")
+_PRINT_FMT = re.compile(r"^print fmt:(.*)", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class TracepointField:
+    """One field of a tracepoint's raw data: `size` bytes at `offset`."""
+
+    offset: int
+    size: int
+    signed: bool = False
+
+    @property
+    def type(self) -> Int | None:
+        """The field as an integer; None if it is none (a comm, an array)."""
+        return Int(self.size, self.signed) if self.size in (1, 2, 4, 8) else None
+
+
+@dataclass(frozen=True, slots=True)
+class TracepointFormat:
+    """One tracepoint, as tracefs describes it.
+
+    Args:
+        id: attr.config of its events.
+        print_fmt: the kernel's recipe for a line of text, in C; the only place that names flags.
+    """
+
+    system: str
+    name: str
+    id: int
+    fields: dict[str, TracepointField] = field(default_factory=dict)
+    print_fmt: str = ""
+
+
+def tracepoint_formats(body: bytes, counters: Losses) -> dict[int, TracepointFormat]:
+    """The tracepoints that a recording describes, by id.
+
+    Args:
+        body: of the feature TRACING_DATA; b"" gives none.
+        counters: damage is counted here, and ends the reading: what came before it is sound.
+    """
+    found: dict[int, TracepointFormat] = {}
+    try:
+        for one in _formats(body) if body else ():
+            found.setdefault(one.id, one)
+    except LayoutError:
+        counters.add(losses.BAD_FEATURE)
+    return found
+
+
+def parse_format(system: str, text: str) -> TracepointFormat | None:
+    """A `format` file of tracefs; None if it names no event."""
+    name, number = _NAME.search(text), _ID.search(text)
+    if name is None or number is None:
+        return None
+    fields = {}
+    for match in _FIELD.finditer(text):
+        declared = _DECLARED.search(match["declaration"])
+        if declared is not None:
+            fields[declared[1]] = TracepointField(
+                int(match["offset"]), int(match["size"]), match["signed"] == "1"
+            )
+    recipe = _PRINT_FMT.search(text)
+    return TracepointFormat(system, name[1], int(number[1]), fields, recipe[1].strip() if recipe else "")
+
+
+def _formats(body: bytes) -> Iterator[TracepointFormat]:
+    cursor = _Cursor(body)
+    cursor.expect(MAGIC)
+    cursor.text()  # version
+    cursor.order = ">" if body[cursor.at : cursor.at + 1] == b"\1" else "<"
+    cursor.read(MACHINE)
+    for name in (b"header_page\0", b"header_event\0"):
+        cursor.expect(name)
+        cursor.file()
+    for _ in range(cursor.count()):
+        cursor.file()
+    for _ in range(cursor.count()):
+        system = cursor.text()
+        for _ in range(cursor.count()):
+            one = parse_format(system, cursor.file().decode("latin-1"))
+            if one is not None:
+                yield one
+
+
+class _Cursor:
+    """Reads the container from front to back; raises LayoutError where it ends too early."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body, self.at = body, 0
+        self.order: Order = "<"
+
+    def read(self, layout: Layout) -> dict[str, Any]:
+        values, self.at = layout.unpack_from(self.body, self.order, None, self.at, len(self.body))
+        return values
+
+    def count(self) -> int:
+        count: int = self.read(COUNT)["count"]
+        return count
+
+    def file(self) -> bytes:
+        data: bytes = self.read(FILE)["data"]
+        return data
+
+    def text(self) -> str:
+        end = self.body.find(b"\0", self.at)
+        if end < 0:
+            raise LayoutError(f"tracing data: text at {self.at} does not end")
+        begin, self.at = self.at, end + 1
+        return self.body[begin:end].decode("latin-1")
+
+    def expect(self, literal: bytes) -> None:
+        found = self.body[self.at : self.at + len(literal)]
+        if found != literal:
+            raise LayoutError(f"tracing data: {found!r} at {self.at}, expected {literal!r}")
+        self.at += len(literal)

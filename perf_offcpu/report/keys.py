@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `report --sort` can group samples by, named as perf's sort keys where it has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from perf_offcpu.abi.offcpu import SYSCALL_NONE
+from perf_offcpu.abi.task_state import state_letter
+from perf_offcpu.convert.names import NameKind, name_frames
+from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.text import MISSED_STACK, UNKNOWN, printable, thread_label
+from perf_offcpu.convert.wait_classes import Waits
+from perf_offcpu.convert.wait_rules import WaitClass
+from perf_offcpu.decode.timeline import rows_at
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.columns import I64
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+
+SORT_KEYS = {
+    "comm": "name of the thread",
+    "pid": "process",
+    "tid": "thread",
+    "cpu": "CPU; of a wait the one on which the thread went on",
+    "event": "event",
+    "dso": "object that holds the innermost function",
+    "symbol": "innermost function",
+    "state": "task state while waiting",
+    "class": "what was waited for",
+    "syscall": "system call waited in",
+    "waker": "thread that ended the wait",
+    "cgroup": "cgroup",
+}
+"""Key → what rows of one value have in common."""
+
+_ALIASES = {"sym": "symbol", "prev_state": "state"}
+
+Label = Callable[[int], str]
+"""The text of the value in a row of the samples."""
+
+
+def parse_keys(texts: Sequence[str]) -> tuple[str, ...]:
+    """The keys in comma-separated lists, each once.
+
+    Raises:
+        UsageError: one is not known.
+    """
+    words = [word.strip() for text in texts for word in text.split(",")]
+    keys = [_ALIASES.get(word, word) for word in words if word]
+    for key in keys:
+        if key not in SORT_KEYS:
+            raise UsageError(f"--sort: no key '{key}' (known: {', '.join(SORT_KEYS)})")
+    return tuple(dict.fromkeys(keys))
+
+
+def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:
+    """int64[samples], equal where the value is, and what names the value of a row."""
+    samples, strings = profile.samples, profile.strings
+    simple: dict[str, tuple[I64, Label]] = {
+        "comm": (_wide(samples.comm), lambda row: thread_label(strings[samples.comm[row]])),
+        "pid": (_wide(samples.pid), lambda row: _number(samples.pid[row])),
+        "tid": (_wide(samples.tid), lambda row: _number(samples.tid[row])),
+        "cpu": (_wide(samples.cpu), lambda row: _number(samples.cpu[row])),
+        "event": (_wide(samples.evsel), lambda row: printable(profile.evsels[samples.evsel[row]].name)),
+        "class": (_wide(waits.wait_class), lambda row: WaitClass(waits.wait_class[row]).label),
+        "cgroup": (samples.cgroup.view(np.int64), lambda row: _cgroup(profile, int(samples.cgroup[row]))),
+    }
+    if key in simple:
+        return simple[key]
+    made = {"symbol": _leaf, "dso": _leaf_dso, "state": _state, "waker": _waker}
+    return made[key](profile) if key in made else _syscall(profile, waits)
+
+
+def _wide(column: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> I64:
+    return column.astype(np.int64)
+
+
+def _number(number: int) -> str:
+    return str(number) if number >= 0 else "?"
+
+
+def _cgroup(profile: Profile, cgroup: int) -> str:
+    path = profile.cgroups.get(cgroup)
+    return printable(path) if path is not None else str(cgroup) if cgroup else UNKNOWN
+
+
+def _leaf_frames(profile: Profile) -> I64:
+    """int64[samples]: the innermost frame; -1 for none."""
+    stack = profile.samples.stack
+    frames = np.append(profile.stacks.frame, -1).astype(np.int64)
+    return frames[stack]
+
+
+def _leaf(profile: Profile) -> tuple[I64, Label]:
+    frame = _leaf_frames(profile)
+    rows = np.unique(frame[frame >= 0])
+    names, of = name_frames(profile, rows, Options())
+    name = np.full(len(profile.frames) + 1, len(names), np.int64)
+    name[rows] = of
+    column = name[frame]
+    labels = [*(f"[k] {one.label}" if one.kind == NameKind.KERNEL else f"[.] {one.label}" for one in names)]
+    labels.append(f"    {MISSED_STACK}")
+    return column, lambda row: labels[column[row]]
+
+
+def _leaf_dso(profile: Profile) -> tuple[I64, Label]:
+    dso = np.append(profile.frames.dso.astype(np.int64), -1)[_leaf_frames(profile)]
+    return dso, lambda row: printable(profile.strings[dso[row]]) or UNKNOWN if dso[row] >= 0 else UNKNOWN
+
+
+def _state(profile: Profile) -> tuple[I64, Label]:
+    samples = profile.samples
+    preempted = (samples.flags & np.uint16(SampleFlag.PREEMPTED)) != 0
+    pairs = samples.state.astype(np.int64) * 2 + preempted
+    different, of = np.unique(pairs, return_inverse=True)
+    letters = [state_letter(pair >> 1, bool(pair & 1)) or "?" for pair in different.tolist()]
+    known = sorted(set(letters))
+    column = np.array([known.index(letter) for letter in letters], np.int64)[of.reshape(-1)]
+    return column, lambda row: known[column[row]]
+
+
+def _waker(profile: Profile) -> tuple[I64, Label]:
+    """Threads; interrupts are one waker, whatever they interrupted."""
+    samples = profile.samples
+    interrupt = (samples.flags & np.uint16(SampleFlag.WAKER_INTERRUPT)) != 0
+    column = np.where(interrupt, -2, samples.waker_tid.astype(np.int64))
+
+    def label(row: int) -> str:
+        if column[row] == -2:
+            return "[interrupt]"
+        if column[row] < 0:
+            return UNKNOWN
+        tid, at = samples.waker_tid[row : row + 1], samples.wakeup_ns[row : row + 1]
+        comm = int(rows_at(profile.comms.tid, profile.comms.begin_ns, tid, at)[0])
+        name = profile.strings[profile.comms.comm[comm]] if comm >= 0 else ""
+        return f"{thread_label(name)} {int(tid[0])}" if tid[0] else "[idle task]"
+
+    return column, label
+
+
+def _syscall(profile: Profile, waits: Waits) -> tuple[I64, Label]:
+    none = profile.samples.syscall == SYSCALL_NONE
+    column = np.where(none, -1, waits.syscall.astype(np.int64))
+    return column, lambda row: "[none]" if column[row] < 0 else waits.syscall_names[column[row]] or UNKNOWN

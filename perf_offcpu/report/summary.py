@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the report says, as numbers: totals by event, by thread and by stack, and what was lost.
+
+One event (or several of one unit) is the subject, normally the off-cpu time; beside it stand the samples
+of the first other event, normally the CPU samples of the same threads. All numbers are exact integers;
+rounding is a matter of `report.terminal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perf_offcpu.abi.offcpu import EVENT_NAME
+from perf_offcpu.convert.group import group, sum_by
+from perf_offcpu.convert.names import Name
+from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.paths import build_paths
+from perf_offcpu.convert.select import KEPT_SUMS, UNTIMED, event_rows
+from perf_offcpu.convert.wait_classes import Waits, classify
+from perf_offcpu.convert.wait_rules import WaitClass
+from perf_offcpu.convert.weights import unit_of
+from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.profile import Profile, ProfileSamples
+from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
+from perf_offcpu.report.budget import BudgetTable, budget_table
+from perf_offcpu.report.groups import GroupTable, group_table
+from perf_offcpu.report.histogram import Histogram, histogram
+from perf_offcpu.report.totals import Total, by_state, heaviest, largest_first, totals_of
+
+LEFT_OUT = (UNTIMED, KEPT_SUMS)
+STACK_NOTES = {
+    SampleFlag.NO_USER_STACK: "user stack not recorded",
+    SampleFlag.NO_KERNEL_STACK: "kernel stack not recorded",
+    SampleFlag.UNMERGED: "deferred user stack never came",
+    SampleFlag.TRUNCATED: "stack cut at the frame limit",
+}
+LIFE_NOTES = {
+    SampleFlag.STILL_BLOCKED: "still waiting when the recording ended",
+    SampleFlag.BEGAN_BEFORE: "waiting since before the recording began",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """All samples of one event."""
+
+    name: str
+    unit: str
+    samples: int
+    total: Total
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadRow:
+    """A thread under one name; a thread that changed its comm has several."""
+
+    comm: str
+    pid: int
+    tid: int
+    total: Total
+    beside: Total
+
+
+@dataclass(frozen=True, slots=True)
+class StackRow:
+    """A stack of one comm, functions by name."""
+
+    comm: str
+    frames: tuple[Name, ...]
+    """Root first, the comm itself not included."""
+    total: Total
+    states: dict[str, int]
+    """Weight by state letter (see `abi.task_state`), largest first; what is not known is left out."""
+    classes: dict[str, int] = field(default_factory=dict)
+    """Weight by what was waited for (`convert.wait_rules`), largest first."""
+    syscalls: dict[str, int] = field(default_factory=dict)
+    """Weight by system call, largest first; "" none, or not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The report. Rows are sorted by weight, heaviest first; lists may be cut, `total` never is."""
+
+    meta: Meta
+    events: list[EventRow]
+    subject: tuple[str, ...]
+    """Names of the events that the rows are about."""
+    is_offcpu: bool
+    unit: str
+    """Unit of all weights of the subject: "ns", or "" for occurrences."""
+    total: Total
+    beside: EventRow | None
+    """The event in the rows' `beside`."""
+    threads: list[ThreadRow]
+    more_threads: tuple[int, int]
+    """(rows, weight) that were cut off."""
+    stacks: list[StackRow]
+    more_stacks: tuple[int, int]
+    budget: BudgetTable | None
+    """None: nothing tells of the threads' lives, or a selection of samples left only parts of them."""
+    groups: GroupTable
+    """By class, or by the keys that were asked for."""
+    histogram: Histogram | None
+    """Of off-cpu time only."""
+    losses: dict[str, int]
+    notes: dict[str, int] = field(default_factory=dict)
+    """What is to be known of the subject's samples → how many of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Most rows of each list; None for all."""
+
+    threads: int | None = None
+    stacks: int | None = None
+    groups: int | None = None
+
+
+def summarize(
+    profile: Profile,
+    events: Sequence[str] = (),
+    limits: Limits | None = None,
+    *,
+    keys: Sequence[str] = ("class",),
+    whole_lives: bool = True,
+) -> Summary:
+    """Sum up a profile.
+
+    Args:
+        profile: all samples of the threads to report, of all events.
+        events: names of the events to report on; by default those of `convert.select`.
+        keys: what `groups` is about, see `report.keys`.
+        whole_lives: whether all samples of each thread are here, so that budgets mean something.
+
+    Raises:
+        UsageError: an event is not in the recording, or their weights do not add up.
+    """
+    limits = limits or Limits()
+    rows = event_rows(profile, events)
+    chosen_events = [profile.evsels[row] for row in rows.tolist()]
+    chosen = np.isin(profile.samples.evsel, rows)
+    subject = profile if chosen.all() else profile.select(chosen)
+    beside_row = _beside(profile, rows)
+    table = _event_table(profile)
+    threads, more_threads = _threads(profile, chosen, beside_row, limits.threads)
+    waits = classify(subject)
+    stacks, more_stacks = _stacks(subject, waits, limits.stacks)
+    is_offcpu = _is_offcpu(subject, chosen_events)
+    return Summary(
+        meta=profile.meta,
+        events=[table[row] for row in sorted(table)],
+        subject=tuple(event.name for event in chosen_events),
+        is_offcpu=is_offcpu,
+        unit=unit_of(subject) if len(subject.samples) else chosen_events[0].unit if chosen_events else "",
+        total=totals_of(subject.samples, np.zeros(len(subject.samples), np.int64), 1)[0],
+        beside=table.get(beside_row),
+        threads=threads,
+        more_threads=more_threads,
+        stacks=stacks,
+        more_stacks=more_stacks,
+        budget=budget_table(profile, limits.threads) if whole_lives and is_offcpu else None,
+        groups=group_table(subject, waits, keys, limits.groups),
+        histogram=histogram(subject.samples) if is_offcpu else None,
+        losses={cause: count for cause, count in sorted(profile.losses.items()) if cause not in LEFT_OUT},
+        notes=_notes(subject.samples) | {note: n for note, n in profile.losses.items() if note in LEFT_OUT},
+    )
+
+
+def _is_offcpu(subject: Profile, events: list[Evsel]) -> bool:
+    """Whether all of it is waiting; an event without samples is known by its name."""
+    if len(subject.samples):
+        return bool(subject.is_offcpu().all())
+    return [event.name for event in events] == [EVENT_NAME]
+
+
+def _event_table(profile: Profile) -> dict[int, EventRow]:
+    """Row in evsels → the event, for those that have samples."""
+    first, of = group(profile.samples.evsel)
+    samples = np.bincount(of, minlength=len(first)).tolist()
+    totals = totals_of(profile.samples, of, len(first))
+    return {
+        row: EventRow(profile.evsels[row].name, profile.evsels[row].unit, samples[at], totals[at])
+        for at, row in enumerate(profile.samples.evsel[first].tolist())
+        if row >= 0
+    }
+
+
+def _beside(profile: Profile, chosen: I32) -> int:
+    """The first event with samples that is not chosen; -1 if there is none."""
+    others = np.setdiff1d(profile.samples.evsel, np.append(chosen, -1))
+    return int(others[0]) if len(others) else -1
+
+
+def _threads(
+    profile: Profile, chosen: Bool, beside_row: int, limit: int | None
+) -> tuple[list[ThreadRow], tuple[int, int]]:
+    samples = profile.samples
+    beside = samples.evsel == beside_row if beside_row >= 0 else np.zeros(len(samples), np.bool_)
+    first, of = group(samples.tid, samples.pid, samples.comm)
+    own = totals_of(samples, of, len(first), chosen)
+    other = totals_of(samples, of, len(first), beside)
+    used = np.array([bool(a.count or b.count) for a, b in zip(own, other, strict=True)], np.bool_)
+    rows = np.flatnonzero(used)
+    weight, beside_weight = (np.array([total.weight for total in t], np.int64)[rows] for t in (own, other))
+    kept, cut = heaviest(weight, limit, beside_weight)
+    return [
+        ThreadRow(
+            profile.strings[int(samples.comm[first[row]])],
+            int(samples.pid[first[row]]),
+            int(samples.tid[first[row]]),
+            own[row],
+            other[row],
+        )
+        for row in rows[kept].tolist()
+    ], cut
+
+
+def _stacks(subject: Profile, waits: Waits, limit: int | None) -> tuple[list[StackRow], tuple[int, int]]:
+    samples, tree = subject.samples, build_paths(subject, Options())
+    node, of = np.unique(tree.of_sample, return_inverse=True)
+    kept, cut = heaviest(sum_by(of, samples.period, len(node)), limit)
+    rank = np.full(len(node), -1, np.int64)
+    rank[kept] = np.arange(len(kept))
+    totals = totals_of(samples, rank[of], len(kept))
+    states = by_state(samples, rank[of], len(kept), samples.period)
+    classes = _by_class(samples, waits, rank[of], len(kept))
+    paths = tree.paths(node[kept].astype(np.int64))
+    rows = []
+    for at, total in enumerate(totals):
+        comm, *frames = (tree.names[name] for name in paths.row(at).tolist())
+        known = {letter: weight for letter, weight in states[at].items() if letter}
+        rows.append(StackRow(comm.label, tuple(frames), total, known, *classes[at]))
+    return rows, cut
+
+
+def _by_class(
+    samples: ProfileSamples, waits: Waits, of: I64, groups: int
+) -> list[tuple[dict[str, int], dict[str, int]]]:
+    """Weight by class and by system call ("" unknown or none) for each group, the largest first."""
+    first, pair = group(of, waits.wait_class, waits.syscall)
+    weight = sum_by(pair, samples.period, len(first)).tolist()
+    result: list[tuple[dict[str, int], dict[str, int]]] = [({}, {}) for _ in range(groups)]
+    for at, row in enumerate(first.tolist()):
+        if of[row] >= 0:
+            names = (WaitClass(waits.wait_class[row]).label, waits.syscall_names[waits.syscall[row]])
+            for name, mine in zip(names, result[int(of[row])], strict=True):
+                mine[name] = mine.get(name, 0) + weight[at]
+    return [(largest_first(classes), largest_first(syscalls)) for classes, syscalls in result]
+
+
+def _notes(samples: ProfileSamples) -> dict[str, int]:
+    """How many samples lack a stack or a part of it, or are not over; only what happened."""
+    notes = {"no stack at all": int((samples.stack < 0).sum())}
+    for flag, note in (STACK_NOTES | LIFE_NOTES).items():
+        notes[note] = int(((samples.flags & np.uint16(flag)) != 0).sum())
+    return {note: count for note, count in notes.items() if count}

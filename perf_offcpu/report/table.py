@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text tables in the manner of perf report: a title line, dots below it, aligned cells.
+
+On a terminal a table is made to fit: first the columns go that can best be spared, then the last column is
+cut. Into a pipe everything is written whole, for grep and awk.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_GAP = "  "
+_ELLIPSIS = "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column.
+
+    Args:
+        title: its heading.
+        cells: the texts, a line each, printable.
+        left: aligned to the left; numbers are not.
+        spare: columns with the highest number go first when the room is short; 0 stays.
+    """
+
+    title: str
+    cells: Sequence[str]
+    left: bool = False
+    spare: int = 0
+
+    @property
+    def width(self) -> int:
+        """Terminal columns that it takes."""
+        return max(map(display_width, (self.title, *self.cells)))
+
+
+def lay_out(columns: Sequence[Column], width: int | None) -> Iterator[str]:
+    """The lines of a table: titles and dots (both begin with `#`), then the rows.
+
+    Args:
+        width: room on the terminal; None: as wide as it gets.
+    """
+    kept = _fitting(list(columns), width)
+    yield _line("# ", [column.title for column in kept], kept, width)
+    yield _line("# ", ["." * column.width for column in kept], kept, width)
+    for cells in zip(*(column.cells for column in kept), strict=True):
+        yield _line("  ", cells, kept, width)
+
+
+def _fitting(columns: list[Column], width: int | None) -> list[Column]:
+    while width is not None and _total(columns) > width:
+        spare = max(columns, key=lambda column: column.spare)
+        if not spare.spare:
+            break
+        columns = [column for column in columns if column is not spare]
+    return columns
+
+
+def _total(columns: Sequence[Column]) -> int:
+    return len(_GAP) * len(columns) + sum(column.width for column in columns)
+
+
+def _line(lead: str, cells: Sequence[str], columns: Sequence[Column], width: int | None) -> str:
+    parts = [pad(cell, column.width, column.left) for cell, column in zip(cells, columns, strict=True)]
+    return cut(lead + _GAP.join(parts).rstrip(), width)
+
+
+def display_width(text: str) -> int:
+    """Terminal columns that a printable text takes: wide characters two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        for char in text
+    )
+
+
+def pad(text: str, width: int, left: bool = False) -> str:
+    """The text with blanks up to a width."""
+    blanks = " " * (width - display_width(text))
+    return text + blanks if left else blanks + text
+
+
+def cut(text: str, width: int | None) -> str:
+    """The text, cut with an ellipsis where it is wider than the room."""
+    if width is None or display_width(text) <= width:
+        return text
+    while text and display_width(text) > width - 1:
+        text = text[:-1]
+    return text + _ELLIPSIS

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report as text: header lines with `#` as perf writes them, threads, stacks, losses.
+
+Totals are printed in the unit asked for and, in full, in ns; rows in the unit, rounded to three decimals.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+from perf_offcpu.abi.task_state import STATE_NAMES
+from perf_offcpu.convert.names import Name, NameKind
+from perf_offcpu.convert.text import printable
+from perf_offcpu.report.style import (
+    Style,
+    amount,
+    comment,
+    count,
+    exactly,
+    heading,
+    heat,
+    more,
+    plural,
+    share,
+    what,
+)
+from perf_offcpu.report.summary import EventRow, StackRow, Summary
+from perf_offcpu.report.table import cut
+from perf_offcpu.report.tables import budget, groups, histogram, threads
+
+_INDENT = " " * 12
+
+
+def render(summary: Summary, style: Style) -> Iterator[str]:
+    """The lines of the report, without line ends."""
+    parts = [_recording, _events, threads, budget, groups, _stacks, histogram, _losses]
+    for lines in parts:
+        yield from lines(summary, style)
+
+
+def _recording(summary: Summary, _: Style) -> Iterator[str]:
+    meta = summary.meta
+    machine = (meta.hostname, f"{meta.os_release} {meta.arch}".strip(), f"{meta.nr_cpus} CPUs")
+    known = [part for part in machine if part and part != "0 CPUs"]
+    yield comment(f"Recording: {meta.source or '-'}{' of ' if known else ''}{', '.join(known)}")
+    if meta.cmdline:
+        yield comment(f"Command:   {' '.join(meta.cmdline)}")
+    if meta.last_ns > meta.first_ns >= 0:
+        lasted = f"{(meta.last_ns - meta.first_ns) / 1e9:.3f} s from first to last sample"
+        yield comment(f"Time:      {lasted}{_begin(summary)}")
+    yield "#"
+
+
+def _begin(summary: Summary) -> str:
+    """When the first sample was taken, by the calendar, if the recording tells."""
+    meta = summary.meta
+    if not meta.wall_clock_ns:
+        return ""
+    seconds = (meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns) // 10**9
+    return time.strftime(", beginning %Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def _events(summary: Summary, style: Style) -> Iterator[str]:
+    for event in summary.events:
+        yield comment(_event(event, summary, style))
+    for name in summary.subject:
+        if name not in {event.name for event in summary.events}:
+            yield comment(f"Event '{name}': no samples")
+
+
+def _event(event: EventRow, summary: Summary, style: Style) -> str:
+    weight = exactly(event.total.weight, event.unit, style)
+    of_waits = f" of {count(event.total)} waits" if event.total.count != event.samples else ""
+    mark = " (this report)" if event.name in summary.subject else ""
+    return f"Event '{event.name}'{mark}: {plural(event.samples, 'sample')}{of_waits}, {weight}"
+
+
+def _stacks(summary: Summary, style: Style) -> Iterator[str]:
+    if not summary.stacks or not style.stacks:
+        return
+    order = "leaf first" if style.leaf_first else "root first"
+    yield from ("#", heading(f"Stacks by {what(summary)}, {order}", style), "#")
+    for row in summary.stacks:
+        yield from _stack(row, summary, style)
+    yield from more(summary.more_stacks, "stacks", summary, style)
+    letters = sorted({letter for row in summary.stacks for letter in row.states})
+    if letters:
+        yield comment("States: " + ", ".join(f"{letter} {STATE_NAMES[letter]}" for letter in letters))
+
+
+def _stack(row: StackRow, summary: Summary, style: Style) -> Iterator[str]:
+    part = style.paint(heat(row.total.weight, summary), f"{share(row.total.weight, summary):>9}")
+    yield f"{part}  {_stack_facts(row, summary, style)}"
+    yield f"{_INDENT}|"
+    lead = "---"
+    for text in _collapsed(row, style):
+        yield cut(f"{_INDENT}{lead}{text}", style.width)
+        lead = "   "
+    yield ""
+
+
+def _stack_facts(row: StackRow, summary: Summary, style: Style) -> str:
+    unit = f" {style.unit}" if summary.unit == "ns" else ""
+    waits = plural(row.total.count, "wait" if summary.is_offcpu else "sample", count(row.total))
+    parts = [row.comm, amount(row.total.weight, summary.unit, style) + unit, waits]
+    if summary.is_offcpu and row.total.count > 1:
+        known = (("average", row.total.average), ("longest", row.total.longest))
+        parts += [f"{fact} {amount(ns, summary.unit, style)}" for fact, ns in known if ns is not None]
+    if summary.is_offcpu:
+        calls = {f"{printable(name)}()": part for name, part in row.syscalls.items() if name}
+        parts += [_shares(row.states), _shares(row.classes), _shares(calls)]
+    return "  ".join(filter(None, parts))
+
+
+def _shares(weights: dict[str, int]) -> str:
+    """`S`, or the names with their shares where there are several."""
+    whole = sum(weights.values())
+    if len(weights) < 2:
+        return "".join(weights)
+    return " ".join(f"{name} {100 * part / (whole or 1):.0f}%" for name, part in weights.items())
+
+
+def _collapsed(row: StackRow, style: Style) -> Iterator[str]:
+    """The frames as lines; frames of one name that follow each other on one line, with their number."""
+    frames = row.frames[::-1] if style.leaf_first else row.frames
+    for name, same in itertools.groupby(frames):
+        times = sum(1 for _ in same)
+        yield _frame(name, style) + (f" ({times} frames)" if times > 1 else "")
+
+
+def _frame(name: Name, style: Style) -> str:
+    if name.kind == NameKind.KERNEL:
+        return f"{name.label} [k]"
+    shown = name.dso and not name.label.startswith("[")
+    return f"{name.label} ({name.dso})" if shown else name.label
+
+
+def _losses(summary: Summary, style: Style) -> Iterator[str]:
+    yield "#"
+    if summary.notes:
+        yield heading("Samples to know about", style)
+        yield from (comment(f"{count:>10}  {note}") for note, count in summary.notes.items())
+    if summary.losses:
+        yield heading("Lost or damaged", style)
+        yield from (comment(f"{count:>10}  {cause}") for cause, count in summary.losses.items())
+    else:
+        yield comment("Nothing was lost.")

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the words of callchains to places: which address, in whose code, in which mapping.
+
+Pure column work, no files. A callchain is a row of words, leaf first; markers say whose addresses follow
+(user's, if none has been seen). The same words mean different places in different address spaces, so the
+unit is a pair (address space, callchain), and each different (space, address) is one place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.model.callchains import Ragged, offsets_of
+from perf_offcpu.model.columns import I32, I64, U8, U64, Bool, Table, column
+from perf_offcpu.model.mappings import KERNEL_SPACE
+
+_MODE_OF_MARKER = {
+    CallchainContext.HV: CpuMode.HYPERVISOR,
+    CallchainContext.KERNEL: CpuMode.KERNEL,
+    CallchainContext.USER: CpuMode.USER,
+    CallchainContext.USER_DEFERRED: CpuMode.UNKNOWN,
+    CallchainContext.GUEST_KERNEL: CpuMode.GUEST_KERNEL,
+    CallchainContext.GUEST_USER: CpuMode.GUEST_USER,
+}
+
+
+@dataclass(slots=True)
+class Places(Table):
+    """Each different code address of a recording, once."""
+
+    space: I32 = column("i4", doc="row in spaces; -1 the kernel's")
+    ip: U64 = column("u8", doc="the address as recorded")
+    lookup: U64 = column("u8", doc="the address to look up: a byte of the call, for return addresses")
+    cpumode: U8 = column("u1", doc="abi.records.CpuMode")
+    is_cookie: Bool = column("?", doc="no address, but the name of a user callchain that comes later")
+
+
+def find_places(chains: Ragged, spaces: I32) -> tuple[Places, Ragged]:
+    """The places of n (callchain, address space) pairs.
+
+    Args:
+        chains: n rows of raw words.
+        spaces: int32[n], the address space of each row's user addresses.
+
+    Returns:
+        (places, rows): `rows` holds, for each pair, the places of its frames, leaf first; markers are gone.
+    """
+    words = chains.values
+    is_marker = words >= np.uint64(CallchainContext.MAX)
+    mode, is_exact, is_cookie = _modes(chains, is_marker)
+    frame = ~is_marker
+    ip, mode, is_exact, is_cookie = words[frame], mode[frame], is_exact[frame], is_cookie[frame]
+    space = np.where(mode == CpuMode.USER, spaces[chains.row_of_value()[frame]], KERNEL_SPACE)
+    first, inverse = _unique(space, ip, is_exact, is_cookie)
+    places = Places(
+        space[first].astype(np.int32),
+        ip[first],
+        np.where(is_exact[first] | (ip[first] == 0), ip[first], ip[first] - np.uint64(1)),
+        mode[first],
+        is_cookie[first],
+    )
+    frames_before = offsets_of(frame.astype(np.int64))[chains.offsets]
+    return places, Ragged(frames_before, inverse.astype(np.uint64))
+
+
+def _modes(chains: Ragged, is_marker: Bool) -> tuple[U8, Bool, Bool]:
+    """(cpumode, is_exact, is_cookie) of each word, by the last marker before it.
+
+    The first word after a marker is where the thread was, the others are return addresses.
+    """
+    position = np.arange(len(chains.values))
+    start = np.repeat(chains.offsets[:-1], chains.lengths)
+    last_marker = np.maximum.accumulate(np.where(is_marker, position, -1)) if len(position) else position
+    governed = last_marker >= start
+    marker = np.where(governed, chains.values[last_marker], np.uint64(CallchainContext.USER))
+    mode = np.full(len(position), CpuMode.UNKNOWN, np.uint8)
+    for word, cpumode in _MODE_OF_MARKER.items():
+        mode[marker == np.uint64(word)] = cpumode
+    is_exact = position == np.where(governed, last_marker + 1, start)
+    return mode, is_exact, marker == np.uint64(CallchainContext.USER_DEFERRED)
+
+
+def _unique(space: I32, ip: U64, is_exact: Bool, is_cookie: Bool) -> tuple[I64, I64]:
+    """(first, inverse) of the different (space, ip, is_exact, is_cookie), as np.unique gives them."""
+    _, rank = np.unique(ip, return_inverse=True)
+    key = ((space.astype(np.int64) + 1) << 34) | (rank.astype(np.int64) << 2)
+    key |= (is_exact.astype(np.int64) << 1) | is_cookie
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    return first, inverse

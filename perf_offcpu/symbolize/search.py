@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where an object and its separate debug file may lie: paths to try, best first, nothing opened.
+
+    the path as recorded          below --symfs, if given
+    DIR/.build-id/ab/cdef…/elf    perf's cache (--buildid-dir, ~/.debug) and what `archive` unpacks to
+    …/debuginfod_client/ID/…      what GDB and others have fetched before
+    /proc/PID/root/PATH           of a process that runs still: containers
+    /proc/PID/map_files/…         the same, for files that were deleted
+
+Only the first one is believed without a build-id. Debug files: by build-id as GDB, perf and distributions
+lay them out (`ROOT/.build-id/ab/cdef….debug`), by debuglink beside the object or below a debug root, and by
+the object's own path as Fedora and Ubuntu have it.
+
+Sources: GDB manual, "Debugging Information in Separate Files"; perf's dso__read_binary_type_filename
+(tools/perf/util/dso.c) and build_id_cache__linkname (tools/perf/util/build-id.c) of Linux 6.16.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+DEBUG_ROOTS: Final = ("/usr/lib/debug",)
+DELETED: Final = " (deleted)"
+_MAX_PROCESSES: Final = 8
+_MAX_MAPS: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Where to look.
+
+    Args:
+        symfs: directory below which recorded paths are looked for; "" the root.
+        buildid_dir: a build-id cache as perf's; "" none.
+        debug_roots: directories with separate debug files.
+        debuginfod_dir: debuginfod's cache of this user; "" none. Nothing is fetched.
+        processes: look into processes that still run, see the module.
+    """
+
+    symfs: str = ""
+    buildid_dir: str = ""
+    debug_roots: Sequence[str] = DEBUG_ROOTS
+    debuginfod_dir: str = ""
+    processes: bool = False
+
+    @classmethod
+    def usual(cls, symfs: str | None = None, buildid_dir: str | None = None) -> Search:
+        """As the tools do: the environment says where caches are, options come before it."""
+        home = os.path.expanduser("~")
+        environ = os.environ
+        cached = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
+        return cls(
+            symfs=(symfs or "").rstrip("/"),
+            buildid_dir=buildid_dir or environ.get("PERF_BUILDID_DIR") or f"{home}/.debug",
+            debuginfod_dir=environ.get("DEBUGINFOD_CACHE_PATH") or f"{cached}/debuginfod_client",
+            processes=not symfs,
+        )
+
+
+def by_build_id(root: str, build_id: bytes, tail: str = "") -> str:
+    """The place of a build-id below a directory: `ROOT/.build-id/ab/cdef…TAIL`."""
+    return f"{root}/.build-id/{build_id[:1].hex()}/{build_id[1:].hex()}{tail}"
+
+
+def objects_by_build_id(build_id: bytes, search: Search) -> Iterator[str]:
+    """Files that may be the object of that build-id, wherever it was mapped from."""
+    if len(build_id) < 2:
+        return
+    for root in _caches(search):
+        for tail in ("/elf", "/vdso", ""):  # "": a link to the file itself, as old perfs made it
+            yield by_build_id(root, build_id, tail)
+    for root in search.debug_roots:
+        yield by_build_id(root, build_id)
+    if search.debuginfod_dir:
+        yield f"{search.debuginfod_dir}/{build_id.hex()}/executable"
+
+
+def objects_of_processes(name: str, pids: Sequence[int]) -> Iterator[str]:
+    """The same in processes that run now; they may be others than the recorded ones."""
+    for pid in pids[:_MAX_PROCESSES]:
+        yield f"/proc/{pid}/root{name.removesuffix(DELETED)}"
+    for pid in pids[:_MAX_PROCESSES]:
+        yield from _mapped(name.removesuffix(DELETED), pid)
+
+
+def debug_by_build_id(build_id: bytes, search: Search) -> Iterator[str]:
+    """Files that may hold the debug information of that build-id."""
+    if len(build_id) < 2:
+        return
+    for root in _debug_roots(search):
+        yield by_build_id(root, build_id, ".debug")
+    for root in _caches(search):
+        yield by_build_id(root, build_id, "/debug")
+    if search.debuginfod_dir:
+        yield f"{search.debuginfod_dir}/{build_id.hex()}/debuginfo"
+
+
+def debug_by_link(path: str, link: str, search: Search) -> Iterator[str]:
+    """Files that a debuglink may mean.
+
+    Args:
+        path: the object that holds the link; its directory counts.
+        link: a file name; one with a slash leads nowhere.
+    """
+    if not link or "/" in link or link in (".", "..") or not link.isprintable():
+        return
+    directory = os.path.dirname(path)
+    yield f"{directory}/{link}"
+    yield f"{directory}/.debug/{link}"
+    inside = directory.removeprefix(search.symfs) if search.symfs else directory
+    for root in _debug_roots(search):
+        yield f"{root}{inside}/{link}"
+
+
+def debug_by_path(path: str, search: Search) -> Iterator[str]:
+    """Debug files that bear the object's own path, as on Fedora and Ubuntu."""
+    inside = path.removeprefix(search.symfs) if search.symfs else path
+    for root in _debug_roots(search):
+        yield f"{root}{inside}.debug"
+        yield f"{root}{inside}"
+
+
+def _caches(search: Search) -> list[str]:
+    """Directories laid out as perf's cache: also what `archive` packed, given as --symfs."""
+    return [root for root in (search.symfs, search.buildid_dir) if root]
+
+
+def _debug_roots(search: Search) -> list[str]:
+    below = [search.symfs + root for root in search.debug_roots] if search.symfs else []
+    return [*below, *search.debug_roots]
+
+
+def _mapped(path: str, pid: int) -> Iterator[str]:
+    """The first mapping of a deleted file of that path, by its link in map_files."""
+    wanted = f" {path}{DELETED}\n".encode("utf-8", "surrogateescape")
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            maps = file.read(_MAX_MAPS)
+    except OSError:
+        return
+    at = maps.find(wanted)
+    if at >= 0:
+        start, end = maps[maps.rfind(b"\n", 0, at) + 1 :].split(b" ", 1)[0].split(b"-")
+        yield f"/proc/{pid}/map_files/{start.decode().lstrip('0') or '0'}-{end.decode().lstrip('0')}"

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symbol tables: sorted columns that name addresses, whatever file the symbols came from.
+
+`Symbols` are rows as a file lists them: unsorted, with aliases and with functions that claim no size.
+`SymbolTable` is what remains after the rules below, ready for `searchsorted`. Names stay bytes in the
+string section and are decoded for the few rows that are hit.
+
+The rules are perf's, so that both tools print the same name (tools/perf/util/symbol.c of Linux 6.16):
+
+1. A symbol of size 0 ends where the next one starts (symbols__fixup_end). Several of them at one address
+   keep size 0, but for the last in file order. We stop at the end of the section too, where perf would
+   run on into the next one.
+2. Of symbols with the same start one survives (symbols__fixup_duplicate, choose_best_symbol): one that
+   covers something; typed rather than NOTYPE; not weak; global; fewest leading underscores; the longest
+   name; the first in file order. A claimed size is better than one by rule 1; perf, which applies rule 1
+   first, cannot tell them apart. perf compares demangled names, we the mangled ones, not counting the
+   underscore of `_Z` and `_R`: that differs only between aliases in C++ or Rust, by length.
+
+perf keeps overlapping symbols in a tree whose shape decides which one is found. Here the innermost wins,
+that is the last to start; behind its end the one that reaches furthest. A label of size 0 inside a
+function with a size is not a function and never wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, column
+
+NO_ADDRESS: Final = np.uint64(2**64 - 1)
+"""Stands for "no address here"; no symbol covers it."""
+MAX_NAME: Final = 1 << 16
+"""Bytes of the longest name that is decoded; the rest of a longer one is cut off."""
+UNTYPED: Final = 4
+"""Ranks from here on are those of NOTYPE symbols."""
+_UNDERSCORES_COUNTED: Final = 8
+_USUAL_NAME: Final = 256
+
+
+@dataclass(slots=True)
+class Symbols(Table):
+    """Symbols as listed, before sorting and choosing."""
+
+    start: U64 = column("u8", doc="first address")
+    size: U64 = column("u8", unit="bytes", doc="as the file claims; 0 if it claims none")
+    name: U32 = column("u4", doc="offset of the NUL-terminated name in the string bytes")
+    limit: U64 = column("u8", doc="a symbol of size 0 ends here at the latest")
+    rank: U8 = column("u1", doc="preference between aliases, 0 best: see `alias_rank`")
+    code: U8 = column("u1", doc="1: names code; 0: only bounds the symbol before it")
+
+
+def alias_rank(untyped: Bool, weak: Bool, global_: Bool) -> U8:
+    """uint8[n], less is better: rule 2 of the module, as far as it does not depend on names."""
+    return (untyped * UNTYPED + weak * 2 + ~global_).astype(np.uint8)
+
+
+def join(parts: Iterable[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
+    """Put tables with their own string bytes into one, rows in the given order.
+
+    The string bytes of a lone table are not copied; those of empty tables are dropped.
+    """
+    tables, blobs, at = [Symbols()], list[bytes](), 0
+    for rows, strings in parts:
+        if len(rows):
+            tables.append(rows.take(slice(None)))
+            tables[-1].name = rows.name + np.uint32(at)
+            blobs.append(strings)
+            at += len(strings)
+    return Symbols.concat(tables), blobs[0] if len(blobs) == 1 else b"".join(blobs)
+
+
+class SymbolTable:
+    """Named, disjoint or nested address ranges.
+
+    Args:
+        rows: symbols in file order.
+        strings: the bytes in which `rows.name` are offsets.
+
+    Attributes:
+        start, end: uint64[n], sorted by start; end is exclusive; starts are unique.
+        source: int32[n], the row of `rows` that each row came from.
+    """
+
+    def __init__(self, rows: Symbols, strings: bytes) -> None:
+        self._strings: bytes | memoryview = strings
+        order = np.argsort(rows.start, kind="stable")
+        ordered = rows.take(order)
+        end = _ends(ordered)
+        keep = np.flatnonzero(ordered.code.astype(bool) & ~_labels_inside(ordered, end))
+        keep = _best_aliases(keep, ordered, end, strings)
+        self.start, self.end, self._name = ordered.start[keep], end[keep], ordered.name[keep]
+        self.source: I32 = order[keep].astype(np.int32)
+        self._reach: I64 | I32 = _furthest_before(self.end)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Everything that lookups and names take, as arrays: for `from_columns`."""
+        strings = np.frombuffer(self._strings, np.uint8)
+        reach = self._reach.astype(np.int32)
+        columns = (self.start, self.end, reach, self._name, strings)
+        return dict(zip(("start", "end", "reach", "name", "strings"), columns, strict=True))
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, NDArray[Any]]) -> SymbolTable | None:
+        """The table of `columns`; None if they are not such ones. `source` is empty."""
+        kinds = {"start": np.uint64, "end": np.uint64, "reach": np.int32, "name": np.uint32}
+        if any(name not in columns or columns[name].dtype != kind for name, kind in kinds.items()):
+            return None
+        rows, strings = len(columns["start"]), columns.get("strings", np.empty(0, np.uint8))
+        if any(len(columns[name]) != rows for name in kinds) or strings.dtype != np.uint8:
+            return None
+        table = cls.__new__(cls)
+        table.start, table.end, table._name = columns["start"], columns["end"], columns["name"]
+        table._reach, table._strings = columns["reach"], strings.data
+        table.source = np.empty(0, np.int32)
+        return table
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def lookup(self, addresses: U64) -> I32:
+        """int32[n]: the row that covers each address, -1 if none does."""
+        if not len(self):
+            return np.full(len(addresses), -1, np.int32)
+        row = np.searchsorted(self.start, addresses, side="right") - 1
+        outside = (row >= 0) & (addresses >= self.end[row])
+        row[outside] = self._reach[row[outside]]
+        row[(row < 0) | (addresses >= self.end[row])] = -1
+        return row.astype(np.int32)
+
+    def name(self, row: int) -> str:
+        """The name as the file spells it; bytes that are not UTF-8 by surrogateescape."""
+        at = int(self._name[row])
+        text = bytes(self._strings[at : at + _USUAL_NAME])
+        if (stop := text.find(0)) < 0:
+            text = bytes(self._strings[at : at + MAX_NAME])
+            stop = text.find(0)
+        return text[: stop if stop >= 0 else None].decode("utf-8", "surrogateescape")
+
+    def names(self, rows: Iterable[int]) -> list[str]:
+        """The names of several rows; meant for the rows that were hit."""
+        return [self.name(row) for row in rows]
+
+    def start_of(self, row: int) -> int:
+        """The first address of a row, for `name+0x1f`."""
+        return int(self.start[row])
+
+
+def page_behind(start: U64) -> U64:
+    """uint64[n]: the end of a symbol of size 0 behind which nothing is known, as perf guesses it."""
+    pages = start // np.uint64(4096) + (start % np.uint64(4096) != 0) + np.uint64(1)
+    ends: U64 = np.maximum(start, pages * np.uint64(4096))
+    return ends
+
+
+def _ends(rows: Symbols) -> U64:
+    """Rule 1: uint64[n], where each of the symbols, sorted by start, ends."""
+    room = NO_ADDRESS - rows.start
+    following = np.append(rows.start[1:], page_behind(rows.start[-1:]))
+    open_ended = np.maximum(rows.start, np.minimum(following, rows.limit))
+    ends: U64 = np.where(rows.size == 0, open_ended, rows.start + np.minimum(rows.size, room))
+    return ends
+
+
+def _labels_inside(rows: Symbols, end: U64) -> Bool:
+    """bool[n]: NOTYPE symbols of size 0 that lie strictly inside a symbol that has a size."""
+    reach = np.maximum.accumulate(np.where(rows.size == 0, np.uint64(0), end))
+    before = np.searchsorted(rows.start, rows.start, side="left") - 1  # the last row that starts earlier
+    covered = (before >= 0) & (np.append(reach, np.uint64(0))[before] > rows.start)
+    inside: Bool = covered & (rows.size == 0) & (rows.rank >= UNTYPED)
+    return inside
+
+
+def _best_aliases(keep: I64, rows: Symbols, end: U64, strings: bytes) -> I64:
+    """Rule 2: the kept rows (sorted by start), one for each start."""
+    start = rows.start[keep]
+    first = np.append(True, start[1:] != start[:-1])[: len(keep)]
+    group = np.cumsum(first)
+    shared = np.bincount(group)[group] > 1 if len(keep) else first
+    rivals = keep[shared]
+    if not len(rivals):
+        return keep
+    underscores, length = _name_shape(rows.name[rivals], strings)
+    empty = end[rivals] == rows.start[rivals]
+    guessed = rows.size[rivals] == 0
+    group = group[shared]
+    order = np.lexsort(
+        (np.arange(len(rivals)), -length, underscores, rows.rank[rivals], guessed, empty, group)
+    )
+    ranked = group[order]
+    winners = rivals[order[np.append(True, ranked[1:] != ranked[:-1])]]
+    return np.sort(np.concatenate([keep[~shared], winners]))
+
+
+def _name_shape(names: U32, strings: bytes) -> tuple[I64, I64]:
+    """Leading underscores (mangling prefix not counted, at most 8) and length of the names at offsets."""
+    text = np.frombuffer(strings, np.uint8)
+    at = names.astype(np.int64)
+    nul = np.append(np.flatnonzero(text == 0), len(text))
+    length = nul[np.searchsorted(nul, at)] - at
+
+    def byte(offset: int) -> U8:
+        return np.where(offset < length, text[np.minimum(at + offset, len(text) - 1)], np.uint8(0))
+
+    leading, underscores = np.ones(len(at), bool), np.zeros(len(at), np.int64)
+    for offset in range(_UNDERSCORES_COUNTED):
+        leading &= byte(offset) == ord("_")
+        underscores += leading
+    mangled = (byte(0) == ord("_")) & np.isin(byte(1), (ord("Z"), ord("R")))
+    return np.where(mangled, 0, underscores), length
+
+
+def _furthest_before(end: U64) -> I64:
+    """int64[n]: of the rows up to each, the one that ends last; itself if it does."""
+    highest = np.maximum.accumulate(end)
+    rises = np.append(True, end[1:] > highest[:-1])[: len(end)]
+    return np.maximum.accumulate(np.where(rises, np.arange(len(end)), 0))

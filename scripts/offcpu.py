@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Off-cpu time out of a recording, from inside perf or by hand.
+
+    perf script -i perf.data -s scripts/offcpu.py                      folded stacks on standard output
+    perf script -i perf.data -s scripts/offcpu.py -- --flamegraph OUT  any format of `perf-offcpu convert`
+    python3 scripts/offcpu.py -i perf.data                             the same without perf
+
+perf embeds a Python of its own, which sees no virtual environment: there numpy must be installed for that
+Python. Packages of the checkout's .venv are used where they were made for the same version.
+"""
+
+import os
+import sys
+
+
+def _find_packages() -> None:
+    """Let this Python import perf_offcpu, from the checkout or the prefix that this script lies in."""
+    here = os.path.dirname(os.path.realpath(sys.argv[0]))
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    root = os.path.dirname(here)
+    if os.path.isdir(os.path.join(root, "perf_offcpu")):
+        sys.path.insert(0, root)
+    # Behind what this Python has itself: only what is missing is taken from there.
+    sys.path += [
+        path
+        for prefix in (os.path.join(root, ".venv"), root, os.path.dirname(root))
+        if os.path.isdir(path := os.path.join(prefix, "lib", version, "site-packages"))
+    ]
+
+
+def _is_inside_perf() -> bool:
+    return "perf_trace_context" in sys.builtin_module_names
+
+
+_find_packages()
+try:
+    import numpy  # noqa: F401  to say which package is missing, before anything else fails for it
+
+    from perf_offcpu import perf_script
+except ImportError as problem:
+    sys.exit(
+        f"offcpu.py: Python {sys.version_info.major}.{sys.version_info.minor} of this perf cannot import "
+        f"{problem.name}: install it for that Python (Debian: apt install python3-numpy)"
+    )
+
+if _is_inside_perf():
+    _door = perf_script.Door(sys.argv[1:])
+    process_event = _door.process_event
+    trace_end = _door.trace_end
+elif __name__ == "__main__":
+    sys.exit(perf_script.main(sys.argv[1:]))

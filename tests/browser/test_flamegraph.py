@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flame graph in a real browser: drawn right, answering, and unmoved by hostile names."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser.webdriver import KEYS, Browser
+from builders.large import large_profile
+from builders.profile import Code, ProfileBuilder, kernel
+
+from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.registry import FORMATS
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+
+HOSTILE = [
+    "<img src=x onerror=hacked=1>",
+    "</script><script>hacked=1</script>",
+    "<svg/onload=hacked=1>",
+    "\u2028hacked=1\u2029",
+    "javascript:hacked=1",
+]
+SECONDS = 10**9
+
+Show = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if shutil.which("chromedriver") is None:
+        pytest.skip("no chromedriver here (Debian: chromium chromium-driver)")
+    with Browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def show(browser: Browser, tmp_path: Path) -> Iterator[Show]:
+    """Write a profile's flame graph and open it, from a file URL."""
+
+    def opened(profile: Profile, options: Options | None = None) -> Path:
+        page = tmp_path / "flamegraph.html"
+        with page.open("w", encoding="utf-8", newline="\n") as out:
+            FORMATS["flamegraph"].write(profile, out, options)
+        browser.resize(1200, 800)
+        browser.open(page.as_uri())
+        browser.settle()
+        return page
+
+    yield opened
+    browser.screenshot(tmp_path / "screenshot.png")
+    assert browser.console() == []
+
+
+def boxes(browser: Browser) -> dict[str, dict[str, Any]]:
+    """What is drawn, by label (which the profiles here use once)."""
+    return {box["label"]: box for box in browser.run("return flamegraph.boxes()")}
+
+
+def middle(box: dict[str, Any]) -> tuple[float, float]:
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def text(browser: Browser, id_: str) -> str:
+    return str(browser.run("return document.getElementById(arguments[0]).textContent", id_))
+
+
+def colour_at(browser: Browser, box: dict[str, Any], part: float) -> list[int]:
+    """Red, green, blue near the upper edge of a frame, at a part of its width (where no text is)."""
+    script = """
+        const canvas = document.getElementById("graph"), page = canvas.getBoundingClientRect();
+        const scale = canvas.width / page.width;
+        const [x, y] = [(arguments[0] - page.left) * scale, (arguments[1] - page.top) * scale];
+        return Array.from(canvas.getContext("2d").getImageData(x, y, 1, 1).data).slice(0, 3);
+    """
+    found: list[int] = browser.run(script, box["x"] + part * box["width"], box["y"] + 1)
+    return found
+
+
+def simple() -> Profile:
+    builder = ProfileBuilder(
+        meta={"hostname": "box", "cmdline": ("record", "./server")}, losses={"records lost": 3}
+    )
+    builder.sample(
+        "server", ["main", "handle", Code("read", "/lib/libc.so.6"), kernel("io_wait")], 6 * SECONDS, count=3
+    )
+    builder.sample("server", ["main", "idle", kernel("timer_wait")], 3 * SECONDS)
+    builder.sample("logger", [], 1 * SECONDS, flags=SampleFlag.NO_USER_STACK)
+    return builder.build()
+
+
+def test_widths_are_weights(browser: Browser, show: Show) -> None:
+    show(simple())
+    drawn = boxes(browser)
+    whole = drawn["all"]["width"]
+    shares = {label: round(box["width"] / whole, 3) for label, box in drawn.items()}
+    assert shares == {
+        "all": 1.0,
+        "logger": 0.1,
+        "[missed stack]": 0.1,
+        "server": 0.9,
+        "main": 0.9,
+        "handle": 0.6,
+        "read": 0.6,
+        "io_wait": 0.6,
+        "idle": 0.3,
+        "timer_wait": 0.3,
+    }
+    assert drawn["main"]["y"] < drawn["server"]["y"] < drawn["all"]["y"], "flames grow upwards"
+    assert drawn["idle"]["x"] == pytest.approx(drawn["handle"]["x"] + drawn["handle"]["width"])
+
+
+def test_title_totals_and_facts(browser: Browser, show: Show) -> None:
+    show(simple())
+    assert browser.run("return document.title") == "Off-CPU time (offcpu-time) on box: record ./server"
+    assert text(browser, "title") == browser.run("return document.title")
+    assert text(browser, "summary") == "10 s (10,000,000,000 ns) waiting in 5 waits"
+    assert "Lost3 records lost" in text(browser, "facts")
+
+
+def test_click_zooms_and_reset_brings_all_back(browser: Browser, show: Show) -> None:
+    show(simple())
+    before = boxes(browser)
+    browser.click(*middle(before["handle"]))
+    zoomed = boxes(browser)
+    assert zoomed["handle"]["width"] == zoomed["io_wait"]["width"] == pytest.approx(before["all"]["width"])
+    assert zoomed["main"]["width"] == before["all"]["width"], "its callers span the view"
+    assert "idle" not in zoomed and "logger" not in zoomed
+    reset = (
+        "const box = document.getElementById('reset').getBoundingClientRect(); return [box.x + 5, box.y + 5]"
+    )
+    browser.click(*browser.run(reset))
+    assert boxes(browser) == before
+    assert browser.run("return document.getElementById('reset').disabled") is True
+
+
+def test_click_on_nothing_does_nothing(browser: Browser, show: Show) -> None:
+    show(simple())
+    before = boxes(browser)
+    browser.click(before["logger"]["x"] + 3, before["io_wait"]["y"] + 3)
+    assert boxes(browser) == before
+
+
+def test_tooltip(browser: Browser, show: Show) -> None:
+    show(simple())
+    browser.hover(*middle(boxes(browser)["read"]))
+    lines = browser.run(
+        "return Array.from(document.querySelectorAll('#tip div'), (line) => line.textContent)"
+    )
+    assert lines == [
+        "read",
+        "in libc.so.6",
+        "waiting: 6 s (6,000,000,000 ns), 3 waits, average 2 s",
+        "60.00 % of all",
+    ]
+    browser.hover(600, 10)
+    assert browser.run("return document.getElementById('tip').hidden") is True
+
+
+def test_tooltip_tells_states_and_wakers(browser: Browser, show: Show) -> None:
+    builder = ProfileBuilder().sample("w", ["main"], 1, tid=7, pid=7, state=1)
+    builder.sample("a", ["main", "f"], 3 * SECONDS, state=1, waker_tid=7, waker_pid=7)
+    show(builder.sample("a", ["main", "f"], SECONDS, state=2).build())
+    browser.hover(*middle(boxes(browser)["f"]))
+    lines = text(browser, "tip")
+    assert "state: interruptible sleep 75.00 %, uninterruptible sleep 25.00 %" in lines
+    assert "woken by: w 75.00 %" in lines
+
+
+def test_compared_red_has_grown_and_blue_has_shrunk(browser: Browser, show: Show) -> None:
+    old = ProfileBuilder().sample("a", ["grown"], SECONDS).sample("a", ["shrunk"], 4 * SECONDS).build()
+    new = ProfileBuilder().sample("a", ["grown"], 3 * SECONDS).sample("a", ["shrunk"], SECONDS)
+    show(new.sample("a", ["fresh"], SECONDS).build(), Options(diff=old))
+    drawn = boxes(browser)
+    red, _, blue = colour_at(browser, drawn["grown"], 0.9)
+    assert red > blue
+    red, _, blue = colour_at(browser, drawn["shrunk"], 0.9)
+    assert blue > red
+    browser.hover(*middle(drawn["grown"]))
+    assert "before: 1,000,000,000 ns, change +2,000,000,000 ns (+200.00 %)" in text(browser, "tip")
+    browser.hover(*middle(drawn["fresh"]))
+    assert "change +1,000,000,000 ns (new)" in text(browser, "tip")
+
+
+def test_search(browser: Browser, show: Show) -> None:
+    show(simple())
+    frame = boxes(browser)["idle"]
+    plain = colour_at(browser, frame, 0.9)
+    browser.type("/")
+    assert browser.run("return document.activeElement.id") == "search"
+    browser.type("IDLE|timer")
+    assert text(browser, "matched") == "30.00 % matched: 3,000,000,000 ns"  # nested matches count once
+    assert colour_at(browser, frame, 0.9) != plain
+    browser.type(KEYS["escape"])
+    assert text(browser, "matched") == "" and colour_at(browser, frame, 0.9) == plain
+    browser.type("/nothing like it")
+    assert text(browser, "matched") == "no match"
+
+
+def test_search_for_what_is_no_expression(browser: Browser, show: Show) -> None:
+    show(ProfileBuilder().sample("a", ["operator[](", "f"], 5).build())
+    browser.type("/[](")
+    assert text(browser, "matched") == "100.00 % matched: 5 ns"
+    assert browser.run("return document.getElementById('search').getAttribute('aria-invalid')") == "true"
+
+
+def test_keys(browser: Browser, show: Show) -> None:
+    show(simple())
+    browser.run("document.getElementById('graph').focus()")
+
+    def status_after(*keys: str) -> str:
+        browser.type("".join(KEYS[key] for key in keys))
+        return text(browser, "status").split(" · ")[0]
+
+    assert status_after("up") == "all"
+    assert status_after("up") == "server"  # the widest
+    assert status_after("left") == "logger"
+    assert status_after("right", "up", "up") == "handle"
+    assert status_after("right") == "idle"
+    assert status_after("enter") == "idle"
+    assert boxes(browser)["idle"]["width"] == pytest.approx(boxes(browser)["all"]["width"])
+    assert status_after("down") == "main"
+    assert status_after("escape") == "all"
+    assert "handle" in boxes(browser)
+
+
+def test_hostile_names_stay_text(browser: Browser, show: Show) -> None:
+    meta = {"hostname": HOSTILE[0], "cmdline": tuple(HOSTILE), "source": HOSTILE[1]}
+    builder = ProfileBuilder(events={HOSTILE[0]: "ns"}, meta=meta, losses={HOSTILE[1]: 1})
+    for name in HOSTILE:
+        builder.sample(name, [name, Code(name + " ", HOSTILE[0])], SECONDS, event=HOSTILE[0])
+    show(builder.build(), Options(title=HOSTILE[1]))
+    assert text(browser, "title") == HOSTILE[1] == browser.run("return document.title")
+    shown = {box["label"] for box in browser.run("return flamegraph.boxes()")}
+    assert {HOSTILE[0], HOSTILE[1], HOSTILE[2], HOSTILE[4], "\\u2028hacked=1\\u2029"} <= shown
+    for box in browser.run("return flamegraph.boxes()"):
+        browser.hover(*middle(box))
+    elements = "return document.querySelectorAll('img, svg, script:not([id]) ~ script').length"
+    assert browser.run(elements) == 0
+    assert browser.run("return typeof hacked") == "undefined"
+
+
+def test_the_policy_stops_scripts_and_network(browser: Browser, show: Show) -> None:
+    show(simple())
+    script = """
+        const blocked = [];
+        const note = (event) => blocked.push(event.effectiveDirective);
+        document.addEventListener("securitypolicyviolation", note);
+        const added = document.createElement("script");
+        added.textContent = "window.hacked = 1";
+        document.body.append(added);
+        new Image().src = "http://127.0.0.1:9/x.png";
+        return fetch("data:,x").then(() => "fetched", () => "refused").then((answer) =>
+            new Promise((done) => setTimeout(() => done([answer, typeof hacked, blocked.sort()]), 100)));
+    """
+    answer, hacked, blocked = browser.run(script)
+    assert (answer, hacked) == ("refused", "undefined")
+    assert blocked == ["connect-src", "img-src", "script-src-elem"]
+    assert any("violates the following Content Security Policy" in message for message in browser.console())
+
+
+def test_waiting_is_cold_running_is_hot(browser: Browser, show: Show) -> None:
+    builder = ProfileBuilder()
+    builder.sample("both", ["main", "waits"], 3 * SECONDS).sample(
+        "both", ["main", "runs"], SECONDS, event="cpu-clock"
+    )
+    show(builder.build())
+    drawn = boxes(browser)
+
+    def is_cold(label: str, part: float) -> bool:
+        red, _, blue = colour_at(browser, drawn[label], part)
+        return blue > red
+
+    assert is_cold("waits", 0.5) and not is_cold("runs", 0.5)
+    assert is_cold("main", 0.70) and not is_cold("main", 0.80), "three quarters of main are waiting"
+    browser.hover(*middle(drawn["main"]))
+    assert "waiting: 3 s (3,000,000,000 ns), 1 wait, average 3 s" in text(browser, "tip")
+    assert "running: 1 s (1,000,000,000 ns), 1 sample" in text(browser, "tip")
+
+
+def test_totals_beyond_doubles_are_exact(browser: Browser, show: Show) -> None:
+    """3000 threads that wait an hour, and one that waits a nanosecond."""
+    builder = ProfileBuilder()
+    for _ in range(3000):
+        builder.sample("a", ["f"], 3600 * SECONDS)
+    show(builder.sample("a", ["g"], 1).build())
+    assert "(10,800,000,000,000,001 ns)" in text(browser, "summary")
+
+
+def test_events_that_count_no_time(browser: Browser, show: Show) -> None:
+    show(ProfileBuilder(events={"cycles": ""}).sample("a", ["f"], 1_234_567, event="cycles").build())
+    assert text(browser, "summary") == "1,234,567 events running in 1 sample"
+
+
+def test_nothing_to_draw(browser: Browser, show: Show) -> None:
+    show(ProfileBuilder().build())
+    assert text(browser, "summary") == "no samples"
+    assert list(boxes(browser)) == ["all"]
+
+
+def test_icicle(browser: Browser, show: Show) -> None:
+    show(simple())
+    browser.run("document.getElementById('flip').click()")
+    browser.settle()
+    drawn = boxes(browser)
+    assert drawn["all"]["y"] < drawn["server"]["y"] < drawn["main"]["y"]
+    browser.click(*middle(drawn["handle"]))
+    assert "idle" not in boxes(browser)
+
+
+def test_dark_and_light(browser: Browser, show: Show) -> None:
+    show(simple())
+    lightness = "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
+    browser.prefer("dark")
+    assert browser.run(lightness) < 60
+    dark = colour_at(browser, boxes(browser)["main"], 0.9)
+    browser.prefer("light")
+    assert browser.run(lightness) > 200
+    assert sum(colour_at(browser, boxes(browser)["main"], 0.9)) > sum(dark)
+    for expected in ("light", "dark", "auto"):
+        browser.run("document.getElementById('theme').click()")
+        assert text(browser, "theme") == f"Theme: {expected}"
+        assert (browser.run(lightness) < 60) == (expected == "dark")
+
+
+@pytest.mark.parametrize(("width", "height"), [(320, 480), (390, 844), (844, 390)])
+def test_small_screens(browser: Browser, show: Show, width: int, height: int) -> None:
+    show(simple())
+    browser.resize(width, height)
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+    drawn = boxes(browser)
+    assert drawn["all"]["x"] >= 0 and drawn["all"]["width"] <= width
+    assert drawn["all"]["y"] + drawn["all"]["height"] <= height, "the root is out of sight"
+    browser.click(*middle(drawn["handle"]))
+    assert boxes(browser)["handle"]["width"] == pytest.approx(boxes(browser)["all"]["width"])
+    assert text(browser, "status").startswith("handle · waiting: 6 s")
+
+
+def test_deep_stacks_scroll(browser: Browser, show: Show) -> None:
+    show(ProfileBuilder().sample("a", [f"level_{depth}" for depth in range(250)], 5).build())
+    visible = (
+        "return flamegraph.boxes().filter((box) => box.y > 80 && box.y < innerHeight).map((box) => box.label)"
+    )
+    assert "a" in browser.run(visible), "the view begins at the root"
+    browser.run("document.getElementById('view').scrollTop = 0")
+    browser.settle()
+    assert "level_249" in browser.run(visible) and "a" not in browser.run(visible)
+    browser.click(600, boxes(browser)["level_240"]["y"] + 5)
+    assert "level_240" in browser.run(visible)
+
+
+def test_a_hundred_thousand_nodes_stay_quick(browser: Browser, show: Show) -> None:
+    profile = large_profile(200_000, 6_000)
+    show(profile)
+    assert browser.run("return flamegraph.nodes()") > 100_000
+    total = f"{sum(profile.samples.period.tolist()):,} ns"
+    assert total in text(browser, "summary")
+    times = [browser.run("return flamegraph.drawMs()")]
+    for label in ("worker-1", "all"):
+        browser.click(*middle(boxes(browser)[label]))
+        times.append(browser.run("return flamegraph.drawMs()"))
+    browser.type("/function_1")
+    assert text(browser, "matched").endswith(" ns")
+    times.append(browser.run("return flamegraph.drawMs()"))
+    assert max(times) < 250, "ms for one drawing"

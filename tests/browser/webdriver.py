@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A headless Chromium, driven through chromedriver's HTTP interface (W3C WebDriver) with nothing but urllib.
+
+with Browser() as browser:
+    browser.open(path.as_uri())
+    assert browser.run("return document.title") == "…"
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import Any, Self
+
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+KEYS = {
+    "enter": "\ue007",
+    "escape": "\ue00c",
+    "left": "\ue012",
+    "up": "\ue013",
+    "right": "\ue014",
+    "down": "\ue015",
+}
+
+
+class Browser:
+    """One chromedriver, one browser, one page; a fresh user-data directory each time."""
+
+    def __init__(self, width: int = 1280, height: int = 800) -> None:
+        self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self._driver = subprocess.Popen(
+            ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self._url = f"http://127.0.0.1:{self._port()}"
+        flags = [*_FLAGS, f"--user-data-dir={self._home.name}", f"--window-size={width},{height}"]
+        wanted = {"goog:chromeOptions": {"args": flags}, "goog:loggingPrefs": {"browser": "ALL"}}
+        session = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
+        self._url += f"/session/{session['sessionId']}"
+
+    def _port(self) -> int:
+        assert self._driver.stdout is not None
+        for line in self._driver.stdout:
+            if "started successfully on port" in line:
+                return int(line.rstrip(". \n").rsplit(" ", 1)[1])
+        raise RuntimeError("chromedriver did not start")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._call("DELETE", "")
+        self._driver.terminate()
+        self._driver.wait()
+        assert self._driver.stdout is not None
+        self._driver.stdout.close()
+        self._home.cleanup()
+
+    def _call(self, method: str, path: str, body: object = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self._url + path, data, {"Content-Type": "application/json"}, method=method
+        )
+        with _DIRECT.open(request, timeout=120) as answer:
+            return json.load(answer)["value"]
+
+    def open(self, url: str) -> None:
+        """Load a page and wait until it is there."""
+        self._call("POST", "/url", {"url": url})
+
+    def run(self, script: str, *args: object) -> Any:
+        """The value that a function body in JavaScript returns."""
+        return self._call("POST", "/execute/sync", {"script": script, "args": list(args)})
+
+    def run_async(self, script: str, *args: object) -> Any:
+        """The value that a function body in JavaScript hands to its last argument, a function."""
+        return self._call("POST", "/execute/async", {"script": script, "args": list(args)})
+
+    def settle(self) -> None:
+        """Wait until what was asked for has been drawn."""
+        script = (
+            "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()));"
+        )
+        self.run_async(script)
+
+    def click(self, x: float, y: float) -> None:
+        """A mouse click at a place in the window."""
+        self._pointer(x, y, press=True)
+
+    def hover(self, x: float, y: float) -> None:
+        """Move the mouse to a place in the window."""
+        self._pointer(x, y, press=False)
+
+    def _pointer(self, x: float, y: float, *, press: bool) -> None:
+        steps: list[dict[str, object]] = [{"type": "pointerMove", "duration": 0, "x": int(x), "y": int(y)}]
+        if press:
+            steps += [{"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}]
+        mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": steps}
+        self._call("POST", "/actions", {"actions": [mouse]})
+        self.settle()
+
+    def type(self, text: str) -> None:
+        """Press keys, one after the other, wherever the focus is; KEYS has the special ones."""
+        keys = [{"type": kind, "value": char} for char in text for kind in ("keyDown", "keyUp")]
+        self._call("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": keys}]})
+        self.settle()
+
+    def resize(self, width: int, height: int) -> None:
+        """Make the page this large; narrower than a desktop window can be, as phones are."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._devtools("Emulation.setDeviceMetricsOverride", metrics)
+        self.settle()
+
+    def prefer(self, scheme: str) -> None:
+        """Be a system in "dark" or "light"."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._devtools("Emulation.setEmulatedMedia", {"features": features})
+        self.settle()
+
+    def _devtools(self, command: str, params: object) -> Any:
+        return self._call("POST", "/goog/cdp/execute", {"cmd": command, "params": params})
+
+    def console(self) -> list[str]:
+        """The errors that the page has logged since the last call, violations of its policy among them."""
+        log = self._call("POST", "/se/log", {"type": "browser"})
+        return [entry["message"] for entry in log if entry["level"] == "SEVERE"]
+
+    def picture(self) -> str:
+        """The page as PNG, in base64."""
+        return str(self._call("GET", "/screenshot"))
+
+    def screenshot(self, path: Path) -> None:
+        """Write a picture of the page."""
+        path.write_bytes(base64.b64decode(self.picture()))

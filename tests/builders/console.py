@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documentation as a script: runs the commands that a page shows and compares what they print.
+
+A page shows a session in a fenced block:
+
+    ```console
+    $ perf-offcpu report --help
+    usage: perf-offcpu report …
+    …
+    ```
+
+Figures differ from run to run: a number stands for any number, and blanks for any blanks. A line that is only
+`…` stands for any lines, a `…` at the end of a line for its rest. Everything else must be printed as shown.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+REST = "…"
+_FENCE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_NUMBER = re.compile(r"\d+([.,:]\d+)*")
+_SPACES = re.compile(r"[ \t]+")
+_RULE = re.compile(r"\.{3,}|-{3,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command of a page and what the page says that it prints."""
+
+    line: int
+    command: str
+    shown: tuple[str, ...]
+
+
+def steps(page: Path) -> Iterator[Step]:
+    """The commands of a page, in order."""
+    text = page.read_text()
+    for block in _FENCE.finditer(text):
+        first = text.count("\n", 0, block.start(1)) + 1
+        yield from _steps(block[1].splitlines(), first)
+
+
+def _steps(lines: list[str], first: int) -> Iterator[Step]:
+    starts = [at for at, line in enumerate(lines) if line.startswith("$ ")]
+    assert starts and starts[0] == 0, f"line {first}: a console block begins with a command"
+    for begin, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        command = lines[begin].removeprefix("$ ")
+        body = begin + 1
+        while command.endswith("\\"):
+            command = command[:-1] + lines[body].removeprefix("> ")
+            body += 1
+        yield Step(first + begin, command, tuple(lines[body:end]))
+
+
+def normal(line: str) -> str:
+    """A line with what may differ taken out."""
+    return _SPACES.sub(" ", _RULE.sub("...", _NUMBER.sub("0", line))).strip()
+
+
+def difference(shown: tuple[str, ...], printed: list[str]) -> str:
+    """What of the page was not printed; "" if all was."""
+    left = iter([normal(line) for line in printed if line.strip()])
+    skipping = False
+    for line in shown:
+        if not line.strip():
+            continue
+        if line.strip() == REST:
+            skipping = True
+            continue
+        if not _find(normal(line), left, skipping):
+            return f"not printed, or not there: {line}"
+        skipping = False
+    rest = list(left)
+    return "" if skipping or not rest else f"printed, but not on the page: {rest[0]}"
+
+
+def _find(line: str, left: Iterator[str], skipping: bool) -> bool:
+    for found in left:
+        if found == line or (line.endswith(REST) and found.startswith(line.removesuffix(REST).rstrip())):
+            return True
+        if not skipping:
+            return False
+    return False
+
+
+def run(step: Step, cwd: Path, environment: Mapping[str, str], timeout_s: float = 60) -> str:
+    """Run a step as a user would, in a shell; what both streams printed, or a complaint with it."""
+    command = step.command.replace("sudo ", "")
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=cwd,
+        env=dict(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=timeout_s,
+        check=False,
+    )
+    printed = done.stdout.decode()
+    problem = difference(step.shown, printed.splitlines())
+    if done.returncode:
+        problem = f"exit status {done.returncode}"
+    return f"line {step.line}: $ {step.command}\n{problem}\n--- printed:\n{printed}" if problem else ""

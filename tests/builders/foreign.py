@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recording as a machine of the other byte order would have written it: all numbers turned, by layouts.
+
+    (tmp_path / "big.data").write_bytes(big_endian("perf.data"))
+
+File form in, file form out. Text and opaque bytes stay. What has no layout cannot be turned and is left out
+(the features CPU_TOPOLOGY, MEM_TOPOLOGY, BPF_PROG_INFO, BPF_BTF; TRACING_DATA, which says its own byte
+order). Raw data is the producer's: off-cpu payloads and our counters are turned, tracepoints' are not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perf_offcpu.abi import counters as counters_abi
+from perf_offcpu.abi import offcpu
+from perf_offcpu.abi.features import FEATURE_LAYOUTS, Feature
+from perf_offcpu.abi.file import FEATURE_BITS, FILE_HEADER, FILE_HEADER_SIZE, MAGIC, SECTION
+from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
+from perf_offcpu.abi.sample import SAMPLE, TRAILER, SampleShape
+from perf_offcpu.errors import LayoutError
+from perf_offcpu.layout import Layout
+from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.features import Features
+from perf_offcpu.perfdata.features_write import build_id_body, event_desc_body
+from perf_offcpu.perfdata.reader import PerfDataReader
+from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
+from perf_offcpu.perfdata.trailers import read_trailers
+
+
+def big_endian(path: str | Path) -> bytes:
+    """The little-endian recording at `path`, turned."""
+    with PerfDataReader.open(path) as reader:
+        assert reader.order == "<"
+        records = [record for chunk in reader.chunks() for record in _turned_records(chunk, reader)]
+        return _file(reader.events.specs, b"".join(records), _turned_features(reader.features))
+
+
+def _file(events: list[EventSpec], data: bytes, features: dict[int, bytes]) -> bytes:
+    ids = b"".join(one.to_bytes(8, "big") for event in events for one in event.ids)
+    attrs, at = b"", FILE_HEADER_SIZE
+    for event in events:
+        section = {"offset": at, "size": 8 * len(event.ids)}
+        attrs += event.attr.pack(event.attr.size, ">") + SECTION.pack(section, ">")
+        at += section["size"]
+    bits = sorted(features)
+    bitmap = sum(1 << bit for bit in bits)
+    data_at = FILE_HEADER_SIZE + len(ids) + len(attrs)
+    header = FILE_HEADER.pack(
+        {
+            "magic": int.from_bytes(MAGIC, "little"),
+            "size": FILE_HEADER_SIZE,
+            "attr_size": events[0].attr.size + SECTION.size(),
+            "attrs": {"offset": FILE_HEADER_SIZE + len(ids), "size": len(attrs)},
+            "data": {"offset": data_at, "size": len(data)},
+            "event_types": {"offset": 0, "size": 0},
+            "features": [bitmap >> low & (1 << 64) - 1 for low in range(0, FEATURE_BITS, 64)],
+        },
+        ">",
+    )
+    table, body_at = b"", data_at + len(data) + len(bits) * SECTION.size()
+    for bit in bits:
+        table += SECTION.pack({"offset": body_at, "size": len(features[bit])}, ">")
+        body_at += len(features[bit])
+    return header + ids + attrs + data + table + b"".join(features[bit] for bit in bits)
+
+
+def _turned_features(features: Features) -> dict[int, bytes]:
+    turned = {}
+    for bit, body in features.bodies.items():
+        if bit == Feature.EVENT_DESC:
+            turned[bit] = event_desc_body(features.event_specs(), ">")
+        elif bit == Feature.BUILD_ID:
+            turned[bit] = build_id_body(features.build_ids(), ">")
+        elif bit in FEATURE_LAYOUTS and bit != Feature.COMPRESSED:
+            turned[bit] = _turned(FEATURE_LAYOUTS[bit], body)
+    return turned
+
+
+def _turned(layout: Layout, data: bytes, shape: Any = None) -> bytes:
+    return layout.pack(layout.unpack(data, "<", shape), ">", shape)
+
+
+def _turned_records(chunk: Chunk, reader: PerfDataReader) -> Iterator[bytes]:
+    rows = np.arange(len(chunk))
+    trailers = read_trailers(chunk, rows, reader.events)
+    samples = np.flatnonzero(chunk.types == RecordType.SAMPLE)
+    evsel = np.full(len(chunk), -1)
+    evsel[samples] = reader.events.of_samples(chunk, samples)
+    for row in rows.tolist():
+        kind, misc = int(chunk.types[row]), int(chunk.miscs[row])
+        record = bytes(chunk.record(row))
+        if kind == RecordType.SAMPLE:
+            payload = _turned_sample(record[HEADER_SIZE:], reader.events.specs[evsel[row]])
+        elif kind in RECORD_LAYOUTS:
+            end = len(record) - int(trailers.size[row])
+            owner = reader.events.specs[trailers.evsel[row]] if kind < FIRST_USER_TYPE else None
+            payload = _turned_payload(kind, misc, record[HEADER_SIZE:end])
+            if owner is not None:
+                payload += _turned(TRAILER, record[end:], owner.attr.sample_type)
+        else:
+            continue
+        assert len(payload) + HEADER_SIZE == len(record), RecordType(kind)
+        yield RECORD_HEADER.pack({"type": kind, "misc": misc, "size": len(record)}, ">") + payload
+
+
+def _turned_payload(kind: int, misc: int, payload: bytes) -> bytes:
+    layout = RECORD_LAYOUTS[kind]
+    turned = _turned(layout, payload, Misc(misc))
+    # Names are padded as their producer liked; what else follows the known fields is u64 words.
+    missing = payload[len(turned) :]
+    if layout.fields and layout.fields[-1].name in ("filename", "comm", "name", "path"):
+        return turned + bytes(len(missing))
+    return turned + _turned_words(missing)
+
+
+def _turned_words(data: bytes) -> bytes:
+    return b"".join(data[at : at + 8][::-1] for at in range(0, len(data), 8))
+
+
+def _turned_sample(payload: bytes, spec: EventSpec) -> bytes:
+    shape = SampleShape.of(spec.attr)
+    values = SAMPLE.unpack(payload, "<", shape)
+    if spec.name == offcpu.EVENT_NAME and "raw" in values:
+        values["raw"] = _turned_offcpu(values["raw"])
+    elif spec.name == counters_abi.EVENT_NAME:
+        turned = _turned(counters_abi.COUNTERS, values["raw"])
+        values["raw"] = turned + values["raw"][len(turned) :]
+    return SAMPLE.pack(values, ">", shape)
+
+
+def _turned_offcpu(raw: bytes) -> bytes:
+    values, at = offcpu.PAYLOAD.unpack_from(raw, "<", None, 0, len(raw))
+    turned = offcpu.PAYLOAD.pack(values, ">")
+    with contextlib.suppress(LayoutError):  # upstream's: only padding follows
+        turned += _turned(offcpu.EXTENSION, raw[at:])
+    return turned + raw[len(turned) :]

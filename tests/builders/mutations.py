@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seeded damage to recordings, and what must hold of whatever is made of them.
+
+    mutated(data, random.Random(seed))     a damaged copy, the same for the same seed
+    survive(data)                          reads, dumps and injects it; raises if anything but our own errors
+
+Half of the mutations know the format: they strike the headers of records, counts and sizes, ids, and the
+numbers at which readers stumble; the others strike anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+
+from builders.zoo import as_file
+
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.decode.rewrite import RewriteOptions, rewrite
+from perf_offcpu.errors import PerfOffcpuError
+from perf_offcpu.perfdata.dump import dump
+from perf_offcpu.perfdata.reader import PerfDataReader
+
+EVIL = (
+    *(0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFF8, 0xFFFF, 1 << 16),
+    *(2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**60, 2**61, 2**63 - 1, 2**63, 2**64 - 8, 2**64 - 1),
+    *(2**64 - 128, 2**64 - 512, 2**64 - 640, 2**64 - 4095, 0xFFFFFFFF << 32),
+)
+"""Numbers at which sums overflow, counts lie and times are none."""
+
+HEADER = 104
+
+
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    """A copy with one to four mutations."""
+    copy = bytearray(data)
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        if copy:
+            rng.choice(_MUTATIONS)(copy, rng)
+    return bytes(copy)
+
+
+def _flip(data: bytearray, rng: random.Random) -> None:
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+
+
+def _number(data: bytearray, rng: random.Random) -> None:
+    """A number, at a place where numbers are."""
+    _put(data, rng.randrange(len(data)) & -rng.choice((2, 4, 8)), rng.choice((1, 2, 4, 8, 8)), rng)
+
+
+def _head(data: bytearray, rng: random.Random) -> None:
+    """A number in the header, the ids or the attrs."""
+    _put(data, rng.randrange(0, min(len(data), HEADER + 600)) & -4, rng.choice((4, 8)), rng)
+
+
+def _tail(data: bytearray, rng: random.Random) -> None:
+    """A number in the feature table or the features."""
+    _put(data, max(0, len(data) - 1 - rng.randrange(0, 4000)) & -4, rng.choice((4, 8)), rng)
+
+
+def _put(data: bytearray, at: int, size: int, rng: random.Random) -> None:
+    value = rng.choice((*EVIL, rng.getrandbits(64), rng.randrange(len(data) + 1)))
+    data[at : at + size] = (value & (1 << 8 * size) - 1).to_bytes(size, rng.choice(("little", "big")))
+
+
+def _record(data: bytearray, rng: random.Random) -> None:
+    """Type, misc, size, or one of the first words of a record."""
+    records = _records(bytes(data))
+    if not records:
+        return
+    at = rng.choice(records)
+    field, size = rng.choice(((0, 4), (4, 2), (6, 2), (8, 8), (16, 8), (24, 8), (56, 8), (64, 4)))
+    if field == 0 and rng.random() < 0.8:
+        data[at : at + 4] = rng.choice((*range(24), *range(60, 90))).to_bytes(4, "little")
+    else:
+        _put(data, at + field, size, rng)
+
+
+def _records(data: bytes) -> list[int]:
+    """Where some of the records are: a little-endian file's, as far as they can be walked."""
+    at = int.from_bytes(data[40:48], "little") if data[8:9] == b"h" else 16
+    found = []
+    while at + 8 <= len(data) and len(found) < 5000:
+        size = int.from_bytes(data[at + 6 : at + 8], "little")
+        if size < 8:
+            break
+        found.append(at)
+        at += size
+    return found
+
+
+def _cut(data: bytearray, rng: random.Random) -> None:
+    del data[rng.randrange(len(data)) :]
+
+
+def _remove(data: bytearray, rng: random.Random) -> None:
+    at = rng.randrange(len(data)) & -rng.choice((1, 8))
+    del data[at : at + rng.choice((1, 4, 8, 64, 500))]
+
+
+def _repeat(data: bytearray, rng: random.Random) -> None:
+    at = rng.randrange(len(data)) & -rng.choice((1, 8))
+    piece = data[at : at + rng.choice((1, 8, 48, 128, 4000))]
+    to = rng.randrange(len(data)) & -8
+    data[to:to] = piece
+
+
+_MUTATIONS: tuple[Callable[[bytearray, random.Random], None], ...] = (
+    _flip, _flip, _number, _number, _head, _head, _tail, _record, _record, _record, _record,
+    _cut, _remove, _repeat,
+)  # fmt: skip
+
+
+def survive(data: bytes, *, rewriting: bool = True) -> float:
+    """Do with a recording what a user does; own errors are answers, too.
+
+    Returns:
+        The longest time that one of it took, s.
+
+    Raises:
+        Exception: whatever is no `PerfOffcpuError`; AssertionError for a Recording that is not well-formed.
+    """
+    with as_file(data) as path:
+        work: list[Callable[[], None]] = [lambda: load_recording(path).check()]
+        if rewriting:
+            work += [lambda: _dump(str(path)), lambda: _inject(str(path))]
+        return max(_timed(one) for one in work)
+
+
+def _timed(work: Callable[[], None]) -> float:
+    begin = time.process_time()
+    try:
+        work()
+    except PerfOffcpuError as problem:
+        assert str(problem)
+    return time.process_time() - begin
+
+
+def _dump(path: str) -> None:
+    with PerfDataReader.open(path) as reader:
+        deque(dump(reader), maxlen=0)
+
+
+def _inject(path: str) -> None:
+    """Rewrite it; what comes out must be readable without any loss but those that were not its own."""
+    fd = os.memfd_create("out")
+    try:
+        rewrite(path, fd, "out", RewriteOptions())
+        load_recording(f"/proc/self/fd/{fd}").check()
+    finally:
+        os.close(fd)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Profiles made by hand, for tests of everything that takes one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks
+from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
+from perf_offcpu.model.stacks import build_stack_tree
+from perf_offcpu.model.strings import Strings
+
+OFFCPU = "offcpu-time"
+
+
+@dataclass(frozen=True)
+class Code:
+    """A frame in full; a plain string stands for `Code(symbol=string)`."""
+
+    symbol: str = ""
+    dso: str = ""
+    address: int = 0
+    kernel: bool = False
+    file: str = ""
+    line: int = 0
+    inline_depth: int = 0
+
+
+def kernel(symbol: str, dso: str = "[kernel.kallsyms]") -> Code:
+    """A kernel function."""
+    return Code(symbol, dso, kernel=True)
+
+
+@dataclass
+class ProfileBuilder:
+    """Collects samples, then builds a checked Profile.
+
+    Args:
+        events: names of the events, in order, with their units.
+        meta: fields of Meta.
+        build_ids: dso → build-id.
+    """
+
+    events: dict[str, str] = field(default_factory=lambda: {OFFCPU: "ns", "cpu-clock": "ns"})
+    losses: dict[str, int] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+    build_ids: dict[str, str] = field(default_factory=dict)
+    _strings: Strings = field(default_factory=Strings)
+    _codes: dict[Code, int] = field(default_factory=dict)
+    _rows: list[dict[str, Any]] = field(default_factory=list)
+    _chains: list[list[int]] = field(default_factory=list)
+
+    def sample(
+        self,
+        comm: str | bytes,
+        path: list[str | Code],
+        weight: int,
+        *,
+        event: str = OFFCPU,
+        tid: int = 100,
+        pid: int = 100,
+        flags: SampleFlag | None = None,
+        **columns: Any,
+    ) -> ProfileBuilder:
+        """Add one sample.
+
+        Args:
+            path: root first; empty for a sample without stack.
+            weight: its period.
+            flags: besides OFFCPU, which samples of `offcpu-time` always have.
+            columns: other columns of ProfileSamples.
+        """
+        codes = [Code(item) if isinstance(item, str) else item for item in reversed(path)]
+        self._chains.append([self._codes.setdefault(code, len(self._codes)) for code in codes])
+        own = SampleFlag.OFFCPU if event == OFFCPU else SampleFlag(0)
+        row = {
+            "time_ns": 1_000_000 * len(self._rows),
+            "period": weight,
+            "evsel": list(self.events).index(event),
+            "pid": pid,
+            "tid": tid,
+            "comm": self._strings.intern(comm),
+            "flags": int(own | (flags or SampleFlag(0))),
+        }
+        self._rows.append(row | columns)
+        return self
+
+    def build(self) -> Profile:
+        """The profile, checked."""
+        parent, frame, stack = build_stack_tree(Ragged.from_lists(self._chains))
+        given = {name for row in self._rows for name in row}
+        defaults = ProfileSamples.filled(1)
+        columns = {
+            name: [row.get(name, int(getattr(defaults, name)[0])) for row in self._rows] for name in given
+        }
+        profile = Profile(
+            samples=ProfileSamples.filled(len(self._rows), stack=stack, **columns),
+            stacks=Stacks(parent, frame),
+            frames=self._frames(),
+            strings=self._strings,
+            evsels=[Evsel(name, None, unit) for name, unit in self.events.items()],
+            losses=dict(self.losses),
+            build_ids={self._strings.intern(dso): build_id for dso, build_id in self.build_ids.items()},
+            meta=Meta(**self.meta),
+        )
+        profile.check()
+        return profile
+
+    def _frames(self) -> Frames:
+        codes = list(self._codes)
+        return Frames.filled(
+            len(codes),
+            symbol=self._strings.intern_all(code.symbol for code in codes),
+            dso=self._strings.intern_all(code.dso for code in codes),
+            address=np.array([code.address for code in codes], np.uint64),
+            file=self._strings.intern_all(code.file for code in codes),
+            line=[code.line for code in codes],
+            inline_depth=[code.inline_depth for code in codes],
+            cpumode=[CpuMode.KERNEL if code.kernel else CpuMode.USER for code in codes],
+        )

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between the perfs that tests may meet."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+
+from perf_offcpu.model.recording import Recording
+
+# perf says this of every recording of another kernel, ours to make or not.
+OTHER_KERNEL = r"^No kallsyms or vmlinux with build-id \w+ was found\n"
+# perf 7.2 does not turn the CPUs in EVENT_UPDATE records of the other byte order (0x0200: a range of CPUs).
+NOT_TURNED = r"^cpu_map__new_data unknown type 512\n|^failed to get event_update cpus\n"
+
+# perf 6.12 and 7.2 count references wrongly (refcount.h), in recordings of their own as well.
+MISCOUNTED = r"^assertion failed at util/(?:namespaces|build-id)\.c:\d+\n"
+
+
+def version() -> tuple[int, int]:
+    """(major, minor) of the perf on the path."""
+    shown = subprocess.run(["perf", "--version"], capture_output=True, text=True, check=True).stdout
+    match = re.search(r"(\d+)\.(\d+)", shown)
+    assert match is not None, shown
+    return int(match[1]), int(match[2])
+
+
+def complaints(stderr: str) -> str:
+    """What perf says, but for what is no news."""
+    return re.sub(f"{OTHER_KERNEL}|{NOT_TURNED}|{MISCOUNTED}", "", stderr, flags=re.MULTILINE)
+
+
+Totals = Counter[tuple[str, ...]]
+
+
+def with_names(totals: Totals, recording: Recording, place: int) -> Totals:
+    """Totals by thread name with the names that perf 7 has forgotten at a thread's EXIT and prints as ":TID".
+
+    Args:
+        place: where in the keys the name stands.
+    """
+    samples, strings = recording.samples, recording.strings
+    pairs = set(zip(samples.tid.tolist(), samples.comm.tolist(), strict=True))
+    names = {f":{tid}": strings[comm] for tid, comm in pairs if comm >= 0 and strings[comm]}
+    named: Totals = Counter()
+    for key, period in totals.items():
+        name = names.get(key[place], key[place])
+        named[(*key[:place], name, *key[place + 1 :])] += period
+    return named

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all tests share: the built workload, the installed command, and who may touch the kernel."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import settings
+
+# How long one example takes says more about the machine's load than about the code.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
+
+TESTS = Path(__file__).resolve().parent
+PATIENCE = float(os.environ.get("PERF_OFFCPU_TEST_PATIENCE", "1"))
+"""How many times longer than usual tests wait for what must happen: an emulated machine is slow."""
+
+# A deadline for each example judges how busy the machine is; pytest-timeout ends what hangs.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def _patient(method: Callable[..., Any]) -> Callable[..., Any]:
+    def wait(self: Any, *args: Any, timeout: float | None = None, **options: Any) -> Any:
+        return method(self, *args, timeout=timeout if timeout is None else timeout * PATIENCE, **options)
+
+    return wait
+
+
+if PATIENCE != 1:
+    # subprocess.run, check_call and the like wait through these two.
+    subprocess.Popen.communicate = _patient(subprocess.Popen.communicate)  # type: ignore[method-assign]
+    subprocess.Popen.wait = _patient(subprocess.Popen.wait)  # type: ignore[method-assign]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in tests/kernel is marked so: `-m "not kernel"` leaves it out."""
+    for item in items:
+        if item.path.is_relative_to(TESTS / "kernel"):
+            item.add_marker("kernel")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A kernel test without root fails and says what to do: skipped, it would look like passed."""
+    if item.get_closest_marker("kernel") and os.geteuid() != 0:
+        pytest.fail(
+            'needs root: use scripts/test, or leave kernel tests out with -m "not kernel"', pytrace=False
+        )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_caches(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test sees or changes what this user's caches of symbols hold; commands it starts neither."""
+    caches = tmp_path_factory.mktemp("caches")
+    os.environ |= {
+        "PERF_BUILDID_DIR": str(caches / "debug"),
+        "XDG_CACHE_HOME": str(caches / "cache"),
+        "DEBUGINFOD_CACHE_PATH": str(caches / "debuginfod"),
+    }
+
+
+@pytest.fixture(scope="session")
+def waiter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tests/workload/waiter.c, built once a session; `workload.measured` runs it and reads its output."""
+    if shutil.which(os.environ.get("CC", "gcc")) is None:
+        pytest.fail("needs a C compiler: install gcc and libc6-dev", pytrace=False)
+    program = tmp_path_factory.mktemp("workload") / "waiter"
+    subprocess.run([TESTS / "workload" / "build.sh", program], check=True, timeout=60)
+    return program
+
+
+@pytest.fixture(scope="session")
+def perf_offcpu() -> Command:
+    """Runs the installed `perf-offcpu` as a user does; a non-zero exit is the test's to judge."""
+    program = Path(sys.executable).with_name("perf-offcpu")
+
+    def call(
+        *arguments: str | Path, cwd: Path | None = None, timeout_s: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program, *arguments], cwd=cwd, timeout=timeout_s, check=False, capture_output=True, text=True
+        )
+
+    return call
+
+
+@pytest.fixture
+def perf_data(tmp_path: Path) -> Path:
+    """Where a test's recording goes."""
+    return tmp_path / "perf.data"

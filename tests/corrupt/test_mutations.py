@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damage at random: whatever a file holds, there is a Recording or a reason, soon and in little memory.
+
+A sample of what `tests/fuzz/mutate.py` does with 100 000 copies, `tests/fuzz/prefixes.py` with each prefix.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from builders.mutations import mutated, survive
+from builders.zoo import recordings
+
+ZOO = recordings()
+SECONDS = 5.0
+"""A step takes some milliseconds; on a busy machine, what does not end by itself still takes longer."""
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_seeded_damage(name: str) -> None:
+    for seed in range(40):
+        data = mutated(ZOO[name], random.Random(f"{name} {seed}"))
+        assert survive(data, rewriting=seed % 8 == 0) < SECONDS
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_prefixes(name: str) -> None:
+    """Each of the first 300 bytes, and a sample of the others."""
+    data = ZOO[name]
+    for size in [*range(0, 300, 3), *range(300, len(data), max(1, len(data) // 60))]:
+        assert survive(data[:size], rewriting=size % 29 == 0) < SECONDS

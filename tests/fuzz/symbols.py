@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feed mutated ELF files, maps and tables to everything that reads symbols:  tests/fuzz/symbols.py [SECONDS]
+
+    python tests/fuzz/symbols.py 600            mutations of sound files, a new seed each time
+    python tests/fuzz/symbols.py --atheris DIR  guided by coverage (`pip install atheris`)
+
+Anything but a result or an error of this project, more than a second for one input, or memory without bounds
+is a finding: the input is written to the current directory, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import numpy as np  # noqa: E402
+from builders.elf import REL, ElfBuilder, Sym  # noqa: E402
+
+from perf_offcpu.abi.elf import SectionType  # noqa: E402
+from perf_offcpu.errors import PerfOffcpuError  # noqa: E402
+from perf_offcpu.symbolize.cache import pack, unpack  # noqa: E402
+from perf_offcpu.symbolize.debug_files import debug_link  # noqa: E402
+from perf_offcpu.symbolize.elf import listed_symbols, read_elf_symbols  # noqa: E402
+from perf_offcpu.symbolize.elf_image import BytesSource, ElfImage  # noqa: E402
+from perf_offcpu.symbolize.jit_map import parse_jit_map, read_jit_name  # noqa: E402
+from perf_offcpu.symbolize.kallsyms import parse_kallsyms  # noqa: E402
+from perf_offcpu.symbolize.modules import section_places  # noqa: E402
+from perf_offcpu.symbolize.symcache import Symcache  # noqa: E402
+from perf_offcpu.symbolize.symtab import SymbolTable  # noqa: E402
+
+ADDRESSES = np.array([0, 1, 0x1000, 0x1010, 0x401000, 2**47, 2**63, 2**64 - 1], np.uint64)
+MEMORY = 4 << 30
+PATIENCE_S = 5.0
+
+
+def look(table: SymbolTable) -> None:
+    """What symbolization does with a table."""
+    rows = table.lookup(np.concatenate([ADDRESSES, table.start[:8], table.end[:8]]))
+    for row in np.unique(rows[rows >= 0]).tolist():
+        read_jit_name(table.name(row))
+
+
+def read_elf(data: bytes) -> None:
+    """An executable or shared object, its links and its segments."""
+    image = ElfImage(BytesSource(data), "fuzz")
+    debug_link(image)
+    for name in (b".debug_str", b".note.gnu.build-id"):
+        section = image.section_named(name)
+        if section is not None:
+            image.unpacked(section)
+    elf = read_elf_symbols(image)
+    elf.file_offset_to_vaddr(ADDRESSES)
+    look(elf.symbols)
+
+
+def read_module(data: bytes) -> None:
+    """An unlinked object."""
+    image = ElfImage(BytesSource(data), "fuzz")
+    table = image.section_of_type(SectionType.SYMTAB)
+    if table is not None:
+        look(SymbolTable(*listed_symbols(image, table, section_places(image))))
+
+
+def read_kallsyms(data: bytes) -> None:
+    """A kernel's symbols."""
+    kallsyms = parse_kallsyms(data)
+    look(kallsyms.symbols)
+    kallsyms.delta("_text", 1)
+
+
+def read_cache(data: bytes) -> None:
+    """A file of the cache."""
+    columns = unpack(memoryview(data))
+    table = None if columns is None else SymbolTable.from_columns(columns)
+    if table is not None:
+        look(table)
+
+
+def read_symcache(data: bytes) -> None:
+    """A table of source lines."""
+    table = Symcache(memoryview(data), "fuzz")
+    calls = table.lookup(ADDRESSES)
+    for index in calls.function.tolist()[:8]:
+        table.function_name(index)
+    for index in calls.file.tolist()[:8]:
+        table.file_path(index)
+
+
+READERS: Sequence[Callable[[bytes], None]] = (
+    read_elf,
+    read_module,
+    read_kallsyms,
+    lambda data: look(parse_jit_map(data)),
+    read_cache,
+    read_symcache,
+)
+
+
+def one_input(data: bytes) -> None:
+    """The first byte chooses the reader, the rest is its input."""
+    if data:
+        with contextlib.suppress(PerfOffcpuError):  # a sentence for people is what bad input is to get
+            READERS[data[0] % len(READERS)](data[1:])
+
+
+def seeds() -> list[bytes]:
+    """Sound inputs of each kind."""
+    symbols = [Sym(f"f{row}", 0x1000 + 16 * row, 16) for row in range(8)]
+    made = [
+        ElfBuilder(symbols, dynamic=symbols, bits=bits, order=order, build_id=b"\x12" * 20).build()
+        for bits in (32, 64)
+        for order in "<>"
+    ]
+    blocker = (ROOT / "tests/data/perf-7.2/blocker").read_bytes()
+    kernel = gzip.decompress((ROOT / "tests/data/perf-7.2/kallsyms.gz").read_bytes())
+    columns = SymbolTable(*listed_symbols_of(made[2])).columns()
+    module = ElfBuilder(symbols, type=REL, loads=[]).build()
+    table = b"SYMC" + np.array([9, *[0] * 8, 1, 1, 1, 1, 1, 8, *[0] * 4], "<u4").tobytes()
+    found = [bytes([0]) + data for data in (*made, blocker)]
+    found += [b"\x01" + module, b"\x02" + kernel[:4000], b"\x02" + kernel[-4000:]]
+    found += [b"\x03" + b"1000 10 py::f:/a.py\n1008 20 JS:*g /b.js:1:2\n2000 5 h\n"]
+    found += [b"\x04" + b"".join(pack(columns)), b"\x05" + table + bytes(80)]
+    return found
+
+
+def listed_symbols_of(data: bytes) -> tuple[object, bytes]:
+    image = ElfImage(BytesSource(data), "seed")
+    table = image.section_named(b".symtab")
+    assert table is not None
+    return listed_symbols(image, table)
+
+
+def mutated(data: bytes, draw: random.Random) -> bytes:
+    """The same with some bytes, words or stretches changed, cut or doubled."""
+    result = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 4, 16))):
+        at = draw.randrange(1, len(result)) if len(result) > 1 else 0
+        kind = draw.randrange(5)
+        if kind == 0:
+            result[at] ^= 1 << draw.randrange(8)
+        elif kind == 1:
+            value = draw.choice((0, 1, 0x7F, 0xFF, 0xFFFF, 2**31, 2**32 - 1, 2**63, 2**64 - 1))
+            size = draw.choice((1, 2, 4, 8))
+            result[at : at + size] = (value % 2 ** (8 * size)).to_bytes(size, "little")
+        elif kind == 2:
+            del result[max(at, 1) :]
+        elif kind == 3:
+            result[at:at] = result[at : at + draw.randrange(64)]
+        else:
+            end = at + draw.randrange(1, 9)
+            result[at:end] = draw.randbytes(len(result[at:end]))
+    return bytes(result)
+
+
+def run(seconds: float, seed: int) -> int:
+    """Mutate until the time is over; the exit status."""
+    draw, sound, tried = random.Random(seed), seeds(), 0
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        data = mutated(draw.choice(sound), draw)
+        began = time.monotonic()
+        problem = ""
+        try:
+            one_input(data)
+        except BaseException as error:
+            problem = repr(error)
+        if time.monotonic() - began > PATIENCE_S:
+            problem = f"{time.monotonic() - began:.1f} s"
+        if problem:
+            name = f"finding-{hashlib.sha256(data).hexdigest()[:12]}"
+            Path(name).write_bytes(data)
+            print(f"{problem}: {name} (seed {seed}, input {tried})")
+            return 1
+        tried += 1
+    print(f"{tried} inputs in {seconds:.0f} s, seed {seed}: nothing found")
+    return 0
+
+
+def main() -> int:
+    """The exit status."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    if sys.argv[1:2] == ["--atheris"]:
+        import atheris
+
+        atheris.instrument_all()
+        atheris.Setup([sys.argv[0], *sys.argv[2:]], one_input)
+        atheris.Fuzz()
+        return 0
+    seconds = float(sys.argv[1]) if sys.argv[1:] else 60.0
+    seed = int(sys.argv[2]) if sys.argv[2:] else random.randrange(2**32)
+    return run(seconds, seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""inject of recordings of perf 7.2, of which stock perf 6.1 opens none: it opens the output, and agrees."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders.foreign import big_endian
+from builders.stock_perf import complaints, version, with_names
+
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.decode.rewrite import RewriteOptions, Rewritten, rewrite
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
+
+DATA = Path(__file__).parent.parent / "data" / "perf-7.2"
+NAMES = ["direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched"]
+TURNED = ["direct", "atend", "hybrid", "deferred", "compressed"]
+"""Raw data of tracepoints is not turned (`builders.foreign`), and a pipe is turned into a file."""
+
+UNKNOWN = "[unknown]"
+Totals = Counter[tuple[str, ...]]
+
+
+def perf(*arguments: str | Path) -> str:
+    """What perf prints, if it has nothing to complain of."""
+    done = subprocess.run(
+        ["perf", *arguments],
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, ""), done.args
+    return done.stdout
+
+
+def inject(source: Path, target: Path, **options: bool) -> Rewritten:
+    fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        return rewrite(str(source), fd, str(target), RewriteOptions(**options))
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture(scope="module")
+def symbols(tmp_path_factory: pytest.TempPathFactory) -> SymbolizeOptions:
+    """Where perf and we find the kernel's symbols of that boot, and the workload's; there are no others."""
+    directory = tmp_path_factory.mktemp("symbols")
+    (directory / "root").mkdir()
+    shutil.copy(DATA / "blocker", directory / "root" / "blocker")
+    (directory / "kallsyms").write_bytes(gzip.decompress((DATA / "kallsyms.gz").read_bytes()))
+    return SymbolizeOptions(kallsyms=str(directory / "kallsyms"), symfs=str(directory))
+
+
+@pytest.fixture(scope="module", params=[*NAMES, *(f"{name}-big-endian" for name in TURNED)])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A recording, in its own byte order or turned, and inject's output."""
+    directory, name = tmp_path_factory.mktemp("inject"), request.param
+    source = DATA / f"{name}.data"
+    if name.endswith("-big-endian"):
+        source = directory / "big.data"
+        source.write_bytes(big_endian(DATA / f"{name.removesuffix('-big-endian')}.data"))
+    inject(source, directory / "out.data")
+    return source, directory / "out.data"
+
+
+def test_perf_before_7_refuses_the_recordings_themselves() -> None:
+    if version() >= (7, 0):
+        return  # they are of its time
+    for name in NAMES:
+        done = subprocess.run(
+            ["perf", "script", "-i", DATA / f"{name}.data"], capture_output=True, check=False
+        )
+        assert done.returncode != 0, name
+
+
+@pytest.mark.parametrize("verb", ["report --header-only", "report --stdio --no-children", "script", "evlist"])
+def test_perf_opens_the_output_without_a_word(pair: tuple[Path, Path], verb: str) -> None:
+    assert perf(*verb.split(), "-i", pair[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_perfs_own_inject_takes_the_output(name: str, tmp_path: Path) -> None:
+    """It crashes on header features that are newer than itself. (Turned recordings it writes half turned.)"""
+    out, again = tmp_path / "out.data", tmp_path / "again.data"
+    inject(DATA / f"{name}.data", out)
+    perf("inject", "-i", out, "-o", again)
+    assert perf("script", "-i", again) == perf("script", "-i", out)
+
+
+def test_totals_by_thread_name(pair: tuple[Path, Path], symbols: SymbolizeOptions) -> None:
+    source, injected = pair
+    options = ("--stdio", "--no-children", "-g", "none", "-F", "period,comm", "-t", "|", "-w", "9,16")
+    found = with_names(_report_totals(perf("report", *options, "-i", injected)), load_recording(source), 1)
+    assert found == _our_totals(source, symbols, "comm")
+
+
+def test_totals_by_symbol(pair: tuple[Path, Path], symbols: SymbolizeOptions) -> None:
+    """A sample's symbol is that of the place where it was taken."""
+    source, injected = pair
+    where = ["--kallsyms", str(symbols.kallsyms), "--symfs", str(symbols.symfs)]
+    text = perf("script", "-G", "-F", "comm,event,period,ip,sym", *where, "-i", injected)
+    found: Totals = Counter()
+    for line in text.splitlines():
+        match = re.match(r"^ *(.+?) +(\d+) +(\S+): +(?:[0-9a-f]+ (\S+))?$", line)
+        assert match, line
+        comm, period, event, symbol = match.groups()
+        found[event, comm, symbol or UNKNOWN] += int(period)
+    expected = _our_totals(source, symbols, "comm", "symbol")
+    assert _alike(with_names(found, load_recording(source), 1)) == _alike(expected)
+    assert any(symbol != UNKNOWN for *_, symbol in expected) or source.stem in ("atend", "big")
+
+
+def _alike(totals: Totals) -> Totals:
+    """Without the names that perf 6.1 does not know: all stubs of a PLT, and, turned, BPF programs.
+
+    It has no names for .plt.got, and does not turn the addresses of KSYMBOL records.
+    """
+    alike: Totals = Counter()
+    for (event, comm, symbol), period in totals.items():
+        nameless = symbol.endswith("@plt") or symbol.startswith("bpf_prog_")
+        alike[event, comm, UNKNOWN if nameless else symbol] += period
+    return alike
+
+
+def _report_totals(text: str) -> Totals:
+    totals: Totals = Counter()
+    event = ""
+    for line in text.splitlines():
+        if match := re.search(r"of event '(.+)'$", line):
+            event = match[1]
+        elif line and not line.startswith("#"):
+            period, comm = line.split("|")
+            totals[event, comm.strip()] += int(period)
+    return totals
+
+
+def _our_totals(path: Path, options: SymbolizeOptions, *by: str) -> Totals:
+    """What was recorded, without waits that only our decoder finds (in context switches)."""
+    profile = symbolize(load_recording(path, switches=False), options)
+    samples, strings = profile.samples, profile.strings
+    events = [profile.evsels[row].name for row in samples.evsel.tolist()]
+    columns = {
+        "comm": [strings[row] for row in samples.comm.tolist()],
+        "symbol": _leaf_symbols(profile),
+    }
+    totals: Totals = Counter()
+    for *key, period in zip(events, *(columns[name] for name in by), samples.period.tolist(), strict=True):
+        totals[tuple(key)] += period
+    return totals
+
+
+def _leaf_symbols(profile: Profile) -> list[str]:
+    stacks = profile.samples.stack
+    symbols = profile.frames.symbol[profile.stacks.frame[stacks]]
+    return [profile.strings[row] or UNKNOWN for row in np.where(stacks >= 0, symbols, 0).tolist()]

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recordings of perf 7.2, decoded: whose waits are whose, in every form of the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perf_offcpu.decode.garbage import GARBAGE
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.recording import Recording, SampleFlag
+
+DATA = Path(__file__).parent.parent / "data" / "perf-7.2"
+NAMES = ["direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched"]
+
+
+def waits(recording: Recording) -> dict[str, tuple[int, int]]:
+    """comm → (off-cpu samples, ns); "comm/tid" where several threads share a comm."""
+    samples = recording.samples
+    off = samples.take((samples.flags & np.uint16(SampleFlag.OFFCPU)) != 0)
+    totals: dict[str, tuple[int, int]] = {}
+    for comm, period in zip(off.comm.tolist(), off.period.tolist(), strict=True):
+        count, total = totals.get(recording.strings[comm], (0, 0))
+        totals[recording.strings[comm]] = (count + 1, total + period)
+    return totals
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_form_is_read_whole(name: str) -> None:
+    recording = load_recording(DATA / f"{name}.data", switches=False)
+    recording.check()
+    assert set(recording.losses) == {GARBAGE}, "sound files: nothing but what frame pointers made up"
+    # As many samples as perf 7.2 itself prints (`perf script | grep -c '^[^ \t]'`).
+    expected = dict(direct=509, atend=17, hybrid=646, deferred=544, compressed=400, pipe=546, sched=271)
+    assert len(recording.samples) == expected[name]
+
+
+def test_direct_samples_go_to_the_thread_that_slept() -> None:
+    """perf 7.2 credits all of these to the main thread: it reads the swapped pair."""
+    recording = load_recording(DATA / "direct.data")
+    found = waits(recording)
+    assert set(found) == {
+        "perf-exec", "blocker", "sleeper", "deep", "locker", "reader", "writer", "poller", "syncer", "stuck",
+    }  # fmt: skip
+    # 10 rounds of a 10 ms sleep each, in emulation: at least that long, and not another thread's waits.
+    assert 10 * 10_000_000 <= found["sleeper"][1] < 150_000_000
+    assert 10 * 12_000_000 <= found["poller"][1] < 150_000_000
+    samples = recording.samples
+    threads = np.unique(samples.tid[(samples.flags & np.uint16(SampleFlag.REPAIRED_IDS)) != 0])
+    assert len(threads) == 9
+    assert set(samples.pid[samples.tid > 0].tolist()) <= {126}
+
+
+def test_sums_have_no_time_but_a_thread_and_a_comm() -> None:
+    recording = load_recording(DATA / "atend.data")
+    samples = recording.samples
+    both = np.uint16(SampleFlag.UNTIMED | SampleFlag.AGGREGATED)
+    assert ((samples.flags & both) == both).all()
+    assert (samples.time_ns == -1).all()
+    assert waits(recording)["stuck"] == (1, 256586385)
+    assert not any(comm.startswith(":") for comm in waits(recording))
+
+
+def test_frames_are_capped_and_never_the_cgroup_id() -> None:
+    recording = load_recording(DATA / "hybrid.data")
+    samples = recording.samples
+    off = samples.take((samples.flags & np.uint16(SampleFlag.OFFCPU)) != 0)
+    assert recording.callchains.lengths[off.callchain].max() == 33
+    chains = [recording.callchains.row(row) for row in off.callchain.tolist()]
+    assert not any(int(cgroup) in chain.tolist() for cgroup, chain in zip(off.cgroup, chains, strict=True))
+    assert (off.cgroup > 0).any()
+
+
+def test_the_deep_recursion_is_there_up_to_upstreams_limit() -> None:
+    recording = load_recording(DATA / "direct.data")
+    deep = recording.strings.find("deep")
+    samples = recording.samples
+    rows = (samples.comm == deep) & ((samples.flags & np.uint16(SampleFlag.OFFCPU)) != 0)
+    lengths = recording.callchains.lengths[samples.callchain[rows]]
+    assert (lengths == 33).sum() == 10
+
+
+def test_comms_follow_renaming_threads() -> None:
+    recording = load_recording(DATA / "direct.data")
+    comms = recording.comms
+    names = [recording.strings[row] for row in comms.comm[comms.tid == 128].tolist()]
+    assert names == ["blocker", "sleeper"]
+
+
+def test_garbage_words_are_no_frames() -> None:
+    """perf 7.2 shows up to 31 of them below the two frames that are real."""
+    recording = load_recording(DATA / "direct.data")
+    samples, maps = recording.samples, recording.maps
+    sleeper = recording.strings.find("sleeper")
+    off = (samples.flags & np.uint16(SampleFlag.OFFCPU)) != 0
+    for row in np.flatnonzero((samples.comm == sleeper) & off).tolist():
+        user = recording.callchains.row(samples.callchain[row])[1:]
+        inside = [bool(((maps.start <= word) & (word < maps.end)).any()) for word in user]
+        assert inside[-1] or len(user) == 1

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stacks of a stopped process, frame by frame, as gdb and as this project unwind them.
+
+usage, as a command: PYTHONPATH=tests python -m kernel.gdb_stacks STOPS COMMAND [ARGS]
+
+gdb attaches, and gives of each thread its registers, the top of its stack and its frames; from the first two
+our frames are made. Frames that gdb shows for inlined functions and for tail calls (which it infers from
+debug information) are not on the stack, and do not count.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS
+from perf_offcpu.collect.proc import parse_maps
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, Spaces
+from perf_offcpu.model.snapshots import Snapshots
+from perf_offcpu.model.strings import Strings
+from perf_offcpu.symbolize.search import Search
+from perf_offcpu.symbolize.unwind import Unwinder
+from perf_offcpu.symbolize.unwind_frames import End
+
+STACK_BYTES = 32768
+_NAMES = ["rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", "rip", *(f"r{n}" for n in range(8, 16))]
+_BITS = [*range(9), *range(16, 24)]
+
+_IN_GDB = f"""
+import gdb, json
+for thread in gdb.selected_inferior().threads():
+    thread.switch()
+    frame = gdb.newest_frame()
+    registers = [int(frame.read_register(name)) % 2**64 for name in {_NAMES}]
+    sp, stack = registers[7], b""
+    for page in range({STACK_BYTES} // 256):
+        try:
+            stack += bytes(gdb.selected_inferior().read_memory(sp + 256 * page, 256))
+        except gdb.MemoryError:
+            break
+    pcs = []
+    while frame is not None:
+        if frame.type() not in (gdb.INLINE_FRAME, gdb.TAILCALL_FRAME):
+            pcs.append(frame.pc())
+        frame = frame.older()
+    print("THREAD", json.dumps([registers, stack.hex(), pcs]))
+"""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """One thread at one moment: code addresses by gdb and by us, and how our walk ended."""
+
+    gdb: list[int]
+    ours: list[int]
+    end: End
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the frames are the same."""
+        return self.gdb == self.ours
+
+
+def stop(pid: int) -> list[Stop]:
+    """Stop a process, look at each of its threads, let it go on."""
+    options = ["-nx", "-ex", "set debuginfod enabled off", "-ex", "set backtrace past-main on"]
+    command = ["gdb", "-batch", *options, "-p", str(pid), "-ex", f"python exec({_IN_GDB!r})"]
+    with open(f"/proc/{pid}/maps", "rb") as file:
+        maps = file.read()
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=False)
+    lines = [line.partition(" ")[2] for line in done.stdout.splitlines() if line.startswith("THREAD ")]
+    return _unwound([json.loads(line) for line in lines], maps)
+
+
+def _unwound(threads: list[list], maps: bytes) -> list[Stop]:
+    if not threads:
+        return []
+    registers = [[row[0][place] for place in np.argsort(_BITS)] for row in threads]
+    stacks = [np.frombuffer(bytes.fromhex(row[1]), np.uint64).tolist() for row in threads]
+    snapshots = Snapshots(
+        np.full(len(threads), sum(1 << bit for bit in _BITS), np.uint64),
+        Ragged.from_lists(registers),
+        Ragged.from_lists(stacks),
+    )
+    unwinder = Unwinder(_recording(maps), Search(), None)
+    rows = np.arange(len(threads))
+    found = unwinder.unwind(snapshots, rows, np.zeros(len(threads), np.int32))
+    return [
+        Stop(row[2], found.chains.row(number).tolist(), End(int(found.ends[number])))
+        for number, row in enumerate(threads)
+    ]
+
+
+def _recording(maps: bytes) -> Recording:
+    code = sorted((one for one in parse_maps(maps) if b"x" in one.permissions), key=lambda one: one.start)
+    strings = Strings()
+    names = strings.intern_all(one.name for one in code)
+    return Recording(
+        strings=strings,
+        spaces=Spaces.filled(1),
+        maps=Maps.filled(
+            len(code),
+            start=np.array([one.start for one in code], np.uint64),
+            end=np.array([one.end for one in code], np.uint64),
+            pgoff=np.array([one.offset for one in code], np.uint64),
+            dso=np.arange(len(code)),
+        ),
+        dsos=Dsos.filled(len(code), path=names),
+        meta=Meta(arch=platform.machine()),
+    )
+
+
+def random_stops(command: list[str], number: int, seed: int = 6) -> Iterator[Stop]:
+    """Threads of a command at so many random moments; it is started again if it ends."""
+    assert REGISTERS[MACHINE_OF_ARCH[platform.machine()]].pc == 16, "registers are named for x86-64"
+    moments, seen = random.Random(seed), 0
+    while seen < number:
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                while seen < number and process.poll() is None:
+                    time.sleep(moments.uniform(0.02, 0.15))
+                    for one in stop(process.pid):
+                        seen += 1
+                        yield one
+            finally:
+                process.kill()
+
+
+def main(number: int, command: list[str]) -> int:
+    """Print how many stops agree, and those that do not."""
+    ends: Counter[str] = Counter()
+    for one in random_stops(command, number):
+        ends["same frames" if one.agrees else "other frames"] += 1
+        ends[f"ours ended: {one.end.name}"] += 1
+        if not one.agrees:
+            print("gdb ", [f"{pc:x}" for pc in one.gdb], "ours", [f"{pc:x}" for pc in one.ours], one.end.name)
+    print(*(f"{count} {what}" for what, count in sorted(ends.items())), sep=", ")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

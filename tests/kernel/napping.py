@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program napper (napper.c) at work under the BPF program, and names for the addresses that come out.
+
+`napper` counts its own waits by the kernel's counter of voluntary context switches and measures them with
+the clock that the BPF program uses, so the expected figures are measured, never assumed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import platform
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernel.bpf_output import Rings, Wait, parse
+
+from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram
+
+NEVER = 10**12  # a threshold that no wait reaches
+ROUNDS = 20
+MS = 1_000_000
+NANOSLEEP = {"x86_64": 230}.get(platform.machine(), 115)  # clock_nanosleep
+
+_FLAGS = [
+    "-O1",
+    "-g",
+    "-static",
+    "-no-pie",
+    "-pthread",
+    "-fno-omit-frame-pointer",
+    "-fno-optimize-sibling-calls",
+]
+
+both_forms = pytest.mark.parametrize("in_switch", [False, True], ids=["sched_exit_tp", "sched_switch"])
+
+
+def build(program: Path) -> None:
+    source = Path(__file__).with_name("napper.c")
+    subprocess.run(["gcc", *_FLAGS, "-Wall", "-o", program, source], check=True, timeout=60)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a thread of napper counted."""
+
+    kind: str
+    pid: int
+    tid: int
+    syscall: int
+    waits: int
+    preemptions: int
+    ns: int
+
+
+class Napper:
+    """A napper that waits for `go`."""
+
+    def __init__(self, program: Path, *arguments: str, rounds: int = ROUNDS) -> None:
+        self.process = subprocess.Popen(
+            [program, str(rounds), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        if not arguments:
+            self._line("ready")
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def _line(self, expected: str | None = None) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        assert expected in (None, line)
+        return line
+
+    def go(self) -> list[Tally]:
+        """Let it do its rounds; it lives on until `end`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        lines = list(iter(self._line, "done"))
+        return [Tally(kind, *map(int, rest)) for kind, *rest in map(str.split, lines)]
+
+    def end(self) -> None:
+        self.process.communicate(timeout=10)
+
+
+@contextmanager
+def recording(config: OffCpuConfig, pages: int = 256) -> Iterator[tuple[OffCpuProgram, Rings]]:
+    """The program attached, with rings, not yet enabled."""
+    with Rings(pages) as rings, OffCpuProgram(config) as program:
+        for cpu, ring in rings.rings.items():
+            program.set_output(cpu, ring.fd)
+        program.attach()
+        yield program, rings
+
+
+def waits_of(rings: Rings) -> list[Wait]:
+    """The waits that began while the program was at work."""
+    return parted(rings)[0]
+
+
+def parted(rings: Rings) -> tuple[list[Wait], list[Wait]]:
+    """(waits that began while the program was at work, waits that began before)."""
+    waits = [parse(body) for body in rings.bodies()]
+    return [w for w in waits if w.kind != 4], [w for w in waits if w.kind == 4]
+
+
+def record_napper(
+    napper: Path, config: OffCpuConfig, pages: int = 256
+) -> tuple[list[Tally], list[Wait], Any, dict[str, int]]:
+    """Record one run as a target by pid: (what it counted, samples, sums, counters)."""
+    one = Napper(napper)
+    with recording(config, pages) as (program, rings):
+        program.add_target(one.pid)
+        program.enable()
+        tallies = one.go()
+        program.disable()
+        (waits, before), sums, counters = parted(rings), program.drain_sums(), program.counters()
+    one.end()
+    # Its main thread waited for the word to go.
+    assert {w.tid for w in before} <= {one.pid} and len(before) <= 1
+    counters["samples"] -= len(before)
+    counters["samples_ns"] -= sum(w.ns for w in before)
+    return tallies, waits, sums, counters
+
+
+@cache
+def kernel_symbols() -> tuple[list[int], list[str]]:
+    rows = (line.split() for line in Path("/proc/kallsyms").read_text().splitlines())
+    functions = sorted((int(address, 16), name) for address, kind, name, *_ in rows if kind in "tTwW")
+    return [address for address, _ in functions], [name for _, name in functions]
+
+
+def kernel_name(address: int) -> str:
+    addresses, names = kernel_symbols()
+    return names[bisect.bisect_right(addresses, address - 1) - 1]
+
+
+@cache
+def program_symbols(program: Path) -> dict[str, tuple[int, int]]:
+    lines = subprocess.check_output(["nm", "-S", "--defined-only", program], text=True).splitlines()
+    rows = [line.split() for line in lines if len(line.split()) == 4]
+    return {name: (int(start, 16), int(start, 16) + int(size, 16)) for start, size, _kind, name in rows}
+
+
+def is_in(program: Path, function: str, address: int) -> bool:
+    start, end = program_symbols(program)[function]
+    return start < address <= end
+
+
+def about(total_ns: int, tally: Tally) -> bool:
+    """Within 2 % or 200 us a wait, and what the thread may have lost by preemption beside its waits."""
+    beside = max(0.02 * tally.ns, 200_000 * tally.waits) + 10 * MS * tally.preemptions
+    return -0.02 * tally.ns <= tally.ns - total_ns <= beside
+
+
+class Balance:
+    """Holds what the program says against what threads counted themselves.
+
+    Where waits end in sched_switch, the kernel may fail to tell of an end: there are kernels on which the
+    switch-outs of some tasks pass no tracepoint (perf's own sched:sched_switch misses them too). Such ends
+    are counted by the program when the task waits again, so they may be missing, but not silently. Where
+    waits end in sched_exit_tp none may be missing.
+    """
+
+    def __init__(self, counters: dict[str, int], in_switch: bool = False) -> None:
+        assert in_switch or not counters["ends_missed"]
+        self._may_miss = counters["ends_missed"] + in_switch  # one, maybe, after which no other wait came
+        self._missed = 0
+
+    def check(self, tally: Tally, waits: int, total_ns: int | None = None, around: int = 0) -> None:
+        """A thread's waits; `around` of them may lie outside the part that it counted."""
+        assert waits <= tally.waits + around, tally
+        self._missed += max(0, tally.waits - waits)
+        assert self._missed <= self._may_miss, tally
+        if total_ns is not None and waits == tally.waits:
+            assert about(total_ns, tally), tally
+
+
+def python(script: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def read_int(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None
+    return int(process.stdout.readline())

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The BPF program on the running kernel: it comes and goes without traces, or says why it cannot come."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kernel.bpf_output import Wait
+from kernel.napping import MS, ROUNDS, Napper, python, read_int, recording, waits_of
+
+from perf_offcpu.collect import bpf_syscall
+from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram, Targets
+from perf_offcpu.errors import CapabilityError, RecordingError
+
+
+def test_a_killed_recorder_leaves_nothing_behind() -> None:
+    before = set(bpf_syscall.program_ids())
+    recorder = """
+        from perf_offcpu.collect.bpf import *
+        program = OffCpuProgram(OffCpuConfig(targets=Targets.COMMAND))
+        program.attach(); program.enable()
+        print(1, flush=True); input()
+    """
+    with python(recorder) as process:
+        read_int(process)
+        ours = set(bpf_syscall.program_ids()) - before
+        assert len(ours) >= 5
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 10
+    while (left := set(bpf_syscall.program_ids()) & ours) and time.monotonic() < deadline:
+        time.sleep(0.01)  # the kernel frees them behind an RCU grace period
+    assert not left
+
+
+def test_closing_gives_everything_back() -> None:
+    def descriptors() -> dict[str, str]:
+        links = {fd: Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+        return {fd: os.readlink(link) for fd, link in links.items() if link.is_symlink()}
+
+    def bpf_objects() -> list[str]:
+        return [target for target in descriptors().values() if "bpf" in target]
+
+    OffCpuProgram().close()  # libbcc keeps a descriptor or two of its own from the first time on
+    before = len(descriptors())
+    with OffCpuProgram() as program:
+        program.attach()
+        assert {"anon_inode:bpf-prog", "anon_inode:bpf-map"} <= set(bpf_objects())
+        program.close()
+        with pytest.raises(RecordingError, match="closed"):
+            program.enable()
+    assert bpf_objects() == []
+    assert len(descriptors()) == before
+
+
+def test_two_recorders_at_once_do_not_disturb_each_other(napper: Path) -> None:
+    one, config = Napper(napper), OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS)
+    with recording(config) as (first, first_rings), recording(config) as (second, second_rings):
+        for program in (first, second):
+            program.add_target(one.pid)
+            program.enable()
+        one.go()
+        key: Callable[[Wait], tuple[int, ...]] = lambda w: (w.tid, w.syscall, w.ns // (100 * MS))  # noqa: E731
+        seen = [
+            sorted(key(w) for w in waits_of(rings) if w.ns > 1.5 * MS)
+            for rings in (first_rings, second_rings)
+        ]
+    one.end()
+    assert seen[0] == seen[1] and len(seen[0]) > 3 * ROUNDS
+
+
+def test_success_is_silent_and_leaves_the_environment_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    before = dict(os.environ)
+    OffCpuProgram().close()
+    assert capfd.readouterr() == ("", "")
+    assert dict(os.environ) == before
+
+
+# What may be missing
+
+
+def test_no_btf(tmp_path: Path) -> None:
+    with pytest.raises(CapabilityError, match="CONFIG_DEBUG_INFO_BTF"):
+        OffCpuProgram(btf_path=tmp_path / "vmlinux")
+
+
+def test_no_privilege() -> None:
+    said = failure("import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)")
+    assert said.startswith(
+        "CapabilityError: BPF programs cannot be loaded (Operation not permitted): run as root"
+    )
+
+
+def test_no_bcc() -> None:
+    said = failure("import sys; sys.modules['bcc'] = None")
+    assert "has no usable bcc" in said
+    assert "python3-bpfcc" in said and "/usr/bin/python3" in said
+
+
+def test_another_package_of_the_name_bcc(tmp_path: Path) -> None:
+    (tmp_path / "bcc.py").write_text("VERSION = '0.1'\n")
+    said = failure(f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
+    assert f"{tmp_path}/bcc.py is not the BPF compiler collection" in said and "python3-bpfcc" in said
+
+
+def test_an_error_of_the_compiler_is_told_in_its_own_words(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RecordingError, match="error: use of undeclared identifier 'nonesuch'"):
+        OffCpuProgram(OffCpuConfig(sum_entries="nonesuch"))  # type: ignore[arg-type]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_refused_program_is_told_in_the_verifiers_words() -> None:
+    with pytest.raises(bpf_syscall.VerifierError) as caught:
+        bpf_syscall.load_program(
+            bpf_syscall.ProgramType.PERF_EVENT, "offcpu_bad", bytes.fromhex("9500000000000000"), "GPL"
+        )
+    assert "R0 !read_ok" in caught.value.log
+
+
+def failure(preparation: str) -> str:
+    """What creating the program raises in a process of its own, as `Class: message`."""
+    script = f"""
+        from perf_offcpu.collect.bpf import OffCpuProgram
+        {preparation}
+        try:
+            OffCpuProgram()
+        except Exception as error:
+            print(f"{{type(error).__name__}}: {{error}}")
+    """
+    with python(script) as process:
+        return process.communicate(timeout=30)[0]

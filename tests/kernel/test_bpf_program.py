@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The BPF program on the running kernel: samples and sums of known waits, in both of its forms."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel.bpf_output import Wait
+from kernel.napping import (
+    MS,
+    NEVER,
+    ROUNDS,
+    Balance,
+    Napper,
+    Tally,
+    both_forms,
+    is_in,
+    kernel_name,
+    program_symbols,
+    record_napper,
+    recording,
+    waits_of,
+)
+
+from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram, Targets
+from perf_offcpu.collect.states import ShortWaits
+
+
+@both_forms
+def test_every_wait_is_a_sample_with_its_time_state_and_call(napper: Path, in_switch: bool) -> None:
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, in_switch=in_switch)
+    tallies, waits, sums, counters = record_napper(napper, config)
+    balance = Balance(counters, in_switch)
+    for tally in tallies:
+        own = [w for w in waits if (w.pid, w.tid, w.syscall) == (tally.pid, tally.tid, tally.syscall)]
+        balance.check(tally, len(own), sum(w.ns for w in own))
+        state = 2 if tally.kind == "vfork" else 1
+        assert {w.prev_state & 0xFF for w in own} <= {state}
+    assert {t.kind for t in tallies} == {"nap", "blink", "futex", "pipe", "vfork", "spin", "child"}
+    assert all(t.preemptions for t in tallies if t.kind == "spin")  # and none of them is a wait
+    assert all((w.kind, w.flags & ~2, w.count, w.cgroup) == (1, 0, 1, 0) for w in waits)
+    assert all(w.longest_ns == w.ns for w in waits)
+    assert all(w.lost == (4 if len(w.user) == 127 else 0) for w in waits)
+    assert len(sums) == 0
+    assert counters["samples"] == len(waits)
+    assert counters["samples_ns"] == sum(w.ns for w in waits)
+    assert unexpected(counters) == {"samples", "samples_ns"}
+
+
+def unexpected(counters: dict[str, int]) -> set[str]:
+    """The counters that something went into, apart from what the kernel does not always tell."""
+    return {name for name, value in counters.items() if value} - {"ends_missed", "begins_missed"}
+
+
+@both_forms
+def test_a_sample_lies_where_the_wait_was(napper: Path, in_switch: bool) -> None:
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch)
+    _, waits, _, _ = record_napper(napper, config)
+    for wait in waits:
+        switch_in = wait.switch_out_ns + wait.ns
+        assert switch_in - 1000 <= wait.time_ns < switch_in + MS
+        assert (wait.header_tid == wait.tid) or in_switch
+    by_tid: dict[int, list[Wait]] = {}
+    for wait in sorted(waits, key=lambda w: w.switch_out_ns):
+        by_tid.setdefault(wait.tid, []).append(wait)
+    for own in by_tid.values():
+        ends = [w.switch_out_ns + w.ns for w in own]
+        assert all(end <= later.switch_out_ns for end, later in zip(ends, own[1:], strict=False))
+
+
+@both_forms
+@pytest.mark.parametrize("short_waits", ShortWaits)
+def test_stacks_reach_from_the_place_of_the_wait_to_the_root(
+    napper: Path, in_switch: bool, short_waits: ShortWaits
+) -> None:
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, short_waits=short_waits, in_switch=in_switch)
+    tallies, waits, _, _ = record_napper(napper, config)
+    leaf = {
+        "nap": {"hrtimer_nanosleep"},
+        "futex": {"futex_do_wait", "futex_wait_queue"},
+        "pipe": {"anon_pipe_read", "pipe_read"},
+        "vfork": {"kernel_clone"},
+    }
+    for tally in tallies:
+        own = [w for w in waits if (w.tid, w.syscall) == (tally.tid, tally.syscall)]
+        if tally.kind in leaf:
+            assert own
+            assert {kernel_name(w.kernel[0]) for w in own} <= leaf[tally.kind]
+        for wait in own if tally.kind in ("nap", "child") else ():
+            assert is_in(napper, "doze", wait.user[0])
+            assert sum(is_in(napper, "dig", ip) for ip in wait.user) == 101
+            assert is_in(napper, "nap", wait.user[102])
+
+
+@both_forms
+def test_kernel_stacks_can_be_left_out(napper: Path, in_switch: bool) -> None:
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, kernel_stacks=False, in_switch=in_switch)
+    _, waits, _, counters = record_napper(napper, config)
+    assert len(waits) > 4 * ROUNDS
+    assert all(not w.kernel and w.user for w in waits)
+    assert counters["kernel_stack_failed"] == 0
+
+
+def test_both_forms_show_the_same_frames(napper: Path) -> None:
+    """Function by function; return addresses inside libc may differ between runs, functions may not."""
+    seen = []
+    for in_switch in (False, True):
+        config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch)
+        tallies, waits, _, _ = record_napper(napper, config)
+        kind_of = {(t.tid, t.syscall): t.kind for t in tallies}
+        seen.append(
+            {
+                (kind, tuple(map(kernel_name, w.kernel)), w.user[:-1])
+                for w in waits
+                if (kind := kind_of.get((w.tid, w.syscall))) not in (None, "blink")
+            }
+        )
+    assert seen[0] == seen[1]
+    assert {kind for kind, _, _ in seen[0]} == {"nap", "futex", "pipe", "vfork", "child"}
+
+
+@both_forms
+def test_short_waits_are_summed_by_thread_state_and_stack(napper: Path, in_switch: bool) -> None:
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, in_switch=in_switch)
+    one = Napper(napper)
+    with recording(config) as (program, rings):
+        program.add_target(one.pid)
+        begin = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        program.enable()
+        tallies = one.go()
+        program.disable()
+        sums, counters = program.drain_sums(), program.counters()
+        offsets, ips = program.stacks(sums["stack"])
+        assert waits_of(rings) == []
+        assert len(program.drain_sums()) == 0
+    one.end()
+    assert unexpected(counters) <= {"samples", "samples_ns"}
+    assert np.all(sums["first_switch_out_ns"] >= begin)
+    assert np.all(sums["last_switch_in_ns"] - sums["first_switch_out_ns"] >= sums["total_ns"])
+    assert np.all(sums["longest_ns"] * sums["count"] >= sums["total_ns"])
+    assert np.all(sums["longest_ns"] <= sums["total_ns"])
+    keys = sums[["pid", "tid", "state", "syscall", "flags", "stack"]]
+    assert len(np.unique(keys)) == len(keys)
+    balance = Balance(counters, in_switch)
+    for tally in tallies:
+        mine = [
+            i
+            for i, row in enumerate(sums)
+            if row["tid"] == tally.tid and is_of(napper, tally, ips, offsets, i)
+        ]
+        balance.check(tally, *(sum(int(sums[name][i]) for i in mine) for name in ("count", "total_ns")))
+        assert {int(sums["state"][i]) & 0xFF for i in mine} <= {2 if tally.kind == "vfork" else 1}
+        assert {int(sums["syscall"][i]) for i in mine} <= {tally.syscall}
+    frames = np.diff(offsets)
+    assert np.all((sums["stack"] != 0) & (frames > 0))
+    assert np.all(sums["lost"] == np.where(frames == 127, 4, 0))  # libc without frame pointers leads astray
+
+
+def is_of(program: Path, tally: Tally, ips: Any, offsets: Any, row: int) -> bool:
+    """Whether the stack of a sum is that of the measured waits, not of what is around them."""
+    frames = ips[offsets[row] : offsets[row + 1]].tolist()
+    if tally.kind in ("nap", "child", "blink"):
+        levels = 11 if tally.kind == "blink" else 101
+        return is_in(program, "doze", frames[0]) and sum(is_in(program, "dig", ip) for ip in frames) == levels
+    if tally.kind == "vfork":  # libc's vfork takes its return address off the stack
+        return is_in(program, "vfork", frames[0])
+    own = f"{tally.kind}_thread"
+    return own in program_symbols(program) and is_in(program, own, frames[0])
+
+
+@both_forms
+def test_sums_without_stacks(napper: Path, in_switch: bool) -> None:
+    config = OffCpuConfig(
+        targets=Targets.PIDS, threshold_ns=NEVER, short_waits=ShortWaits.THREADS, in_switch=in_switch
+    )
+    tallies, waits, sums, counters = record_napper(napper, config)
+    assert waits == [] and not unexpected(counters)
+    balance = Balance(counters, in_switch)
+    assert set(sums["stack"]) == {0}
+    assert len(np.unique(sums[["tid", "state", "syscall"]])) == len(sums)
+    for tally in (t for t in tallies if t.waits and t.kind not in ("vfork", "child")):
+        mine = sums[(sums["tid"] == tally.tid) & (sums["syscall"] == tally.syscall)]
+        balance.check(tally, int(mine["count"].sum()), int(mine["total_ns"].sum()), around=2)
+
+
+@both_forms
+def test_threshold_parts_samples_from_sums(napper: Path, in_switch: bool) -> None:
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch)
+    tallies, waits, sums, counters = record_napper(napper, config)
+    assert min(w.ns for w in waits) >= MS > sums["longest_ns"].max()
+    (blink,) = [t for t in tallies if t.kind == "blink"]
+    counted = int(sums["count"][sums["tid"] == blink.tid].sum()) + sum(w.tid == blink.tid for w in waits)
+    Balance(counters, in_switch).check(blink, counted, around=2)
+
+
+def test_the_threshold_can_be_moved_while_recording(napper: Path) -> None:
+    one = Napper(napper)
+    with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER)) as (program, rings):
+        program.add_target(one.pid)
+        program.enable()
+        program.set_threshold(MS)
+        one.go()
+        assert len(waits_of(rings)) > ROUNDS
+    one.end()
+
+
+def test_draining_while_recording_loses_and_doubles_nothing(napper: Path) -> None:
+    one = Napper(napper, rounds=100)
+    parts, finished = [], threading.Event()
+    with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER)) as (program, _):
+        program.add_target(one.pid)
+        program.enable()
+        tallies: list[Tally] = []
+        thread = threading.Thread(target=lambda: (tallies.extend(one.go()), finished.set()))
+        thread.start()
+        while not finished.is_set():
+            sums = program.drain_sums()
+            offsets, _ips = program.stacks(sums["stack"])
+            assert np.all(np.diff(offsets) > 0)
+            parts.append(sums)
+        thread.join()
+        program.disable()
+        parts.append(program.drain_sums())
+    one.end()
+    assert len(parts) > 10
+    sums = np.concatenate(parts)
+    (nap,) = [t for t in tallies if t.kind == "nap"]
+    mine = sums[sums["tid"] == nap.tid]
+    assert nap.waits <= mine["count"].sum() <= nap.waits + 2
+    assert 0.9 * nap.ns <= mine["total_ns"].sum() <= 1.1 * nap.ns
+
+
+# Full maps, full rings: nothing goes silently
+
+
+@both_forms
+def test_a_full_map_of_sums_sends_waits_as_samples(napper: Path, in_switch: bool) -> None:
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, sum_entries=4, in_switch=in_switch)
+    tallies, waits, sums, counters = record_napper(napper, config)
+    assert 0 < len(sums) <= 4
+    assert len(waits) == counters["sum_map_full"] == counters["samples"] > 0
+    assert counters["sum_map_full_ns"] == sum(w.ns for w in waits)
+    assert counters["waits_lost"] == 0
+    balance = Balance(counters, in_switch)
+    for tally in (t for t in tallies if t.kind in ("nap", "blink", "futex", "pipe")):
+        counted = int(sums["count"][sums["tid"] == tally.tid].sum()) + sum(w.tid == tally.tid for w in waits)
+        balance.check(tally, counted, around=2)
+
+
+@both_forms
+def test_a_full_map_of_stacks_leaves_the_sums_whole(napper: Path, in_switch: bool) -> None:
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, stack_entries=2, in_switch=in_switch)
+    tallies, _, sums, counters = record_napper(napper, config)
+    without = sums[sums["stack"] == 0]
+    assert counters["stack_map_full"] == without["count"].sum() > 0
+    assert np.all(without["lost"] == 1)
+    balance = Balance(counters, in_switch)
+    for tally in (t for t in tallies if t.kind in ("nap", "blink", "futex", "pipe")):
+        balance.check(tally, int(sums["count"][sums["tid"] == tally.tid].sum()), around=2)
+
+
+@both_forms
+def test_a_full_ring_sends_waits_to_the_sums(napper: Path, in_switch: bool) -> None:
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, in_switch=in_switch)
+    tallies, waits, sums, counters = record_napper(napper, config, pages=1)
+    assert counters["ring_full"] == sums["count"].sum() > 0
+    assert counters["ring_full_ns"] == sums["total_ns"].sum()
+    assert counters["samples"] == len(waits) > 0
+    assert set(sums["stack"]) == {0} and set(sums["lost"]) == {1}
+    balance = Balance(counters, in_switch)
+    for tally in (t for t in tallies if t.kind in ("nap", "blink", "futex", "pipe")):
+        counted = int(sums["count"][sums["tid"] == tally.tid].sum()) + sum(w.tid == tally.tid for w in waits)
+        balance.check(tally, counted, around=2)
+
+
+def test_a_cpu_without_event_sends_waits_to_the_sums(napper: Path) -> None:
+    one = Napper(napper)
+    with OffCpuProgram(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0)) as program:
+        program.add_target(one.pid)
+        program.attach()
+        program.enable()
+        tallies = one.go()
+        program.disable()
+        sums, counters = program.drain_sums(), program.counters()
+    one.end()
+    assert counters["output_failed"] == sums["count"].sum() >= sum(t.waits for t in tallies)
+    assert counters["samples"] == counters["waits_lost"] == 0
+
+
+def test_a_wait_that_finds_no_room_at_all_is_counted(napper: Path) -> None:
+    one = Napper(napper)
+    with OffCpuProgram(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, sum_entries=1)) as program:
+        program.add_target(one.pid)
+        program.attach()
+        program.enable()
+        tallies = one.go()
+        program.disable()
+        sums, counters = program.drain_sums(), program.counters()
+    one.end()
+    assert len(sums) == 1
+    assert counters["waits_lost"] + sums["count"].sum() == counters["output_failed"]
+    assert counters["waits_lost_ns"] + sums["total_ns"].sum() == counters["output_failed_ns"]
+    assert counters["output_failed"] >= sum(t.waits for t in tallies)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the time of each thread goes: it adds up, and agrees with perf, the kernel and the program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Command
+from kernel.napping import MS, Napper
+from workload.measured import Thread, parse
+
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.recording import Budget, Recording, SampleFlag
+
+_BLOCKED = ("interruptible_ns", "uninterruptible_ns", "idle_ns", "stopped_ns", "other_ns")
+
+
+def row_of(recording: Recording, tid: int) -> Budget:
+    found = recording.budget.take(recording.budget.tid == tid)
+    assert len(found) == 1
+    return found
+
+
+def known(budget: Budget) -> int:
+    columns = ("running_ns", "runnable_ns", "preempted_ns", *_BLOCKED)
+    return sum(int(getattr(budget, name).sum()) for name in columns)
+
+
+def wall(budget: Budget) -> int:
+    return int((budget.end_ns - budget.begin_ns).sum())
+
+
+def blocked(budget: Budget) -> int:
+    return sum(int(getattr(budget, name).sum()) for name in _BLOCKED)
+
+
+class Beside:
+    """What perf's sched:sched_switch tracepoints, recorded beside us, say of each thread.
+
+    perf misses switches at times on idle CPUs, and its `sched timehist` then shows waits that are too short.
+    So only threads of which it has every switch are compared: as many waits as budgets have switches but the
+    last, which is death.
+    """
+
+    def __init__(self, path: Path, budget: Budget) -> None:
+        recording = load_recording(path)
+        samples = recording.samples.take((recording.samples.flags & np.uint16(SampleFlag.OFFCPU)) != 0)
+        self.waiting: dict[int, int] = {}
+        self.delay: dict[int, int] = {}
+        for tid, switches in zip(budget.tid.tolist(), budget.switches.tolist(), strict=True):
+            of_thread = samples.take(samples.tid == tid)
+            if int(of_thread.count.sum()) == switches - 1:
+                self.waiting[tid] = int(of_thread.period.sum())
+                self.delay[tid] = int(of_thread.runq_ns[of_thread.runq_ns >= 0].sum())
+
+
+def record_beside_perf(waiter: Path, folder: Path) -> tuple[Recording, dict[str, Thread], Beside]:
+    events = "sched:sched_switch,sched:sched_waking,sched:sched_wakeup_new,sched:sched_process_fork"
+    beside = ["perf", "record", "-q", "-a", "-m", "8M", "-e", events, "-o", folder / "sched.data", "--"]
+    program = Path(sys.executable).with_name("perf-offcpu")
+    ours = [program, "record", "-e", "none", "--", waiter]
+    done = subprocess.run(
+        [*beside, *ours], cwd=folder, capture_output=True, text=True, timeout=90, check=True
+    )
+    recording = load_recording(folder / "perf.data")
+    recording.check()
+    return recording, parse(done.stdout), Beside(folder / "sched.data", recording.budget)
+
+
+@pytest.fixture(scope="module")
+def both(
+    waiter: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Recording, dict[str, Thread], Beside]:
+    """One run of the workload under perf-offcpu and, beside it, under perf record -e sched:*."""
+    for _ in range(10):
+        found = record_beside_perf(waiter, tmp_path_factory.mktemp("budget"))
+        if len(found[2].waiting) >= 3:
+            break
+    return found
+
+
+def test_every_thread_has_a_budget_that_adds_up(both: tuple[Recording, dict[str, Thread], Beside]) -> None:
+    recording, threads, _ = both
+    for thread in threads.values():
+        budget = row_of(recording, thread.tid)
+        assert int(budget.pid[0]) == thread.pid
+        assert 0.99 * wall(budget) <= known(budget) <= wall(budget), thread.comm
+        assert budget.begin_ns[0] <= thread.begin_ns and budget.end_ns[0] >= thread.end_ns
+
+
+def test_running_time_is_cpu_time(both: tuple[Recording, dict[str, Thread], Beside]) -> None:
+    recording, threads, _ = both
+    burner = threads["burner"]
+    running = int(row_of(recording, burner.tid).running_ns[0])
+    assert 0.97 * burner.cpu_ns <= running <= 1.05 * burner.cpu_ns + 10 * MS
+
+
+def test_it_agrees_with_the_switches_that_perf_records(
+    both: tuple[Recording, dict[str, Thread], Beside],
+) -> None:
+    """Off-CPU time of each thread within 1 %, or 10 us a switch; from its first switch-out on."""
+    recording, threads, beside = both
+    assert len(beside.waiting) >= 3
+    births = int(row_of(recording, threads["waiter"].tid).preempted_ns[0])
+    for tid, waiting in beside.waiting.items():
+        budget = row_of(recording, tid)
+        slack = 10_000 * int(budget.switches[0]) + births
+        ours = blocked(budget) + int((budget.runnable_ns + budget.preempted_ns)[0])
+        assert abs(ours - waiting) <= 0.01 * waiting + slack
+        running = wall(budget) - waiting
+        assert abs(int(budget.running_ns[0]) - running) <= 0.01 * running + slack
+
+
+def test_hogs_wait_for_a_cpu_and_are_not_blocked(napper: Path, perf_offcpu: Command, tmp_path: Path) -> None:
+    """napper's two spinning threads share a CPU for 100 ms."""
+    one = Napper(napper, rounds=5)
+    recorder = subprocess.Popen(
+        [Path(sys.executable).with_name("perf-offcpu"), "record", "-q", "-e", "none", "-p", str(one.pid)],
+        cwd=tmp_path,
+    )
+    while not (tmp_path / "perf.data").exists():
+        assert recorder.poll() is None
+    tallies = one.go()
+    one.end()
+    recorder.wait(timeout=20)
+    recording = load_recording(tmp_path / "perf.data")
+    spinners = [t for t in tallies if t.kind == "spin"]
+    assert len(spinners) == 2
+    for spinner in spinners:
+        budget = row_of(recording, spinner.tid)
+        assert int(budget.preempted_ns[0]) > 25 * MS
+        assert blocked(budget) < 0.02 * wall(budget) + 5 * MS
+        assert known(budget) > 0.99 * wall(budget)
+
+
+def test_threads_that_do_nothing_have_budgets_too(perf_offcpu: Command, tmp_path: Path) -> None:
+    """From the begin of the recording to its end, blocked all the time; births and deaths in between."""
+    sleeper = subprocess.Popen(["sleep", "100"])
+    try:
+        done = perf_offcpu(
+            "record", "-a", "-e", "none", "--", "sh", "-c", "sleep 0.2; sleep 0.1", cwd=tmp_path
+        )
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    assert done.returncode == 0, done.stderr
+    recording = load_recording(tmp_path / "perf.data")
+    budget = recording.budget
+    mine = row_of(recording, sleeper.pid)
+    assert int(mine.begin_ns[0]) >= recording.meta.begin_ns - MS
+    assert int(mine.interruptible_ns[0]) == wall(mine) > 300 * MS
+    assert int(mine.switches[0]) == 0
+    assert (budget.begin_ns >= recording.meta.begin_ns - MS).all()
+    assert (budget.end_ns <= recording.meta.end_ns + MS).all()
+    short = budget.take(budget.begin_ns > recording.meta.begin_ns + MS)
+    assert len(short) >= 2  # the two sleeps
+    total = budget.running_ns + budget.runnable_ns + budget.preempted_ns
+    total = total + sum(getattr(budget, name) for name in _BLOCKED)
+    assert np.all(total <= budget.end_ns - budget.begin_ns)
+
+
+def test_perf_stays_silent_on_budgets(perf_offcpu: Command, tmp_path: Path) -> None:
+    done = perf_offcpu("record", "-e", "none", "--", "sleep", "0.05", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for verb in (["report", "--stdio"], ["script"], ["evlist"]):
+        shown = subprocess.run(
+            ["perf", *verb, "-i", "perf.data"], cwd=tmp_path, capture_output=True, timeout=60, check=True
+        )
+        assert shown.stderr == b""

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`perf-offcpu doctor` on this machine as it is, and with one part of it taken away for real."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCTOR = shlex.join([sys.executable, "-m", "perf_offcpu", "doctor"])
+# Not unshare's own way of keeping mounts to itself, which fails in a chroot.
+PRIVATE = "unshare --mount --propagation unchanged"
+
+
+def privately(mounts: str, options: str = "") -> str:
+    """A shell line that changes mounts for the doctor alone."""
+    return f"{PRIVATE} {options} sh -c {shlex.quote(f'{mounts}; {DOCTOR} --json #')}"
+
+
+def doctor(shell: str = DOCTOR) -> tuple[int, dict[str, Any], dict[str, dict[str, str]]]:
+    """(exit status, the whole document, its findings by part) of a shell line that ends in the doctor."""
+    done = subprocess.run(
+        ["bash", "-c", f"{shell} --json"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stderr == ""
+    document = json.loads(done.stdout)
+    return done.returncode, document, {one["part"]: one for one in document["findings"]}
+
+
+def test_all_that_recording_needs_works_where_recording_works() -> None:
+    status, document, parts = doctor()
+    assert (status, document["can_record"]) == (0, True)
+    assert "missing" not in {one["state"] for one in parts.values() if one["group"] == "recording"}
+    assert parts["collector"]["found"].startswith("compiled, verified and loaded in ")
+    for one in parts.values():
+        assert (one["state"] == "works") <= (one["advice"] == "")
+
+
+def test_text_has_a_line_a_part_and_the_verdict_at_its_end() -> None:
+    _, document, _ = doctor()
+    done = subprocess.run(["bash", "-c", DOCTOR], capture_output=True, text=True, timeout=120, check=True)
+    lines = done.stdout.splitlines()
+    for one in document["findings"]:
+        assert any(line.split()[:1] == [one["state"]] and one["part"] in line for line in lines)
+    assert lines[-1] == "Recording works here."
+
+
+# What is taken away, the part that shows it, and words of what is found and of what to do.
+WITHOUT = {
+    "privileges": (
+        f"setpriv --bounding-set=-all --inh-caps=-all {DOCTOR}",
+        {
+            "BPF": ("neither CAP_SYS_ADMIN nor", "run as root"),
+            "perf events": ("perf_event_paranoid", "CAP_PERFMON"),
+            "collector": ("not tried without BPF", ""),
+        },
+    ),
+    "BTF": (
+        privately("mount --make-rprivate /sys && mount -t tmpfs none /sys/kernel/btf"),
+        {"BTF": ("cannot be read", "CONFIG_DEBUG_INFO_BTF"), "kernel": ("not tried without BTF", "")},
+    ),
+    "root of its own": (
+        f"unshare -Ur {DOCTOR}",
+        {"BPF": ("user namespace", "record from outside"), "kernel symbols": ("hides", "run as root")},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT)
+def test_what_recording_cannot_do_without_is_missing_and_says_what_to_do(what: str) -> None:
+    shell, wanted = WITHOUT[what]
+    status, document, parts = doctor(shell)
+    assert (status, document["can_record"]) == (1, False)
+    for part, (found, advice) in wanted.items():
+        assert found in parts[part]["found"] and advice in parts[part]["advice"]
+        assert parts[part]["state"] == ("limited" if part == "kernel symbols" else "missing")
+
+
+def test_the_other_package_called_bcc_is_told_from_the_real_one(tmp_path: Path) -> None:
+    (tmp_path / "bcc.py").write_text("")
+    status, _, parts = doctor(f"PYTHONPATH={shlex.quote(str(tmp_path))} {DOCTOR}")
+    assert status == 1
+    assert "is not the BPF compiler collection" in parts["bcc"]["found"]
+    assert "python3-bpfcc" in parts["bcc"]["advice"]
+
+
+LIMITED = {
+    "pid namespace": (
+        privately("mount --make-rprivate /proc && mount -t proc proc /proc", "--pid --fork"),
+        "--pid=host",
+    ),
+    "open files": (f"ulimit -n 60; {DOCTOR}", "ulimit -n"),
+    "tracefs": (
+        privately(
+            "mount --make-rprivate /sys; umount -lR /sys/kernel/tracing /sys/kernel/debug 2>/dev/null; "
+            "mount -t tmpfs none /sys/kernel/debug"
+        ),
+        "mount -t tracefs",
+    ),
+}
+
+
+@pytest.mark.parametrize("part", LIMITED)
+def test_what_recording_can_do_without_is_limited_and_says_what_to_do(part: str) -> None:
+    shell, advice = LIMITED[part]
+    status, _, parts = doctor(shell)
+    assert status == 0
+    assert parts[part]["state"] == "limited" and advice in parts[part]["advice"]
+
+
+def test_without_perf_all_else_is_looked_at() -> None:
+    status, _, parts = doctor(f"PATH=/nowhere {DOCTOR}")
+    assert status == 0
+    assert parts["perf"]["state"] == "limited" and "linux-perf" in parts["perf"]["advice"]
+    assert "off-cpu samples" not in parts

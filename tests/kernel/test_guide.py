@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guide's investigations, followed as it tells: every command runs and prints what the page shows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from builders.console import Step, run, steps
+
+DOCUMENTS = Path(__file__).parents[2] / "Documentation"
+GUIDE = DOCUMENTS / "guide.md"
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the example programs, where the commands run one after the other."""
+    return Path(shutil.copytree(DOCUMENTS / "examples", tmp_path_factory.mktemp("guide") / "examples"))
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    cache = str(tmp_path_factory.mktemp("cache"))
+    return os.environ | {"PATH": path, "NO_COLOR": "1", "XDG_CACHE_HOME": cache, "LC_ALL": "C.UTF-8"}
+
+
+@pytest.mark.parametrize("step", list(steps(GUIDE)), ids=lambda step: f"line-{step.line}")
+def test_a_command_of_the_guide(step: Step, examples: Path, environment: dict[str, str]) -> None:
+    problem = run(step, examples, environment)
+    assert not problem, problem

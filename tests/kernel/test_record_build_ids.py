@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build-ids of what is mapped while recording, beside recorders that ask the kernel for them or do not."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from kernel.test_record import lost, perf, recorder, run
+
+from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType, SoftwareConfig
+from perf_offcpu.abi.records import Misc, RecordType
+from perf_offcpu.collect import perf_event
+from perf_offcpu.collect.cpus import online_cpus
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.perfdata.reader import PerfDataReader
+
+TRUE = Path("/bin/true").resolve()
+
+
+def build_id(program: Path) -> str:
+    notes = subprocess.run(["readelf", "-n", program], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"Build ID: (\w+)", notes)
+    assert found is not None
+    return found[1]
+
+
+def mapped(path: Path, name: Path) -> set[tuple[bool, str]]:
+    """(whether it says to hold a build-id, the bytes where it would be) of a file's MMAP2 records."""
+    found = set()
+    with PerfDataReader.open(path) as reader:
+        assert not any(spec.attr.flags & AttrFlag.BUILD_ID for spec in reader.events.specs)
+        for chunk in reader.chunks():
+            for row in range(len(chunk)):
+                record = bytes(chunk.record(row))
+                if chunk.types[row] == RecordType.MMAP2 and os.fsencode(name) + b"\0" in record:
+                    misc = int.from_bytes(record[4:6], "little")
+                    found.add((bool(misc & Misc.MMAP_BUILD_ID), record[44:64].hex()))
+    return found
+
+
+def test_maps_of_short_lived_processes_carry_their_build_ids(tmp_path: Path) -> None:
+    run("--", "sh", "-c", "for i in 1 2 3 4 5; do /bin/true; done", cwd=tmp_path)
+    assert mapped(tmp_path / "perf.data", TRUE) == {(True, build_id(TRUE))}
+    assert f"{build_id(TRUE)} {TRUE}" in perf("buildid-list", "-i", tmp_path / "perf.data")
+    assert lost(load_recording(tmp_path / "perf.data")) == set()
+
+
+def test_perf_beside_us_gets_records_that_say_what_is_true(tmp_path: Path) -> None:
+    """While somebody asks for build-ids perf 6.1 would take inodes for them, and abort."""
+    theirs = tmp_path / "theirs"
+    with recorder("-a", cwd=tmp_path):
+        beside = [
+            "perf",
+            "record",
+            "-q",
+            "-a",
+            "-o",
+            theirs,
+            "--",
+            "sh",
+            "-c",
+            "/bin/true; /bin/true; sleep 0.1",
+        ]
+        subprocess.run(beside, check=True, capture_output=True, timeout=60)
+    flagged = {flag for flag, _ in mapped(theirs, TRUE)}
+    assert flagged <= {False}
+    subprocess.run(["perf", "report", "--stdio", "-i", theirs], check=True, capture_output=True)
+
+
+def test_asking_of_others_does_not_leak_into_our_records(tmp_path: Path) -> None:
+    asking = Attr(
+        type=PerfType.SOFTWARE,
+        config=SoftwareConfig.DUMMY,
+        sample_period=1,
+        sample_type=SampleType.TID | SampleType.TIME | SampleType.IDENTIFIER,
+        flags=AttrFlag.SAMPLE_ID_ALL | AttrFlag.MMAP | AttrFlag.MMAP2 | AttrFlag.BUILD_ID,
+    )
+    fds = [perf_event.open_event(asking, cpu) for cpu in online_cpus()]
+    script = tmp_path / "nobuildid"
+    subprocess.run(
+        ["gcc", "-Wl,--build-id=none", "-x", "c", "-", "-o", script],
+        input=b"int main(void){return 0;}",
+        check=True,
+    )
+    try:
+        run("--", "sh", "-c", f"/bin/true; {script}", cwd=tmp_path)
+    finally:
+        for fd in fds:
+            perf_event.close_event(fd)
+    assert mapped(tmp_path / "perf.data", TRUE) == {(True, build_id(TRUE))}
+    assert {flag for flag, _ in mapped(tmp_path / "perf.data", script)} == {False}
+    assert "Samples" in perf("report", "--stdio", "-i", tmp_path / "perf.data")

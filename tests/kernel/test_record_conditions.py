@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`perf-offcpu record` where something is missing: the sentence names it and the smallest remedy."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from kernel.test_record import PROGRAM, perf, recorder
+
+from perf_offcpu.collect import bpf_syscall
+from perf_offcpu.collect.bpf_attr import ProgramType
+from perf_offcpu.decode.load import load_recording
+
+RECORD = shlex.join(PROGRAM)
+NOBODY = "--reuid=65534 --regid=65534 --clear-groups"
+ENVIRONMENT = {
+    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+    "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+}
+
+
+def under(condition: str, directory: Path, options: str = "") -> subprocess.CompletedProcess[str]:
+    """A recording of `true` under a command that takes something away."""
+    command = condition.format(record=f"{RECORD} {options} -- true")
+    directory.chmod(0o777)
+    return subprocess.run(
+        ["sh", "-c", command], cwd=directory, env=ENVIRONMENT,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("condition", "what", "remedy"),
+    [
+        (
+            f"setpriv {NOBODY} {{record}}",
+            "perf_event_paranoid is ",
+            "run as root, or with CAP_PERFMON and CAP_BPF (in a container: --cap-add PERFMON --cap-add BPF)",
+        ),
+        (
+            "setpriv --bounding-set=-sys_admin,-perfmon {record}",
+            "perf_event_paranoid is ",
+            "run as root, or with CAP_PERFMON (in a container: --cap-add PERFMON)",
+        ),
+        (
+            f"setpriv {NOBODY} --inh-caps=+perfmon --ambient-caps=+perfmon {{record}}",
+            "BPF programs cannot be loaded",
+            "run as root, or with CAP_BPF (in a container: --cap-add BPF)",
+        ),
+        ("unshare -Ur {record}", "perf_event_paranoid is ", "this is a user namespace"),
+        (
+            "unshare -m sh -c 'mount -t tmpfs none /sys/kernel/btf; exec {record}'",
+            "type information /sys/kernel/btf/vmlinux cannot be read",
+            "CONFIG_DEBUG_INFO_BTF=y",
+        ),
+        ("prlimit --nofile=12:12 {record}", "too many open files (the limit is 12)", "with ulimit -n"),
+        ("prlimit --nofile=20:20 {record}", "too many open files (the limit is 20)", "with ulimit -n"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_named_with_the_smallest_change(
+    tmp_path: Path, condition: str, what: str, remedy: str
+) -> None:
+    done = under(condition, tmp_path)
+    assert done.returncode == 1
+    assert what in done.stderr and remedy in done.stderr and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_capabilities_are_enough() -> None:
+    caps = "--inh-caps=+bpf,+perfmon --ambient-caps=+bpf,+perfmon"
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # others may not enter pytest's
+        done = under(f"setpriv {NOBODY} {caps} {{record}}", Path(directory))
+    assert done.returncode == 0 and "Captured and wrote" in done.stderr
+
+
+def test_rings_are_smaller_where_memory_may_not_be_locked_and_that_is_said(tmp_path: Path) -> None:
+    limits = "setpriv --bounding-set=-ipc_lock,-sys_admin,-sys_resource prlimit --memlock=65536:65536"
+    done = under(f"{limits} {{record}}", tmp_path, "-m 64M")
+    assert done.returncode == 0, done.stderr
+    assert "ring buffers of 65536 kB per CPU are not to be had, using " in done.stderr
+    load_recording(tmp_path / "perf.data")
+
+
+def test_tracepoints_without_tracefs(tmp_path: Path) -> None:
+    hide = "unshare -m sh -c 'umount /sys/kernel/tracing; umount /sys/kernel/debug; exec {record}'"
+    done = under(hide, tmp_path, "-a -e sched:sched_switch")
+    assert done.returncode == 1
+    assert "mount -t tracefs nodev /sys/kernel/tracing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirection", "sentence"),
+    [(">/dev/full", "No space left on device"), (">&-", "standard output is closed")],
+)
+def test_standard_output_that_takes_nothing(tmp_path: Path, redirection: str, sentence: str) -> None:
+    done = under(f"{{record}} {redirection}", tmp_path, "-o -")
+    assert done.returncode in (1, 129)
+    assert sentence in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_programs_loaded_beside_two_recorders_do_not_spoil_their_files(tmp_path: Path) -> None:
+    """The kernel gives all but the first of them records of BPF programs that are too long."""
+    directories = [tmp_path / "one", tmp_path / "two"]
+    for directory in directories:
+        directory.mkdir()
+    with recorder("-a", cwd=directories[0]) as one, recorder("-a", cwd=directories[1]) as two:
+        code = bytes.fromhex("b700000000000000 9500000000000000")
+        for number in range(5):
+            name = f"spoiler_{'x' * number}"
+            subprocess.run(["true"], check=True)
+            os.close(bpf_syscall.load_program(ProgramType.PERF_EVENT, name, code, "GPL"))
+        for process in (one, two):
+            process.terminate()
+            process.wait(20)
+    for directory in directories:
+        shown = perf("script", "--show-bpf-events", "-i", directory / "perf.data")
+        assert shown.count("_spoiler_") >= 10  # each comes and goes
+        assert load_recording(directory / "perf.data").losses.keys().isdisjoint({"unknown id"})

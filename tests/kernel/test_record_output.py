@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`perf-offcpu record`: pipes, compression, several files in turn, and the line on the terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from kernel.test_record import PROGRAM, event, lost, off_cpu, perf, recording_tasks, run, until
+
+from perf_offcpu.abi.features import Feature
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.perfdata.reader import PerfDataReader
+
+NAPS = "import time\nfor _ in range({}): time.sleep(0.004)"
+
+
+def napping(naps: int) -> list[str]:
+    return [sys.executable, "-c", NAPS.format(naps)]
+
+
+def test_pipe_goes_straight_into_perf_and_the_commands_output_beside_it(tmp_path: Path) -> None:
+    command = [
+        "-o",
+        "-",
+        "-F",
+        "999",
+        "--",
+        "sh",
+        "-c",
+        f"echo said; {' '.join(napping(1)[:1])} -c 'sum(range(10**7))'",
+    ]
+    recorder = subprocess.Popen(
+        [*PROGRAM, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+    )
+    report = subprocess.run(
+        ["perf", "report", "-i", "-", "--stdio"],
+        stdin=recorder.stdout,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert recorder.stdout is not None and recorder.stderr is not None
+    recorder.stdout.close()
+    said = recorder.stderr.read().decode()
+    recorder.stderr.close()
+    assert recorder.wait() == 0
+    assert report.stderr == ""
+    for name in ("cpu-clock", "offcpu-time"):
+        assert f"of event '{name}'" in report.stdout
+    assert "libpython" in report.stdout or "python" in report.stdout
+    assert said.startswith("said\n") and "MB standard output (" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pipe_holds_what_a_file_holds(tmp_path: Path) -> None:
+    with (tmp_path / "pipe").open("wb") as out:
+        subprocess.run(
+            [*PROGRAM, "-o", "-", "--off-cpu-thresh", "0", "--", *napping(50)], stdout=out, check=True
+        )
+    recording = load_recording(tmp_path / "pipe")
+    assert lost(recording) == set()
+    naps = off_cpu(recording) & (recording.samples.period >= 3_500_000)
+    assert naps.sum() >= 50
+    assert recording.meta.hostname == os.uname().nodename
+    python = os.fsencode(Path(sys.executable).resolve()).decode()
+    assert any(recording.strings[path] == python for path in recording.dsos.path)
+
+
+def test_reader_of_the_pipe_that_goes_away_ends_the_recording(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*PROGRAM, "-o", "-", "-a", "-F", "999"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(20) == 128 + signal.SIGPIPE
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+@pytest.mark.parametrize("level", ["-z", "-z19"])
+def test_compressed_file_opens_in_perf(tmp_path: Path, level: str) -> None:
+    assert run(level, "-a", "-F", "1999", "--", *napping(100), cwd=tmp_path).status == 0
+    path = tmp_path / "perf.data"
+    recording = load_recording(path)
+    assert lost(recording) == set() and (off_cpu(recording).sum()) >= 100
+    shown = perf("script", "-F", "event", "-i", path).split()
+    assert shown.count("offcpu-time:") == int(event(recording, "offcpu-time").sum())
+    assert shown.count("cpu-clock:") == int(event(recording, "cpu-clock").sum())
+    assert "of event 'offcpu-time'" in perf("report", "--stdio", "-i", path)
+    with PerfDataReader.open(path) as reader:
+        found = reader.features.values(Feature.COMPRESSED)
+    assert found is not None and found["level"] == int(level[2:] or 1)
+
+
+def test_killed_compressed_recording_can_be_read(tmp_path: Path) -> None:
+    process = subprocess.Popen([*PROGRAM, "-z", "--off-cpu-thresh", "0", "--", *napping(5000)], cwd=tmp_path)
+    until((tmp_path / "perf.data").exists)
+    time.sleep(1)
+    process.kill()
+    process.wait()
+    recording = load_recording(tmp_path / "perf.data")
+    assert off_cpu(recording).sum() >= 50
+
+
+def parts(directory: Path) -> list[Path]:
+    return sorted(directory.glob("perf.data.*"))
+
+
+@pytest.mark.parametrize("switch", ["1s", "64K"])
+def test_files_in_turn_are_each_complete_and_together_hold_everything(tmp_path: Path, switch: str) -> None:
+    done = run(f"--switch-output={switch}", "--off-cpu-thresh", "0", "--", *napping(500), cwd=tmp_path)
+    assert done.status == 0
+    files = parts(tmp_path)
+    assert len(files) >= 2 and not (tmp_path / "perf.data").exists()
+    assert [f"dump {path.name} ]" in done.stderr for path in files] == [True] * (len(files) - 1) + [False]
+    naps = 0
+    spans = []
+    for path in files:
+        recording = load_recording(path)
+        assert lost(recording) == set()
+        naps += int((off_cpu(recording) & (recording.samples.period >= 3_500_000)).sum())
+        (pid,) = set(recording.samples.pid[off_cpu(recording)]) or {0}
+        assert not pid or pid in {task.tid for task in recording_tasks(recording)}
+        assert perf("report", "--header-only", "-i", path)
+        with PerfDataReader.open(path) as reader:
+            spans.append(reader.features.values(Feature.SAMPLE_TIME))
+    # A nap that is preempted on its way to sleep is two waits, the second of them shorter.
+    assert 495 <= naps <= 510
+    assert all(one["last"] <= two["first"] for one, two in pairwise(spans))  # type: ignore[index]
+
+
+def test_stacks_of_later_files_have_names_too(tmp_path: Path) -> None:
+    run("--switch-output=1s", "--off-cpu-thresh", "0", "--", *napping(400), cwd=tmp_path)
+    python = os.fsencode(Path(sys.executable).resolve()).decode()
+    for path in parts(tmp_path):
+        recording = load_recording(path)
+        assert any(recording.strings[row] == python for row in recording.dsos.path)
+
+
+def test_signal_switches_and_only_the_last_files_are_kept(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*PROGRAM, "--switch-output", "--switch-max-files", "2", "-a"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: parts(tmp_path))
+    first = parts(tmp_path)[0]
+    for _ in range(2):
+        before = parts(tmp_path)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGUSR2)
+        until(lambda known=before: set(parts(tmp_path)) - set(known))
+    until(lambda: not first.exists())
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT
+    assert said.count("dump ") == 2 and "and 2 before it" in said
+    assert len(parts(tmp_path)) == 2
+    for path in parts(tmp_path):
+        assert lost(load_recording(path)) == set()
+
+
+def on_terminal(*arguments: str, cwd: Path) -> str:
+    """What a recorder with a terminal as stderr writes to it."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen([*PROGRAM, *arguments], cwd=cwd, stderr=slave)
+    os.close(slave)
+    found = b""
+    while True:
+        try:
+            piece = os.read(master, 4096)
+        except OSError:
+            break
+        found += piece
+    os.close(master)
+    process.wait(20)
+    return found.decode()
+
+
+def test_terminal_is_told_how_it_goes_on_and_the_line_is_taken_back(tmp_path: Path) -> None:
+    shown = on_terminal("-a", "--duration", "1.5", cwd=tmp_path)
+    *live, last = shown.split("\r\x1b[K")
+    assert len(live) >= 2
+    assert all("samples" in line and "rings" in line and "from 1 ms" in line for line in live[1:])
+    assert last.startswith("[ perf-offcpu record: Captured and wrote ")
+    assert "\x1b" not in on_terminal("-a", "-q", "--duration", "1", cwd=tmp_path)
+    assert "\x1b" not in run("-a", "--duration", "1", cwd=tmp_path).stderr

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`perf-offcpu script` against `perf script`, on recordings made here and now, where all files are at hand.
+
+perf 6.1 prints user addresses relative to their mapping, later ones as they were: so they are not compared.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from builders.perf_text import Frame, Printed, parse
+from conftest import Command
+
+UNKNOWN = "[unknown]"
+
+RECORDINGS = {
+    "chains": ["-g", "-e", "cpu-clock", "-F", "2000"],
+    "leaves": ["-e", "cpu-clock", "-F", "2000"],
+    "faults": ["-g", "-e", "page-faults", "-c", "1"],
+    "switches": ["-g", "-e", "sched:sched_switch"],
+    "counters read along": ["-g", "-e", "{cpu-clock,page-faults,context-switches}:S"],
+}
+
+
+@pytest.fixture(scope="module", params=RECORDINGS)
+def recording(request: pytest.FixtureRequest, waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Threads that wait, and a program that reads directories."""
+    path = tmp_path_factory.mktemp(request.param) / "perf.data"
+    workload = ["sh", "-c", f"'{waiter}' --rounds 2 > /dev/null; ls -R /usr/share/doc > /dev/null"]
+    command = ["perf", "record", "-o", path, *RECORDINGS[request.param], "--", *workload]
+    subprocess.run(command, cwd=path.parent, capture_output=True, check=True, timeout=120)
+    return path
+
+
+def perfs(path: Path) -> list[Printed]:
+    command = ["perf", "script", "--no-inline", "-i", path]
+    return parse(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
+
+
+def test_the_same_text(recording: Path, perf_offcpu: Command) -> None:
+    done = perf_offcpu("script", "--no-inline", "-i", recording, timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    theirs, ours = perfs(recording), parse(done.stdout)
+    assert len(ours) == len(theirs) > 5
+    named = 0
+    for perf, own in zip(theirs, ours, strict=True):
+        assert head(own) == head(perf)
+        cut = perf.frames[len(own.frames) :]
+        assert all((frame.sym, frame.dso) == (UNKNOWN, UNKNOWN) for frame in cut), (perf, own)
+        for index, (one, other) in enumerate(zip(perf.frames, own.frames, strict=False)):
+            assert shown(one) == shown(other) or is_perfs_mistake(index, one), (perf, one, other)
+            named += one.sym != UNKNOWN
+    assert named > len(theirs) / 2
+
+
+def head(sample: Printed) -> tuple[object, ...]:
+    comm = None if sample.comm.startswith(":") else sample.comm
+    return comm, sample.tid, sample.cpu, sample.time, sample.period, sample.event
+
+
+def shown(frame: Frame) -> tuple[object, ...]:
+    is_kernel = frame.dso.startswith("[") and frame.dso != UNKNOWN
+    return frame.ip if is_kernel and frame.ip >> 63 else None, frame.sym, frame.dso
+
+
+def is_perfs_mistake(index: int, perf: Frame) -> bool:
+    """A return address at a function's start belongs to the last call of the function before; and perf 6.1
+    does not know which function a PLT entry of libc is for."""
+    return (index > 0 and perf.sym.endswith("+0x0")) or perf.sym.startswith("@plt+")

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits that are left out, limited, or have not ended when the recording does."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Command
+from kernel.napping import (
+    MS,
+    NEVER,
+    Napper,
+    both_forms,
+    kernel_name,
+    parted,
+    record_napper,
+    recording,
+    waits_of,
+)
+
+from perf_offcpu.collect.bpf import OffCpuConfig, Targets
+from perf_offcpu.collect.states import ShortWaits
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.stacks import frames_of
+from perf_offcpu.symbolize.symbolizer import symbolize
+
+
+@both_forms
+def test_short_waits_can_be_dropped_and_are_counted(napper: Path, in_switch: bool) -> None:
+    config = OffCpuConfig(
+        targets=Targets.PIDS, threshold_ns=NEVER, short_waits=ShortWaits.DROP, in_switch=in_switch
+    )
+    tallies, waits, sums, counters = record_napper(napper, config)
+    assert waits == [] and len(sums) == 0
+    assert counters["dropped"] >= sum(t.waits for t in tallies if t.kind in ("nap", "blink", "pipe")) - 3
+    assert counters["dropped_ns"] > 100 * MS
+
+
+@both_forms
+def test_waits_shorter_than_asked_for_are_left_out_and_counted(napper: Path, in_switch: bool) -> None:
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, min_block_ns=MS, in_switch=in_switch)
+    tallies, waits, sums, counters = record_napper(napper, config)
+    assert min(w.ns for w in waits) >= MS and len(sums) == 0
+    assert counters["too_short"] > 0 and counters["too_short_ns"] < MS * counters["too_short"]
+    (nap,) = [t for t in tallies if t.kind == "nap"]
+    assert len([w for w in waits if w.tid == nap.tid]) >= nap.waits
+
+
+@both_forms
+def test_the_rate_of_samples_is_limited_and_nothing_goes_missing(napper: Path, in_switch: bool) -> None:
+    one = Napper(napper, rounds=60)
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, max_rate=100, in_switch=in_switch)
+    with recording(config) as (program, rings):
+        program.add_target(one.pid)
+        begin = time.monotonic()
+        program.enable()
+        tallies = one.go()
+        program.disable()
+        seconds = time.monotonic() - begin
+        waits, sums = waits_of(rings), program.drain_sums()
+        counters, rate = program.counters(), program.rate()
+    one.end()
+    assert len(waits) <= 100 * (seconds + 0.2) + 20
+    assert counters["rate_limited"] == sums["count"].sum() > 0
+    assert counters["rate_limited_ns"] == sums["total_ns"].sum()
+    assert rate["raised"] > 0 and rate["highest_ns"] >= 1000
+    if not in_switch:
+        for tally in (t for t in tallies if t.kind in ("nap", "blink", "futex", "pipe")):
+            counted = sum(w.tid == tally.tid for w in waits)
+            counted += int(sums["count"][sums["tid"] == tally.tid].sum())
+            assert tally.waits <= counted <= tally.waits + 2
+
+
+@both_forms
+def test_preempted_threads_are_waits_if_asked_for(napper: Path, in_switch: bool) -> None:
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, states="SDR", in_switch=in_switch)
+    tallies, waits, _, _ = record_napper(napper, config)
+    spinners = {t.tid for t in tallies if t.kind == "spin"}
+    mine = [w for w in waits if w.tid in spinners and w.flags & 1]
+    assert len(mine) >= 4
+    assert all(w.syscall == -1 and w.runq_ns == w.ns and w.wakeup_ns == 0 for w in mine)
+
+
+@both_forms
+def test_a_wait_from_before_is_flagged_when_it_ends(napper: Path, in_switch: bool) -> None:
+    one = Napper(napper, rounds=2)
+    with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch)) as (
+        program,
+        rings,
+    ):
+        program.add_target(one.pid)
+        begin = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        program.enable()
+        time.sleep(0.05)
+        one.go()
+        program.disable()
+        _, (before,) = parted(rings)
+    one.end()
+    assert (before.tid, before.flags & 8) == (one.pid, 8)
+    assert begin <= before.switch_out_ns <= begin + 20 * MS
+    assert before.ns >= 40 * MS
+    assert {"anon_pipe_read", "pipe_read"} & {kernel_name(ip) for ip in before.kernel}
+    assert bool(before.user) != in_switch  # its memory cannot be reached from sched_switch
+
+
+@pytest.fixture
+def stuck() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "100"])
+    time.sleep(0.1)
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("short_waits", [ShortWaits.STACKS, ShortWaits.DROP])
+def test_who_never_comes_back_is_there_with_stack_and_time(
+    stuck: subprocess.Popen[bytes], perf_offcpu: Command, tmp_path: Path, short_waits: ShortWaits
+) -> None:
+    """One that slept before the recording began, and one that goes to sleep in it; both sleep on."""
+    options = ["-a", "-e", "none", "--short-waits", short_waits.value]
+    done = perf_offcpu("record", *options, "--", "sh", "-c", "sleep 30 & sleep 0.3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    recording_ = load_recording(tmp_path / "perf.data")
+    recording_.check()
+    profile = symbolize(recording_)
+    samples = profile.samples
+    blocked = np.uint16(SampleFlag.STILL_BLOCKED)
+    rows = np.flatnonzero((samples.flags & blocked) != 0)
+    named = {
+        int(tid): recording_.strings[int(comm)] for tid, comm in zip(samples.tid, samples.comm, strict=True)
+    }
+    old = [row for row in rows.tolist() if samples.tid[row] == stuck.pid]
+    new = [row for row in rows.tolist() if named[int(samples.tid[row])] == "sleep" and row not in old]
+    assert len(old) == 1 and len(new) >= 1
+    assert samples.flags[old[0]] & np.uint16(SampleFlag.BEGAN_BEFORE)
+    assert samples.period[old[0]] >= 300 * MS
+    newest = max(new, key=lambda row: int(samples.switch_out_ns[row]))
+    assert not samples.flags[newest] & np.uint16(SampleFlag.BEGAN_BEFORE)
+    for row in (old[0], newest):
+        frames = frames_of(profile.stacks.parent, profile.stacks.frame, int(samples.stack[row]))
+        names = [profile.strings[name] for name in profile.frames.symbol[frames].tolist()]
+        assert "hrtimer_nanosleep" in names, names
+        assert any("nanosleep" in name and "hrtimer" not in name and "sys" not in name for name in names), (
+            names
+        )
+        assert samples.syscall[row] == 230
+    subprocess.run(["kill", str(samples.tid[newest])], check=True)

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole user stacks of programs as the distribution ships them: waits reach the root, and perf agrees."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from conftest import Command
+from kernel.gdb_stacks import random_stops
+from kernel.whole_stacks import ROOTS, STACKS, record, user_stacks, wholeness
+
+from perf_offcpu.abi.attr import SampleType
+from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.decode.samples import is_offcpu
+from perf_offcpu.perfdata.reader import PerfDataReader
+from perf_offcpu.symbolize.search import Search
+from perf_offcpu.symbolize.unwind import unwind
+from perf_offcpu.symbolize.unwind_frames import End
+
+ENOUGH = 0.99
+BASH = "for i in 1 2 3 4 5; do sleep 0.01 | cat; read -t 0.01 x; done; (sleep 0.02); wait"
+
+
+@pytest.fixture(scope="module")
+def cpp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tests/workload/stacks/waits.cpp, optimized and without frame pointers, as distributions build."""
+    program = tmp_path_factory.mktemp("stacks") / "waits"
+    source = STACKS / "waits.cpp"
+    subprocess.run(
+        ["g++", "-O2", "-g", "-fomit-frame-pointer", "-pthread", "-o", program, source], check=True
+    )
+    return program
+
+
+def assert_whole(path: Path, comm: str, least: int) -> None:
+    found = wholeness(path)[comm]
+    assert found.waits >= least
+    # One wait may have a stack that no copy holds: of a process that is just being made.
+    assert found.whole >= ENOUGH * found.waits - 1, found
+    assert found.depth > 2 * found.fp_depth, found
+
+
+def test_waits_of_python_reach_the_root(tmp_path: Path) -> None:
+    record(tmp_path / "x.data", "/usr/bin/python3", STACKS / "waits.py")
+    assert_whole(tmp_path / "x.data", "python3", 100)
+
+
+def test_waits_of_bash_and_its_children_reach_the_root(tmp_path: Path) -> None:
+    record(tmp_path / "x.data", "bash", "-c", BASH)
+    assert_whole(tmp_path / "x.data", "bash", 5)
+    assert_whole(tmp_path / "x.data", "sleep", 5)
+
+
+def test_waits_of_a_cpp_program_reach_the_root(cpp: Path, tmp_path: Path) -> None:
+    record(tmp_path / "x.data", cpp, "5")
+    assert_whole(tmp_path / "x.data", "waits", 80)
+    stacks = user_stacks(tmp_path / "x.data")
+    assert {stack[-1] for stack in stacks} <= ROOTS
+    by_leaf = {" ".join(stack) for stack in stacks}
+    for expected in (
+        r"(Napper::wait ){5,}rounds main .*_start$",
+        r"(thrower ){4}rounds ",  # from a destructor, while an exception is thrown
+        r"compare .*qsort.* rounds ",
+        r"on_signal \S* .*raise rounds ",  # \S*: the signal's frame, whose code has no symbol
+        r"aligned rounds .*clone3$",
+    ):
+        assert any(re.search(expected, one) for one in by_leaf), expected
+
+
+def test_waits_of_the_workload_without_frame_pointers_reach_the_root(tmp_path: Path) -> None:
+    program = tmp_path / "waiter"
+    source = STACKS.parent / "waiter.c"
+    subprocess.run(["gcc", "-O2", "-fomit-frame-pointer", "-pthread", "-o", program, source], check=True)
+    record(tmp_path / "x.data", program)
+    found = wholeness(tmp_path / "x.data").values()
+    assert sum(one.waits for one in found) >= 50
+    assert sum(one.whole for one in found) >= ENOUGH * sum(one.waits for one in found) - 1
+
+
+def test_the_copy_is_as_long_as_asked_for_and_can_be_left_out(cpp: Path, tmp_path: Path) -> None:
+    for options, expected in (
+        (("--call-graph", "cfi,1024"), 1024),
+        (("--call-graph", "fp"), 0),
+        (("--no-stack-bytes",), 0),
+        ((), 8192),
+    ):
+        record(tmp_path / "x.data", cpp, "1", options=options)
+        with PerfDataReader.open(tmp_path / "x.data") as reader:
+            attr = next(spec.attr for spec in reader.events.specs if is_offcpu(spec))
+        assert attr.sample_stack_user == expected
+        assert bool(attr.sample_type & SampleType.STACK_USER) == (expected > 0)
+        assert len(load_recording(tmp_path / "x.data", snapshots=True).snapshots) > 0 or not expected
+
+
+def test_stock_perf_opens_copies_without_a_word_and_unwinds_them(cpp: Path, tmp_path: Path) -> None:
+    output = tmp_path / "x.data"
+    record(output, cpp, "5", options=("-F", "999"), event="cpu-clock")
+    for verb in (["report", "--stdio"], ["script", "--no-inline"]):
+        done = subprocess.run(["perf", *verb, "-i", output], capture_output=True, timeout=120, check=True)
+        assert done.stderr == b""
+
+
+def test_inject_writes_whole_stacks_and_no_stack_bytes(
+    cpp: Path, perf_offcpu: Command, tmp_path: Path
+) -> None:
+    secret = re.compile(rb"secret \d+ on the stack")
+    recorded, injected, kept = (tmp_path / name for name in ("x.data", "i.data", "k.data"))
+    record(recorded, cpp, "3", options=("-F", "999"), event="cpu-clock")
+    assert perf_offcpu("inject", "-i", recorded, "-o", injected).returncode == 0
+    assert perf_offcpu("inject", "-i", recorded, "-o", kept, "--keep-stack-bytes").returncode == 0
+    assert secret.search(recorded.read_bytes()) and secret.search(kept.read_bytes())
+    assert not secret.search(injected.read_bytes())
+    with PerfDataReader.open(injected) as reader:
+        assert not any(spec.attr.sample_type & SampleType.STACK_USER for spec in reader.events.specs)
+    expected = user_stacks(recorded)
+    assert expected.total() > 40
+    assert user_stacks(injected) == user_stacks(kept) == expected
+
+
+def test_stock_perf_shows_whole_stacks_of_what_was_injected(
+    cpp: Path, perf_offcpu: Command, tmp_path: Path
+) -> None:
+    recorded, injected = tmp_path / "x.data", tmp_path / "i.data"
+    record(recorded, cpp, "3")
+    for keep in ([], ["--keep-stack-bytes"]):
+        assert perf_offcpu("inject", "-i", recorded, "-o", injected, *keep).returncode == 0
+        text = subprocess.run(
+            ["perf", "script", "-i", injected, "--no-inline", "-F", "event,ip,sym"],
+            capture_output=True,
+            timeout=120,
+            check=True,
+        ).stdout.decode("utf-8", "replace")
+        waits = [block.split() for block in text.split("\n\n") if "offcpu-time" in block]
+        assert len(waits) > 40
+        # A wait at the very start of a thread may have no stack to copy yet.
+        assert sum(block[-1].split("@")[0] in ROOTS for block in waits) >= ENOUGH * len(waits) - 1
+        assert max(Counter(block)["main"] for block in waits) == 1  # nothing is there twice
+
+
+Chain = tuple[int, ...]
+
+
+def chains_of_perf(path: Path) -> dict[tuple[int, int], Chain]:
+    """(tid, µs) → user addresses within their pages, as perf script unwinds them."""
+    text = subprocess.run(
+        ["perf", "script", "-i", path, "--no-inline", "-F", "tid,time,ip"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout
+    chains: dict[tuple[int, int], Chain] = {}
+    for block in text.split("\n\n"):
+        head, *lines = block.strip().split("\n")
+        if found := re.match(r"\s*(\d+)\s+(\d+)\.(\d+):", head):
+            tid, seconds, micros = map(int, found.groups())
+            words = [int(line, 16) for line in lines]
+            chains[tid, seconds * 10**6 + micros] = tuple(w & 0xFFF for w in words if w < 1 << 63)
+    return chains
+
+
+def chains_of_ours(path: Path) -> dict[tuple[int, int], Chain]:
+    """The same of ours, return addresses as they are."""
+    recording = unwind(load_recording(path, snapshots=True), Search.usual())
+    chains = {}
+    for row, number in enumerate(recording.samples.callchain.tolist()):
+        words = recording.callchains.row(number).tolist() if number >= 0 else []
+        user = words[words.index(CallchainContext.USER) + 1 :] if CallchainContext.USER in words else []
+        key = int(recording.samples.tid[row]), int(recording.samples.time_ns[row]) // 1000
+        chains[key] = tuple(word & 0xFFF for word in user)
+    return chains
+
+
+def agree(ours: Chain, theirs: Chain) -> bool:
+    """Whether both have the same frames: perf shows the byte before a return address."""
+    return len(ours) == len(theirs) and all(
+        (one - other) % 0x1000 <= 1 for one, other in zip(ours, theirs, strict=True)
+    )
+
+
+def test_chains_of_perfs_dwarf_recordings_are_what_perf_script_shows(cpp: Path, tmp_path: Path) -> None:
+    output = tmp_path / "dwarf.data"
+    command = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "9999", "--call-graph", "dwarf,16384"]
+    environment = os.environ | {"DEBUGINFOD_URLS": ""}
+    subprocess.run(
+        [*command, "-o", output, cpp, "150"], check=True, timeout=60, env=environment, capture_output=True
+    )
+    theirs, ours = chains_of_perf(output), chains_of_ours(output)
+    assert theirs.keys() == ours.keys() and len(theirs) > 100
+    same = sum(agree(ours[key], chain) for key, chain in theirs.items())
+    assert same >= ENOUGH * len(theirs)
+
+
+def test_frames_are_gdbs_at_random_stops(cpp: Path) -> None:
+    stops = list(random_stops([str(cpp), "100000"], 12))
+    assert [one for one in stops if not one.agrees] == []
+    assert {one.end for one in stops} == {End.ROOT}

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who woke, when, and where it was: for each kind of wait of the workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Command
+from kernel.napping import (
+    MS,
+    Napper,
+    both_forms,
+    kernel_name,
+    recording,
+    waits_of,
+)
+from workload.measured import Thread, parse
+
+from perf_offcpu.collect.bpf import OffCpuConfig, Targets
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.columns import I64
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.stacks import frames_of
+from perf_offcpu.symbolize.symbolizer import symbolize
+
+INTERRUPT = np.uint16(SampleFlag.WAKER_INTERRUPT)
+
+
+class Run:
+    """One recording of the workload with `--waker-stacks`."""
+
+    def __init__(self, profile: Profile, threads: dict[str, Thread]) -> None:
+        self.profile, self.threads, self.samples = profile, threads, profile.samples
+
+    def waits(self, comm: str, function: str) -> I64:
+        """Rows of a thread's single waits below a function of the program."""
+        rows = np.flatnonzero((self.samples.tid == self.threads[comm].tid) & (self.samples.wakeup_ns >= 0))
+        return np.array([row for row in rows.tolist() if function in self.names(self.samples.stack[row])])
+
+    def names(self, stack: int) -> list[str]:
+        profile = self.profile
+        frames = frames_of(profile.stacks.parent, profile.stacks.frame, int(stack))
+        return [profile.strings[row] for row in profile.frames.symbol[frames].tolist()]
+
+    def wakers(self, rows: I64) -> set[int]:
+        return set(self.samples.waker_tid[rows].tolist())
+
+
+@pytest.fixture(scope="module")
+def run(waiter: Path, perf_offcpu: Command, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("wakers")
+    done = perf_offcpu("record", "-e", "none", "--waker-stacks", "--", waiter, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    profile = symbolize(load_recording(folder / "perf.data"))
+    profile.check()
+    return Run(profile, parse(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("sleeper", "kernel_function", "waker"),
+    [
+        ("locker-a", "futex_do_wait", "locker-b"),
+        ("locker-b", "futex_do_wait", "locker-a"),
+        ("pipe-reader", "anon_pipe_read", "pipe-writer"),
+        ("cond-waiter", "futex_do_wait", "cond-signaler"),
+    ],
+)
+def test_a_thread_is_woken_by_the_one_that_lets_it_go(
+    run: Run, sleeper: str, kernel_function: str, waker: str
+) -> None:
+    rows = run.waits(sleeper, kernel_function)
+    inside = rows[run.samples.switch_out_ns[rows] > run.threads[sleeper].begin_ns + 25 * MS]
+    assert len(inside) >= 15
+    assert run.wakers(inside) == {run.threads[waker].tid}
+    assert set(run.samples.waker_pid[inside].tolist()) == {run.threads[waker].pid}
+    assert not (run.samples.flags[inside] & INTERRUPT).any()
+
+
+@pytest.mark.parametrize("sleeper", ["sleeper", "poller", "deep-sleeper"])
+def test_timers_wake_from_interrupts(run: Run, sleeper: str) -> None:
+    rows = np.flatnonzero((run.samples.tid == run.threads[sleeper].tid) & (run.samples.period > 4 * MS))
+    rows = rows[run.samples.switch_out_ns[rows] > run.threads[sleeper].begin_ns + 25 * MS]
+    woken = rows[run.samples.wakeup_ns[rows] >= 0]  # now and then a wake-up passes untold
+    assert len(woken) >= 15 and len(woken) >= len(rows) - 2
+    assert ((run.samples.flags[woken] & INTERRUPT) != 0).all()
+
+
+def test_wakers_stacks_lead_to_the_call_that_woke(run: Run) -> None:
+    places = {"locker-a": "lock_worker_b", "pipe-reader": "anon_pipe_write", "cond-waiter": "futex_wake"}
+    for sleeper, function in places.items():
+        rows = np.flatnonzero((run.samples.tid == run.threads[sleeper].tid) & (run.samples.waker_stack >= 0))
+        stacks = [run.names(run.samples.waker_stack[row]) for row in rows.tolist()]
+        assert all(stack[-1] == "try_to_wake_up" for stack in stacks)
+        assert sum(function in stack for stack in stacks) >= 15, sleeper
+    # Interrupts have no user part: what they hit has nothing to do with the wake-up.
+    timers = np.flatnonzero(
+        (run.samples.flags & INTERRUPT != 0)
+        & (run.samples.waker_stack >= 0)
+        & (run.samples.tid == run.threads["deep-sleeper"].tid)
+    )
+    assert len(timers) >= 15
+    assert all("hrtimer_wakeup" in run.names(run.samples.waker_stack[row]) for row in timers.tolist())
+
+
+def test_blocked_and_runnable_time_make_up_the_wait(run: Run) -> None:
+    samples = run.samples
+    rows = np.flatnonzero(samples.wakeup_ns >= 0)
+    assert len(rows) > 200
+    assert (samples.wakeup_ns[rows] >= samples.switch_out_ns[rows]).all()
+    blocked = samples.wakeup_ns[rows] - samples.switch_out_ns[rows]
+    assert np.array_equal(blocked + samples.runq_ns[rows], samples.period[rows])
+    summed = np.flatnonzero((samples.flags & np.uint16(SampleFlag.AGGREGATED)) != 0)
+    assert len(summed) and (samples.runq_ns[summed] >= 0).all()
+    assert (samples.runq_ns[summed] <= samples.period[summed]).all()
+
+
+@both_forms
+def test_both_forms_see_the_same_wakers(napper: Path, in_switch: bool) -> None:
+    one = Napper(napper)
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch, waker_stacks=True)
+    with recording(config) as (program, rings):
+        program.add_target(one.pid)
+        program.enable()
+        tallies = one.go()
+        program.disable()
+        waits = waits_of(rings)
+    one.end()
+    leaf = {"nap": "hrtimer_wakeup", "pipe": "anon_pipe_write", "vfork": "complete_all"}
+    for tally in tallies:
+        own = [w for w in waits if (w.tid, w.syscall) == (tally.tid, tally.syscall) and w.wakeup_ns]
+        if tally.kind not in ("nap", "pipe", "vfork"):
+            continue
+        assert len(own) >= 15
+        assert all(w.switch_out_ns <= w.wakeup_ns <= w.switch_out_ns + w.ns for w in own)
+        assert all(w.wakeup_ns + w.runq_ns == w.switch_out_ns + w.ns for w in own)
+        assert {w.flags for w in own} == ({2} if tally.kind == "nap" else {0})
+        if tally.kind == "pipe":
+            assert {w.waker[0] for w in own} == {one.pid}
+        if tally.kind == "vfork":  # the child, before it exits
+            assert all(w.waker[0] not in (0, one.pid) for w in own)
+        stacks = [[kernel_name(ip) for ip in w.waker_kernel] for w in own if w.waker_kernel]
+        assert len(stacks) >= 15
+        assert all(stack[0] == "try_to_wake_up" for stack in stacks)
+        assert sum(leaf[tally.kind] in stack for stack in stacks) >= 15 or tally.kind == "vfork"
+
+
+@both_forms
+def test_wakers_can_be_left_out(napper: Path, in_switch: bool) -> None:
+    one = Napper(napper)
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch, wakers=False)
+    with recording(config) as (program, rings):
+        program.add_target(one.pid)
+        program.enable()
+        one.go()
+        program.disable()
+        waits, stats = waits_of(rings), program.run_stats()
+    one.end()
+    assert "offcpu_waking" not in stats
+    assert {(w.wakeup_ns, w.waker, w.runq_ns, w.flags) for w in waits} == {(0, (0, 0), 2**64 - 1, 0)}

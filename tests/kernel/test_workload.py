@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that knows its own waits, under the recorder: counts equal, times agree, threads are right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Command
+from workload.measured import Thread, parse
+
+from perf_offcpu.convert.wait_classes import classify
+from perf_offcpu.convert.wait_rules import WaitClass
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.stacks import frames_of
+from perf_offcpu.report.budget import budget_table
+from perf_offcpu.symbolize.symbolizer import symbolize
+
+SHORT_SLEEPS = "short-sleeper"
+
+
+class Run:
+    """One recording and what the program said of itself."""
+
+    def __init__(self, profile: Profile, threads: dict[str, Thread]) -> None:
+        self.profile = profile.select(profile.is_offcpu())
+        self.threads = threads
+        self._classes = classify(self.profile).wait_class
+
+    def rows(self, thread: Thread) -> np.ndarray:
+        """The off-cpu samples of a thread."""
+        return np.flatnonzero(self.profile.samples.tid == thread.tid)
+
+    def waits(self, thread: Thread) -> tuple[int, int]:
+        """(number of waits, total ns) of a thread while it measured itself.
+
+        The last thread of the process also frees what the process held, and may wait for the disk.
+        """
+        samples, rows = self.profile.samples, self.rows(thread)
+        rows = rows[samples.switch_out_ns[rows] < thread.end_ns]
+        return int(samples.count[rows].sum()), int(samples.period[rows].sum())
+
+    def classes(self, thread: Thread) -> Counter[str]:
+        """Number of waits by class, while the thread measured itself; waits for a CPU are no waits."""
+        samples, rows = self.profile.samples, self.rows(thread)
+        found: Counter[str] = Counter()
+        for row in rows[samples.switch_out_ns[rows] < thread.end_ns].tolist():
+            found[WaitClass(self._classes[row]).label] += int(samples.count[row])
+        del found["runqueue"]
+        return found
+
+    def stacks(self, thread: Thread) -> list[list[str]]:
+        """Function names, root first, of each sample of a thread."""
+        profile = self.profile
+        return [
+            [profile.strings[row] for row in profile.frames.symbol[frames].tolist()]
+            for stack in profile.samples.stack[self.rows(thread)].tolist()
+            if (frames := frames_of(profile.stacks.parent, profile.stacks.frame, stack))
+        ]
+
+
+@pytest.fixture(scope="module", params=["1", "0"], ids=["default threshold", "every wait"])
+def run(
+    request: pytest.FixtureRequest,
+    waiter: Path,
+    perf_offcpu: Command,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Run:
+    folder = tmp_path_factory.mktemp("workload")
+    done = perf_offcpu("record", "--off-cpu-thresh", request.param, "--", waiter, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    recording = load_recording(folder / "perf.data")
+    recording.check()
+    profile = symbolize(recording)
+    profile.check()
+    assert not [cause for cause in recording.losses if "lost" in cause or "LOST" in cause]
+    return Run(profile, parse(done.stdout))
+
+
+def finished(run: Run) -> list[Thread]:
+    return [thread for thread in run.threads.values() if not thread.blocked_since_ns]
+
+
+def test_each_thread_has_all_its_waits(run: Run) -> None:
+    """`nvcsw` is the kernel's own count of the thread's voluntary switches between begin and end."""
+    assert len(finished(run)) >= 12
+    found = {thread.comm: run.waits(thread)[0] for thread in finished(run)}
+    assert {comm: found[comm] - run.threads[comm].nvcsw for comm in found} == dict.fromkeys(found, 0)
+
+
+def test_times_agree_with_the_clock_around_each_wait(run: Run) -> None:
+    """Within 2 % or 200 us a wait. Being preempted beside a wait is no wait, but the program's clock runs."""
+    for thread in finished(run):
+        _, total = run.waits(thread)
+        allowed = max(thread.total_ns * 2 // 100, 200_000 * thread.nvcsw)
+        preempted = 10_000_000 * thread.nivcsw
+        assert -allowed <= thread.total_ns - total <= allowed + preempted, thread.comm
+
+
+def test_ids_and_names(run: Run) -> None:
+    samples, strings = run.profile.samples, run.profile.strings
+    for thread in run.threads.values():
+        rows = run.rows(thread)
+        assert set(samples.pid[rows].tolist()) == {thread.pid}
+        # A thread is named before it is released; its first wait may end under the old name.
+        assert {strings[row] for row in samples.comm[rows].tolist()} <= {thread.comm, "waiter"}
+        assert strings[int(samples.comm[rows[-1]])] == thread.comm
+
+
+def test_short_waits_are_sums_or_samples(run: Run) -> None:
+    thread = run.threads[SHORT_SLEEPS]
+    samples, rows = run.profile.samples, run.rows(thread)
+    summed = rows[(samples.flags[rows] & np.uint16(SampleFlag.AGGREGATED)) != 0]
+    if run.profile.meta.threshold_ns:
+        # On a busy machine some of the 0.2 ms naps take more than the threshold.
+        assert samples.count[summed].sum() >= 200
+        # A real time: that of the last wait in the sum, within the thread's life.
+        assert (samples.time_ns[summed] <= thread.end_ns + 1_000_000).all()
+        assert (samples.longest_ns[summed] < run.profile.meta.threshold_ns).all()
+    else:
+        assert not len(summed)
+        assert len(rows) == thread.nvcsw
+
+
+def test_the_recursion_is_whole(run: Run) -> None:
+    deep = [stack for stack in run.stacks(run.threads["deep-sleeper"]) if stack.count("descend") > 0]
+    assert len(deep) >= 20
+    assert {stack.count("descend") for stack in deep} == {100}
+
+
+def test_stacks_name_the_place_of_the_wait(run: Run) -> None:
+    for thread in finished(run):
+        found = run.stacks(thread)
+        for site in thread.sites:
+            if site.kind in ("start", "condvar"):  # glibc uses the frame pointer for something else there
+                continue
+            # libc has no frame pointers: its caller is missing from each stack, the rest is there.
+            callers = list(site.stack[:-1])
+            assert any(_contains(stack, callers) for stack in found), (thread.comm, site.kind, callers)
+
+
+def _contains(stack: list[str], part: list[str]) -> bool:
+    return any(stack[at : at + len(part)] == part for at in range(len(stack) - len(part) + 1))
+
+
+def test_kernel_frames_say_what_was_waited_for(run: Run) -> None:
+    leaves = {"sleeper": "hrtimer_nanosleep", "pipe-reader": "anon_pipe_read", "poller": "do_sys_poll"}
+    for comm, function in leaves.items():
+        kernel = [stack for stack in run.stacks(run.threads[comm]) if function in stack]
+        assert len(kernel) >= 20, comm
+
+
+def test_the_thread_that_never_woke_is_there(run: Run) -> None:
+    thread = run.threads["stuck-reader"]
+    samples, rows = run.profile.samples, run.rows(thread)
+    longest = rows[np.argmax(samples.period[rows])]
+    began = int(samples.time_ns[longest] - samples.period[longest])
+    assert abs(began - thread.blocked_since_ns) < 5_000_000
+    assert any("wait_for_answer" in stack for stack in run.stacks(thread))
+
+
+CLASS_OF_SITE = {
+    "start": "lock",
+    "finish": "lock",
+    "lock": "lock",
+    "condvar": "lock",
+    "sleep": "sleep",
+    "short-sleep": "sleep",
+    "deep": "sleep",
+    "hold": "sleep",
+    "pipe": "pipe",
+    "poll": "poll",
+}
+
+
+def test_waits_are_classed_by_what_they_wait_for(run: Run) -> None:
+    """As many of each class as the kernel counted switches in places of that kind; with and without the
+    kernel's functions in the stack, for short waits are sums. An fsync may wait for several things."""
+    for thread in finished(run):
+        if thread.comm == "syncer":
+            continue
+        sites = [(CLASS_OF_SITE[site.kind], site.switches) for site in thread.sites]
+        if thread.comm == "waiter":
+            sites[0] = ("sleep", sites[0][1])
+        expected: Counter[str] = Counter()
+        for name, switches in sites:
+            expected[name] += switches
+        found = run.classes(thread)
+        if thread.comm == "waiter":  # also loads the program, and may wait for its pages
+            del found["disk"], found["fault"]
+        assert found == +expected, thread.comm
+    assert run.classes(run.threads["syncer"])["disk"] > 0
+
+
+def test_the_report_accounts_for_each_threads_life(run: Run) -> None:
+    table = budget_table(run.profile)
+    assert table is not None and not table.derived and table.more == 0
+    rows = {row.tid: row for row in table.rows}
+    for thread in finished(run):
+        row = rows[thread.tid]
+        assert row.running is not None
+        assert row.running + row.runnable + sum(row.blocked.values()) + row.unknown == row.wall, row
+        assert abs(row.unknown) <= row.wall // 100, row
+        # The recorder sees the thread's life from clone to exit, the thread itself a part of it.
+        assert row.wall >= thread.end_ns - thread.begin_ns

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many recorded waits have stacks that reach the root, by comm: for tests and benchmarks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Recording, SampleFlag
+from perf_offcpu.symbolize.search import Search
+from perf_offcpu.symbolize.symbolizer import symbolize
+from perf_offcpu.symbolize.unwind import unwind
+
+RECORD = [sys.executable, "-m", "perf_offcpu", "record", "-q"]
+STACKS = Path(__file__).parents[1] / "workload" / "stacks"
+ROOTS = {"_start", "clone", "clone3", "__clone", "__clone3"}
+_USER_HALF = np.uint64(1 << 63)
+
+
+@dataclass(frozen=True)
+class Wholeness:
+    """Waits of one comm: how many, how many with whole stacks, and mean user depths, unwound and by fp."""
+
+    waits: int
+    whole: int
+    depth: float
+    fp_depth: float
+
+
+def record(output: Path, *arguments: str | Path, options: tuple[str, ...] = (), event: str = "none") -> None:
+    """Record a command's waits of 0.1 ms and more, and an on-CPU event."""
+    how = ["-e", event, "--off-cpu-thresh", "0.1", *options, "-o", str(output)]
+    command = [*RECORD, *how, "--", *map(str, arguments)]
+    subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL)
+
+
+def waits(recording: Recording) -> np.ndarray:
+    """Rows of waits that were recorded one by one."""
+    flags = recording.samples.flags
+    off, aggregated = np.uint16(SampleFlag.OFFCPU), np.uint16(SampleFlag.AGGREGATED)
+    return np.flatnonzero((flags & (off | aggregated)) == off)
+
+
+def user_depths(recording: Recording, rows: np.ndarray) -> np.ndarray:
+    """User frames of some samples."""
+    chains = recording.callchains.take(recording.samples.callchain[rows])
+    return np.bincount(chains.row_of_value()[chains.values < _USER_HALF], minlength=len(rows))
+
+
+def wholeness(path: Path) -> dict[str, Wholeness]:
+    """By comm."""
+    recorded = load_recording(path, snapshots=True)
+    unwound = unwind(recorded, Search.usual())
+    unwound.check()
+    found = {}
+    rows = waits(recorded)
+    comms = recorded.samples.comm[rows]
+    for comm in np.unique(comms).tolist():
+        mine = rows[comms == comm]
+        cut = (unwound.samples.flags[mine] & np.uint16(SampleFlag.TRUNCATED)) != 0
+        found[recorded.strings[comm]] = Wholeness(
+            len(mine),
+            int((~cut & (recorded.samples.snapshot[mine] >= 0)).sum()),
+            float(user_depths(unwound, mine).mean()),
+            float(user_depths(recorded, mine).mean()),
+        )
+    return found
+
+
+def user_stacks(path: Path) -> Counter[tuple[str, ...]]:
+    """Names of user frames of each wait, leaf first, and how often."""
+    recording = unwind(load_recording(path, snapshots=True), Search.usual())
+    rows = waits(recording)
+    profile = symbolize(recording)
+    return Counter(_names(profile, int(profile.samples.stack[row])) for row in rows)
+
+
+def _names(profile: Profile, stack: int) -> tuple[str, ...]:
+    names = []
+    while stack >= 0:
+        frame = int(profile.stacks.frame[stack])
+        if profile.frames.cpumode[frame] == 2:
+            names.append(profile.strings[int(profile.frames.symbol[frame])])
+        stack = int(profile.stacks.parent[stack])
+    return tuple(names)

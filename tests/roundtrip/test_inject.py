@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What inject writes reads back as the same Recording, in every form of input and output."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders.compare import assert_same, assert_same_but_retyped
+from builders.foreign import big_endian
+
+from perf_offcpu.abi.records import RecordType
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.decode.rewrite import RewriteOptions, Rewritten, rewrite
+from perf_offcpu.perfdata.reader import PerfDataReader
+from perf_offcpu.perfdata.trailers import record_times
+
+DATA = Path(__file__).parent.parent / "data" / "perf-7.2"
+NAMES = ["direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched"]
+FORMS = {"file": {}, "pipe": {"pipe": True}, "compressed": {"compress": True}}
+
+
+def inject(source: Path, target: Path, **options: bool) -> Rewritten:
+    fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        return rewrite(str(source), fd, str(target), RewriteOptions(**options))
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out.data"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NAMES)
+def test_retyped(name: str, form: str, out: Path) -> None:
+    inject(DATA / f"{name}.data", out, **FORMS[form])
+    after = load_recording(out)
+    after.check()
+    assert_same_but_retyped(load_recording(DATA / f"{name}.data"), after)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NAMES)
+def test_as_it_was(name: str, form: str, out: Path) -> None:
+    """With --no-retype --no-merge-callchains, nothing is lost."""
+    done = inject(DATA / f"{name}.data", out, retype=False, merge=False, **FORMS[form])
+    assert done.retyped == done.completed == 0
+    assert_same(load_recording(DATA / f"{name}.data"), load_recording(out))
+    assert_same(load_recording(DATA / f"{name}.data", merge=False), load_recording(out, merge=False))
+
+
+@pytest.mark.parametrize("name", ["direct", "atend", "hybrid", "deferred", "compressed"])
+def test_the_other_byte_order(name: str, out: Path, tmp_path: Path) -> None:
+    big = tmp_path / "big.data"
+    big.write_bytes(big_endian(DATA / f"{name}.data"))
+    before = load_recording(big)
+    assert_same(load_recording(DATA / f"{name}.data"), before)
+    inject(big, out)
+    assert_same_but_retyped(before, load_recording(out))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_second_time_nothing_changes(name: str, out: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.data"
+    inject(DATA / f"{name}.data", out)
+    done = inject(out, again)
+    assert done.retyped == done.completed == 0
+    assert not done.losses
+    assert again.read_bytes() == out.read_bytes()
+
+
+def test_merged_chains_are_those_that_the_decoder_merges(out: Path) -> None:
+    done = inject(DATA / "deferred.data", out)
+    assert done.completed == 543
+    with PerfDataReader.open(out) as reader:
+        assert all((chunk.types != RecordType.CALLCHAIN_DEFERRED).all() for chunk in reader.chunks())
+
+
+@pytest.mark.parametrize("name", ["atend", "hybrid", "direct", "pipe"])
+def test_nothing_comes_after_perf_has_passed_its_time(name: str, out: Path) -> None:
+    """Sums without a time get one in the past, and perf sorts from one FINISHED_ROUND to the next."""
+    inject(DATA / f"{name}.data", out)
+    assert late_records(out) == 0
+
+
+def late_records(path: Path) -> int:
+    """How many records perf would call out of order (tools/perf/util/ordered-events.c)."""
+    late = passed = limit = highest = 0
+    rounds = 0
+    with PerfDataReader.open(path) as reader:
+        for chunk in reader.chunks():
+            for kind, time in zip(
+                chunk.types.tolist(), record_times(chunk, reader.events).tolist(), strict=True
+            ):
+                late += 0 < time < passed
+                highest = max(highest, time)
+                if kind == RecordType.FINISHED_ROUND:
+                    passed, limit = limit, highest
+                    rounds += 1
+    assert rounds
+    return late
+
+
+@pytest.mark.parametrize("name", ["direct", "atend", "deferred", "pipe", "compressed"])
+def test_of_a_cut_recording_what_is_left(name: str, out: Path, tmp_path: Path) -> None:
+    """The recorder was killed, or the disk was full."""
+    whole, cut = (DATA / f"{name}.data").read_bytes(), tmp_path / "cut.data"
+    for size in np.linspace(1000, len(whole) - 1, 12).astype(int).tolist():
+        cut.write_bytes(whole[:size])
+        inject(cut, out)
+        assert_same_but_retyped(load_recording(cut), load_recording(out))
+
+
+def test_input_by_standard_input(out: Path, tmp_path: Path, perf_offcpu: object) -> None:
+    pipe = tmp_path / "fifo"
+    os.mkfifo(pipe)
+    if not os.fork():
+        pipe.write_bytes((DATA / "pipe.data").read_bytes())
+        os._exit(0)
+    # A FIFO is opened without waiting for its writer: hold it open until there is one.
+    with open(pipe, "rb", buffering=0):
+        inject(pipe, out)
+    os.wait()
+    assert_same_but_retyped(load_recording(DATA / "pipe.data"), load_recording(out))

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of system calls, against the headers of this machine and against what is known of each port."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+
+import pytest
+
+from perf_offcpu.abi.syscalls import X32_BIT, is_compat_entry, syscall_names
+
+NEWEST = 469  # file_setattr, Linux 6.17
+
+
+def defined(header: str, *options: str) -> dict[int, str]:
+    """The numbers that a header of the kernel defines."""
+    command = ["gcc", "-E", "-dM", *options, "-include", header, "-x", "c", "/dev/null"]
+    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    found = re.findall(r"^#define __NR_(\w+) (\d+)$", text, re.M)
+    return {int(number): name for name, number in found}
+
+
+def test_names_are_those_of_the_kernels_headers() -> None:
+    known = defined("asm/unistd.h")
+    names = syscall_names(platform.machine())
+    assert len(known) > 300
+    assert {number: names[number] for number in known if number <= NEWEST} == {
+        number: name for number, name in known.items() if number <= NEWEST
+    }
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these are x86's headers")
+def test_names_of_32_bit_programs() -> None:
+    known = defined("asm/unistd_32.h")
+    names = syscall_names("x86_64", compat=True)
+    assert len(known) > 400
+    assert {number: names[number] for number in known if number <= NEWEST} == known
+    text = subprocess.run(
+        ["gcc", "-E", "-dM", "-include", "asm/unistd_x32.h", "-x", "c", "/dev/null"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    x32 = re.findall(r"__NR_(\w+) \(__X32_SYSCALL_BIT \+ (\d+)\)", text)
+    names = syscall_names("x86_64")
+    assert len(x32) > 300
+    assert {name: names[X32_BIT | int(number)] for name, number in x32} == {name: name for name, _ in x32}
+
+
+@pytest.mark.parametrize(
+    ("arch", "number", "name"),
+    [
+        ("x86_64", 0, "read"),
+        ("x86_64", 230, "clock_nanosleep"),
+        ("x86_64", 336, "uprobe"),
+        ("x86_64", 469, "file_setattr"),
+        ("amd64", 202, "futex"),
+        ("i686", 240, "futex"),
+        ("i386", 407, "clock_nanosleep_time64"),
+        ("aarch64", 63, "read"),
+        ("arm64", 98, "futex"),
+        ("riscv64", 22, "epoll_pwait"),
+        ("loongarch64", 115, "clock_nanosleep"),
+        ("armv7l", 168, "poll"),
+        ("s390x", 249, "epoll_create"),
+        ("ppc64le", 221, "futex"),
+        ("ppc64", 449, "futex_waitv"),
+    ],
+)
+def test_known_numbers(arch: str, number: int, name: str) -> None:
+    assert syscall_names(arch)[number] == name
+
+
+def test_what_is_not_there() -> None:
+    assert 403 not in syscall_names("x86_64")  # the 64-bit ports have no *_time64
+    assert 335 not in syscall_names("aarch64")
+    assert -1 not in syscall_names("x86_64") and -2 not in syscall_names("x86_64")
+    assert dict(syscall_names("vax")) == dict(syscall_names("")) == {}
+
+
+def test_32_bit_programs_are_known_by_how_they_enter_the_kernel() -> None:
+    compat = ["do_fast_syscall_32", "entry_INT80_compat", "entry_SYSENTER_compat_after_hwframe"]
+    assert all(map(is_compat_entry, [*compat, "__do_fast_syscall_32", "do_el0_svc_compat"]))
+    assert not any(
+        map(is_compat_entry, ["do_syscall_64", "entry_SYSCALL_64_after_hwframe", "do_el0_svc", ""])
+    )

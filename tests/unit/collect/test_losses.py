@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the file and the last line say of what is missing."""
+
+from __future__ import annotations
+
+from perf_offcpu.abi.counters import COUNTERS, EVENT_ID, MAGIC
+from perf_offcpu.abi.records import RECORD_HEADER, RecordType
+from perf_offcpu.abi.sample import SAMPLE
+from perf_offcpu.collect.events import Support
+from perf_offcpu.collect.losses import Counter, Span, counters_event, counters_sample
+from perf_offcpu.collect.summary import Summary
+from perf_offcpu.commands.record import summary_lines
+
+COUNTED = {
+    "samples": Counter(7, 7_000_000),
+    "waits-lost": Counter(2, 999),
+    "sum-map-full": Counter(3, 5),
+    "missed-runs": Counter(0),
+}
+
+
+def test_counters_are_one_raw_sample() -> None:
+    event = counters_event(Support())
+    data = counters_sample(event, Span(100, 200, 1_000_000), COUNTED, 4711)
+    header = RECORD_HEADER.unpack(data)
+    assert header == {"type": RecordType.SAMPLE, "misc": 2, "size": len(data)}
+    assert len(data) % 8 == 0
+    sample = SAMPLE.unpack(data, shape=event.shape, start=8)
+    wanted = {"identifier": EVENT_ID, "pid": 4711, "tid": 4711, "time": 200, "period": 0}
+    assert {name: sample[name] for name in wanted} == wanted
+    assert event.ids == (EVENT_ID,)
+    values = COUNTERS.unpack(sample["raw"])
+    assert (values["magic"], values["begin_ns"], values["end_ns"]) == (MAGIC, 100, 200)
+    assert values["threshold_ns"] == 1_000_000
+    assert {
+        row["name"].rstrip(b"\0").decode(): Counter(row["events"], row["ns"]) for row in values["counters"]
+    } == COUNTED
+
+
+def test_only_what_is_missing_is_a_loss() -> None:
+    summary = Summary("out", lost_records=5, counters=COUNTED)
+    assert summary.losses() == {"records (ring full)": 5, "waits neither sampled nor summed": 2}
+    assert Summary("out", counters={"samples": Counter(1)}).losses() == {}
+
+
+def test_last_lines() -> None:
+    summary = Summary("out", file_bytes=3 << 19, sums=4, oncpu_samples=5, counters=COUNTED)
+    written = "Captured and wrote 1.500 MB out (7 off-cpu samples, 4 sums, 5 on-CPU samples)"
+    assert summary_lines(summary) == [
+        f"[ perf-offcpu record: {written} ]",
+        "[ perf-offcpu record: lost: 2 waits neither sampled nor summed ]",
+    ]
+    assert len(summary_lines(Summary("out"))) == 1

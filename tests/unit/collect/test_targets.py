@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose waits: perf's rules for options, and targets that are not there."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import subprocess
+import threading
+from typing import Any
+
+import pytest
+
+from perf_offcpu.collect.cgroups import Hierarchy, hierarchies
+from perf_offcpu.collect.targets import (
+    Target,
+    TargetKind,
+    TargetTexts,
+    TargetWatch,
+    check_target,
+    choose_target,
+    process_of,
+)
+from perf_offcpu.errors import TargetError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("texts", "command", "target"),
+    [
+        ({}, False, Target()),
+        ({"system": True}, True, Target()),
+        ({}, True, Target(command=True)),
+        ({"pids": "17"}, True, Target(processes=(17,))),
+        ({"pids": "18,17,18"}, False, Target(processes=(18, 17))),
+        ({"tids": "4, 5"}, False, Target(threads=(4, 5))),
+        ({"pids": "3", "tids": "4"}, False, Target(processes=(3,), threads=(4,))),
+        ({"users": "root,7"}, True, Target(users=(0, 7))),
+        ({"system": True, "cpus": "0"}, True, Target(cpus=(0,))),
+        ({"comms": "a b,c"}, True, Target(command=True, comms=(b"a b", b"c"))),
+    ],
+)
+def test_choice(texts: dict[str, Any], command: bool, target: Target) -> None:
+    assert choose_target(TargetTexts(**texts), command) == target
+
+
+def test_kinds() -> None:
+    kinds = [Target(), Target((1,)), Target((), (1,)), Target((1,), (2,)), Target(command=True)]
+    assert [target.kind for target in kinds] == [
+        TargetKind.SYSTEM, TargetKind.PROCESSES, TargetKind.THREADS, TargetKind.TASKS, TargetKind.COMMAND,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("other", ["pids", "tids"])
+def test_contradictions(other: str) -> None:
+    with pytest.raises(UsageError, match="choose one"):
+        choose_target(TargetTexts(system=True, **{other: "1"}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["x", "1,x", "-1", "0", ",", "1.5", "9" * 5000])
+def test_no_list_of_ids(text: str) -> None:
+    with pytest.raises(UsageError, match="^-p "):
+        choose_target(TargetTexts(pids=text))
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        ({"users": "no such user"}, "-u no such user: there is no such user"),
+        ({"cpus": "4095"}, "-C 4095: CPU 4095 is not online; 0"),
+        ({"groups": ["no/such/group"]}, "-G no/such/group: there is no such control group in /"),
+        ({"groups": ["../../etc"]}, "-G ../../etc: there is no such control group"),
+    ],
+)
+def test_what_is_not_there_is_named(texts: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(TargetError, match=f"^{re.escape(sentence)}"):
+        choose_target(TargetTexts(**texts))
+
+
+@pytest.mark.parametrize("texts", [{"cpus": "0-"}, {"cpus": "x"}, {"users": "root,"}, {"comms": ",a"}])
+def test_malformed_lists(texts: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        choose_target(TargetTexts(**texts))
+
+
+MOUNTINFO = r"""30 20 0:26 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct
+31 20 0:27 / /sys/fs/cgroup/block\040io rw - cgroup cgroup rw,blkio
+32 20 0:28 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd
+33 20 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate
+34 20 0:30 / /proc rw - proc proc rw
+"""
+
+
+def test_hierarchies_of_a_system_with_both() -> None:
+    assert hierarchies(MOUNTINFO) == (
+        Hierarchy("/sys/fs/cgroup/cpu,cpuacct", "cpu"),
+        Hierarchy("/sys/fs/cgroup/block io", "io"),
+        Hierarchy("/sys/fs/cgroup/systemd", None),
+        Hierarchy("/sys/fs/cgroup/unified", ""),
+    )
+
+
+def test_own_process_and_threads_are_there() -> None:
+    found: list[int] = []
+    stop = threading.Event()
+    thread = threading.Thread(target=lambda: (found.append(threading.get_native_id()), stop.wait(10)))
+    thread.start()
+    try:
+        while not found:
+            pass
+        check_target(Target(processes=(os.getpid(),)))
+        check_target(Target(threads=(os.getpid(), found[0])))
+        assert process_of(found[0]) == os.getpid()
+        with pytest.raises(TargetError, match=f"^{found[0]} is a thread of process {os.getpid()}: use -t"):
+            check_target(Target(processes=(found[0],)))
+    finally:
+        stop.set()
+        thread.join()
+
+
+def gone() -> int:
+    """The pid of a process that has ended."""
+    child = subprocess.Popen(["true"])
+    child.wait()
+    return child.pid
+
+
+def test_a_target_that_is_gone_is_named() -> None:
+    pid = gone()
+    with pytest.raises(TargetError, match=f"^there is no process {pid}$"):
+        check_target(Target(processes=(os.getpid(), pid)))
+    with pytest.raises(TargetError, match=f"^there is no thread {pid}$"):
+        check_target(Target(threads=(pid,)))
+
+
+def test_watch_tells_when_the_last_one_has_ended() -> None:
+    children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    watch = TargetWatch(Target(processes=tuple(child.pid for child in children)))
+    assert len(watch.fds) == 2
+    assert not select.select(list(watch.fds), [], [], 0)[0]
+    ended = []
+    for child in children:
+        child.kill()
+        (fd,) = select.select(list(watch.fds), [], [], 5)[0]
+        ended.append(watch.ended(fd))
+        child.wait()
+    assert ended == [False, True]
+    watch.close()
+
+
+def test_watch_of_a_thread_tells_when_it_ends_before_its_process() -> None:
+    """Linux 6.9 and later; before, the recording goes on until the process has ended."""
+    found: list[int] = []
+    stop = threading.Event()
+    thread = threading.Thread(target=lambda: (found.append(threading.get_native_id()), stop.wait(10)))
+    thread.start()
+    while not found:
+        pass
+    watch = TargetWatch(Target(threads=(found[0],)))
+    (fd,) = watch.fds
+    assert not select.select([fd], [], [], 0.05)[0]
+    stop.set()
+    thread.join()
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    assert bool(select.select([fd], [], [], 1)[0]) == (release >= (6, 9))
+    watch.close()
+
+
+def test_watch_of_a_target_that_is_gone() -> None:
+    with pytest.raises(TargetError, match="^there is no process"):
+        TargetWatch(Target(processes=(gone(),)))
+
+
+def test_watch_of_everybody_watches_nothing() -> None:
+    assert TargetWatch(Target()).fds == set()

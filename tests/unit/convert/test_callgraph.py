@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs of calls and of wake-ups: their numbers, and that other programs read them."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+from collections import Counter
+from typing import Any
+
+import networkx
+import pytest
+from builders.large import large_profile
+from builders.profile import Code, ProfileBuilder, kernel
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perf_offcpu.convert.callgraph import calls, wakeups
+from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.registry import FORMATS
+from perf_offcpu.errors import CapabilityError
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+
+ALL = Options(min_share=0)
+
+
+def text(profile: Profile, **options: Any) -> str:
+    out = io.StringIO()
+    FORMATS["callgraph"].write(profile, out, Options(**{"min_share": 0, **options}))
+    return out.getvalue()
+
+
+PATHS = st.lists(
+    st.tuples(st.lists(st.sampled_from("abc"), min_size=1, max_size=6), st.integers(1, 9)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(PATHS)
+def test_recursion_counts_once(samples: list[tuple[list[str], int]]) -> None:
+    """Against a loop over samples: each function and each call once a sample, however often it is there."""
+    builder = ProfileBuilder()
+    own: Counter[str] = Counter()
+    inclusive: Counter[str] = Counter()
+    edges: Counter[tuple[str, str]] = Counter()
+    for number, (path, weight) in enumerate(samples):
+        builder.sample(f"t{number % 2}", [*path], weight)
+        own[path[-1]] += weight
+        inclusive.update(dict.fromkeys(path, weight))
+        edges.update(dict.fromkeys(zip(path, path[1:], strict=False), weight))
+    graph = calls(builder.build(), ALL)
+    assert {id_: node["inclusive"] for id_, node in graph.nodes(data=True)} == dict(inclusive)
+    assert {id_: node["own"] for id_, node in graph.nodes(data=True) if node["own"]} == dict(own)
+    assert {(one, other): edge["weight"] for one, other, edge in graph.edges(data=True)} == dict(edges)
+    assert graph.graph["total"] == sum(weight for _, weight in samples)
+
+
+def simple() -> Profile:
+    builder = ProfileBuilder(meta={"hostname": "box"})
+    builder.sample("a", ["main", "f", kernel("schedule")], 96, count=3)
+    builder.sample("a", ["main", 'say "hi"\\n'], 3).sample("b", ["main", Code("f", "/lib/other.so")], 1)
+    return builder.build()
+
+
+def test_functions_of_one_name_in_several_objects_are_apart() -> None:
+    assert {"f", "f (other.so)"} <= set(calls(simple(), ALL))
+
+
+def test_small_shares_are_left_out_and_that_is_told() -> None:
+    graph = calls(simple(), Options(min_share=2))
+    assert "f (other.so)" not in graph and graph.graph["left_out"] == 1
+    assert "1 below 2 % left out" in text(simple(), min_share=2.0, form="dot")
+
+
+def test_text() -> None:
+    lines = text(simple(), form="text").splitlines()
+    assert lines[:2] == ["# Off-CPU time (offcpu-time) on box", "# total: 100 ns (100 ns)"]
+    assert "100.00 %         100 ns            0 ns  main []" in lines
+    assert lines[lines.index("100.00 %         100 ns            0 ns  main []") + 1].split() == [
+        "96",
+        "ns",
+        "to",
+        "f",
+    ]
+
+
+@pytest.mark.parametrize("wakers", [False, True])
+def test_networkx_reads_what_it_should(wakers: bool) -> None:
+    profile = waking() if wakers else simple()
+    graph = wakeups(profile, ALL) if wakers else calls(profile, ALL)
+    document = json.loads(text(profile, form="json", wakers=wakers))
+    edges = {frozenset((one, other, facts["weight"])) for one, other, facts in graph.edges(data=True)}
+    assert {frozenset((e["source"], e["target"], e["weight"])) for e in document["edges"]} == edges
+    assert document["graph"]["total"] == graph.graph["total"]
+    graphml = networkx.parse_graphml(text(profile, form="graphml", wakers=wakers))
+    gexf = networkx.read_gexf(io.BytesIO(text(profile, form="gexf", wakers=wakers).encode()))
+    for read in (graphml, gexf):
+        assert {
+            frozenset((one, other, facts["weight"])) for one, other, facts in read.edges(data=True)
+        } == edges
+    own = [node["off_cpu" if wakers else "own"] for _, node in graphml.nodes(data=True)]
+    unconnected = 1000 if wakers else 0
+    assert sum(own) == sum(profile.samples.period.tolist()) - unconnected
+
+
+@pytest.mark.parametrize("form", FORMATS["callgraph"].forms)
+@pytest.mark.parametrize("wakers", [False, True])
+def test_every_form_is_deterministic_and_bears_nothing(form: str, wakers: bool) -> None:
+    assert text(waking(), form=form, wakers=wakers) == text(waking(), form=form, wakers=wakers)
+    text(ProfileBuilder().build(), form=form, wakers=wakers)
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="no graphviz here (Debian: graphviz)")
+def test_graphviz_reads_and_draws_hostile_names() -> None:
+    dot = text(simple(), form="dot")
+    plain = subprocess.run(["dot", "-Tplain"], input=dot, capture_output=True, text=True, check=True).stdout
+    kinds = Counter(line.split()[0] for line in plain.splitlines())
+    assert (kinds["node"], kinds["edge"]) == (5, 4)
+    picture = text(simple(), svg=True)
+    assert picture.startswith("<?xml") and "schedule" in picture and "say &quot;hi&quot;" in picture
+
+
+def test_without_graphviz_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(CapabilityError, match="Debian: graphviz"):
+        text(simple(), svg=True)
+
+
+def waking() -> Profile:
+    """a and b wake each other, b wakes c, c wakes d; an interrupt wakes a, and e is woken by nobody known."""
+    builder = ProfileBuilder()
+    for sleeper, waker, weight, runq in (
+        ("a", "b", 50, 10),
+        ("b", "a", 30, 0),
+        ("b", "a", 20, 5),
+        ("c", "b", 70, 0),
+        ("d", "c", 60, 0),
+    ):
+        builder.sample(
+            sleeper,
+            ["f"],
+            weight,
+            tid=ord(sleeper),
+            waker_tid=ord(waker),
+            waker_pid=100,
+            wakeup_ns=1,
+            runq_ns=runq,
+        )
+    builder.sample("a", ["f"], 9, tid=ord("a"), waker_tid=5, waker_pid=5, flags=SampleFlag.WAKER_INTERRUPT)
+    return builder.sample("e", ["f"], 1000, tid=ord("e")).build()
+
+
+def test_wakers_knots_and_the_critical_chain() -> None:
+    graph = wakeups(waking(), ALL)
+    a, b, c, d = (f"{name}-100/{ord(name)}" for name in "abcd")
+    found = {
+        (one, other): (edge["weight"], edge["count"], edge["longest"])
+        for one, other, edge in graph.edges(data=True)
+    }
+    assert found == {
+        (b, a): (40, 1, 40),
+        (a, b): (45, 2, 30),
+        (b, c): (70, 1, 70),
+        (c, d): (60, 1, 60),
+        ("[interrupt]", a): (9, 1, 9),
+    }
+    assert {id_: node["knot"] for id_, node in graph.nodes(data=True)} == {
+        a: 1,
+        b: 1,
+        c: 0,
+        d: 0,
+        "[interrupt]": 0,
+    }
+    assert graph.graph["chain"] == ["[interrupt]", f"{a} {b}", c, d]
+    assert [edge["critical"] for edge in (graph.edges[b, c], graph.edges[a, b])] == [True, False]
+    shown = text(waking(), form="text", wakers=True)
+    assert f"Knot 1, threads that wait for each other: {a} {b}" in shown
+    assert f"Critical chain (*): [interrupt] -> {a} {b} -> {c} -> {d}" in shown
+
+
+def test_changes_since_an_older_profile() -> None:
+    old = ProfileBuilder().sample("z", ["main", "f"], 60).sample("z", ["main", "gone"], 30).build()
+    new = ProfileBuilder().sample("a", ["main", "f"], 100).sample("a", ["main", "new"], 5).build()
+    graph = calls(new, Options(min_share=0, diff=old))
+    assert {id_: (node["inclusive"], node["change"]) for id_, node in graph.nodes(data=True)} == {
+        "main": (105, 15),
+        "f": (100, 40),
+        "gone": (0, -30),
+        "new": (5, 5),
+    }
+
+
+def test_large_totals_are_exact() -> None:
+    profile = large_profile(50_000, 2_000)
+    graph = calls(profile, ALL)
+    total = sum(profile.samples.period.tolist())
+    assert sum(node["own"] for _, node in graph.nodes(data=True)) == total
+    assert graph.nodes["namespace_0::Type0::function_0"]["inclusive"] == total

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trace Event JSON: what it says, in exact decimals; tests/browser opens it in speedscope."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import defaultdict
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from builders.large import large_profile
+from builders.profile import ProfileBuilder, kernel
+
+from perf_offcpu.convert.chrome_trace import SUMS_PID
+from perf_offcpu.convert.registry import FORMATS
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+
+Event = dict[str, Any]
+
+
+def refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def events(profile: Profile) -> list[Event]:
+    out = io.StringIO()
+    FORMATS["chrome-trace"].write(profile, out)
+    parsed = json.loads(out.getvalue(), parse_float=Decimal, parse_constant=refuse)
+    found: list[Event] = parsed["traceEvents"]
+    return found
+
+
+def ns(microseconds: Decimal) -> int:
+    """As Perfetto reads it: rounded to nanoseconds."""
+    return round(microseconds * 1000)
+
+
+def slices(found: list[Event], category: str) -> list[tuple[int, int, str, int, int]]:
+    """(pid, tid, name, begin, duration in ns) of the slices of a category, in order."""
+    chosen = [one for one in found if one["ph"] == "X" and one["cat"] == category]
+    return [(one["pid"], one["tid"], one["name"], ns(one["ts"]), ns(one["dur"])) for one in chosen]
+
+
+def weights(found: list[Event]) -> int:
+    """Everything the trace shows of the profile's weights."""
+    moments = sum(one["args"]["weight"] for one in found if one["ph"] == "i")
+    return moments + sum(one[4] for kind in ("offcpu", "cpu") for one in slices(found, kind))
+
+
+@pytest.fixture
+def profile() -> Profile:
+    builder = ProfileBuilder()
+    builder.sample(
+        "main", ["main", kernel("futex")], 1_000_001, time_ns=5_000_001, tid=100, state=1, syscall=202
+    )
+    builder.sample(
+        "io",
+        ["main", kernel("io")],
+        2_500,
+        time_ns=5_002_500,
+        tid=101,
+        state=2,
+        runq_ns=700,
+        wakeup_ns=5_001_800,
+    )
+    builder.sample(
+        "wk",
+        ["main", "f"],
+        9_000,
+        time_ns=5_020_000,
+        tid=102,
+        state=1,
+        runq_ns=1_000,
+        wakeup_ns=5_019_000,
+        waker_tid=100,
+        waker_pid=100,
+    )
+    builder.sample(
+        "wk", ["main"], 400, time_ns=5_030_000, tid=102, state=0, flags=SampleFlag.PREEMPTED, runq_ns=400
+    )
+    builder.sample("wk", ["main"], 77, time_ns=5_031_000, tid=102, flags=SampleFlag.AGGREGATED, count=9)
+    builder.sample("wk", ["main"], 23, time_ns=-1, tid=102)
+    builder.sample("wk", ["main", "run"], 11, time_ns=5_032_000, tid=102, event="cpu-clock")
+    return builder.build()
+
+
+def test_waits_are_slices_to_the_nanosecond(profile: Profile) -> None:
+    assert slices(events(profile), "offcpu") == [
+        (100, 100, "futex", 0, 1_000_001),
+        (100, 101, "io", 1_000_000, 2_500),
+        (100, 102, "f", 1_011_000, 9_000),
+        (100, 102, "main", 1_029_600, 400),
+        (SUMS_PID, SUMS_PID + 3, "main", 0, 77),
+        (SUMS_PID, SUMS_PID + 3, "main", 1_077, 23),
+    ]
+
+
+def test_the_run_queue_lies_within_the_wait(profile: Profile) -> None:
+    assert slices(events(profile), "runqueue") == [
+        (100, 101, "run queue", 1_001_800, 700),
+        (100, 102, "run queue", 1_019_000, 1_000),
+        (100, 102, "run queue", 1_029_600, 400),
+    ]
+
+
+def test_thread_states(profile: Profile) -> None:
+    states = [one for one in events(profile) if one["ph"] == "T"]
+    assert [(one["tid"], one["name"], ns(one["ts"]), ns(one["dur"])) for one in states] == [
+        (100, "S", 0, 1_000_001),
+        (101, "D", 1_000_000, 1_800),
+        (102, "S", 1_011_000, 8_000),
+        (101, "R", 1_001_800, 700),
+        (102, "R", 1_019_000, 1_000),
+        (102, "R+", 1_029_600, 400),
+    ]
+    assert states[1]["args"] == {"blocked_function": "io"}
+
+
+def test_an_arrow_from_waker_to_sleeper(profile: Profile) -> None:
+    found = events(profile)
+    (mark,) = (one for one in found if one.get("cat") == "wakeup" and one["ph"] == "X")
+    assert (mark["tid"], mark["name"], ns(mark["ts"])) == (100, "wakes wk-102", 1_019_000)
+    (start,), (end,) = ([one for one in found if one["ph"] == phase] for phase in "sf")
+    assert (start["tid"], start["ts"]) == (100, mark["ts"]) and (end["tid"], end["bp"]) == (102, "e")
+    assert start["id"] == end["id"] == 1 and start["cat"] == end["cat"] and start["name"] == end["name"]
+
+
+def test_interrupts_have_no_arrow_but_are_named() -> None:
+    builder = ProfileBuilder().sample(
+        "a",
+        ["f"],
+        50,
+        waker_tid=7,
+        waker_pid=7,
+        wakeup_ns=900,
+        time_ns=1_000,
+        flags=SampleFlag.WAKER_INTERRUPT | SampleFlag.BEGAN_BEFORE,
+    )
+    found = events(builder.build())
+    assert not [one for one in found if one["ph"] in "sf"]
+    (wait,) = (one for one in found if one.get("cat") == "offcpu")
+    assert wait["args"] == {
+        "state": "state unknown",
+        "note": "began before the recording",
+        "woken by": "an interrupt",
+        "stack": "f",
+    }
+
+
+def test_details_and_names(profile: Profile) -> None:
+    found = events(profile)
+    wait = next(one for one in found if one["ph"] == "X" and one["tid"] == 102 and one["cat"] == "offcpu")
+    assert wait["args"]["woken by"] == "main (pid 100, tid 100)" and wait["args"]["stack"] == "main;f"
+    names = {(one["name"], one["pid"], one["tid"]): one["args"]["name"] for one in found if one["ph"] == "M"}
+    assert names["process_name", 100, 100] == "main" and names["thread_name", 100, 101] == "io"
+    assert names["thread_name", SUMS_PID, SUMS_PID + 3] == "wk (pid 100, tid 102)"
+    (moment,) = (one for one in found if one["ph"] == "i")
+    assert (moment["name"], moment["args"]) == ("cpu-clock", {"weight": 11, "stack": "main;run"})
+
+
+def test_totals(profile: Profile) -> None:
+    assert weights(events(profile)) == sum(profile.samples.period.tolist())
+
+
+def test_times_are_needed() -> None:
+    with pytest.raises(UsageError, match="no sample has a time"):
+        events(ProfileBuilder().sample("a", ["f"], 7, time_ns=-1).build())
+
+
+def misplaced(found: list[Event]) -> list[Event]:
+    """Slices that neither lie within those around them nor beside them, in the doubles of a browser."""
+    tracks: dict[tuple[int, int], list[tuple[float, float, Event]]] = defaultdict(list)
+    for one in found:
+        if one["ph"] == "X":
+            at, duration = float(one["ts"]), float(one["dur"])
+            tracks[one["pid"], one["tid"]].append((at, -duration, one))
+    wrong = []
+    for track in tracks.values():
+        open_: list[float] = []
+        for at, length, one in sorted(track, key=lambda item: item[:2]):
+            while open_ and open_[-1] <= at:
+                open_.pop()
+            if open_ and open_[-1] < at - length:
+                wrong.append(one)
+            open_.append(at - length)
+    return wrong
+
+
+def test_large_totals_are_exact_and_slices_nest() -> None:
+    profile = large_profile(30_000, 1_000)
+    found = events(profile)
+    assert weights(found) == sum(profile.samples.period.tolist())
+    assert sum(one[4] for one in slices(found, "runqueue")) == sum(profile.samples.runq_ns.tolist())
+    assert misplaced(found) == []
+    starts = {one["id"] for one in found if one["ph"] == "s"}
+    assert len(starts) > 20_000 and starts == {one["id"] for one in found if one["ph"] == "f"}

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`perf-offcpu convert` on a recording of perf 7.2."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perf_offcpu.cli import main
+from perf_offcpu.convert.registry import FORMATS
+
+RECORDING = Path(__file__).resolve().parents[2] / "data" / "perf-7.2" / "direct.data"
+TOTAL_NS = 1610900175
+"""Of its 108 off-cpu samples, as `perf report` sums them (direct.report.txt beside the original)."""
+
+
+@pytest.fixture
+def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy under perf's default name, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(RECORDING, tmp_path / "perf.data")
+    return tmp_path / "perf.data"
+
+
+def total(folded: str) -> int:
+    return sum(int(line.rsplit(" ", 1)[1]) for line in folded.splitlines())
+
+
+def test_default_names(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "--folded"]) == 0
+    assert capsys.readouterr() == ("", "perf-offcpu convert: wrote perf.data.folded\n")
+    assert total((recording.parent / "perf.data.folded").read_text("utf-8")) == TOTAL_NS
+    assert main(["convert", "--flamegraph"]) == 0
+    assert (recording.parent / "perf.data.html").read_text("utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_standard_output_is_the_file(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "--folded", "-o", "out"]) == 0
+    assert main(["convert", "--folded", "-o", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == (Path("out").read_text("utf-8"), "")
+
+
+def test_selections_and_labels(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def folded(*options: str) -> str:
+        assert main(["convert", "--folded", "-o", "-", *options]) == 0
+        return capsys.readouterr().out
+
+    assert {line.split(";")[0] for line in folded("--tid", "--comm", "reader,writer").splitlines()} == {
+        "reader-126/132",
+        "writer-126/133",
+    }
+    assert (
+        folded("--tid", "132,133")
+        == folded("--tid", "132", "--tid", "133")
+        == folded("--comm", "reader,writer")
+    )
+    assert folded("--pid", "126", "--pid").startswith("blocker-126;")
+    assert total(folded("--event", "cpu-clock")) == 402206609
+    assert total(folded("--event", "cpu-clock,offcpu-time")) == TOTAL_NS + 402206609
+    assert total(folded("--unit", "us")) == (TOTAL_NS + 500) // 1000
+
+
+def test_an_empty_selection_is_told(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "--folded", "-o", "-", "--comm", "nobody"]) == 0
+    assert capsys.readouterr() == ("", "perf-offcpu convert: no sample was selected; the output is empty\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "message"),
+    [
+        ([], 129, "one of the arguments --folded --flamegraph "),
+        (["--folded", "--flamegraph"], 129, "not allowed with argument"),
+        (["--folded", "--title", "x"], 129, "--title means nothing to --folded"),
+        (["--folded", "--pid", "1,x"], 129, "--pid: 'x' is not a number"),
+        (["--folded", "--event", "x"], 129, "no event 'x' in perf.data (its events: cpu-clock, offcpu-time)"),
+        (["--folded", "-o", "perf.data"], 129, "perf.data: input and output are the same file"),
+        (["--folded", "-o", "no/such/place"], 1, "no/such/place: No such file or directory"),
+        (["--folded", "-i", "missing"], 1, "missing: "),
+        (["--folded", "-i", "/dev/null"], 1, "/dev/null: "),
+        (["--folded", "--kallsyms", "missing"], 129, "missing"),
+    ],
+)
+def test_errors(
+    recording: Path, capsys: pytest.CaptureFixture[str], argv: list[str], status: int, message: str
+) -> None:
+    before = recording.read_bytes()
+    assert main(["convert", *argv]) == status
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("perf-offcpu convert: ") and message in err and err.count("\n") == 1
+    assert os.listdir() == ["perf.data"] and recording.read_bytes() == before
+
+
+def test_a_failure_leaves_the_old_output(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("out").write_text("old")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("perf_offcpu.convert.folded.in_units", fail)
+    assert main(["convert", "--folded", "-o", "out"]) == 1
+    assert Path("out").read_text() == "old" and sorted(os.listdir()) == ["out", "perf.data"]
+
+
+def test_links_are_followed_and_modes_are_as_umask_says(recording: Path) -> None:
+    Path("real").write_text("old")
+    Path("link").symlink_to("real")
+    assert main(["convert", "--folded", "-o", "link"]) == 0
+    assert Path("link").is_symlink() and total(Path("real").read_text("utf-8")) == TOTAL_NS
+    old = os.umask(0o027)
+    try:
+        assert main(["convert", "--folded", "-o", "new"]) == 0
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(os.stat("new").st_mode) == 0o640
+
+
+def test_what_is_no_regular_file_is_written_to(recording: Path) -> None:
+    os.mkfifo("fifo")
+    command = [sys.executable, "-m", "perf_offcpu", "convert", "-f", "--folded", "-o", "fifo"]
+    reader = os.open("fifo", os.O_RDONLY | os.O_NONBLOCK)  # there before the writer, whatever becomes of it
+    try:
+        assert subprocess.run(command, timeout=60, check=False).returncode == 0
+        assert total(os.read(reader, 1 << 16).decode()) == TOTAL_NS
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(os.stat("fifo").st_mode)
+    assert main(["convert", "--folded", "-o", "/dev/null"]) == 0
+
+
+def test_a_locale_without_utf8_changes_nothing(recording: Path) -> None:
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [
+        sys.executable,
+        "-m",
+        "perf_offcpu",
+        "convert",
+        "-f",
+        "--flamegraph",
+        "-o",
+        "-",
+        "--title",
+        "größe",
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60)
+    assert "<title>gr" in done.stdout.decode("utf-8")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_stranger_s_recording_needs_force(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.chown(recording, 12345, -1)
+    assert main(["convert", "--folded", "-o", "-"]) == 1
+    assert re.search("not owned by the current user or root .*-f", capsys.readouterr().err)
+    assert main(["convert", "--folded", "-o", "-", "-f"]) == 0
+    assert total(capsys.readouterr().out) == TOTAL_NS
+
+
+def test_running_and_waiting_in_one_graph(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "--folded", "-o", "-", "--all-events"]) == 0
+    assert total(capsys.readouterr().out) == TOTAL_NS + 402206609
+
+
+def test_two_weights_where_an_older_recording_is_compared_with(
+    recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(recording, "old.data")
+    assert main(["convert", "--folded", "-o", "-", "--diff", "old.data", "--comm", "reader"]) == 0
+    weights = [line.rsplit(" ", 2)[1:] for line in capsys.readouterr().out.splitlines()]
+    assert weights and all(old == new and int(old) for old, new in weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (["--callgraph"], "perf.data.callgraph.dot"),
+        (["--callgraph", "json", "--wakers"], "perf.data.callgraph.json"),
+        (["--pprof"], "perf.data.pb.gz"),
+        (["--perfetto"], "perf.data.pftrace"),
+        (["--chrome-trace"], "perf.data.trace.json"),
+        (["--speedscope"], "perf.data.speedscope.json"),
+    ],
+)
+def test_names_of_other_formats(recording: Path, options: list[str], name: str) -> None:
+    assert main(["convert", *options]) == 0
+    assert os.path.getsize(name) > 100
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--callgraph", "png"], "invalid choice: 'png'"),
+        (["--callgraph", "json", "--svg"], "--svg draws what --callgraph dot writes, not json"),
+        (["--callgraph", "--min-share", "101"], "--min-share: 101 is no percentage"),
+        (["--folded", "--min-share", "1"], "--min-share means nothing to --folded"),
+        (["--pprof", "--diff", "perf.data"], "--diff: --pprof compares nothing"),
+    ],
+)
+def test_wrong_use_of_the_new_options(
+    recording: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
+    assert main(["convert", *argv]) == 129
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_that_no_viewer_opens_is_told_of(
+    recording: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = dataclasses.replace(FORMATS["chrome-trace"], most_bytes=1000)
+    monkeypatch.setitem(FORMATS, "chrome-trace", small)
+    assert main(["convert", "--chrome-trace"]) == 0
+    assert "use --perfetto" in capsys.readouterr().err
+
+
+def test_a_pipe_closed_early_ends_quietly(recording: Path) -> None:
+    script = f"{sys.executable} -m perf_offcpu convert -f --chrome-trace -o - | head -c 10"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert len(done.stdout) == 10 and done.stderr == ""

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flame graph's page as bytes; tests/browser opens it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html.parser
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from builders.large import large_profile
+from builders.profile import Code, ProfileBuilder, kernel
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perf_offcpu.convert.flamegraph import describe, preorder
+from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.paths import PathTree, build_paths
+from perf_offcpu.convert.registry import FORMATS
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+
+HOSTILE = [
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(2)</script>",
+    "<!--<script>",
+    "a\u2028b\u2029c",
+    "$data ${script} $$",
+    "quote\"'&amp;",
+    "\x00\x1b[2J",
+]
+
+
+class Page(html.parser.HTMLParser):
+    """The elements of a page and the texts of its scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: dict[str, str] = {}
+        self.attributes: list[tuple[str, str | None]] = []
+        self._open = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        self._open = f"{tag}#{dict(attrs).get('id', '')}"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ""
+
+    def handle_data(self, data: str) -> None:
+        self.texts[self._open] = self.texts.get(self._open, "") + data
+
+    @property
+    def profile(self) -> dict[str, Any]:
+        parsed: dict[str, Any] = json.loads(self.texts["script#profile"])
+        return parsed
+
+
+def page_of(profile: Profile, options: Options | None = None) -> Page:
+    out = io.StringIO()
+    FORMATS["flamegraph"].write(profile, out, options)
+    return Page(out.getvalue())
+
+
+def weights(document: dict[str, Any]) -> int:
+    """Everything that the page shows, by the page's own rule."""
+    return sum(
+        hi * 10**9 + lo
+        for layer in document["layers"]
+        for hi, lo in zip(layer["hi"], layer["lo"], strict=True)
+    )
+
+
+def paths(document: dict[str, Any]) -> dict[str, int]:
+    """Path → exclusive weight, read as the script does: preorder and depths."""
+    names, nodes = document["names"]["label"], document["nodes"]
+    found: dict[str, int] = {}
+    way: list[str] = []
+    for at, (depth, name) in enumerate(zip(nodes["depth"], nodes["name"], strict=True)):
+        way[depth - 1 :] = [names[name]]
+        weight = sum(layer["hi"][at] * 10**9 + layer["lo"][at] for layer in document["layers"])
+        if weight:
+            found[";".join(way)] = found.get(";".join(way), 0) + weight
+    return found
+
+
+def test_nodes_layers_and_facts() -> None:
+    builder = ProfileBuilder(
+        losses={"records lost": 3}, meta={"hostname": "box", "cmdline": ("record", "<x>"), "source": "p.data"}
+    )
+    builder.sample("b", ["main", kernel("schedule")], 5_000_000_007)
+    builder.sample("a", ["main", Code("f", "/lib/x.so")], 3, event="cpu-clock")
+    builder.sample("b", ["main"], 2, event="cpu-clock", count=1)
+    builder.sample("b", [], 4, flags=SampleFlag.NO_USER_STACK, count=10)
+    document = page_of(builder.build()).profile
+    assert document["title"] == "Off-CPU and CPU time (offcpu-time, cpu-clock) on box: record <x>"
+    assert ["Lost", "3 records lost"] in document["facts"] and ["File", "p.data"] in document["facts"]
+    assert paths(document) == {
+        "a;main;f": 3,
+        "b;[missed stack]": 4,
+        "b;main": 2,
+        "b;main;schedule": 5_000_000_007,
+    }
+    assert document["nodes"]["depth"] == [1, 2, 3, 1, 2, 2, 3]
+    off, on = document["layers"]
+    assert (off["kind"], on["kind"]) == ("off", "on")
+    assert (sum(off["count"]), sum(on["count"])) == (11, 2)
+    kinds = dict(zip(document["names"]["label"], document["names"]["kind"], strict=True))
+    assert (kinds["main"], kinds["schedule"], kinds["b"], kinds["[missed stack]"]) == (0, 1, 2, 3)
+
+
+def test_title_and_options() -> None:
+    profile = ProfileBuilder().sample("a", ["f"], 3, event="cpu-clock", tid=7).build()
+    assert describe(profile, Options())["title"] == "CPU samples (cpu-clock)"
+    assert describe(profile, Options(title="<Mine>"))["title"] == "<Mine>"
+    assert "a-100/7" in describe(profile, Options(tid=True))["names"]["label"]
+    assert page_of(profile, Options(title="</title><b>")).tags.count("b") == 0
+
+
+def test_an_empty_profile_is_a_page() -> None:
+    document = page_of(ProfileBuilder().build()).profile
+    assert document["nodes"] == {"depth": [], "name": []} and document["layers"] == []
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_are_data(name: str) -> None:
+    """In every place where a recording can put a name."""
+    meta = {"hostname": name, "cmdline": (name,), "source": name, "os_release": name, "cpu_desc": name}
+    hostile = ProfileBuilder(events={name: "ns"}, losses={name: 1}, meta=meta)
+    hostile.sample(name, [name, Code("", name)], 5, event=name)
+    harmless = ProfileBuilder(events={"e": "ns"}).sample("a", ["f"], 5, event="e")
+    page = page_of(hostile.build())
+    assert page.tags == page_of(harmless.build()).tags, "a name became an element"
+    assert not any(key.startswith("on") or key == "style" for key, _ in page.attributes)
+
+
+@given(st.text(st.characters(codec=None), max_size=30))
+def test_any_name_is_in_the_page_as_it_is_shown(name: str) -> None:
+    out = io.StringIO()
+    FORMATS["flamegraph"].write(ProfileBuilder().sample("a", ["f", name], 5).build(), out)
+    out.getvalue().encode("utf-8")
+    assert weights(Page(out.getvalue()).profile) == 5
+
+
+def test_the_policy_allows_the_two_texts_and_no_network() -> None:
+    page = page_of(ProfileBuilder().sample("a", ["f"], 5).build())
+    policy = dict(page.attributes)["content"] or ""
+    policies = [
+        value for key, value in page.attributes if key == "content" and value and "default-src" in value
+    ]
+    for text, directive in ((page.texts["script#"], "script-src"), (page.texts["style#"], "style-src")):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{directive} 'sha256-{digest}'" in policies[0]
+    assert policies[0].startswith("default-src 'none'; ") and "unsafe" not in policies[0]
+    assert not any(key in {"src", "href"} for key, _ in page.attributes), policy
+
+
+def test_units_that_do_not_add_up_are_refused() -> None:
+    builder = ProfileBuilder(events={"cycles": "", "cpu-clock": "ns"})
+    builder.sample("a", ["f"], 5, event="cycles").sample("a", ["f"], 5, event="cpu-clock")
+    with pytest.raises(UsageError, match="do not add up"):
+        page_of(builder.build())
+
+
+def slow_preorder(tree: PathTree) -> list[int]:
+    def children(of: int) -> list[int]:
+        mine = [node for node in range(len(tree)) if tree.parent[node] == of]
+        return sorted(mine, key=lambda node: tree.names[int(tree.name[node])])
+
+    def walk(node: int) -> list[int]:
+        return [node] + [below for child in children(node) for below in walk(child)]
+
+    return [node for root in children(-1) for node in walk(root)]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("xyz"), st.lists(st.sampled_from("abcd"), max_size=5)), max_size=20)
+)
+def test_preorder_agrees_with_a_recursive_walk(samples: list[tuple[str, list[str]]]) -> None:
+    builder = ProfileBuilder()
+    for comm, path in samples:
+        builder.sample(comm, [*path], 1)
+    tree = build_paths(builder.build(), Options())
+    assert preorder(tree).tolist() == slow_preorder(tree)
+
+
+def test_large_totals_are_exact() -> None:
+    profile = large_profile(100_000, 3_000)
+    document = describe(profile, Options())
+    assert weights(document) == sum(profile.samples.period.tolist())
+    assert sum(document["layers"][0]["count"]) == 100_000
+    order = preorder(build_paths(profile, Options()))
+    assert np.array_equal(np.sort(order), np.arange(len(order)))
+
+
+def totals_of(series: dict[str, Any]) -> int:
+    return sum(hi * 10**9 + lo for hi, lo in zip(series["hi"], series["lo"], strict=True))
+
+
+def test_states_and_wakers_of_the_tooltip() -> None:
+    builder = ProfileBuilder()
+    builder.sample("a", ["main", "f"], 5, state=1, waker_tid=7, waker_pid=7, tid=1)
+    builder.sample("a", ["main"], 7, state=2, tid=1).sample("w", ["main"], 100, state=2, tid=7, pid=7)
+    builder.sample("a", ["main"], 9, event="cpu-clock", tid=1)
+    parts = {(one["kind"], one["name"]): one for one in page_of(builder.build()).profile["parts"]}
+    assert {key: totals_of(one) for key, one in parts.items()} == {
+        ("state", "interruptible sleep"): 5,
+        ("state", "uninterruptible sleep"): 107,
+        ("waker", "w"): 5,
+    }
+    assert parts["state", "uninterruptible sleep"]["node"] == [1, 4], "main of a and of w, in preorder"
+
+
+def test_an_older_profile_is_a_series() -> None:
+    old = ProfileBuilder().sample("a", ["main", "f"], 3).sample("a", ["main", "gone"], 4).build()
+    new = ProfileBuilder().sample("a", ["main", "f"], 10).build()
+    document = page_of(new, Options(diff=old)).profile
+    assert weights(document) == 10 and totals_of(document["before"]) == 7
+    assert "gone" in document["names"]["label"] and page_of(new).profile["before"] is None

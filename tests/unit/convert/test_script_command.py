@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`perf-offcpu script` on recordings of perf 7.2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from builders.perf_text import DEFERRED, Printed, parse
+
+from perf_offcpu.cli import EXIT_BROKEN_PIPE, main
+
+DATA = Path(__file__).resolve().parents[2] / "data" / "perf-7.2"
+PROGRAM = Path(sys.executable).with_name("perf-offcpu")
+Script = Callable[..., str]
+
+
+@pytest.fixture
+def script(capsys: pytest.CaptureFixture[str]) -> Script:
+    """Runs the verb and gives what it printed."""
+
+    def run(name: str, *options: str) -> str:
+        assert main(["script", "-i", str(DATA / f"{name}.data"), *options]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def heads(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line and not line.startswith("\t")]
+
+
+def test_all_events_by_time(script: Script) -> None:
+    samples = parse(script("direct"))
+    assert {sample.event for sample in samples} == {"cpu-clock", "offcpu-time"}
+    assert len(samples) == 509
+    assert sorted(samples, key=lambda sample: float(sample.time)) == samples
+
+
+def test_selections(script: Script) -> None:
+    def chosen(*options: str) -> list[Printed]:
+        return parse(script("direct", *options))
+
+    assert {one.comm for one in chosen("--comm", "reader,writer")} == {"reader", "writer"}
+    assert {one.event for one in chosen("--event", "offcpu-time")} == {"offcpu-time"}
+    assert {one.tid for one in chosen("--tid", "132,133")} == {132, 133}
+    assert len(chosen("--pid", "126")) == 509
+    assert chosen("--pid", "1") == []
+
+
+def test_fields_are_given_as_to_perf(script: Script) -> None:
+    """`-F -sym` too, which argparse alone would take for an option."""
+    assert "(/root/blocker)" in script("direct")
+    assert "(/root/blocker)" not in script("direct", "-F", "-dso")
+    assert script("direct", "-F", "-sym,-symoff") == script("direct", "--fields", "-sym,-symoff")
+    assert script("direct", "-F", "+state") == script("direct", "--fields=+state")
+    assert heads(script("atend", "-F", "comm,period,flags"))[0].split() == [
+        *("reader", "181547739", "flags=aggregated|untimed"),
+    ]
+
+
+def test_times_with_all_digits(script: Script) -> None:
+    assert heads(script("direct", "--ns", "-F", "time"))[0] == "   13.865517009: "
+
+
+def test_one_line_a_sample_without_call_graph(script: Script) -> None:
+    lines = script("direct", "-G").splitlines()
+    assert len(lines) == 509
+    assert all(line.count(" (") == 1 for line in lines)
+
+
+def test_unmerged_callchains(script: Script) -> None:
+    merged, apart = parse(script("deferred")), parse(script("deferred", "--no-merge-callchains"))
+    assert [one.event for one in merged].count(DEFERRED) == 0
+    assert [one.event for one in apart].count(DEFERRED) == 506
+    assert len(apart) == len(merged) + 506
+
+
+def test_waits_between_switches_show_when_asked_for(script: Script) -> None:
+    """They were not recorded: without being asked for, the text is that of the recording."""
+    assert {one.event for one in parse(script("sched"))} == {"sched:sched_switch", "sched:sched_wakeup"}
+    assert {one.event for one in parse(script("sched", "--event", "offcpu-time"))} == {"offcpu-time"}
+
+
+def test_standard_input_gives_the_same(script: Script) -> None:
+    with (DATA / "pipe.data").open("rb") as stdin:
+        done = subprocess.run(
+            [PROGRAM, "script", "-i", "-"], stdin=stdin, capture_output=True, check=True, timeout=60
+        )
+    assert done.stdout.decode() == script("pipe")
+
+
+def test_damage_is_told_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cut.data"
+    path.write_bytes((DATA / "direct.data").read_bytes()[:60_004])
+    assert main(["script", "-i", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert 100 < len(parse(out)) < 509
+    assert "file cut" in err
+    told = [line for line in err.splitlines() if "no name" in line]  # else frames show it themselves
+    assert all(line.endswith("has another build-id than the recorded one") for line in told)
+    assert len(told) == len(set(told))
+
+
+def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    for options in (["-F", "nonsense"], ["-F", "comm,+tid"], ["--event", "nonsense"], ["--pid", "x"], ["-F"]):
+        assert main(["script", "-i", str(DATA / "atend.data"), *options]) == 129
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("perf-offcpu script: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["script", "dump"])
+def test_a_reader_that_goes_away_ends_it_quietly(verb: str) -> None:
+    command = [PROGRAM, verb, "-i", DATA / "direct.data"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == EXIT_BROKEN_PIPE
+
+
+def test_help_lists_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["script", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "\n  waker       pid/tid of who woke it\n" in out
+
+
+def test_a_dump_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dump", "-i", str(DATA / "atend.data")]) == 0
+    out, err = capsys.readouterr()
+    assert (out.splitlines()[-1], err) == ("  PERF_RECORD_TIME_CONV: 1", "")
+    assert main(["dump", "-i", str(DATA / "blocker")]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+
+
+def test_the_header(script: Script) -> None:
+    header = script("direct", "--header-only")
+    lines = header.splitlines()
+    assert lines[0] == lines[-2] == "# ========" and lines[-1] == "#"
+    assert "# arch : x86_64" in lines and "# nrcpus online : 2" in lines
+    assert "# event : name = offcpu-time, unit = ns" in lines
+    assert script("direct", "--header") == header + script("direct")
+    assert all(line.startswith("#") for line in lines)

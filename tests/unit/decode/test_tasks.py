@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks over time: names, processes and maps of threads that come, rename themselves, fork, exec and go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from builders.recording import BASE, TRACKING, S, comm, event, sample, side, task, write
+
+from perf_offcpu.abi.records import Misc, RecordType
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.recording import Recording
+
+CLOCK = event("cpu-clock", (1,), BASE | S.CALLCHAIN, flags=TRACKING)
+
+
+def load(path: Path, *records: bytes) -> Recording:
+    recording = load_recording(write(path / "x.data", [CLOCK], records))
+    recording.check()
+    return recording
+
+
+def at(time: int, pid: int, tid: int) -> bytes:
+    return sample(CLOCK, pid=pid, tid=tid, time=time, callchain=[])
+
+
+def names(recording: Recording) -> list[str]:
+    return [recording.strings[row] for row in recording.samples.comm.tolist()]
+
+
+def mapped(recording: Recording) -> list[list[str]]:
+    """The objects in the address space of each sample."""
+    maps, dsos = recording.maps, recording.dsos
+    return [
+        [recording.strings[int(dsos.path[dso])] for dso in maps.dso[maps.space == space].tolist()]
+        for space in recording.samples.space.tolist()
+    ]
+
+
+def fork(pid: int, tid: int, parent: int, time: int, misc: int = 0) -> bytes:
+    return side(CLOCK, RecordType.FORK, misc, time=time, pid=pid, tid=tid, ppid=parent, ptid=parent)
+
+
+def maps(pid: int, path: str, time: int, addr: int = 0x1000) -> bytes:
+    return side(CLOCK, RecordType.MMAP, 2, time=time, pid=pid, tid=pid, addr=addr, len=0x1000, pgoff=0,
+                filename=path.encode())  # fmt: skip
+
+
+def test_a_name_holds_from_its_time_on_whatever_the_order_of_the_file(tmp_path: Path) -> None:
+    recording = load(
+        tmp_path,
+        at(50, 7, 7),
+        at(10, 7, 7),
+        comm(CLOCK, 7, 7, "late", 40),
+        comm(CLOCK, 7, 7, "early", 0),
+        at(40, 7, 7),
+    )
+    assert names(recording) == ["early", "late", "late"]
+
+
+def test_a_thread_is_named_as_its_creator_until_it_says_otherwise(tmp_path: Path) -> None:
+    recording = load(
+        tmp_path,
+        comm(CLOCK, 7, 7, "main"),
+        fork(7, 8, 7, 20),
+        at(30, 7, 8),
+        comm(CLOCK, 7, 8, "worker", 40),
+        at(50, 7, 8),
+    )
+    assert names(recording) == ["main", "worker"]
+
+
+def test_an_unknown_thread_is_named_by_its_number_and_the_idle_one_by_perf(tmp_path: Path) -> None:
+    assert names(load(tmp_path, at(10, 7, 9), at(20, 0, 0))) == [":9", "swapper"]
+
+
+def test_dead_threads_keep_their_names_and_reused_numbers_get_new_ones(tmp_path: Path) -> None:
+    recording = load(
+        tmp_path,
+        comm(CLOCK, 7, 7, "old"),
+        task(CLOCK, RecordType.EXIT, 7, 7, 30),
+        at(35, 7, 7),
+        comm(CLOCK, 1, 1, "init"),
+        fork(7, 7, 1, 60),
+        at(70, 7, 7),
+        comm(CLOCK, 7, 7, "new", 80),
+        at(90, 7, 7),
+    )
+    assert names(recording) == ["old", "init", "new"]
+    tasks = recording.tasks
+    lives = list(zip(tasks.tid.tolist(), tasks.begin_ns.tolist(), tasks.end_ns.tolist(), strict=True))
+    assert [life for life in lives if life[0] == 7] == [(7, 0, 30), (7, 60, -1)]
+
+
+def test_a_child_inherits_maps_and_what_either_maps_then_is_its_own(tmp_path: Path) -> None:
+    recording = load(
+        tmp_path,
+        maps(7, "/bin/sh", 0),
+        fork(8, 8, 7, 10),
+        at(15, 8, 8),
+        maps(8, "/lib/child", 20, 0x8000),
+        at(25, 7, 7),
+        at(26, 8, 8),
+    )
+    assert mapped(recording) == [["/bin/sh"], ["/bin/sh"], ["/bin/sh", "/lib/child"]]
+
+
+def test_exec_begins_anew_with_the_first_mapping(tmp_path: Path) -> None:
+    execs = side(CLOCK, RecordType.COMM, int(Misc.COMM_EXEC), time=20, pid=7, tid=7, comm=b"new")
+    recording = load(
+        tmp_path,
+        maps(7, "/bin/old", 0),
+        at(10, 7, 7),
+        execs,
+        at(25, 7, 7),
+        maps(7, "/bin/new", 30),
+        at(40, 7, 7),
+    )
+    assert mapped(recording) == [["/bin/old"], ["/bin/old"], ["/bin/new"]]
+
+
+def test_threads_live_in_the_space_of_their_process(tmp_path: Path) -> None:
+    recording = load(tmp_path, maps(7, "/bin/main", 0), fork(7, 8, 7, 10), at(15, 7, 8))
+    assert mapped(recording) == [["/bin/main"]]

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ragged rows, unique rows and the stack tree, against the obvious slow way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perf_offcpu.model import callchains
+from perf_offcpu.model.callchains import Ragged, unique_rows
+from perf_offcpu.model.stacks import build_stack_tree, depths, frames_of
+
+ROWS = st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=20)
+
+
+@given(ROWS)
+def test_unique_rows_in_order_of_first_appearance(rows: list[list[int]]) -> None:
+    unique, ids = unique_rows(Ragged.from_lists(rows))
+    seen = list(dict.fromkeys(map(tuple, rows)))
+    assert [tuple(unique.row(i).tolist()) for i in range(len(unique))] == seen
+    assert [seen[i] for i in ids] == list(map(tuple, rows))
+
+
+def test_colliding_hashes_do_not_merge_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callchains, "hash_rows", lambda chains: np.zeros(len(chains), np.uint64))
+    unique, ids = unique_rows(Ragged.from_lists([[1, 2], [2, 1], [1, 2], []]))
+    assert [unique.row(i).tolist() for i in range(len(unique))] == [[1, 2], [2, 1], []]
+    assert ids.tolist() == [0, 1, 0, 2]
+
+
+@given(ROWS, st.data())
+def test_take_and_concat(rows: list[list[int]], data: st.DataObject) -> None:
+    ragged = Ragged.from_lists(rows)
+    ragged.check()
+    picks = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=5)) if rows else []
+    taken = ragged.take(np.array(picks, np.int64))
+    assert [taken.row(i).tolist() for i in range(len(taken))] == [rows[i] for i in picks]
+    both = Ragged.concat([ragged, taken])
+    both.check()
+    assert len(both) == len(rows) + len(picks)
+
+
+@given(ROWS)
+def test_stack_tree_gives_each_chain_back(rows: list[list[int]]) -> None:
+    parent, frame, stack = build_stack_tree(Ragged.from_lists(rows))
+    assert (parent < np.arange(len(parent))).all()
+    for row, node in zip(rows, stack.tolist(), strict=True):
+        assert frames_of(parent, frame, node) == row[::-1]
+        assert (node == -1) == (not row)
+        assert node < 0 or depths(parent)[node] == len(row)
+    pairs = set(zip(parent.tolist(), frame.tolist(), strict=True))
+    assert len(pairs) == len(parent), "the same frame below the same parent is one node"

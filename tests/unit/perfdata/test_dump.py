@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `perf-offcpu dump` prints of sound files, and of damaged ones."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from builders.dump_text import Dumped, parse
+from builders.foreign import big_endian
+
+from perf_offcpu.abi.records import RecordType
+from perf_offcpu.errors import FormatError
+from perf_offcpu.perfdata.dump import dump
+from perf_offcpu.perfdata.reader import PerfDataReader
+
+DATA = Path(__file__).resolve().parents[2] / "data" / "perf-7.2"
+NAMES = ["direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched"]
+
+
+def lines_of(path: Path) -> list[str]:
+    with PerfDataReader.open(path) as reader:
+        return list(dump(reader))
+
+
+def records_of(path: Path) -> list[Dumped]:
+    return parse(lines_of(path))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_byte_of_the_data_is_in_a_record(name: str) -> None:
+    with PerfDataReader.open(DATA / f"{name}.data") as reader:
+        begin, end = reader.head.data_offset, reader.head.data_end
+        records = parse(dump(reader))
+        assert reader.counters == {}
+    streams: dict[str, list[Dumped]] = {}
+    for one in records:
+        streams.setdefault(one.origin, []).append(one)
+    for origin, stream in streams.items():
+        at = 0 if origin else begin
+        for one in stream:
+            assert one.offset == at
+            at += one.size
+        assert origin or at == (end or (DATA / f"{name}.data").stat().st_size)
+    assert not [one for one in records if one.problems]
+    assert set(streams) == ({"", "zstd"} if name == "compressed" else {""})
+
+
+def test_a_record_in_full() -> None:
+    text = "\n".join(lines_of(DATA / "direct.data"))
+    assert (
+        """\
+0xd18 [0x30]: PERF_RECORD_COMM misc 0x2000 (COMM_EXEC)
+  pid: 126
+  tid: 126
+  comm: b'blocker'
+  sample_id: {pid: 126, tid: 126, time: 13869103518, identifier: 10}
+"""
+        in text
+    )
+
+
+def test_a_raw_off_cpu_sample_in_full() -> None:
+    """The pair is shown as it was written, tid first: a dump repairs nothing."""
+    text = "\n".join(lines_of(DATA / "direct.data"))
+    start = text.index("  pid: 137\n    tid: 126\n")
+    record = text[text.rindex("\n0x", 0, start) + 1 : text.index("\n0x", start) + 1]
+    assert (
+        record
+        == """\
+0x14788 [0x80]: PERF_RECORD_SAMPLE misc 0x1 (KERNEL)
+  event: 1 b'offcpu-time'
+  identifier: 13
+  ip: 0xffffffffc0000a66
+  pid: 0
+  tid: 0
+  time: 14243896289
+  cpu: 1
+  cpu_res: 0
+  period: 0
+  raw_size: 68
+  raw: 68 bytes
+    0000:  89 00 00 00 7e 00 00 00 2c 2e 49 10 00 00 00 00  ....~...,.I.....
+    0010:  04 00 00 00 00 00 00 00 00 fe ff ff ff ff ff ff  ................
+    0020:  fe 7e d3 03 ca 7f 00 00 81 c5 d0 62 a1 55 00 00  .~.........b.U..
+    0030:  b8 fd d2 03 ca 7f 00 00 00 00 00 00 00 00 00 00  ................
+    0040:  00 00 00 00                                      ....
+  offcpu-time raw payload
+    pid: 137
+    tid: 126
+    offcpu_ns: 273231404
+    nr: 4
+    callchain[0]: 0xfffffffffffffe00 PERF_CONTEXT_USER
+    callchain[1]: 0x7fca03d37efe
+    callchain[2]: 0x55a162d0c581
+    callchain[3]: 0x7fca03d2fdb8
+    cgroup: 0
+"""
+    )
+
+
+def test_what_the_header_says() -> None:
+    lines = lines_of(DATA / "deferred.data")
+    assert lines[0].endswith("deferred.data': file form, little-endian")
+    assert "  magic: 0x32454c4946524550" in lines
+    event = lines[lines.index("event 0") :]
+    assert event[1].startswith("  name: b'cpu-clock'")
+    assert "DEFER_CALLCHAIN" in next(line for line in event if line.startswith("  flags: "))
+    assert lines[lines.index(next(line for line in lines if line.startswith("feature 6 ARCH at "))) + 1] == (
+        "  text: b'x86_64'"
+    )
+    assert "  levels[0]: {level: 1, line_size: 64, " in "\n".join(lines)
+
+
+def test_a_deferred_callchain_and_the_sample_that_waits_for_it() -> None:
+    records = records_of(DATA / "deferred.data")
+    chains = [one for one in records if one.name == "PERF_RECORD_CALLCHAIN_DEFERRED"]
+    assert len(chains) == 506
+    assert all(one.number("nr") == len(one.words("ips")) for one in chains)
+    waiting = [one.fields["callchain"] for one in records if one.name == "PERF_RECORD_SAMPLE"]
+    assert (
+        sum(chain[-2].endswith(" PERF_CONTEXT_USER_DEFERRED") for chain in waiting if len(chain) > 1) == 543
+    )
+
+
+def test_the_counts_at_the_end_are_those_of_the_records() -> None:
+    lines = lines_of(DATA / "hybrid.data")
+    counts = Counter(one.name for one in parse(lines))
+    assert lines[-len(counts) - 1 :] == [
+        f"{counts.total()} records",
+        *(f"  {name}: {count}" for name, count in sorted(counts.items())),
+    ]
+
+
+@pytest.mark.parametrize("name", ["direct", "deferred"])
+def test_a_foreign_byte_order_says_the_same(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "big.data"
+    path.write_bytes(big_endian(DATA / f"{name}.data"))
+    native, foreign = (records_of(one) for one in (DATA / f"{name}.data", path))
+    for ours, theirs in zip(native, foreign, strict=True):
+        ours.fields.pop("raw", None), theirs.fields.pop("raw", None)
+        assert theirs == ours
+    assert any(line.endswith("big-endian") for line in lines_of(path)[:1])
+
+
+def patched(tmp_path: Path, changes: dict[int, bytes], name: str = "direct") -> Path:
+    """A copy of a recording with other bytes at some offsets."""
+    data = bytearray((DATA / f"{name}.data").read_bytes())
+    for offset, value in changes.items():
+        data[offset : offset + len(value)] = value
+    path = tmp_path / "patched.data"
+    path.write_bytes(data)
+    return path
+
+
+def one_of(name: str) -> Dumped:
+    """The first record of a type in direct.data."""
+    return next(one for one in records_of(DATA / "direct.data") if one.name == f"PERF_RECORD_{name}")
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    comm = one_of("COMM")
+    lines = lines_of(patched(tmp_path, {comm.offset + 16: b"\x1b[2J\n\xff;\x00"}))
+    assert "  comm: b'\\x1b[2J\\n\\xff;'" in lines
+    assert all(line.isascii() and line.isprintable() for line in lines)
+
+
+def test_an_unknown_type_is_shown_in_hex_and_the_rest_goes_on(tmp_path: Path) -> None:
+    comm = one_of("COMM")
+    path = patched(tmp_path, {comm.offset: struct.pack("<I", 200)})
+    records = records_of(path)
+    assert [one.name for one in records if one.offset == comm.offset] == ["record of unknown type 200"]
+    assert len(records) == len(records_of(DATA / "direct.data"))
+    assert any(line.startswith("    0000:  7e 00 00 00 7e 00 00 00 70 65 72 66") for line in lines_of(path))
+
+
+def test_what_fits_of_a_damaged_sample_is_shown(tmp_path: Path) -> None:
+    sample = one_of("SAMPLE")
+    raw_size_at = sample.offset + 8 + 8 * 6
+    records = records_of(patched(tmp_path, {raw_size_at: struct.pack("<I", 100_000)}))
+    broken = next(one for one in records if one.offset == sample.offset)
+    assert broken.number("raw_size") == 100_000
+    assert broken.number("time") == sample.number("time")
+    assert broken.problems == ["PERF_RECORD_SAMPLE: field raw needs 100000 bytes at 60, 108 are left"]
+    assert [one.offset for one in records] == [one.offset for one in records_of(DATA / "direct.data")]
+
+
+def test_a_payload_that_lies_is_shown_as_far_as_it_fits(tmp_path: Path) -> None:
+    sample = one_of("SAMPLE")
+    nr_at = sample.offset + 8 + 8 * 6 + 4 + 16
+    lines = lines_of(patched(tmp_path, {nr_at: struct.pack("<Q", 2**61)}))
+    assert f"    nr: {2**61}" in lines
+    assert any(line.startswith("    ! offcpu-time raw payload: field callchain needs") for line in lines)
+
+
+def test_a_sample_of_no_event_is_shown_in_hex(tmp_path: Path) -> None:
+    sample = one_of("SAMPLE")
+    records = records_of(patched(tmp_path, {sample.offset + 8: struct.pack("<Q", 12345)}))
+    assert [one.problems for one in records if one.offset == sample.offset] == [
+        ["its id belongs to no event"]
+    ]
+
+
+def test_an_impossible_size_ends_the_data_and_is_said(tmp_path: Path) -> None:
+    fork = one_of("FORK")
+    lines = lines_of(patched(tmp_path, {fork.offset + 6: struct.pack("<H", 3)}))
+    assert parse(lines)[-1].offset < fork.offset
+    assert any(line.startswith("! ") and "impossible size" in line for line in lines)
+
+
+def test_the_v12_form_of_a_deferred_callchain(tmp_path: Path) -> None:
+    """nr, then the addresses, of which the first is the marker: there is no cookie."""
+    chain = next(one for one in records_of(DATA / "deferred.data") if len(one.words("ips")) >= 2)
+    nr = len(chain.words("ips")) + 1
+    words = struct.pack("<QQ", nr, 2**64 - 512)
+    records = records_of(patched(tmp_path, {chain.offset + 8: words}, "deferred"))
+    shown = next(one for one in records if one.offset == chain.offset)
+    assert "cookie" not in shown.fields
+    assert shown.number("nr") == nr
+    assert shown.fields["ips"][0] == "0xfffffffffffffe00 PERF_CONTEXT_USER"
+
+
+@pytest.mark.parametrize("name", ["atend", "compressed", "pipe"])
+def test_every_cut_file_is_dumped_up_to_the_cut(name: str, tmp_path: Path) -> None:
+    whole = (DATA / f"{name}.data").read_bytes()
+    path = tmp_path / "cut.data"
+    before = -1
+    for size in range(0, len(whole), len(whole) // 120):
+        path.write_bytes(whole[:size])
+        try:
+            count = len(records_of(path))
+        except FormatError:
+            assert size < 2000  # the header itself
+            continue
+        assert count >= before
+        before = count
+    assert before > 10
+
+
+def test_random_damage_never_raises(tmp_path: Path) -> None:
+    rng = random.Random(20261121)
+    names = ["atend", "deferred", "compressed", "pipe"]
+    originals = {name: (DATA / f"{name}.data").read_bytes()[:20_000] for name in names}
+    path = tmp_path / "damaged.data"
+    dumped = 0
+    for _ in range(300):
+        data = bytearray(originals[rng.choice(names)])
+        for _ in range(rng.choice([1, 4, 32])):
+            data[rng.randrange(rng.choice([104, 1000, len(data)]))] = rng.choice(
+                [0, 1, 0x7F, 0xFF, rng.randrange(256)]
+            )
+        path.write_bytes(data)
+        try:
+            dumped += len(records_of(path)) > 0
+        except FormatError as problem:
+            assert str(path) in str(problem)
+    assert dumped > 150
+
+
+def test_types_have_the_names_that_perf_prints() -> None:
+    """Each type of our enum that occurs in a recording is printed by its name, none as unknown."""
+    names = {one.name for name in NAMES for one in records_of(DATA / f"{name}.data")}
+    assert names <= {f"PERF_RECORD_{kind.name}" for kind in RecordType}
+    assert len(names) > 18

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user may name as input: packed files, pipes, directories, and what is none of these."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+from builders import zoo
+from builders.compare import assert_same
+
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.errors import FormatError
+from perf_offcpu.perfdata import losses
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "xz": lzma.compress,
+    "zst": lambda data: zstandard.ZstdCompressor().compress(data),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "perf.data"
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+@pytest.mark.parametrize("name", ["direct", "pipe"])
+def test_a_packed_recording_is_the_recording(packer: str, name: str, path: Path) -> None:
+    path.write_bytes(PACKERS[packer](zoo.fixture(name)))
+    with zoo.as_file(zoo.fixture(name)) as plain:
+        assert_same(load_recording(plain), load_recording(path))
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_of_a_damaged_packed_recording_what_can_be_unpacked(packer: str, path: Path) -> None:
+    data = PACKERS[packer](zoo.fixture("direct"))
+    path.write_bytes(data[: len(data) * 3 // 4])
+    try:
+        recording = load_recording(path)
+    except FormatError as problem:
+        assert "nothing in it is whole" in str(problem)
+    else:
+        assert recording.losses[losses.BAD_WRAPPER] == 1
+
+
+def test_a_packed_bomb_is_refused(path: Path) -> None:
+    path.write_bytes(zstandard.ZstdCompressor().compress(zoo.minimal() + bytes(3_000_000_000)))
+    with pytest.raises(FormatError, match="it grows more than 1000-fold"):
+        load_recording(path)
+
+
+@pytest.mark.parametrize("data", [zoo.minimal(), gzip.compress(zoo.minimal()), zoo.fixture("pipe")])
+def test_any_form_through_a_fifo(data: bytes, path: Path) -> None:
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_bytes, args=(data,))
+    writer.start()
+    recording = load_recording(path)
+    writer.join()
+    assert len(recording.samples) in (2, 546)
+    assert losses.TRUNCATED not in recording.losses
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="not a regular file"):
+        load_recording("/dev/zero")
+    with pytest.raises(FormatError, match="perf-offcpu record"):
+        load_recording(tmp_path / "missing")
+    with pytest.raises(FormatError, match="cannot be opened"):
+        load_recording("a\0b")
+    with pytest.raises(FormatError, match="cannot be opened"):
+        load_recording(tmp_path)  # a directory without `data`
+
+
+def test_a_directory_of_threads(tmp_path: Path) -> None:
+    """`data` holds the head, data.0 … bare records; other names, and what is no file, are passed by."""
+    whole = zoo.fixture("direct")
+    begin, size = (int.from_bytes(whole[at : at + 8], "little") for at in (40, 48))
+    records = whole[begin : begin + size]
+    ends = [0]
+    while ends[-1] < len(records):
+        ends.append(ends[-1] + int.from_bytes(records[ends[-1] + 6 : ends[-1] + 8], "little"))
+    cuts = [ends[len(ends) * part // 3] for part in range(3)] + [len(records)]
+    head = whole[:48] + cuts[1].to_bytes(8, "little") + whole[56 : begin + cuts[1]]
+    # The features lie behind the data: the table is moved, the bodies' places with it.
+    moved = bytearray(whole[begin + size :])
+    for at in range(0, 16 * sum(bin(byte).count("1") for byte in whole[72:104]), 16):
+        place = int.from_bytes(moved[at : at + 8], "little") - (len(records) - cuts[1])
+        moved[at : at + 8] = place.to_bytes(8, "little")
+    (tmp_path / "data").write_bytes(head + moved)
+    (tmp_path / "data.10").write_bytes(records[cuts[2] :])
+    (tmp_path / "data.2").write_bytes(records[cuts[1] : cuts[2]])
+    (tmp_path / "data.old").write_bytes(b"nonsense")
+    with zoo.as_file(whole) as plain:
+        assert_same(load_recording(plain), load_recording(tmp_path))

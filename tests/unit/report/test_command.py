@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`perf-offcpu report` on a recording of perf 7.2, into a pipe and on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perf_offcpu.cli import main
+
+RECORDING = str(Path(__file__).resolve().parents[2] / "data" / "perf-7.2" / "direct.data")
+COMMAND = [sys.executable, "-m", "perf_offcpu", "report", "-f", "-i", RECORDING]
+
+
+def report(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert main(["report", "-f", "-i", RECORDING, *options]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def test_totals_and_threads(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = report(capsys)
+    assert "# Event 'offcpu-time' (this report): 108 samples, 1610.900 ms (1610900175 ns)\n" in shown
+    assert "# Event 'cpu-clock': 401 samples, 402.207 ms (402206609 ns)\n" in shown
+    table = shown[: shown.index("# Thread budget")]
+    rows = [line.split() for line in table.splitlines() if line.endswith(" locker")]
+    assert [(row[1], row[2], row[-3], row[-2]) for row in rows] == [
+        ("194.440", "20", "126", "130"),
+        ("123.228", "14", "126", "131"),
+    ]
+    assert "\x1b" not in shown
+
+
+def test_units_and_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = report(capsys, "--unit", "ns", "--limit", "2")
+    assert "Off-cpu ns" in shown and " 273231404 " in shown
+    assert "# and 16 more threads: " in shown and " more threads\n" in shown
+    assert shown.count("            |\n") == 2
+    assert "more threads" not in report(capsys, "--limit", "0")
+
+
+def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(report(capsys, "--json"))
+    assert document["subject"]["weight"] == 1610900175
+    assert sum(row["weight"] for row in document["threads"]) == 1610900175
+    assert sum(row["weight"] for row in document["stacks"]) == 1610900175
+    assert len(json.loads(report(capsys, "--json", "--limit", "3"))["threads"]) == 3
+
+
+def test_selection(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(report(capsys, "--json", "--comm", "reader", "--tid", "132", "--pid", "126"))
+    assert {row["tid"] for row in document["threads"]} == {132}
+    assert json.loads(report(capsys, "--json", "--event", "cpu-clock"))["subject"]["weight"] == 402206609
+
+
+def on_terminal(columns: int, *options: str, **environment: str) -> str:
+    """What a terminal of this width gets, by default without a pager."""
+    leader, follower = pty.openpty()
+    names = {"TERM": "xterm", "COLUMNS": str(columns), "PAGER": "cat", **environment}
+    kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "PERF_PAGER", "LESS")}
+    with subprocess.Popen([*COMMAND, *options], stdout=follower, env=kept | names) as running:
+        os.close(follower)
+        shown = b""
+        while True:
+            try:
+                part = os.read(leader, 65536)
+            except OSError:  # EIO: the other end is closed
+                break
+            if not part:
+                break
+            shown += part
+        assert running.wait(timeout=60) == 0
+    os.close(leader)
+    return shown.decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_gets_colours_and_lines_that_fit() -> None:
+    shown = on_terminal(70)
+    assert "\x1b[31m16.96%\x1b[0m" in shown
+    plain = on_terminal(70, NO_COLOR="1")
+    assert "\x1b" not in plain
+    rows = [line for line in plain.splitlines() if line.startswith("  ") and not line.startswith("   ")]
+    assert rows and max(map(len, rows)) <= 70
+    assert on_terminal(70, TERM="dumb") == plain
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    with subprocess.Popen([*COMMAND, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None and running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == b""
+        assert running.wait(timeout=60) == 141
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+@pytest.mark.parametrize("options", [[], ["--sort", "comm,class,syscall,state,waker,cgroup"], ["-g", "none"]])
+def test_rows_of_all_tables_fit(columns: int, options: list[str]) -> None:
+    shown = on_terminal(columns, *options, NO_COLOR="1").splitlines()
+    rows = [line for line in shown if line.startswith("  ") or line.startswith("# ..")]
+    assert len(rows) > 30 and max(map(len, rows)) <= columns
+    assert any(line.startswith("#") and "Share" in line and "Off-cpu ms" in line for line in shown)
+
+
+def test_a_terminal_gets_a_pager(tmp_path: Path) -> None:
+    through = on_terminal(80, PAGER="sed 's/^/through the pager: /'")
+    assert all(line.startswith("through the pager: ") for line in through.splitlines())
+    assert "through the pager" not in on_terminal(80, "--no-pager", PAGER="sed 's/^/through the pager: /'")
+    assert on_terminal(80, PERF_PAGER="", PAGER="false") == on_terminal(80)
+    # One that ends before everything was written ends it quietly.
+    assert on_terminal(80, PAGER="head -1").startswith("# Recording: ")
+    left = tmp_path / "LESS"
+    on_terminal(80, PAGER=f"cat > /dev/null; echo $LESS > {left}")
+    assert left.read_text() == "FRSX\n"
+
+
+def test_sorted_by_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = report(capsys, "--sort", "comm,state", "-g", "none", "--unit", "ns")
+    assert "# Off-cpu time by comm, state\n" in shown and "---" not in shown
+    groups = json.loads(report(capsys, "--json", "--sort", "comm,state"))["groups"]
+    assert groups["keys"] == ["comm", "state"]
+    assert sum(row["weight"] for row in groups["rows"]) == 1610900175
+    for row in groups["rows"]:
+        assert f" {row['weight']} " in shown
+    assert main(["report", "-i", RECORDING, "--sort", "colour"]) == 129
+    assert "--sort: no key 'colour'" in capsys.readouterr().err
+
+
+def test_budgets_are_of_whole_lives(capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(report(capsys, "--json", "--comm", "reader"))["budget"]["derived"] is True
+    for part in (["--time", "0%-50%"], ["--class", "lock"], ["--min-dur", "1"], ["--event", "cpu-clock"]):
+        assert json.loads(report(capsys, "--json", *part))["budget"] is None
+
+
+def test_the_histogram_is_of_all_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = json.loads(report(capsys, "--json"))["histogram"]
+    assert sum(one["count"] for one in lengths["buckets"]) == 108 and lengths["sums"]["samples"] == 0
+    assert sum(one["weight"] for one in lengths["buckets"]) == 1610900175

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables by any keys: every sample is in one row, and rows name what they hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders.large import large_profile
+from builders.profile import Code, ProfileBuilder, kernel
+
+from perf_offcpu.commands.report import SORT_NAMES
+from perf_offcpu.convert.wait_classes import classify
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Comms, SampleFlag
+from perf_offcpu.report.groups import GroupTable, group_table
+from perf_offcpu.report.keys import SORT_KEYS, parse_keys
+
+
+def mixed() -> Profile:
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    lock = ["main", Code("pthread_mutex_lock", "/lib/libc.so.6"), kernel("futex_wait")]
+    builder.sample("a", lock, 1, tid=1, cpu=0, state=1, syscall=202, waker_tid=9, waker_pid=8, wakeup_ns=50)
+    builder.sample("a", lock, 2, tid=2, cpu=1, state=1, syscall=202, waker_tid=9, waker_pid=8, wakeup_ns=150)
+    interrupted = SampleFlag.WAKER_INTERRUPT
+    builder.sample("b", ["main", Code("f", "/bin/b")], 4, state=2, syscall=-1, waker_tid=7, flags=interrupted)
+    builder.sample("b", [], 8, tid=3, state=1, flags=SampleFlag.PREEMPTED, cgroup=5, runq_ns=8)
+    builder.sample("b", [], 16, tid=3, cgroup=6, runq_ns=3)
+    profile = builder.build()
+    profile.cgroups = {5: "/user.slice"}
+    strings = profile.strings
+    rows = [(9, 8, 0, strings.intern("young")), (9, 8, 100, strings.intern("old"))]
+    profile.comms = Comms.from_rows(rows)
+    return profile
+
+
+def table(profile: Profile, *keys: str, limit: int | None = None) -> GroupTable:
+    return group_table(profile, classify(profile), parse_keys(keys), limit)
+
+
+def weights(*keys: str) -> dict[str, int]:
+    return {" ".join(row.values): row.total.weight for row in table(mixed(), *keys).rows}
+
+
+@pytest.mark.parametrize(
+    ("key", "rows"),
+    [
+        ("comm", {"a": 3, "b": 28}),
+        ("tid", {"1": 1, "2": 2, "100": 4, "3": 24}),
+        ("cpu", {"0": 1, "1": 2, "?": 28}),
+        ("event", {"offcpu-time": 31}),
+        ("dso", {"[kernel.kallsyms]": 3, "/bin/b": 4, "[unknown]": 24}),
+        ("symbol", {"[k] futex_wait": 3, "[.] f": 4, "    [missed stack]": 24}),
+        ("state", {"S": 3, "D": 4, "R": 8, "?": 16}),
+        ("class", {"lock": 3, "fault": 4, "runqueue": 8, "other": 16}),
+        ("syscall", {"futex": 3, "[none]": 4, "[unknown]": 24}),
+        # A waker that changed its name is one, called as at the first of its wake-ups.
+        ("waker", {"young 9": 3, "[interrupt]": 4, "[unknown]": 24}),
+        ("cgroup", {"[unknown]": 7, "/user.slice": 8, "6": 16}),
+    ],
+)
+def test_each_key(key: str, rows: dict[str, int]) -> None:
+    assert weights(key) == rows
+
+
+def test_several_keys_and_aliases() -> None:
+    assert weights("comm,class") == {"a lock": 3, "b fault": 4, "b runqueue": 8, "b other": 16}
+    assert parse_keys(["sym, comm", "comm"]) == ("symbol", "comm")
+    with pytest.raises(UsageError, match=r"--sort: no key 'x' \(known: comm, pid, "):
+        parse_keys(["x"])
+    assert set(SORT_NAMES) == set(SORT_KEYS)
+
+
+def test_run_queue_delay_is_told_where_it_is_known() -> None:
+    shown = table(mixed(), "tid")
+    assert shown.runq_known
+    assert {row.values[0]: row.runq for row in shown.rows} == {"1": 0, "2": 0, "100": 0, "3": 11}
+    assert not table(ProfileBuilder().sample("a", [], 1).build(), "tid").runq_known
+
+
+def test_limits_say_what_they_cut() -> None:
+    shown = table(mixed(), "tid", limit=1)
+    assert ([row.values for row in shown.rows], shown.more) == ([("3",)], (3, 7))
+    assert table(ProfileBuilder().build(), "comm").rows == []
+
+
+@pytest.mark.parametrize("key", SORT_KEYS)
+def test_rows_are_the_total(key: str) -> None:
+    profile = large_profile(20_000, 500)
+    shown = table(profile, key)
+    assert sum(row.total.weight for row in shown.rows) == int(np.sum(profile.samples.period))
+    assert len({row.values for row in shown.rows}) == len(shown.rows)

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report as people see it."""
+
+from __future__ import annotations
+
+import pytest
+from builders.profile import Code, ProfileBuilder, kernel
+
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.report.summary import Limits, summarize
+from perf_offcpu.report.terminal import Style, amount, render
+
+META = {
+    "hostname": "box",
+    "os_release": "6.1.0-13",
+    "arch": "x86_64",
+    "nr_cpus": 2,
+    "cmdline": ("perf-offcpu", "record", "--", "./waiter"),
+    "source": "perf.data",
+    "first_ns": 10**9,
+    "last_ns": 3 * 10**9,
+    "wall_clock_ns": 1_762_000_000 * 10**9,
+    "wall_clock_at_ns": 10**9,
+}
+
+
+def sample_profile() -> Profile:
+    builder = ProfileBuilder(losses={"records lost in full rings (LOST)": 12}, meta=META)
+    for extra in (0, 1):
+        lock = ["start_thread", Code("pthread_mutex_lock", "/lib/libc.so.6"), kernel("futex_wait")]
+        builder.sample("locker", lock, 12_345_678 + extra, tid=101, state=1)
+    builder.sample(
+        "deep", ["start_thread", *["recurse"] * 100, kernel("schedule")], 6_000_000, tid=102, state=2
+    )
+    builder.sample("deep", ["burn"], 10_101_010, event="cpu-clock", tid=102)
+    upstream = SampleFlag.AGGREGATED | SampleFlag.UNTIMED | SampleFlag.NO_USER_STACK
+    builder.sample("old", [], 2_000_000, tid=103, flags=upstream)
+    return builder.build()
+
+
+def lines(profile: Profile, style: Style | None = None, limits: Limits | None = None) -> list[str]:
+    return list(render(summarize(profile, limits=limits), style or Style()))
+
+
+def test_whole() -> None:
+    assert (
+        "\n".join(lines(sample_profile(), Style(width=110)))
+        == """\
+# Recording: perf.data of box, 6.1.0-13 x86_64, 2 CPUs
+# Command:   perf-offcpu record -- ./waiter
+# Time:      2.000 s from first to last sample, beginning 2025-11-01 12:26:40 UTC
+#
+# Event 'offcpu-time' (this report): 4 samples, 32.691 ms (32691357 ns)
+# Event 'cpu-clock': 1 sample, 10.101 ms (10101010 ns)
+#
+# Threads by off-cpu time
+#
+#  Share  Off-cpu ms  Waits  Average ms  Longest ms  cpu-clock ms  cpu-clock samples  PID  TID  Command
+# ......  ..........  .....  ..........  ..........  ............  .................  ...  ...  .......
+  75.53%      24.691      2      12.346      12.346         0.000                  0  100  101  locker
+  18.35%       6.000      1       6.000       6.000        10.101                  1  100  102  deep
+   6.12%       2.000     1+           -           -         0.000                  0  100  103  old
+#
+# Thread budget: where the wall time went, derived from the recorded waits
+#
+#  Wall ms  Runnable  Blocked S  Blocked D  Blocked ?      Rest  TID  Command
+# ........  ........  .........  .........  .........  ........  ...  .......
+  2000.000     0.000     24.691      0.000      0.000  1975.309  101  locker
+  2000.000     0.000      0.000      6.000      0.000  1994.000  102  deep
+  2000.000     0.000      0.000      0.000      2.000  1998.000  103  old
+# runnable + blocked + rest = wall; the rest was running, or is not known
+#
+# Off-cpu time by what was waited for
+#
+#  Share  Off-cpu ms  Waits  Average ms  Longest ms  Class
+# ......  ..........  .....  ..........  ..........  .....
+  75.53%      24.691      2      12.346      12.346  lock
+  24.47%       8.000     2+           -       6.000  other
+#
+# Stacks by off-cpu time, root first
+#
+   75.53%  locker  24.691 ms  2 waits  average 12.346  longest 12.346  S  lock
+            |
+            ---start_thread
+               pthread_mutex_lock (libc.so.6)
+               futex_wait [k]
+
+   18.35%  deep  6.000 ms  1 wait  D  other
+            |
+            ---start_thread
+               recurse (100 frames)
+               schedule [k]
+
+    6.12%  old  2.000 ms  1+ wait  other
+            |
+            ---[missed stack]
+
+# States: D uninterruptible sleep, S interruptible sleep
+#
+# Lengths of single waits; shares are of their 30.691 ms (30691357 ns)
+#
+#  From  Below  Waits  Off-cpu ms   Share  Waits
+# .....  .....  .....  ..........  ......  ........................................
+   5 ms  10 ms      1       6.000  19.55%  ####################
+  10 ms  20 ms      2      24.691  80.45%  ########################################
+# Besides 1 sum of 1+ wait: 2.000 ms (2000000 ns)
+#
+# Samples to know about
+#          1  no stack at all
+#          1  user stack not recorded
+# Lost or damaged
+#         12  records lost in full rings (LOST)"""
+    )
+
+
+def test_leaf_first_units_and_limits() -> None:
+    shown = lines(sample_profile(), Style(unit="us", leaf_first=True), Limits(1, 1))
+    stack = shown.index("            |")
+    assert shown[stack - 1 : stack + 4] == [
+        "   75.53%  locker  24691.357 us  2 waits  average 12345.679  longest 12345.679  S  lock",
+        "            |",
+        "            ---futex_wait [k]",
+        "               pthread_mutex_lock (libc.so.6)",
+        "               start_thread",
+    ]
+    assert "# and 2 more threads: 8000.000 us (8000000 ns)" in shown
+    assert "# and 2 more stacks: 8000.000 us (8000000 ns)" in shown
+
+
+def test_nothing_lost_is_said() -> None:
+    builder = ProfileBuilder().sample("a", ["f"], 5)
+    assert lines(builder.build())[-1] == "# Nothing was lost."
+
+
+def test_nothing_waited() -> None:
+    profile = ProfileBuilder(events={"offcpu-time": "ns"}, meta={"source": "perf.data"}).build()
+    assert lines(profile) == [
+        "# Recording: perf.data",
+        "#",
+        "# Event 'offcpu-time': no samples",
+        "#",
+        "# Nothing was lost.",
+    ]
+
+
+def test_occurrences_have_no_unit() -> None:
+    builder = ProfileBuilder(events={"cycles": ""}).sample("a", ["f"], 5_000, event="cycles")
+    shown = lines(builder.build())
+    assert "# Event 'cycles' (this report): 1 sample, 5000 events" in shown
+    assert "#   Share  Weight  Samples  PID  TID  Command" in shown
+    assert "  100.00%  a  5000  1 sample" in shown
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80])
+def test_tables_and_stacks_fit_the_terminal(width: int) -> None:
+    builder = ProfileBuilder().sample("a", ["name_" * 30], 5, tid=2**22)
+    inside = [line for line in lines(builder.build(), Style(width=width)) if not line.startswith("# ")]
+    assert max(map(len, inside)) <= max(width, 40), "a row is wider than the terminal"
+    assert any(line.endswith("…") and len(line) == width for line in inside), "the long name was not cut"
+
+
+def test_totals_are_never_cut() -> None:
+    assert "# Event 'offcpu-time' (this report): 4 samples, 32.691 ms (32691357 ns)" in lines(
+        sample_profile(), Style(width=20)
+    )
+
+
+def test_colours_change_nothing_but_colours() -> None:
+    plain = lines(sample_profile(), Style(width=100))
+    coloured = lines(sample_profile(), Style(width=100, color=True))
+    assert any("\x1b[31m75.53%\x1b[0m" in line for line in coloured)
+    without = [line.replace("\x1b[31m", "").replace("\x1b[32m", "") for line in coloured]
+    without = [line.replace("\x1b[1m", "").replace("\x1b[2m", "").replace("\x1b[0m", "") for line in without]
+    assert without == plain
+
+
+def test_hostile_names_stay_on_their_line() -> None:
+    evil = "x\n# Nothing was lost.\x1b[2J\u202e"
+    builder = ProfileBuilder(losses={evil: 1}, meta={"hostname": evil, "cmdline": (evil,), "source": evil})
+    builder.sample(evil, [Code(evil, evil), kernel(evil)], 5)
+    shown = lines(builder.build(), Style(color=False))
+    assert all(line.isprintable() for line in shown)
+    assert "# Nothing was lost." not in shown
+
+
+@pytest.mark.parametrize(
+    ("weight", "unit", "text"),
+    [
+        (0, "ms", "0.000"),
+        (499, "ms", "0.000"),
+        (500, "ms", "0.001"),
+        (1_999_999, "ms", "2.000"),
+        (1_234_567, "us", "1234.567"),
+        (1_234_567, "ns", "1234567"),
+        (59_999_999_999, "s", "60.000"),
+        (2**60, "ms", "1152921504606.847"),
+    ],
+)
+def test_amounts_are_rounded_as_integers(weight: int, unit: str, text: str) -> None:
+    assert amount(weight, "ns", Style(unit=unit)) == text
+
+
+def test_amounts_that_are_not_known_or_not_time() -> None:
+    assert amount(None, "ns", Style()) == "-"
+    assert amount(1234, "", Style()) == "1234"

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache on disk: what is written is read, what is damaged is not, and it stays small."""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders.elf import ElfBuilder, Sym
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from perf_offcpu.symbolize import elf_cache
+from perf_offcpu.symbolize.cache import DiskCache, cache_name, pack, unpack
+from perf_offcpu.symbolize.elf import ElfFile
+from perf_offcpu.symbolize.files import find_object
+from perf_offcpu.symbolize.symtab import SymbolTable
+
+COLUMNS = {"start": np.arange(5, dtype=np.uint64), "text": np.frombuffer(b"abc", np.uint8)}
+NUMBERS = st.sampled_from([np.uint64, np.uint32, np.int64, np.int32, np.uint8])
+
+
+def packed(columns: dict[str, np.ndarray]) -> bytes:
+    return b"".join(pack(columns))
+
+
+@given(
+    st.dictionaries(
+        st.text("abcxyz_", min_size=1, max_size=16),
+        NUMBERS.flatmap(lambda dtype: arrays.arrays(dtype, st.integers(0, 20))),
+        max_size=5,
+    )
+)
+@settings(max_examples=50)
+def test_what_is_packed_is_unpacked(columns: dict[str, np.ndarray]) -> None:
+    read = unpack(memoryview(packed(columns)))
+    assert read is not None
+    assert list(read) == list(columns)
+    for name, column in columns.items():
+        assert read[name].dtype == column.dtype
+        assert np.array_equal(read[name], column)
+
+
+def test_each_damaged_bit_and_each_cut_is_noticed() -> None:
+    data = packed(COLUMNS)
+    for at in range(len(data) * 8):
+        broken = bytearray(data)
+        broken[at // 8] ^= 1 << at % 8
+        result = unpack(memoryview(bytes(broken)))
+        assert result is None, at
+    for length in range(len(data)):
+        assert unpack(memoryview(data[:length])) is None
+
+
+def test_a_file_that_fits_its_checksum_and_lies_is_refused() -> None:
+    """Made by somebody who knows the format: offsets and numbers of items are checked none the less."""
+    from perf_offcpu.symbolize import cache
+
+    data = bytearray(packed(COLUMNS))
+    for at, value in ((64, 2**63), (72, 2**60), (56, int.from_bytes(b"<f8", "little"))):
+        lie = bytearray(data)
+        lie[at : at + 8] = value.to_bytes(8, "little")
+        head = cache._HEAD.unpack(bytes(lie))
+        total, xor = cache._checks([cache._own(head), np.frombuffer(bytes(lie[40:]), "<u8")])
+        lie[24:32], lie[32:40] = total.to_bytes(8, "little"), xor.to_bytes(8, "little")
+        assert unpack(memoryview(bytes(lie))) is None
+
+
+class TestDirectory:
+    @pytest.fixture
+    def cache(self, tmp_path: Path) -> DiskCache:
+        return DiskCache(str(tmp_path / "a" / "cache"), limit=4096)
+
+    def test_it_is_private(self, cache: DiskCache) -> None:
+        cache.write("one", COLUMNS)
+        directory = Path(cache.directory)
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert stat.S_IMODE((directory / "one").stat().st_mode) == 0o600
+        read = cache.read("one")
+        assert read is not None
+        assert bytes(read["text"]) == b"abc"
+        assert cache.read("two") is None
+
+    def test_a_damaged_file_is_removed(self, cache: DiskCache) -> None:
+        cache.write("one", COLUMNS)
+        path = Path(cache.directory, "one")
+        path.write_bytes(path.read_bytes()[:-1])
+        assert cache.read("one") is None
+        assert not path.exists()
+
+    def test_what_was_used_last_stays(self, cache: DiskCache) -> None:
+        big = {"bytes": np.zeros(1500, np.uint8)}
+        for age, name in enumerate(("new", "old", "older")):
+            cache.write(name, big)
+            os.utime(Path(cache.directory, name), (1e9 - age, 1e9 - age))
+        assert cache.read("older") is not None  # which makes it the youngest
+        cache.write("newest", COLUMNS)
+        assert sorted(os.listdir(cache.directory)) == ["new", "newest", "older"]
+
+    def test_what_a_crash_left_goes(self, cache: DiskCache) -> None:
+        cache.write("one", COLUMNS)
+        left = Path(cache.directory, "two.123.tmp")
+        left.touch()
+        os.utime(left, (1e9, 1e9))
+        cache.write("three", COLUMNS)
+        assert sorted(os.listdir(cache.directory)) == ["one", "three"]
+
+    def test_names_stay_inside(self, cache: DiskCache) -> None:
+        for name in ("../x", "/x", "", "a/b", "x" * 300):
+            with pytest.raises(ValueError, match="no name"):
+                cache.write(name, COLUMNS)
+
+    def test_another_users_directory_is_left_alone(self, tmp_path: Path) -> None:
+        (tmp_path / "cache").mkdir()
+        os.chown(tmp_path / "cache", 65534, 65534)
+        cache = DiskCache(str(tmp_path / "cache"))
+        cache.write("one", COLUMNS)
+        assert os.listdir(tmp_path / "cache") == []
+
+    def test_a_link_or_fifo_in_place_of_a_file_is_not_followed(
+        self, cache: DiskCache, tmp_path: Path
+    ) -> None:
+        cache.write("one", COLUMNS)
+        (tmp_path / "elsewhere").write_bytes(Path(cache.directory, "one").read_bytes())
+        Path(cache.directory, "two").symlink_to(tmp_path / "elsewhere")
+        os.mkfifo(Path(cache.directory, "three"))
+        assert cache.read("two") is None
+        assert cache.read("three") is None
+
+    def test_no_place_to_write_is_no_error(self) -> None:
+        cache = DiskCache("/proc/nowhere")
+        cache.write("one", COLUMNS)
+        assert cache.read("one") is None
+
+    def test_the_environment_decides(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+        monkeypatch.setenv("PERF_OFFCPU_CACHE_BYTES", "123")
+        cache = DiskCache.usual()
+        assert cache is not None
+        assert (cache.directory, cache.limit) == ("/somewhere/perf-offcpu/symbols", 123)
+        monkeypatch.setenv("PERF_OFFCPU_CACHE_BYTES", "0")
+        assert DiskCache.usual() is None
+
+    def test_writers_and_readers_at_once_see_whole_files_only(self, tmp_path: Path) -> None:
+        context = get_context("spawn")
+        with context.Pool(3) as pool:
+            results = pool.map(_race, [(str(tmp_path / "cache"), seed) for seed in range(3)])
+        assert all(seen > 0 for seen in results)
+
+
+def _race(arguments: tuple[str, int]) -> int:
+    directory, seed = arguments
+    cache, draw, seen = DiskCache(directory), random.Random(seed), 0
+    for _ in range(150):
+        value = draw.randrange(256)
+        cache.write("same", {"bytes": np.full(10_000, value, np.uint8)})
+        read = cache.read("same")
+        if read is not None:
+            assert len(read["bytes"]) == 10_000
+            assert len(np.unique(read["bytes"])) == 1
+            seen += 1
+    return seen
+
+
+class TestSymbols:
+    @pytest.fixture
+    def program(self, tmp_path: Path) -> str:
+        rows = [Sym(f"f{row}" + "x" * (300 if row == 7 else 0), 0x1000 + 16 * row, 16) for row in range(50)]
+        path = tmp_path / "program"
+        path.write_bytes(ElfBuilder(rows, build_id=b"\x12" * 20).build())
+        return str(path)
+
+    def test_a_table_from_the_cache_is_the_same(
+        self, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(elf_cache, "WORTH", 1)
+        cache = DiskCache(str(tmp_path / "cache"))
+        first = find_object(program, cache=cache).elf
+        (written,) = os.listdir(cache.directory)
+        assert written.startswith("12" * 20)
+        monkeypatch.setattr(SymbolTable, "__init__", lambda *_: pytest.fail("it was read anew"))
+        again = find_object(program, cache=cache).elf
+        assert isinstance(first, ElfFile)
+        assert isinstance(again, ElfFile)
+        assert (again.full, again.build_id) == (first.full, first.build_id)
+        every = range(len(first.symbols))
+        assert again.symbols.names(every) == first.symbols.names(every)
+        addresses = np.arange(0x0FF0, 0x1400, dtype=np.uint64)
+        assert np.array_equal(again.symbols.lookup(addresses), first.symbols.lookup(addresses))
+
+    def test_a_rewritten_file_is_another_one(
+        self, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(elf_cache, "WORTH", 1)
+        cache = DiskCache(str(tmp_path / "cache"))
+        find_object(program, cache=cache)
+        Path(program).write_bytes(ElfBuilder([Sym("other", 0x1000, 8)], build_id=b"\x12" * 20).build())
+        found = find_object(program, cache=cache).elf
+        assert found is not None
+        assert found.symbols.names(range(1)) == ["other"]
+
+    def test_columns_that_are_no_table_are_refused(self) -> None:
+        good = {
+            "start": np.zeros(1, np.uint64),
+            "end": np.zeros(1, np.uint64),
+            "reach": np.zeros(1, np.int32),
+            "name": np.zeros(1, np.uint32),
+            "strings": np.zeros(1, np.uint8),
+        }
+        assert SymbolTable.from_columns(good) is not None
+        for name in ("start", "end", "reach", "name"):
+            assert SymbolTable.from_columns({**good, name: np.zeros(2, good[name].dtype)}) is None
+            assert SymbolTable.from_columns({**good, name: np.zeros(1, np.int8)}) is None
+            assert SymbolTable.from_columns({key: good[key] for key in good if key != name}) is None
+
+
+def test_names_tell_the_kind_and_all_that_counts() -> None:
+    names = {
+        cache_name("symbols", b"\x12", 1),
+        cache_name("symbols", b"\x12", 2),
+        cache_name("symbols", b"\x13", 1),
+        cache_name("lines", b"\x12", 1),
+    }
+    assert len(names) == 4
+    assert all(name.rpartition(".")[2] in ("symbols", "lines") for name in names)

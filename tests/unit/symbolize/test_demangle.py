@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Demangling: perf's spelling, and nothing that a hostile name can do."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from perf_offcpu.symbolize.demangle import Demangler, as_perf, demangle
+
+MANGLED = {
+    "main": "main",
+    "_start": "_start",
+    "_ZN3foo3barEi": "foo::bar",
+    "_ZNK3foo3barEv": "foo::bar",
+    "_ZNKR3foo3barEv": "foo::bar",
+    "_ZN3foo3barEi.cold": "foo::bar",
+    "_ZN3foo3barEi.part.0.constprop.1": "foo::bar",
+    "_ZN3foo3barEi@plt": "foo::bar@plt",
+    "_ZN3foo3barEi@@FOO_1.0": "foo::bar@@FOO_1.0",
+    "malloc@@GLIBC_2.2.5": "malloc@@GLIBC_2.2.5",
+    "_ZN3fooC1Ev": "foo::foo",
+    "_ZN3foocviEv": "foo::operator int",
+    "_ZN3foocvRiEv": "foo::operator int&",
+    "_ZNSt6vectorIiSaIiEE9push_backEOi": "std::vector<int, std::allocator<int> >::push_back",
+    "_ZStlsISt11char_traitsIcEERSt13basic_ostreamIcT_ES5_PKc": "std::operator<< <std::char_traits<char> >",
+    "_ZZN3foo3barEiENKUlvE_clEv": "foo::bar(int)::{lambda()#1}::operator()",
+    "_ZN12_GLOBAL__N_13fooEv": "(anonymous namespace)::foo",
+    "_ZN3foo3barB5cxx11Ev": "foo::bar[abi:cxx11]",
+    "_ZN3fooILj8ELl5ELm7ELi3EE3barEv": "foo<8u, 5l, 7ul, 3>::bar",
+    "_ZN4llvm15AnalysisManagerINS_8FunctionEJEE5clearEv": "llvm::AnalysisManager<llvm::Function>::clear",
+    "_ZThn16_N3foo3barEv": "non-virtual thunk to foo::bar",
+    "_ZTv0_n24_N3fooD0Ev": "virtual thunk to foo::~foo",
+    "_ZN4core3fmt9Formatter9write_str17h0123456789abcdefE": "core::fmt::Formatter::write_str",
+    "_ZN71_$LT$Test$u20$$u2b$$u20$$u27$static$u20$as$u20$foo..Bar$LT$Test$GT$$GT$3bar17h930b740aa94f1d3aE": (
+        "<Test + 'static as foo::Bar<Test>>::bar"
+    ),
+    "_RNvCskwGfYPst2Cb_3foo16example_function": "foo::example_function",
+    "_RNvCskwGfYPst2Cb_3foo16example_function.llvm.1234": "foo::example_function",
+    "_RINvNtC3std3mem8align_ofdEC3foo": "std::mem::align_of::<f64>",
+    "_Z": "_Z",
+    "_ZN": "_ZN",
+    "_R": "_R",
+    "": "",
+    "_Zno_name": "_Zno_name",
+    "\udcff_Z": "\udcff_Z",
+    "_Z1f\udcff": "_Z1f\udcff",
+}
+
+
+def test_names_are_spelled_as_perf_spells_them() -> None:
+    assert dict(zip(MANGLED, demangle(list(MANGLED)), strict=True)) == MANGLED
+
+
+def test_nothing_is_left_and_the_library_is_there() -> None:
+    demangler = Demangler()
+    demangler.demangle([name for name in MANGLED if "\udcff" not in name])
+    assert (demangler.available, demangler.left) == (True, 0)
+
+
+def test_the_cxx_librarys_functions_are_spelled_as_gnu_spells_them() -> None:
+    """GNU's demangler with perf's options, on all of libstdc++; exceptions are those the module names."""
+    names = sorted(cxx_functions())
+    out = subprocess.run(
+        ["c++filt", "--no-params", "--no-verbose"],
+        input="\n".join(names),
+        check=True,
+        timeout=60,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    excepted = ("_ZThn", "_ZTv", "_ZGTt", "_ZNSs", "_ZNKSs", "_ZNSi", "_ZNKSi", "_ZNSo", "_ZNSd")
+    pairs = zip(names, demangle(names), out, strict=True)
+    other = [name for name, ours, gnus in pairs if ours != gnus and not name.startswith(excepted)]
+    assert len(names) > 3000
+    assert len(other) <= 0.01 * len(names), other[:20]
+
+
+def cxx_functions() -> set[str]:
+    """The mangled functions that libstdc++ exports."""
+    path = subprocess.run(
+        ["gcc", "-print-file-name=libstdc++.so.6"], check=True, timeout=20, capture_output=True, text=True
+    ).stdout.strip()
+    command = ["nm", "-D", "--defined-only", path]
+    lines = subprocess.run(
+        command, check=True, timeout=60, capture_output=True, text=True
+    ).stdout.splitlines()
+    fields = [line.split() for line in lines]
+    return {name.split("@")[0] for _, kind, name in fields if kind in "TtWw" and name.startswith("_Z")}
+
+
+def mutated(names: list[str], count: int, seed: int) -> list[str]:
+    """Names with bits exchanged, repeated, cut out and cut off."""
+    draw, letters, made = random.Random(seed), "SITNKRVPOEFAXLZJDCBMUGTWw_$.0123456789abcgsxvijm", []
+    for _ in range(count):
+        text = draw.choice(names)
+        for _ in range(draw.choice((1, 1, 2, 4, 8))):
+            at, length = draw.randrange(2, len(text) + 2), draw.randrange(20)
+            piece = draw.choice((draw.choice(letters), text[at : at + length], draw.choice(names)[:length]))
+            text = text[:at] + piece * draw.choice((0, 1, 2, 9)) + text[at + draw.choice((0, 1, length)) :]
+        made.append(text[:3000])
+    return made
+
+
+def test_mutated_names_do_no_harm() -> None:
+    names = [name for name in MANGLED if len(name) > 8 and name.startswith(("_Z", "_R"))]
+    hostile = mutated(names + sorted(cxx_functions())[::20], 20_000, seed=3)
+    started = time.monotonic()
+    result = Demangler(patience_s=5).demangle(hostile)
+    assert time.monotonic() - started < 20
+    assert len(result) == len(hostile)
+    assert sum(map(len, result)) < 100 * sum(map(len, hostile))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_Z1f" + "P" * 60_000 + "i",
+        "_ZN" + "1a" * 30_000 + "Ev",
+        "_Z" + "1fI" * 15_000 + "i" + "E" * 15_000 + "v",
+        "_Z1f" + "F" * 30_000 + "i" + "E" * 30_000,
+        "_Z60000" + "a" * 60_000 + "v",
+        "_Z99999999999999999999a",
+        "_Z1fI" + "St4pairIiiE" + "".join(f"S_IS{i}_S{i}_E" for i in range(10)) + "Evv",
+        "_Z1f" + "St4pairIiiE" + "".join(f"S_IS{i}_S{i}_E" for i in range(10)),
+        "_R" + "Nv" * 30_000 + "C1a1b",
+        "_RIB_E",
+        "_Z" + "x" * 1_000_000,
+    ],
+)
+def test_names_built_to_nest_or_explode_do_no_harm(name: str) -> None:
+    """In a process of its own, with little memory: other demanglers die of these."""
+    program = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "from perf_offcpu.symbolize.demangle import demangle\n"
+        "print(len(demangle([sys.stdin.read(), '_ZN3foo3barEi'])[1]))\n"
+    )
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=name,
+        cwd=root,
+        timeout=30,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr
+
+
+def test_a_name_that_takes_too_long_is_left_and_the_rest_too() -> None:
+    slow = "_ZNKSt4hashIRKSbIwSt11char" + "St4hashIRKSbIwSt11char" * 11  # some 10 s
+    demangler = Demangler(patience_s=0.3)
+    started = time.monotonic()
+    assert demangler.demangle(["_ZN3foo3barEi"] * 256 + [slow]) == ["foo::bar"] * 256 + [slow]
+    assert demangler.demangle(["_ZN3foo3barEi"]) == ["_ZN3foo3barEi"]
+    assert time.monotonic() - started < 3
+    assert demangler.left == 2
+
+
+def test_without_the_library_names_stay_mangled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "multi_demangle", None)  # as if it were not installed
+    demangler = Demangler()
+    assert demangler.demangle(["main", "_ZN3foo3barEi"]) == ["main", "_ZN3foo3barEi"]
+    assert (demangler.available, demangler.left) == (False, 1)
+
+
+def test_a_reference_operator_keeps_its_sign() -> None:
+    assert as_perf("foo::operator&") == "foo::operator&"
+    assert as_perf("foo::operator&&") == "foo::operator&&"
+    assert as_perf("foo::bar &&") == "foo::bar"

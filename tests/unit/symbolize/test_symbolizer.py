@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What symbolize() makes of samples: leaves, cookies, addresses kept or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Dsos, Evsel, Maps, Recording, Samples, Spaces
+from perf_offcpu.model.stacks import frames_of
+from perf_offcpu.model.strings import Strings
+from perf_offcpu.symbolize.symbolizer import COOKIE, SymbolizeOptions, symbolize
+
+KERNEL, USER, WAITING = (
+    int(CallchainContext.KERNEL),
+    int(CallchainContext.USER),
+    int(CallchainContext.USER_DEFERRED),
+)
+TEXT = 2**64 - 2**31
+
+
+@pytest.fixture
+def kallsyms(tmp_path: Path) -> str:
+    """A kernel with padding in front of its functions, 0x10 bytes long."""
+    names = ["_text", "__pfx_first", "first", "__pfx_second", "second", "_etext"]
+    places = [0, 0x100, 0x110, 0x200, 0x210, 0x1000]
+    path = tmp_path / "kallsyms"
+    path.write_text("".join(f"{TEXT + at:x} T {name}\n" for at, name in zip(places, names, strict=True)))
+    return str(path)
+
+
+def recording(chains: list[list[int]], **columns: list[int]) -> Recording:
+    """One sample a chain, None of it mapped but two processes' code at different places."""
+    rows = len(columns.get("callchain", chains))
+    strings = Strings(["/nowhere/app"])
+    return Recording(
+        samples=Samples.filled(
+            rows,
+            **{
+                "time_ns": np.arange(rows),
+                "evsel": np.zeros(rows),
+                "callchain": np.arange(rows),
+                "space": np.zeros(rows),
+                **columns,
+            },
+        ),
+        callchains=Ragged.from_lists(chains),
+        evsels=[Evsel("cpu-clock", None, "ns")],
+        strings=strings,
+        spaces=Spaces.filled(2, pid=[1, 2]),
+        maps=Maps.from_rows([(0, 0x1000, 0x2000, 0, 0), (1, 0x5000, 0x6000, 0, 0)]),
+        dsos=Dsos.from_rows([(1, 0, CpuMode.USER)]),
+    )
+
+
+def names(profile: Profile, sample: int = 0) -> list[str]:
+    """symbol+offset of a sample's frames, leaf first; the dso where there is no symbol."""
+    shown = []
+    frames = profile.frames
+    stack = int(profile.samples.stack[sample])
+    for frame in reversed(frames_of(profile.stacks.parent, profile.stacks.frame, stack)):
+        symbol = profile.strings[frames.symbol[frame]]
+        dso = profile.strings[frames.dso[frame]]
+        shown.append(f"{symbol}+{int(frames.offset[frame]):#x}" if symbol else dso)
+    return shown
+
+
+def test_return_addresses_belong_to_the_call_before_them(kallsyms: str) -> None:
+    """The leaf is where the CPU was; a caller is looked up a byte before, and shown as recorded."""
+    chain = [KERNEL, TEXT + 0x120, TEXT + 0x200]
+    profile = symbolize(recording([chain]), SymbolizeOptions(kallsyms=kallsyms))
+    assert names(profile) == ["first+0x10", "first+0xf0"]
+
+
+def test_an_interrupt_at_the_first_instruction_is_not_taken_for_a_return(kallsyms: str) -> None:
+    """The byte before is padding, in which nothing is called."""
+    chain = [KERNEL, TEXT + 0x120, TEXT + 0x210, TEXT + 0x211]
+    profile = symbolize(recording([chain]), SymbolizeOptions(kallsyms=kallsyms))
+    assert names(profile) == ["first+0x10", "second+0x0", "second+0x1"]
+
+
+def test_a_sample_without_callchain_has_its_address(kallsyms: str) -> None:
+    columns = {
+        "callchain": [-1, -1, -1, 0, -1],
+        "ip": [TEXT + 0x110, 0x1234, 0, 0x1500, 0x1234],
+        "cpumode": [CpuMode.KERNEL, CpuMode.USER, CpuMode.USER, CpuMode.USER, CpuMode.HYPERVISOR],
+        "space": [0, 0, 0, 0, 0],
+    }
+    profile = symbolize(recording([[]], **columns), SymbolizeOptions(kallsyms=kallsyms))
+    profile.check()
+    assert names(profile, 0) == ["first+0x0"]
+    assert names(profile, 1) == ["/nowhere/app"]
+    assert names(profile, 3) == ["/nowhere/app"]
+    assert profile.samples.stack[[2, 4]].tolist() == [-1, -1]
+
+
+def test_a_cookie_is_no_code() -> None:
+    """It has the value of an address that is mapped, and is still none."""
+    profile = symbolize(recording([[USER, 0x1500], [WAITING, 0x1500]]), SymbolizeOptions(keep_ips=True))
+    assert names(profile, 0) == ["/nowhere/app"]
+    assert names(profile, 1) == [f"{COOKIE}+0x0"]
+    assert profile.frames.ip.tolist() == [0x1500, 0x1500]
+
+
+def test_the_same_code_of_two_processes_is_one_frame_unless_addresses_are_kept() -> None:
+    both = recording([[USER, 0x1500], [USER, 0x5500]], space=[0, 1])
+    profile = symbolize(both)
+    assert len(profile.frames) == 1
+    assert profile.frames.ip.tolist() == [0]
+    kept = symbolize(both, SymbolizeOptions(keep_ips=True))
+    assert sorted(kept.frames.ip.tolist()) == [0x1500, 0x5500]
+    assert kept.frames.address.tolist() == [0x500, 0x500]

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The architecture, executable: which room may import which, and who alone touches the costly libraries.
+
+Data goes one way, from the kernel to text and pictures, and an import never goes against it:
+
+    kernel -> collect -> perf.data -> perfdata -> decode -> symbolize -> convert, report -> commands
+
+The sources are read with `ast`; nothing is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "perf_offcpu"
+
+# Lowest first. A room imports itself and rooms of lower layers; rooms of one layer do not know each other.
+LAYERS = (
+    ("errors",),
+    ("layout", "resources"),
+    ("columnar",),
+    ("abi", "model"),
+    ("perfdata",),
+    ("decode", "collect"),
+    ("symbolize",),
+    ("convert",),
+    ("report", "api"),
+    ("commands",),
+    ("cli",),
+    ("perf_script", "__main__", "__init__"),
+)
+LAYER_OF = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
+
+# Arrows that would go down and are still wrong: (from, to).
+FORBIDDEN = {
+    ("perfdata", "model"),  # the reader gives records; what they mean is decode's affair
+    ("symbolize", "collect"),  # whoever reads a recording must not need a kernel that records
+    ("convert", "collect"),
+    ("report", "collect"),
+    ("perf_script", "collect"),
+}
+
+# Each costs tens of milliseconds or more to import, so one place imports it, where it is used.
+SOLE_IMPORTERS = {"bcc": "collect/", "elftools": "symbolize/", "networkx": "convert/callgraph.py"}
+SOLE_IMPORTERS |= {"pandas": "convert/dataframe.py", "polars": "convert/dataframe.py"}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_names(node: ast.AST, path: Path) -> list[str]:
+    """Dotted names that one statement imports; relative ones are made absolute."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    package = path.relative_to(PACKAGE.parent).parts[: -node.level] if node.level else ()
+    base = ".".join([*package, *([node.module] if node.module else [])])
+    return [base, *(f"{base}.{alias.name}" for alias in node.names)]
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        yield from imported_names(node, path)
+
+
+def imports_at_load_time(path: Path) -> Iterator[str]:
+    """What importing the module imports: everything outside functions and `if TYPE_CHECKING:`."""
+    waiting: list[ast.AST] = [ast.parse(path.read_text(), str(path))]
+    while waiting:
+        node = waiting.pop()
+        lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        if lazy or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            continue
+        yield from imported_names(node, path)
+        waiting.extend(ast.iter_child_nodes(node))
+
+
+def rooms_imported(path: Path) -> set[str]:
+    parts = [name.split(".") for name in imports(path)]
+    return {name[1] for name in parts if name[0] == "perf_offcpu" and len(name) > 1} - {room_of(path)}
+
+
+def is_allowed(room: str, other: str) -> bool:
+    return LAYER_OF[other] < LAYER_OF[room] and (room, other) not in FORBIDDEN
+
+
+def test_every_room_has_a_layer() -> None:
+    assert {room_of(path) for path in modules()} <= set(LAYER_OF)
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_imports_go_with_the_flow(path: Path) -> None:
+    unknown = rooms_imported(path) - set(LAYER_OF)
+    wrong = {other for other in rooms_imported(path) - unknown if not is_allowed(room_of(path), other)}
+    assert not unknown, f"{name_of(path)} imports what is not there: {sorted(unknown)}"
+    assert not wrong, f"{name_of(path)} imports against the flow: {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("library", SOLE_IMPORTERS)
+def test_costly_libraries_have_one_importer(library: str) -> None:
+    importers = {name_of(path) for path in modules() if library in {n.split(".")[0] for n in imports(path)}}
+    assert {name for name in importers if not name.startswith(SOLE_IMPORTERS[library])} == set()
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_costly_libraries_are_not_imported_at_load_time(path: Path) -> None:
+    assert {name.split(".")[0] for name in imports_at_load_time(path)}.isdisjoint(SOLE_IMPORTERS)
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_modules_open_with_a_docstring(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+ROOMS = [path for path in modules() if path.name == "__init__.py" and path.parent != PACKAGE]
+
+
+@pytest.mark.parametrize("path", ROOMS, ids=name_of)
+def test_init_files_hold_a_docstring_only(path: Path) -> None:
+    assert [type(node) for node in ast.parse(path.read_text()).body] == [ast.Expr]
+
+
+def test_the_package_itself_imports_nothing_of_it() -> None:
+    names = set(imports_at_load_time(PACKAGE / "__init__.py"))
+    assert not [name for name in names if name.startswith("perf_offcpu")]
+
+
+def sources() -> Iterator[Path]:
+    """Hand-written code of the whole repository; recordings and their texts are not code."""
+    for room in ("perf_offcpu", "scripts", "bpf", "tests", "benchmarks", ".ci"):
+        for path in sorted((ROOT / room).rglob("*")):
+            is_code = path.suffix in {".py", ".sh", ".c", ".h"} or path.parent.name in {"scripts", ".ci"}
+            if path.is_file() and is_code and not path.is_relative_to(ROOT / "tests" / "data"):
+                yield path
+
+
+def licence_of(path: Path) -> str:
+    """The SPDX identifier in the first two lines (the second where the first is "#!"), "" without one."""
+    for line in path.read_text().splitlines()[:2]:
+        if "SPDX-License-Identifier: " in line:
+            return line.partition("SPDX-License-Identifier: ")[2].removesuffix("*/").strip()
+    return ""
+
+
+def test_every_source_names_its_licence() -> None:
+    for path in sources():
+        kernel = path.is_relative_to(ROOT / "bpf")
+        expected = "GPL-2.0-only OR BSD-2-Clause" if kernel else "Apache-2.0"
+        assert licence_of(path) == expected, path
+
+
+def test_the_rules_themselves_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that breaks the rules is caught, in whatever way it writes its imports."""
+    monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path / "perf_offcpu")
+    bad = tmp_path / "perf_offcpu" / "perfdata" / "bad.py"
+    bad.parent.mkdir(parents=True)
+    bad.write_text(
+        "from ..model import strings\ndef f():\n    import bcc\nif True:\n    from perf_offcpu import cli\n"
+    )
+    assert rooms_imported(bad) == {"model", "cli"}
+    assert not any(is_allowed("perfdata", room) for room in rooms_imported(bad))
+    assert "bcc" in set(imports(bad)) - set(imports_at_load_time(bad))

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line's manners: one line for an error, the right exit status, help at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+
+import pytest
+
+from perf_offcpu import cli
+from perf_offcpu.errors import CapabilityError, PerfOffcpuError, UsageError
+
+Run = Callable[[argparse.Namespace], int]
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
+    """Makes `perf-offcpu fake [--number N]` run a function."""
+
+    def make(run: Run) -> None:
+        module = types.ModuleType("perf_offcpu.commands.fake")
+
+        def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+            subparsers.add_parser("fake").add_argument("--number", type=int)
+
+        module.add_parser, module.run = add_parser, run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr(cli, "VERBS", ("fake",))
+
+    monkeypatch.delenv("PERF_OFFCPU_TRACEBACK", raising=False)
+    return make
+
+
+def failing(problem: BaseException) -> Run:
+    def run(_: argparse.Namespace) -> int:
+        raise problem
+
+    return run
+
+
+def test_the_verb_gives_the_status(verb: Callable[[Run], None]) -> None:
+    verb(lambda args: args.number)
+    assert cli.main(["fake", "--number", "7"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("problem", "status", "line"),
+    [
+        (PerfOffcpuError("x.data: nothing in it"), 1, "x.data: nothing in it"),
+        (UsageError("impossible"), 129, "impossible"),
+        (CapabilityError("no BTF", "build the kernel with it"), 1, "no BTF: build the kernel with it"),
+        (
+            FileNotFoundError(2, "No such file or directory", "a\x1b[2J"),
+            1,
+            "a\\x1b[2J: No such file or directory",
+        ),
+        (OSError(28, "No space left on device"), 1, "No space left on device"),
+        (PerfOffcpuError("two\nlines"), 1, "two\\nlines"),
+    ],
+)
+def test_an_error_is_one_line(
+    verb: Callable[[Run], None],
+    capsys: pytest.CaptureFixture[str],
+    problem: Exception,
+    status: int,
+    line: str,
+) -> None:
+    verb(failing(problem))
+    assert cli.main(["fake"]) == status
+    assert capsys.readouterr() == ("", f"perf-offcpu fake: {line}\n")
+
+
+def test_developers_see_the_traceback(verb: Callable[[Run], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    verb(failing(PerfOffcpuError("x")))
+    with pytest.raises(PerfOffcpuError):
+        cli.main(["--traceback", "fake"])
+    monkeypatch.setenv("PERF_OFFCPU_TRACEBACK", "1")
+    with pytest.raises(PerfOffcpuError):
+        cli.main(["fake"])
+
+
+def test_a_bug_is_not_hidden(verb: Callable[[Run], None]) -> None:
+    verb(failing(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["fake"])
+
+
+def test_ctrl_c_is_quiet(verb: Callable[[Run], None], capsys: pytest.CaptureFixture[str]) -> None:
+    verb(failing(KeyboardInterrupt()))
+    assert cli.main(["fake"]) == 128 + signal.SIGINT
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["fake", "--number", "x"], "perf-offcpu fake: argument --number: invalid int value: 'x'"),
+        (["fake", "--numb", "1"], "perf-offcpu fake: unrecognized arguments: --numb 1"),
+        (["fake", "stray"], "perf-offcpu fake: unrecognized arguments: stray"),
+        (["nosuch"], "perf-offcpu: 'nosuch' is not a verb of perf-offcpu"),
+        (["--nosuch"], "perf-offcpu: unrecognized arguments: --nosuch"),
+        (["--nosuch", "fake"], "perf-offcpu fake: unrecognized arguments: --nosuch"),
+    ],
+)
+def test_wrong_usage(
+    verb: Callable[[Run], None], capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
+    verb(lambda args: 0)
+    assert cli.main(argv) == 129
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(message) and err.count("\n") == 1 and "--help" in err
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(any(f"\n    {name}{end}" in shown for end in " \n") for name in cli.VERBS)
+    assert cli.main(["--version"]) == 0
+    assert re.fullmatch(r"perf-offcpu version \d+\.\d+\.\d+\n", capsys.readouterr().out)
+    assert cli.main(["--version", "-vv"]) == 0
+    shown_names = [line.partition(":")[0].strip() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert {"python", "kernel", "bcc", "numpy"} <= set(shown_names)
+    assert cli.main([]) == 129
+    out, err = capsys.readouterr()
+    assert out == "" and err == shown
+
+
+@pytest.mark.parametrize("name", cli.VERBS)
+def test_every_verb_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([name, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: perf-offcpu {name} ")
+
+
+def cpu_seconds(*argv: str) -> float:
+    """CPU time of a run; unlike the clock it does not depend on what else the machine does."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "perf_offcpu", *argv], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["record", "--help"], ["convert", "--help"], ["report", "--help"]]
+)
+def test_help_is_instant(argv: list[str]) -> None:
+    assert min(cpu_seconds(*argv) for _ in range(3)) < 0.2
+
+
+@pytest.mark.parametrize("name", cli.VERBS)
+def test_help_imports_nothing_that_costs(name: str) -> None:
+    script = (
+        "import sys; from perf_offcpu.cli import main; main(sys.argv[1:]);"
+        "sys.exit(bool({'numpy', 'bcc', 'elftools', 'networkx'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", script, name, "--help"]
+    assert subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_a_closed_pipe_ends_it_quietly() -> None:
+    """As `perf-offcpu --help | true`: nobody reads, nothing is said."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "perf_offcpu", "--help"]
+    with os.fdopen(write_end, "wb") as nobody:
+        done = subprocess.run(command, check=False, stdout=nobody, stderr=subprocess.PIPE, timeout=30)
+    assert (done.returncode, done.stderr) == (141, b"")

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reader of documentation pages (builders.console) notices what is not so."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from builders.console import Step, difference, run, steps
+
+
+def test_a_page_is_cut_into_commands(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Text\n\n```console\n$ echo 1 \\\n> 2\n1 2\n$ true\n```\n\n```sh\nignored\n```\n")
+    assert list(steps(page)) == [Step(4, "echo 1 2", ("1 2",)), Step(7, "true", ())]
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        (["12.5%  worker-1"], ["  3.25%   worker-0  "], True),
+        (["worker"], ["waiter"], False),
+        (["a", "…", "c"], ["a", "b", "b", "c"], True),
+        (["a", "c"], ["a", "b", "c"], False),
+        (["a", "…"], ["a", "b"], True),
+        (["a"], ["a", "b"], False),
+        (["a …"], ["a b c"], True),
+        (["…", "c", "d"], ["b", "c", "x"], False),
+        ([], ["x"], False),
+    ],
+)
+def test_only_figures_and_blanks_may_differ(shown: list[str], printed: list[str], same: bool) -> None:
+    assert (difference(tuple(shown), printed) == "") == same
+
+
+def test_a_command_that_fails_is_no_documentation(tmp_path: Path) -> None:
+    assert "exit status 3" in run(Step(1, "exit 3", ()), tmp_path, os.environ)
+    assert not run(Step(1, "echo hello", ("hello",)), tmp_path, os.environ)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Man pages name exactly the options that the parsers have, and build without a warning."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from perf_offcpu import cli
+from perf_offcpu.convert.perf_fields import OWN_FIELDS, PERF_FIELDS
+from perf_offcpu.convert.wait_rules import BY_LABEL
+from perf_offcpu.report.document import VERSION, document
+from perf_offcpu.report.keys import SORT_KEYS
+from perf_offcpu.report.summary import summarize
+
+DOCUMENTATION = Path(__file__).resolve().parents[2] / "Documentation"
+VERBS = ("report", "script", "scripts")
+_OPTION = re.compile(r"^(-{1,2}[A-Za-z][\w-]*)(?:\[?=.*)?::$", re.M)
+
+
+def page(name: str) -> str:
+    return (DOCUMENTATION / f"{name}.txt").read_text()
+
+
+def parser_of(verb: str) -> argparse.ArgumentParser:
+    return cli._parsers((verb,))[1][verb]
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    return {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_pages_have_the_parsers_options(verb: str) -> None:
+    assert set(_OPTION.findall(page(f"perf-offcpu-{verb}"))) == options_of(parser_of(verb))
+
+
+def test_the_page_of_the_command_lists_all_verbs() -> None:
+    text = page("perf-offcpu")
+    verbs = dict(
+        re.findall(r"^([a-z]+):: (.*)$", text[text.index("VERBS\n") : text.index("EXIT STATUS")], re.M)
+    )
+    assert verbs == {
+        action.dest: action.help
+        for verb in cli.VERBS
+        for group in cli._parsers((verb,))[0]._subparsers._group_actions  # type: ignore[union-attr]
+        for action in group._choices_actions  # type: ignore[attr-defined]
+    }
+
+
+def test_fields_of_script() -> None:
+    text = page("perf-offcpu-script")
+    for name, meaning in [*PERF_FIELDS.items(), *OWN_FIELDS.items()]:
+        assert f"\n{name}:: {meaning}\n" in text
+
+
+def test_keys_and_classes() -> None:
+    text = " ".join(page("perf-offcpu-report").split())
+    assert ", ".join(SORT_KEYS).replace("symbol,", "symbol (or sym),") in text
+    assert all(label in text for label in BY_LABEL)
+
+
+def test_the_documents_keys() -> None:
+    from builders.profile import ProfileBuilder
+
+    text = page("perf-offcpu-report")
+    part = text[text.index("\nJSON\n") : text.index("\nEXAMPLES\n")]
+    made = document(summarize(ProfileBuilder().build()))
+    assert re.findall(r"^(\w+)::", part, re.M) == [*made]
+    assert f"\nversion:: {VERSION}\n" in part
+
+
+@pytest.mark.parametrize("path", sorted(DOCUMENTATION.glob("*.txt")), ids=lambda path: path.stem)
+def test_pages_build(path: Path, tmp_path: Path) -> None:
+    command = ["asciidoctor", "--backend=manpage", "--failure-level=WARN", "-D", str(tmp_path), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all parts of vmtest need of the machine they run on: the cache, commands, messages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fcntl import LOCK_EX, flock
+from pathlib import Path
+from typing import NoReturn
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perf-offcpu" / "vm"
+
+# Command: the Debian package that brings it.
+NEEDED = {
+    "debootstrap": "debootstrap",
+    "qemu-system-x86_64": "qemu-system-x86",
+    "busybox": "busybox-static",
+    "mkfs.ext4": "e2fsprogs",
+    "git": "git",
+}
+
+
+def die(message: str) -> NoReturn:
+    sys.exit(f"vmtest: {message}")
+
+
+def say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def check(commands: Sequence[str] = tuple(NEEDED)) -> None:
+    """End with the names of the missing packages, if any are."""
+    missing = [NEEDED[command] for command in commands if shutil.which(command) is None]
+    if missing:
+        die(f"install first: apt install {' '.join(missing)}")
+    if os.geteuid() != 0:
+        die("needs root, for debootstrap and file systems that belong to root (sudo scripts/vmtest)")
+
+
+def run(*command: str | Path) -> None:
+    """Run quietly and at low priority; a failure ends all with the end of what the command said."""
+    words = ["nice", *map(str, command)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        say("\n".join(done.stdout.splitlines()[-15:]))
+        die(f"failed: {' '.join(words[1:])[:200]}")
+
+
+@contextmanager
+def locked(name: str) -> Iterator[Path]:
+    """The cache directory `name`, for this process alone."""
+    directory = CACHE / name
+    directory.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        yield directory

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`scripts/suitetest`: the same tests with each Debian's perf, Python and bcc, on the running kernel.
+
+Emulation is not needed for that: a root of the suite (tests/vm/roots.py) is entered by chroot. It is the
+lower layer of an overlay, so the root stays as it is, and all mounts vanish with their namespace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from vm import host, roots, table
+
+DESCRIPTION = """\
+Run tests with the perf, the Python and the bcc of other Debians, on the running kernel. Needs root, and
+about 1 GB in the cache for each suite."""
+EPILOG = f"""\
+  scripts/suitetest                       {", ".join(roots.SUITES)}: what depends on perf, Python or bcc
+  scripts/suitetest sid -- tests/unit     one suite, other tests
+
+Everything that a run gave is kept: {host.CACHE / "results"}."""
+# What perf makes of our files, and ours of perf's; both doors of offcpu.py; all of Python; recording.
+TESTS = (
+    *("tests/unit", "tests/roundtrip", "tests/golden"),
+    *(f"tests/kernel/test_{name}.py" for name in ("perf_opens", "script_as_perf", "inject", "dump_as_perf")),
+    *(f"tests/kernel/test_{name}.py" for name in ("record", "bpf_program", "merge", "doctor")),
+)
+# $1: root, $2: scratch directory, $3: results; then the command.
+ENTER = """
+set -e
+root=$1; scratch=$2; results=$3; shift 3
+mount -t tmpfs tmpfs "$scratch"
+mkdir "$scratch/upper" "$scratch/work" "$scratch/root"
+mount -t overlay overlay -o "lowerdir=$root,upperdir=$scratch/upper,workdir=$scratch/work" "$scratch/root"
+cd "$scratch/root"
+for name in proc sys dev; do mount --rbind "/$name" "$name"; done
+cp -f /etc/resolv.conf etc/resolv.conf
+mkdir -p perf-offcpu results
+mount --bind "$results" results
+tar xf "$results/project.tar" -C perf-offcpu --no-same-owner
+exec chroot . bash -c 'cd /perf-offcpu; exec "$@"' enter "$@"
+"""
+PYTEST = "python -m pytest -p no:cacheprovider --junitxml=/results/junit.xml -o timeout=900"
+PATH = f"{roots.VENV}/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+VERSIONS = """
+import platform, subprocess, bcc
+perf = subprocess.run(["perf", "--version"], capture_output=True, text=True).stdout.split()[-1]
+print(f"perf {perf}, Python {platform.python_version()}, bcc {bcc.__version__}")
+"""
+
+
+def main() -> int:
+    """Run the tests in each suite; 0 if all passed everywhere."""
+    words = sys.argv[1:]
+    at = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(
+        prog="suitetest",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        usage="%(prog)s [SUITE...] [-- TESTS]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=", ".join(roots.SUITES))
+    chosen = parser.parse_args(words[:at]).suites or list(roots.SUITES)
+    if unknown := set(chosen) - set(roots.SUITES):
+        host.die(f"no such suite: {', '.join(unknown)} (there are {', '.join(roots.SUITES)})")
+    host.check(("debootstrap", "git"))
+    runs: dict[str, table.Run] = {}
+    bad = False
+    for suite in chosen:
+        results = host.CACHE / "results" / suite
+        status = _run_in(suite, results, words[at + 1 :] or list(TESTS))
+        bad |= status != 0
+        runs[suite] = table.read(results / "junit.xml")
+    print(table.render(runs))
+    return int(bad)
+
+
+def _run_in(suite: str, results: Path, tests: list[str]) -> int:
+    """pytest's exit status in the root of a suite."""
+    root = roots.root(suite)
+    shutil.rmtree(results, ignore_errors=True)
+    results.mkdir(parents=True)
+    _pack(results / "project.tar")
+    host.say(f"Debian {suite}: {_enter(root, results, ['python', '-c', VERSIONS])[1].strip()}")
+    pytest = f"{PYTEST} {shlex.join(tests)}"
+    status, output = _enter(root, results, ["bash", "-c", pytest])
+    (results / "output").write_text(output)
+    (results / "project.tar").unlink()
+    host.say(f"  status {status}; see {results}/output")
+    return status
+
+
+def _enter(root: Path, results: Path, command: list[str]) -> tuple[int, str]:
+    """(exit status, output) of a command in the project's directory inside the root."""
+    with tempfile.TemporaryDirectory(prefix="suitetest.") as scratch:
+        words = ["nice", "unshare", "-m", "sh", "-c", ENTER, "sh", root, scratch, results, *command]
+        env = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+            env=env,
+        )
+    return done.returncode, done.stdout
+
+
+def _pack(path: Path) -> None:
+    import tarfile
+
+    with tarfile.open(path, "w") as archive:
+        for name in roots.project_files():
+            archive.add(host.CHECKOUT / name, name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

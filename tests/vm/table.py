@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table kernel × test out of pytest's JUnit files, and what failed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+Case = tuple[str, str]  # file of the test, its function
+
+WORDS = {"passed": "ok", "failed": "FAILED", "skipped": "skipped", "xfailed": "xfail"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What pytest said on one kernel."""
+
+    outcomes: Mapping[Case, Counter[str]]
+    """Parameters of a test are counted together."""
+    messages: Mapping[Case, str]
+    """Of the first failure of each."""
+
+
+def read(path: Path) -> Run:
+    """Take a JUnit file apart; an absent one is a run in which nothing was tested."""
+    outcomes: dict[Case, Counter[str]] = {}
+    messages: dict[Case, str] = {}
+    if not path.exists():
+        return Run(outcomes, messages)
+    for test in ElementTree.parse(path).iter("testcase"):
+        case = (test.get("classname", "").rpartition(".")[2], re.sub(r"\[.*", "", test.get("name", "")))
+        problem = next((found for tag in ("failure", "error") if (found := test.find(tag)) is not None), None)
+        skipped = test.find("skipped")
+        word = "failed" if problem is not None else "skipped" if skipped is not None else "passed"
+        outcomes.setdefault(case, Counter())[word] += 1
+        if problem is not None:
+            messages.setdefault(case, (problem.get("message") or problem.text or "").split("\n")[0])
+    return Run(outcomes, messages)
+
+
+def _cell(counts: Counter[str] | None) -> str:
+    if not counts:
+        return "-"
+    if len(counts) == 1:
+        return WORDS[next(iter(counts))]
+    return f"{counts['passed']}/{counts.total()}"
+
+
+def render(runs: Mapping[str, Run]) -> str:
+    """A line a test, a column a kernel, totals at the end, then the first failure of each test."""
+    cases = sorted({case for run in runs.values() for case in run.outcomes})
+    rows = [
+        (f"{file}::{name}", [_cell(run.outcomes.get((file, name))) for run in runs.values()])
+        for file, name in cases
+    ]
+    rows.append(("passed / all", [_total(run) for run in runs.values()]))
+    first = max((len(name) for name, _ in rows), default=0)
+    widths = [max(len(kernel), *(len(cells[at]) for _, cells in rows)) for at, kernel in enumerate(runs)]
+    lines = [_line("test", runs, first, widths), _line("-" * first, ["-" * w for w in widths], first, widths)]
+    lines += [_line(name, cells, first, widths) for name, cells in rows]
+    for kernel, run in runs.items():
+        lines += [f"{kernel}: {file}::{name}: {text[:300]}" for (file, name), text in run.messages.items()]
+    return "\n".join(lines)
+
+
+def _total(run: Run) -> str:
+    counts = sum(run.outcomes.values(), Counter())
+    return f"{counts['passed']}/{counts.total()}"
+
+
+def _line(name: str, cells: object, first: int, widths: list[int]) -> str:
+    padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]  # type: ignore[call-overload]
+    return "  ".join([name.ljust(first), *padded]).rstrip()
