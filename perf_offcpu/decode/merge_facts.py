@@ -25,6 +25,7 @@ from perf_offcpu.perfdata.trailers import read_trailers, record_times
 SCHED_CLOCK = -1
 """Times of a recording that asked for no clock: those of perf's own, the scheduler's."""
 
+_SECOND = 10**9
 _MAPS = (RecordType.MMAP, RecordType.MMAP2)
 
 
@@ -73,9 +74,17 @@ class Facts:
 
     @property
     def wall_offset_ns(self) -> int | None:
-        """What has to be added to its times to get those of CLOCK_REALTIME; None if it does not say."""
+        """What has to be added to its times to get those of CLOCK_REALTIME; None if it does not say.
+
+        A recorder notes both clocks as it begins. If that lies behind all that it recorded, it ran in a time
+        namespace: clock_gettime() is shifted there, the kernel's own times are not, and perf knows nothing
+        of it.
+        """
         values = self.features.values(Feature.CLOCK_DATA)
-        return values["wall_clock"] - values["clockid_time"] if values else None
+        if not values or values["clockid_time"] > max(self.end_ns, self.begin_ns) + _SECOND > _SECOND:
+            return None
+        offset: int = values["wall_clock"] - values["clockid_time"]
+        return offset
 
     @property
     def kernel_text(self) -> KernelMap | None:

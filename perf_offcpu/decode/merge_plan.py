@@ -222,7 +222,8 @@ def _clock(
         if wall is None:
             raise UsageError(
                 f"{one.name}: its times cannot be put beside those of another clock or machine, for it does "
-                "not say what time it was (perf record -k mono): use --from-start to let all begin at once"
+                "not say what time it was (perf record -k mono, outside of time namespaces): "
+                "use --from-start to let all begin at once"
             )
     return CLOCK_REALTIME, [wall or 0 for wall in walls]
 

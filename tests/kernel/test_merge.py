@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -12,9 +14,13 @@ import pytest
 from conftest import Command
 
 from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.columns import I64
 from perf_offcpu.model.recording import Recording
 
 Totals = Counter[tuple[str, str, int]]
+PROGRAM = Path(sys.executable).with_name("perf-offcpu")
+SHIFTED = ("unshare", "--uts", "--time", "--fork", "--monotonic", "1000", "--boottime", "1000")
+"""Another host, as far as one kernel can be two: a name of its own, and a clock for programs that differs."""
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +111,80 @@ def test_pipes(recordings: tuple[Path, ...], perf_offcpu: Command, tmp_path: Pat
     merged, piped = tmp_path / "merged.data", tmp_path / "piped.data"
     assert perf_offcpu("merge", *recordings, "-o", merged).returncode == 0
     with open(piped, "wb") as out:
-        program = Path(sys.executable).with_name("perf-offcpu")
-        subprocess.run([program, "merge", *recordings, "-o", "-"], stdout=out, check=True, timeout=60)
+        subprocess.run([PROGRAM, "merge", *recordings, "-o", "-"], stdout=out, check=True, timeout=60)
     assert totals(load_recording(piped)) == totals(load_recording(merged))
+
+
+def on_another_host(*command: str | Path) -> None:
+    """Run a command on the host `web2`, whose CLOCK_MONOTONIC is 1000 s ahead."""
+    shell = 'hostname web2; exec "$@"'
+    subprocess.run([*SHIFTED, "sh", "-c", shell, "sh", *command], check=True, capture_output=True, timeout=60)
+
+
+def timed(recording: Recording, host: str) -> I64:
+    """The times of all samples of a host's programs."""
+    samples, strings = recording.samples, recording.strings
+    mine = [strings[comm].startswith(f"{host}:") for comm in samples.comm.tolist()]
+    found: I64 = samples.time_ns[mine]
+    return found[found > 0]
+
+
+def test_recording_in_a_time_namespace(tmp_path: Path) -> None:
+    """The kernel's times are not shifted there, so nothing that the recorder notes may be."""
+    path = tmp_path / "perf.data"
+    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    on_another_host(PROGRAM, "record", "-o", path, "--", "sleep", "0.3")
+    after = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    recording = load_recording(path)
+    assert recording.meta.hostname == "web2"
+    waits = recording.samples.take(recording.samples.time_ns > 0)
+    assert len(waits)
+    assert before < waits.time_ns.min() and waits.time_ns.max() < after
+    assert before < recording.meta.begin_ns < recording.meta.end_ns < after
+    assert before < recording.meta.wall_clock_at_ns < after
+    assert recording.samples.period.max() > 290_000_000
+    lives = recording.budget
+    assert len(lives) and (lives.begin_ns > before).all() and (lives.end_ns < after).all()
+
+
+def test_two_hosts_meet_on_the_wall_clock(perf_offcpu: Command, tmp_path: Path) -> None:
+    """The one here records on CLOCK_REALTIME: without CLOCK_DATA the two lie decades apart."""
+    here, there, merged = (tmp_path / name for name in ("here.data", "there.data", "merged.data"))
+    moments = [time.time_ns()]
+    command = ["perf", "record", "-q", "-k", "CLOCK_REALTIME", "-e", "cpu-clock", "-F", "4000", "-o", here]
+    subprocess.run([*command, "--", "ls", "-R", "/etc"], check=True, capture_output=True, timeout=60)
+    moments.append(time.time_ns())
+    on_another_host(PROGRAM, "record", "-o", there, "--", "sleep", "0.3")
+    moments.append(time.time_ns())
+    done = perf_offcpu("merge", "-v", here, there, "-o", merged)
+    assert done.returncode == 0, done.stderr
+    assert "machine 2 of 2" in done.stderr
+    whole = load_recording(merged)
+    host = load_recording(here).meta.hostname
+    first, second = timed(whole, host), timed(whole, "web2")
+    assert len(first) > 3 and len(second) > 0
+    assert moments[0] < first.min() and first.max() < moments[1]
+    assert moments[1] < second.min() and second.max() < moments[2]
+
+    # Every way out keeps them apart.
+    report = perf_offcpu("report", "-i", merged, "--json")
+    assert {"web2:sleep"} <= {one["comm"] for one in json.loads(report.stdout)["threads"]}
+    for verb in (["script"], ["convert", "--folded", "-o", "-"], ["report"], ["dump"]):
+        shown = perf_offcpu(*verb, "-i", merged)
+        assert shown.returncode == 0, shown.stderr
+        assert "web2:sleep" in shown.stdout, verb
+    pids = {pid // 10_000_000 for pid in whole.samples.pid[whole.samples.pid > 0].tolist()}
+    assert pids == {0, 1}
+
+
+def test_a_shifted_clock_that_perf_believes_in_is_refused(perf_offcpu: Command, tmp_path: Path) -> None:
+    """perf notes the clock of the namespace: times of day would be wrong by its shift."""
+    ours, theirs = tmp_path / "ours.data", tmp_path / "theirs.data"
+    assert perf_offcpu("record", "-o", ours, "--", "sleep", "0.1").returncode == 0
+    command = ["perf", "record", "-q", "-k", "CLOCK_MONOTONIC", "-e", "cpu-clock", "-F", "4000"]
+    on_another_host(*command, "-o", theirs, "--", "ls", "-R", "/etc")
+    done = perf_offcpu("merge", ours, theirs, "-o", tmp_path / "merged.data")
+    assert done.returncode == 129
+    assert "time namespaces" in done.stderr and done.stderr.count("\n") == 1
+    done = perf_offcpu("merge", "--from-start", ours, theirs, "-o", tmp_path / "merged.data")
+    assert done.returncode == 0, done.stderr
