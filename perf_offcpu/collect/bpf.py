@@ -155,8 +155,6 @@ class OffCpuProgram:
         except BaseException:
             self.close()
             raise
-        finally:
-            btf.close()
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from perf_offcpu.collect.bpf_attr import ProgramType
 from perf_offcpu.collect.bpf_syscall import VerifierError, load_program, run_program
-from perf_offcpu.collect.btf import Btf, Kind, Member, Tracepoint
+from perf_offcpu.collect.btf import Btf, Member, Tracepoint
+from perf_offcpu.collect.btf_walk import Kind
 from perf_offcpu.collect.limits import privilege_remedy
 from perf_offcpu.errors import CapabilityError
 

@@ -6,21 +6,21 @@ headers and does no CO-RE relocation, so the few offsets that the BPF program ne
 
 The file is a header, a section of types and a section of strings. Types carry no ids and no index: the id
 of a type is its ordinal (1 first, 0 is `void`), and each record's length follows from its kind and from
-the count in its second word. Whoever wants an id has to walk. This walk stops as soon as the name asked for
-is met and goes on from there for the next name; names that the kernel lacks never start it, because they
-are missing in the string section. Some 10 ms instead of 150 for the whole file.
+the count in its second word. Whoever wants an id has to find where all records begin (`btf_walk`), which is
+done at the first question for a name that the kernel has.
 
 Format: Documentation/bpf/btf.rst and include/uapi/linux/btf.h of the kernel. Byte order is the machine's.
 """
 
 from __future__ import annotations
 
-import enum
+import functools
 import struct
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from perf_offcpu.collect.btf_walk import Kind, TypeIndex, walk
 from perf_offcpu.errors import CapabilityError, FormatError
 
 VMLINUX_BTF = Path("/sys/kernel/btf/vmlinux")
@@ -29,42 +29,6 @@ _MAGIC = 0xEB9F
 _HEADER = struct.Struct("=HBBIIIII")  # magic, version, flags, hdr_len, type_off, type_len, str_off, str_len
 _MAX_DEPTH = 32  # of typedefs and anonymous members: the kernel's stay below 10; damage can make circles
 
-
-class Kind(enum.IntEnum):
-    """`BTF_KIND_*`, include/uapi/linux/btf.h."""
-
-    VOID = 0
-    INT = 1
-    PTR = 2
-    ARRAY = 3
-    STRUCT = 4
-    UNION = 5
-    ENUM = 6
-    FWD = 7
-    TYPEDEF = 8
-    VOLATILE = 9
-    CONST = 10
-    RESTRICT = 11
-    FUNC = 12
-    FUNC_PROTO = 13
-    VAR = 14
-    DATASEC = 15
-    FLOAT = 16
-    DECL_TAG = 17
-    TYPE_TAG = 18
-    ENUM64 = 19
-
-
-# u32 words of a record: `struct btf_type` (name_off, info, size or type), what the kind adds, and what each
-# of its vlen entries takes.
-_FIXED_WORDS = [3] * len(Kind)
-for _kind, _words in {Kind.INT: 4, Kind.ARRAY: 6, Kind.VAR: 4, Kind.DECL_TAG: 4}.items():
-    _FIXED_WORDS[_kind] = _words
-_ENTRY_WORDS = [0] * len(Kind)
-for _kind, _words in {
-    Kind.STRUCT: 3, Kind.UNION: 3, Kind.ENUM: 2, Kind.FUNC_PROTO: 2, Kind.DATASEC: 3, Kind.ENUM64: 3,
-}.items():  # fmt: skip
-    _ENTRY_WORDS[_kind] = _words
 
 _NAMED = frozenset((Kind.STRUCT, Kind.UNION, Kind.TYPEDEF, Kind.ENUM, Kind.FUNC, Kind.VAR, Kind.DATASEC))
 _COMPOSITE = frozenset((Kind.STRUCT, Kind.UNION))
@@ -105,10 +69,7 @@ class Btf:
     def __init__(self, data: bytes, path: str = str(VMLINUX_BTF)) -> None:
         self._path = path
         types, self._strings = self._sections(data)
-        self._words = memoryview(data[types]).cast("I")
-        self._start = [0]  # id → index of the record's first word, as far as walked; void has none
-        self._ids: dict[tuple[int, int], int] = {}  # (kind, name_off) → id, as far as walked
-        self._walking = self._walk()  # one walk for all questions: each goes on where the last stopped
+        self._words = memoryview(data)[types].cast("I")
 
     @classmethod
     def load(cls, path: Path = VMLINUX_BTF) -> Btf:
@@ -127,19 +88,18 @@ class Btf:
             ) from error
         return cls(data, str(path))
 
-    def close(self) -> None:
-        """Give the memory back now: walk and types refer to each other."""
-        self._walking.close()
-
     def type_id(self, kind: Kind, name: str) -> int | None:
         """The id of a structure, union, typedef, function or variable; None if there is none of this name."""
         name_off = self._strings.find(b"\0" + name.encode() + b"\0") + 1
-        if not name_off:
-            return None
-        wanted = int(kind), name_off
-        while wanted not in self._ids and next(self._walking, None) is not None:
-            pass
-        return self._ids.get(wanted)
+        return self._index.find(kind, name_off) if name_off and kind in _NAMED else None
+
+    @functools.cached_property
+    def _index(self) -> TypeIndex:
+        """Where all types are, found out when it is first asked for."""
+        index = walk(self._words)
+        if index.problem:
+            raise self._damage(index.problem)
+        return index
 
     def has_string(self, name: str) -> bool:
         """Whether any type, member or enumerator bears this name (say `BPF_FUNC_task_pt_regs`)."""
@@ -210,32 +170,11 @@ class Btf:
         types = slice(header + type_off, header + type_off + type_len)
         return types, data[header + str_off : header + str_off + str_len]
 
-    def _walk(self) -> Generator[int, None, None]:
-        """The id of each type in turn, once it is noted where it lies and what it is called."""
-        words, position, end = self._words, 0, len(self._words)
-        while position + 3 <= end:
-            name_off, info = words[position], words[position + 1]
-            type_id, kind = len(self._start), info >> 24 & 0x1F
-            if kind >= len(_FIXED_WORDS):
-                raise self._damage(f"type {type_id} is of unknown kind {kind}")
-            following = position + _FIXED_WORDS[kind] + _ENTRY_WORDS[kind] * (info & 0xFFFF)
-            if following > end:
-                break
-            self._start.append(position)
-            if kind in _NAMED:
-                self._ids.setdefault((kind, name_off), type_id)
-            yield type_id
-            position = following
-        if position != end:
-            raise self._damage(f"type {len(self._start)} reaches beyond the end of the types")
-
     def _record(self, type_id: int) -> int:
         """Index of the first word of a type's record."""
-        if type_id >= len(self._start):
-            any(walked == type_id for walked in self._walking)
-        if not 0 < type_id < len(self._start):
+        if not 0 < type_id <= len(self._index.starts):
             raise self._damage(f"type id {type_id} does not exist")
-        return self._start[type_id]
+        return int(self._index.starts[type_id - 1])
 
     def _word(self, type_id: int, index: int) -> int:
         """Word `index` of a type's record (0 name_off, 1 info, 2 size or type)."""

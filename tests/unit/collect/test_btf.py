@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from perf_offcpu.collect.btf import Btf, Kind, Member, Tracepoint
+from perf_offcpu.collect.btf import Btf, Member, Tracepoint
+from perf_offcpu.collect.btf_walk import Kind
 from perf_offcpu.errors import CapabilityError, FormatError, PerfOffcpuError
 
 
