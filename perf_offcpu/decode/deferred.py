@@ -102,8 +102,11 @@ def merge_deferred(recording: Recording) -> Recording:
     space[waiting[found >= 0]] = np.where(walked >= 0, walked, space[waiting[found >= 0]])
     flags[waiting[found < 0]] |= np.uint16(SampleFlag.UNMERGED | SampleFlag.NO_USER_STACK)
     callchains, ids = unique_rows(Ragged.concat([recording.callchains, completed]))
+    # The stack of a waker may be that of a sample, the one of its sched_waking.
+    successor = np.arange(len(recording.callchains), dtype=np.int32)
+    successor[chain] = callchain[waiting]
+    wakers = np.append(successor, np.int32(-1))[samples.waker_callchain]
     callchain[callchain >= 0] = ids[callchain[callchain >= 0]]
-    wakers = samples.waker_callchain.copy()
     wakers[wakers >= 0] = ids[wakers[wakers >= 0]]
     lost = Losses(recording.losses)
     lost.add(UNMERGED, int((found < 0).sum()))

@@ -58,18 +58,22 @@ def recorded_extensions(data: NDArray[np.uint8], raw: Rows, nr: I64, order: Orde
     return Ragged(*gather_rows(data, Rows(raw.starts + np.where(nr >= 0, begin, 0), counts, 8), order))
 
 
-def made_extensions(samples: Samples, wanted: Bool, order: Order) -> Ragged:
+def made_extensions(samples: Samples, wanted: Bool, order: Order, wakers: Ragged | None = None) -> Ragged:
     """Extensions that say what is known of samples: the inverse of how `decode.offcpu` reads them.
 
     Args:
         wanted: bool[n], which samples get one; the others' rows are empty.
+        wakers: the callchains of those who woke, n rows. Default: none is known.
     """
     rows = samples.take(wanted)
+    chains = (Ragged(np.zeros(len(samples) + 1, np.int64)) if wakers is None else wakers).take(
+        np.flatnonzero(wanted)
+    )
     table = np.zeros(len(rows), abi.EXTENSION.dtype(order))
     columns = {
         "magic": abi.EXTENSION_MAGIC,
         "version": abi.EXTENSION_VERSION,
-        "nwords": abi.EXTENSION_WORDS,
+        "nwords": abi.EXTENSION_WORDS + chains.lengths,
         "kind": _kinds(rows),
         "flags": _marks(rows, _WAIT_FLAGS),
         "lost": _marks(rows, _LOST),
@@ -82,11 +86,16 @@ def made_extensions(samples: Samples, wanted: Bool, order: Order) -> Ragged:
         "switch_out_ns": np.maximum(rows.switch_out_ns, 0),
         "longest_ns": rows.longest_ns.view(np.uint64),
         "runq_ns": rows.runq_ns.view(np.uint64),
+        "waker_nr": chains.lengths,
     }
     for name, values in columns.items():
         table[name] = values
     words = np.frombuffer(table.tobytes(), f"{order}u8").astype(np.uint64)
-    return Ragged(offsets_of(np.where(wanted, abi.EXTENSION_WORDS, 0)), words)
+    fixed = Ragged(np.arange(len(rows) + 1, dtype=np.int64) * abi.EXTENSION_WORDS, words)
+    joined = one_after_the_other(fixed, chains)
+    lengths = np.zeros(len(samples), np.int64)
+    lengths[wanted] = joined.lengths
+    return Ragged(offsets_of(lengths), joined.values)
 
 
 _KINDS = (

@@ -31,8 +31,8 @@ from perf_offcpu.perfdata.writer import RECORD_SIZE_MAX
 
 NO_ROOM = "waits between switches not written: samples carry no id that would tell a second event apart"
 TOO_LONG = "waits between switches not written: their callchain is longer than a record can be"
-_WORDS_MAX = (RECORD_SIZE_MAX - 512) // 16
-"""A callchain stands in the field and in the payload."""
+_WORDS_MAX = (RECORD_SIZE_MAX - 512) // 8
+"""A callchain stands in the field and in the payload, that of the waker in the payload alone."""
 
 _PLACES_OF_ID = (
     SampleType.IDENTIFIER | SampleType.ID | SampleType.ADDR | SampleType.STREAM_ID | SampleType.CPU
@@ -71,9 +71,10 @@ def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None
     if spec is None:
         counters.add(NO_ROOM, len(samples))
         return None
-    lengths = np.append(recording.callchains.lengths, 0)[samples.callchain]
-    counters.add(TOO_LONG, int((lengths > _WORDS_MAX).sum()))
-    samples = samples.take(lengths <= _WORDS_MAX)
+    lengths = np.append(recording.callchains.lengths, 0)[[samples.callchain, samples.waker_callchain]]
+    long = 2 * lengths[0] + lengths[1] > _WORDS_MAX
+    counters.add(TOO_LONG, int(long.sum()))
+    samples = samples.take(~long)
     records = _records(samples, recording.callchains, spec, reader.order)
     return WaitRecords(spec, records, samples.time_ns)
 
@@ -96,7 +97,8 @@ def _records(samples: Samples, callchains: Ragged, spec: EventSpec, order: Order
     none = len(callchains)  # the row of an empty callchain, added here
     with_none = Ragged(np.append(callchains.offsets, callchains.offsets[-1]), callchains.values)
     chains = with_none.take(np.where(samples.callchain < 0, none, samples.callchain))
-    told = made_extensions(samples, np.ones(len(samples), np.bool_), order)
+    wakers = with_none.take(np.where(samples.waker_callchain < 0, none, samples.waker_callchain))
+    told = made_extensions(samples, np.ones(len(samples), np.bool_), order, wakers)
     columns: dict[str, Column] = {
         "identifier": spec.ids[0],
         "ip": samples.ip,

@@ -7,8 +7,9 @@ whose period is the time off the CPU. So everything behind the Recording works o
 * the stack of the switch-out, where one was sampled (no stack is better than the stack of another moment);
 * the state, if sched_switch told it. Threads that could have gone on (preempted ones, and those that yielded)
   are flagged PREEMPTED: all their time off the CPU is run-queue delay;
-* wake-up, waker and run-queue delay, if sched_waking or sched_wakeup told it. The waker is 0, the idle
-  thread's number, where an interrupt woke: what it interrupted has nothing to do with it.
+* wake-up, waker and run-queue delay, if sched_waking or sched_wakeup told it. Their samples are taken in the
+  thread that wakes, so theirs is the stack of the waker. Where an interrupt woke the waker is 0, the idle
+  thread's number, flagged WAKER_INTERRUPT: what it interrupted has nothing to do with it.
 """
 
 from __future__ import annotations
@@ -145,5 +146,7 @@ def _add_wakeups(samples: Samples, wakeups: Switches) -> None:
     """Take over what is known of the wake-ups; those of time -1 are unknown."""
     samples.wakeup_ns = wakeups.time_ns
     samples.waker_pid, samples.waker_tid = wakeups.pid, wakeups.current
-    woken = wakeups.time_ns >= 0
+    woken, interrupt = wakeups.time_ns >= 0, wakeups.current == 0
+    samples.flags |= np.where(woken & interrupt, np.uint16(SampleFlag.WAKER_INTERRUPT), np.uint16(0))
+    samples.waker_callchain = np.where(woken & ~interrupt, wakeups.callchain, np.int32(-1))
     samples.runq_ns[woken] = (samples.time_ns - wakeups.time_ns)[woken]

@@ -4,8 +4,9 @@
     (tmp_path / "big.data").write_bytes(big_endian("perf.data"))
 
 File form in, file form out. Text and opaque bytes stay. What has no layout cannot be turned and is left out
-(the features CPU_TOPOLOGY, MEM_TOPOLOGY, BPF_PROG_INFO, BPF_BTF; TRACING_DATA, which says its own byte
-order). Raw data is the producer's: off-cpu payloads and our counters are turned, tracepoints' are not.
+(the features CPU_TOPOLOGY, MEM_TOPOLOGY, BPF_PROG_INFO, BPF_BTF). Raw data is the producer's: off-cpu
+payloads and our counters are turned by their layouts, fields of tracepoints by their formats in TRACING_DATA,
+which is turned itself.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 from perf_offcpu.abi import counters as counters_abi
 from perf_offcpu.abi import offcpu
+from perf_offcpu.abi.attr import PerfType
 from perf_offcpu.abi.features import FEATURE_LAYOUTS, Feature
 from perf_offcpu.abi.file import FEATURE_BITS, FILE_HEADER, FILE_HEADER_SIZE, MAGIC, SECTION
 from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
@@ -28,8 +30,11 @@ from perf_offcpu.layout import Layout
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.features_write import build_id_body, event_desc_body
+from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
+from perf_offcpu.perfdata.tracing_data import MAGIC as TRACING_MAGIC
+from perf_offcpu.perfdata.tracing_data import TracepointFormat, tracepoint_formats
 from perf_offcpu.perfdata.trailers import read_trailers
 
 
@@ -77,6 +82,8 @@ def _turned_features(features: Features) -> dict[int, bytes]:
             turned[bit] = event_desc_body(features.event_specs(), ">")
         elif bit == Feature.BUILD_ID:
             turned[bit] = build_id_body(features.build_ids(), ">")
+        elif bit == Feature.TRACING_DATA:
+            turned[bit] = turned_tracing_data(body)
         elif bit in FEATURE_LAYOUTS and bit != Feature.COMPRESSED:
             turned[bit] = _turned(FEATURE_LAYOUTS[bit], body)
     return turned
@@ -92,11 +99,12 @@ def _turned_records(chunk: Chunk, reader: PerfDataReader) -> Iterator[bytes]:
     samples = np.flatnonzero(chunk.types == RecordType.SAMPLE)
     evsel = np.full(len(chunk), -1)
     evsel[samples] = reader.events.of_samples(chunk, samples)
+    formats = tracepoint_formats(reader.features.bodies.get(Feature.TRACING_DATA, b""), Losses())
     for row in rows.tolist():
         kind, misc = int(chunk.types[row]), int(chunk.miscs[row])
         record = bytes(chunk.record(row))
         if kind == RecordType.SAMPLE:
-            payload = _turned_sample(record[HEADER_SIZE:], reader.events.specs[evsel[row]])
+            payload = _turned_sample(record[HEADER_SIZE:], reader.events.specs[evsel[row]], formats)
         elif kind in RECORD_LAYOUTS:
             end = len(record) - int(trailers.size[row])
             owner = reader.events.specs[trailers.evsel[row]] if kind < FIRST_USER_TYPE else None
@@ -123,7 +131,7 @@ def _turned_words(data: bytes) -> bytes:
     return b"".join(data[at : at + 8][::-1] for at in range(0, len(data), 8))
 
 
-def _turned_sample(payload: bytes, spec: EventSpec) -> bytes:
+def _turned_sample(payload: bytes, spec: EventSpec, formats: dict[int, TracepointFormat]) -> bytes:
     shape = SampleShape.of(spec.attr)
     values = SAMPLE.unpack(payload, "<", shape)
     if spec.name == offcpu.EVENT_NAME and "raw" in values:
@@ -131,7 +139,60 @@ def _turned_sample(payload: bytes, spec: EventSpec) -> bytes:
     elif spec.name == counters_abi.EVENT_NAME:
         turned = _turned(counters_abi.COUNTERS, values["raw"])
         values["raw"] = turned + values["raw"][len(turned) :]
+    elif spec.attr.type == PerfType.TRACEPOINT and "raw" in values:
+        values["raw"] = turned_tracepoint(values["raw"], formats[spec.attr.config])
     return SAMPLE.pack(values, ">", shape)
+
+
+def turned_tracepoint(raw: bytes, one: TracepointFormat) -> bytes:
+    """The structure of a tracepoint, each number of its own turned; comms and other arrays of bytes stay.
+
+    A __data_loc is a u32 like any other. What it leads to must be text.
+    """
+    data = bytearray(raw)
+    for field in one.fields.values():
+        if field.type is not None:
+            data[field.offset : field.offset + field.size] = raw[field.offset : field.offset + field.size][
+                ::-1
+            ]
+    return bytes(data)
+
+
+def turned_tracing_data(body: bytes) -> bytes:
+    """The container of formats as a machine of the other byte order writes it."""
+    at = body.index(b"\0", len(TRACING_MAGIC)) + 1
+    out = bytearray(body[:at])
+    assert body[at : at + 1] == b"\0", "little-endian"
+
+    def take(size: int) -> bytes:
+        nonlocal at
+        at += size
+        return body[at - size : at]
+
+    def number(size: int) -> int:
+        data = take(size)
+        out.extend(data[::-1])
+        return int.from_bytes(data, "little")
+
+    def text() -> None:
+        out.extend(take(body.index(b"\0", at) + 1 - at))
+
+    out += b"\1" + body[at + 1 : at + 2]
+    at += 2
+    number(4)  # page size
+    for _ in range(2):  # header_page, header_event
+        text()
+        out.extend(take(number(8)))
+    for _ in range(number(4)):
+        out.extend(take(number(8)))
+    for _ in range(number(4)):
+        text()
+        for _ in range(number(4)):
+            out.extend(take(number(8)))
+    for size in (4, 4, 8):  # kallsyms, printk formats, comms
+        if at < len(body):
+            out.extend(take(number(size)))
+    return bytes(out)
 
 
 def _turned_offcpu(raw: bytes) -> bytes:

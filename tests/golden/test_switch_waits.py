@@ -47,6 +47,7 @@ class Wait:
     comm: str = ""
     wakeup: int | None = None
     waker: int | None = None
+    waker_stack: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -83,6 +84,7 @@ def _wake(sample: Printed, away: dict[int, Wait | None]) -> None:
     if wait is not None and wait.wakeup is None:
         interrupt = any(INTERRUPT.search(frame.sym) for frame in sample.frames)
         wait.wakeup, wait.waker = microseconds(sample.time), 0 if interrupt else sample.tid
+        wait.waker_stack = [] if interrupt else [frame.ip for frame in sample.frames]
 
 
 def _go_out(sample: Printed, tid: int, state: str, away: dict[int, Wait | None], result: Expected) -> None:
@@ -132,6 +134,12 @@ def waits_of(recording: Recording) -> Samples:
     return found.take(np.lexsort((found.time_ns, found.tid)))
 
 
+def addresses(recording: Recording, row: int) -> list[int]:
+    """The addresses of a callchain without its markers; none of row -1."""
+    words = recording.callchains.row(row).tolist() if row >= 0 else []
+    return [word for word in words if word < MARKERS]
+
+
 @pytest.fixture(scope="module")
 def pairs(recording: Recording, expected: Expected) -> list[tuple[dict[str, Any], Wait]]:
     """(our sample as a dict, perf's wait), all of them: begin of the wait and thread agree."""
@@ -174,11 +182,10 @@ def test_stacks_are_perfs_but_for_garbage_at_the_root(
     pairs: list[tuple[dict[str, Any], Wait]], recording: Recording
 ) -> None:
     for row, wait in pairs:
-        words = recording.callchains.row(row["callchain"]).tolist()
-        addresses = [word for word in words if word < MARKERS]
-        assert addresses == wait.stack[: len(addresses)]
+        found = addresses(recording, row["callchain"])
+        assert found == wait.stack[: len(found)]
         kernel = [address for address in wait.stack if address >= 2**63]
-        assert len(addresses) >= max(1, len(kernel))
+        assert len(found) >= max(1, len(kernel))
         assert row["ip"] == wait.stack[0]
 
 
@@ -191,7 +198,7 @@ def test_threads_have_their_names(pairs: list[tuple[dict[str, Any], Wait]], reco
         assert comm == wait.comm or (comm.startswith(wait.comm) and comm.startswith("kworker/"))
 
 
-def test_wake_ups_and_wakers(pairs: list[tuple[dict[str, Any], Wait]]) -> None:
+def test_wake_ups_and_wakers(pairs: list[tuple[dict[str, Any], Wait]], recording: Recording) -> None:
     wakers = Counter()
     for row, wait in pairs:
         if wait.wakeup is None or wait.state.startswith("R"):
@@ -200,6 +207,9 @@ def test_wake_ups_and_wakers(pairs: list[tuple[dict[str, Any], Wait]]) -> None:
         assert row["wakeup_ns"] // NS_OF_US == wait.wakeup
         assert row["runq_ns"] == row["time_ns"] - row["wakeup_ns"] >= 0
         assert row["waker_tid"] == wait.waker
+        assert bool(row["flags"] & SampleFlag.WAKER_INTERRUPT) == (wait.waker == 0)
+        stack = addresses(recording, row["waker_callchain"])
+        assert stack == wait.waker_stack[: len(stack)] and bool(stack) == bool(wait.waker)
         wakers["thread" if wait.waker else "interrupt"] += 1
     assert wakers["thread"] >= 10 and wakers["interrupt"] >= 10
 

@@ -54,7 +54,7 @@ def test_as_it_was(name: str, form: str, out: Path) -> None:
     assert_same(load_recording(DATA / f"{name}.data", merge=False), load_recording(out, merge=False))
 
 
-@pytest.mark.parametrize("name", ["direct", "atend", "hybrid", "deferred", "compressed"])
+@pytest.mark.parametrize("name", ["direct", "atend", "hybrid", "deferred", "compressed", "sched"])
 def test_the_other_byte_order(name: str, out: Path, tmp_path: Path) -> None:
     big = tmp_path / "big.data"
     big.write_bytes(big_endian(DATA / f"{name}.data"))

@@ -222,6 +222,20 @@ def test_the_first_wake_up_counts_and_waking_is_better_than_wakeup() -> None:
     assert samples_of({7: "-o--i-o", 8: "-------W-i"}).wakeup_ns.tolist() == [-1, -1]
 
 
+@pytest.mark.parametrize("waker", [0, 5])
+def test_the_stack_of_a_waker_is_that_of_its_sample(waker: int) -> None:
+    """An interrupt has none of its own."""
+    switches, tasks = drawn({7: "--o---W--i"})
+    switches.callchain = np.arange(len(switches), dtype=np.int32)
+    waking = switches.what == What.WAKING
+    switches.current[waking] = switches.pid[waking] = waker
+    one = wait_samples(switches, tasks, at(100), 3, Losses())
+    assert (one.waker_tid.tolist(), one.waker_pid.tolist()) == ([waker], [waker])
+    interrupt = SampleFlag.WAKER_INTERRUPT if waker == 0 else SampleFlag(0)
+    assert one.flags.tolist() == [SampleFlag.OFFCPU | interrupt]
+    assert one.waker_callchain.tolist() == ([-1] if waker == 0 else np.flatnonzero(waking).tolist())
+
+
 def test_who_could_have_gone_on_only_waits_for_a_cpu() -> None:
     one = samples_of({7: "-p--W--i"})
     assert one.flags.tolist() == [SampleFlag.OFFCPU | SampleFlag.PREEMPTED]
