@@ -20,9 +20,8 @@ struct task_struct;
 struct offcpu_waker_stack {
 	u32 first;			/* kernel frames from here on: those before are of tracing itself */
 	u32 nr_kernel;
-	u32 nr_user;
 	u64 kernel[OFFCPU_FRAMES];
-	u64 user[OFFCPU_FRAMES];
+	struct offcpu_stack user;
 };
 #endif
 
@@ -39,9 +38,8 @@ struct offcpu_task {
 	u32 flags;			/* of the wait: OFFCPU_PREEMPTED_WAIT, … */
 	u32 waker_flags;		/* OFFCPU_WAKER_INTERRUPT */
 #if OFFCPU_SUM_STACKS
-	u32 kept_generation;		/* the stack that was kept last: threads often wait where they waited */
-	u32 kept_check;
-	u64 kept_hash;
+	u64 kept_hash;			/* of `user`, if that has a check: threads often wait where they waited */
+	u32 kept_generation;
 #endif
 #if OFFCPU_BUDGET
 	struct offcpu_budget budget;

@@ -49,6 +49,7 @@
 #include "facts.h"
 #include "targets.h"
 #include "budget.h"
+#include "user_walk.h"
 #include "stacks.h"
 #include "output.h"
 

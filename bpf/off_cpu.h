@@ -123,7 +123,7 @@ struct offcpu_stack_key {
 struct offcpu_stack {
 	u16 nr;
 	u16 lost;			/* OFFCPU_LOST_* */
-	u32 check;			/* a second hash: two stacks that agree in `hash` are told apart */
+	u32 check;			/* a second hash, to tell apart two stacks that agree in `hash`; 0 not known */
 	u64 ips[OFFCPU_FRAMES];		/* leaf first; meaningless from nr on */
 };
 

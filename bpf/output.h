@@ -77,9 +77,9 @@ __inline u32 append_waker(struct offcpu_wait *wait, struct offcpu_scratch *to, u
 		return at;
 	if (first < nr && nr <= OFFCPU_FRAMES)
 		at = append_frames(to, at, PERF_CONTEXT_KERNEL, &waker->kernel[first], nr - first);
-	at = append_frames(to, at, PERF_CONTEXT_USER, waker->user, waker->nr_user);
+	at = append_frames(to, at, PERF_CONTEXT_USER, waker->user.ips, waker->user.nr);
 	waker->nr_kernel = 0;
-	waker->nr_user = 0;
+	waker->user.nr = 0;
 	return at;
 }
 #endif

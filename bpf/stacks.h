@@ -6,19 +6,33 @@
 #define TRACING_FRAMES 16		/* and within so many those of this program and its callers */
 #define SHALLOW_FRAMES 32		/* few stacks are deeper; the kernel clears the room that is not used */
 
-__inline void walk_user_stack(void *ctx, struct offcpu_stack *stack)
+/* The kernel's walk, for tasks that ours is not for; gives the number of frames, negative if it failed. */
+__inline long walk_as_kernel(void *ctx, struct offcpu_stack *stack)
 {
 	const u32 few = SHALLOW_FRAMES * sizeof(u64);
 	long bytes = few;
 
+	stack->check = 0;
 	/* What was deep last time will be deep again; what was not is asked for less at first. */
 	if (stack->nr < SHALLOW_FRAMES)
 		bytes = bpf_get_stack(ctx, stack->ips, few, BPF_F_USER_STACK);
 	if (bytes == few)
 		bytes = bpf_get_stack(ctx, stack->ips, sizeof(stack->ips), BPF_F_USER_STACK);
-	stack->nr = bytes > 0 ? bytes / sizeof(u64) : 0;
-	stack->lost = stack->nr >= OFFCPU_FRAME_LIMIT ? OFFCPU_LOST_USER_CUT : 0;
-	if (bytes < 0) {
+	return bytes < 0 ? bytes : bytes / sizeof(u64);
+}
+
+__inline void walk_user_stack(void *ctx, struct task_struct *task, struct offcpu_stack *stack)
+{
+	long nr = 0;
+
+#if OFFCPU_FRAME_POINTERS
+	nr = walk_frames(task, stack);
+#endif
+	if (!nr)
+		nr = walk_as_kernel(ctx, stack);
+	stack->nr = nr > 0 ? nr : 0;
+	stack->lost = nr >= OFFCPU_FRAME_LIMIT ? OFFCPU_LOST_USER_CUT : 0;
+	if (nr < 0) {
 		stack->lost = OFFCPU_LOST_USER_STACK;
 		count(OFFCPU_USER_STACK_FAILED, 0);
 	}
@@ -32,7 +46,7 @@ __inline void take_user_stack(void *ctx, struct task_struct *task, struct offcpu
 		stack->lost = 0;
 		return;
 	}
-	walk_user_stack(ctx, stack);
+	walk_user_stack(ctx, task, stack);
 }
 
 /* The same at the end of a wait whose begin was not seen: only there is the sleeper's memory at hand. */
@@ -93,14 +107,13 @@ __inline u64 intern_stack(struct offcpu_wait *wait)
 
 	if (!wait->user->nr)
 		return 0;
+	if (wait->user->check && storage->kept_hash && storage->kept_generation == wait->generation)
+		return storage->kept_hash;
 	key.hash = hash_stack(wait->user);
-	if (storage->kept_hash == key.hash && storage->kept_check == wait->user->check &&
-	    storage->kept_generation == wait->generation)
-		return key.hash;
+	storage->kept_hash = 0;
 	if (!keep_stack(&key, wait->user))
 		return 0;
 	storage->kept_hash = key.hash;
-	storage->kept_check = wait->user->check;
 	storage->kept_generation = wait->generation;
 	return key.hash;
 }
@@ -177,10 +190,9 @@ __inline void walk_waker(void *ctx, struct task_struct *current, u32 flags, stru
 
 	to->nr_kernel = bytes > 0 ? bytes / sizeof(u64) : 0;
 	to->first = skip_tracing(to->kernel, to->nr_kernel);
-	to->nr_user = 0;
 	if (flags & OFFCPU_WAKER_INTERRUPT || FIELD(u32, current, TASK_FLAGS) & PF_KTHREAD)
-		return;
-	bytes = bpf_get_stack(ctx, to->user, sizeof(to->user), BPF_F_USER_STACK);
-	to->nr_user = bytes > 0 ? bytes / sizeof(u64) : 0;
+		to->user.nr = 0;
+	else
+		walk_user_stack(ctx, current, &to->user);
 }
 #endif

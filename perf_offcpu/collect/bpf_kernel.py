@@ -192,6 +192,9 @@ def _registers(btf: Btf) -> dict[str, int | str]:
         shift = _FP_OF_ARM64 if machine == "aarch64" else 0
         walkable = {"OFFCPU_USER_REGISTERS": 1, "REGS_IP": ip.offset, "REGS_SP": sp.offset}
         walkable["REGS_FP"] = fp.offset + shift
+        code_segment = btf.member("pt_regs", "cs")  # x86: whether the task is in 64-bit mode
+        if code_segment and machine == "x86_64":
+            walkable |= {"OFFCPU_FRAME_POINTERS": 1, "REGS_CS": code_segment.offset}
     return {
         "OFFCPU_SYSCALLS": 1,
         "REGS_SYSCALL": register.offset,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from kernel.napping import (
 )
 
 from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram, Targets
+from perf_offcpu.collect.bpf_kernel import KernelFacts, explore
+from perf_offcpu.collect.btf import Btf
 from perf_offcpu.collect.states import ShortWaits
 
 
@@ -122,6 +125,30 @@ def test_both_forms_show_the_same_frames(napper: Path) -> None:
         )
     assert seen[0] == seen[1]
     assert {kind for kind, _, _ in seen[0]} == {"nap", "futex", "pipe", "vfork", "child"}
+
+
+@both_forms
+def test_user_frames_are_those_of_the_kernels_own_walk(
+    napper: Path, in_switch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_own_walk(btf: Btf) -> KernelFacts:
+        facts = explore(btf)
+        assert facts.defines["OFFCPU_FRAME_POINTERS"]
+        return replace(facts, defines={**facts.defines, "OFFCPU_FRAME_POINTERS": 0})
+
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, kernel_stacks=False, in_switch=in_switch)
+    seen = []
+    for find in (explore, without_own_walk):
+        monkeypatch.setattr("perf_offcpu.collect.bpf.explore", find)
+        tallies, waits, _, counters = record_napper(napper, config)
+        assert not counters["user_stack_failed"]
+        kind_of = {(t.tid, t.syscall): t.kind for t in tallies}
+        measured = ((kind_of.get((w.tid, w.syscall)), w.user) for w in waits)
+        # The stack may end in what is no frame: what a register without frame pointer holds by chance.
+        seen.append({(kind, stack[:-1]) for kind, stack in measured if kind})
+    assert seen[0] == seen[1]
+    assert max(len(stack) for _, stack in seen[0]) > 100
+    assert {kind for kind, _ in seen[0]} >= {"nap", "futex", "pipe", "child", "blink"}
 
 
 @both_forms
