@@ -9,10 +9,11 @@ perf asks GNU's demangler for the name alone: no parameters, no return type, no 
     _ZN4core3fmt9Formatter9write_str17h0123456789abcdefE   core::fmt::Formatter::write_str
 
 The work is multi-demangle's (Rust, MIT licence; a fork of symbolic-demangle): of the libraries on PyPI it
-alone can leave parameters out and survives every hostile name. Others abort on deep nesting, or print
-until memory ends. Its worst case is time, some seconds for one name built for it, so a thread does the work
-and is left behind when it takes too long. Where the library is missing (perf's own Python sees no virtual
-environment), names stay mangled and `available` says so.
+alone can leave parameters out and survives deep nesting. But a name built for it makes it work and take
+memory without end (100 MB a second: `_ZNKSt4hashIRKSbIwSt11char` with its last part repeated), and Rust ends
+the whole process where memory ends. So it runs in a process of its own (demangle_child.py), with bounds for
+time and memory; a name on which that process dies stays mangled. Where the library is missing (perf's own
+Python sees no virtual environment), names stay mangled and `available` says so.
 
 What differs from perf: template arguments that are functions or expressions, thunks (no parameters here)
 and abbreviations such as std::istream, together 0.4 % of the functions of libstdc++, LLVM, clang, the JVM,
@@ -22,14 +23,19 @@ rustc and cargo.
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 _PREFIXES: Final = ("_Z", "_R")
 _MAX_NAME: Final = 1 << 16
-_CHUNK: Final = 256
-_NAMES_PER_SECOND: Final = 50_000  # some 400 000 are usual
+_MAX_DEATHS: Final = 8
+_NAMES_PER_SECOND: Final = 20_000  # some 200 000 are usual
+_CHILD: Final = Path(__file__).with_name("demangle_child.py")
 _SUFFIX: Final = {"int": "", "unsigned int": "u", "long": "l", "unsigned long": "ul"} | {
     "long long": "ll",
     "unsigned long long": "ull",
@@ -38,8 +44,6 @@ _LITERAL: Final = re.compile(rf"\(({'|'.join(_SUFFIX)})\)(-?\d+)")
 _CLONE: Final = re.compile(r"( \[clone [^\]]*\])+$")
 _QUALIFIERS: Final = re.compile(r"( const| volatile| &&?)+$")
 _THUNK: Final = re.compile(r"^\{virtual override thunk\(\{(virtual )?offset\([^)]*\)\}, (.*)\)\}$")
-
-Batch = Callable[[list[str]], list[str]]
 
 
 class Demangler:
@@ -51,12 +55,12 @@ class Demangler:
 
     Attributes:
         available: False if the library is not installed.
-        left: names that look mangled and were not tried, or not finished in time.
+        left: names that look mangled and were not tried, not finished in time, or that the library died of.
     """
 
     def __init__(self, patience_s: float = 5.0) -> None:
-        self._batch = _library()
-        self.available = self._batch is not None
+        self._directory = _library_directory()
+        self.available = self._directory is not None
         self.left = 0
         self._patience_s = patience_s
 
@@ -68,26 +72,27 @@ class Demangler:
         result = list(names)
         rows = [row for row, name in enumerate(names) if name.startswith(_PREFIXES) and _speakable(name)]
         bare = [_bare(names[row]) for row in rows]
-        done = self._in_time(bare)
-        self.left += len(rows) - len(done)
-        for row, mangled, readable in zip(rows, bare, done, strict=False):
-            if readable != mangled:
+        for row, mangled, readable in zip(rows, bare, self._in_time(bare), strict=True):
+            if readable is None:
+                self.left += 1
+            elif readable != mangled:
                 result[row] = as_perf(readable) + "".join(names[row].partition("@")[1:])
         return result
 
-    def _in_time(self, names: list[str]) -> list[str]:
-        """The first names demangled, as many as could be done; all of them but for hostile input."""
-        batch = self._batch
-        done: list[str] = []
-        if batch is None or not names:
-            return done
-        call = batch
-        worker = threading.Thread(target=_work, args=(call, names, done), daemon=True)
-        worker.start()
-        worker.join(self._patience_s + len(names) / _NAMES_PER_SECOND)
-        if worker.is_alive():
-            self._batch = None
-        return done[:]
+    def _in_time(self, names: list[str]) -> list[str | None]:
+        """The names demangled; None for those that were not, which hostile input alone has."""
+        done: list[str | None] = []
+        deadline = time.monotonic() + self._patience_s + len(names) / _NAMES_PER_SECOND
+        for _ in range(_MAX_DEATHS):
+            rest = names[len(done) :]
+            if self._directory is None or not rest:
+                break
+            done += _in_child(self._directory, rest, deadline)
+            if time.monotonic() >= deadline:
+                self._directory = None
+            if len(done) < len(names):
+                done.append(None)  # the process died of this one
+        return done + [None] * (len(names) - len(done))
 
 
 def demangle(names: Sequence[str]) -> list[str]:
@@ -105,29 +110,37 @@ def as_perf(name: str) -> str:
     return _QUALIFIERS.sub("", name)
 
 
-def _work(batch: Batch, names: list[str], done: list[str]) -> None:
-    """Append the results to `done`, a chunk at a time; runs without the GIL for most of it."""
-    for at in range(0, len(names), _CHUNK):
-        chunk = names[at : at + _CHUNK]
-        try:
-            done.extend(batch(chunk))
-        except BaseException:  # a panic in the library is no Exception; the names stay as they are
-            done.extend(chunk)
-
-
-def _library() -> Batch | None:
-    """The library's function for a batch of names, without parameters and return types."""
+def _in_child(directory: str, names: list[str], deadline: float) -> list[str]:
+    """The first names demangled, as many as a process could do until it died or the time was over."""
+    python = sys.executable or f"{sys.exec_prefix}/bin/python3"
+    seconds = max(deadline - time.monotonic(), 0.01)
+    command = [python, "-I", "-S", str(_CHILD), directory, str(int(seconds) + 1)]
     try:
-        import multi_demangle
-    except ImportError:
-        return None
-    options = multi_demangle.DemangleOptions(return_type=False, parameters=False)
-    return lambda names: list(multi_demangle.demangle_symbols(names, options))
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+    except OSError:
+        return []
+    with child:
+        try:
+            out = child.communicate("".join(name + "\0" for name in names).encode(), timeout=seconds)[0]
+        except subprocess.TimeoutExpired:
+            child.kill()
+            out = child.communicate()[0]
+    return out[: out.rfind(b"\0") + 1].decode().split("\0")[:-1]
+
+
+def _library_directory() -> str | None:
+    """Where the library is installed; it is not imported here."""
+    found = find_spec("multi_demangle")
+    return None if found is None or found.origin is None else str(Path(found.origin).parents[1])
 
 
 def _speakable(name: str) -> bool:
     """Whether the library may see it: not monstrous, and text (names are decoded with surrogateescape)."""
-    return len(name) <= _MAX_NAME and (name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name))
+    if len(name) > _MAX_NAME or "\0" in name:
+        return False
+    return name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name)
 
 
 def _bare(name: str) -> str:

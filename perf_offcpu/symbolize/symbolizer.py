@@ -101,7 +101,7 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
     unresolved = Unresolved()
     named, inlined = _name(recording, places, strings, options, unresolved)
     if options.demangle:
-        named.symbol, inlined.symbol = _demangled(named, strings), _demangled(inlined, strings)
+        _demangle(named, inlined, strings)
     frames, frames_of_place = build_frames(named, inlined, places, keep_ips=options.keep_ips)
     parent, frame, stack = build_stack_tree(expand(rows, frames_of_place))
     stack_of = (np.where(pair_of >= 0, stack[pair_of], -1) if len(stack) else pair_of).astype(np.int32)
@@ -261,10 +261,11 @@ def _shift_back(named: Named, places: Places) -> None:
     named.address[unknown] = places.ip[unknown]
 
 
-def _demangled(named: Named | Inlined, strings: Strings) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-    used, inverse = np.unique(named.symbol, return_inverse=True)
-    shown = strings.intern_all(demangle([strings[row] for row in used.tolist()]))
-    return shown[inverse]
+def _demangle(named: Named, inlined: Inlined, strings: Strings) -> None:
+    """Exchange the symbols of both for readable ones, in one call, which costs a process."""
+    used, inverse = np.unique(np.concatenate([named.symbol, inlined.symbol]), return_inverse=True)
+    shown = strings.intern_all(demangle([strings[row] for row in used.tolist()]))[inverse]
+    named.symbol, inlined.symbol = shown[: len(named.symbol)], shown[len(named.symbol) :]
 
 
 def _profile_samples(samples: Samples, stack: I32, waker_stack: I32) -> ProfileSamples:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -153,14 +154,71 @@ def test_names_built_to_nest_or_explode_do_no_harm(name: str) -> None:
     assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr
 
 
+SLOW = "_ZNKSt4hashIRKSbIwSt11char" + "St4hashIRKSbIwSt11char" * 11  # some 10 s, and a gigabyte
+
+
 def test_a_name_that_takes_too_long_is_left_and_the_rest_too() -> None:
-    slow = "_ZNKSt4hashIRKSbIwSt11char" + "St4hashIRKSbIwSt11char" * 11  # some 10 s
-    demangler = Demangler(patience_s=0.3)
+    demangler = Demangler(patience_s=0.6)
     started = time.monotonic()
-    assert demangler.demangle(["_ZN3foo3barEi"] * 256 + [slow]) == ["foo::bar"] * 256 + [slow]
+    assert demangler.demangle(["_ZN3foo3barEi"] * 256 + [SLOW]) == ["foo::bar"] * 256 + [SLOW]
     assert demangler.demangle(["_ZN3foo3barEi"]) == ["_ZN3foo3barEi"]
     assert time.monotonic() - started < 3
     assert demangler.left == 2
+
+
+def test_a_name_that_takes_too_long_is_not_worked_on_any_more() -> None:
+    """Memory that a thread took after its time was over once ended the whole program."""
+    before = set(children())
+    assert Demangler(patience_s=0.3).demangle([SLOW]) == [SLOW]
+    assert set(children()) == before
+    assert threading.active_count() == 1
+
+
+def test_the_names_around_one_that_the_library_dies_of_are_demangled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library whose every name of `abort` is deadly stands for the next bug in the real one."""
+    package = tmp_path / "multi_demangle"
+    package.mkdir()
+    (package / "__init__.py").write_text(DEADLY)
+    monkeypatch.syspath_prepend(tmp_path)
+    demangler = Demangler()
+    names = ["_Z1av", "_Zabort", "_Zlong", "_Zpanic", "_Znul", "_Zabort", "_Z1bv"]
+    assert demangler.demangle(names) == ["done", "_Zabort", "_Zlong", "_Zpanic", "nul", "_Zabort", "done"]
+    assert demangler.left == 2
+    assert demangler.demangle(["_Zabort"] * 20 + ["_Z1av"])[-1] == "_Z1av"
+    assert demangler.left == 2 + 21
+
+
+DEADLY = """
+import os
+class DemangleOptions:
+    def __init__(self, **options): pass
+def demangle_symbols(names, options):
+    if names == ["_Zabort"]:
+        os.abort()
+    if names == ["_Zpanic"]:
+        raise BaseException
+    return [{"_Znul": "n\\0ul", "_Zlong": "x" * 1_000_000}.get(names[0], "done")]
+"""
+
+
+def children() -> list[str]:
+    return Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+
+
+@pytest.mark.parametrize("stack", [64 << 10, 256 << 10])
+def test_little_stack_does_no_harm(stack: int) -> None:
+    """`ulimit -s` of services; deep names need more than that."""
+    program = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_STACK, ({stack}, {stack}))\n"
+        "from perf_offcpu.symbolize.demangle import demangle\n"
+        f"print(demangle(['_ZN3foo3barEi', {'_Z1f' + 'F' * 90 + 'i' + 'E' * 90!r}, '_ZN3foo3barEi'])[::2])\n"
+    )
+    command = [sys.executable, "-c", program]
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run(command, cwd=root, timeout=30, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "['foo::bar', 'foo::bar']\n"), done.stderr
 
 
 def test_without_the_library_names_stay_mangled(monkeypatch: pytest.MonkeyPatch) -> None:
