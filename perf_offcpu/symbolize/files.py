@@ -4,14 +4,16 @@
 The name was written by whoever made the recording, and the file may have changed since. So a path from a
 recording is opened only if it is absolute and plain; nothing is opened but regular files outside of /dev,
 /proc and /sys (reading there can act); and a file counts only if its build-id is the recorded one, when one
-was recorded. When none was, a file changed after the recording does not count either. Wrong is worse than
-unknown: what does not match is refused, its frames stay [unknown], and the cause is counted and told.
+was recorded. When none was, a file changed after the recording does not count either, but for those that
+`perf inject --jit` makes of code after recording it. Wrong is worse than unknown: what does not match is
+refused, its frames stay [unknown], and the cause is counted and told.
 """
 
 from __future__ import annotations
 
 import enum
 import os
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from perf_offcpu.symbolize.search import DELETED, Search, objects_by_build_id, o
 _ACTING: Final = ("/dev/", "/proc/", "/sys/")
 _PSEUDO: Final = ("[", "//", "/memfd:", "/SYSV", "/[aio]", "/anon_hugepage", "anon_inode:", "/dev/zero")
 _MAX_PATH: Final = 4096
+_JITTED: Final = re.compile(r"/jitted-\d+-\d+\.so$")  # perf's genelf.h: one file a function, made afterwards
 
 
 class Cause(enum.Enum):
@@ -124,7 +127,8 @@ def open_object(
         image = _by_name(name, search.symfs, stack)
         if build_id and not same_build(image.build_id, build_id):
             raise Refused(Cause.OTHER_BUILD)
-        if not build_id and 0 < changed_after_ns < image.changed_ns and not search.symfs:
+        may_be_younger = search.symfs or _JITTED.search(name)
+        if not build_id and 0 < changed_after_ns < image.changed_ns and not may_be_younger:
             raise Refused(Cause.CHANGED)
         return image
     except Refused as problem:
