@@ -48,6 +48,8 @@ sys.exit(any(find_spec(name) is None for name in sys.argv[1:]))' "$@" 2>/dev/nul
 
 has_compiler() { echo '#include <pthread.h>' | gcc -E - >/dev/null 2>&1; }
 
+has_command() { command -v "$1" >/dev/null 2>&1; }
+
 # perf_package: where the distribution keeps perf. Ubuntu's fits one kernel version, hence two packages.
 perf_package() {
     if is_ubuntu; then echo "linux-tools-generic linux-tools-$(uname -r)"; else echo linux-perf; fi
@@ -60,8 +62,13 @@ needs() {
     has_compiler || echo "gcc libc6-dev|to build the workload"
     [ "$1" = test ] || return 0
     perf --version >/dev/null 2>&1 || echo "$(perf_package)|for the tests that compare with perf"
-    command -v asciidoctor >/dev/null 2>&1 || echo "asciidoctor|for the man pages"
-    command -v zsh >/dev/null 2>&1 || echo "zsh|to try completion in it"
+    has_command g++ || echo "g++|to build the C++ programs of the tests"
+    has_command gdb || echo "gdb|for its backtraces, which ours must equal"
+    has_command readelf || echo "binutils|for a second opinion on ELF files"
+    has_command dot || echo "graphviz|to draw call graphs"
+    has_command asciidoctor || echo "asciidoctor|for the man pages"
+    has_command zsh || echo "zsh|to try completion in it"
+    has_command shellcheck || echo "shellcheck|to check the completion for bash"
     system_python_finds numpy ||
         echo "python3-numpy|for scripts/offcpu.py inside perf's own Python"
 }
@@ -71,7 +78,7 @@ missing() { needs "$1" | sed 's/|.*//' | tr '\n' ' ' | sed 's/ $//'; }
 
 apt_install() {
     as_root env DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 \
-        apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+        apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
 # All at once if the package lists are good; else with fresh lists, each alone, so that one that this
@@ -79,7 +86,7 @@ apt_install() {
 apt_install_all() {
     # shellcheck disable=SC2086  # package names, split on purpose
     apt_install $1 2>/dev/null && return 0
-    as_root apt-get update -qq || say "apt-get update failed; trying with the package lists that are here"
+    as_root apt-get -o DPkg::Lock::Timeout=300 update -qq || say "apt-get update failed; trying with the package lists that are here"
     for package in $1; do
         apt_install "$package" || say "could not install $package"
     done
