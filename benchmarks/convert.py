@@ -34,6 +34,7 @@ MARKS_S = {
     "pprof": 3.0,
     "chrome-trace": 10.0,
     "perfetto": 5.0,
+    "firefox": 10.0,
     "callgraph": 5.0,
     "report": 1.0,
 }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import os
 import stat
@@ -14,11 +15,14 @@ from typing import IO, Any
 from perf_offcpu.errors import UsageError
 
 STDOUT = "-"
+_GZIP_LEVEL = 6
 
 
 @contextlib.contextmanager
 def open_output(path: str, *, binary: bool) -> Iterator[IO[Any]]:
     """A stream for bytes, or for text (UTF-8, `\\n`); `-` is standard output.
+
+    Text for a name that ends in `.gz` is compressed, always to the same bytes.
 
     A file appears under its name, or replaces the one that had it, when the block ends without an
     exception; until then it is a temporary file beside it. What is not a regular file (a FIFO, /dev/null)
@@ -28,7 +32,14 @@ def open_output(path: str, *, binary: bool) -> Iterator[IO[Any]]:
         UsageError: bytes for a terminal.
         OSError: it cannot be written.
     """
-    if path == STDOUT:
+    if path.endswith(".gz") and not binary:
+        with (
+            open_output(path, binary=True) as raw,
+            gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0) as packed,
+            io.TextIOWrapper(packed, "utf-8", newline="\n") as out,
+        ):
+            yield out
+    elif path == STDOUT:
         with _stdout(binary) as out:
             yield out
     elif os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):

@@ -19,7 +19,7 @@ with one grouping a level to merge them by name. No step looks at single samples
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,12 +56,15 @@ class PathTree:
         parent: int32[n]; -1 for a root.
         name: int32[n], index into names.
         of_sample: int32[samples], the node at which each sample ends.
+        frames: int64[names], the row in the profile's frames that a name stands for, the first if it stands
+            for several; -1 for what is no frame.
     """
 
     names: list[Name]
     parent: I32
     name: I32
     of_sample: I32
+    frames: I64 = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.parent)
@@ -83,19 +86,20 @@ class PathTree:
         return Ragged(offsets, values)
 
 
-def build_paths(profile: Profile, options: Options, *, rooted: bool = True) -> PathTree:
+def build_paths(profile: Profile, options: Options, *, rooted: bool = True, merged: bool = True) -> PathTree:
     """The tree of all samples of a profile.
 
     Args:
         options: choose roots (pid, tid), names (kernel, addrs) and leaves (state).
         rooted: without, threads share one tree, and its roots are the outermost frames and marks.
+        merged: without, every address of a function is a name of its own.
     """
     samples = profile.samples
     top, below = marks_of(samples)
     state = state_codes(samples) if options.state else np.zeros(len(samples), np.uint8)
     roots = _root_columns(samples, options) if rooted else []
     first, of = group(*roots, top, below, state, samples.stack)
-    builder = _Builder()
+    builder = _Builder(merged)
     base = builder.add_roots(profile, [column[first] for column in roots], len(first), options)
     base = builder.add_leaves(base, top[first], MARKS)
     leaf = builder.add_stacks(profile, base, samples.stack[first].astype(np.int64), options)
@@ -104,7 +108,8 @@ def build_paths(profile: Profile, options: Options, *, rooted: bool = True) -> P
         leaf = builder.add_leaves(
             leaf, (state[first] + 1).astype(np.uint8), ("", *(f"[{one.words}]" for one in STATES))
         )
-    return PathTree(builder.names, *builder.columns(), leaf.astype(np.int32)[of])
+    frames = np.concatenate([np.empty(0, np.int64), *builder.frames])
+    return PathTree(builder.names, *builder.columns(), leaf.astype(np.int32)[of], frames)
 
 
 def depths(parent: I32) -> I64:
@@ -157,8 +162,10 @@ def _root_columns(samples: ProfileSamples, options: Options) -> list[NDArray[np.
 class _Builder:
     """Nodes so far, level after level, and their names."""
 
-    def __init__(self) -> None:
+    def __init__(self, merged: bool) -> None:
         self.names: list[Name] = []
+        self.frames: list[I64] = []
+        self._merged = merged
         self._parents: list[I64] = []
         self._names: list[I64] = []
         self._total = 0
@@ -175,8 +182,9 @@ class _Builder:
         self._total += len(first)
         return of + (self._total - len(first))
 
-    def _new_names(self, names: list[Name]) -> int:
+    def _new_names(self, names: list[Name], frames: I64 | None = None) -> int:
         self.names += names
+        self.frames.append(np.full(len(names), -1) if frames is None else frames)
         return len(self.names) - len(names)
 
     def add_roots(
@@ -210,8 +218,12 @@ class _Builder:
             used[profile.stacks.frame[level.stack]] = True
         rows = np.flatnonzero(used)
         names, of = name_frames(profile, rows, options)
+        if not self._merged:
+            names, of = [names[name] for name in of.tolist()], np.arange(len(rows))
+        first = np.empty(len(names), np.int64)
+        first[of[::-1]] = rows[::-1]  # the last to be assigned stays
         name_of_frame = np.full(len(used), -1, np.int64)
-        name_of_frame[rows] = self._new_names(names) + of
+        name_of_frame[rows] = self._new_names(names, first) + of
         return name_of_frame
 
     def add_leaves(self, node: I64, code: U8, labels: tuple[str, ...]) -> I64:

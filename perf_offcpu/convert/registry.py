@@ -111,6 +111,14 @@ FORMATS: dict[str, Format] = {
             binary=True,
             needs_times=True,
         ),
+        Format(
+            "firefox",
+            ".firefox.json",
+            "profiler.firefox.com: threads in time, markers of waits",
+            frozenset({"addrs", "kernel"}),
+            most_bytes=_V8_STRING,
+            needs_times=True,
+        ),
         Format("pprof", ".pb.gz", "pprof's profile.proto: go tool pprof", _FRAMES - {"state"}, binary=True),
         Format(
             "callgraph",

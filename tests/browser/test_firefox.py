@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Firefox Profiler itself opens what we write: its command line is the page's code without a page."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from browser.programs import firefox_profiler
+from builders.profile import Code, ProfileBuilder, kernel
+
+from perf_offcpu.convert.registry import FORMATS
+from perf_offcpu.model.profile import Profile
+
+Ask = Callable[..., Any]
+MS = 10**6
+HOSTILE = "<img src=x onerror=hacked=1>"
+
+
+def profile() -> Profile:
+    builder = ProfileBuilder(meta={"hostname": "box", "arch": "x86_64"}, build_ids={"/bin/a": "ab" * 20})
+    handle = Code("handle", "/bin/a", 0x1040, file="a.c", line=12)
+    for number in range(50):
+        at = 10**9 + 10 * MS * number
+        builder.sample(
+            "reader", ["main", handle, kernel("futex_wait")], 4 * MS, time_ns=at, tid=101, state=1,
+            syscall=202, waker_tid=102, waker_pid=100, wakeup_ns=at - 1_500, runq_ns=1_500, waker_stack=1,
+        )  # fmt: skip
+        builder.sample(
+            "writer", ["main", HOSTILE, kernel("io_schedule")], 2 * MS, time_ns=at + MS, tid=102, state=2
+        )
+    return builder.build()
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
+    """What the profiler answers to a command about the profile, as JSON."""
+    if shutil.which("node") is None:
+        pytest.skip("no node here (Debian: nodejs)")
+    folder = tmp_path_factory.mktemp("ff")
+    out = io.StringIO()
+    FORMATS["firefox"].write(profile(), out)
+    (folder / "written.json").write_text(out.getvalue(), "utf-8")
+    environment = os.environ | {"PROFILER_CLI_SESSION_DIR": str(folder / "s")}
+
+    def run(*words: str) -> str:
+        command = ["node", str(firefox_profiler()), *words, "--session", "t"]
+        done = subprocess.run(
+            command, env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run("load", "written.json")
+    try:
+        yield lambda *words: json.loads(run(*words, "--json"))
+    finally:
+        stop = ["node", str(firefox_profiler()), "stop", "t"]
+        subprocess.run(stop, env=environment, check=True, capture_output=True, timeout=60)
+
+
+def functions(ask: Ask, thread: str) -> dict[str, tuple[float, float]]:
+    """Name → (own, total) ms."""
+    found = ask("thread", "functions", "--thread", thread)
+    assert found["weightType"] == "tracing-ms"
+    return {one["name"]: (one["selfSamples"], one["totalSamples"]) for one in found["functions"]}
+
+
+def test_threads_and_totals(ask: Ask) -> None:
+    threads = ask("profile", "info", "--all")["processes"][0]["threads"]
+    assert [(one["name"], one["tid"]) for one in threads] == [("reader", 101), ("writer", 102)]
+    assert functions(ask, "t-0") == {"futex_wait": (200, 200), "handle": (0, 200), "main": (0, 200)}
+    assert functions(ask, "t-1") == {"io_schedule": (100, 100), HOSTILE: (0, 100), "main": (0, 100)}
+
+
+def test_waits_are_markers_with_details_and_stack(ask: Ask) -> None:
+    found = ask("thread", "markers", "--thread", "t-0", "--list")
+    marker = found["flatMarkers"][0]
+    assert (marker["name"], marker["duration"]) == ("lock", 4)
+    told = ask("marker", "info", marker["handle"])
+    details = {one["label"]: one["formattedValue"] for one in told["fields"]}
+    assert details == {
+        "Function": "futex_wait",
+        "System call": "futex",
+        "State": "interruptible sleep",
+        "Woken by": "writer (pid 100, tid 102)",
+        "Run-queue delay": "1.500μs",
+        "Waker's stack": "main;handle",
+    }
+    assert [one["name"] for one in told["stack"]["frames"]] == ["futex_wait", "handle", "main"]
+
+
+def test_wakeups_are_markers_of_the_waker(ask: Ask) -> None:
+    found = ask("thread", "markers", "--thread", "t-1", "--search", "name:wakes", "--list")
+    assert found["filteredMarkerCount"] == 50
+    told = ask("marker", "info", found["flatMarkers"][0]["handle"])
+    assert told["tooltipLabel"] == "wakes reader (pid 100, tid 101)"
+    assert [one["name"] for one in told["stack"]["frames"]] == ["handle", "main"]
+
+
+def test_code_has_its_library(ask: Ask) -> None:
+    (handle,) = (
+        one for one in ask("thread", "functions", "--thread", "t-0")["functions"] if one["name"] == "handle"
+    )
+    assert handle["library"] == "/bin/a"
