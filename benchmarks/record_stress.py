@@ -109,7 +109,7 @@ def flood(
         during(recorder)
     said = recorder.end()
     waits = sum(map(int, Path(directory, "counts").read_text().split()))
-    taken = re.search(r"\((\d+) off-cpu samples, (\d+) sums", said)
+    taken = re.search(r"\((\d+) off-cpu samples,(?: \d+ of them still blocked,)? (\d+) sums", said)
     counters = {name: int(number) for name, number in re.findall(r"([a-z-]+) (\d+)(?=[,\n])", said)}
     print(said)
     print(f"context switches of the workload: {waits} voluntary, {waits / args.seconds:.0f}/s")

@@ -60,3 +60,17 @@ class TargetError(PerfOffcpuError):
 
 class RecordingError(PerfOffcpuError):
     """Recording could not start or go on: a full disk, a refused event, a ring that cannot be mapped."""
+
+
+class FileFullError(RecordingError):
+    """A file took only a part of what was appended.
+
+    Args:
+        text: the sentence.
+        taken: bytes of what was appended, whole records, that are in the file.
+        records: how many records these are.
+    """
+
+    def __init__(self, text: str, taken: int, records: int) -> None:
+        self.taken, self.records = taken, records
+        super().__init__(text)

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from perf_offcpu.abi.attr import PerfType
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram, Targets
+from perf_offcpu.collect.bpf_last import LastTasks
 from perf_offcpu.collect.budgets import budget_samples
 from perf_offcpu.collect.clock import now_ns
 from perf_offcpu.collect.cpus import online_cpus
@@ -264,9 +265,12 @@ class Collector:
             self._counters_event, budgets, self.program.modes, self.span.end_ns or now_ns(), os.getpid()
         )
 
-    def last_records(self) -> Iterator[bytes]:
-        """What the tasks that live do at the end: who still waits, and the budgets of all."""
-        last = self.program.last_tasks()
+    def last_tasks(self) -> LastTasks:
+        """What the tasks that live do at the end."""
+        return self.program.last_tasks()
+
+    def last_records(self, last: LastTasks) -> Iterator[bytes]:
+        """Those who still wait, in one piece, then the budgets of all."""
         yield still_blocked_samples(self.rings.owner.spec, last, walk_user_stacks)
         yield from self.budget_records(last.budgets)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import CpuMode
@@ -32,6 +32,11 @@ from perf_offcpu.perfdata.output import OutputFile
 from perf_offcpu.perfdata.pipe_writer import PipeWriter
 from perf_offcpu.perfdata.writer import FileWriter
 
+RESERVE = 512 << 10
+"""Bytes of the disk that are held for the end of a file that finds the disk full."""
+
+_SLACK = 64 << 10  # of the reserve: for the account, and for blocks that are not full
+
 
 class Part:
     """A file or pipe in the making.
@@ -53,7 +58,7 @@ class Part:
         self._finished = False
         self._counters = collector.counters()
         self._lost = collector.lost_by_id()
-        self._output = None if path == STANDARD_OUTPUT else OutputFile(path, keep_old=True)
+        self._output = None if path == STANDARD_OUTPUT else OutputFile(path, keep_old=True, reserve=RESERVE)
         try:
             self._writer = self._make_writer(collector.events)
         except BaseException:
@@ -111,17 +116,31 @@ class Part:
         self._finished = True
         self._writer.finish(self._features(last))
 
-    def finish_somehow(self, last: Span, unwritten: Mapping[str, Counter]) -> None:
-        """Write an end of a file that takes no more records, as far as there is room.
+    def finish_somehow(
+        self, last: Span, unwritten: Mapping[str, Counter], more: Iterable[tuple[str, Counter, bytes]]
+    ) -> None:
+        """Write an end of a file that takes no more records, into the room that was held for it.
 
         Args:
             unwritten: what should have gone into it.
+            more: what is to be written if there is room, else counted: (name, count, records).
         """
-        if not self._finished:
-            with contextlib.suppress(RecordingError, BrokenPipeError):
-                self._write_account(last, unwritten)
-            with contextlib.suppress(RecordingError, BrokenPipeError):
-                self._writer.finish(self._features(last))
+        if self._finished:
+            return
+        held = self._output is not None and self._output.release()
+        features = self._features(last)
+        room = (RESERVE if held else 0) - _SLACK - sum(map(len, features.values()))
+        counts = dict(unwritten)
+        with contextlib.suppress(RecordingError, BrokenPipeError):
+            for name, count, records in more:
+                if len(records) <= room:
+                    self.append(records)
+                    room -= len(records)
+                else:
+                    counts[name] = _sum(counts.get(name), count)
+            self._write_account(last, counts)
+        with contextlib.suppress(RecordingError, BrokenPipeError):
+            self._writer.finish(features)
 
     def _write_account(self, last: Span, more: Mapping[str, Counter]) -> None:
         """What was counted since the part began, and what the kernel lost."""
@@ -167,6 +186,10 @@ class Part:
             | described
             | {Feature.EVENT_DESC: event_desc_body(events, NATIVE)}
         )
+
+
+def _sum(one: Counter | None, other: Counter) -> Counter:
+    return Counter(one.events + other.events, one.ns + other.ns) if one else other
 
 
 def _since(now: Mapping[str, Counter], before: Mapping[str, Counter]) -> dict[str, Counter]:

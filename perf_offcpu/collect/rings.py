@@ -24,7 +24,7 @@ from perf_offcpu.abi.attr import Attr
 from perf_offcpu.abi.records import RECORD_HEADER
 from perf_offcpu.collect.events import CpuEvent
 from perf_offcpu.collect.limits import too_many_files
-from perf_offcpu.errors import CapabilityError, PerfOffcpuError, RecordingError, UsageError
+from perf_offcpu.errors import CapabilityError, FileFullError, PerfOffcpuError, RecordingError, UsageError
 from perf_offcpu.layout import Buffer
 
 MAX_DEFAULT_RING_BYTES = 4 << 20
@@ -74,7 +74,7 @@ class Ring:
         """Move what is there to `sink`; returns how many bytes that were.
 
         Raises:
-            RecordingError: the sink could not take them; they stay in the ring.
+            RecordingError: the sink could not take them all; the others stay in the ring.
         """
         head, tail = self._control[_HEAD], self._control[_TAIL]
         waiting = head - tail
@@ -82,10 +82,14 @@ class Ring:
             return 0
         self.fullest, self.recent = max(self.fullest, waiting), max(self.recent, waiting)
         begin, end = tail & self._mask, head & self._mask
-        if begin < end:
-            sink.append(self._data[begin:end])
-        else:
-            sink.append(self._data[begin:], self._data[:end])
+        try:
+            if begin < end:
+                sink.append(self._data[begin:end])
+            else:
+                sink.append(self._data[begin:], self._data[:end])
+        except FileFullError as problem:
+            self._control[_TAIL] = tail + problem.taken
+            raise
         self._control[_TAIL] = head
         return waiting
 

@@ -30,13 +30,15 @@ from perf_offcpu.collect.losses import Counter
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
 from perf_offcpu.collect.part import Part
 from perf_offcpu.collect.progress import Progress
+from perf_offcpu.collect.rest import counter, rest
 from perf_offcpu.collect.signals import EndingSignals
 from perf_offcpu.collect.summary import Summary
+from perf_offcpu.collect.sums import BATCH as SUMS_AT_ONCE
 from perf_offcpu.collect.switch_output import FileNames, SwitchOutput
 from perf_offcpu.collect.targets import Target, TargetWatch
 from perf_offcpu.collect.waiter import FLUSH_S, Waiter
 from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload
-from perf_offcpu.errors import RecordingError
+from perf_offcpu.errors import FileFullError, RecordingError
 
 SUMS_S = 5.0
 """Sums are taken out of the kernel at least so often; more often if their map would fill up before."""
@@ -115,7 +117,7 @@ class _Session:
         path = self.names.next() if options.switch else options.output
         self.part = Part(options, collector, path, options.target)
         self.part_since = time.monotonic()
-        self.unwritten_sums = 0
+        self.unwritten_sums = Counter(0)
         self.summary = Summary(self.part.shown, ring_bytes=collector.rings.data_bytes)
 
     def __enter__(self) -> _Session:
@@ -149,9 +151,9 @@ class _Session:
             self.collector.end()
             unwritten = {
                 "records-unwritten": Counter(self.collector.waiting_records()),
-                "sums-unwritten": Counter(self.unwritten_sums),
+                "sums-unwritten": self.unwritten_sums,
             }
-            self.part.finish_somehow(self.collector.span, unwritten)
+            self.part.finish_somehow(self.collector.span, unwritten, rest(self.collector))
             raise
         self.summary.cpu_s = time.process_time() - begin_s
         return self.summary
@@ -178,10 +180,14 @@ class _Session:
     def _write_sums(self) -> int:
         """Move the sums gathered so far to the file; returns how many there were."""
         sums = self.collector.drain_sums()
-        self.unwritten_sums = len(sums)
-        for records in self.collector.sum_records(sums):
-            self.part.append(records)
-        self.unwritten_sums = 0
+        written = 0
+        try:
+            for records in self.collector.sum_records(sums):
+                self.part.append(records)
+                written = min(written + SUMS_AT_ONCE, len(sums))
+        except FileFullError as problem:
+            self.unwritten_sums = counter(sums[written + problem.records :])
+            raise
         self.summary.sums += len(sums)
         return len(sums)
 
@@ -235,8 +241,10 @@ class _Session:
         collector.drain(self.part)
         self._write_sums()
         self._write_budgets()
-        for records in collector.last_records():
+        last = collector.last_tasks()
+        for records in collector.last_records(last):
             self.part.append(records)
+        self.summary.still_blocked = len(last.waiting())
         self.part.finish(collector.span)
         self._sum_up()
 

@@ -27,6 +27,7 @@ from perf_offcpu.collect.build_ids import build_id_of
 from perf_offcpu.collect.perf_event import NATIVE
 from perf_offcpu.collect.records import ZERO_TRAILER
 from perf_offcpu.collect.rings import Sink
+from perf_offcpu.errors import FileFullError
 from perf_offcpu.layout import Buffer
 from perf_offcpu.perfdata.features_write import BUILD_ID_BYTES
 
@@ -68,7 +69,11 @@ class SideBand:
         """Take over whole records; errors as of the sink."""
         assert self.sink is not None
         data = bytearray().join(pieces)
-        self.sink.append(*self._sound_pieces(data))
+        try:
+            self.sink.append(*self._sound_pieces(data))
+        except FileFullError as problem:
+            # What was cut out makes bytes here and there differ: all of it counts as not taken.
+            raise FileFullError(str(problem), 0, 0) from None
 
     def _sound_pieces(self, data: bytearray) -> list[Buffer]:
         """The bytes of the records as they should be, old bytes behind some left out."""

@@ -33,6 +33,7 @@ class Summary:
         files: how many there are; `path` is the last.
         file_bytes: size of all files up to their features.
         sums: sums of short waits written.
+        still_blocked: samples written of threads that wait when the recording ends.
         oncpu_samples: samples of on-CPU events written.
         lost_records: records that found a ring full.
         counters: what the BPF program counted.
@@ -47,6 +48,7 @@ class Summary:
     files: int = 1
     file_bytes: int = 0
     sums: int = 0
+    still_blocked: int = 0
     oncpu_samples: int = 0
     lost_records: int = 0
     counters: Mapping[str, Counter] = field(default_factory=dict)

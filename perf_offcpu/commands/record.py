@@ -411,8 +411,10 @@ def _positive(option: str, value: float) -> float:
 def summary_lines(summary: Summary, verbose: bool = False) -> list[str]:
     """What became of the recording, in perf's manner."""
     megabytes = summary.file_bytes / (1 << 20)  # as perf counts them
-    samples = summary.events("samples")
-    counts = f"{samples} off-cpu samples, {summary.sums} sums, {summary.oncpu_samples} on-CPU samples"
+    waits = f"{summary.events('samples') + summary.still_blocked} off-cpu samples"
+    if summary.still_blocked:
+        waits += f", {summary.still_blocked} of them still blocked"
+    counts = f"{waits}, {summary.sums} sums, {summary.oncpu_samples} on-CPU samples"
     where = summary.path if summary.files == 1 else f"{summary.path} and {summary.files - 1} before it"
     lines = [f"[ perf-offcpu record: Captured and wrote {megabytes:.3f} MB {where} ({counts}) ]"]
     losses = [f"{count} {what}" for what, count in summary.losses().items()]

@@ -37,6 +37,8 @@ _CAUSES = {
     "storage-failed": "switches not noted for want of memory in the kernel",
     "records-unwritten": "records not written because the file took no more (disk full)",
     "sums-unwritten": "sums of short waits not written because the file took no more (disk full)",
+    "still-blocked-unwritten": "threads still blocked not written because the file took no more (disk full)",
+    "budgets-unwritten": "budgets of threads not written because the file took no more (disk full)",
     "missed-runs": "switches not noted because the BPF program was already running on that CPU",
 }
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
+from perf_offcpu.errors import FileFullError
 from perf_offcpu.layout import Buffer
 from perf_offcpu.perfdata.compressed import zstd_library
 from perf_offcpu.perfdata.features_write import feature_body
-from perf_offcpu.perfdata.writer import FileWriter
+from perf_offcpu.perfdata.writer import FileWriter, whole_records
 
 LEVEL = 3
 """zstd's own default; perf's is 1."""
@@ -42,14 +43,27 @@ class CompressedWriter:
         self._zstd: Any = zstd_library()
         self._stream = self._zstd.ZstdCompressor(level=level).compressobj()
         self._taken = 0
+        self._broken = False
 
     def append(self, *pieces: Buffer) -> None:
-        """Add bytes that are, together, whole records; errors as of `FileWriter.append`."""
+        """Add bytes that are, together, whole records; errors as of `FileWriter.append`.
+
+        After an error the stream cannot go on, because zstd refers to what is not in the file: further
+        records are written as they are.
+        """
+        if self._broken:
+            self.writer.append(*pieces)
+            return
         data = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces)).cast("B")
         records = []
         for at in range(0, len(data), BLOCK):
             records.append(self._record(data[at : at + BLOCK]))
-        self.writer.append(*records)
+        try:
+            self.writer.append(*records)
+        except FileFullError as problem:
+            self._broken = True
+            limit = min(problem.records * BLOCK, len(data))
+            raise FileFullError(str(problem), *whole_records([data], limit, self.writer.order)) from None
         self._taken += len(data)
 
     def finish(self, features: Mapping[int, bytes]) -> None:

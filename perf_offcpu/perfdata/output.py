@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file on disk that a recording or an injection goes to: all or nothing.
 
+Room on the disk can be held for the end of the file, so that it gets one even if the disk runs full.
+
 Bytes go into a hidden file beside the wanted one, made anew with mode 0600 (a recording shows what others
 do). `commit` gives it the wanted name in one step; without it, nothing is left and an older file is as it
 was. As `perf record` does, the recorder keeps an older recording as NAME.old.
@@ -18,24 +20,50 @@ from typing import Self
 from perf_offcpu.errors import RecordingError
 
 
+def _hold(directory: Path, size: int) -> int:
+    """A file without name that takes up room on the same disk; -1 if there cannot be one."""
+    try:
+        fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return -1
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError:
+        os.close(fd)
+        return -1
+    return fd
+
+
 class OutputFile:
     """A file in the making. Use as a context manager; what is not committed by its end is removed.
 
     Args:
         path: where the file shall be. A device such as /dev/null is written to directly.
         keep_old: whether a file that is already there is kept as `path`.old.
+        reserve: bytes to hold until `release`; where that cannot be, none are.
 
     Raises:
         RecordingError: it cannot be made there.
     """
 
-    def __init__(self, path: str | Path, keep_old: bool = False) -> None:
+    def __init__(self, path: str | Path, keep_old: bool = False, reserve: int = 0) -> None:
         self.path, self.keep_old = Path(path), keep_old
         self._temporary: Path | None = None
+        self._reserve = -1
         try:
             self.fd = self._open()
         except OSError as problem:
             raise self._failure(problem) from None
+        if reserve and not self._is_device():
+            self._reserve = _hold(self.path.parent, reserve)
+
+    def release(self) -> bool:
+        """Give the room held back; returns whether there was any."""
+        held = self._reserve >= 0
+        if held:
+            os.close(self._reserve)
+            self._reserve = -1
+        return held
 
     def commit(self) -> None:
         """Give the file its name; what was there before is replaced, or kept as `path`.old.
@@ -80,6 +108,7 @@ class OutputFile:
     def close(self) -> None:
         """Close the file; remove it unless it was committed."""
         os.close(self.fd)
+        self.release()
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
             self._temporary = None

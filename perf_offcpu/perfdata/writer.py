@@ -26,7 +26,7 @@ from typing import Any
 from perf_offcpu.abi.attr import ATTR_SIZE_PERF_6_1
 from perf_offcpu.abi.file import FEATURE_BITS, FILE_HEADER, FILE_HEADER_SIZE, MAGIC, SECTION
 from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, RecordType
-from perf_offcpu.errors import LayoutError, RecordingError
+from perf_offcpu.errors import FileFullError, LayoutError, RecordingError
 from perf_offcpu.layout import Buffer, Order
 from perf_offcpu.perfdata.events import EventSpec
 
@@ -67,13 +67,15 @@ class FileWriter:
         """Add bytes that are, together, whole records.
 
         Raises:
-            RecordingError: they could not be written; the file is cut back to what it held before.
+            FileFullError: not all of them could be written; the file ends with the last record that could.
         """
         try:
-            self._write(pieces)
-        except RecordingError:
+            write_all(self._fd, pieces)
+        except OSError as problem:
+            taken, records = whole_records(pieces, self._written(), self.order)
+            self.data_size += taken
             self._cut_back()
-            raise
+            raise FileFullError(str(self._failure(problem)), taken, records) from None
         self.data_size += sum(map(len, pieces))
 
     def finish(self, features: Mapping[int, bytes]) -> None:
@@ -137,6 +139,13 @@ class FileWriter:
         except OSError as problem:
             raise self._failure(problem) from None
 
+    def _written(self) -> int:
+        """Bytes behind the data that is known to be whole."""
+        try:
+            return os.lseek(self._fd, 0, os.SEEK_CUR) - self.data_offset - self.data_size
+        except OSError:
+            return 0
+
     def _cut_back(self) -> None:
         """Leave no half record; on a device that cannot be cut there is nothing to repair."""
         end = self.data_offset + self.data_size
@@ -167,6 +176,23 @@ def write_all(fd: int, pieces: Sequence[Buffer]) -> None:
 
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
+
+
+def whole_records(pieces: Sequence[Buffer], limit: int, order: Order) -> tuple[int, int]:
+    """How much of some records, which may go on from piece to piece, fits into `limit` bytes.
+
+    Returns:
+        (bytes, records)
+    """
+    data = b"".join(pieces)
+    byteorder, size_at = _byteorder(order), RECORD_HEADER.offset("size")
+    at = records = 0
+    while at + _RECORD_HEADER_SIZE <= min(limit, len(data)):
+        size = int.from_bytes(data[at + size_at : at + size_at + 2], byteorder)
+        if size < _RECORD_HEADER_SIZE or at + size > limit:
+            break
+        at, records = at + size, records + 1
+    return at, records
 
 
 def pack_record(

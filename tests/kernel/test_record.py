@@ -22,8 +22,10 @@ from conftest import PATIENCE
 from workload.measured import Thread, parse
 
 from perf_offcpu.abi.attr import AttrFlag
+from perf_offcpu.abi.counters import COUNTERS, MAGIC
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.collect import bpf_syscall
+from perf_offcpu.collect.part import RESERVE
 from perf_offcpu.decode.garbage import GARBAGE
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording, SampleFlag
@@ -537,13 +539,23 @@ def test_what_cannot_be_is_one_sentence_and_no_file(
     assert (tmp_path / "perf.data").read_bytes() == b"older"
 
 
+def counter(path: Path, name: bytes) -> int:
+    """What the recorder counted, from its own sample at the end of the file."""
+    data = path.read_bytes()
+    at = data.rindex(MAGIC.to_bytes(4, sys.byteorder))
+    rows = COUNTERS.unpack(data[at : at + 60_000])["counters"]
+    (events,) = (row["events"] for row in rows if row["name"].rstrip(b"\0") == name)
+    return int(events)
+
+
 def test_full_disk_is_told_and_what_was_written_can_be_read(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M", "none", disk], check=True)
     try:
         napping = [sys.executable, "-c", "import time\nwhile True: time.sleep(1e-5)"]
-        done = run("-o", disk / "perf.data", "--off-cpu-thresh", "0", "--", *napping, cwd=tmp_path)
+        options = ["-e", "none", "--off-cpu-thresh", "0", "--call-graph", "fp"]
+        done = run("-o", disk / "perf.data", *options, "--", *napping, cwd=tmp_path)
         assert done.status == 1
         assert done.stderr.startswith(
             f"perf-offcpu record: {disk}/perf.data: cannot write the recording: No space"
@@ -551,7 +563,14 @@ def test_full_disk_is_told_and_what_was_written_can_be_read(tmp_path: Path) -> N
         assert done.stderr.count("\n") == 1
         recording = load_recording(disk / "perf.data")
         assert off_cpu(recording).sum() > 100
-        assert "records not written because the file took no more (disk full)" in recording.losses
+        unwritten = recording.losses["records not written because the file took no more (disk full)"]
+        # What fits of a ring is kept, and behind it what stood in the kernel, in room held for the end.
+        assert (disk / "perf.data").stat().st_size > (4 << 20) - RESERVE
+        assert len(recording.budget.tid) > 0
+        flags = recording.samples.flags
+        sent = off_cpu(recording) & (flags & (SampleFlag.AGGREGATED | SampleFlag.STILL_BLOCKED) == 0)
+        missing = counter(disk / "perf.data", b"samples") - sent.sum()
+        assert 0 < missing <= unwritten < missing + 5000  # and what else happened on the machine
         assert "offcpu-time" in perf("report", "--header-only", "-i", disk / "perf.data")
     finally:
         subprocess.run(["umount", disk], check=True)

@@ -51,3 +51,8 @@ def test_last_lines() -> None:
         "[ perf-offcpu record: lost: 2 waits neither sampled nor summed ]",
     ]
     assert len(summary_lines(Summary("out"))) == 1
+
+
+def test_the_last_line_counts_who_is_still_blocked_among_the_samples() -> None:
+    (line,) = summary_lines(Summary("out", still_blocked=3, counters={"samples": Counter(7)}))
+    assert line.endswith("(10 off-cpu samples, 3 of them still blocked, 0 sums, 0 on-CPU samples) ]")

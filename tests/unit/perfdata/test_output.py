@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,24 @@ def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match="is no regular file"):
         OutputFile(tmp_path / "fifo")
     assert names(tmp_path) == ["fifo"]
+
+
+def test_room_held_on_the_disk_is_there_when_it_is_full(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256K", "none", disk], check=True)
+    try:
+        with OutputFile(disk / "perf.data", reserve=64 << 10) as output:
+            with pytest.raises(OSError, match="No space left on device"):
+                while True:
+                    os.write(output.fd, bytes(4096))
+            assert os.fstat(output.fd).st_size == 192 << 10
+            assert output.release() and not output.release()
+            assert os.write(output.fd, bytes(64 << 10)) == 64 << 10
+            assert names(disk) != []
+        assert names(disk) == []
+        with OutputFile(disk / "perf.data", reserve=1 << 20) as output:
+            assert not output.release()  # no such room: a file without
+            os.write(output.fd, b"one")
+    finally:
+        subprocess.run(["umount", disk], check=True)

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,9 @@ import pytest
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType, SoftwareConfig
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.errors import LayoutError, RecordingError
+from perf_offcpu.errors import FileFullError, LayoutError
 from perf_offcpu.perfdata import losses
+from perf_offcpu.perfdata.compressed_write import CompressedWriter
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import BuildId
 from perf_offcpu.perfdata.features_write import (
@@ -152,23 +155,53 @@ def test_big_endian(fd: int, path: Path) -> None:
         assert reader.features.text(Feature.HOSTNAME) == "there"
 
 
-def test_a_full_disk_is_an_error_and_leaves_whole_records(fd: int, path: Path) -> None:
+@contextmanager
+def full_at(size: int) -> Iterator[None]:
     """RLIMIT_FSIZE makes write(2) short and then fail, as a full disk does."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    writer = FileWriter(fd, EVENTS, "out")
-    writer.append(comm(7, b"seven"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (writer.data_offset + writer.data_size + 100, before[1]))
-        with pytest.raises(RecordingError, match=r"^out: cannot write the recording: File too large$"):
-            writer.append(*[sample(11, time_ns) for time_ns in range(10)])
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_of_what_does_not_fit_the_whole_records_that_do_are_kept(fd: int, path: Path) -> None:
+    some = [sample(11, time_ns) for time_ns in range(10)]
+    fitting = 100 // len(some[0])
+    assert fitting == 2
+    # As a ring that wraps gives them: cut within a record.
+    data = b"".join(some)
+    writer = FileWriter(fd, EVENTS, "out")
+    writer.append(comm(7, b"seven"))
+    with (
+        full_at(writer.data_offset + writer.data_size + 100),
+        pytest.raises(FileFullError, match=r"^out: cannot write the recording: File too large$") as caught,
+    ):
+        writer.append(data[:57], data[57:])
+    assert (caught.value.taken, caught.value.records) == (fitting * len(some[0]), fitting)
     assert os.fstat(fd).st_size == writer.data_offset + writer.data_size
     writer.append(sample(12, 5))
     writer.finish(FEATURES)
-    assert [kind for kind, _ in records(path)] == [RecordType.COMM, RecordType.SAMPLE]
+    assert [data for _, data in records(path)] == [comm(7, b"seven"), *some[:fitting], sample(12, 5)]
+
+
+def test_a_compressed_file_that_is_full_ends_in_plain_records(fd: int, path: Path) -> None:
+    noise = random.Random(4)
+    some = [sample(11, noise.getrandbits(62)) for _ in range(10_000)]
+    file = FileWriter(fd, EVENTS, "out")
+    writer = CompressedWriter(file)
+    writer.append(comm(7, b"seven"))
+    with full_at(file.data_offset + 50_000), pytest.raises(FileFullError) as caught:
+        writer.append(*some)
+    assert 0 < caught.value.taken < len(some) * len(some[0])
+    assert caught.value.taken == caught.value.records * len(some[0])
+    writer.append(sample(12, 5))
+    writer.finish(FEATURES)
+    kept = some[: caught.value.records]
+    assert [data for _, data in records(path)] == [comm(7, b"seven"), *kept, sample(12, 5)]
 
 
 def test_many_pieces_through_short_writes() -> None:
