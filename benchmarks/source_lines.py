@@ -25,7 +25,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from perf_offcpu.symbolize.cache import DiskCache  # noqa: E402
+from perf_offcpu.cache import DiskCache  # noqa: E402
 from perf_offcpu.symbolize.elf import load_elf_symbols  # noqa: E402
 from perf_offcpu.symbolize.lines import load_lines  # noqa: E402
 from perf_offcpu.symbolize.search import Search  # noqa: E402

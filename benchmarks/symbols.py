@@ -26,8 +26,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from builders.elf import STRTAB, SYMTAB, ElfBuilder, Load, Sec  # noqa: E402
 
+from perf_offcpu.cache import DiskCache  # noqa: E402
 from perf_offcpu.model.strings import Strings  # noqa: E402
-from perf_offcpu.symbolize.cache import DiskCache  # noqa: E402
 from perf_offcpu.symbolize.demangle import Demangler  # noqa: E402
 from perf_offcpu.symbolize.elf import ElfFile, load_elf_symbols  # noqa: E402
 from perf_offcpu.symbolize.files import find_object  # noqa: E402

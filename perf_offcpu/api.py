@@ -79,9 +79,9 @@ def load(
         FormatError: it is no recording.
         UsageError: an event is not in it, or a file with symbols cannot be read.
     """
+    from perf_offcpu.cache import DiskCache
     from perf_offcpu.convert.select import select_events
     from perf_offcpu.decode.load import load_recording
-    from perf_offcpu.symbolize.cache import DiskCache
     from perf_offcpu.symbolize.search import Search
     from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
     from perf_offcpu.symbolize.unwind import unwind

@@ -31,8 +31,9 @@ from numpy.typing import NDArray
 
 from perf_offcpu.collect import bpf_syscall
 from perf_offcpu.collect.bpf_attr import AttachType, ProgramType
-from perf_offcpu.collect.bpf_compile import compiled
-from perf_offcpu.collect.bpf_header import read_header
+from perf_offcpu.collect.bpf_build import build
+from perf_offcpu.collect.bpf_cache import ProgramCache, Recipe
+from perf_offcpu.collect.bpf_header import SharedHeader, read_header
 from perf_offcpu.collect.bpf_kernel import (
     KernelFacts,
     check_privileges,
@@ -135,12 +136,17 @@ class ProgramStats:
 class OffCpuProgram:
     """The BPF program, loaded but neither attached nor enabled; a context manager.
 
+    Args:
+        use_cache: take what was compiled before, if it was, and keep what is compiled.
+
     Raises:
         CapabilityError: no bcc, no BTF, no privilege, a kernel too old.
         RecordingError: the program does not compile, or the kernel refuses it.
     """
 
-    def __init__(self, config: OffCpuConfig | None = None, *, btf_path: Path = VMLINUX_BTF) -> None:
+    def __init__(
+        self, config: OffCpuConfig | None = None, *, btf_path: Path = VMLINUX_BTF, use_cache: bool = True
+    ) -> None:
         self.config = config or OffCpuConfig()
         self._programs: dict[str, int] = {}
         self._links: list[int] = []
@@ -150,8 +156,14 @@ class OffCpuProgram:
         facts = explore(btf)
         self._tracepoints = _tracepoints(self.config, facts)
         self._iterators = () if facts.task_iterator is None else (_FIRST, _LAST)
+        source = bpf_dir() / PROGRAM
+        header = read_header(source.with_name("off_cpu.h"))
+        options = _defines(self.config, facts, header.enums["mode"])
+        options |= _target_defines(self.config, facts, btf)
+        functions = [*self._tracepoints, _FILTER, *self._iterators]
+        recipe = Recipe(source, facts.defines, options, functions, MAP_NAMES)
         try:
-            self._load(bpf_dir() / PROGRAM, facts, _target_defines(self.config, facts, btf))
+            self._load(recipe, header, facts, ProgramCache.usual() if use_cache else None)
         except BaseException:
             self.close()
             raise
@@ -169,20 +181,30 @@ class OffCpuProgram:
 
     # Life
 
-    def _load(self, source: Path, facts: KernelFacts, targets: Mapping[str, int]) -> None:
-        header = read_header(source.with_name("off_cpu.h"))
-        defines = {**_defines(self.config, facts, header.enums["mode"]), **targets}
-        programs = [*self._tracepoints, _FILTER, *self._iterators]
-        with compiled(source, defines, programs, MAP_NAMES) as (functions, maps):
-            for name in programs:
-                self._programs[name] = _load_program(name, functions[name], self._tracepoints, facts)
-            config = self.config
-            entries = {
-                "sums": config.sum_entries,
-                "stacks": config.stack_entries,
-                "budgets": config.budget_entries,
-            }
-            self._maps = ProgramMaps(maps, header, entries, config.threshold_ns)
+    def _load(
+        self, recipe: Recipe, header: SharedHeader, facts: KernelFacts, cache: ProgramCache | None
+    ) -> None:
+        config = self.config
+        entries = {
+            "sums": config.sum_entries,
+            "stacks": config.stack_entries,
+            "budgets": config.budget_entries,
+        }
+
+        def load(functions: Mapping[str, bytes], maps: Mapping[str, int]) -> None:
+            try:
+                for name in recipe.functions:
+                    self._programs[name] = _load_program(name, functions[name], self._tracepoints, facts)
+                own = {name: maps[name] for name in recipe.maps}
+                self._maps = ProgramMaps(own, header, entries, config.threshold_ns)
+            except OSError:
+                self.close()
+                raise
+
+        try:
+            build(recipe, load, cache)
+        except VerifierError as error:
+            raise _refusal(error) from error
 
     def attach(self) -> None:
         """Put the programs on their tracepoints; they record nothing until `enable`."""
@@ -341,6 +363,17 @@ class OffCpuProgram:
         }
 
 
+def compiled_before() -> int:
+    """For how many configs the programs are kept from earlier starts, so that no compiler is needed.
+
+    Raises:
+        CapabilityError: no BTF, a kernel too old.
+    """
+    cache, facts = ProgramCache.usual(), explore(Btf.load())
+    recipe = Recipe(bpf_dir() / PROGRAM, facts.defines, {}, (), MAP_NAMES)
+    return cache.count(recipe) if cache else 0
+
+
 def _tracepoints(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
     """The programs to attach and where to, in this order: who is seen waiting has been seen coming."""
     births = {} if config.targets is Targets.ALL else _ON_BIRTH
@@ -350,22 +383,18 @@ def _tracepoints(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
 
 
 def _load_program(name: str, code: bytes, tracepoints: Mapping[str, str], facts: KernelFacts) -> int:
-    try:
-        if name == _FILTER:
-            return bpf_syscall.load_program(ProgramType.PERF_EVENT, name, code, _LICENSE)
-        if name in tracepoints:
-            btf_id, kind = facts.tracepoints[tracepoints[name]].btf_id, AttachType.TRACE_RAW_TP
-        else:
-            btf_id, kind = facts.task_iterator or 0, AttachType.TRACE_ITER
-        return bpf_syscall.load_program(ProgramType.TRACING, name, code, _LICENSE, btf_id, kind)
-    except VerifierError as error:
-        raise _refusal(error) from error
+    if name == _FILTER:
+        return bpf_syscall.load_program(ProgramType.PERF_EVENT, name, code, _LICENSE)
+    if name in tracepoints:
+        btf_id, kind = facts.tracepoints[tracepoints[name]].btf_id, AttachType.TRACE_RAW_TP
+    else:
+        btf_id, kind = facts.task_iterator or 0, AttachType.TRACE_ITER
+    return bpf_syscall.load_program(ProgramType.TRACING, name, code, _LICENSE, btf_id, kind)
 
 
 def _defines(config: OffCpuConfig, facts: KernelFacts, modes: Sequence[str]) -> dict[str, int | str]:
-    """The constants that off_cpu.bpf.c asks for."""
+    """The constants that off_cpu.bpf.c asks for, besides those that the kernel decides."""
     return {
-        **facts.defines,
         "OFFCPU_AT_EXIT": int(facts.has_exit_tp and not config.in_switch),
         "OFFCPU_KERNEL_THREADS": int(config.kernel_threads),
         "OFFCPU_STATES": mode_mask(config.states, modes),

@@ -29,6 +29,8 @@ class Command(enum.IntEnum):
     PROG_GET_FD_BY_ID = 13
     OBJ_GET_INFO_BY_FD = 15
     RAW_TRACEPOINT_OPEN = 17
+    BTF_LOAD = 18
+    BTF_GET_FD_BY_ID = 19
     MAP_LOOKUP_BATCH = 24
     MAP_DELETE_BATCH = 27
     LINK_CREATE = 28
@@ -69,6 +71,12 @@ class MapCreate(ctypes.Structure):
         ("max_entries", ctypes.c_uint32),
         ("map_flags", ctypes.c_uint32),
         ("inner_map_fd", ctypes.c_uint32),
+        ("numa_node", ctypes.c_uint32),
+        ("map_name", ctypes.c_char * NAME_BYTES),
+        ("map_ifindex", ctypes.c_uint32),
+        ("btf_fd", ctypes.c_uint32),
+        ("btf_key_type_id", ctypes.c_uint32),
+        ("btf_value_type_id", ctypes.c_uint32),
     ]
 
 
@@ -211,3 +219,42 @@ class ProgramInfo(ctypes.Structure):
         ("run_cnt", ctypes.c_uint64),
         ("recursion_misses", ctypes.c_uint64),
     ]
+
+
+class MapInfo(ctypes.Structure):
+    """`struct bpf_map_info`."""
+
+    _fields_: ClassVar = [
+        ("type", ctypes.c_uint32),
+        ("id", ctypes.c_uint32),
+        ("key_size", ctypes.c_uint32),
+        ("value_size", ctypes.c_uint32),
+        ("max_entries", ctypes.c_uint32),
+        ("map_flags", ctypes.c_uint32),
+        ("name", ctypes.c_char * NAME_BYTES),
+        ("ifindex", ctypes.c_uint32),
+        ("btf_vmlinux_value_type_id", ctypes.c_uint32),
+        ("netns_dev", ctypes.c_uint64),
+        ("netns_ino", ctypes.c_uint64),
+        ("btf_id", ctypes.c_uint32),
+        ("btf_key_type_id", ctypes.c_uint32),
+        ("btf_value_type_id", ctypes.c_uint32),
+    ]
+
+
+class BtfLoad(ctypes.Structure):
+    """Arguments of BTF_LOAD."""
+
+    _fields_: ClassVar = [
+        ("btf", ctypes.c_uint64),
+        ("btf_log_buf", ctypes.c_uint64),
+        ("btf_size", ctypes.c_uint32),
+        ("btf_log_size", ctypes.c_uint32),
+        ("btf_log_level", ctypes.c_uint32),
+    ]
+
+
+class BtfInfo(ctypes.Structure):
+    """`struct bpf_btf_info`, its beginning."""
+
+    _fields_: ClassVar = [("btf", ctypes.c_uint64), ("btf_size", ctypes.c_uint32), ("id", ctypes.c_uint32)]

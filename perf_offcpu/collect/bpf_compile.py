@@ -16,6 +16,7 @@ import atexit
 import ctypes
 import errno
 import fcntl
+import importlib.util
 import os
 import re
 import sys
@@ -31,6 +32,7 @@ from perf_offcpu.collect.limits import too_many_files
 from perf_offcpu.errors import CapabilityError, RecordingError
 
 _KERNEL_SOURCE = "BCC_KERNEL_SOURCE"
+_LIBRARY = "libbcc.so.0"
 _INSTALL = (
     "install bcc (Debian, Ubuntu: apt install python3-bpfcc; Fedora: dnf install python3-bcc) and run with "
     "/usr/bin/python3, or with a virtual environment made from it with --system-site-packages"
@@ -54,6 +56,39 @@ def import_bcc() -> ModuleType:
         raise CapabilityError(f"the package bcc in {where} is not the BPF compiler collection", _INSTALL)
     module: ModuleType = bcc
     return module
+
+
+def compiler() -> str:
+    """Which bcc there is, without importing it: what tells its files from those of another; "" if none."""
+    try:
+        found = importlib.util.find_spec("bcc")
+    except ValueError:  # somebody made a module of that name by hand
+        return "unknown"
+    if found is None or found.origin is None:
+        return ""
+    package = Path(found.origin)
+    libraries = [Path(directory, _LIBRARY) for directory in _library_directories()]
+    return "; ".join(_identity(path) for path in (package, package.with_name("version.py"), *libraries))
+
+
+def _library_directories() -> list[str]:
+    multiarch = getattr(sys.implementation, "_multiarch", "")
+    named = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    return [*filter(None, named), "/usr/local/lib", f"/usr/lib/{multiarch}", "/usr/lib64", "/usr/lib"]
+
+
+def _identity(path: Path) -> str:
+    """Whether a file is another one than before: its place, what it links to, size and time."""
+    try:
+        status = path.stat()
+    except OSError:
+        return f"no {path}"
+    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+
+
+def is_led_elsewhere() -> bool:
+    """Whether the user has bcc compile with headers of his own."""
+    return _KERNEL_SOURCE in os.environ
 
 
 @contextmanager
@@ -121,7 +156,7 @@ def _function(lib: Any, handle: int, name: bytes) -> bytes:
 @contextmanager
 def _kernel_source(directory: Path) -> Iterator[None]:
     """Lead bcc to our headers, unless the user leads it elsewhere."""
-    if _KERNEL_SOURCE in os.environ:
+    if is_led_elsewhere():
         yield
         return
     os.environ[_KERNEL_SOURCE] = str(directory.resolve())

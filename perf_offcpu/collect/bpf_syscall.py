@@ -55,7 +55,12 @@ class VerifierError(OSError):
         self.name, self.log = name, log
 
 
-def _bpf(command: Command, attr: ctypes.Structure) -> int:
+def call(command: Command, attr: ctypes.Structure) -> int:
+    """The system call itself.
+
+    Raises:
+        OSError: what the kernel says.
+    """
     result: int = _libc.syscall(_SYS_BPF, int(command), ctypes.byref(attr), ctypes.sizeof(attr))
     if result < 0:
         number = ctypes.get_errno()
@@ -105,7 +110,7 @@ def load_program(
         attach_btf_id=btf_id,
     )
     try:
-        return _bpf(Command.PROG_LOAD, attr)
+        return call(Command.PROG_LOAD, attr)
     except OSError as error:
         raise VerifierError(error.errno or 0, name, _verifier_log(attr)) from error
 
@@ -115,27 +120,27 @@ def _verifier_log(attr: ProgramLoad) -> str:
     log = _bytes(_LOG_BYTES)
     attr.log_level, attr.log_size, attr.log_buf = 1, _LOG_BYTES, _address(log)
     with contextlib.suppress(OSError):
-        os.close(_bpf(Command.PROG_LOAD, attr))
+        os.close(call(Command.PROG_LOAD, attr))
     return log.value.decode(errors="replace")
 
 
 def open_raw_tracepoint(program_fd: int) -> int:
     """Attach a `tp_btf` program; it stays attached as long as the file descriptor given back is open."""
-    return _bpf(Command.RAW_TRACEPOINT_OPEN, RawTracepointOpen(prog_fd=program_fd))
+    return call(Command.RAW_TRACEPOINT_OPEN, RawTracepointOpen(prog_fd=program_fd))
 
 
 def run_program(program_fd: int) -> int:
     """Run a RAW_TRACEPOINT program once, in this thread's context, and give its result (Linux 5.10)."""
     attr = ProgramTestRun(prog_fd=program_fd)
-    _bpf(Command.PROG_TEST_RUN, attr)
+    call(Command.PROG_TEST_RUN, attr)
     return int(attr.retval)
 
 
 def run_iterator(program_fd: int) -> bytes:
     """Run an iterator program over all its objects, once, and give what it has written."""
-    link = _bpf(Command.LINK_CREATE, LinkCreate(prog_fd=program_fd, attach_type=AttachType.TRACE_ITER))
+    link = call(Command.LINK_CREATE, LinkCreate(prog_fd=program_fd, attach_type=AttachType.TRACE_ITER))
     try:
-        with open(_bpf(Command.ITER_CREATE, IterCreate(link_fd=link)), "rb", buffering=0) as output:
+        with open(call(Command.ITER_CREATE, IterCreate(link_fd=link)), "rb", buffering=0) as output:
             return b"".join(iter(lambda: output.read(_ITERATOR_BYTES), b""))
     finally:
         os.close(link)
@@ -145,13 +150,13 @@ def program_info(program_fd: int) -> ProgramInfo:
     """Name, id and, with kernel.bpf_stats_enabled, run time of a program."""
     info = ProgramInfo()
     attr = ObjectInfo(bpf_fd=program_fd, info_len=ctypes.sizeof(info), info=ctypes.addressof(info))
-    _bpf(Command.OBJ_GET_INFO_BY_FD, attr)
+    call(Command.OBJ_GET_INFO_BY_FD, attr)
     return info
 
 
 def enable_stats() -> int:
     """Have the kernel count and time all programs' runs while the file descriptor given back is open."""
-    return _bpf(Command.ENABLE_STATS, EnableStats(type=0))  # BPF_STATS_RUN_TIME
+    return call(Command.ENABLE_STATS, EnableStats(type=0))  # BPF_STATS_RUN_TIME
 
 
 def program_ids() -> list[int]:
@@ -160,7 +165,7 @@ def program_ids() -> list[int]:
     attr = ObjectId()
     while True:
         try:
-            _bpf(Command.PROG_GET_NEXT_ID, attr)
+            call(Command.PROG_GET_NEXT_ID, attr)
         except OSError as error:
             if error.errno == errno.ENOENT:
                 return ids
@@ -171,13 +176,13 @@ def program_ids() -> list[int]:
 
 def program_by_id(program_id: int) -> int:
     """A file descriptor of a loaded program."""
-    return _bpf(Command.PROG_GET_FD_BY_ID, ObjectId(start_id=program_id))
+    return call(Command.PROG_GET_FD_BY_ID, ObjectId(start_id=program_id))
 
 
 def create_map(kind: MapType, value_bytes: int, entries: int, inner_map_fd: int = 0) -> int:
     """A map with u32 keys; its file descriptor."""
-    attr = MapCreate(kind, 4, value_bytes, entries, 0, inner_map_fd)
-    return _bpf(Command.MAP_CREATE, attr)
+    attr = MapCreate(kind, 4, value_bytes, entries, inner_map_fd=inner_map_fd)
+    return call(Command.MAP_CREATE, attr)
 
 
 def lookup(map_fd: int, key: bytes, value_bytes: int) -> bytes:
@@ -187,14 +192,14 @@ def lookup(map_fd: int, key: bytes, value_bytes: int) -> bytes:
         OSError: ENOENT if the key is not there.
     """
     key_buffer, value = _bytes(key), _bytes(value_bytes)
-    _bpf(Command.MAP_LOOKUP_ELEM, Element(map_fd, _address(key_buffer), _address(value)))
+    call(Command.MAP_LOOKUP_ELEM, Element(map_fd, _address(key_buffer), _address(value)))
     return value.raw
 
 
 def update(map_fd: int, key: bytes, value: bytes) -> None:
     """Set the value of a key, present or not."""
     key_buffer, value_buffer = _bytes(key), _bytes(value)
-    _bpf(Command.MAP_UPDATE_ELEM, Element(map_fd, _address(key_buffer), _address(value_buffer), BPF_ANY))
+    call(Command.MAP_UPDATE_ELEM, Element(map_fd, _address(key_buffer), _address(value_buffer), BPF_ANY))
 
 
 def lookup_batch(map_fd: int, key_bytes: int, value_bytes: int, entries: int) -> tuple[bytearray, bytearray]:
@@ -233,7 +238,7 @@ def _view(buffer: bytearray) -> ctypes.Array[ctypes.c_char]:
 def _is_last(command: Command, attr: Batch) -> bool:
     """Do a batch; whether the kernel has no more (ENOENT), with attr.count entries done in either case."""
     try:
-        _bpf(command, attr)
+        call(command, attr)
     except OSError as error:
         if error.errno != errno.ENOENT:
             raise

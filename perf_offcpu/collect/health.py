@@ -88,8 +88,23 @@ def _python() -> Seen:
 def _bcc() -> Seen:
     from perf_offcpu.collect.bpf_compile import import_bcc
 
-    bcc = import_bcc()
+    try:
+        bcc = import_bcc()
+    except CapabilityError as problem:
+        raise CapabilityError(problem.what + _compiled_before(), problem.remedy) from problem
     return State.WORKS, f"{getattr(bcc, '__version__', 'of unknown version')}, {bcc.__file__}", ""
+
+
+def _compiled_before() -> str:
+    """What to say of programs that can still be used where there is no compiler any more."""
+    from perf_offcpu.collect.bpf import compiled_before
+
+    try:
+        count = compiled_before()
+    except (PerfOffcpuError, OSError):
+        count = 0
+    times = "once" if count == 1 else f"{count} times"
+    return f"; it was compiled {times} for this kernel, recording as then still works" if count else ""
 
 
 def _btf() -> Seen:
@@ -130,7 +145,7 @@ def _collector() -> Seen:
     from perf_offcpu.collect.bpf import OffCpuProgram
 
     begin = time.monotonic()
-    with OffCpuProgram():
+    with OffCpuProgram(use_cache=False):
         return State.WORKS, f"compiled, verified and loaded in {time.monotonic() - begin:.2f} s", ""
 
 

@@ -154,7 +154,7 @@ def selection_from_args(args: argparse.Namespace) -> Selection:
 
 def symbol_options(args: argparse.Namespace) -> SymbolizeOptions:
     """The options of symbolization on the command line."""
-    from perf_offcpu.symbolize.cache import DiskCache
+    from perf_offcpu.cache import DiskCache
     from perf_offcpu.symbolize.symbolizer import SymbolizeOptions
 
     return SymbolizeOptions(

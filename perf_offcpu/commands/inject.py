@@ -64,9 +64,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
+    from perf_offcpu.cache import DiskCache
     from perf_offcpu.commands.ownership import check_ownership
     from perf_offcpu.decode.rewrite import RewriteOptions, Rewritten, rewrite
-    from perf_offcpu.symbolize.cache import DiskCache
     from perf_offcpu.symbolize.search import Search
     from perf_offcpu.symbolize.unwind import unwinder_for
 

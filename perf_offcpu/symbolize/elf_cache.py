@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from perf_offcpu.symbolize.cache import DiskCache, cache_name
+from perf_offcpu.cache import DiskCache, cache_name
 from perf_offcpu.symbolize.elf import ElfFile
 from perf_offcpu.symbolize.elf_image import ElfImage
 from perf_offcpu.symbolize.symtab import SymbolTable

@@ -19,9 +19,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
+from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
 from perf_offcpu.symbolize import vdso
-from perf_offcpu.symbolize.cache import DiskCache
 from perf_offcpu.symbolize.elf import ElfFile, full_table_of, read_elf_symbols
 from perf_offcpu.symbolize.elf_cache import read_through_cache
 from perf_offcpu.symbolize.elf_image import BytesSource, ElfImage, NotRegularError, open_elf

@@ -21,8 +21,8 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi import elf
+from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError, UsageError
-from perf_offcpu.symbolize.cache import DiskCache
 from perf_offcpu.symbolize.elf import ElfFile, elf_build_id, load_elf_symbols
 from perf_offcpu.symbolize.kallsyms import LIVE, Kallsyms, load_kallsyms
 from perf_offcpu.symbolize.search import Search, by_build_id, debug_by_build_id

@@ -7,9 +7,9 @@ from collections import Counter
 
 import numpy as np
 
+from perf_offcpu.cache import DiskCache
 from perf_offcpu.model.columns import I64, U32, U64
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.symbolize.cache import DiskCache
 from perf_offcpu.symbolize.elf import ElfFile
 from perf_offcpu.symbolize.lines import DWZ, Lines, NoLines, load_lines
 from perf_offcpu.symbolize.named import Inlined, Named

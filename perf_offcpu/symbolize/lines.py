@@ -22,9 +22,9 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi import elf
+from perf_offcpu.cache import DiskCache, cache_name
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import U64
-from perf_offcpu.symbolize.cache import DiskCache, cache_name
 from perf_offcpu.symbolize.debug_files import open_debug
 from perf_offcpu.symbolize.elf_image import ElfImage, open_elf
 from perf_offcpu.symbolize.search import Search

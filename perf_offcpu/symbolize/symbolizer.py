@@ -17,6 +17,7 @@ import numpy as np
 
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.cache import DiskCache
 from perf_offcpu.decode.timeline import rows_at
 from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I32, I64
@@ -25,7 +26,6 @@ from perf_offcpu.model.profile import Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Recording, Samples, Spaces
 from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.symbolize.cache import DiskCache
 from perf_offcpu.symbolize.demangle import demangle
 from perf_offcpu.symbolize.files import Cause
 from perf_offcpu.symbolize.frames import build_frames, expand

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS, Registers
+from perf_offcpu.cache import DiskCache
 from perf_offcpu.decode.unwind_records import MakeUnwinder, UnwindSome
 from perf_offcpu.decode.user_parts import join_parts, kernel_parts
 from perf_offcpu.model.callchains import Ragged
@@ -23,7 +24,6 @@ from perf_offcpu.model.columns import I32, I64, U8, U64
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.perfdata.losses import Losses
-from perf_offcpu.symbolize.cache import DiskCache
 from perf_offcpu.symbolize.cfi_lookup import CfiLookup
 from perf_offcpu.symbolize.search import Search
 from perf_offcpu.symbolize.unwind_files import FrameTables

@@ -15,10 +15,10 @@ import numpy as np
 
 from perf_offcpu.abi import elf
 from perf_offcpu.abi.cfi import REGISTERS, Registers
+from perf_offcpu.cache import Array, DiskCache, cache_name
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.symbolize import vdso
-from perf_offcpu.symbolize.cache import Array, DiskCache, cache_name
 from perf_offcpu.symbolize.cfi_entries import Section
 from perf_offcpu.symbolize.cfi_lookup import FileTable
 from perf_offcpu.symbolize.cfi_table import NO_RULES, CfiTable, build_table, frame_sections

@@ -11,11 +11,11 @@ import os
 
 import numpy as np
 
+from perf_offcpu.cache import DiskCache
 from perf_offcpu.model.columns import I32, I64, U64
 from perf_offcpu.model.recording import Meta, Recording
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.symbolize import vdso
-from perf_offcpu.symbolize.cache import DiskCache
 from perf_offcpu.symbolize.elf import ElfFile
 from perf_offcpu.symbolize.files import Cause, Found, find_object
 from perf_offcpu.symbolize.jit_map import is_jit_memory

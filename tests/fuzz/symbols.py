@@ -27,8 +27,8 @@ import numpy as np  # noqa: E402
 from builders.elf import REL, ElfBuilder, Sym  # noqa: E402
 
 from perf_offcpu.abi.elf import SectionType  # noqa: E402
+from perf_offcpu.cache import pack, unpack  # noqa: E402
 from perf_offcpu.errors import PerfOffcpuError  # noqa: E402
-from perf_offcpu.symbolize.cache import pack, unpack  # noqa: E402
 from perf_offcpu.symbolize.debug_files import debug_link  # noqa: E402
 from perf_offcpu.symbolize.elf import listed_symbols, read_elf_symbols  # noqa: E402
 from perf_offcpu.symbolize.elf_image import BytesSource, ElfImage  # noqa: E402

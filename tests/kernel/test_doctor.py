@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from perf_offcpu.collect.bpf import OffCpuProgram
+
 DOCTOR = shlex.join([sys.executable, "-m", "perf_offcpu", "doctor"])
 # Not unshare's own way of keeping mounts to itself, which fails in a chroot.
 PRIVATE = "unshare --mount --propagation unchanged"
@@ -87,6 +89,18 @@ def test_the_other_package_called_bcc_is_told_from_the_real_one(tmp_path: Path) 
     assert status == 1
     assert "is not the BPF compiler collection" in parts["bcc"]["found"]
     assert "python3-bpfcc" in parts["bcc"]["advice"]
+
+
+def test_what_was_compiled_before_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    without_bcc = f"PYTHONPATH={shlex.quote(str(tmp_path))} {DOCTOR}"
+    (tmp_path / "bcc.py").write_text("")
+    assert "for this kernel" not in doctor(without_bcc)[2]["bcc"]["found"]
+    OffCpuProgram().close()
+    status, _, parts = doctor(without_bcc)
+    assert status == 1
+    assert "it was compiled once for this kernel" in parts["bcc"]["found"]
+    assert parts["bcc"]["state"] == "missing"
 
 
 LIMITED = {

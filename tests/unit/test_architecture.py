@@ -23,7 +23,7 @@ PACKAGE = ROOT / "perf_offcpu"
 LAYERS = (
     ("errors",),
     ("layout", "resources"),
-    ("columnar",),
+    ("columnar", "cache"),
     ("abi", "model"),
     ("perfdata",),
     ("decode", "collect"),

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
 from perf_offcpu.symbolize import lines
-from perf_offcpu.symbolize.cache import DiskCache
 from perf_offcpu.symbolize.elf import elf_build_id, load_elf_symbols
 from perf_offcpu.symbolize.lines import Lines, NoLines, load_lines
 from perf_offcpu.symbolize.search import Search

@@ -10,10 +10,10 @@ import pytest
 
 from perf_offcpu.abi.cfi import REGISTERS
 from perf_offcpu.abi.elf import Machine
+from perf_offcpu.cache import Array, DiskCache
 from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, Spaces
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.symbolize import unwind_files
-from perf_offcpu.symbolize.cache import Array, DiskCache
 from perf_offcpu.symbolize.cfi_table import CfiTable, build_table, frame_sections
 from perf_offcpu.symbolize.elf_image import open_elf
 from perf_offcpu.symbolize.search import Search

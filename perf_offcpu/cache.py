@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was costly to read is kept on disk: symbol tables and source lines, each under a key of its own.
+"""What was costly to make is kept on disk: symbol tables, source lines, compiled BPF programs.
 
     $XDG_CACHE_HOME/perf-offcpu/symbols/NAME       (~/.cache/…; 0700, the user's own)
+    $XDG_CACHE_HOME/perf-offcpu/programs/NAME
 
 A file is a head, a directory of columns and the columns' bytes, little-endian, 8-aligned:
 
@@ -12,6 +13,7 @@ A file is a head, a directory of columns and the columns' bytes, little-endian, 
 Damage: a file that does not fit this description in all points, to its last byte, is as good as none, and is
 made again. Races: files are written aside and renamed, never changed; who reads one keeps the file he opened.
 Size: the files used last stay, up to a limit. Whatever else fails (a full disk, no home) costs time only.
+Trust: a file counts if it is this user's, has no other name and nobody else may write to it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import hashlib
 import mmap
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -66,7 +69,7 @@ class DiskCache:
     """Columns of numbers and bytes by name.
 
     Args:
-        directory: made when first written to. It is used only if it belongs to this user.
+        directory: made when first written to. It is used only if it belongs to this user alone.
         limit: bytes that its files may take together.
     """
 
@@ -74,15 +77,13 @@ class DiskCache:
         self.directory, self.limit = directory, limit
 
     @classmethod
-    def usual(cls) -> DiskCache | None:
-        """The user's cache; None if he wants none."""
-        limit = os.environ.get("PERF_OFFCPU_CACHE_BYTES", "")
+    def usual(cls, kind: str = "symbols", limit: int = LIMIT) -> DiskCache | None:
+        """The user's cache of one kind of thing; None if he wants none."""
+        wanted = os.environ.get("PERF_OFFCPU_CACHE_BYTES", "")
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        bounded = int(limit) if limit.isascii() and limit.isdigit() else LIMIT
+        bounded = min(int(wanted), limit) if wanted.isascii() and wanted.isdigit() else limit
         return (
-            cls(os.path.join(base, "perf-offcpu", "symbols"), bounded)
-            if bounded and os.path.isabs(base)
-            else None
+            cls(os.path.join(base, "perf-offcpu", kind), bounded) if bounded and os.path.isabs(base) else None
         )
 
     def read(self, name: str) -> dict[str, Array] | None:
@@ -115,14 +116,19 @@ class DiskCache:
                     os.unlink(temporary)
             self._shrink()
 
+    def remove(self, name: str) -> None:
+        """Forget what was written under a name."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._path(name))
+
     def _path(self, name: str) -> str:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name for a cache file")
         return os.path.join(self.directory, name)
 
     def _is_mine(self) -> bool:
-        os.makedirs(self.directory, mode=0o700, exist_ok=True)
-        return os.stat(self.directory).st_uid == os.geteuid()
+        _make_private(self.directory)
+        return _is_own(os.stat(self.directory))
 
     def _shrink(self) -> None:
         """Remove the files that were not used for longest, until the rest fits; and what crashes left."""
@@ -228,11 +234,24 @@ def _mapped(path: str) -> memoryview | None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(fd)
-        if status.st_uid != os.geteuid() or status.st_size < _HEAD.size():
+        whole = stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_size >= _HEAD.size()
+        if not whole or not _is_own(status):
             return None
         return memoryview(mmap.mmap(fd, status.st_size, prot=mmap.PROT_READ))
     finally:
         os.close(fd)
+
+
+def _is_own(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _make_private(directory: str) -> None:
+    """Make a directory and what lacks above it, all of them for this user alone."""
+    if not os.path.isdir(directory):
+        _make_private(os.path.dirname(directory))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
 
 
 def _private(path: str, flags: int) -> int:

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from perf_offcpu.cache import DiskCache, cache_name, pack, unpack
 from perf_offcpu.symbolize import elf_cache
-from perf_offcpu.symbolize.cache import DiskCache, cache_name, pack, unpack
 from perf_offcpu.symbolize.elf import ElfFile
 from perf_offcpu.symbolize.files import find_object
 from perf_offcpu.symbolize.symtab import SymbolTable
@@ -60,7 +60,7 @@ def test_each_damaged_bit_and_each_cut_is_noticed() -> None:
 
 def test_a_file_that_fits_its_checksum_and_lies_is_refused() -> None:
     """Made by somebody who knows the format: offsets and numbers of items are checked none the less."""
-    from perf_offcpu.symbolize import cache
+    from perf_offcpu import cache
 
     data = bytearray(packed(COLUMNS))
     for at, value in ((64, 2**63), (72, 2**60), (56, int.from_bytes(b"<f8", "little"))):

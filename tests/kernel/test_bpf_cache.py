@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that were compiled earlier, on the running kernel: the same ones, without a compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernel.napping import python
+
+from perf_offcpu.cache import DiskCache
+from perf_offcpu.collect import bpf, bpf_build, bpf_compile, bpf_syscall
+from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram, Targets
+from perf_offcpu.collect.bpf_cache import ProgramCache, Recipe
+from perf_offcpu.collect.bpf_object import describe, map_info
+from perf_offcpu.collect.states import ShortWaits
+
+OF_EACH_TIME = {"id", "btf_id"}
+REFUSED = bytes.fromhex("9500000000000000")  # exit without a result
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "perf-offcpu" / "programs"
+
+
+@pytest.fixture
+def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """What a program that follows a command and takes all there is to take is made of."""
+    return recipe_of(
+        OffCpuConfig(targets=Targets.COMMAND, waker_stacks=True, cgroups=True, by_comm=True), monkeypatch
+    )
+
+
+def recipe_of(config: OffCpuConfig, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    seen: list[Recipe] = []
+
+    class Enough(Exception):
+        pass
+
+    def note(recipe: Recipe, *_: object) -> None:
+        seen.append(recipe)
+        raise Enough
+
+    with monkeypatch.context() as patch, pytest.raises(Enough):
+        patch.setattr(bpf, "build", note)
+        OffCpuProgram(config)
+    return seen[0]
+
+
+def parts(recipe: Recipe, cache: ProgramCache | None) -> tuple[Any, Any]:
+    """Instructions, maps by row instead of descriptor, and what the kernel tells of the maps by name."""
+    seen: list[Any] = []
+
+    def load(functions: Mapping[str, bytes], maps: Mapping[str, int]) -> None:
+        made = describe(functions, maps)
+        infos = {name: map_info(fd) for name, fd in maps.items() if name in recipe.maps}
+        seen.append((made, {name: told(info) for name, info in infos.items()}))
+
+    bpf_build.build(recipe, load, cache)
+    made, infos = seen[0]
+    rows = {shape.name: shape for shape in made.maps}
+    loads = {
+        name: [made.maps[row].name for row in bpf_object_rows(code)] for name, code in made.functions.items()
+    }
+    code = {name: without_rows(code) for name, code in made.functions.items()}
+    return (code, loads, rows, made.btf), infos
+
+
+def told(info: Any) -> dict[str, Any]:
+    names = {name for name, *_ in info._fields_} - OF_EACH_TIME
+    return {name: getattr(info, name) for name in names}
+
+
+def slots(code: bytes) -> list[int]:
+    return [at for at in range(0, len(code), 8) if code[at] == 0x18 and code[at + 1] >> 4 == 1]
+
+
+def bpf_object_rows(code: bytes) -> list[int]:
+    return [int.from_bytes(code[at + 4 : at + 8], sys.byteorder) for at in slots(code)]
+
+
+def without_rows(code: bytes) -> bytes:
+    cleared = bytearray(code)
+    for at in slots(code):
+        cleared[at + 4 : at + 8] = bytes(4)
+    return bytes(cleared)
+
+
+def test_kept_programs_and_maps_are_those_that_are_compiled(
+    place: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = ProgramCache.usual()
+    compiled = parts(recipe, None)
+    assert not place.exists()
+    assert parts(recipe, cache) == compiled
+    assert len(list(place.iterdir())) == 1
+    monkeypatch.setattr(bpf_build, "compiled", lambda *_: pytest.fail("compiled again"))
+    assert parts(recipe, cache) == compiled
+    (_, loads, shapes, btf), infos = compiled
+    assert {"tasks", "events"} <= {name for names in loads.values() for name in names} <= shapes.keys()
+    assert btf and infos["targets"]["btf_value_type_id"]
+
+
+def start(preparation: str = "") -> str:
+    """In a new process, create a program; what came of it, and whether the compiler came with it."""
+    script = f"""
+        import sys
+        {preparation}
+        from perf_offcpu.collect.bpf import *
+        try:
+            OffCpuProgram().close()
+            print("compiled" if "libbcc" in open("/proc/self/maps").read() else "kept")
+        except Exception as error:
+            print(f"{{type(error).__name__}}: {{error}}")
+    """
+    with python(script) as process:
+        return process.communicate(timeout=60)[0].strip()
+
+
+NO_BCC = "sys.modules['bcc'] = None"
+
+
+def test_the_second_start_needs_no_compiler(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "bcc.py").touch()
+    other_package = f"sys.path.insert(0, {str(tmp_path)!r})"
+    assert start(NO_BCC).startswith("CapabilityError") and "python3-bpfcc" in start(other_package)
+    assert not place.exists()
+    assert start() == "compiled"
+    assert start() == "kept"
+    assert start(NO_BCC) == "kept"
+    assert start(other_package) == "kept"  # the other bcc was asked first, in vain
+
+
+def test_ways_to_do_without(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PERF_OFFCPU_CACHE_BYTES", "0")
+    assert start() == "compiled"
+    monkeypatch.delenv("PERF_OFFCPU_CACHE_BYTES")
+    shutil.copytree(Path(bpf.bpf_dir()), tmp_path / "headers")
+    monkeypatch.setenv("BCC_KERNEL_SOURCE", str(tmp_path / "headers"))
+    assert start() == "compiled"
+    assert not place.exists()
+
+
+def keep(recipe: Recipe, cache: ProgramCache, compiler: str, **changes: Any) -> None:
+    """Keep what a recipe makes, changed."""
+    with bpf_compile.compiled(recipe.source, recipe.defines, recipe.functions, recipe.maps) as made:
+        cache.write(recipe, dataclasses.replace(describe(*made), **changes), compiler)
+
+
+@pytest.mark.parametrize("what", ["program", "types", "compiler"])
+def test_what_the_kernel_refuses_or_another_compiler_made_is_compiled_anew(
+    place: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, files = OffCpuConfig(targets=Targets.PIDS, short_waits=ShortWaits.DROP), DiskCache(str(place))
+    recipe, cache = recipe_of(config, monkeypatch), ProgramCache(files)
+    changes = {
+        "program": {"functions": dict.fromkeys(recipe.functions, REFUSED)},
+        "types": {"btf": b"no BTF"},
+        "compiler": {},
+    }
+    keep(recipe, cache, "another" if what == "compiler" else bpf_compile.compiler(), **changes[what])
+    wrong = cache.read(recipe)
+    before = len(os.listdir("/proc/self/fd")), set(bpf_syscall.program_ids())
+    with OffCpuProgram(config) as program:
+        program.attach()
+    right = cache.read(recipe)
+    assert wrong and right and wrong != right
+    assert right.compiler == bpf_compile.compiler()
+    assert REFUSED not in right.made.functions.values()
+    assert len(os.listdir("/proc/self/fd")) == before[0]
+
+
+def test_closing_gives_back_what_was_kept_too(place: Path) -> None:
+    OffCpuProgram().close()
+
+    def bpf_objects() -> list[str]:
+        links = [Path("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
+        return [target for link in links if link.is_symlink() and "bpf" in (target := os.readlink(link))]
+
+    before = len(os.listdir("/proc/self/fd"))
+    with OffCpuProgram() as program:
+        program.attach()
+        maps = {one for one in bpf_objects() if "map" in one}
+        assert maps == {"anon_inode:bpf-map"}
+    assert bpf_objects() == []
+    assert len(os.listdir("/proc/self/fd")) == before
