@@ -18,6 +18,7 @@ from perf_offcpu.model.mappings import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.symbolize.cfi_program import Kind
 from perf_offcpu.symbolize.cfi_table import NO_RULES, CfiTable
+from perf_offcpu.symbolize.trampolines import Trampolines, trampoline_rules
 
 OUTSIDE: Final = 0
 """Rule set of addresses that no mapping covers."""
@@ -93,11 +94,19 @@ class CfiLookup:
         recording: its spaces, maps and dsos.
         registers: its machine's.
         table_of: gives the table of a dso, by its row; asked once for each. None: there is none.
+        trampolines: what is known of code without a table; None: nothing.
     """
 
-    def __init__(self, recording: Recording, registers: Registers, table_of: TableOf) -> None:
-        self.recording, self.table_of = recording, table_of
+    def __init__(
+        self,
+        recording: Recording,
+        registers: Registers,
+        table_of: TableOf,
+        trampolines: Trampolines | None = None,
+    ) -> None:
+        self.recording, self.table_of, self.trampolines = recording, table_of, trampolines
         self.rules = Rules(registers)
+        self._trampoline = self.rules.add(trampoline_rules(registers)) if trampolines else NO_CFI
         self._tables: dict[int, tuple[FileTable, int] | None] = {}
         self._key_pc = np.zeros(_SLOTS, np.uint64)
         self._key_space = np.full(_SLOTS, -2, np.int32)
@@ -135,6 +144,9 @@ class CfiLookup:
         for dso in np.unique(dsos).tolist():
             mine = np.flatnonzero(dsos == dso)
             found[mapped[mine]] = self._in_file(dso, offsets[mine])
+            if self._tables[dso] is None and self.trampolines is not None:
+                at = mapped[mine]
+                found[at[self.trampolines.are_calls(spaces[at], addresses[at])]] = self._trampoline
         return found
 
     def _in_file(self, dso: int, offsets: U64) -> I32:

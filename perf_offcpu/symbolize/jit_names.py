@@ -5,21 +5,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import I32, I64, U64
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.symbolize.jit_map import (
-    MapRefused,
-    existing,
-    load_jit_map,
-    map_paths,
-    read_jit_name,
-)
+from perf_offcpu.symbolize.jit_map import read_jit_name
+from perf_offcpu.symbolize.jit_maps import JitMaps
 from perf_offcpu.symbolize.named import Named, Unresolved
 from perf_offcpu.symbolize.symtab import SymbolTable
-
-NO_MAP = "code that a program made itself, without a map of it (/tmp/perf-PID.map)"
 
 
 class JitNames:
@@ -37,7 +29,7 @@ class JitNames:
         self, recording: Recording, strings: Strings, symfs: str, unresolved: Unresolved, *, force: bool
     ) -> None:
         self.recording, self.strings, self.unresolved = recording, strings, unresolved
-        self.symfs, self.force = symfs, force
+        self._maps = JitMaps(recording, symfs, force=force)
 
     def name(self, addresses: U64, spaces: I32, rows: I64, named: Named) -> None:
         """Fill in some rows of `named`.
@@ -51,25 +43,11 @@ class JitNames:
         named.address[rows] = addresses
         for pid in np.unique(pids).tolist():
             mine = np.flatnonzero(pids == pid)
-            found = self._table(pid, len(mine))
-            if found is not None:
-                self._put(*found, addresses[mine], rows[mine], named)
-
-    def _table(self, pid: int, places: int) -> tuple[str, SymbolTable] | None:
-        born, died = self._life(pid)
-        cause = NO_MAP
-        for path in existing(map_paths(pid, self.symfs)):
-            try:
-                table = load_jit_map(path, force=self.force, born_ns=born, died_ns=died)
-                return f"/tmp/perf-{pid}.map", table  # as perf calls it, wherever it lay
-            except MapRefused as problem:
-                cause = f"{path}: {problem}"
-            except OSError as problem:
-                cause = f"{path}: {problem.strerror}"
-            except FormatError:
-                cause = f"{path}: it is not a regular file"
-        self.unresolved[cause] += places
-        return None
+            table = self._maps.of(pid)
+            if isinstance(table, str):
+                self.unresolved[table] += len(mine)
+            else:  # as perf calls it, wherever it lay
+                self._put(f"/tmp/perf-{pid}.map", table, addresses[mine], rows[mine], named)
 
     def _put(self, path: str, table: SymbolTable, addresses: U64, rows: I64, named: Named) -> None:
         found = table.lookup(addresses)
@@ -83,13 +61,3 @@ class JitNames:
         named.offset[rows[hit]] = addresses[hit] - table.start[found[hit]]
         if missing := int((~hit).sum()):
             self.unresolved[f"{path}: addresses that it does not list"] += missing
-
-    def _life(self, pid: int) -> tuple[int, int]:
-        """Wall-clock birth and death of a process, 0 where unknown or where a pid had several lives."""
-        meta, tasks = self.recording.meta, self.recording.tasks
-        lives = np.flatnonzero(tasks.tid == pid)
-        if not meta.wall_clock_ns or len(lives) != 1:
-            return 0, 0
-        begin, end = int(tasks.begin_ns[lives[0]]), int(tasks.end_ns[lives[0]])
-        shift = meta.wall_clock_ns - meta.wall_clock_at_ns
-        return (begin + shift if begin > 0 else 0), (end + shift if end > 0 else 0)

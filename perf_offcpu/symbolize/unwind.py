@@ -25,7 +25,9 @@ from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.symbolize.cfi_lookup import CfiLookup
+from perf_offcpu.symbolize.jit_maps import JitMaps
 from perf_offcpu.symbolize.search import Search
+from perf_offcpu.symbolize.trampolines import Trampolines
 from perf_offcpu.symbolize.unwind_files import FrameTables
 from perf_offcpu.symbolize.unwind_frames import MAX_GENERAL, End, Stacks, Walk
 
@@ -67,7 +69,8 @@ class Unwinder:
         machine = MACHINE_OF_ARCH[recording.meta.arch]
         self.registers = REGISTERS[machine]
         tables = FrameTables(recording, machine, search, cache)
-        self._lookup = CfiLookup(recording, self.registers, tables.of_dso)
+        trampolines = Trampolines(recording, machine, JitMaps(recording, search.symfs))
+        self._lookup = CfiLookup(recording, self.registers, tables.of_dso, trampolines)
         self._budget = [MAX_GENERAL]
 
     def unwind(self, snapshots: Snapshots, rows: I64 | I32, spaces: I32) -> Unwound:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, SampleFlag,
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.symbolize import unwind as module
 from perf_offcpu.symbolize.cfi_lookup import FileTable
+from perf_offcpu.symbolize.search import Search
 from perf_offcpu.symbolize.unwind import CAUSES, UNKNOWN_MACHINE, unwind
 from perf_offcpu.symbolize.unwind_frames import End
 
@@ -84,11 +86,14 @@ def recording_of(
 
 
 def unwound(
-    monkeypatch: pytest.MonkeyPatch, recording: Recording, content: bytes | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    recording: Recording,
+    content: bytes | None = None,
+    search: Search | None = None,
 ) -> tuple[Recording, list[list[int]]]:
     tables = Tables(section(*FUNCTIONS) if content is None else content)
     monkeypatch.setattr(module, "FrameTables", lambda *_: tables)
-    result = unwind(recording)
+    result = unwind(recording, search)
     result.check()
     assert not len(result.snapshots)
     return result, [result.callchains.row(row).tolist() for row in result.samples.callchain.tolist()]
@@ -131,6 +136,26 @@ def test_code_without_rules_is_passed_by_its_frame_pointer(monkeypatch: pytest.M
     result, chains = unwound(monkeypatch, recording)
     assert chains[0][-3:] == [CODE + PLAIN, JIT + 0x100, CODE + ROOT + 1]
     assert result.samples.flags.tolist() == [0]
+
+
+@pytest.mark.parametrize("size, call", [(0xF, 10), (0xB, 6)], ids=["with endbr64", "without"])
+def test_pythons_trampolines_are_passed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, call: int
+) -> None:
+    """Two Python functions, and one that is not Python's but as large."""
+    (tmp_path / "tmp").mkdir()
+    names = ["py::inner:/x.py", "py::outer:/x.py", "other"]
+    lines = [f"{JIT + 0x10 * at:x} {size:x} {name}\n" for at, name in enumerate(names)]
+    (tmp_path / "tmp/perf-77.map").write_text("".join(lines))
+    inner, outer, other = (JIT + 0x10 * at + call for at in range(3))
+    python = [0, 0, inner, 0, CODE + PLAIN + 4, 0, 0, outer, 0, CODE + ROOT + 1]
+    stacks = [python, [0, 0, other, 0, CODE + ROOT + 1]]
+    recording = recording_of(stacks, [CODE + PLAIN] * 2, fps=[12345] * 2, chain=())
+    recording.spaces.pid[:] = 77
+    result, chains = unwound(monkeypatch, recording, search=Search(symfs=str(tmp_path)))
+    assert chains[0] == [USER, CODE + PLAIN, inner, CODE + PLAIN + 4, outer, CODE + ROOT + 1]
+    assert chains[1] == [USER, CODE + PLAIN, other]
+    assert result.samples.flags.tolist() == [0, SampleFlag.TRUNCATED | SampleFlag.NO_CFI]
 
 
 def test_code_without_rules_and_frame_pointer_ends_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
