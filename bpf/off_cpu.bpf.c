@@ -204,6 +204,8 @@ __inline void end_wait(void *ctx, struct task_struct *task, u64 now)
 	}
 	if (wait.wakeup_ns)
 		wait.flags |= storage->waker_flags;
+	else if (OFFCPU_WAKERS && mode > OFFCPU_PREEMPTED)
+		count(OFFCPU_WAKEUPS_MISSED, wait.ns);
 	wait.task = task;
 	wait.storage = storage;
 	wait.prev_state = storage->prev_state;

@@ -21,6 +21,7 @@ enum offcpu_counter {
 	OFFCPU_STORAGE_FAILED,		/* switch-outs and births not noted: no memory for the task */
 	OFFCPU_ENDS_MISSED,		/* waits whose end was not traced (seen when the task waits again) */
 	OFFCPU_BEGINS_MISSED,		/* times off the CPU whose begin was not traced (seen at their end) */
+	OFFCPU_WAKEUPS_MISSED,		/* waits whose wake-up was not traced: their run-queue delay is not known */
 	OFFCPU_TOO_SHORT,		/* waits left out, because they are shorter than the user wants to know */
 	OFFCPU_DROPPED,			/* waits under the threshold, left out because the user wants no sums */
 	OFFCPU_RATE_LIMITED,		/* waits over the threshold, summed because the rate of samples is limited */

@@ -32,6 +32,7 @@ _CAUSES = {
     "budgets-lost": "threads that ended and whose budget found no room",
     "ends-missed": "waits whose end the kernel did not tell",
     "begins-missed": "times off the CPU whose begin the kernel did not tell",
+    "wakeups-missed": "waits whose wake-up the kernel did not tell (their run-queue delay is not known)",
     "user-stack-failed": "user stacks that could not be walked",
     "kernel-stack-failed": "kernel stacks that could not be walked",
     "storage-failed": "switches not noted for want of memory in the kernel",

@@ -101,8 +101,13 @@ def comms(recording: Recording, mask: np.ndarray) -> set[str]:
 
 
 def lost(recording: Recording) -> set[str]:
-    """What the recording lacks, apart from garbage words that walks by frame pointer end in."""
-    return set(recording.losses) - {GARBAGE}
+    """What the recording lacks, apart from garbage words that walks by frame pointer end in.
+
+    And from what kernels do not tell: there are some that keep quiet while certain tasks run, so that a
+    wake-up from an interrupt that hits these is not seen (by perf's own sched:sched_waking neither).
+    """
+    untold = {cause for cause in recording.losses if "the kernel did not tell" in cause}
+    return set(recording.losses) - {GARBAGE} - untold
 
 
 def off_cpu(recording: Recording) -> np.ndarray:

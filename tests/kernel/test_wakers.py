@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +28,16 @@ from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.symbolize.symbolizer import symbolize
 
+UNINTERRUPTIBLE = 2
 INTERRUPT = np.uint16(SampleFlag.WAKER_INTERRUPT)
+
+
+UNTOLD = "waits whose wake-up the kernel did not tell (their run-queue delay is not known)"
+
+
+def untold(profile: Profile) -> int:
+    """Wake-ups that passed no tracepoint: some kernels have none while certain tasks run."""
+    return profile.losses.get(UNTOLD, 0)
 
 
 class Run:
@@ -83,8 +94,8 @@ def test_a_thread_is_woken_by_the_one_that_lets_it_go(
 def test_timers_wake_from_interrupts(run: Run, sleeper: str) -> None:
     rows = np.flatnonzero((run.samples.tid == run.threads[sleeper].tid) & (run.samples.period > 4 * MS))
     rows = rows[run.samples.switch_out_ns[rows] > run.threads[sleeper].begin_ns + 25 * MS]
-    woken = rows[run.samples.wakeup_ns[rows] >= 0]  # now and then a wake-up passes untold
-    assert len(woken) >= 15 and len(woken) >= len(rows) - 2
+    woken = rows[run.samples.wakeup_ns[rows] >= 0]
+    assert len(woken) >= 15 and len(rows) - len(woken) <= untold(run.profile)
     assert ((run.samples.flags[woken] & INTERRUPT) != 0).all()
 
 
@@ -115,6 +126,38 @@ def test_blocked_and_runnable_time_make_up_the_wait(run: Run) -> None:
     summed = np.flatnonzero((samples.flags & np.uint16(SampleFlag.AGGREGATED)) != 0)
     assert len(summed) and (samples.runq_ns[summed] >= 0).all()
     assert (samples.runq_ns[summed] <= samples.period[summed]).all()
+
+
+@pytest.fixture
+def loop_device(tmp_path: Path) -> Iterator[str]:
+    image = tmp_path / "image"
+    image.write_bytes(bytes(4 << 20))
+    device = subprocess.check_output(["losetup", "-f", "--show", image], text=True).strip()
+    yield device
+    subprocess.run(["losetup", "-d", device], check=True)
+
+
+def test_who_waits_for_a_disk_is_woken_by_the_disk(
+    loop_device: str, perf_offcpu: Command, tmp_path: Path
+) -> None:
+    blocks = 50
+    read = ["dd", f"if={loop_device}", "of=/dev/null", "bs=4k", f"count={blocks}", "iflag=direct"]
+    options = ["-e", "none", "--waker-stacks", "--off-cpu-thresh", "0", "--call-graph", "fp"]
+    done = perf_offcpu("record", *options, "--", *read, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    profile = symbolize(load_recording(tmp_path / "perf.data"))
+    one = Run(profile, {})
+    samples = one.samples
+    own = ((samples.flags & np.uint16(SampleFlag.OFFCPU)) != 0) & (samples.state == UNINTERRUPTIBLE)
+    reads = [row for row in np.flatnonzero(own).tolist() if "vfs_read" in one.names(samples.stack[row])]
+    assert len(reads) >= blocks * 0.8  # a block may be there before its reader has gone to sleep
+    woken = [row for row in reads if samples.wakeup_ns[row] >= 0]
+    assert len(reads) - len(woken) <= untold(profile)
+    for row in woken:
+        # From the interrupt or softirq that ends the request, or by the loop device's own kernel thread.
+        names = set(one.names(samples.waker_stack[row]))
+        assert samples.flags[row] & INTERRUPT or "kthread" in names
+        assert {"blk_mq_end_request", "blk_update_request"} & names
 
 
 @both_forms
