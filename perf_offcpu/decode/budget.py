@@ -36,7 +36,7 @@ def read_budgets(payload: bytes, order: Order) -> Budget | None:
         return None
     rows = np.frombuffer(payload, dtype, number, _HEAD)
     sound = (rows["begin_ns"] <= rows["end_ns"]) & (rows["end_ns"] < _LIMIT)
-    for name in _SAME:
+    for name in (*_SAME, "stopped_ns", "traced_ns"):
         sound &= rows[name] < _LIMIT
     rows = rows[sound]
     return Budget.filled(
@@ -45,7 +45,7 @@ def read_budgets(payload: bytes, order: Order) -> Budget | None:
         tid=rows["tid"].astype(np.uint32).view(np.int32),
         begin_ns=_signed(rows["begin_ns"]),
         end_ns=_signed(rows["end_ns"]),
-        stopped_ns=_signed(np.minimum(rows["stopped_ns"], _LIMIT) + np.minimum(rows["traced_ns"], _LIMIT)),
+        stopped_ns=_signed(rows["stopped_ns"] + rows["traced_ns"]),
         **{name: _signed(rows[name]) for name in _SAME},
     )
 

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Budgets of threads: what damaged ones become, and what becomes of those of several files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders.recording import sample, write
+
+from perf_offcpu.abi.budget import BUDGET, BUDGETS, MAGIC, VERSION
+from perf_offcpu.abi.features import Feature
+from perf_offcpu.collect.events import Support
+from perf_offcpu.collect.losses import counters_event
+from perf_offcpu.decode.budget import is_budget, read_budgets, sorted_budget
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.decode.merge import merge
+from perf_offcpu.decode.merge_plan import PID_STEP, MergeOptions
+from perf_offcpu.layout import Order
+from perf_offcpu.perfdata import losses
+from perf_offcpu.perfdata.features_write import feature_body, text_body
+
+COUNTERS = counters_event(Support())
+TIMES = [name for name in BUDGET.dtype("<").names or () if name.endswith("_ns")]
+SPENT = [name for name in TIMES if name not in ("begin_ns", "end_ns")]
+WALL_NS = 10**18
+HEAD = BUDGETS.offset("budgets")
+
+
+def row(tid: int, begin: int, end: int, **spent: int) -> dict[str, Any]:
+    values = {"pid": 7, "tid": tid, "begin_ns": begin, "end_ns": end, "switches": 3}
+    return values | {name: 0 for name in SPENT} | spent
+
+
+def block(*rows: dict[str, Any], order: Order = "<") -> bytes:
+    return BUDGETS.pack({"magic": MAGIC, "version": VERSION, "budgets": list(rows)}, order)
+
+
+def file(path: Path, *payloads: bytes, host: str = "here") -> Path:
+    records = [sample(COUNTERS, time=100, pid=1, tid=1, raw=payload + bytes(4)) for payload in payloads]
+    clock = feature_body(Feature.CLOCK_DATA, version=1, clockid=1, wall_clock=WALL_NS, clockid_time=0)
+    features = {Feature.HOSTNAME: text_body(host), Feature.CLOCK_DATA: clock}
+    return write(path, [COUNTERS], records, features)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_every_time_comes_to_its_column(order: Order) -> None:
+    spent = {name: 10**at for at, name in enumerate(SPENT)}
+    payload = block(row(8, 5, 5 + sum(spent.values()), **spent), order=order)
+    assert is_budget(payload, order) and not is_budget(payload, "<" if order == ">" else ">")
+    budget = read_budgets(payload, order)
+    assert budget is not None
+    budget.check()
+    assert (budget.tid.tolist(), budget.pid.tolist(), budget.switches.tolist()) == ([8], [7], [3])
+    for name in SPENT:
+        if name not in ("unknown_ns", "stopped_ns", "traced_ns"):
+            assert getattr(budget, name).tolist() == [spent[name]], name
+    assert budget.stopped_ns.tolist() == [spent["stopped_ns"] + spent["traced_ns"]]
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_a_block_that_is_cut_is_none_at_all(order: Order) -> None:
+    payload = block(row(8, 5, 9), row(9, 5, 9), order=order)
+    assert all(read_budgets(payload[:length], order) is None for length in range(len(payload)))
+    assert read_budgets(payload + bytes(4), order) is not None  # as samples are padded
+
+
+def test_a_block_with_nobody_is_sound() -> None:
+    budget = read_budgets(block(), "<")
+    assert budget is not None and len(budget) == 0
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"end_ns": 4},
+        {"end_ns": 2**62},
+        {"begin_ns": 2**64 - 1, "end_ns": 2**64 - 1},
+        {"running_ns": 2**63},
+        {"other_ns": 2**62},
+        {"stopped_ns": 2**64 - 1},
+        {"traced_ns": 2**63},
+        {"switches": 2**64 - 1},
+    ],
+)
+def test_a_row_that_cannot_be_is_left_out_and_its_neighbours_stay(spoilt: dict[str, int]) -> None:
+    payload = block(row(8, 5, 9), row(9, 5, 9) | spoilt, row(10, 5, 9))
+    budget = read_budgets(payload, "<")
+    assert budget is not None and budget.tid.tolist() == [8, 10]
+
+
+def test_ids_and_times_at_the_limit_stay_in_their_types() -> None:
+    most = 2**62 - 1
+    budget = read_budgets(block(row(2**32 - 1, 0, most, stopped_ns=most, traced_ns=most)), "<")
+    assert budget is not None
+    assert (budget.tid.tolist(), budget.stopped_ns.tolist()) == ([-1], [2 * most])
+
+
+def test_rows_are_sorted_by_thread_and_time() -> None:
+    parts = [read_budgets(block(*rows), "<") for rows in ([row(9, 30, 40), row(8, 50, 60)], [row(9, 10, 20)])]
+    budget = sorted_budget([part for part in parts if part is not None])
+    assert budget.tid.tolist() == [8, 9, 9]
+    assert budget.begin_ns.tolist() == [50, 10, 30]
+    assert len(sorted_budget([])) == 0
+
+
+def test_damaged_blocks_of_a_file_are_counted_and_the_others_are_read(tmp_path: Path) -> None:
+    sound = block(row(8, 5, 9))
+    too_many = sound[: HEAD - 2] + (2).to_bytes(2, "little") + sound[HEAD:]
+    recording = load_recording(file(tmp_path / "a", too_many, sound, sound[:12]))
+    assert recording.budget.tid.tolist() == [8]
+    assert recording.losses == {losses.BAD_SAMPLE: 2}
+
+
+def test_budgets_of_several_files_stand_side_by_side(tmp_path: Path) -> None:
+    """On one machine ids and times stay; those of another machine become others, by the wall clock."""
+    paths = [
+        file(tmp_path / "a", block(row(8, 100, 200, running_ns=100))),
+        file(tmp_path / "b", block(row(8, 200, 300, idle_ns=100), row(9, 250, 300))),
+        file(tmp_path / "c", block(row(8, 100, 150, other_ns=50)), host="there"),
+    ]
+    out = tmp_path / "out"
+    fd = os.open(out, os.O_RDWR | os.O_CREAT)
+    try:
+        merge([str(path) for path in paths], fd, "out", ["merge"], MergeOptions())
+    finally:
+        os.close(fd)
+    recording = load_recording(out)
+    recording.check()
+    budget = recording.budget
+    begin = (budget.begin_ns - WALL_NS).tolist()
+    rows = list(zip(budget.pid.tolist(), budget.tid.tolist(), begin, strict=True))
+    assert rows == [(7, 8, 100), (7, 8, 200), (7, 9, 250), (7 + PID_STEP, 8 + PID_STEP, 100)]
+    assert budget.running_ns.tolist() == [100, 0, 0, 0]
+    assert budget.idle_ns.tolist() == [0, 100, 0, 0]
+    assert budget.other_ns.tolist() == [0, 0, 0, 50]
