@@ -39,6 +39,7 @@ EXAMPLES = """examples:
   perf-offcpu convert --folded --comm mysqld,redis       only these threads
   perf-offcpu convert --flamegraph --all-events          waiting and running in one graph
   perf-offcpu convert --flamegraph --diff old.data       what grew and what shrank since then
+  perf-offcpu convert --flamegraph --waker-stack         who wakes whom, and from where
   perf-offcpu convert --callgraph --svg                  a picture of who calls whom
   perf-offcpu convert --callgraph text --wakers -o -     who woke whom, knots and the critical chain
   perf-offcpu convert --flamegraph --event cpu-clock     where the CPU samples of the same run went
@@ -111,6 +112,11 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         "--diff", metavar="OLD", help="compare with this older recording: folded, flamegraph, callgraph"
     )
     group.add_argument("--wakers", action="store_true", help="callgraph: of wake-ups between threads")
+    group.add_argument(
+        "--waker-stack",
+        action="store_true",
+        help="folded, flamegraph: behind each stack the one of who woke the sleeper, upside down",
+    )
     group.add_argument("--svg", action="store_true", help="callgraph: have graphviz draw it")
     group.add_argument(
         "--min-share",
@@ -136,6 +142,8 @@ def convert(args: argparse.Namespace, load: Callable[[], Profile]) -> int:
     _refuse_same_file(args.input, output)
     profile = _chosen(args, load)
     _say_what_is_not_there(profile)
+    if options.waker_stack and len(profile.samples) and not (profile.samples.waker_stack >= 0).any():
+        raise UsageError("--waker-stack: there are none (perf-offcpu record --waker-stacks takes them)")
     if args.diff is not None:
         old = argparse.Namespace(**vars(args) | {"input": args.diff})
         options = replace(options, diff=_chosen(old, lambda: profile_from_args(old)))
@@ -167,7 +175,7 @@ def _options(args: argparse.Namespace) -> Options:
         raise UsageError(f"--svg draws what --callgraph dot writes, not {args.form}")
     if not 0 <= args.min_share <= 100:
         raise UsageError(f"--min-share: {args.min_share:g} is no percentage")
-    for name in ("unit", "kernel", "addrs", "form", "wakers", "svg", "min_share", "title"):
+    for name in ("unit", "kernel", "addrs", "form", "waker_stack", "wakers", "svg", "min_share", "title"):
         given[name] = getattr(args, name)
     return Options(**given)
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from perf_offcpu.convert.group import group, sum_by
 from perf_offcpu.convert.names import Name
 from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.paths import PathTree, build_paths, depths
+from perf_offcpu.convert.path_depths import depths
+from perf_offcpu.convert.paths import PathTree, build_paths
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.profile import Profile
 

@@ -27,11 +27,11 @@ from typing import TextIO
 import numpy as np
 
 from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.paths import build_paths
 from perf_offcpu.convert.text import printable
 from perf_offcpu.convert.timeline import process_names, timeline_of
 from perf_offcpu.convert.trace_texts import joined, members, microseconds, path_texts, picked, running_sums
 from perf_offcpu.convert.wait_details import details_of
+from perf_offcpu.convert.waker_paths import paths_with_wakers
 from perf_offcpu.convert.wakeups import wakeups_of
 from perf_offcpu.convert.weights import title_of, unit_of
 from perf_offcpu.model.columns import I64, Bool
@@ -78,9 +78,12 @@ class _Writer:
         self.track = self.timeline.track
         self.wakeups = wakeups_of(profile, self.timeline)
         self.details = details_of(profile, self.wakeups)
-        tree = build_paths(profile, options, rooted=False)
+        tree, self.waker_node = paths_with_wakers(profile, options)
         self.node = tree.of_sample.astype(np.int64)
-        self.names, self.stacks = path_texts(tree, self.node)
+        wakers = np.unique(self.waker_node[self.waker_node >= 0])
+        self.names, self.stacks = path_texts(tree, np.append(self.node, wakers))
+        self.waker_stacks = [f'"waker stack":{stack},' if stack else "" for stack in self.stacks]
+        self.waker_stacks.append("")  # where -1 finds it
         self.ids = [f',"pid":{track.pid},"tid":{track.tid},"ts":' for track in self.wakeups.tracks]
         self.known = [members(one) for one in self.details.sets]
         self.arrow = np.full(len(self.samples), -1, np.int64)
@@ -109,7 +112,8 @@ class _Writer:
     def _args(self, rows: I64) -> list[str]:
         """The members of `args`, and the end of the event."""
         known = picked(self.known, self.details.of[rows])
-        return joined(known, repeat('"stack":'), picked(self.stacks, self.node[rows]), repeat("}}"))
+        wakers = picked(self.waker_stacks, self.waker_node[rows])
+        return joined(known, wakers, repeat('"stack":'), picked(self.stacks, self.node[rows]), repeat("}}"))
 
     def _ids(self, tracks: I64) -> Iterable[str]:
         return picked(self.ids, tracks)

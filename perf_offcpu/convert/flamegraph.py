@@ -26,7 +26,8 @@ from perf_offcpu.convert.compare import Together, together
 from perf_offcpu.convert.flamegraph_series import breakdown, series
 from perf_offcpu.convert.names import Name
 from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.paths import PathTree, build_paths, depths
+from perf_offcpu.convert.path_depths import depths
+from perf_offcpu.convert.paths import PathTree, build_paths
 from perf_offcpu.convert.text import for_script_element, printable
 from perf_offcpu.convert.weights import events_of, title_of, unit_of
 from perf_offcpu.model.columns import I64, Bool

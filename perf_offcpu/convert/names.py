@@ -15,7 +15,7 @@ import numpy as np
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.convert.group import group
 from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.text import KERNEL_SUFFIX, basename, frame_label
+from perf_offcpu.convert.text import KERNEL_SUFFIX, WAKER_SUFFIX, basename, frame_label
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Frames, Profile
 from perf_offcpu.model.strings import Strings
@@ -28,6 +28,7 @@ class NameKind(enum.IntEnum):
     KERNEL = 1
     ROOT = 2  # a comm, process or thread
     MARK = 3  # a frame that was never there: "[truncated]", "[missed stack]", …
+    WAKER = 4  # of the thread that woke the sleeper: a frame, or its name
 
 
 class Name(NamedTuple):
@@ -51,6 +52,11 @@ def name_frames(profile: Profile, rows: I64, options: Options) -> tuple[list[Nam
     address = np.where((frames.symbol == 0) & options.addrs, frames.address, np.uint64(0))
     first, of = group(frames.symbol, frames.dso, is_kernel(frames).astype(np.uint8), address)
     return _names(frames.take(first), profile.strings, options), of
+
+
+def waker_name(label: str, dso: str) -> Name:
+    """A waker's frame (or, without dso, its thread) behind the stack of a sleeper."""
+    return Name(label + WAKER_SUFFIX, dso, NameKind.WAKER)
 
 
 def is_kernel(frames: Frames) -> Bool:

@@ -32,6 +32,8 @@ class Options:
     """Show the address of frames without symbol. Default: no."""
     state: bool = False
     """Show the task state behind the innermost frame: `[interruptible sleep]`. Default: no."""
+    waker_stack: bool = False
+    """Show the stack of who woke the sleeper, upside down behind the sleeper's. Default: no."""
     form: str = ""
     """One of the forms that the format has, see `Format.forms`; "" is the first. Default: ""."""
     wakers: bool = False

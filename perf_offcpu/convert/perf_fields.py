@@ -38,6 +38,7 @@ OWN_FIELDS = {
     "switch_out": "seconds: begin of the (first) wait",
     "wakeup": "seconds: when it was woken",
     "waker": "pid/tid of who woke it",
+    "waker_stack": "functions of the waker, root first, `;` between them",
     "runq": "ns of the period from wake-up to running",
     "flags": "what else is known: aggregated, preempted, no_user_stack, …",
 }

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.convert.perf_fields import OWN_FIELDS, FieldChoice
-from perf_offcpu.convert.text import printable
+from perf_offcpu.convert.text import frame_label, printable
 from perf_offcpu.convert.wait_classes import classify
 from perf_offcpu.convert.wait_rules import WaitClass
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.stacks import frames_of
 
 UNKNOWN_VALUE = "-"
 _NO_SYSCALL = "none"
@@ -56,6 +57,7 @@ class OwnTexts:
             "switch_out": lambda waits, _: self._times(waits.switch_out_ns),
             "wakeup": lambda waits, _: self._times(waits.wakeup_ns),
             "waker": lambda waits, _: _wakers(waits),
+            "waker_stack": lambda waits, _: each(waits.waker_stack, self._stack),
             "runq": lambda waits, _: each(waits.runq_ns, _not_negative),
             "flags": lambda waits, _: each(waits.flags, _flags),
         }
@@ -67,6 +69,16 @@ class OwnTexts:
         texts = np.full(len(samples), "", object)
         texts[offcpu] = list(map("".join, zip(*columns, strict=True)))
         return texts.tolist()
+
+    def _stack(self, stack: int) -> str:
+        profile = self._profile
+        if stack < 0:
+            return UNKNOWN_VALUE
+        frames = frames_of(profile.stacks.parent, profile.stacks.frame, stack)
+        symbols, dsos = (column[frames].tolist() for column in (profile.frames.symbol, profile.frames.dso))
+        strings = profile.strings
+        labels = (frame_label(strings[one], strings[dso]) for one, dso in zip(symbols, dsos, strict=True))
+        return ";".join(label.replace(";", ":").replace(" ", "_") for label in labels)
 
     def _times(self, values: I64) -> list[str]:
         return [text.strip() for text in times(values, self._digits)]

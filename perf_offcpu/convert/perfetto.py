@@ -14,13 +14,13 @@ protos/perfetto/trace of https://github.com/google/perfetto.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import BinaryIO
 
 import numpy as np
 
 from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.paths import build_paths
 from perf_offcpu.convert.perfetto_interned import Interned, callstacks, frames
 from perf_offcpu.convert.perfetto_kernel import blocks, counter_packets, state_packets
 from perf_offcpu.convert.perfetto_packets import (
@@ -38,8 +38,9 @@ from perf_offcpu.convert.perfetto_packets import (
 from perf_offcpu.convert.protobuf import Rows, constant, field, fixed64, from_bytes, joined, messages, numbers
 from perf_offcpu.convert.text import printable
 from perf_offcpu.convert.timeline import timeline_of
-from perf_offcpu.convert.trace_texts import running_sums
+from perf_offcpu.convert.trace_texts import path_texts, running_sums
 from perf_offcpu.convert.wait_details import details_of
+from perf_offcpu.convert.waker_paths import paths_with_wakers
 from perf_offcpu.convert.wakeups import wakeups_of
 from perf_offcpu.convert.weights import unit_of
 from perf_offcpu.model.columns import I64
@@ -63,7 +64,7 @@ class _Writer:
         self.timeline = timeline_of(profile)
         self.wakeups = wakeups_of(profile, self.timeline)
         self.details = details_of(profile, self.wakeups)
-        self.tree = build_paths(profile, options, rooted=False)
+        self.tree, self.waker_node = paths_with_wakers(profile, options)
         self.node = self.tree.of_sample.astype(np.int64)
         self.uuid = thread_uuid(0) + 2 * self.timeline.track
         self.arrow = np.full(len(self.samples), -1, np.int64)
@@ -83,16 +84,27 @@ class _Writer:
         self.run_queue = interned.event_name("run queue")
         labels = (f"wakes {track.comm}-{track.tid}" for track in self.timeline.tracks)
         self.wakes = np.array([interned.event_name(label) for label in labels], np.int64)
+        self._intern_wakers(interned)
         names = (printable(event.name) for event in self.profile.evsels)
         self.event_names = np.array([interned.event_name(name) for name in names], np.int64)
         self.interned, self.names = interned, interned.event_names
+
+    def _intern_wakers(self, interned: Interned) -> None:
+        """The stacks of wakers as details of the waits: wake-ups by interrupts have no mark to show them."""
+        nodes, self.waker_text = np.unique(self.waker_node, return_inverse=True)
+        there = nodes[nodes >= 0]
+        _, stacks = path_texts(self.tree, there)
+        texts = [
+            field(4, interned.annotation("waker stack", json.loads(stacks[node]))) for node in there.tolist()
+        ]
+        self.waker_details = from_bytes([b""] * (len(nodes) - len(there)) + texts)
 
     def parts(self) -> Iterator[bytes]:
         """The whole trace."""
         yield first_packet()
         yield clock_packet(self.profile)
         yield packet(field(12, b"".join(self.interned.parts) + frames(self.tree, self.names)))
-        for stacks in callstacks(self.tree, np.unique(self.node), self.names):
+        for stacks in callstacks(self.tree, self._ends(), self.names):
             yield packet(field(12, stacks))
         without_place = set(self.timeline.track[~self.timeline.placed].tolist())
         yield from track_packets(self.profile, self.wakeups.tracks, without_place)
@@ -104,6 +116,10 @@ class _Writer:
             yield from self._sums(rows)
         yield from state_packets(self.profile, self.timeline, self.wakeups)
         yield from counter_packets(self.timeline, self.wakeups)
+
+    def _ends(self) -> I64:
+        """The nodes that have a callstack."""
+        return np.unique(np.append(self.node, self.waker_node[self.waker_node >= 0]))
 
     def _time(self, since_origin_ns: I64) -> I64:
         return since_origin_ns + self.timeline.origin_ns
@@ -129,6 +145,7 @@ class _Writer:
             numbers(3, category),
             numbers(10, names),
             self.annotations.take(self.details.of[rows]),
+            self.waker_details.take(self.waker_text[rows]),
             self._annotation(self.blocked_name, weight - np.maximum(runq, 0)).where(told),
             self._annotation(self.runq_name, np.maximum(runq, 0)).where(told),
             numbers(56, self.node[rows] + 1),
@@ -171,7 +188,8 @@ class _Writer:
         uuid = thread_uuid(0) + 2 * self.wakeups.waker[rows]
         names = numbers(10, self.wakes[self.timeline.track[rows]])
         flows = fixed64(47, (arrow + 1).astype(np.uint64))
-        yield events(at, SLICE_BEGIN, uuid, self._kind("wakeup", len(rows)), names, flows)
+        stack = numbers(56, self.waker_node[rows] + 1).where(self.waker_node[rows] >= 0)
+        yield events(at, SLICE_BEGIN, uuid, self._kind("wakeup", len(rows)), names, flows, stack)
         yield events(at + self.wakeups.mark_ns[arrow], SLICE_END, uuid)
 
     def _sums(self, rows: I64) -> Iterator[bytes]:

@@ -74,7 +74,7 @@ class Format:
 
 _THREADS = frozenset({"pid", "tid"})
 _FRAMES = frozenset({"addrs", "kernel", "state"})
-_PICTURE = frozenset({"addrs", "state", "title", "diff"})
+_PICTURE = frozenset({"addrs", "state", "title", "diff", "waker_stack"})
 _V8_STRING = 2**29 - 24
 """The longest string of Chromium's JavaScript, and so the largest JSON text that a page can parse."""
 
@@ -85,7 +85,7 @@ FORMATS: dict[str, Format] = {
             "folded",
             ".folded",
             "folded stacks: comm;root;…;leaf WEIGHT",
-            _THREADS | _FRAMES | {"unit", "diff"},
+            _THREADS | _FRAMES | {"unit", "diff", "waker_stack"},
         ),
         Format("flamegraph", ".html", "interactive flame graph, one HTML file", _THREADS | _PICTURE),
         Format(

@@ -19,6 +19,8 @@ MISSED_USER_STACK = "[missed user stack]"
 MISSED_KERNEL_STACK = "[missed kernel stack]"
 NO_STACK = "[no stack]"
 KERNEL_SUFFIX = "_[k]"
+WAKER_SUFFIX = "_[w]"
+"""flamegraph.pl --colors=chain colours these apart."""
 
 _UNSAFE = re.compile(
     "["

@@ -54,6 +54,7 @@ class ProfileBuilder:
     _codes: dict[Code, int] = field(default_factory=dict)
     _rows: list[dict[str, Any]] = field(default_factory=list)
     _chains: list[list[int]] = field(default_factory=list)
+    _waker_chains: list[list[int]] = field(default_factory=list)
 
     def sample(
         self,
@@ -65,6 +66,7 @@ class ProfileBuilder:
         tid: int = 100,
         pid: int = 100,
         flags: SampleFlag | None = None,
+        waker_path: list[str | Code] | None = None,
         **columns: Any,
     ) -> ProfileBuilder:
         """Add one sample.
@@ -73,10 +75,11 @@ class ProfileBuilder:
             path: root first; empty for a sample without stack.
             weight: its period.
             flags: besides OFFCPU, which samples of `offcpu-time` always have.
+            waker_path: root first; the waker's stack.
             columns: other columns of ProfileSamples.
         """
-        codes = [Code(item) if isinstance(item, str) else item for item in reversed(path)]
-        self._chains.append([self._codes.setdefault(code, len(self._codes)) for code in codes])
+        self._chains.append(self._chain(path))
+        self._waker_chains.append(self._chain(waker_path or []))
         own = SampleFlag.OFFCPU if event == OFFCPU else SampleFlag(0)
         row = {
             "time_ns": 1_000_000 * len(self._rows),
@@ -90,16 +93,23 @@ class ProfileBuilder:
         self._rows.append(row | columns)
         return self
 
+    def _chain(self, path: list[str | Code]) -> list[int]:
+        codes = [Code(item) if isinstance(item, str) else item for item in reversed(path)]
+        return [self._codes.setdefault(code, len(self._codes)) for code in codes]
+
     def build(self) -> Profile:
         """The profile, checked."""
-        parent, frame, stack = build_stack_tree(Ragged.from_lists(self._chains))
+        parent, frame, both = build_stack_tree(Ragged.from_lists(self._chains + self._waker_chains))
+        stack, waker_stack = np.split(both, [len(self._chains)])
         given = {name for row in self._rows for name in row}
         defaults = ProfileSamples.filled(1)
         columns = {
             name: [row.get(name, int(getattr(defaults, name)[0])) for row in self._rows] for name in given
         }
         profile = Profile(
-            samples=ProfileSamples.filled(len(self._rows), stack=stack, **columns),
+            samples=ProfileSamples.filled(
+                len(self._rows), **{"stack": stack, "waker_stack": waker_stack} | columns
+            ),
             stacks=Stacks(parent, frame),
             frames=self._frames(),
             strings=self._strings,

@@ -43,8 +43,8 @@ def untold(profile: Profile) -> int:
 class Run:
     """One recording of the workload with `--waker-stacks`."""
 
-    def __init__(self, profile: Profile, threads: dict[str, Thread]) -> None:
-        self.profile, self.threads, self.samples = profile, threads, profile.samples
+    def __init__(self, path: Path, profile: Profile, threads: dict[str, Thread]) -> None:
+        self.path, self.profile, self.threads, self.samples = path, profile, threads, profile.samples
 
     def waits(self, comm: str, function: str) -> I64:
         """Rows of a thread's single waits below a function of the program."""
@@ -67,7 +67,7 @@ def run(waiter: Path, perf_offcpu: Command, tmp_path_factory: pytest.TempPathFac
     assert done.returncode == 0, done.stderr
     profile = symbolize(load_recording(folder / "perf.data"))
     profile.check()
-    return Run(profile, parse(done.stdout))
+    return Run(folder / "perf.data", profile, parse(done.stdout))
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,29 @@ def test_wakers_stacks_lead_to_the_call_that_woke(run: Run) -> None:
     )
     assert len(timers) >= 15
     assert all("hrtimer_wakeup" in run.names(run.samples.waker_stack[row]) for row in timers.tolist())
+
+
+def test_folded_stacks_lead_from_the_sleeper_to_the_waker(run: Run, perf_offcpu: Command) -> None:
+    done = perf_offcpu("convert", "--folded", "--waker-stack", "-i", run.path, "-o", "-", cwd=run.path.parent)
+    assert done.returncode == 0, done.stderr
+    lines = [line.rpartition(" ") for line in done.stdout.splitlines()]
+    assert sum(int(weight) for _, _, weight in lines) == run.samples.period[run.profile.is_offcpu()].sum()
+    found: dict[tuple[str, str], int] = {}
+    for path, _, weight in lines:
+        sleeper, delimiter, waker = path.partition(";--;")
+        if delimiter and "[interrupt]" not in waker:
+            names = waker.split(";")
+            key = (sleeper.split(";")[0], names[-1])
+            if names[0] == "try_to_wake_up_[w]" and "futex_do_wait" in sleeper:
+                found[key] = found.get(key, 0) + int(weight)
+            if key == ("pipe-reader", "pipe-writer_[w]"):
+                assert "anon_pipe_write_[w]" in names and "anon_pipe_read" in sleeper
+    assert found[("locker-a", "locker-b_[w]")] > 100 * MS
+    assert found[("cond-waiter", "cond-signaler_[w]")] > 100 * MS
+    timers = [
+        path for path, _, _ in lines if path.startswith("deep-sleeper;") and path.endswith(";[interrupt]")
+    ]
+    assert timers and all("hrtimer_wakeup_[w]" in path for path in timers)
 
 
 def test_blocked_and_runnable_time_make_up_the_wait(run: Run) -> None:

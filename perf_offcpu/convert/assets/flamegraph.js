@@ -11,14 +11,17 @@ const ROW = 18;              // height of a frame, px
 const NARROWEST = 0.4;       // px; what is narrower is not drawn
 const FONT = "12px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
 const GIGA = 1e9;            // weights come as two columns, hi * GIGA + lo, each exact in a double
-const KIND = { user: 0, kernel: 1, root: 2, mark: 3 };
+const KIND = { user: 0, kernel: 1, root: 2, mark: 3, waker: 4 };
 // Hue and saturation by what a frame is, per layer: waiting is cold, running is hot.
 const COLOURS = {
-  off: [[212, 62], [186, 48], [225, 14], [0, 0]],
-  on: [[30, 85], [8, 74], [40, 20], [0, 0]],
+  off: [[212, 62], [186, 48], [225, 14], [0, 0], [285, 38]],
+  on: [[30, 85], [8, 74], [40, 20], [0, 0], [285, 38]],
 };
 const CHANGE = { grown: 4, shrunk: 215 };  // hues, where an older profile is compared with
-const LEGEND = { off: ["waiting, user", "waiting, kernel"], on: ["running, user", "running, kernel"] };
+const LEGEND = {             // by kind; those of wakers only where there are any
+  off: { [KIND.user]: "waiting, user", [KIND.kernel]: "waiting, kernel", [KIND.waker]: "who woke it" },
+  on: { [KIND.user]: "running, user", [KIND.kernel]: "running, kernel" },
+};
 
 const element = (id) => document.getElementById(id);
 const profile = JSON.parse(element("profile").textContent);
@@ -246,13 +249,14 @@ function drawLegend() {
     return;
   }
   for (const { kind: layer } of tree.layers) {
-    LEGEND[layer].forEach((text, kindOfName) => {
+    for (const [kindOfName, text] of Object.entries(LEGEND[layer])) {
+      if (Number(kindOfName) === KIND.waker && !profile.names.kind.includes(KIND.waker)) continue;
       const swatch = document.createElement("i");
       swatch.style.background = fill(layer, kindOfName, 0.5);
       const item = document.createElement("span");
       item.append(swatch, text);
       legend.append(item);
-    });
+    }
   }
 }
 

@@ -137,7 +137,7 @@ def profile() -> Profile:
     builder.sample("a", futex, 1_000_001, time_ns=5_000_001, state=1, syscall=202)
     builder.sample(
         "b", ["main", kernel("schedule")], 2_500, time_ns=5_010_000, tid=101, state=2, syscall=0,
-        waker_tid=100, waker_pid=100, wakeup_ns=5_009_300, runq_ns=700, waker_stack=0,
+        waker_tid=100, waker_pid=100, wakeup_ns=5_009_300, runq_ns=700, waker_path=["main", "unlock"],
     )  # fmt: skip
     builder.sample("b", ["main", kernel("schedule")], 400, time_ns=5_010_400, tid=101, state=1, syscall=35)
     builder.sample("b", ["main"], 77, time_ns=5_031_000, tid=101, flags=SampleFlag.AGGREGATED, count=9)
@@ -182,7 +182,7 @@ def test_each_wait_is_a_marker(profile: Profile) -> None:
                 "cause": "main;lock;futex_wait",
             },
         ),
-        ("wakes", 1_009_300, 1_009_300, {"sleeper": "b (pid 100, tid 101)", "cause": "main"}),
+        ("wakes", 1_009_300, 1_009_300, {"sleeper": "b (pid 100, tid 101)", "cause": "main;unlock"}),
     ]
     disk, sleep = markers(parsed, found["b"])
     assert disk == (
@@ -195,7 +195,7 @@ def test_each_wait_is_a_marker(profile: Profile) -> None:
             "syscall": "read",
             "waker": "a (pid 100, tid 100)",
             "runq": Decimal("0.000700"),
-            "wakerstack": "main",
+            "wakerstack": "main;unlock",
             "cause": "main;schedule",
         },
     )

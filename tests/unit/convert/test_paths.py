@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from perf_offcpu.convert.names import NameKind
 from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.paths import build_paths, depths, path_lengths
+from perf_offcpu.convert.path_depths import depths, path_lengths
+from perf_offcpu.convert.paths import build_paths
 from perf_offcpu.convert.text import frame_label
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
