@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import stat
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +61,7 @@ class Recipe:
     def kernel_key(self) -> str:
         """What all programs for this kernel, by these sources, have in common in their names."""
         system = os.uname()
-        facts = [system.release, system.version, system.machine, platform.architecture()[0]]
+        facts = [system.release, system.version, system.machine, sys.byteorder, sys.maxsize]
         files = sorted(
             path for path in self.source.parent.rglob("*") if path.is_file() and path.suffix in (".c", ".h")
         )
