@@ -76,6 +76,7 @@ struct offcpu_scratch {
 #if !WALK_AT_SWITCH_OUT
 	struct offcpu_stack user;
 #endif
+	volatile u32 first;		/* kernel frames from here on: those before are of the scheduler */
 	u64 kernel[OFFCPU_FRAMES];
 	u64 sample[OFFCPU_SAMPLE_WORDS];
 };

@@ -130,7 +130,7 @@ __inline void begin_wait(void *ctx, struct task_struct *task, u32 prev_state, bo
 #endif
 #if WALK_AT_SWITCH_OUT
 	if (wanted)
-		take_user_stack(ctx, task, &storage->user);
+		take_user_stack(ctx, task, &storage->user, true);
 #endif
 }
 

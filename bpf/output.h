@@ -90,7 +90,7 @@ __inline u32 append_callchain(void *ctx, struct offcpu_wait *wait, struct offcpu
 	u32 at = 3;
 
 #if OFFCPU_KERNEL_STACKS
-	u32 first = 0, nr = walk_kernel_stack(ctx, wait, to, &first);
+	u32 nr = walk_kernel_stack(ctx, wait, to), first = to->first;
 
 	if (!nr)
 		*lost |= OFFCPU_LOST_KERNEL_STACK;
@@ -233,7 +233,7 @@ __inline void account(void *ctx, struct offcpu_wait *wait, u64 threshold_ns)
 		return;
 #if !WALK_AT_SWITCH_OUT
 	wait->user = &to->user;
-	take_user_stack(ctx, wait->task, wait->user);
+	take_user_stack(ctx, wait->task, wait->user, false);
 #endif
 	if (send_sample(ctx, wait, to))
 		return;

@@ -21,12 +21,18 @@ __inline long walk_as_kernel(void *ctx, struct offcpu_stack *stack)
 	return bytes < 0 ? bytes : bytes / sizeof(u64);
 }
 
-__inline void walk_user_stack(void *ctx, struct task_struct *task, struct offcpu_stack *stack)
+/*
+ * Where it happens often (which is known when this is compiled) frames are read by windows. That loop takes the
+ * verifier long, for each way that leads to it anew, so it has one place: the begin of a wait. Elsewhere, for
+ * long waits only, the kernel walks, and finds the same frames.
+ */
+__inline void walk_user_stack(void *ctx, struct task_struct *task, struct offcpu_stack *stack, bool often)
 {
 	long nr = 0;
 
 #if OFFCPU_FRAME_POINTERS
-	nr = walk_frames(task, stack);
+	if (often)
+		nr = walk_frames(task, stack);
 #endif
 	if (!nr)
 		nr = walk_as_kernel(ctx, stack);
@@ -39,21 +45,21 @@ __inline void walk_user_stack(void *ctx, struct task_struct *task, struct offcpu
 }
 
 /* The user stack of a task, which is `current`; kernel threads have none. */
-__inline void take_user_stack(void *ctx, struct task_struct *task, struct offcpu_stack *stack)
+__inline void take_user_stack(void *ctx, struct task_struct *task, struct offcpu_stack *stack, bool often)
 {
 	if (OFFCPU_KERNEL_THREADS && FIELD(u32, task, TASK_FLAGS) & PF_KTHREAD) {
 		stack->nr = 0;
 		stack->lost = 0;
 		return;
 	}
-	walk_user_stack(ctx, task, stack);
+	walk_user_stack(ctx, task, stack, often);
 }
 
 /* The same at the end of a wait whose begin was not seen: only there is the sleeper's memory at hand. */
 __inline void late_user_stack(void *ctx, struct task_struct *task, struct offcpu_stack *stack)
 {
 #if OFFCPU_AT_EXIT
-	take_user_stack(ctx, task, stack);
+	take_user_stack(ctx, task, stack, false);
 #else
 	stack->nr = 0;
 	stack->lost = FIELD(u32, task, TASK_FLAGS) & PF_KTHREAD ? 0 : OFFCPU_LOST_USER_STACK;
@@ -145,8 +151,11 @@ __inline u32 skip_scheduler(const u64 *ips, u32 nr)
 }
 #endif
 
-/* Walk the sleeper's kernel stack into scratch; [*first, result) are the frames to show. */
-__inline u32 walk_kernel_stack(void *ctx, struct offcpu_wait *wait, struct offcpu_scratch *to, u32 *first)
+/*
+ * Walk the sleeper's kernel stack into scratch; [to->first, result) are the frames to show. Where the first one
+ * is goes through memory: else the verifier would follow all that comes behind for each of its values.
+ */
+__inline u32 walk_kernel_stack(void *ctx, struct offcpu_wait *wait, struct offcpu_scratch *to)
 {
 	long bytes;
 
@@ -155,12 +164,13 @@ __inline u32 walk_kernel_stack(void *ctx, struct offcpu_wait *wait, struct offcp
 #else
 	bytes = bpf_get_task_stack(wait->task, to->kernel, sizeof(to->kernel), 0);
 #endif
+	to->first = 0;
 	if (bytes < 0) {
 		count(OFFCPU_KERNEL_STACK_FAILED, 0);
 		return 0;
 	}
 #if OFFCPU_AT_EXIT
-	*first = skip_scheduler(to->kernel, bytes / sizeof(u64));
+	to->first = skip_scheduler(to->kernel, bytes / sizeof(u64));
 #endif
 	return bytes / sizeof(u64);
 }
@@ -193,6 +203,6 @@ __inline void walk_waker(void *ctx, struct task_struct *current, u32 flags, stru
 	if (flags & OFFCPU_WAKER_INTERRUPT || FIELD(u32, current, TASK_FLAGS) & PF_KTHREAD)
 		to->user.nr = 0;
 	else
-		walk_user_stack(ctx, current, &to->user);
+		walk_user_stack(ctx, current, &to->user, false);
 }
 #endif

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long the verifier follows the programs: users wait for it at each start, and it gives up at a million.
+
+Kernels differ in how well they tell that two ways are one, so there has to be room.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from typing import Any
+
+import pytest
+from kernel.napping import both_forms
+
+from perf_offcpu.collect import bpf, bpf_syscall
+from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram, Targets
+from perf_offcpu.collect.bpf_attr import AttachType, Command, ProgramLoad, ProgramType
+
+ENOUGH = 400_000
+STATISTICS = 4  # BPF_LOG_STATS, include/linux/bpf_verifier.h
+
+EVERYTHING = {
+    "targets": Targets.ALL, "cgroups": True, "waker_stacks": True, "by_cpu": True, "by_user": True,
+    "by_comm": True, "by_group": "", "max_rate": 1000, "kernel_threads": True,
+}  # fmt: skip
+
+
+def followed(kind: ProgramType, code: bytes, license_text: str, btf_id: int, attach: AttachType) -> int:
+    """How many instructions the verifier looks at until it takes a program."""
+    buffers = [ctypes.create_string_buffer(data) for data in (code, license_text.encode(), bytes(4096))]
+    instructions, license_buffer, log = (ctypes.addressof(buffer) for buffer in buffers)
+    attr = ProgramLoad(
+        prog_type=kind, insn_cnt=len(code) // 8, insns=instructions, license=license_buffer,
+        expected_attach_type=attach, attach_btf_id=btf_id,
+        log_level=STATISTICS, log_size=4096, log_buf=log,
+    )  # fmt: skip
+    os.close(bpf_syscall.call(Command.PROG_LOAD, attr))
+    found = re.search(rb"processed (\d+) insns", buffers[2].value)
+    assert found
+    return int(found[1])
+
+
+@both_forms
+@pytest.mark.parametrize("asked", [{}, EVERYTHING], ids=["default", "everything"])
+def test_programs_stay_far_from_the_verifiers_limit(
+    asked: dict[str, Any], in_switch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, seen = bpf_syscall.load_program, dict[str, int]()
+
+    def count_and_load(
+        kind: ProgramType,
+        name: str,
+        code: bytes,
+        license_text: str,
+        btf_id: int = 0,
+        attach: AttachType = AttachType.NONE,
+    ) -> int:
+        seen[name] = followed(kind, code, license_text, btf_id, attach)
+        return load(kind, name, code, license_text, btf_id, attach)
+
+    monkeypatch.setattr(bpf.bpf_syscall, "load_program", count_and_load)
+    OffCpuProgram(OffCpuConfig(in_switch=in_switch, **asked)).close()
+    assert {"offcpu_switch", "offcpu_filter"} <= seen.keys()
+    assert {name: count for name, count in seen.items() if count > ENOUGH} == {}
