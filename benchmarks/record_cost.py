@@ -36,6 +36,10 @@ WAYS = {
     "sums, everybody (-a)": ["-a"],
     "every wait (threshold 0)": ["--off-cpu-thresh", "0"],
     "every wait, no kernel stacks": ["--off-cpu-thresh", "0", "--no-kernel-callchains"],
+    "every wait, frame pointers": ["--off-cpu-thresh", "0", "--call-graph", "fp"],
+    "every wait, copies of 2 KB": ["--off-cpu-thresh", "0", "--call-graph", "cfi,2048"],
+    "every wait, copies of 4 KB": ["--off-cpu-thresh", "0", "--call-graph", "cfi,4096"],
+    "every wait, copies of 8 KB": ["--off-cpu-thresh", "0", "--call-graph", "cfi,8192"],
 }
 MESSAGING = ["perf", "bench", "--format=simple", "sched", "messaging", "-g", "10", "-l", "400"]
 
