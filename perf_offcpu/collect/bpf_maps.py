@@ -9,6 +9,7 @@ and to remove what is kept under it. So every wait is in exactly one taking, how
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import sys
 from collections.abc import Mapping
@@ -194,6 +195,7 @@ def _side_by_side(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.void]:
     return joined
 
 
+@functools.cache
 def _possible_cpus() -> int:
     """How many values a per-CPU map holds for one key."""
     return len(parse_cpu_list(Path("/sys/devices/system/cpu/possible").read_text()))

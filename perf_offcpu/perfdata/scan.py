@@ -254,8 +254,9 @@ class _Walk:
         return int.from_bytes(data[at : at + 4], byteorder), int.from_bytes(data[at + 6 : at + 8], byteorder)
 
 
-_STEPS = tuple(0 if size & 7 or size < HEADER_SIZE else size // 2 for size in range(1 << 16))
+_STEPS = [0] * (1 << 16)
 """By size: how many u16 lie between a record and the next; 0 for sizes that are odd or impossible."""
+_STEPS[HEADER_SIZE::8] = range(HEADER_SIZE // 2, 1 << 15, 4)
 
 
 def _walk_chain(sizes: memoryview, at: int, stop: int, end: int) -> list[int]:
