@@ -7,7 +7,8 @@ and medians over the rounds are shown, in ns of BPF per switch, all programs tog
 
 Two small reference programs run in the same rounds (bpf/reference.bpf.c): one walk of the user stack at
 every switch-out, and two, which is the shape of `perf record --off-cpu`. The ratios are what to look at:
-figures of different days, machines or kernels cannot be compared.
+figures of different days, machines or kernels cannot be compared. Where they are installed, so do bpftrace
+and libbpf-tools' offcputime (benchmarks/other_tools.py); `bare` is the benchmark without any program.
 
 All forms tell states and system calls. Marks, as ratios to one walk: sums without stacks at most 0.6 with the
 budget, 0.9 with wakers, too; sums by stack 1.1.
@@ -24,10 +25,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import other_tools
+from other_tools import Stats
 
 from perf_offcpu.collect import bpf_syscall
 from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram
@@ -44,9 +49,6 @@ from perf_offcpu.resources import bpf_dir
 
 NEVER = 10**12
 RING_BYTES = 4 << 20
-
-Stats = Callable[[], dict[str, tuple[int, int]]]
-"""Runs and ns of each program since it was loaded."""
 
 
 class Nowhere:
@@ -165,7 +167,7 @@ def measure(form: Callable[[], AbstractContextManager[Stats]], loops: int, cpu: 
         us = pipe(loops, cpu)
         after = stats()
     used = {name: (runs - before[name][0], ns - before[name][1]) for name, (runs, ns) in after.items()}
-    switches = next(runs for name, (runs, _) in used.items() if name.endswith("_switch"))
+    switches = max(runs for runs, _ in used.values())
     each = {name.removeprefix("offcpu_"): ns / runs for name, (runs, ns) in used.items() if runs}
     return Run(us, sum(ns for _, ns in used.values()) / switches, each)
 
@@ -174,13 +176,13 @@ def show(runs: dict[str, list[Run]]) -> None:
     """One line a form: medians, and ratios to the references."""
     cost = {name: statistics.median(run.ns_per_switch for run in some) for name, some in runs.items()}
     two, one = (cost[name] for name in FORMS if name.startswith("reference"))
-    print(f"{'':34}{'ns/switch':>10}{'/ two walks':>12}{'/ one walk':>12}{'us/op':>8}  ns a run")
+    print(f"{'':36}{'ns/switch':>9}{'/ two walks':>12}{'/ one walk':>12}{'us/op':>8}  ns a run")
     for name, some in runs.items():
         us = statistics.median(run.us_per_operation for run in some)
         parts = {part: statistics.median(r.ns_per_run[part] for r in some) for part in some[0].ns_per_run}
         detail = "  ".join(f"{part} {ns:.0f}" for part, ns in parts.items())
         ratios = f"{cost[name] / two:12.2f}{cost[name] / one:12.2f}"
-        print(f"{name:34}{cost[name]:10.0f}{ratios}{us:8.2f}  {detail}")
+        print(f"{name:36}{cost[name]:9.0f}{ratios}{us:8.2f}  {detail}")
 
 
 def main() -> None:
@@ -190,14 +192,21 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--loops", type=int, default=50_000)
+    parser.add_argument("--only", default="", help="a part of the names of forms to measure")
     options = parser.parse_args()
     *others, cpu = online_cpus()
     os.sched_setaffinity(0, others or [cpu])
-    runs: dict[str, list[Run]] = {name: [] for name in ["bare", *FORMS]}
+    tools, missing = other_tools.installed()
+    for sentence in missing:
+        print(sentence)
+    others_forms = {name: partial(other_tools.at_work, command) for name, command in tools.items()}
+    forms = {name: form for name, form in (FORMS | others_forms).items() if options.only in name}
+    forms |= {name: form for name, form in FORMS.items() if name.startswith("reference")}
+    runs: dict[str, list[Run]] = {name: [] for name in ["bare", *forms]}
     stats_on = bpf_syscall.enable_stats()
     for _ in range(options.rounds):
         runs["bare"].append(Run(pipe(options.loops, cpu)))
-        for name, form in FORMS.items():
+        for name, form in forms.items():
             runs[name].append(measure(form, options.loops, cpu))
     os.close(stats_on)
     show(runs)

@@ -3,7 +3,8 @@
 
 Each test makes one kind of trouble and prints what became of the recording:
 
-    flood    busy pipes, every wait a sample, for --seconds: samples, losses, CPU and memory of the recorder
+    flood    busy pipes, every wait a sample, for --seconds: samples, losses, CPU and memory of the recorder;
+             before that a quarter as long without recorder: what share of the switches is kept under it
     stop     the same, and SIGSTOP to the recorder for 5 s in the middle
     slow     the same into a pipe whose reader takes --rate MB/s
     full     the same onto a file system of 16 MB
@@ -100,9 +101,9 @@ def flood(
     options: tuple[str, ...] = (),
     during: Callable[[Recorder], None] | None = None,
     stdout: int | None = None,
-) -> None:
-    """Busy pipes under the recorder, then the accounts of both."""
-    workload = [sys.executable, "-c", PIPES, str(args.seconds), str(args.pairs)]
+) -> float:
+    """Busy pipes under the recorder, then the accounts of both; gives the workload's switches a second."""
+    workload = pipes(args, args.seconds)
     command = ["sh", "-c", 'exec "$@" > counts', "sh", *workload]
     recorder = Recorder(["--off-cpu-thresh", "0", *options, *args.options, "--", *command], directory, stdout)
     if during:
@@ -119,6 +120,22 @@ def flood(
             f"sampled {taken[1]}, ring full {counters.get('ring-full', 0)}; unsaid {waits - known} "
             "(begins and ends of processes aside)"
         )
+    return waits / args.seconds
+
+
+def pipes(args: argparse.Namespace, seconds: float) -> list[str]:
+    """The command of busy pipes; it prints its context switches."""
+    return [sys.executable, "-c", PIPES, str(seconds), str(args.pairs)]
+
+
+def flood_beside_bare(args: argparse.Namespace, directory: str) -> None:
+    """The same load without and with the recorder."""
+    seconds = args.seconds / 4
+    counts = subprocess.check_output(pipes(args, seconds), text=True)
+    bare = sum(map(int, counts.split())) / seconds
+    print(f"without recorder: {bare:.0f} switches/s")
+    rate = flood(args, directory)
+    print(f"under the recorder {rate / bare:.0%} of that")
 
 
 def stop(args: argparse.Namespace, directory: str) -> None:
@@ -239,7 +256,7 @@ def opens(path: Path) -> None:
 
 
 TESTS = {
-    "flood": flood,
+    "flood": flood_beside_bare,
     "stop": stop,
     "slow": slow,
     "full": full,
