@@ -78,6 +78,7 @@ struct offcpu_scratch {
 #endif
 	volatile u32 first;		/* kernel frames from here on: those before are of the scheduler */
 	u64 kernel[OFFCPU_FRAMES];
+	u64 nr_early;			/* kernel frames of the task that is being switched in; 0 not taken yet */
 	u64 sample[OFFCPU_SAMPLE_WORDS];
 };
 

@@ -16,8 +16,8 @@
  *	OFFCPU_AT_EXIT=0	tp_btf/sched_switch, before the switch: `current` still is the task that leaves,
  *				but the sleeper's kernel stack stands as it slept.
  *
- * The kernel stack is walked there, for samples only: it costs more than all the rest. The user stack is
- * walked once a wait. If every wait needs it, for sums by stack, or if the sleeper's memory cannot be reached
+ * The kernel stack is walked there, for samples only: it costs more than all the rest. (Where most waits become
+ * samples, it is taken in sched_switch in any case, where it is shorter.) The user stack is walked once a wait. If every wait needs it, for sums by stack, or if the sleeper's memory cannot be reached
  * later on, that is at switch-out, where its top is still in the caches; else at the end, for samples only.
  *
  * Tasks that do not switch while the program is at work are found by two iterators over all tasks, at the
@@ -34,6 +34,7 @@
  *	OFFCPU_STATES				what counts as a wait: a mask by enum offcpu_mode
  *	OFFCPU_KERNEL_STACKS, OFFCPU_SUM_STACKS, OFFCPU_CGROUPS, OFFCPU_SYSCALLS, OFFCPU_BUDGET,
  *	OFFCPU_WAKER_STACKS			what to take
+ *	OFFCPU_KERNEL_EARLY			kernel stacks before the switch: if most waits become samples
  *	OFFCPU_DROP_SHORT, OFFCPU_MIN_BLOCK_NS	which waits to leave out
  *	OFFCPU_MAX_RATE				samples in 100 ms from which on the threshold rises; 0 any number
  *	OFFCPU_SUMS, OFFCPU_STACKS, OFFCPU_BUDGETS, OFFCPU_TARGETS_MAX		sizes of maps
@@ -367,6 +368,9 @@ int offcpu_switch(u64 *ctx)
 
 	if (last)
 		*last = now;
+#if OFFCPU_KERNEL_EARLY
+	walk_early((void *)ctx[2], now);
+#endif
 #else
 	end_wait(ctx, (void *)ctx[2], now);
 #endif

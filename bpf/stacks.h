@@ -151,6 +151,34 @@ __inline u32 skip_scheduler(const u64 *ips, u32 nr)
 }
 #endif
 
+#if OFFCPU_KERNEL_EARLY
+/*
+ * The kernel stack of the task that is coming, before the switch: it stands as it slept, without this program,
+ * tracing and the scheduler on top. That is some 600 ns less than at the end of the wait, but each switch pays
+ * for the question whether this wait is long.
+ */
+__inline void walk_early(struct task_struct *next, u64 now)
+{
+	struct offcpu_control *switches = enabled();
+	struct offcpu_scratch *to;
+	struct offcpu_task *storage;
+	u32 zero = 0;
+	long bytes;
+
+	to = scratch.lookup(&zero);
+	if (!to)
+		return;
+	to->nr_early = 0;
+	if (!switches || !is_candidate(next))
+		return;
+	storage = find_storage(next);
+	if (!storage || !WANTED(storage->mode) || now - storage->since_ns < switches->threshold_ns)
+		return;
+	bytes = bpf_get_task_stack(next, to->kernel, sizeof(to->kernel), 0);
+	to->nr_early = bytes > 0 ? bytes / sizeof(u64) : 0;
+}
+#endif
+
 /*
  * Walk the sleeper's kernel stack into scratch; [to->first, result) are the frames to show. Where the first one
  * is goes through memory: else the verifier would follow all that comes behind for each of its values.
@@ -159,12 +187,16 @@ __inline u32 walk_kernel_stack(void *ctx, struct offcpu_wait *wait, struct offcp
 {
 	long bytes;
 
+	to->first = 0;
+#if OFFCPU_KERNEL_EARLY
+	if (to->nr_early)
+		return to->nr_early;
+#endif
 #if OFFCPU_AT_EXIT
 	bytes = bpf_get_stack(ctx, to->kernel, sizeof(to->kernel), 0);
 #else
 	bytes = bpf_get_task_stack(wait->task, to->kernel, sizeof(to->kernel), 0);
 #endif
-	to->first = 0;
 	if (bytes < 0) {
 		count(OFFCPU_KERNEL_STACK_FAILED, 0);
 		return 0;

@@ -60,6 +60,9 @@ _ON_BIRTH = {"offcpu_fork": "sched_process_fork", "offcpu_exec": "sched_process_
 PID_NAMESPACE = Path("/proc/self/ns/pid")
 FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _WINDOWS_A_SECOND = 10  # RATE_WINDOW_NS in bpf/output.h
+EARLY_BELOW_NS = 10_000
+"""Thresholds below which most waits of a busy machine become samples: their kernel stacks are taken early."""
+
 _LOCKDOWN = Path("/sys/kernel/security/lockdown")
 
 
@@ -394,8 +397,10 @@ def _load_program(name: str, code: bytes, tracepoints: Mapping[str, str], facts:
 
 def _defines(config: OffCpuConfig, facts: KernelFacts, modes: Sequence[str]) -> dict[str, int | str]:
     """The constants that off_cpu.bpf.c asks for, besides those that the kernel decides."""
+    at_exit = facts.has_exit_tp and not config.in_switch
     return {
-        "OFFCPU_AT_EXIT": int(facts.has_exit_tp and not config.in_switch),
+        "OFFCPU_AT_EXIT": int(at_exit),
+        "OFFCPU_KERNEL_EARLY": int(at_exit and config.kernel_stacks and config.threshold_ns < EARLY_BELOW_NS),
         "OFFCPU_KERNEL_THREADS": int(config.kernel_threads),
         "OFFCPU_STATES": mode_mask(config.states, modes),
         "OFFCPU_KERNEL_STACKS": int(config.kernel_stacks),

@@ -169,7 +169,7 @@ def test_who_waits_for_a_disk_is_woken_by_the_disk(
     done = perf_offcpu("record", *options, "--", *read, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     profile = symbolize(load_recording(tmp_path / "perf.data"))
-    one = Run(profile, {})
+    one = Run(tmp_path / "perf.data", profile, {})
     samples = one.samples
     own = ((samples.flags & np.uint16(SampleFlag.OFFCPU)) != 0) & (samples.state == UNINTERRUPTIBLE)
     reads = [row for row in np.flatnonzero(own).tolist() if "vfs_read" in one.names(samples.stack[row])]
