@@ -23,14 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from perf_offcpu.abi.attr import unpack_attr
+from perf_offcpu.abi.attr import SampleType, unpack_attr
 from perf_offcpu.abi.records import CpuMode, RecordType
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.columnar import Columns, Rows, ragged_offsets
 from perf_offcpu.decode.batch import Batch, join
+from perf_offcpu.decode.borrow import with_snapshots_of
 from perf_offcpu.decode.counters import CollectorAccount, is_counters
 from perf_offcpu.decode.garbage import cut_garbage
-from perf_offcpu.decode.load import assemble, read_side_records
+from perf_offcpu.decode.load import assemble, load_recording, read_side_records
 from perf_offcpu.decode.offcpu import retype
 from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.errors import FormatError
@@ -42,7 +43,9 @@ from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.side_records import SideRecord
+from perf_offcpu.symbolize.search import Search
 from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
+from perf_offcpu.symbolize.unwind import unwind
 
 _KERNEL_HALF = 1 << 63
 """Addresses from here on are the kernel's (x86-64, arm64): perf's lists have lost the markers."""
@@ -215,8 +218,12 @@ class PerfScriptSamples:
             return self._from_pipe(options)
         with PerfDataReader.open(path) as reader:
             side, account = read_side_records(reader)
-            recording = assemble(reader, self._batch(reader.events), side, account)
-            return symbolize(cut_garbage(recording), options)
+            recording = cut_garbage(assemble(reader, self._batch(reader.events), side, account))
+            has_copies = any(spec.attr.sample_type & SampleType.STACK_USER for spec in reader.events.specs)
+        if has_copies:
+            recording = with_snapshots_of(recording, load_recording(path, snapshots=True))
+            recording = unwind(recording, Search.usual(options.symfs, options.buildid_dir), options.cache)
+        return symbolize(recording, options)
 
     def _from_pipe(self, options: SymbolizeOptions) -> Profile:
         counters = Losses()

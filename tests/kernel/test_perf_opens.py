@@ -124,6 +124,20 @@ def test_both_doors_give_the_same_folded_stacks(recording: Path, perf_offcpu: Co
         assert inside.stdout == direct.stdout
 
 
+def test_inside_perf_stacks_are_whole_too(waiter: Path, perf_offcpu: Command, tmp_path: Path) -> None:
+    """perf's handlers get no copies of stacks; of some threads alone it finds the right ones as well."""
+    options = ("--call-graph", "cfi", "--off-cpu-thresh", "0")
+    done = perf_offcpu("record", *options, "--", waiter, "--rounds", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "perf.data"
+    for of_perf, of_ours in ([], []), (["--comm", "locker-a"], ["--comm", "locker-a"]):
+        direct = perf_offcpu("convert", "--folded", "-i", path, "-o", "-", *of_ours)
+        inside = perf("script", "-i", path, *of_perf, "-s", SCRIPT)
+        assert (inside.returncode, inside.stderr) == (0, "")
+        assert inside.stdout == direct.stdout
+    assert len(direct.stdout) > 100
+
+
 def test_script_by_hand_gives_the_same(recording: Path, perf_offcpu: Command) -> None:
     direct = perf_offcpu("convert", "--folded", "-i", recording, "-o", "-")
     by_hand = subprocess.run(
