@@ -21,6 +21,8 @@ from perf_offcpu.commands._profile import (
 from perf_offcpu.convert.perf_fields import DEFAULT_FIELDS, OWN_FIELDS, PERF_FIELDS
 
 if TYPE_CHECKING:
+    from perf_offcpu.convert.field_places import FieldPlaces
+    from perf_offcpu.convert.perf_fields import FieldChoice
     from perf_offcpu.model.profile import Profile
 
 EXAMPLES = """examples:
@@ -28,6 +30,7 @@ EXAMPLES = """examples:
   perf-offcpu script -F +state,+class,+syscall,+waker --event offcpu-time
   perf-offcpu script -F +srcline                      with source lines, where there is DWARF
   perf-offcpu script -F comm,tid,time,period          one line a sample
+  perf-offcpu script -F trace:comm,time,event,trace   what tracepoints said
   perf-offcpu script | stackcollapse-perf.pl          for tools that read the text of perf script
 """
 
@@ -49,7 +52,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="append",
         default=[],
         metavar="LIST",
-        help="fields to print, separated by commas; +FIELD and -FIELD change the default",
+        help="fields to print, separated by commas; +FIELD and -FIELD change the default; TYPE:LIST is for "
+        "events of a type alone: hw, sw, trace or raw",
     )
     group.add_argument("-G", "--hide-call-graph", action="store_true", help="only the innermost frame")
     group.add_argument("--ns", action="store_true", help="print times with 9 decimals, not 6")
@@ -77,37 +81,40 @@ def run(args: argparse.Namespace) -> int:
 
     fields = choose_fields(args.fields)
     options = TextOptions(fields, args.ns, not args.hide_call_graph, args.full_source_path)
-    args.srcline |= fields.has("srcline")
+    args.srcline |= "srcline" in fields.anywhere()
     with busy("reading"):
-        profile = _profile(args)
+        profile, places = _profile(args, fields)
     with open_output(STDOUT, binary=False) as out:
         if args.header or args.header_only:
             out.writelines(f"{line}\n" for line in header_lines(profile))
         if not args.header_only:
-            write(profile, out, options)
+            write(profile, out, options, places)
     for cause, count in profile.losses.items():
         if not cause.startswith(NO_NAME) or is_mismatch(cause):  # else frames show that themselves
             print(f"perf-offcpu script: {count} {printable(cause)}", file=sys.stderr)
     return 0
 
 
-def _profile(args: argparse.Namespace) -> Profile:
+def _profile(args: argparse.Namespace, fields: FieldChoice) -> tuple[Profile, FieldPlaces]:
     from perf_offcpu.commands.ownership import check_ownership
+    from perf_offcpu.convert.field_places import symbolize_fields
     from perf_offcpu.convert.select import select_events, select_samples, split_list
     from perf_offcpu.decode.load import load_recording
     from perf_offcpu.decode.unmerged import deferred_as_samples
-    from perf_offcpu.symbolize.symbolizer import symbolize
 
     selection = selection_from_args(args)
     check_ownership(args.input, args.force)
     events = split_list(args.event)
     # Waits that follow from context switches were not recorded: they show where off-cpu time is asked for.
     merge = not args.no_merge_callchains
-    recording = load_recording(args.input, merge=merge, switches=bool(events), snapshots=True)
+    recording = load_recording(
+        args.input, merge=merge, switches=bool(events), snapshots=True, fields=fields.to_load()
+    )
     recording = unwound(args, recording)
     options = dataclasses.replace(symbol_options(args), keep_ips=True)
-    profile = select_samples(symbolize(deferred_as_samples(recording), options), selection)
-    return select_events(profile, events) if events or selection.is_of_waits else profile
+    profile, places = symbolize_fields(deferred_as_samples(recording), options)
+    profile = select_samples(profile, selection)
+    return (select_events(profile, events) if events or selection.is_of_waits else profile), places
 
 
 def _describe_fields() -> str:
@@ -115,5 +122,10 @@ def _describe_fields() -> str:
     lines = [f"fields (default: {','.join(DEFAULT_FIELDS)}):"]
     width = max(map(len, [*PERF_FIELDS, *OWN_FIELDS]))
     for name, meaning in [*PERF_FIELDS.items(), *OWN_FIELDS.items()]:
-        lines.append(textwrap.fill(meaning, 100, initial_indent=f"  {name:<{width}}  "))
+        first, others = f"  {name:<{width}}  ", " " * (width + 4)
+        lines.append(
+            textwrap.fill(
+                meaning, 110, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
+            )
+        )
     return "\n".join([*lines, ""])

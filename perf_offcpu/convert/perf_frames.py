@@ -84,10 +84,10 @@ class FrameTexts:
         if "ip" in shown:
             parts.append(f"{int(frames.ip[frame]):16x}")
         if "sym" in shown:
-            parts.append(self._symbol(frame))
+            parts.append(self.symbol(frame, "symoff" in shown))
         inlined = frames.inline_depth[frame] > 0
         if "dso" in shown and not inlined:
-            parts.append(f"({printable(self.strings[frames.dso[frame]]) or UNKNOWN})")
+            parts.append(f"({self.dso(frame)})")
         if "srcline" in shown:
             parts.append(f"\n  {self._source_line(frame)}")
         if inlined:
@@ -102,10 +102,15 @@ class FrameTexts:
             return f"{path if self._full_paths else basename(path)}:{int(frames.line[frame])}"
         return f"{basename(self.strings[frames.dso[frame]]) or UNKNOWN}[{int(frames.address[frame]):x}]"
 
-    def _symbol(self, frame: int) -> str:
+    def dso(self, frame: int) -> str:
+        """The object that holds a frame's code."""
+        return printable(self.strings[self._frames.dso[frame]]) or UNKNOWN
+
+    def symbol(self, frame: int, offset: bool) -> str:
+        """The function of a frame, with or without the offset in it."""
         frames = self._frames
         symbol = printable(self.strings[frames.symbol[frame]])
         is_code = frames.cpumode[frame] != CpuMode.UNKNOWN
-        if symbol and is_code and "symoff" in self.fields.shown:
+        if symbol and is_code and offset:
             return f"{symbol}+{int(frames.offset[frame]):#x}"
         return symbol or UNKNOWN

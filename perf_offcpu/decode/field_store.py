@@ -8,6 +8,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu.abi.attr import PerfType
 from perf_offcpu.abi.sample import SAMPLE
 from perf_offcpu.columnar import Columns, Rows, gather_bytes, gather_rows
 from perf_offcpu.decode.counter_reads import READ_FIELDS, has_reads
@@ -23,7 +24,9 @@ _HALVES = {"var1_dw": (0, 0xFFFFFFFF), "var2_w": (32, 0xFFFF), "var3_w": (48, 0x
 """Parts of `weight` with WEIGHT_STRUCT: (shift, mask) in the u64."""
 
 _ELSEWHERE = ("callchain_nr", "callchain")
-ALL_FIELDS = (*(one.name for one in SAMPLE.fields if one.name not in _ELSEWHERE), *_HALVES)
+TRACE = "trace"
+"""Stands for `raw` of tracepoints alone: where they are recorded beside off-cpu time, that is much less."""
+ALL_FIELDS = (*(one.name for one in SAMPLE.fields if one.name not in _ELSEWHERE), *_HALVES, TRACE)
 """Every name that may be asked for. Where several events are recorded, each has its own."""
 
 
@@ -42,7 +45,9 @@ class FieldStore:
 
     def wants(self, spec: EventSpec) -> bool:
         """Whether samples of an event have anything to keep; asked before each `add`."""
-        self._names = self._asked | frozenset(READ_FIELDS if has_reads(spec) else ())
+        self._names = self._asked - {TRACE} | frozenset(READ_FIELDS if has_reads(spec) else ())
+        if TRACE in self._asked and spec.attr.type == PerfType.TRACEPOINT:
+            self._names |= {"raw"}
         return bool(self._names)
 
     def add(self, data: NDArray[np.uint8], columns: Columns, ok: Bool, evsel: int, order: Order) -> I32:
@@ -96,11 +101,12 @@ class FieldStore:
 
     def asked(self, found: SampleFields) -> SampleFields:
         """What of it someone asked for."""
+        asked = self._asked | ({"raw"} if TRACE in self._asked else set())
         return SampleFields(
             {
                 number: EventFields(
-                    {name: values for name, values in one.scalars.items() if name in self._asked},
-                    {name: items for name, items in one.arrays.items() if name in self._asked},
+                    {name: values for name, values in one.scalars.items() if name in asked},
+                    {name: items for name, items in one.arrays.items() if name in asked},
                 )
                 for number, one in found.events.items()
                 if self._asked

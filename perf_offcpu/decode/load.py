@@ -13,13 +13,14 @@ from typing import Protocol
 
 import numpy as np
 
+from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RECORD_LAYOUTS, RecordType
 from perf_offcpu.decode.batch import Batch, Gathering
 from perf_offcpu.decode.budget import sorted_budget
 from perf_offcpu.decode.counter_reads import deliver_counts
 from perf_offcpu.decode.counters import CollectorAccount
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
-from perf_offcpu.decode.field_store import FieldStore
+from perf_offcpu.decode.field_store import TRACE, FieldStore
 from perf_offcpu.decode.garbage import cut_garbage
 from perf_offcpu.decode.meta import evsel_of, read_meta
 from perf_offcpu.decode.repair import FOREIGN_IDS, count_foreign_ids, repair_ids
@@ -37,6 +38,7 @@ from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.side_records import SideRecord, side_records
+from perf_offcpu.perfdata.tracing_data import read_tracing_data
 
 _LOSS_CAUSES: dict[int, str] = {
     RecordType.LOST: losses.LOST_RECORDS,
@@ -113,7 +115,12 @@ def read_recording(
     recording = _assemble(reader, gathering.batch(), tasks, account)
     found = field_store.release()
     recording = deliver_counts(recording, found, reader.events)
-    return recording.replaced(snapshots=store.release(), fields=field_store.asked(found))
+    recording = recording.replaced(snapshots=store.release(), fields=field_store.asked(found))
+    body = reader.features.bodies.get(Feature.TRACING_DATA, b"")
+    if not body or not {"raw", TRACE} & set(fields):
+        return recording
+    # Its damage is counted where switches are looked for in any recording.
+    return recording.replaced(tracing=read_tracing_data(body, Losses()))
 
 
 def read_side_records(reader: PerfDataReader) -> tuple[list[SideRecord], CollectorAccount]:

@@ -8,12 +8,13 @@ can be handed unsymbolized data by mistake. A sample's weight is its `period`: a
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Bool, Table, check_rows, column
 from perf_offcpu.model.recording import Budget, Comms, Evsel, Meta, SampleFlag, Tasks
+from perf_offcpu.model.sample_fields import SampleFields
 from perf_offcpu.model.strings import Strings
 
 
@@ -54,6 +55,7 @@ class ProfileSamples(Table):
     cpu: I32 = column("i4", sentinel=-1, doc="CPU number")
     comm: U32 = column("u4", doc="string")
     stack: I32 = column("i4", sentinel=-1, doc="row in stacks: the leaf; -1 no stack")
+    field_row: I32 = column("i4", sentinel=-1, doc="row in the table of its event in fields")
     flags: U16 = column("u2", doc="model.recording.SampleFlag")
     state: I32 = column("i4", sentinel=-1, doc="raw task state at switch-out")
     wakeup_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="when the sleeper was woken")
@@ -83,6 +85,9 @@ class Profile:
     cgroups: dict[int, str] = field(default_factory=dict)
     build_ids: dict[int, str] = field(default_factory=dict)
     """Row in strings of a dso → its build-id in hex, where it is known and the same all the time."""
+    fields: SampleFields = field(default_factory=SampleFields)
+    tracing: Any = None
+    """These two as in Recording."""
     losses: dict[str, int] = field(default_factory=dict)
     meta: Meta = field(default_factory=Meta)
 

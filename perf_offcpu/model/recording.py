@@ -219,6 +219,9 @@ class Recording:
     """Empty unless asked for (`decode.load`), and once they are unwound."""
     fields: SampleFields = field(default_factory=SampleFields)
     """What else samples hold; empty unless asked for (`decode.load`)."""
+    tracing: Any = None
+    """A perfdata.tracing_data.TracingData, untyped as `Evsel.attr`: how raw data of tracepoints is laid out;
+    None unless that was asked for, or if there is none."""
     evsels: list[Evsel] = field(default_factory=list)
     strings: Strings = field(default_factory=Strings)
     spaces: Spaces = field(default_factory=Spaces)

@@ -10,15 +10,16 @@ Numbers are in the byte order that the container itself names, texts are those o
     "header_page", NUL, file | "header_event", NUL, file
     u32 n, n × file                                          ftrace's own events
     u32 systems × { name, NUL | u32 events, events × file }  the formats
-    symbols, printk formats, comms                           not needed here
+    u32 size, symbols (perf writes none) | u32 size, printk formats
+    u64 size, comms                                          not needed here
 
 where a file is {u64 size, bytes}. Pipes carry the same bytes behind a HEADER_TRACING_DATA record.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,7 @@ _FIELD = re.compile(
     re.MULTILINE,
 )
 _DECLARED = re.compile(r"(\w+)(?:\[[^\]]*\])?$")
+_STRING = re.compile(r'^0x([0-9a-f]{1,16}) : "(.{0,400})"$', re.MULTILINE)
 _PRINT_FMT = re.compile(r"^print fmt:(.*)", re.MULTILINE | re.DOTALL)
 
 
@@ -56,6 +58,8 @@ class TracepointField:
     offset: int
     size: int
     signed: bool = False
+    declaration: str = field(default="", compare=False)
+    """As in C, with the name: `pid_t prev_pid`, `char comm[16]`, `__data_loc char[] name`."""
 
     @property
     def type(self) -> Int | None:
@@ -79,6 +83,22 @@ class TracepointFormat:
     print_fmt: str = ""
 
 
+@dataclass(slots=True)
+class TracingData:
+    """All that a recording says of its tracepoints.
+
+    Args:
+        order: byte order, long_size: size of longs and pointers, of the kernel.
+        formats: by id.
+        strings: texts that tracepoints name by their address in the kernel.
+    """
+
+    order: Order = "<"
+    long_size: int = 8
+    formats: dict[int, TracepointFormat] = field(default_factory=dict)
+    strings: dict[int, str] = field(default_factory=dict)
+
+
 def tracepoint_formats(body: bytes, counters: Losses) -> dict[int, TracepointFormat]:
     """The tracepoints that a recording describes, by id.
 
@@ -86,10 +106,15 @@ def tracepoint_formats(body: bytes, counters: Losses) -> dict[int, TracepointFor
         body: of the feature TRACING_DATA; b"" gives none.
         counters: damage is counted here, and ends the reading: what came before it is sound.
     """
-    found: dict[int, TracepointFormat] = {}
+    return read_tracing_data(body, counters).formats
+
+
+def read_tracing_data(body: bytes, counters: Losses) -> TracingData:
+    """As `tracepoint_formats`, with what else is told."""
+    found = TracingData()
     try:
-        for one in _formats(body) if body else ():
-            found.setdefault(one.id, one)
+        if body:
+            _read(_Cursor(body), found)
     except LayoutError:
         counters.add(losses.BAD_FEATURE)
     return found
@@ -104,19 +129,17 @@ def parse_format(system: str, text: str) -> TracepointFormat | None:
     for match in _FIELD.finditer(text):
         declared = _DECLARED.search(match["declaration"])
         if declared is not None:
-            fields[declared[1]] = TracepointField(
-                int(match["offset"]), int(match["size"]), match["signed"] == "1"
-            )
+            place = int(match["offset"]), int(match["size"])
+            fields[declared[1]] = TracepointField(*place, match["signed"] == "1", match["declaration"])
     recipe = _PRINT_FMT.search(text)
     return TracepointFormat(system, name[1], int(number[1]), fields, recipe[1].strip() if recipe else "")
 
 
-def _formats(body: bytes) -> Iterator[TracepointFormat]:
-    cursor = _Cursor(body)
+def _read(cursor: _Cursor, found: TracingData) -> None:
     cursor.expect(MAGIC)
     cursor.text()  # version
-    cursor.order = ">" if body[cursor.at : cursor.at + 1] == b"\1" else "<"
-    cursor.read(MACHINE)
+    cursor.order = found.order = ">" if cursor.body[cursor.at : cursor.at + 1] == b"\1" else "<"
+    found.long_size = 4 if cursor.read(MACHINE)["long_size"] == 4 else 8
     for name in (b"header_page\0", b"header_event\0"):
         cursor.expect(name)
         cursor.file()
@@ -127,7 +150,11 @@ def _formats(body: bytes) -> Iterator[TracepointFormat]:
         for _ in range(cursor.count()):
             one = parse_format(system, cursor.file().decode("latin-1"))
             if one is not None:
-                yield one
+                found.formats.setdefault(one.id, one)
+    with contextlib.suppress(LayoutError):  # strings are a nicety
+        cursor.skip(cursor.count())
+        text = cursor.skip(cursor.count()).decode("latin-1")
+        found.strings = {int(match[1], 16): match[2] for match in _STRING.finditer(text)}
 
 
 class _Cursor:
@@ -148,6 +175,11 @@ class _Cursor:
     def file(self) -> bytes:
         data: bytes = self.read(FILE)["data"]
         return data
+
+    def skip(self, size: int) -> bytes:
+        """The bytes that follow, as many as there are."""
+        begin, self.at = self.at, self.at + size
+        return self.body[begin : self.at]
 
     def text(self) -> str:
         end = self.body.find(b"\0", self.at)

@@ -6,6 +6,7 @@ perf 6.1 prints user addresses relative to their mapping, later ones as they wer
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -69,3 +70,58 @@ def is_perfs_mistake(index: int, perf: Frame) -> bool:
     """A return address at a function's start belongs to the last call of the function before; and perf 6.1
     does not know which function a PLT entry of libc is for."""
     return (index > 0 and perf.sym.endswith("+0x0")) or perf.sym.startswith("@plt+")
+
+
+WORK = ["sh", "-c", "ls -R /etc/ssl > /dev/null; sleep 0.01; echo x | cat > /dev/null"]
+TRACEPOINTS = (
+    "sched",
+    "irq",
+    "timer",
+    "kmem",
+    "signal",
+    "task",
+    "raw_syscalls",
+    "workqueue",
+    "mmap",
+    "filemap",
+)
+
+FIELDS = {
+    "data addresses": (
+        ["-e", "page-faults", "-c", "1", "-d", "--phys-data", "-W"],
+        "time,addr,weight,phys_addr",
+    ),
+    "registers": (
+        ["-e", "cpu-clock", "-F", "4000", "-d", "--intr-regs=ax,sp,ip", "--user-regs=bp,sp,ip"],
+        "time,iregs,uregs,addr,data_src",
+    ),
+    "page sizes": (
+        ["-e", "cpu-clock", "-F", "4000", "--data-page-size", "--code-page-size"],
+        "time,data_page_size,code_page_size",
+    ),
+    "tracepoints": (
+        [word for name in TRACEPOINTS for word in ("-e", f"{name}:*")], "trace:comm,time,event,trace",
+    ),
+    "system calls": (["-e", "syscalls:*"], "trace:event,trace"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_fields_that_are_asked_for(name: str, perf_offcpu: Command, tmp_path: Path) -> None:
+    path, (options, fields) = tmp_path / "perf.data", FIELDS[name]
+    command = ["perf", "record", "-q", "-B", "-m", "4M", "-o", path, *options, "--", *WORK]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, timeout=120)
+    perf = ["perf", "script", "--ns", "-i", path, "-F", fields]
+    text = subprocess.run(perf, capture_output=True, text=True, check=True, timeout=120).stdout
+    done = perf_offcpu("script", "--ns", "-i", path, "-F", fields, timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    theirs, own = text.splitlines(), done.stdout.splitlines()
+    assert len(own) == len(theirs) > 3
+    # Samples of one moment on two CPUs have no order.
+    different = [pair for pair in zip(sorted(theirs), sorted(own), strict=True) if pair[0] != pair[1]]
+    assert [pair for pair in different if not is_perfs_flag(*pair)] == []
+
+
+def is_perfs_flag(perf: str, own: str) -> bool:
+    """Of flags whose numbers the kernel's recipe does not say perf prints all, or the first."""
+    return re.sub(r"(flags|state)=\S*", "", perf) == re.sub(r"(flags|state)=\S*", "", own)

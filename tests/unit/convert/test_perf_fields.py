@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from perf_offcpu.convert.perf_fields import DEFAULT_FIELDS, OWN_FIELDS, PERF_FIELDS, choose_fields
+from perf_offcpu.decode.field_store import ALL_FIELDS
 from perf_offcpu.errors import UsageError
 
 
@@ -42,5 +43,23 @@ def test_what_cannot_be_meant_is_refused(texts: list[str]) -> None:
 
 
 def test_an_unknown_field_names_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"no field 'brstack' \(known: comm, .*, waker"):
-        choose_fields(["brstack"])
+    with pytest.raises(UsageError, match=r"no field 'insn' \(known: comm, .*, waker"):
+        choose_fields(["insn"])
+
+
+def test_fields_of_events_of_a_type() -> None:
+    choice = choose_fields(["trace:comm,trace", "+period", "sw:-cpu", "hw:"])
+    assert choice.shown == {*DEFAULT_FIELDS, "period"}
+    assert choice.of_type["trace"].shown == {"comm", "trace"}
+    assert choice.of_type["sw"].shown == {*DEFAULT_FIELDS, "period"} - {"cpu"}
+    assert choice.of_type["hw"].shown == set()
+    assert choice.all_asked() == {"period", "comm", "trace"}
+    with pytest.raises(UsageError, match=r"no type of events 'cpu-clock' \(known: hw, sw, trace"):
+        choose_fields(["cpu-clock:comm"])
+
+
+def test_what_has_to_be_loaded() -> None:
+    assert choose_fields([]).to_load() == {"trace"}
+    assert choose_fields(["comm,weight", "trace:brstack"]).to_load() == {"weight", "var1_dw", "branch_stack"}
+    every = choose_fields([",".join(PERF_FIELDS)]).to_load()
+    assert every <= set(ALL_FIELDS)
