@@ -40,6 +40,7 @@ UNTYPED: Final = 4
 """Ranks from here on are those of NOTYPE symbols."""
 _UNDERSCORES_COUNTED: Final = 8
 _USUAL_NAME: Final = 256
+_STEP: Final = 1 << 20
 
 
 @dataclass(slots=True)
@@ -200,7 +201,10 @@ def _name_shape(names: U32, strings: bytes) -> tuple[I64, I64]:
     """Leading underscores (mangling prefix not counted, at most 8) and length of the names at offsets."""
     text = np.frombuffer(strings, np.uint8)
     at = names.astype(np.int64)
-    nul = np.append(np.flatnonzero(text == 0), len(text))
+    # Step by step: one comparison of all would take as much memory as the names themselves.
+    steps = range(0, len(text), _STEP)
+    parts = [np.flatnonzero(text[begin : begin + _STEP] == 0) + begin for begin in steps]
+    nul = np.append(np.concatenate([np.empty(0, np.int64), *parts]), len(text))
     length = nul[np.searchsorted(nul, at)] - at
 
     def byte(offset: int) -> U8:
