@@ -3,8 +3,9 @@
 
 Source: arch/x86/entry/syscalls/syscall_64.tbl and syscall_32.tbl, scripts/syscall.tbl (arm64, riscv,
 loongarch), arch/arm/tools/syscall.tbl, arch/s390/kernel/syscalls/syscall.tbl,
-arch/powerpc/kernel/syscalls/syscall.tbl; up to Linux 6.18. Numbers never change their meaning. From 403 on
-all architectures have the same ones: TIME64 where a long has 32 bits, then SHARED.
+arch/powerpc/kernel/syscalls/syscall.tbl; up to Linux 6.18. 470 and 471 are those of 7.2 (linux-libc-dev
+7.2.13: asm/unistd_64.h and unistd_32.h of x86, arm64, riscv, powerpc, s390). Numbers never change their
+meaning. From 403 on all architectures have the same ones: TIME64 where a long has 32 bits, then SHARED.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ epoll_pwait2 mount_setattr quotactl_fd landlock_create_ruleset landlock_add_rule
 memfd_secret process_mrelease futex_waitv set_mempolicy_home_node cachestat fchmodat2 map_shadow_stack
 futex_wake futex_wait futex_requeue statmount listmount lsm_get_self_attr lsm_set_self_attr
 lsm_list_modules mseal setxattrat getxattrat listxattrat removexattrat open_tree_attr file_getattr
-file_setattr
+file_setattr listns rseq_slice_yield
 """
 
 TIME64 = """

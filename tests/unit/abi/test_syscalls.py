@@ -11,7 +11,7 @@ import pytest
 
 from perf_offcpu.abi.syscalls import X32_BIT, is_compat_entry, syscall_names
 
-NEWEST = 469  # file_setattr, Linux 6.17
+NEWEST = 471  # rseq_slice_yield, Linux 7.2
 
 
 def defined(header: str, *options: str) -> dict[int, str]:
@@ -57,6 +57,8 @@ def test_names_of_32_bit_programs() -> None:
         ("x86_64", 230, "clock_nanosleep"),
         ("x86_64", 336, "uprobe"),
         ("x86_64", 469, "file_setattr"),
+        ("x86_64", 470, "listns"),
+        ("aarch64", 471, "rseq_slice_yield"),
         ("amd64", 202, "futex"),
         ("i686", 240, "futex"),
         ("i386", 407, "clock_nanosleep_time64"),
