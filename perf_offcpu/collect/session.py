@@ -25,6 +25,7 @@ from collections.abc import Callable
 
 from perf_offcpu.collect.clock import now_ns
 from perf_offcpu.collect.collector import Collector
+from perf_offcpu.collect.cpus import CpuWatch
 from perf_offcpu.collect.limits import raise_descriptor_limit, raise_priority, too_many_files
 from perf_offcpu.collect.losses import Counter
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
@@ -163,6 +164,7 @@ class _Session:
         pace_s = SUMS_S
         now = time.monotonic()
         next_sums, next_show = now + pace_s, now + PROGRESS_S
+        cpus = CpuWatch(self.collector.rings.owner.fds)
         while not waiter.wait():
             self.collector.drain(self.part)
             now = time.monotonic()
@@ -171,8 +173,11 @@ class _Session:
                 filled = max(filled, self._write_budgets() / self.collector.budget_capacity)
                 pace_s = _pace(pace_s, filled)
                 next_sums = time.monotonic() + pace_s
-            if self.show and now >= next_show:
-                self.show(self._progress())
+            if now >= next_show:
+                for sentence in cpus.news():
+                    self.say(sentence)
+                if self.show:
+                    self.show(self._progress())
                 next_show = time.monotonic() + PROGRESS_S
             if self.options.switch and self._is_full(self.options.switch):
                 self._switch()

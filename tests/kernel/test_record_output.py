@@ -125,7 +125,7 @@ def test_files_in_turn_are_each_complete_and_together_hold_everything(tmp_path: 
     assert len(files) >= 2 and not (tmp_path / "perf.data").exists()
     assert [f"dump {path.name} ]" in done.stderr for path in files] == [True] * (len(files) - 1) + [False]
     naps = 0
-    spans = []
+    spans, lives = [], []
     for path in files:
         recording = load_recording(path)
         assert lost(recording) == set()
@@ -133,8 +133,10 @@ def test_files_in_turn_are_each_complete_and_together_hold_everything(tmp_path: 
         (pid,) = set(recording.samples.pid[off_cpu(recording)]) or {0}
         assert not pid or pid in {task.tid for task in recording_tasks(recording)}
         assert perf("report", "--header-only", "-i", path)
+        lives += list(zip(recording.budget.tid.tolist(), recording.budget.begin_ns.tolist(), strict=True))
         with PerfDataReader.open(path) as reader:
             spans.append(reader.features.values(Feature.SAMPLE_TIME))
+    assert lives and len(set(lives)) == len(lives)  # each thread's once, in the file in which it ended
     # A nap that is preempted on its way to sleep is two waits, the second of them shorter.
     assert 495 <= naps <= 510
     assert all(one["last"] <= two["first"] for one, two in pairwise(spans))  # type: ignore[index]
