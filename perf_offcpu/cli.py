@@ -24,6 +24,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, cast
 
+from perf_offcpu.commands._perf_habits import VERBS as HABITS
+from perf_offcpu.commands._perf_habits import advice_on
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.resources import version
 
@@ -61,11 +63,18 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         dashed_values: options whose value may begin with a dash (`-F -sym`), each with its long form.
+        advice: what to say of options that are not there, see `commands._perf_habits`.
         options: as for argparse.
     """
 
-    def __init__(self, *, dashed_values: Mapping[str, str] | None = None, **options: Any) -> None:
-        self.dashed_values = dashed_values or {}
+    def __init__(
+        self,
+        *,
+        dashed_values: Mapping[str, str] | None = None,
+        advice: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        self.dashed_values, self.advice = dashed_values or {}, advice or {}
         options["description"] = textwrap.fill(options.get("description") or "", 100)
         options.setdefault("allow_abbrev", False)
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -84,6 +93,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse for anything wrong on the command line."""
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message and (advice := advice_on(unknown.split(), self.advice)):
+            raise UsageError(advice)
         raise UsageError(f"{message} (see '{self.prog} --help')")
 
 
@@ -138,7 +150,8 @@ def _split(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
 
 def _run(options: list[str], verb: str | None, rest: list[str]) -> int:
     if verb is not None and verb not in VERBS:
-        raise UsageError(f"'{verb}' is not a verb of {PROGRAM} (see '{PROGRAM} --help')")
+        instead = f"use {HABITS[verb]}" if verb in HABITS else f"see '{PROGRAM} --help'"
+        raise UsageError(f"'{verb}' is not a verb of {PROGRAM} ({instead})")
     parser, verbs = _parsers(VERBS if verb is None else (verb,))
     chosen = parser.parse_args(options)
     if chosen.version:

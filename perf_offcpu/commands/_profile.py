@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SHOW = "show"
 """The value of an option that was given without one (see `add_selection_arguments`)."""
 CLASS_NAMES = tuple(wait_class.label for wait_class in CLASS_MEANINGS)
+_ALIASES = {"--comm": ("-c", "--comms"), "--cpu": ("-C",)}
+"""As in perf report and perf script."""
 _MOST_CPUS = 1 << 16
 
 
@@ -77,6 +79,7 @@ def add_selection_arguments(
         shows = (showing or {}).get(option)
         bare: dict[str, Any] = {"nargs": "?", "const": SHOW} if shows else {}
         group.add_argument(
+            *_ALIASES.get(option, ()),
             option,
             dest="wait_class" if option == "--class" else option[2:],
             action="append",

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 class _Parser(argparse.ArgumentParser):
     """Takes what `cli.Parser` takes."""
 
-    def __init__(self, *, dashed_values: object = None, **options: Any) -> None:
+    def __init__(self, *, dashed_values: object = None, advice: object = None, **options: Any) -> None:
         super().__init__(**options)
 
 
@@ -106,7 +106,8 @@ def _verb(name: str, summary: str, parser: argparse.ArgumentParser) -> Verb:
 
 
 def _option(action: argparse.Action) -> Option:
-    text = re.sub(r"%%", "%", action.help or "")
+    hidden = action.help == argparse.SUPPRESS
+    text = "as always" if hidden else re.sub(r"%%", "%", action.help or "")
     return Option(tuple(action.option_strings), text, None if action.nargs == 0 else _value(action))
 
 

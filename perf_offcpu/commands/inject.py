@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
+from perf_offcpu.commands._perf_habits import advice_of
 from perf_offcpu.errors import UsageError
 
 STDIO = "-"
@@ -33,10 +34,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "and period (ns), deferred callchains merged, compression undone and attrs as perf 6.1 knows them. "
         "Everything else is copied.",
         epilog=_EPILOG,
+        advice=advice_of("inject"),
     )
     parser.add_argument("-i", "--input", default="perf.data", metavar="FILE", help="default: perf.data")
     parser.add_argument(
-        "-o", "--output", required=True, metavar="FILE", help="the file to write; -: pipe form, to stdout"
+        "-o", "--output", default=STDIO, metavar="FILE", help="default: -, pipe form, to standard output"
     )
     parser.add_argument("-f", "--force", action="store_true", help="read a file that belongs to another user")
     parser.add_argument("--no-retype", action="store_true", help="leave raw off-cpu samples as they are")

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 from typing import TYPE_CHECKING, TextIO
 
 from perf_offcpu.commands._pager import paged
+from perf_offcpu.commands._perf_habits import add_as_always, advice_of
 from perf_offcpu.commands._profile import add_input_arguments, add_selection_arguments, profile_from_args
 from perf_offcpu.convert.options import UNITS
 
@@ -23,6 +25,23 @@ SORT_NAMES = (
     *("comm", "pid", "tid", "cpu", "event", "dso", "symbol", "state", "class", "syscall", "waker", "cgroup"),
 )
 """The keys of `report.keys`, which needs numpy; a test holds the two together."""
+
+_OTHER_WORDS = frozenset(
+    (
+        "graph",
+        "flat",
+        "fractal",
+        "folded",
+        "function",
+        "address",
+        "branch",
+        "percent",
+        "period",
+        "count",
+        "value",
+    )
+)
+"""What perf report -g can be told beside the order."""
 
 EXAMPLES = """examples:
   perf-offcpu report                        threads and stacks by off-cpu time
@@ -45,15 +64,30 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "spent their lives, what they waited for, the stacks that waited longest, how long waits took, and "
         "what was lost. Totals are printed to the nanosecond.",
         epilog=EXAMPLES,
+        advice=advice_of("report"),
     )
+    add_as_always(parser, "report")
     group = parser.add_argument_group("output")
     group.add_argument("--unit", choices=UNITS, default="ms", help="unit of time (default: ms)")
     group.add_argument(
         "-g",
         "--call-graph",
+        nargs="?",
+        type=_order,
+        const="caller",
         choices=("caller", "callee", "none"),
         default="caller",
         help="stacks root first (caller, the default), leaf first (callee), or no stacks",
+    )
+    group.add_argument(
+        *("-G", "--inverted"),
+        action="store_const",
+        dest="call_graph",
+        const="caller",
+        help="as -g caller",
+    )
+    group.add_argument(
+        "--no-call-graph", action="store_const", dest="call_graph", const="none", help="as -g none"
     )
     group.add_argument(
         "-s",
@@ -75,6 +109,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_input_arguments(parser)
     add_selection_arguments(parser)
+
+
+def _order(text: str) -> str:
+    """The order of stacks in what perf takes for `-g`: `graph,0.5,callee`; the rest changes nothing."""
+    words = text.split(",")
+    orders = [word for word in words if word in ("caller", "callee", "none")]
+    unknown = [
+        word for word in words if word not in (*orders, *_OTHER_WORDS) and not re.fullmatch(r"[\d.]+", word)
+    ]
+    return unknown[0] if unknown else (*orders, "caller")[0]
 
 
 def run(args: argparse.Namespace) -> int:

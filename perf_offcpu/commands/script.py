@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from perf_offcpu.commands._busy import busy
 from perf_offcpu.commands._output import STDOUT, open_output
+from perf_offcpu.commands._perf_habits import add_as_always, advice_of
 from perf_offcpu.commands._profile import (
     add_input_arguments,
     add_selection_arguments,
@@ -43,8 +44,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Print the samples of a recording by time, as perf script does, with each wait under the "
         "thread that slept. Sums of waits without a time of their own show - and come last.",
         epilog=f"{_describe_fields()}\n{EXAMPLES}",
+        advice=advice_of("script"),
         dashed_values={"-F": "--fields", "--fields": "--fields"},
     )
+    add_as_always(parser, "script")
     group = parser.add_argument_group("output")
     group.add_argument(
         "-F",
