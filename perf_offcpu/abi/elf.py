@@ -21,6 +21,7 @@ PN_XNUM: Final = 0xFFFF
 """In e_phnum: the number is in sh_info of section 0."""
 NT_GNU_BUILD_ID: Final = 3
 COMPRESS_ZLIB: Final = 1
+COMPRESS_ZSTD: Final = 2
 """ch_type of a compressed section."""
 
 

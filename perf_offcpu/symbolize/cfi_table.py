@@ -94,11 +94,13 @@ def frame_sections(image: ElfImage) -> list[Section]:
 
 
 def _content(image: ElfImage, section: elf_image.Section) -> bytes:
-    """A section's bytes, unpacked if they are compressed (zlib; DWARF's other forms are for newer tools)."""
+    """A section's bytes, unpacked if they are compressed."""
+    if section.size <= MAX_CONTENT:
+        content = image.unpacked(section, MAX_CONTENT + 1)
+        if len(content) <= MAX_CONTENT:
+            return content
     name = section.name.decode("ascii", "replace")
-    if section.size > MAX_CONTENT:
-        raise FormatError(image.path, f"section {name}", f"{section.size} bytes are too many", section.offset)
-    return image.content(section)
+    raise FormatError(image.path, f"section {name}", f"{section.size} bytes are too many", section.offset)
 
 
 def build_table(sections: Iterable[Section], registers: Registers) -> CfiTable:

@@ -13,7 +13,7 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Protocol
@@ -277,8 +277,8 @@ class ElfImage:
         return self._read(what, section.offset, section.size)
 
     def unpacked(self, section: Section, most: int = 1 << 26) -> bytes:
-        """The bytes of a section, the first `most` of them, if they are compressed with zlib or not at all;
-        b"" otherwise, and for one that is damaged."""
+        """The bytes of a section, the first `most` of them, unpacked if they are compressed (zlib, zstd);
+        b"" for one that is damaged, or compressed in another way."""
         if section.type == elf.SectionType.NOBITS:
             return b""
         try:
@@ -287,8 +287,7 @@ class ElfImage:
                 return data[:most]
             head = elf.CHDR[self.bits].unpack(data, self.order)
             start = elf.CHDR[self.bits].size()
-            is_zlib = head["ch_type"] == elf.COMPRESS_ZLIB
-            return zlib.decompressobj().decompress(data[start:], most) if is_zlib else b""
+            return _unpack(head["ch_type"], data[start:], most)
         except (FormatError, LayoutError, zlib.error):
             return b""
 
@@ -329,6 +328,19 @@ class ElfImage:
                 if found := find_build_id(self._source.read(start, length), self.order):
                     return found
         return b""
+
+
+def _unpack(kind: int, data: bytes, most: int) -> bytes:
+    """Up to `most` bytes of what is packed in `data`; b"" if it is damaged or of an unknown kind."""
+    if kind == elf.COMPRESS_ZLIB:
+        return zlib.decompressobj().decompress(data, most)
+    if kind != elf.COMPRESS_ZSTD:
+        return b""
+    import zstandard
+
+    with suppress(zstandard.ZstdError), zstandard.ZstdDecompressor().stream_reader(data) as unpacked:
+        return bytes(unpacked.read(most))
+    return b""
 
 
 def find_build_id(notes: bytes, order: Order) -> bytes:

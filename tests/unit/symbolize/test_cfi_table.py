@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import struct
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from elftools.dwarf.callframe import FDE
 from elftools.elf.elffile import ELFFile
 
 from perf_offcpu.abi.cfi import Cfa
+from perf_offcpu.abi.elf import SectionFlag
 from perf_offcpu.symbolize import cfi_program
 from perf_offcpu.symbolize.cfi_entries import Section
 from perf_offcpu.symbolize.cfi_program import Kind
@@ -100,6 +102,25 @@ def test_addresses_relative_to_themselves_and_debug_frame() -> None:
     body = bytes([3]) + b"\0" + bytes([1, 0x78, RIP]) + bytes([0x0C, RBP, 16])
     content = entry(struct.pack("<I", 0xFFFFFFFF) + body) + entry(struct.pack("<IQQ", 0, 0x2000, 4))
     assert cfa_of(build_table([Section.of(content, 0, is_eh=False)], X86), 0x2003) == (RBP, 16)
+
+
+@pytest.mark.parametrize("kind", ["zlib", "zstd"])
+def test_compressed_sections_are_unpacked(tmp_path: Path, kind: str) -> None:
+    """As debug files of distributions have them."""
+    functions = [
+        f"int f{n}(int x) {{ volatile int y[{n + 1}]; y[{n}] = x; return y[{n}]; }}" for n in range(99)
+    ]
+    (tmp_path / "x.c").write_text("\n".join([*functions, "int main(void) { return f7(7); }"]))
+    options = ["-O1", "-g", "-fno-asynchronous-unwind-tables", "-fno-exceptions"]
+    subprocess.run(["gcc", *options, "-o", "plain", "x.c"], cwd=tmp_path, check=True)
+    pack = ["objcopy", f"--compress-debug-sections={kind}", "plain", "packed"]
+    subprocess.run(pack, cwd=tmp_path, check=True)
+    with open_elf(str(tmp_path / "plain")) as plain, open_elf(str(tmp_path / "packed")) as packed:
+        section_ = packed.section_named(b".debug_frame")
+        assert section_ is not None and section_.flags & SectionFlag.COMPRESSED
+        sections = [[one.data.tobytes() for one in frame_sections(image)] for image in (plain, packed)]
+    assert sections[0] == sections[1]
+    assert len(sections[0]) == 2 and len(sections[0][1]) > 99 * 24
 
 
 def test_a_second_section_speaks_where_the_first_is_silent() -> None:
