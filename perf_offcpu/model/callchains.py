@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perf_offcpu.columnar import row_blocks
+from perf_offcpu.columnar import Rows, gather_rows, row_blocks
 from perf_offcpu.model.columns import I32, I64, U64
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -62,9 +62,9 @@ class Ragged:
 
     def take(self, rows: I64 | I32) -> Ragged:
         """The given rows, in the given order (a row may repeat)."""
-        starts, lengths = self.offsets[rows], self.lengths[rows]
-        offsets = offsets_of(lengths)
-        return Ragged(offsets, self.values[spread(starts, lengths, offsets)])
+        starts = self.offsets[rows]
+        lengths = self.offsets[1:][rows] - starts
+        return Ragged(*gather_rows(self.values.view(np.uint8), Rows(8 * starts, lengths, 8)))
 
     def row_of_value(self) -> I64:
         """int64[len(values)]: which row each value belongs to."""
@@ -92,30 +92,37 @@ def spread(starts: I64, lengths: I64, offsets: I64) -> I64:
 def hash_rows(chains: Ragged) -> U64:
     """uint64[n]: a hash of each row that depends on the order of its words.
 
-    The mixed words are the coefficients of a polynomial modulo 2^64; the hash is its value at an odd number.
-    With running sums, and powers reduced by where a row begins, that takes four passes over the words and no
-    index of them.
+    The words, their halves mixed, are the coefficients of a polynomial modulo 2^64; the hash is its value at
+    an odd number.
     """
-    hashes = np.empty(len(chains), np.uint64)
+    hashes, lengths = np.zeros(len(chains), np.uint64), chains.lengths
     for first, behind in row_blocks(chains.offsets):
-        offsets = chains.offsets[first : behind + 1]
-        hashes[first:behind] = _hash_block(chains.values[offsets[0] : offsets[-1]], offsets - offsets[0])
-    return hashes ^ (chains.lengths.astype(np.uint64) * _MIX)
+        offsets, length = chains.offsets[first : behind + 1], int(lengths[first])
+        words = chains.values[offsets[0] : offsets[-1]]
+        if not len(words):
+            continue
+        # Cookies differ in their upper half only, where a product modulo 2^64 hardly tells them apart.
+        mixed = words ^ (words >> _HALF)
+        if bool((lengths[first:behind] == length).all()):
+            powers = _powers(length.bit_length())[0][:length]
+            hashes[first:behind] = np.einsum("ij,j->i", mixed.reshape(-1, length), powers)
+        else:
+            hashes[first:behind] = _hash_block(mixed, offsets - offsets[0])
+    return hashes ^ (lengths.astype(np.uint64) * _MIX)
 
 
-def _hash_block(words: U64, offsets: I64) -> U64:
-    powers, inverses = _powers(len(words).bit_length())
-    mixed = words * _MIX
-    mixed ^= mixed >> _HALF
-    mixed *= powers[: len(words)]
-    sums = np.zeros(len(words) + 1, np.uint64)
-    np.cumsum(mixed, out=sums[1:])
-    begins, ends = offsets[:-1], offsets[1:]
-    hashes: U64 = (sums[ends] - sums[begins]) * inverses[begins]
+def _hash_block(mixed: U64, offsets: I64) -> U64:
+    """Rows of different lengths: with running powers, which are reduced by where a row begins."""
+    powers, inverses = _powers(len(mixed).bit_length())
+    mixed *= powers[: len(mixed)]
+    filled = np.flatnonzero(offsets[1:] > offsets[:-1])
+    begins = offsets[filled]
+    hashes = np.zeros(len(offsets) - 1, np.uint64)
+    hashes[filled] = np.add.reduceat(mixed, begins) * inverses[begins]
     return hashes
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=32)
 def _powers(bits: int) -> tuple[U64, U64]:
     """The powers of the hash's base and of its inverse modulo 2^64, from 0 to 2^bits."""
     tables = []
@@ -151,12 +158,12 @@ def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
 def equal_rows(chains: Ragged, others: Ragged, other: I64) -> bool:
     """Whether each row i of `chains` equals row `other[i]` of `others`, word by word."""
     lengths, starts = chains.lengths, others.offsets[:-1][other]
-    if not np.array_equal(lengths, others.lengths[other]):
+    if not np.array_equal(lengths, others.offsets[1:][other] - starts):
         return False
     for first, behind in row_blocks(chains.offsets):
-        offsets = chains.offsets[first : behind + 1]
-        twins = spread(starts[first:behind], lengths[first:behind], offsets - offsets[0])
-        if not np.array_equal(chains.values[offsets[0] : offsets[-1]], others.values[twins]):
+        words = chains.values[chains.offsets[first] : chains.offsets[behind]]
+        twins = others.take(other[first:behind]).values
+        if not np.array_equal(words, twins):
             return False
     return True
 
