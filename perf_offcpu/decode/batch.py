@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from perf_offcpu.decode.switch_table import Switches
-from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.growing import GrowingArray, GrowingTable
@@ -52,6 +52,10 @@ def _renumbered(table: _Chained, ids: I32) -> _Chained:
 
 def _in_new_order(rows: I32, ids: I32) -> I32:
     known = rows >= 0
+    if known.all():
+        return ids[rows]
+    if not known.any():
+        return rows
     renamed = rows.copy()
     renamed[known] = ids[rows[known]]
     return renamed
@@ -71,6 +75,23 @@ def _shifted(table: _Chained, base: int) -> _Chained:
     return table.with_columns(**moved)
 
 
+def _without_repeats(batch: Batch) -> Batch:
+    """The batch with each different callchain once, in order of first appearance."""
+    unique, ids = unique_rows(batch.callchains)
+    return _with_chains(batch, unique, ids)
+
+
+def _with_chains(batch: Batch, chains: Ragged, ids: I32) -> Batch:
+    """The batch with other callchains: what was row i is row `ids[i]` of them."""
+    return replace(
+        batch,
+        samples=_renumbered(batch.samples, ids),
+        callchains=chains,
+        deferred=_renumbered(batch.deferred, ids),
+        switches=_renumbered(batch.switches, ids),
+    )
+
+
 class Gathering:
     """Takes batch after batch and keeps what the Recording needs: columns and different callchains."""
 
@@ -83,13 +104,7 @@ class Gathering:
     def add(self, batch: Batch) -> None:
         """Take a batch up."""
         if len(batch.callchains):
-            ids = self._chains.add(batch.callchains)
-            batch = replace(
-                batch,
-                samples=_renumbered(batch.samples, ids),
-                deferred=_renumbered(batch.deferred, ids),
-                switches=_renumbered(batch.switches, ids),
-            )
+            batch = _with_chains(batch, Ragged(), self._chains.add(batch.callchains))
         self._samples.append(batch.samples)
         self._deferred.append(batch.deferred)
         self._switches.append(batch.switches)
@@ -115,7 +130,8 @@ def join(batches: Iterable[Batch]) -> Batch:
 
 
 def interleave(batches: list[Batch], places: list[I64]) -> Batch:
-    """All batches as one, each sample at its place (int64[n] for each batch), with all their callchains."""
+    """All batches as one, each sample at its place (int64[n] for each batch), with their different callchains."""
+    batches = [_without_repeats(batch) for batch in batches]  # while they are in a core's cache, and of one length
     bases = np.cumsum([0, *(len(batch.callchains) for batch in batches)]).tolist()
     pairs = list(zip(batches, bases, strict=False))
     from_upstream = np.empty(sum(map(len, places)), np.bool_)

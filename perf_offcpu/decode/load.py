@@ -28,6 +28,7 @@ from perf_offcpu.decode.samples import SampleDecoder, is_offcpu
 from perf_offcpu.decode.snapshots import SnapshotStore
 from perf_offcpu.decode.switch_events import SWITCH_RECORDS, SwitchDecoder
 from perf_offcpu.decode.switch_waits import has_switches, with_waits
+from perf_offcpu.decode.task_columns import task_records
 from perf_offcpu.decode.tasks import SIDE_TYPES, TaskReplay
 from perf_offcpu.model.recording import DeferredChains, Recording, Samples
 from perf_offcpu.model.strings import Strings
@@ -110,8 +111,8 @@ def read_recording(
         gathering.add(decode_deferred(chunk, reader.events, reader.counters))
         if wanted is not None:
             gathering.add(Batch(switches=wanted.of_records(chunk, reader.events)))
-        for record in _tasks_and_losses(chunk, reader):
-            tasks.note(record)
+        tasks.note_all(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
+        _count_losses(chunk, reader)
     recording = _assemble(reader, gathering.batch(), tasks, account)
     found = field_store.release()
     recording = deliver_counts(recording, found, reader.events)
@@ -139,6 +140,12 @@ def _tasks_and_losses(chunk: Chunk, reader: PerfDataReader) -> Iterator[SideReco
         if record.type in SIDE_TYPES:
             yield record
         elif record.type in _LOSS_CAUSES:
+            reader.counters.add(_LOSS_CAUSES[record.type], record.values["lost"])
+
+
+def _count_losses(chunk: Chunk, reader: PerfDataReader) -> None:
+    for record in side_records(chunk, reader.events, reader.counters, _ONE_BY_ONE - SIDE_TYPES):
+        if record.type in _LOSS_CAUSES:
             reader.counters.add(_LOSS_CAUSES[record.type], record.values["lost"])
 
 

@@ -9,21 +9,24 @@ tools/perf/util/{machine,thread}.c where they are right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perf_offcpu.abi.records import KSYMBOL_UNREGISTER, PROT_EXEC, CpuMode, Misc, RecordType
 from perf_offcpu.decode.address_spaces import KERNEL_SPACE, AddressSpaces, Mapping
+from perf_offcpu.decode.task_columns import TaskRecords
 from perf_offcpu.decode.timeline import rows_at
 from perf_offcpu.model.columns import I32, U32
 from perf_offcpu.model.recording import Comms, Dsos, KernelSymbols, Samples, Tasks
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.perfdata.side_records import SideRecord
 
-_ANY_PID = 2**32 - 1
+_ANY_PID = -1
 
 # Plain numbers: the operators of enum.IntFlag take longer than all else that is done for a record.
 _CPUMODE_MASK, _KERNEL, _USER = int(Misc.CPUMODE_MASK), int(CpuMode.KERNEL), int(CpuMode.USER)
@@ -59,7 +62,26 @@ class TaskReplay:
         """Take up what one record of `SIDE_TYPES` says."""
         what = _NOTES[record.type](self, record.misc, record.values)
         if what is not None:
-            self._events.append((record.time_ns, record.type, *what))
+            own = len(_OWN.get(record.type, ()))
+            self._events.append((record.time_ns, record.type, *what[:own], what[own:]))
+
+    def note_all(self, groups: list[TaskRecords]) -> None:
+        """Take up what the records of a chunk say."""
+        # Names are numbered as they come in the file, whatever the types of records that hold them.
+        examples = [
+            (record.file_offset, group, index)
+            for group, records in enumerate(groups)
+            for index, record in enumerate(records.examples)
+        ]
+        said: list[list[tuple[Any, ...] | None]] = [[None] * len(records.examples) for records in groups]
+        for _, group, index in sorted(examples):
+            record = groups[group].examples[index]
+            said[group][index] = _NOTES[record.type](self, record.misc, record.values)
+        rows = [records.rows for records in groups]
+        events = [event for records, what in zip(groups, said, strict=True) for event in _events(records, what)]
+        if len(groups) > 1:
+            events = [events[place] for place in np.argsort(np.concatenate(rows)).tolist()]
+        self._events += [event for event in events if event[-1] is not None]
 
     def replay(self, records: Iterable[SideRecord] = ()) -> None:
         """Act on all that was noted, and these records: in time order, time 0 first, ties in file order."""
@@ -67,7 +89,7 @@ class TaskReplay:
             self.note(record)
         self._events.sort(key=itemgetter(0))
         for event in self._events:
-            _ACTS[event[1]](self, event[0], *event[2:])
+            _ACTS[event[1]](self, event[0], *event[2:-1], *event[-1])
         self._events.clear()
 
     # Two methods a record type: what it says, and what that means at its time.
@@ -109,11 +131,13 @@ class TaskReplay:
             return None
         build_id = values.get("build_id", b"")[: values.get("build_id_size", 0)]
         dso = self._dso(values["filename"], build_id, _KERNEL if kernel else _USER)
-        pid = KERNEL_SPACE if kernel or values["pid"] == _ANY_PID else _signed(values["pid"])
-        return pid, values["addr"], values["len"], values["pgoff"], dso
+        return _signed(values["pid"]), values["addr"], values["len"], values["pgoff"], dso, kernel
 
-    def _mmap(self, time_ns: int, pid: int, start: int, size: int, pgoff: int, dso: int) -> None:
-        self.spaces.map(pid, Mapping(start, start + size, pgoff, dso), time_ns)
+    def _mmap(
+        self, time_ns: int, pid: int, start: int, size: int, pgoff: int, dso: int, is_kernel: bool
+    ) -> None:
+        owner = KERNEL_SPACE if is_kernel or pid == _ANY_PID else pid
+        self.spaces.map(owner, Mapping(start, start + size, pgoff, dso), time_ns)
 
     def _note_ksymbol(self, _: int, values: dict[str, Any]) -> tuple[Any, ...] | None:
         if values["flags"] & KSYMBOL_UNREGISTER:  # names of unloaded programs stay known
@@ -182,6 +206,34 @@ class TaskReplay:
         """`:TID`, as perf names a thread of which it knows nothing else."""
         unnamed, which = np.unique(tids, return_inverse=True)
         return self.strings.intern_all(f":{tid}" for tid in unnamed.tolist())[which]
+
+
+_OWN: dict[int, tuple[str, ...]] = {
+    RecordType.COMM: ("pid", "tid"),
+    RecordType.FORK: ("pid", "tid", "ppid", "ptid"),
+    RecordType.EXIT: ("pid", "tid", "ppid", "ptid"),
+    RecordType.MMAP: ("pid", "addr", "len", "pgoff"),
+    RecordType.MMAP2: ("pid", "addr", "len", "pgoff"),
+}
+"""By type: what a note begins with, and each record has of its own."""
+
+
+def _events(records: TaskRecords, said: list[tuple[Any, ...] | None]) -> Iterator[tuple[Any, ...]]:
+    """(time, type, what is the record's own…, the rest of its note; None if it says nothing) of each record.
+
+    Args:
+        said: the notes of the examples.
+    """
+    names = _OWN.get(records.kind, ())
+    own = [_signed_ids(records.own[name]).tolist() for name in names]
+    rest = [None if what is None else what[len(names) :] for what in said]
+    shared = [rest[which] for which in records.example.tolist()]
+    return zip(records.time_ns.tolist(), itertools.repeat(records.kind), *own, shared)
+
+
+def _signed_ids(values: NDArray[Any]) -> NDArray[Any]:
+    """u32 ids as in the model; addresses as they are."""
+    return values.view(np.int32) if values.dtype == np.uint32 else values
 
 
 _NOTES: dict[int, Callable[[TaskReplay, int, dict[str, Any]], tuple[Any, ...] | None]] = {
