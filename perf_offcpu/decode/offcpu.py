@@ -19,13 +19,16 @@ from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.columnar import Columns, Rows, gather_rows, gather_u64, read_columns
 from perf_offcpu.decode.batch import Batch
-from perf_offcpu.layout import Order
+from perf_offcpu.layout import Layout, Order
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I64, U16, U64, Bool
 from perf_offcpu.model.recording import SampleFlag, Samples
 
 _FIXED_WORDS = 4
 """pid and tid, time, nr, cgroup: a payload without frames."""
+
+_HEAD = Layout(abi.PAYLOAD.name, abi.PAYLOAD.fields[:4], abi.PAYLOAD.source)
+"""What stands in front of the callchain."""
 
 _UPSTREAM_MAX_CHAIN = 33
 """Upstream keeps 32 frames and one marker."""
@@ -62,29 +65,28 @@ def retype(data: NDArray[np.uint8], columns: Columns, samples: Samples, order: O
         (batch, sound): the off-cpu samples, and bool[n], False where the payload is malformed.
     """
     payload = _Payload(data, columns, order)
-    extension = payload.extension()
     result = Samples.filled(
         len(payload.words),
         time_ns=samples.time_ns,
         evsel=samples.evsel,
         cpu=samples.cpu,
         flags=samples.flags | np.uint16(SampleFlag.OFFCPU),
-        pid=payload.low(0),
-        tid=payload.high(0),
-        period=payload.word(1).view(np.int64),
+        pid=payload.head["pid"].view(np.int32),
+        tid=payload.head["tid"].view(np.int32),
+        period=payload.head["offcpu_ns"].view(np.int64),
         cgroup=payload.cgroup(),
         callchain=np.arange(len(payload.words), dtype=np.int32),
     )
     chains = Ragged(*gather_rows(data, Rows(payload.at + 24, payload.chain_words, 8), order))
     result.ip, result.cpumode = _leaf(chains)
-    _apply_extension(result, extension)
-    wakers = payload.waker_chains(extension)
+    _apply_extension(result, payload.extension)
+    wakers = payload.waker_chains()
     if len(wakers.values):
         woken = np.flatnonzero(wakers.lengths)
         result.waker_callchain[woken] = np.arange(len(woken)) + len(chains)
         chains = Ragged.concat([chains, wakers.take(woken)])
     sound = columns.ok & payload.sound & (result.period >= 0)
-    return Batch(result, chains, ~extension.ok), sound
+    return Batch(result, chains, ~payload.extension.ok), sound
 
 
 class _Payload:
@@ -95,51 +97,38 @@ class _Payload:
         self.data, self.order, self.at = data, order, raw.starts
         self.words = raw.counts // 8
         self.sound = columns.ok & (self.words >= _FIXED_WORDS)
-        self.ours, nr = self._marked()
+        self.head = read_columns(_HEAD, data, self.at, self.at + 8 * self.words, order).scalars
+        nr: I64 = np.minimum(self.head["nr"], np.uint64(2**31)).astype(np.int64)
+        self.extension = self._extension(nr)
         room = np.maximum(self.words - _FIXED_WORDS, 0)
         # Upstream's nr may lie; ours is only believed if the extension stands where it says.
         limit = np.where(self.ours, room, np.minimum(room, _UPSTREAM_MAX_CHAIN))
         self.chain_words = np.where(self.sound, np.clip(nr, 0, limit), 0)
 
-    def word(self, index: int | I64) -> U64:
-        """uint64[n]: word `index` of each payload, 0 where it has none."""
-        inside = (np.asarray(index) >= 0) & (self.words > index)
-        values = gather_u64(self.data, np.where(inside, self.at + 8 * np.asarray(index), 0), self.order)
-        return np.where(inside, values, np.uint64(0))
-
-    def low(self, index: int | I64) -> NDArray[np.int32]:
-        """The u32 at the lower address of a word (which number half that is follows the byte order)."""
-        return self._half(self.word(index), first=True)
-
-    def high(self, index: int | I64) -> NDArray[np.int32]:
-        """The u32 at the higher address of a word."""
-        return self._half(self.word(index), first=False)
-
-    def _half(self, words: U64, first: bool) -> NDArray[np.int32]:
-        low = first == (self.order == "<")
-        return (words if low else words >> np.uint64(32)).astype(np.uint32).view(np.int32)
-
-    def _marked(self) -> tuple[Bool, I64]:
-        """(ours, nr): whether the word behind the cgroup id holds the extension's magic."""
-        nr: I64 = np.minimum(self.word(2), np.uint64(2**31)).astype(np.int64)
-        return self.low(3 + nr + 1) == np.int32(abi.EXTENSION_MAGIC), nr
-
-    def cgroup(self) -> U64:
-        """uint64[n]: the cgroup id behind the chain."""
-        return self.word(3 + self.chain_words)
-
-    def extension(self) -> Columns:
+    def _extension(self, nr: I64) -> Columns:
         """The extension's fields; `ok` is False where there is none, or none that is whole."""
-        begin = self.at + 8 * (3 + self.chain_words + 1)
-        end = np.where(self.ours, self.at + 8 * self.words, begin)
+        behind = nr + _FIXED_WORDS
+        inside = self.words > behind
+        begin = np.where(inside, self.at + 8 * behind, self.at)
+        end = np.where(inside, self.at + 8 * self.words, begin)
         columns = read_columns(abi.EXTENSION, self.data, begin, end, self.order)
+        self.ours = inside & (columns.scalars["magic"] == np.uint32(abi.EXTENSION_MAGIC))
+        columns.ok &= self.ours
         columns.ok &= columns.scalars["nwords"] >= abi.EXTENSION_WORDS
         columns.ok &= columns.scalars["version"] >= abi.EXTENSION_VERSION
         return columns
 
-    def waker_chains(self, extension: Columns) -> Ragged:
+    def cgroup(self) -> U64:
+        """uint64[n]: the cgroup id behind the chain, 0 where there is none."""
+        place = self.chain_words + 3
+        inside = self.words > place
+        values = gather_u64(self.data, np.where(inside, self.at + 8 * place, 0), self.order)
+        return np.where(inside, values, np.uint64(0))
+
+    def waker_chains(self) -> Ragged:
         """The callchains of who woke, behind the extension's words; none where it is not whole."""
-        begin = self.at + 8 * (3 + self.chain_words + 1 + abi.EXTENSION_WORDS)
+        extension = self.extension
+        begin = self.at + 8 * (self.chain_words + _FIXED_WORDS + abi.EXTENSION_WORDS)
         room = np.minimum(
             extension.scalars["nwords"].astype(np.int64) - abi.EXTENSION_WORDS,
             (self.at + 8 * self.words - begin) // 8,
@@ -152,12 +141,19 @@ class _Payload:
 def _leaf(chains: Ragged) -> tuple[U64, NDArray[np.uint8]]:
     """(ip, cpumode): the first address of each chain, and whose code the marker before it says it is."""
     starts, lengths = chains.offsets[:-1], chains.lengths
+    if len(chains) and int(lengths.min()) > 1:
+        marker, ip = chains.values[starts], chains.values[starts + 1]
+        return ip, _modes(marker)
     ip = np.zeros(len(chains), np.uint64)
     marker = np.zeros(len(chains), np.uint64)
     marker[lengths > 0] = chains.values[starts[lengths > 0]]
     ip[lengths > 1] = chains.values[starts[lengths > 1] + 1]
-    kernel = marker == np.uint64(CallchainContext.KERNEL)
-    return ip, np.where(kernel, np.uint8(CpuMode.KERNEL), np.uint8(CpuMode.USER))
+    return ip, _modes(marker)
+
+
+def _modes(markers: U64) -> NDArray[np.uint8]:
+    kernel = markers == np.uint64(CallchainContext.KERNEL)
+    return np.where(kernel, np.uint8(CpuMode.KERNEL), np.uint8(CpuMode.USER))
 
 
 def _apply_extension(samples: Samples, extension: Columns) -> None:

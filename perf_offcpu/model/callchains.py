@@ -133,17 +133,21 @@ def _powers(bits: int) -> tuple[U64, U64]:
     return tables[0], tables[1]
 
 
-def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
+def unique_rows(chains: Ragged, hashes: U64 | None = None) -> tuple[Ragged, I32]:
     """Each different row once, in order of first appearance.
+
+    Args:
+        hashes: uint64[n], of the rows, from `hash_rows`, if they are known already.
 
     Returns:
         (unique, ids): ids is int32[n], the row in `unique` that equals row i.
     """
     if not len(chains):
         return Ragged(), np.empty(0, np.int32)
-    hashes = hash_rows(chains)
+    hashes = hash_rows(chains) if hashes is None else hashes
     order = np.argsort(hashes)
-    is_new = np.append(True, hashes[order[1:]] != hashes[order[:-1]])
+    ascending = hashes[order]
+    is_new = np.append(True, ascending[1:] != ascending[:-1])
     group = np.empty(len(chains), np.int64)
     group[order] = np.cumsum(is_new) - 1
     first = np.minimum.reduceat(order, np.flatnonzero(is_new))

@@ -59,9 +59,8 @@ class ChainTable:
         Returns:
             int32[n]: the row of each.
         """
-        unique, ids = unique_rows(chains)
-        rows = self._add_by_hash(unique) if self._by_words is None else None
-        return (self._add_by_words(unique) if rows is None else rows)[ids]
+        rows = self._add_by_hash(chains) if self._by_words is None else None
+        return self._add_by_words(chains) if rows is None else rows
 
     def ragged(self) -> Ragged:
         """The callchains so far, not copied: the table cannot grow while this is in use."""
@@ -72,16 +71,29 @@ class ChainTable:
         return Ragged(self._offsets.release(), self._values.release())
 
     def _add_by_hash(self, chains: Ragged) -> I32 | None:
-        """The rows of different callchains; None if one has the hash of another."""
+        """The rows of callchains; None if one has the hash of another."""
         hashes = hash_rows(chains)
-        rows = np.maximum(self._long.find(hashes), self._short.find(hashes))
-        known = np.flatnonzero(rows >= 0)
+        rows = self._find(hashes)
+        known, new = np.flatnonzero(rows >= 0), np.flatnonzero(rows < 0)
         if not equal_rows(chains.take(known), self.ragged(), rows[known]):
             return None
-        new = np.flatnonzero(rows < 0)
-        rows[new] = np.arange(len(self), len(self) + len(new))
-        self._append(chains.take(new))
-        self._remember(_Run(hashes[new], rows[new]))
+        unique, ids = unique_rows(chains.take(new), hashes[new])
+        first = np.empty(len(unique), np.int64)
+        first[ids[::-1]] = new[::-1]
+        fresh = hashes[first]
+        if len(np.unique(fresh)) < len(fresh):
+            return None
+        rows[new] = ids + len(self)
+        self._remember(_Run(fresh, np.arange(len(self), len(self) + len(unique), dtype=np.int32)))
+        self._append(unique)
+        return rows
+
+    def _find(self, hashes: U64) -> I32:
+        """int32[n]: the row of each hash, -1 if it is not here."""
+        order = np.argsort(hashes)  # to look for what is sorted leads through memory one way
+        ascending = hashes[order]
+        rows = np.empty(len(hashes), np.int32)
+        rows[order] = np.maximum(self._long.find(ascending), self._short.find(ascending))
         return rows
 
     def _add_by_words(self, chains: Ragged) -> I32:

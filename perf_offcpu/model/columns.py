@@ -78,11 +78,12 @@ class Table:
 
     @classmethod
     def interleaved(cls, tables: Sequence[Self], places: Sequence[NDArray[np.int64]]) -> Self:
-        """The rows of all tables, each at its place; together the places are 0 to the number of rows."""
+        """The rows of all tables, each at its place (ascending); together the places are 0 to the number of rows."""
         joined = {}
+        runs = [_as_run(place) for place in places]
         for field in dataclasses.fields(cls):
             values = np.empty(sum(map(len, places)), field.metadata["dtype"])
-            for table, at in zip(tables, places, strict=True):
+            for table, at in zip(tables, runs, strict=True):
                 values[at] = getattr(table, field.name)
             joined[field.name] = values
         return cls(**joined)
@@ -119,6 +120,13 @@ class Table:
             where = f"{type(self).__name__}.{field.name}"
             assert array.dtype == field.metadata["dtype"], f"{where}: {array.dtype}"
             assert array.shape == (len(self),), f"{where}: shape {array.shape}, {len(self)} rows"
+
+
+def _as_run(rows: NDArray[np.int64]) -> NDArray[np.int64] | slice:
+    """Ascending rows as a slice if none is left out."""
+    if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1:
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
 
 
 def check_rows(name: str, ids: NDArray[Any], rows: int) -> None:
