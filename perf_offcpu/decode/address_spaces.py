@@ -111,6 +111,9 @@ class AddressSpaces:
             number = self._begin(_Space(pid, time_ns, previous=number))
         space = self._spaces[number]
         where = space.overlapping(mapping)
+        if where.start == where.stop and number not in self._shared and len(space.mappings) < MAX_MAPPINGS:
+            space.replace(where, mapping)  # as nearly always
+            return
         changes = any(not old.agrees(mapping) for old in space.mappings[where])
         is_shared = number in self._shared
         if is_shared or (changes and time_ns > space.begin_ns):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from perf_offcpu.model.recording import Comms, Dsos, KernelSymbols, Samples, Tas
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.perfdata.side_records import SideRecord
 
+Kind = TypeVar("Kind")
 _ANY_PID = -1
 
 # Plain numbers: the operators of enum.IntFlag take longer than all else that is done for a record.
@@ -57,6 +58,8 @@ class TaskReplay:
         self._tasks: list[list[int]] = []
         self._task_of: dict[int, int] = {}
         self._kernel_symbols: dict[int, tuple[int, int]] = {}
+        self._tables: dict[str, Any] = {}
+        """Those that have been made since the last replay."""
 
     def note(self, record: SideRecord) -> None:
         """Take up what one record of `SIDE_TYPES` says."""
@@ -91,6 +94,7 @@ class TaskReplay:
         for event in self._events:
             _ACTS[event[1]](self, event[0], *event[2:-1], *event[-1])
         self._events.clear()
+        self._tables.clear()
 
     # Two methods a record type: what it says, and what that means at its time.
 
@@ -180,11 +184,17 @@ class TaskReplay:
 
     def comms(self) -> Comms:
         """All names, sorted by (tid, begin)."""
-        return Comms.from_rows(sorted(self._comms, key=lambda row: (row[0], row[2])))
+        return self._once("comms", lambda: Comms.from_rows(sorted(self._comms, key=itemgetter(0, 2))))
 
     def tasks(self) -> Tasks:
         """All lives, sorted by (tid, begin)."""
-        return Tasks.from_rows(sorted(map(tuple, self._tasks), key=lambda row: (row[0], row[2])))
+        return self._once("tasks", lambda: Tasks.from_rows(sorted(self._tasks, key=itemgetter(0, 2))))
+
+    def _once(self, name: str, make: Callable[[], Kind]) -> Kind:
+        if name not in self._tables:
+            self._tables[name] = make()
+        table: Kind = self._tables[name]
+        return table
 
     def kernel_symbols(self) -> KernelSymbols:
         """What KSYMBOL records named, sorted by address."""
@@ -197,7 +207,7 @@ class TaskReplay:
         named = rows_at(comms.tid, comms.begin_ns, samples.tid, samples.time_ns)
         comm = comms.comm[named]
         comm[named < 0] = self._unnamed(samples.tid[named < 0])
-        pids, begins, spaces = self.spaces.timeline()
+        pids, begins, spaces = self._once("timeline", self.spaces.timeline)
         mapped = rows_at(pids, begins, samples.pid, samples.time_ns)
         space = np.where(mapped >= 0, spaces[mapped], -1) if len(spaces) else mapped
         return samples.with_columns(comm=comm.astype(np.uint32), space=space.astype(np.int32))

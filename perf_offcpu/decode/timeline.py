@@ -31,11 +31,38 @@ def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
     ranks = np.unique(begins)
     table = (ids.astype(np.int64) << 32) + np.searchsorted(ranks, begins)
     known = np.append(ids.astype(np.int64), 2**32)  # no id, behind the last row and before the first
+    first_rows = _first_rows(ids)
     found = np.empty(len(wanted), np.int32)
     for block in (slice(at, at + _BLOCK) for at in range(0, len(wanted), _BLOCK)):
         one, time = wanted[block], times[block]
+        rows = _first_row(first_rows, ids, one)
+        # Most ids have one row, which holds at all times.
+        several = np.flatnonzero((known[rows + 1] == one) & (rows >= 0))
+        one, time = one[several], time[several]
         rank = np.where(time < 0, len(ranks), np.searchsorted(ranks, time, side="right") - 1)
         row = np.searchsorted(table, (one.astype(np.int64) << 32) + rank, side="right") - 1
-        later = np.where(known[row] == one, row, row + 1)
-        found[block] = np.where(known[later] == one, later, -1)
+        rows[several] = np.where(known[row] == one, row, row + 1)
+        found[block] = rows
     return found
+
+
+_MAX_ID = 1 << 22
+"""The kernel gives out smaller thread ids (PID_MAX_LIMIT)."""
+
+
+def _first_rows(ids: I32) -> I32 | None:
+    """By id: its first row + 1 in a sorted table, 0 none; None if there are impossible ids."""
+    if int(ids[0]) < 0 or int(ids[-1]) >= _MAX_ID:
+        return None
+    rows = np.zeros(int(ids[-1]) + 1, np.int32)
+    rows[ids[::-1]] = np.arange(len(ids), 0, -1)
+    return rows
+
+
+def _first_row(first_rows: I32 | None, ids: I32, wanted: I32) -> I32:
+    """int32[n]: the first row of each id, -1 none."""
+    if first_rows is None:
+        slot = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+        return np.where(ids[slot] == wanted, slot, -1).astype(np.int32)
+    inside = np.clip(wanted, 0, len(first_rows) - 1)
+    return np.where(inside == wanted, first_rows[inside] - np.int32(1), np.int32(-1))

@@ -34,10 +34,14 @@ class _Run:
         return np.where(self.hashes[slot] == hashes, self.rows[slot], np.int32(-1)).astype(np.int32)
 
     def joined(self, other: _Run) -> _Run:
-        """Both runs as one."""
-        hashes = np.concatenate([self.hashes, other.hashes])
-        order = np.argsort(hashes, kind="stable")
-        return _Run(hashes[order], np.concatenate([self.rows, other.rows])[order])
+        """Both runs as one; `other` is the shorter one."""
+        places = np.searchsorted(self.hashes, other.hashes) + np.arange(len(other.hashes))
+        mine = np.ones(len(self.hashes) + len(places), np.bool_)
+        mine[places] = False
+        joined = _Run(np.empty(len(mine), np.uint64), np.empty(len(mine), np.int32))
+        for run, which in ((self, mine), (other, places)):
+            joined.hashes[which], joined.rows[which] = run.hashes, run.rows
+        return joined
 
 
 class ChainTable:
@@ -81,10 +85,12 @@ class ChainTable:
         first = np.empty(len(unique), np.int64)
         first[ids[::-1]] = new[::-1]
         fresh = hashes[first]
-        if len(np.unique(fresh)) < len(fresh):
+        order = np.argsort(fresh)
+        fresh = fresh[order]
+        if bool((fresh[1:] == fresh[:-1]).any()):
             return None
         rows[new] = ids + len(self)
-        self._remember(_Run(fresh, np.arange(len(self), len(self) + len(unique), dtype=np.int32)))
+        self._remember(_Run(fresh, (order + len(self)).astype(np.int32)))
         self._append(unique)
         return rows
 
