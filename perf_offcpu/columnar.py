@@ -9,7 +9,7 @@ A record that does not fit its layout is dropped and reported in `ok`; its neigh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,10 +97,7 @@ class _Columnar:
         if not bool((self.limit - self.at >= size).all()):
             return 0
         if prefix:
-            kinds = [(one.name, one.type.dtype(self.order)) for one in prefix if isinstance(one.type, Int)]
-            records = _windows(self.data, size)[self.at].view(np.dtype(kinds))
-            for one in prefix:
-                self.columns.scalars[one.name] = records[one.name].astype(kind_of(one.type))
+            self.columns.scalars.update(_gather_fields(self.data, self.at, prefix, self.order))
         self.at = self.at + size
         return len(prefix)
 
@@ -164,12 +161,28 @@ def _item_size(one: Field, shape: Shape) -> int:
     raise TypeError(f"{one.name}: no columns of {one.type}")
 
 
+def gather_structs(
+    data: NDArray[np.uint8], at: I64, layout: Layout, order: Order = "<"
+) -> dict[str, NDArray[Any]]:
+    """The integers of a layout that holds nothing else, by name, at byte offsets `at` (int64[n])."""
+    return _gather_fields(data, at, layout.active(), order)
+
+
+def _gather_fields(
+    data: NDArray[np.uint8], at: I64, fields: Sequence[Field], order: Order
+) -> dict[str, NDArray[Any]]:
+    """Neighbouring integers, each record copied once."""
+    kinds = np.dtype([(one.name, one.type.dtype(order)) for one in fields if isinstance(one.type, Int)])
+    records = _windows(data, kinds.itemsize)[at].view(kinds)
+    return {one.name: records[one.name].astype(_native(one.type)) for one in fields}
+
+
 def gather(data: NDArray[np.uint8], at: I64, type_: Int, order: Order = "<") -> NDArray[Any]:
     """The integers of one type at byte offsets `at` (int64[n], of any alignment), in native byte order."""
-    return _overlapping(data, type_.size, order)[at].astype(kind_of(type_), copy=False)
+    return _overlapping(data, type_.size, order)[at].astype(_native(type_), copy=False)
 
 
-def kind_of(type_: object) -> np.dtype[Any]:
+def _native(type_: object) -> np.dtype[Any]:
     """The native dtype of an integer type."""
     assert isinstance(type_, Int)
     return np.dtype(f"{'i' if type_.signed else 'u'}{type_.size}")

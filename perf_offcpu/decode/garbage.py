@@ -71,8 +71,14 @@ def _keys(samples: Samples, known: Bool) -> Iterator[tuple[slice, Bool, I64]]:
 
 def _pairs(samples: Samples, known: Bool) -> I64:
     """The different keys, ascending."""
-    parts = [np.empty(0, np.int64), *(np.unique(keys) for _, _, keys in _keys(samples, known))]
-    return np.unique(np.concatenate(parts))
+    parts = [np.empty(0, np.int64), *(_unique(keys) for _, _, keys in _keys(samples, known))]
+    return _unique(np.concatenate(parts))
+
+
+def _unique(keys: I64) -> I64:
+    """The different keys, ascending: by sorting, which is faster than the hashing of `np.unique`."""
+    ascending = np.sort(keys)
+    return ascending[np.append(True, ascending[1:] != ascending[:-1])[: len(keys)]]
 
 
 def _shortened(pairs: I64, recording: Recording) -> tuple[I64, Ragged, int]:

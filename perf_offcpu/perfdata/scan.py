@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.abi.records import RecordType
-from perf_offcpu.columnar import gather
-from perf_offcpu.layout import U16, U32, Buffer, Order
+from perf_offcpu.abi.records import RECORD_HEADER, RecordType
+from perf_offcpu.columnar import gather, gather_structs
+from perf_offcpu.layout import U32, Buffer, Order
 from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.losses import Losses
 
@@ -179,10 +179,10 @@ class Scanner:
 
     def _chunk(self, data: Buffer, starts: NDArray[np.int64]) -> Chunk:
         raw = np.frombuffer(data, np.uint8)
-        types = gather(raw, starts, U32, self.order)
-        miscs, sizes = (gather(raw, starts + offset, U16, self.order) for offset in (4, 6))
+        heads = gather_structs(raw, starts, RECORD_HEADER, self.order)
+        sizes = heads["size"].astype(np.int64)
         end = int(starts[-1]) + int(sizes[-1])
-        return Chunk(raw[:end], starts, types, miscs, sizes.astype(np.int64), self.at, self.origin)
+        return Chunk(raw[:end], starts, heads["type"], heads["misc"], sizes, self.at, self.origin)
 
 
 class _Walk:
@@ -222,7 +222,7 @@ class _Walk:
         phase = at & 1
         sizes = self._sizes(phase)
         places = _walk_chain(sizes, at >> 1, min((stop + 1) >> 1, len(sizes) - 3), len(sizes))
-        return np.array(places, np.int64) * 2 + phase
+        return places * 2 + phase
 
     def _sizes(self, phase: int) -> memoryview:
         """The buffer as u16 in native order, from byte `phase` on: where sizes are, if records begin so."""
@@ -259,16 +259,56 @@ _STEPS = [0] * (1 << 16)
 _STEPS[HEADER_SIZE::8] = range(HEADER_SIZE // 2, 1 << 15, 4)
 
 
-def _walk_chain(sizes: memoryview, at: int, stop: int, end: int) -> list[int]:
-    """Places (in u16) of the records before `stop` that are possible and whole, from `at` on."""
+_BATCH = 256
+"""Records that are walked before the walk looks whether it might run."""
+
+
+def _walk_chain(sizes: memoryview, at: int, stop: int, end: int) -> NDArray[np.int64]:
+    """Places (in u16) of the records before `stop` that are possible and whole, from `at` on.
+
+    An event without callchains, or with one that is always the same, writes records of one size: such a run
+    is compared at once. Where none is found, the walk looks for one less and less often.
+    """
+    halves = np.frombuffer(sizes, np.uint16)
+    parts = [np.empty(0, np.int64)]
+    wait = pause = 1
+    while at < stop:
+        places, at = _walk_batch(sizes, at, stop)
+        parts.append(np.array(places, np.int64))
+        if len(places) < _BATCH:
+            break
+        wait -= 1
+        if not wait:
+            step = at - places[-1]
+            count = _run_length(halves[at + 3 : stop + 3 : step], sizes[places[-1] + 3])
+            parts.append(np.arange(at, at + count * step, step))
+            at += count * step
+            wait = pause = 1 if count >= _BATCH else 2 * pause
+    found = np.concatenate(parts)
+    return found[:-1] if at > end else found
+
+
+def _walk_batch(sizes: memoryview, at: int, stop: int) -> tuple[list[int], int]:
+    """The places of the next records, up to a batch of them, and where they end."""
     places: list[int] = []
     append, steps = places.append, _STEPS
-    while at < stop:
+    for _ in range(_BATCH):
+        if at >= stop:
+            break
         step = steps[sizes[at + 3]]
         if not step:
             break
         append(at)
         at += step
-    if at > end:
-        places.pop()
-    return places
+    return places, at
+
+
+def _run_length(values: NDArray[np.uint16], value: int) -> int:
+    """How many of the first values are this one."""
+    length = 0
+    while length < len(values):
+        others = np.flatnonzero(values[length : length + _BATCH] != value)
+        if len(others):
+            return length + int(others[0])
+        length = min(length + _BATCH, len(values))
+    return length
