@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from perf_offcpu.layout import Field, Int, Layout, Order, Shape, Special
 
-BLOCK = 1 << 15
-"""Items that are worked on at once: what a core's cache holds several times over."""
+BLOCK = 1 << 16
+"""Items that are worked on at once: what a core's cache holds, and worth a step of its own."""
 
 I64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]

@@ -130,8 +130,12 @@ def join(batches: Iterable[Batch]) -> Batch:
 
 
 def interleave(batches: list[Batch], places: list[I64]) -> Batch:
-    """All batches as one, each sample at its place (int64[n] for each batch), with their different callchains."""
-    batches = [_without_repeats(batch) for batch in batches]  # while they are in a core's cache, and of one length
+    """All batches as one, each sample at its place (int64[n], ascending, for each batch).
+
+    Each batch's different callchains are kept once: they are found fastest while they are in a core's cache,
+    and among callchains of one event, which have few lengths.
+    """
+    batches = [_without_repeats(batch) for batch in batches]
     bases = np.cumsum([0, *(len(batch.callchains) for batch in batches)]).tolist()
     pairs = list(zip(batches, bases, strict=False))
     from_upstream = np.empty(sum(map(len, places)), np.bool_)

@@ -78,7 +78,8 @@ def _pairs(samples: Samples, known: Bool) -> I64:
 def _unique(keys: I64) -> I64:
     """The different keys, ascending: by sorting, which is faster than the hashing of `np.unique`."""
     ascending = np.sort(keys)
-    return ascending[np.append(True, ascending[1:] != ascending[:-1])[: len(keys)]]
+    different: I64 = ascending[np.append(True, ascending[1:] != ascending[:-1])[: len(keys)]]
+    return different
 
 
 def _shortened(pairs: I64, recording: Recording) -> tuple[I64, Ragged, int]:

@@ -99,6 +99,7 @@ def read_recording(
     fields: Collection[str] = (),
 ) -> Recording:
     """As `load_recording`, from an open reader; deferred callchains stay apart."""
+    _keep_freed_memory()
     gathering, tasks = Gathering(), TaskReplay(Strings())
     account = CollectorAccount()
     switch_decoder = SwitchDecoder(reader.features, reader.counters)
@@ -122,6 +123,20 @@ def read_recording(
         return recording
     # Its damage is counted where switches are looked for in any recording.
     return recording.replaced(tracing=read_tracing_data(body, Losses()))
+
+
+_LARGEST_BLOCK = (32 << 20) - (64 << 10)
+"""Just under glibc's DEFAULT_MMAP_THRESHOLD_MAX, its own header included."""
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep what a chunk has freed for the next one.
+
+    It gives memory back to the kernel, to be cleared and faulted in anew, when twice as much is free as the
+    largest block that a program has ever given back (malloc.c: the dynamic mmap threshold): here, one that
+    nobody has written to. Other allocators do not mind.
+    """
+    np.empty(_LARGEST_BLOCK, np.uint8)
 
 
 def read_side_records(reader: PerfDataReader) -> tuple[list[SideRecord], CollectorAccount]:

@@ -164,6 +164,8 @@ def _apply_extension(samples: Samples, extension: Columns) -> None:
     def known(name: str, sentinel: int, dtype: type[np.generic], unknown: int | None = None) -> NDArray[Any]:
         values = fields[name]
         valid = ok if unknown is None else ok & (values != np.array(unknown, values.dtype))
+        if bool(valid.all()):
+            return values.astype(dtype)
         return np.where(valid, values.astype(dtype), np.array(sentinel, dtype))
 
     samples.state = known("prev_state", -1, np.int32)
@@ -172,9 +174,9 @@ def _apply_extension(samples: Samples, extension: Columns) -> None:
     samples.runq_ns = known("runq_ns", -1, np.int64, unknown=abi.RUNQ_UNKNOWN)
     samples.switch_out_ns = known("switch_out_ns", -1, np.int64, unknown=0)
     samples.longest_ns = known("longest_ns", -1, np.int64)
+    by_interrupt = ok & (fields["flags"] & np.uint16(abi.WaitFlag.WAKER_INTERRUPT) != 0)
     for name in ("waker_pid", "waker_tid"):
         # Thread 0 wakes nobody, but it may be what an interrupt that woke has interrupted.
-        by_interrupt = ok & (fields["flags"] & np.uint16(abi.WaitFlag.WAKER_INTERRUPT) != 0)
         waker = known(name, -1, np.int32, unknown=0)
         setattr(samples, name, np.where(by_interrupt, fields[name].astype(np.int32), waker))
     samples.count = np.maximum(known("count", 1, np.int64), 1)
@@ -185,8 +187,8 @@ def _apply_extension(samples: Samples, extension: Columns) -> None:
 def _extension_flags(fields: dict[str, NDArray[Any]]) -> U16:
     kind = np.where(fields["kind"] < len(_FLAG_OF_KIND), fields["kind"], 0)  # newer ones: nothing is known
     flags: U16 = _FLAG_OF_KIND[kind]
-    for how, flag in _FLAG_OF_WAIT:
-        flags = flags | np.where(fields["flags"] & np.uint16(how) != 0, np.uint16(flag), np.uint16(0))
-    for lost, flag in _FLAG_OF_LOST:
-        flags = flags | np.where(fields["lost"] & np.uint32(lost) != 0, np.uint16(flag), np.uint16(0))
+    for name, table in (("flags", _FLAG_OF_WAIT), ("lost", _FLAG_OF_LOST)):
+        values = fields[name]
+        for bits, flag in table if values.any() else ():
+            flags = flags | np.where(values & values.dtype.type(bits) != 0, np.uint16(flag), np.uint16(0))
     return flags

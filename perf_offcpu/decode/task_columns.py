@@ -2,8 +2,8 @@
 """Records that tell of tasks, a whole chunk at a time.
 
 A machine that starts a process maps the same libraries again: such records differ in ids, addresses and
-times, which stand in front, and are alike in all that follows (names, build-ids, protection). So the fields in
-front are read as columns, and of those that are alike behind, one record is read as an example of all.
+times, which stand in front, and are alike in all that follows (names, build-ids, protection). So the fields
+in front are read as columns, and of those that are alike behind, one record is read as an example of all.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def _of_type(kind: int, chunk: Chunk, events: Events, counters: Losses) -> TaskR
     if kind < FIRST_USER_TYPE and events.sample_id_all:
         ends = np.where(trailers.size == 0, starts, ends)  # too short for a trailer, and for anything else
     columns = read_columns(_OWN[kind], chunk.data, starts + HEADER_SIZE, ends, events.order)
-    example, firsts = _alike(chunk, rows, Rows(columns.ends, np.maximum(ends - columns.ends, 0) // 8, 8), columns.ok)
+    example, firsts = _alike(
+        chunk, rows, Rows(columns.ends, np.maximum(ends - columns.ends, 0) // 8, 8), columns.ok
+    )
     own = columns.scalars
     times: I64 = np.where(trailers.time < NO_TIME, trailers.time, np.uint64(0)).astype(np.int64)
     if "time" in own:  # without trailers, FORK and EXIT hold their time themselves
@@ -106,7 +108,7 @@ def _of_type(kind: int, chunk: Chunk, events: Events, counters: Losses) -> TaskR
 
 
 def _alike(chunk: Chunk, rows: I64, rest: Rows, ok: Bool) -> tuple[I64, list[int]]:
-    """(int64[n], firsts): which kind of record each is, by misc and `rest`, and the first one of each kind."""
+    """(int64[n], firsts): which kind of record each is, by misc and `rest`, and the first of each kind."""
     same_rest = unique_rows(Ragged(*gather_rows(chunk.data, rest)))[1].astype(np.int64)
     keys = same_rest << 17 | chunk.miscs[rows].astype(np.int64) << 1 | ok
     _, first, kinds = np.unique(keys, return_index=True, return_inverse=True)

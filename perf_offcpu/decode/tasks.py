@@ -72,16 +72,16 @@ class TaskReplay:
         """Take up what the records of a chunk say."""
         # Names are numbered as they come in the file, whatever the types of records that hold them.
         examples = [
-            (record.file_offset, group, index)
-            for group, records in enumerate(groups)
-            for index, record in enumerate(records.examples)
+            (record.file_offset, number, index)
+            for number, group in enumerate(groups)
+            for index, record in enumerate(group.examples)
         ]
-        said: list[list[tuple[Any, ...] | None]] = [[None] * len(records.examples) for records in groups]
-        for _, group, index in sorted(examples):
-            record = groups[group].examples[index]
-            said[group][index] = _NOTES[record.type](self, record.misc, record.values)
-        rows = [records.rows for records in groups]
-        events = [event for records, what in zip(groups, said, strict=True) for event in _events(records, what)]
+        said: list[list[tuple[Any, ...] | None]] = [[None] * len(group.examples) for group in groups]
+        for _, number, index in sorted(examples):
+            record = groups[number].examples[index]
+            said[number][index] = _NOTES[record.type](self, record.misc, record.values)
+        rows = [group.rows for group in groups]
+        events = [event for group, what in zip(groups, said, strict=True) for event in _events(group, what)]
         if len(groups) > 1:
             events = [events[place] for place in np.argsort(np.concatenate(rows)).tolist()]
         self._events += [event for event in events if event[-1] is not None]

@@ -79,7 +79,7 @@ class ChainTable:
         hashes = hash_rows(chains)
         rows = self._find(hashes)
         known, new = np.flatnonzero(rows >= 0), np.flatnonzero(rows < 0)
-        if not equal_rows(chains.take(known), self.ragged(), rows[known]):
+        if not equal_rows(chains.take(known), self.ragged(), rows[known].astype(np.int64)):
             return None
         unique, ids = unique_rows(chains.take(new), hashes[new])
         first = np.empty(len(unique), np.int64)

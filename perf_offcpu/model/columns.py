@@ -78,7 +78,11 @@ class Table:
 
     @classmethod
     def interleaved(cls, tables: Sequence[Self], places: Sequence[NDArray[np.int64]]) -> Self:
-        """The rows of all tables, each at its place (ascending); together the places are 0 to the number of rows."""
+        """The rows of all tables, each at its place; all places together are 0 to the number of rows.
+
+        Args:
+            places: int64[n], ascending, for each table.
+        """
         joined = {}
         runs = [_as_run(place) for place in places]
         for field in dataclasses.fields(cls):
