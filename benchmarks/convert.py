@@ -25,8 +25,9 @@ from builders.large import large_profile  # noqa: E402
 from perf_offcpu.convert.registry import FORMATS  # noqa: E402
 from perf_offcpu.model.profile import Profile  # noqa: E402
 from perf_offcpu.report.document import document  # noqa: E402
+from perf_offcpu.report.style import Style  # noqa: E402
 from perf_offcpu.report.summary import Limits, summarize  # noqa: E402
-from perf_offcpu.report.terminal import Style, render  # noqa: E402
+from perf_offcpu.report.terminal import render  # noqa: E402
 
 MARKS_S = {
     "folded": 1.0,

@@ -31,7 +31,7 @@ def _dot_lines(graph: Any) -> Iterator[str]:
     left_out = f"; {facts['left_out']} below {facts['min_share']:g} % left out" if facts["left_out"] else ""
     title = f"{facts['title']}\\n{amount(facts['total'], unit)}{left_out}"
     yield "digraph offcpu {"
-    yield f'  graph [label={_quoted(title)}, labelloc=t, fontname="sans-serif"];'
+    yield f'  graph [label={_quoted(title)}, labelloc=t, labeljust=l, fontname="sans-serif"];'
     yield '  node [shape=box, style=filled, fontname="sans-serif", fontsize=10];'
     yield '  edge [fontname="sans-serif", fontsize=9, color="#60656a"];'
     for id_, node in graph.nodes(data=True):

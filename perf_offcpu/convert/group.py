@@ -20,6 +20,7 @@ from perf_offcpu.model.columns import I64
 _TABLE_PER_ROW = 8
 _TABLE_MIN = 1 << 16
 _SUM_LIMIT = 2.0**62
+_EXACT_LIMIT = 2.0**52
 _LOW_BITS = 26
 _ROW_LIMIT = 1 << 53 - _LOW_BITS
 
@@ -61,14 +62,44 @@ def sum_by(of: I64, values: NDArray[Any], groups: int) -> I64:
         return sum_by(of[:_ROW_LIMIT], values[:_ROW_LIMIT], groups) + sum_by(
             of[_ROW_LIMIT:], values[_ROW_LIMIT:], groups
         )
-    if float(np.abs(values.astype(np.float64)).sum()) >= _SUM_LIMIT:
+    whole = _magnitude(values)
+    if whole >= _SUM_LIMIT:
         raise PerfOffcpuError("the weights add up to more than 2^62: some samples of this event are damaged")
+    if whole < _EXACT_LIMIT:  # no partial sum of doubles is rounded
+        exact: I64 = np.bincount(of + 1, values, groups + 1)[1:].astype(np.int64)
+        return exact
     values = values.astype(np.int64)
     high, low = (
         np.bincount(of + 1, part, groups + 1)[1:].astype(np.int64)
         for part in (values >> _LOW_BITS, values & ((1 << _LOW_BITS) - 1))
     )
     return (high << _LOW_BITS) + low
+
+
+def _magnitude(values: NDArray[Any]) -> float:
+    """About the sum of the absolute values."""
+    if values.dtype.kind == "u" or int(values.min(initial=0)) >= 0:
+        return float(values.sum(dtype=np.float64))
+    return float(np.abs(values.astype(np.float64)).sum())
+
+
+def stable_order(of: I64) -> I64:
+    """int64[n]: the order by group number, rows of one group as they were; linear for up to 2^16 groups."""
+    few = len(of) > 0 and int(of.min()) >= 0 and int(of.max()) < 1 << 16
+    order: I64 = np.argsort(of.astype(np.uint16) if few else of, kind="stable")
+    return order
+
+
+def distinct(values: NDArray[np.integer], size: int) -> I64:
+    """int64[k]: the different values, each in the place where it comes last; linear.
+
+    Args:
+        values: from 0 to below `size`.
+    """
+    owner, places = np.empty(size, np.int32), np.arange(len(values), dtype=np.int32)
+    owner[values] = places
+    last: I64 = values[owner[values] == places].astype(np.int64)
+    return last
 
 
 def max_by(of: I64, values: NDArray[Any], groups: int) -> I64:

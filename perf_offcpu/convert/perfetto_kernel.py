@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from perf_offcpu.convert.group import stable_order
 from perf_offcpu.convert.perfetto_packets import BLOCKED_UUID, COUNTER, RUNNABLE_UUID, events, task_states
 from perf_offcpu.convert.protobuf import field, from_bytes, numbers
 from perf_offcpu.convert.states import STATES, state_codes
@@ -16,7 +17,7 @@ from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 15
 _RUNNABLE, _RUNNING = 2, 3
 _TOLD = {"R": _RUNNABLE, "S": 4, "D": 5, "I": 4, "T": 6, "t": 6, "P": 4}
 """Letter → GenericKernelTaskStateEvent.TaskStateEnum; of others nothing is said."""
@@ -85,7 +86,7 @@ def _counts(since: I64, until: I64) -> tuple[I64, I64]:
 
 def _previous(track: I64, values: I64) -> I64:
     """The value before, of the same track, in the order of rows; its own for the first."""
-    order = np.argsort(track, kind="stable")
+    order = stable_order(track)
     before = np.append(order[:1], order[:-1])
     result = values.copy()
     result[order] = np.where(track[before] == track[order], values[before], values[order])

@@ -11,6 +11,7 @@ proto3 do not mind.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 from perf_offcpu.model.columns import I64, U8, U64, Bool
 
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2
+_KEPT_CONSTANTS = 256
+"""They take no room: all rows are one. Blocks of one size need the same ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +32,17 @@ class _Part:
     Args:
         data: uint8[n, width].
         used: bool[n, width], those that belong to it.
-        lengths: int64[n], how many that are.
+        lengths: int64[n], how many that are; one number if it is the same for all.
     """
 
     data: U8
     used: Bool
-    lengths: I64
+    lengths: I64 | int
+
+    def take(self, rows: NDArray[np.integer]) -> _Part:
+        """The given rows."""
+        lengths = self.lengths if isinstance(self.lengths, int) else self.lengths[rows]
+        return _Part(self.data[rows], self.used[rows], lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +55,16 @@ class Rows:
     @property
     def lengths(self) -> I64:
         """int64[n]."""
-        return sum((part.lengths for part in self.parts), np.zeros(self.count, np.int64))
+        same = sum(part.lengths for part in self.parts if isinstance(part.lengths, int))
+        total = np.full(self.count, same, np.int64)
+        for part in self.parts:
+            if not isinstance(part.lengths, int):
+                total += part.lengths
+        return total
 
     def take(self, rows: NDArray[np.integer]) -> Rows:
         """The given rows, in the given order."""
-        parts = (_Part(part.data[rows], part.used[rows], part.lengths[rows]) for part in self.parts)
-        return Rows(len(rows), tuple(parts))
+        return Rows(len(rows), tuple(part.take(rows) for part in self.parts))
 
     def where(self, present: Bool) -> Rows:
         """The same, empty where not present."""
@@ -96,7 +108,9 @@ def field(number: int, value: int | str | bytes) -> bytes:
 def varints(values: NDArray[np.integer]) -> Rows:
     """n numbers, not negative."""
     left: U64 = values.astype(np.uint64)
-    width = max(1, -(-int(left.max(initial=0)).bit_length() // 7))
+    width = _width(int(left.max(initial=0)))
+    if not len(left) or _width(int(left.min())) == width:
+        return _same_width(left, width)
     lengths = np.ones(len(left), np.int64)
     data = np.empty((len(left), width), np.uint8)
     used = np.ones((len(left), width), np.bool_)
@@ -111,11 +125,27 @@ def varints(values: NDArray[np.integer]) -> Rows:
     return Rows(len(left), (_Part(data, used, lengths),))
 
 
+def _width(value: int) -> int:
+    """Bytes of a varint."""
+    return max(1, -(-value.bit_length() // 7))
+
+
+def _same_width(left: U64, width: int) -> Rows:
+    """Numbers that all take as many bytes: times do, as a rule."""
+    data = np.empty((len(left), width), np.uint8)
+    for place in range(width):
+        data[:, place] = left & np.uint64(0x7F)
+        left = left >> np.uint64(7)
+    data[:, : width - 1] |= 0x80
+    return Rows(len(left), (_Part(data, np.broadcast_to(np.True_, data.shape), width),))
+
+
+@functools.lru_cache(_KEPT_CONSTANTS)
 def constant(data: bytes, rows: int) -> Rows:
     """n times the same bytes."""
     repeated = np.broadcast_to(np.frombuffer(data, np.uint8), (rows, len(data)))
     used = np.broadcast_to(np.True_, repeated.shape)
-    return Rows(rows, (_Part(repeated, used, np.full(rows, len(data))),))
+    return Rows(rows, (_Part(repeated, used, len(data)),))
 
 
 def from_bytes(texts: Sequence[bytes]) -> Rows:
@@ -141,7 +171,7 @@ def fixed64(number: int, values: NDArray[np.uint64] | NDArray[np.float64]) -> Ro
     """A field of 8 bytes, a number or a double, in each of n messages."""
     data = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<")).view(np.uint8)
     used = np.broadcast_to(np.True_, (len(values), 8))
-    body = Rows(len(values), (_Part(data.reshape(-1, 8), used, np.full(len(values), 8)),))
+    body = Rows(len(values), (_Part(data.reshape(-1, 8), used, 8),))
     return joined(constant(varint(number << 3 | _FIXED64), len(values)), body)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perf_offcpu.convert.group import group
+from perf_offcpu.convert.group import group, stable_order
 from perf_offcpu.convert.text import UNKNOWN, printable
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
@@ -150,7 +150,7 @@ def process_names(profile: Profile, tracks: list[Track]) -> dict[int, str]:
 def _tracks(profile: Profile) -> tuple[list[Track], I64]:
     samples = profile.samples
     first, of = group(samples.pid, samples.tid)
-    order = np.argsort(of, kind="stable")
+    order = stable_order(of)
     rows = np.split(order, np.searchsorted(of[order], np.arange(1, len(first))))
     names = [printable(profile.strings[int(samples.comm[mine[-1]])]) or UNKNOWN for mine in rows if len(mine)]
     ids = zip(samples.pid[first].tolist(), samples.tid[first].tolist(), names, rows, strict=False)

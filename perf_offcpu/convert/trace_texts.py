@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from perf_offcpu.convert.group import stable_order
 from perf_offcpu.convert.paths import PathTree
 from perf_offcpu.model.columns import I64
 
@@ -60,7 +61,7 @@ def path_texts(tree: PathTree, nodes: I64) -> tuple[list[str], list[str]]:
 
 def running_sums(of: I64, values: I64) -> I64:
     """int64[n]: the sum of the earlier values of the same group, row by row."""
-    order = np.argsort(of, kind="stable")
+    order = stable_order(of)
     sums = np.cumsum(values[order]) - values[order]
     opens = np.flatnonzero(np.diff(of[order], prepend=-1))
     base = np.repeat(sums[opens], np.diff(opens, append=len(order)))

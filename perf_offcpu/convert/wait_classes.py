@@ -25,7 +25,7 @@ from perf_offcpu.abi.offcpu import SYSCALL_NONE, SYSCALL_UNKNOWN
 from perf_offcpu.abi.syscalls import is_compat_entry, syscall_names
 from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.convert import wait_rules as rules
-from perf_offcpu.convert.group import group
+from perf_offcpu.convert.group import distinct, group
 from perf_offcpu.convert.names import is_kernel
 from perf_offcpu.convert.wait_rules import WaitClass
 from perf_offcpu.model.columns import I32, I64, U8, Bool
@@ -105,7 +105,8 @@ class _Kind(NamedTuple):
 
 def _evidence(profile: Profile) -> tuple[list[_Kind], I64]:
     """What the stacks say: the different answers, and int64[samples], which of them holds for each."""
-    stacks, of_sample = np.unique(profile.samples.stack, return_inverse=True)
+    first, of_sample = group(profile.samples.stack)
+    stacks = profile.samples.stack[first]
     there = stacks >= 0
     climb = _Climb(profile, stacks[there].astype(np.int64))
     frames = _FrameValues(profile, climb.frames())
@@ -133,7 +134,7 @@ def _evidence(profile: Profile) -> tuple[list[_Kind], I64]:
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
     kinds = [_Kind(*row) for row in rows]
     kinds = [kind._replace(entry_name=strings[kind.entry]) if kind.entry > 0 else kind for kind in kinds]
-    return kinds, of[of_sample.reshape(-1)]
+    return kinds, of[of_sample]
 
 
 class _Judge:
@@ -246,9 +247,9 @@ class _Climb:
         at = self.stacks
         while len(at):
             node[at] = True
-            above = np.unique(parent[at]).astype(np.int64)
+            above = parent[at]
             above = above[above >= 0]
-            at = above[~node[above]]
+            at = distinct(above[~node[above]], len(parent))
         used = np.zeros(len(self.profile.frames), np.bool_)
         used[self.profile.stacks.frame[node]] = True
         return used

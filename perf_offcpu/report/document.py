@@ -97,6 +97,7 @@ def _stack(row: StackRow) -> dict[str, Any]:
         "states": row.states,
         "classes": row.classes,
         "syscalls": {printable(name): weight for name, weight in row.syscalls.items() if name},
+        "still_blocked": row.still_blocked,
         "frames": [_frame(name) for name in row.frames],
     }
 

@@ -78,6 +78,8 @@ class StackRow:
     """Weight by what was waited for (`convert.wait_rules`), largest first."""
     syscalls: dict[str, int] = field(default_factory=dict)
     """Weight by system call, largest first; "" none, or not known."""
+    still_blocked: int = 0
+    """Samples of it that were not over when the recording ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +200,10 @@ def _threads(
     profile: Profile, chosen: Bool, beside_row: int, limit: int | None
 ) -> tuple[list[ThreadRow], tuple[int, int]]:
     samples = profile.samples
-    beside = samples.evsel == beside_row if beside_row >= 0 else np.zeros(len(samples), np.bool_)
+    beside = samples.evsel == beside_row
     first, of = group(samples.tid, samples.pid, samples.comm)
-    own = totals_of(samples, of, len(first), chosen)
-    other = totals_of(samples, of, len(first), beside)
+    own = totals_of(samples, of, len(first), None if chosen.all() else chosen)
+    other = totals_of(samples, of, len(first), beside) if beside_row >= 0 else [Total(0, 0)] * len(first)
     used = np.array([bool(a.count or b.count) for a, b in zip(own, other, strict=True)], np.bool_)
     rows = np.flatnonzero(used)
     weight, beside_weight = (np.array([total.weight for total in t], np.int64)[rows] for t in (own, other))
@@ -220,19 +222,22 @@ def _threads(
 
 def _stacks(subject: Profile, waits: Waits, limit: int | None) -> tuple[list[StackRow], tuple[int, int]]:
     samples, tree = subject.samples, build_paths(subject, Options())
-    node, of = np.unique(tree.of_sample, return_inverse=True)
+    first, of = group(tree.of_sample)
+    node = tree.of_sample[first]
     kept, cut = heaviest(sum_by(of, samples.period, len(node)), limit)
     rank = np.full(len(node), -1, np.int64)
     rank[kept] = np.arange(len(kept))
     totals = totals_of(samples, rank[of], len(kept))
     states = by_state(samples, rank[of], len(kept), samples.period)
     classes = _by_class(samples, waits, rank[of], len(kept))
+    unfinished = (samples.flags & np.uint16(SampleFlag.STILL_BLOCKED)) != 0
+    still_blocked = np.bincount(rank[of[unfinished]] + 1, minlength=len(kept) + 1)[1:].tolist()
     paths = tree.paths(node[kept].astype(np.int64))
     rows = []
     for at, total in enumerate(totals):
         comm, *frames = (tree.names[name] for name in paths.row(at).tolist())
         known = {letter: weight for letter, weight in states[at].items() if letter}
-        rows.append(StackRow(comm.label, tuple(frames), total, known, *classes[at]))
+        rows.append(StackRow(comm.label, tuple(frames), total, known, *classes[at], still_blocked[at]))
     return rows, cut
 
 

@@ -13,19 +13,8 @@ from collections.abc import Iterator
 from perf_offcpu.abi.task_state import STATE_NAMES
 from perf_offcpu.convert.names import Name, NameKind
 from perf_offcpu.convert.text import printable
-from perf_offcpu.report.style import (
-    Style,
-    amount,
-    comment,
-    count,
-    exactly,
-    heading,
-    heat,
-    more,
-    plural,
-    share,
-    what,
-)
+from perf_offcpu.report import style as say
+from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import EventRow, StackRow, Summary
 from perf_offcpu.report.table import cut
 from perf_offcpu.report.tables import budget, groups, histogram, threads
@@ -44,12 +33,12 @@ def _recording(summary: Summary, _: Style) -> Iterator[str]:
     meta = summary.meta
     machine = (meta.hostname, f"{meta.os_release} {meta.arch}".strip(), f"{meta.nr_cpus} CPUs")
     known = [part for part in machine if part and part != "0 CPUs"]
-    yield comment(f"Recording: {meta.source or '-'}{' of ' if known else ''}{', '.join(known)}")
+    yield say.comment(f"Recording: {meta.source or '-'}{' of ' if known else ''}{', '.join(known)}")
     if meta.cmdline:
-        yield comment(f"Command:   {' '.join(meta.cmdline)}")
+        yield say.comment(f"Command:   {' '.join(meta.cmdline)}")
     if meta.last_ns > meta.first_ns >= 0:
         lasted = f"{(meta.last_ns - meta.first_ns) / 1e9:.3f} s from first to last sample"
-        yield comment(f"Time:      {lasted}{_begin(summary)}")
+        yield say.comment(f"Time:      {lasted}{_begin(summary)}")
     yield "#"
 
 
@@ -64,34 +53,34 @@ def _begin(summary: Summary) -> str:
 
 def _events(summary: Summary, style: Style) -> Iterator[str]:
     for event in summary.events:
-        yield comment(_event(event, summary, style))
+        yield say.comment(_event(event, summary, style))
     for name in summary.subject:
         if name not in {event.name for event in summary.events}:
-            yield comment(f"Event '{name}': no samples")
+            yield say.comment(f"Event '{name}': no samples")
 
 
 def _event(event: EventRow, summary: Summary, style: Style) -> str:
-    weight = exactly(event.total.weight, event.unit, style)
-    of_waits = f" of {count(event.total)} waits" if event.total.count != event.samples else ""
+    weight = say.exactly(event.total.weight, event.unit, style)
+    of_waits = f" of {say.count(event.total)} waits" if event.total.count != event.samples else ""
     mark = " (this report)" if event.name in summary.subject else ""
-    return f"Event '{event.name}'{mark}: {plural(event.samples, 'sample')}{of_waits}, {weight}"
+    return f"Event '{event.name}'{mark}: {say.plural(event.samples, 'sample')}{of_waits}, {weight}"
 
 
 def _stacks(summary: Summary, style: Style) -> Iterator[str]:
     if not summary.stacks or not style.stacks:
         return
     order = "leaf first" if style.leaf_first else "root first"
-    yield from ("#", heading(f"Stacks by {what(summary)}, {order}", style), "#")
+    yield from ("#", say.heading(f"Stacks by {say.what(summary)}, {order}", style), "#")
     for row in summary.stacks:
         yield from _stack(row, summary, style)
-    yield from more(summary.more_stacks, "stacks", summary, style)
+    yield from say.more(summary.more_stacks, "stacks", summary, style)
     letters = sorted({letter for row in summary.stacks for letter in row.states})
     if letters:
-        yield comment("States: " + ", ".join(f"{letter} {STATE_NAMES[letter]}" for letter in letters))
+        yield say.comment("States: " + ", ".join(f"{letter} {STATE_NAMES[letter]}" for letter in letters))
 
 
 def _stack(row: StackRow, summary: Summary, style: Style) -> Iterator[str]:
-    part = style.paint(heat(row.total.weight, summary), f"{share(row.total.weight, summary):>9}")
+    part = style.paint(say.heat(row.total.weight, summary), f"{say.share(row.total.weight, summary):>9}")
     yield f"{part}  {_stack_facts(row, summary, style)}"
     yield f"{_INDENT}|"
     lead = "---"
@@ -103,14 +92,16 @@ def _stack(row: StackRow, summary: Summary, style: Style) -> Iterator[str]:
 
 def _stack_facts(row: StackRow, summary: Summary, style: Style) -> str:
     unit = f" {style.unit}" if summary.unit == "ns" else ""
-    waits = plural(row.total.count, "wait" if summary.is_offcpu else "sample", count(row.total))
-    parts = [row.comm, amount(row.total.weight, summary.unit, style) + unit, waits]
+    waits = say.plural(row.total.count, "wait" if summary.is_offcpu else "sample", say.count(row.total))
+    parts = [row.comm, say.amount(row.total.weight, summary.unit, style) + unit, waits]
     if summary.is_offcpu and row.total.count > 1:
         known = (("average", row.total.average), ("longest", row.total.longest))
-        parts += [f"{fact} {amount(ns, summary.unit, style)}" for fact, ns in known if ns is not None]
+        parts += [f"{fact} {say.amount(ns, summary.unit, style)}" for fact, ns in known if ns is not None]
     if summary.is_offcpu:
         calls = {f"{printable(name)}()": part for name, part in row.syscalls.items() if name}
         parts += [_shares(row.states), _shares(row.classes), _shares(calls)]
+    if row.still_blocked:
+        parts.append(f"{row.still_blocked} still blocked at the end")
     return "  ".join(filter(None, parts))
 
 
@@ -140,10 +131,10 @@ def _frame(name: Name, style: Style) -> str:
 def _losses(summary: Summary, style: Style) -> Iterator[str]:
     yield "#"
     if summary.notes:
-        yield heading("Samples to know about", style)
-        yield from (comment(f"{count:>10}  {note}") for note, count in summary.notes.items())
+        yield say.heading("Samples to know about", style)
+        yield from (say.comment(f"{count:>10}  {note}") for note, count in summary.notes.items())
     if summary.losses:
-        yield heading("Lost or damaged", style)
-        yield from (comment(f"{count:>10}  {cause}") for cause, count in summary.losses.items())
+        yield say.heading("Lost or damaged", style)
+        yield from (say.comment(f"{count:>10}  {cause}") for cause, count in summary.losses.items())
     else:
-        yield comment("Nothing was lost.")
+        yield say.comment("Nothing was lost.")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from perf_offcpu.convert.group import group, max_by, sum_by
+from perf_offcpu.convert.group import distinct, group, max_by, stable_order, sum_by
 from perf_offcpu.errors import PerfOffcpuError
 
 NARROW = st.integers(-1, 5)
@@ -83,3 +83,17 @@ def test_long_columns_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("perf_offcpu.convert.group._ROW_LIMIT", 7)
     of, values = np.arange(40) % 3, np.arange(40) + 2**55
     assert sum_by(of, values, 3).tolist() == [sum(values[of == number].tolist()) for number in range(3)]
+
+
+@given(st.lists(st.integers(0, 70_000), max_size=40))
+def test_orders_and_distinct_values(values: list[int]) -> None:
+    of = np.array(values, np.int64)
+    assert stable_order(of).tolist() == sorted(range(len(values)), key=values.__getitem__)
+    assert sorted(distinct(of, 70_001).tolist()) == sorted(set(values))
+
+
+def test_sums_of_small_and_negative_values_are_exact() -> None:
+    of = np.array([0, 1, 0, -1, 1])
+    for scale in (1, 2**40, 2**57):
+        assert sum_by(of, np.array([3, -2, 1, 9, 1]) * scale, 3).tolist() == [4 * scale, -scale, 0]
+    assert sum_by(of, np.array([1, 2, 3, 4, 5], np.uint64), 2).tolist() == [4, 7]

@@ -42,6 +42,7 @@ def test_document() -> None:
             "states": {"S": 2**60 + 1},
             "classes": {"other": 2**60 + 1},
             "syscalls": {},
+            "still_blocked": 0,
             "frames": [
                 {"name": "main", "dso": "sh", "kind": "user"},
                 {"name": "schedule", "dso": "[kernel.kallsyms]", "kind": "kernel"},

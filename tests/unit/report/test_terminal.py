@@ -8,8 +8,9 @@ from builders.profile import Code, ProfileBuilder, kernel
 
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.report.style import Style, amount
 from perf_offcpu.report.summary import Limits, summarize
-from perf_offcpu.report.terminal import Style, amount, render
+from perf_offcpu.report.terminal import render
 
 META = {
     "hostname": "box",
@@ -131,6 +132,14 @@ def test_leaf_first_units_and_limits() -> None:
 def test_nothing_lost_is_said() -> None:
     builder = ProfileBuilder().sample("a", ["f"], 5)
     assert lines(builder.build())[-1] == "# Nothing was lost."
+
+
+def test_stacks_that_are_not_over_are_marked() -> None:
+    builder = ProfileBuilder().sample("a", ["main", "stuck"], 7, flags=SampleFlag.STILL_BLOCKED)
+    builder.sample("a", ["main", "stuck"], 5).sample("a", ["main", "over"], 3)
+    text = list(render(summarize(builder.build()), Style()))
+    stuck, over = (line for line in text if "%" in line and "wait" in line and "  a  " in line)
+    assert stuck.endswith("1 still blocked at the end") and "still" not in over
 
 
 def test_nothing_waited() -> None:
