@@ -169,7 +169,8 @@ def test_two_hosts_meet_on_the_wall_clock(perf_offcpu: Command, tmp_path: Path) 
     # Every way out keeps them apart.
     report = perf_offcpu("report", "-i", merged, "--json")
     assert {"web2:sleep"} <= {one["comm"] for one in json.loads(report.stdout)["threads"]}
-    for verb in (["script"], ["convert", "--folded", "-o", "-"], ["report"], ["dump"]):
+    formats = [["convert", form, "-o", "-"] for form in ("--folded", "--speedscope", "--chrome-trace")]
+    for verb in (["script"], ["report"], ["dump"], *formats):
         shown = perf_offcpu(*verb, "-i", merged)
         assert shown.returncode == 0, shown.stderr
         assert "web2:sleep" in shown.stdout, verb
