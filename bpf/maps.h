@@ -78,7 +78,9 @@ struct offcpu_scratch {
 #endif
 	volatile u32 first;		/* kernel frames from here on: those before are of the scheduler */
 	u64 kernel[OFFCPU_FRAMES];
-	u64 nr_early;			/* kernel frames of the task that is being switched in; 0 not taken yet */
+	u32 nr_early;			/* frames in `kernel` that were taken before the switch; 0 none */
+	u32 early_task;			/* of this task */
+	u64 early_since_ns;		/* in the wait that began then */
 	u64 sample[OFFCPU_SAMPLE_WORDS];
 };
 

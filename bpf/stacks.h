@@ -176,6 +176,8 @@ __inline void walk_early(struct task_struct *next, u64 now)
 		return;
 	bytes = bpf_get_task_stack(next, to->kernel, sizeof(to->kernel), 0);
 	to->nr_early = bytes > 0 ? bytes / sizeof(u64) : 0;
+	to->early_task = FIELD(u32, next, TASK_PID);
+	to->early_since_ns = storage->since_ns;
 }
 #endif
 
@@ -189,7 +191,9 @@ __inline u32 walk_kernel_stack(void *ctx, struct offcpu_wait *wait, struct offcp
 
 	to->first = 0;
 #if OFFCPU_KERNEL_EARLY
-	if (to->nr_early)
+	/* A switch may pass untold: then this is the stack of another wait. */
+	if (to->nr_early && to->early_task == FIELD(u32, wait->task, TASK_PID) &&
+	    to->early_since_ns == wait->switch_out_ns)
 		return to->nr_early;
 #endif
 #if OFFCPU_AT_EXIT
