@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from perf_offcpu.convert.firefox_json import Strings, table
 from perf_offcpu.convert.group import group
 from perf_offcpu.convert.names import Name, NameKind
 from perf_offcpu.convert.number_texts import array_items
@@ -59,25 +60,6 @@ _LIBRARY = 1
 _OWN = -1
 _MOST_ADDRESS = 2**31
 """Addresses may be read into an Int32Array; -1 says that there is none."""
-
-
-class Strings:
-    """Numbers texts as they come."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, int] = {}
-
-    def row(self, text: str) -> int:
-        """The number of a text, printable or not."""
-        return self._rows.setdefault(printable(text), len(self._rows))
-
-    def rows(self, texts: list[str]) -> I64:
-        """int64[texts]."""
-        return np.array([self.row(text) for text in texts], np.int64)
-
-    def json(self) -> str:
-        """All of them, as a JSON array."""
-        return json.dumps(list(self._rows), separators=(",", ":"))
 
 
 @dataclass(slots=True)
@@ -188,22 +170,22 @@ class Tables:
         yield from self._function_table()
         resources = self.strings.rows([self.profile.strings[dso] for dso in self._dsos.tolist()])
         yield ',"resourceTable":'
-        yield from _table(len(resources), name=resources, host=None, type=np.full(len(resources), _LIBRARY))
+        yield from table(len(resources), name=resources, host=None, type=np.full(len(resources), _LIBRARY))
         yield ',"nativeSymbols":'
-        yield from _table(
+        yield from table(
             len(self._symbols), libIndex=self._symbol_libs, address=self._symbols, name=self._symbol_names,
             functionSize=None,
         )  # fmt: skip
         yield ',"sources":'
         sources = self._sources
         one = np.ones(len(sources), np.int64)
-        yield from _table(
+        yield from table(
             len(sources), id=None, filename=sources, startLine=one, startColumn=one, sourceMapURL=None,
             content=None,
         )  # fmt: skip
         yield ',"sourceLocationTable":'
         nothing = np.empty(0, np.int64)
-        yield from _table(0, source=nothing, line=nothing, column=nothing)
+        yield from table(0, source=nothing, line=nothing, column=nothing)
         yield ',"stringArray":'
         yield self.strings.json()
         yield "}"
@@ -218,7 +200,7 @@ class Tables:
         begin = address.astype(np.int64) - frames.offset.astype(np.int64)
         native = self._native_symbols(has_address & (symbol > 0) & (begin >= 0), lib, begin, symbol)
         self._lib_of_frame = lib
-        yield from _table(
+        yield from table(
             len(row),
             address=np.where(has_address, address.astype(np.int64), -1),
             lib=lib,
@@ -255,7 +237,7 @@ class Tables:
         files, of = np.unique(frames.file[self._row[rows]], return_inverse=True)
         source[function[rows][::-1]] = of[::-1]
         self._sources = self.strings.rows([self.profile.strings[one] for one in files.tolist()])
-        yield from _table(
+        yield from table(
             count,
             name=self._labels,
             isJS=False,
@@ -266,25 +248,6 @@ class Tables:
             columnNumber=None,
             originalLocation=None,
         )
-
-
-_MINUS_ONE = frozenset({"address", "lib", "resource"})
-"""Columns in which none is -1; in the others it is null."""
-
-
-def _table(length: int, **columns: I64 | bool | None) -> Iterator[str]:
-    """A table of columns; None and a truth value stand for a column of nothing else."""
-    yield "{"
-    for name, values in columns.items():
-        yield f'"{name}":['
-        if values is None or isinstance(values, bool):
-            yield ",".join([json.dumps(values)] * length)
-        elif name in _MINUS_ONE:
-            yield ",".join(map(str, values.tolist()))
-        else:
-            yield from array_items(values, null=values < 0)
-        yield "],"
-    yield f'"length":{length}}}'
 
 
 def breakpad_id(build_id: str) -> str:
