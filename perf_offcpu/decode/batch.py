@@ -27,7 +27,7 @@ class Batch:
 
     Args:
         samples: `callchain` is a row of `callchains`; `comm` and `space` are not known yet.
-        callchains: raw words.
+        callchains: raw words; empty if all rows are those of a table that the decoder was given.
         from_upstream: bool[n], raw off-cpu samples of upstream perf, whose pid and tid may have to be
             exchanged once all tasks are known (`decode.repair`).
         deferred: user callchains that were sent later than the samples that they belong to; their
@@ -69,16 +69,21 @@ def _chain_columns(table: Samples | DeferredChains | Switches) -> Iterator[tuple
 
 
 def _shifted(table: _Chained, base: int) -> _Chained:
+    if not base:
+        return table
     moved = {
         name: (rows + np.where(rows >= 0, base, 0)).astype(np.int32) for name, rows in _chain_columns(table)
     }
     return table.with_columns(**moved)
 
 
-def _without_repeats(batch: Batch) -> Batch:
-    """The batch with each different callchain once, in order of first appearance."""
+def in_table(batch: Batch, table: ChainTable) -> Batch:
+    """The batch with its callchains in a table, and none of its own."""
+    if not len(batch.callchains):
+        return batch
+    # What repeats is found here, in a core's cache; the table is larger.
     unique, ids = unique_rows(batch.callchains)
-    return _with_chains(batch, unique, ids)
+    return _with_chains(batch, Ragged(), table.add(unique)[ids])
 
 
 def _with_chains(batch: Batch, chains: Ragged, ids: I32) -> Batch:
@@ -99,12 +104,12 @@ class Gathering:
         self._samples, self._deferred = GrowingTable(Samples), GrowingTable(DeferredChains)
         self._switches = GrowingTable(Switches)
         self._from_upstream = GrowingArray("?")
-        self._chains = ChainTable()
+        self.chains = ChainTable()
+        """The callchains so far. A batch that has none of its own refers to these."""
 
     def add(self, batch: Batch) -> None:
         """Take a batch up."""
-        if len(batch.callchains):
-            batch = _with_chains(batch, Ragged(), self._chains.add(batch.callchains))
+        batch = in_table(batch, self.chains)
         self._samples.append(batch.samples)
         self._deferred.append(batch.deferred)
         self._switches.append(batch.switches)
@@ -114,7 +119,7 @@ class Gathering:
         """All batches as one, in order, with callchains unique over all of them. The gathering is used up."""
         return Batch(
             self._samples.release(),
-            self._chains.release(),
+            self.chains.release(),
             self._from_upstream.release(),
             self._deferred.release(),
             self._switches.release(),
@@ -130,12 +135,7 @@ def join(batches: Iterable[Batch]) -> Batch:
 
 
 def interleave(batches: list[Batch], places: list[I64]) -> Batch:
-    """All batches as one, each sample at its place (int64[n], ascending, for each batch).
-
-    Each batch's different callchains are kept once: they are found fastest while they are in a core's cache,
-    and among callchains of one event, which have few lengths.
-    """
-    batches = [_without_repeats(batch) for batch in batches]
+    """All batches as one, each sample at its place (int64[n], ascending, for each batch)."""
     bases = np.cumsum([0, *(len(batch.callchains) for batch in batches)]).tolist()
     pairs = list(zip(batches, bases, strict=False))
     from_upstream = np.empty(sum(map(len, places)), np.bool_)

@@ -107,7 +107,9 @@ def read_recording(
     for chunk in reader.chunks():
         wanted = switch_decoder if switches and not any(map(is_offcpu, reader.events.specs)) else None
         stacks = store if snapshots else None
-        decoder = SampleDecoder(reader.events, reader.counters, account, retype, wanted, stacks, field_store)
+        decoder = SampleDecoder(
+            reader.events, reader.counters, account, retype, wanted, stacks, field_store, gathering.chains
+        )
         gathering.add(decoder.decode(chunk)[1])
         gathering.add(decode_deferred(chunk, reader.events, reader.counters))
         if wanted is not None:

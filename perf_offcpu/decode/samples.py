@@ -17,7 +17,7 @@ from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.abi.sample import SAMPLE
 from perf_offcpu.columnar import Columns, Rows, gather_bytes, gather_rows, read_columns
-from perf_offcpu.decode.batch import Batch, interleave
+from perf_offcpu.decode.batch import Batch, in_table, interleave
 from perf_offcpu.decode.counters import CollectorAccount, is_counters
 from perf_offcpu.decode.field_store import FieldStore
 from perf_offcpu.decode.offcpu import retype
@@ -25,6 +25,7 @@ from perf_offcpu.decode.snapshots import SnapshotStore
 from perf_offcpu.decode.switch_events import SwitchDecoder
 from perf_offcpu.layout import Order
 from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.columns import I32, I64, U64
 from perf_offcpu.model.recording import SampleFlag, Samples
 from perf_offcpu.perfdata import losses
@@ -61,6 +62,7 @@ class SampleDecoder:
         switches: takes up what samples tell of context switches; None if nobody wants to know.
         snapshots: takes up copies of user stacks; None if nobody unwinds them.
         fields: takes up what else samples hold; None if nobody wants to know.
+        chains: takes up callchains, and gives the rows of samples in it; None if each batch has its own.
     """
 
     def __init__(
@@ -72,9 +74,10 @@ class SampleDecoder:
         switches: SwitchDecoder | None = None,
         snapshots: SnapshotStore | None = None,
         fields: FieldStore | None = None,
+        chains: ChainTable | None = None,
     ) -> None:
         self.events, self.counters, self.account = events, counters, account
-        self.fields = fields
+        self.fields, self.chains = fields, chains
         self.retype_offcpu, self.switches, self.snapshots = retype_offcpu, switches, snapshots
 
     def decode(self, chunk: Chunk) -> tuple[I64, Batch]:
@@ -87,7 +90,8 @@ class SampleDecoder:
         for number in np.flatnonzero(np.bincount(evsel[evsel >= 0])).tolist():
             place, part = self._decode_evsel(chunk, rows[evsel == number], number)
             places.append(place)
-            parts.append(part)
+            # Here they are of one event, and of few lengths: that is when they are found fastest.
+            parts.append(part if self.chains is None else in_table(part, self.chains))
         return _in_file_order(places, parts)
 
     def decode_account(self, chunk: Chunk) -> None:

@@ -79,8 +79,11 @@ class ChainTable:
         hashes = hash_rows(chains)
         rows = self._find(hashes)
         known, new = np.flatnonzero(rows >= 0), np.flatnonzero(rows < 0)
-        if not equal_rows(chains.take(known), self.ragged(), rows[known].astype(np.int64)):
+        seen = chains.take(known) if len(new) else chains
+        if not equal_rows(seen, self.ragged(), rows[known].astype(np.int64)):
             return None
+        if not len(new):
+            return rows
         unique, ids = unique_rows(chains.take(new), hashes[new])
         first = np.empty(len(unique), np.int64)
         first[ids[::-1]] = new[::-1]
