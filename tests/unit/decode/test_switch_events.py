@@ -15,8 +15,7 @@ from perf_offcpu.decode.switch_events import UNREADABLE
 from perf_offcpu.layout import Order
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
-from perf_offcpu.perfdata import losses
-from perf_offcpu.perfdata.reader import PIECE
+from perf_offcpu.perfdata import losses, reader
 
 # Linux 3.16 on a 32-bit machine: longs of 4 bytes, other offsets, one letter for each bit of the mask.
 OLD_FORMAT = """name: sched_switch
@@ -87,10 +86,11 @@ def test_stacks_are_those_of_the_thread_that_goes_out(tmp_path: Path) -> None:
     assert chains == [[2**64 - 128, 2**63 + number] for number in (0, 2, 4)]
 
 
-def test_rows_of_many_chunks_keep_their_stacks(tmp_path: Path) -> None:
+def test_rows_of_many_chunks_keep_their_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "PIECE", 1 << 20)
     table = naps([1] * 40_000)
     write_switches(tmp_path / "perf.data", table)
-    assert (tmp_path / "perf.data").stat().st_size > 2 * PIECE, "the reader takes several chunks"
+    assert (tmp_path / "perf.data").stat().st_size > 2 << 20, "the reader takes several chunks"
     recording = load_recording(tmp_path / "perf.data")
     waits = waits_of(recording)
     last = recording.callchains.values[recording.callchains.offsets[waits.callchain] + 1]

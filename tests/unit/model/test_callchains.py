@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -52,3 +54,13 @@ def test_stack_tree_gives_each_chain_back(rows: list[list[int]]) -> None:
         assert node < 0 or depths(parent)[node] == len(row)
     pairs = set(zip(parent.tolist(), frame.tolist(), strict=True))
     assert len(pairs) == len(parent), "the same frame below the same parent is one node"
+
+
+@given(st.lists(st.integers(0, 3), max_size=200), st.randoms())
+def test_rows_of_few_lengths_are_taken_whole(lengths: list[int], random: Random) -> None:
+    """Many rows of each length take another way than few."""
+    rows = [[random.getrandbits(64) for _ in range(length)] for length in lengths]
+    order = [random.randrange(len(rows)) for _ in rows]
+    taken = Ragged.from_lists(rows).take(np.array(order, np.int64))
+    taken.check()
+    assert [taken.row(row).tolist() for row in range(len(taken))] == [rows[row] for row in order]

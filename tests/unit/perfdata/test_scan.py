@@ -53,6 +53,18 @@ def test_records_survive_any_piece_size(stream: list[tuple[int, int]], order: An
     assert places == [1000 + sum(8 + len(p) for _, p in records[:i]) for i in range(len(records))]
 
 
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 1500)), max_size=5), st.sampled_from(["<", ">"]))
+def test_runs_of_records_of_one_size(runs: list[tuple[int, int]], order: Any) -> None:
+    sizes = [8 * words for words, count in runs for _ in range(count)]
+    data = b"".join(record(9, bytes(size), order) for size in sizes)
+    found, counters = scan([data, b"cut"], order)
+    assert [len(payload) for _, payload, _ in found] == sizes
+    assert dict(counters) == {losses.TRUNCATED: 3}
+    cut, counters = scan([data[:-1]], order)  # the last one is not whole
+    assert cut == found[:-1]
+    assert not counters or list(counters) == [losses.TRUNCATED]
+
+
 @pytest.mark.parametrize(
     ("kind", "payload"), [(66, struct.pack("<I", 16)), (71, struct.pack("<QQQQQ", 16, 0, 0, 0, 0))]
 )
