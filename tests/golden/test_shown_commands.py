@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What README and man pages tell to do with a recording works, as it is written there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from builders.commands import TOP, records, run, shown
+
+RECORDING = TOP / "tests" / "data" / "demo.data"
+COPIES = ("perf.data", "old.data", "run1.data", "run2.data", "web1.data", "web2.data")
+COMMANDS = {where: command for where, command in shown().items() if not records(command)}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """With the recordings that the examples name, and scripts/ of the checkout."""
+    for name in COPIES:
+        shutil.copy(RECORDING, tmp_path / name)
+    (tmp_path / "scripts").symlink_to(TOP / "scripts")
+    return tmp_path
+
+
+def test_there_are_some_of_each_page() -> None:
+    assert len(COMMANDS) > 20
+    assert {where.partition(":")[0] for where in shown()} >= {
+        "README.md",
+        *(f"perf-offcpu-{verb}.txt" for verb in ("convert", "inject", "merge", "record", "report", "script")),
+    }
+
+
+@pytest.mark.parametrize("where", COMMANDS)
+def test_a_command_that_reads(where: str, directory: Path) -> None:
+    before = set(directory.iterdir())
+    text = run(COMMANDS[where], directory)
+    made = [path for path in set(directory.iterdir()) - before if path.is_file()]
+    assert text or made or "--class" in COMMANDS[where]  # there may be no such waits
+    assert all(path.stat().st_size for path in made)
