@@ -35,6 +35,7 @@
  *	OFFCPU_KERNEL_STACKS, OFFCPU_SUM_STACKS, OFFCPU_CGROUPS, OFFCPU_SYSCALLS, OFFCPU_BUDGET,
  *	OFFCPU_WAKER_STACKS			what to take
  *	OFFCPU_KERNEL_EARLY			kernel stacks before the switch: if most waits become samples
+ *	OFFCPU_DEFER_USER			whether the perf core defers the user callchains of samples
  *	OFFCPU_DROP_SHORT, OFFCPU_MIN_BLOCK_NS	which waits to leave out
  *	OFFCPU_MAX_RATE				samples in 100 ms from which on the threshold rises; 0 any number
  *	OFFCPU_SUMS, OFFCPU_STACKS, OFFCPU_BUDGETS, OFFCPU_TARGETS_MAX		sizes of maps

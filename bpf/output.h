@@ -4,6 +4,7 @@
  */
 #define PERF_CONTEXT_KERNEL ((u64)-128)	/* include/uapi/linux/perf_event.h */
 #define PERF_CONTEXT_USER ((u64)-512)
+#define PERF_CONTEXT_USER_DEFERRED ((u64)-640)
 #define ENOSPC 28
 #define RATE_WINDOW_NS 100000000ULL
 #define RATE_FIRST_NS 1000		/* a threshold of 0 rises to this first */
@@ -84,6 +85,22 @@ __inline u32 append_waker(struct offcpu_wait *wait, struct offcpu_scratch *to, u
 }
 #endif
 
+#if OFFCPU_DEFER_USER
+/*
+ * The mark of a user part that comes later, in a record of its own, with room for the cookie that will tell
+ * which: the perf core puts it into the sample's own callchain, where readers find it.
+ */
+__inline u32 append_deferral(struct offcpu_scratch *to, u32 at)
+{
+	BOUNDED(at);
+	if (at > OFFCPU_SAMPLE_WORDS - 2)
+		return at;
+	to->sample[at] = PERF_CONTEXT_USER_DEFERRED;
+	to->sample[at + 1] = 0;
+	return at + 2;
+}
+#endif
+
 /* The sleeper's callchain from word 3 on; gives the word after it. */
 __inline u32 append_callchain(void *ctx, struct offcpu_wait *wait, struct offcpu_scratch *to, u32 *lost)
 {
@@ -98,6 +115,12 @@ __inline u32 append_callchain(void *ctx, struct offcpu_wait *wait, struct offcpu
 		*lost |= OFFCPU_LOST_KERNEL_CUT;
 	if (first < nr && nr <= OFFCPU_FRAMES)
 		at = append_frames(to, at, PERF_CONTEXT_KERNEL, &to->kernel[first], nr - first);
+#endif
+#if OFFCPU_DEFER_USER
+	if (!(FIELD(u32, wait->task, TASK_FLAGS) & PF_KTHREAD)) {
+		*lost &= ~(OFFCPU_LOST_USER_STACK | OFFCPU_LOST_USER_CUT);
+		return append_deferral(to, at);
+	}
 #endif
 	return append_frames(to, at, PERF_CONTEXT_USER, wait->user->ips, wait->user->nr);
 }
@@ -233,7 +256,12 @@ __inline void account(void *ctx, struct offcpu_wait *wait, u64 threshold_ns)
 		return;
 #if !WALK_AT_SWITCH_OUT
 	wait->user = &to->user;
+#if OFFCPU_DEFER_USER
+	to->user.nr = 0;
+	to->user.lost = 0;
+#else
 	take_user_stack(ctx, wait->task, wait->user, false);
+#endif
 #endif
 	if (send_sample(ctx, wait, to))
 		return;

@@ -30,6 +30,7 @@ from perf_offcpu.columnar import Columns, Rows, ragged_offsets
 from perf_offcpu.decode.batch import Batch, join
 from perf_offcpu.decode.borrow import with_snapshots_of
 from perf_offcpu.decode.counters import CollectorAccount, is_counters
+from perf_offcpu.decode.deferred import wanting_of
 from perf_offcpu.decode.garbage import cut_garbage
 from perf_offcpu.decode.load import assemble, load_recording, read_side_records
 from perf_offcpu.decode.offcpu import retype
@@ -294,7 +295,14 @@ def _retyped(events: list[dict[str, Any]], number: dict[str, int]) -> Batch:
     counts = np.array([len(event["raw"]) for event in events], np.int64)
     columns = Columns(np.ones(len(events), np.bool_), {}, {"raw": Rows(starts, counts, 1)})
     data = np.frombuffer(b"".join(pieces) or bytes(8), np.uint8)
-    return retype(data, columns, _samples(events, number), "<")[0]
+    batch = retype(data, columns, _samples(events, number), "<")[0]
+    waiting = wanting_of(batch.callchains).is_deferred
+    if waiting.any():  # the payload says that the user part came later: perf has put it into its chain
+        chains = [batch.callchains.row(row).tolist() for row in range(len(batch.callchains))]
+        for row in np.flatnonzero(waiting[: len(events)]).tolist():
+            chains[row] = _with_markers([node["ip"] for node in events[row]["chain"]])
+        batch.callchains = Ragged.from_lists(chains)
+    return batch
 
 
 def _ordinary(events: list[dict[str, Any]], number: dict[str, int], offcpu: set[str]) -> Batch:

@@ -98,6 +98,8 @@ class OffCpuConfig:
     """Put kernel frames in front of the user's, in samples."""
     wakers: bool = True
     """Note wake-ups: blocked time and run-queue delay apart, and who woke."""
+    deferred_stacks: bool = False
+    """Leave the user stacks of samples to the perf core, where samples are sent by the sleeper."""
     waker_stacks: bool = False
     """Take the waker's stack, for waits that are over the threshold when they are woken."""
     budget: bool = True
@@ -401,6 +403,7 @@ def _defines(config: OffCpuConfig, facts: KernelFacts, modes: Sequence[str]) -> 
     return {
         "OFFCPU_AT_EXIT": int(at_exit),
         "OFFCPU_KERNEL_EARLY": int(at_exit and config.kernel_stacks and config.threshold_ns < EARLY_BELOW_NS),
+        "OFFCPU_DEFER_USER": int(at_exit and config.deferred_stacks),
         "OFFCPU_KERNEL_THREADS": int(config.kernel_threads),
         "OFFCPU_STATES": mode_mask(config.states, modes),
         "OFFCPU_KERNEL_STACKS": int(config.kernel_stacks),

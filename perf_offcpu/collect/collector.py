@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from perf_offcpu.abi.attr import PerfType
+from perf_offcpu.abi.attr import AttrFlag, PerfType
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram, Targets
 from perf_offcpu.collect.bpf_last import LastTasks
@@ -85,11 +85,13 @@ class Collector:
         with contextlib.ExitStack() as stack:
             cpus = online_cpus()
             support = self._support(cpus[0], say)
-            self.program = stack.enter_context(OffCpuProgram(_bpf_config(options)))
+            defers = bool(support.sampling_flags & AttrFlag.DEFER_CALLCHAIN)
+            self.program = stack.enter_context(OffCpuProgram(_bpf_config(options, defers)))
             wait_bytes = self._wait_bytes(say)
+            deferred = defers and self.program.ends_at_exit
             self.rings = open_rings(
                 EVENT_NAME,
-                lambda wakeup: offcpu_attr(support, wakeup, wait_bytes),
+                lambda wakeup: offcpu_attr(support, wakeup, wait_bytes, deferred),
                 cpus,
                 options.ring_bytes or default_ring_bytes(len(cpus)),
                 say,
@@ -321,7 +323,7 @@ class Collector:
         self.close()
 
 
-def _bpf_config(options: RecordOptions) -> OffCpuConfig:
+def _bpf_config(options: RecordOptions, deferred_stacks: bool) -> OffCpuConfig:
     target = options.target
     entries = sum(map(len, (target.ids, target.users, target.cpus, target.groups, target.comms)))
     return OffCpuConfig(
@@ -337,6 +339,7 @@ def _bpf_config(options: RecordOptions) -> OffCpuConfig:
         max_rate=options.max_rate,
         states=options.states,
         kernel_threads=options.kernel_threads,
+        deferred_stacks=deferred_stacks,
         wakers=options.wakers,
         waker_stacks=options.waker_stacks,
         budget=options.budget,

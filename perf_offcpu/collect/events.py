@@ -44,7 +44,8 @@ SAMPLE_TYPE = (
     | SampleType.CPU
     | SampleType.PERIOD
 )
-"""What samples of every event carry; sampling adds CALLCHAIN, off-cpu adds RAW."""
+"""What samples of every event carry; sampling adds CALLCHAIN, off-cpu adds RAW, and
+CALLCHAIN for user stacks that are deferred."""
 
 TRACKER_NAME = "dummy"
 
@@ -78,19 +79,26 @@ class Rate:
     period: int = 0
 
 
-def offcpu_attr(support: Support, wakeup_bytes: int, stack_bytes: int = 0) -> Attr:
+def offcpu_attr(
+    support: Support, wakeup_bytes: int, stack_bytes: int = 0, deferred_stacks: bool = False
+) -> Attr:
     """The event through which BPF sends off-cpu samples; its ring wakes the recorder at so many bytes.
 
     Args:
         stack_bytes: how much of the user stack the kernel adds to each sample, with the user registers.
+        deferred_stacks: whether the kernel walks the user stack later; the sample's own callchain is only the
+            cookie then, as the kernel part is in the payload.
     """
+    deferral = AttrFlag.DEFER_CALLCHAIN | AttrFlag.EXCLUDE_CALLCHAIN_KERNEL
     attr = Attr(
         type=PerfType.SOFTWARE,
         config=SoftwareConfig.BPF_OUTPUT,
         sample_period=1,
-        sample_type=SAMPLE_TYPE | SampleType.RAW,
+        sample_type=SAMPLE_TYPE
+        | SampleType.RAW
+        | (SampleType.CALLCHAIN if deferred_stacks else SampleType(0)),
         read_format=support.read_format,
-        flags=_COMMON_FLAGS | AttrFlag.WATERMARK,
+        flags=_COMMON_FLAGS | AttrFlag.WATERMARK | (deferral if deferred_stacks else AttrFlag(0)),
         wakeup=wakeup_bytes,
         clockid=CLOCKID,
     )
@@ -276,7 +284,8 @@ def with_deferral(support: Support, cpu: int) -> Support | None:
         sampling_flags=support.sampling_flags | AttrFlag.DEFER_CALLCHAIN,
     )
     clock = SamplingEvent("cpu-clock", PerfType.SOFTWARE, 0)
-    for attr in (tracker_attr(deferring), sampling_attr(clock, deferring, Rate(1))):
+    waits = offcpu_attr(deferring, 0, deferred_stacks=True)
+    for attr in (tracker_attr(deferring), sampling_attr(clock, deferring, Rate(1)), waits):
         try:
             perf_event.close_event(perf_event.open_event(attr, cpu))
         except OSError:

@@ -77,9 +77,10 @@ def _records(event: EventSpec, sums: NDArray[Any], stacks: tuple[I64, U64]) -> b
 
 
 def no_snapshots(count: int) -> dict[str, Column]:
-    """What the event's samples have of a user stack, where there is none."""
+    """What the event's samples have of a user stack beside the payload, where there is none."""
     nothing = np.zeros(count + 1, np.int64)
     return {
+        "callchain": (nothing, np.empty(0, np.uint64)),
         "regs_user_abi": 0,
         "regs_user": (nothing, np.empty(0, np.uint64)),
         "stack_user": (nothing, np.empty(0, np.uint8)),

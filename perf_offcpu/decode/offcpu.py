@@ -78,6 +78,9 @@ def retype(data: NDArray[np.uint8], columns: Columns, samples: Samples, order: O
         callchain=np.arange(len(payload.words), dtype=np.int32),
     )
     chains = Ragged(*gather_rows(data, Rows(payload.at + 24, payload.chain_words, 8), order))
+    if "callchain" in columns.arrays:
+        own = columns.arrays["callchain"]
+        _fill_in_cookies(chains, Ragged(*gather_rows(data, own, order)))
     result.ip, result.cpumode = _leaf(chains)
     _apply_extension(result, payload.extension)
     wakers = payload.waker_chains()
@@ -136,6 +139,22 @@ class _Payload:
         wanted = np.minimum(extension.scalars["waker_nr"], np.uint64(2**31)).astype(np.int64)
         counts = np.where(extension.ok & (wanted <= room), wanted, 0)
         return Ragged(*gather_rows(self.data, Rows(begin, counts, 8), self.order))
+
+
+def _fill_in_cookies(chains: Ragged, own: Ragged) -> None:
+    """Complete callchains that end in a deferral without cookie by that of the sample's own callchain.
+
+    The BPF program says that the user part is deferred; what the perf core calls it, it cannot know.
+    """
+    marker = np.uint64(CallchainContext.USER_DEFERRED)
+    last, own_last = chains.offsets[1:] - 1, own.offsets[1:] - 1
+    open_ends = np.flatnonzero((chains.lengths >= 2) & (own.lengths >= 2))
+    open_ends = open_ends[
+        (chains.values[last[open_ends] - 1] == marker)
+        & (chains.values[last[open_ends]] == 0)
+        & (own.values[own_last[open_ends] - 1] == marker)
+    ]
+    chains.values[last[open_ends]] = own.values[own_last[open_ends]]
 
 
 def _leaf(chains: Ragged) -> tuple[U64, NDArray[np.uint8]]:

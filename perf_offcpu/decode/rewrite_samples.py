@@ -94,7 +94,21 @@ class SampleRewriter:
         done, records, _ = retyper.retype(chunk, rows, columns, self.events.specs[number], number)
         self.counters.add(losses.BAD_SAMPLE, int(columns.ok.sum()) - len(done))
         self.retyped += len(done)
-        return done, self.without_stacks(records, number)
+        return done, self._completed(self.without_stacks(records, number), number)
+
+    def _completed(self, records: Records, number: int) -> Records:
+        """Re-typed samples of one evsel with the deferred user callchains that they wait for."""
+        if self.completer is None or not len(records):
+            return records
+        rows = np.arange(len(records))
+        chunk = chunk_of(records, self.events.order)
+        columns = self._columns(chunk, rows, retyped(self.events.specs[number]))
+        if "callchain" not in columns.arrays:
+            return records
+        done, completed = self.completer.complete(chunk, rows, columns)
+        rest = np.setdiff1d(rows, done)
+        order = np.argsort(np.concatenate([rest, done]), kind="stable")
+        return Records.concat([records.take(rest), completed]).take(order)
 
     def without_stacks(self, records: Records, number: int) -> Records:
         """Re-typed samples of one evsel, rewritten if they have copies of user stacks."""

@@ -279,6 +279,36 @@ def test_deferred_chains_are_merged_in_both_directions(path: Path) -> None:
         assert not reader.events.specs[0].attr.flags & AttrFlag.DEFER_CALLCHAIN
 
 
+WAITING = event(
+    "offcpu-time", (3,), BASE | S.RAW | S.CALLCHAIN, flags=CLOCK.attr.flags | AttrFlag.DEFER_CALLCHAIN
+)
+
+
+def waiting(cookie: int, time: int, kernel: list[int]) -> bytes:
+    """A wait whose payload only says that its user part is deferred: the perf core's own chain says which."""
+    raw = raw_wait(7, 8, 1000, [*kernel, USER_DEFERRED, 0], cgroup=5)
+    return sample(WAITING, time=time, raw=raw, callchain=[USER_DEFERRED, cookie])
+
+
+def test_deferred_chains_of_waits(path: Path) -> None:
+    records = [
+        *THREAD, waiting(COOKIE, 10, [KERNEL, FRAME]), deferred(COOKIE, [0x10, 0x20], 30),
+        waiting(COOKIE + 2, 40, []), deferred(COOKIE + 2, [0x30], 45),
+        waiting(COOKIE + 4, 50, [KERNEL, FRAME]),
+        sample(WAITING, time=60, raw=raw_wait(7, 8, 1000, [USER, 0x40]), callchain=[]),  # a sum
+    ]  # fmt: skip
+    whole = [[KERNEL, FRAME, USER, 0x10, 0x20], [USER, 0x30], [KERNEL, FRAME], [USER, 0x40]]
+    recording = load_recording(write(path, [WAITING, DEFERRING], records))
+    merged = [recording.callchains.row(row).tolist() for row in recording.samples.callchain.tolist()]
+    assert merged == whole
+    assert (recording.samples.period.tolist(), recording.losses) == ([1000] * 4, {UNMERGED: 1})
+    out, done = inject(path)
+    assert (chains(out), done.completed, done.losses) == (whole, 2, {UNMERGED: 1})
+    assert len(perf(out, "comm,ip")) > 4
+    with PerfDataReader.open(out) as reader:
+        assert not reader.events.specs[0].attr.flags & AttrFlag.DEFER_CALLCHAIN
+
+
 def test_deferred_chains_of_the_posted_series(path: Path) -> None:
     """No cookie: a record belongs to all samples of its thread before it."""
     old = [KERNEL, FRAME, USER_DEFERRED]
