@@ -103,7 +103,8 @@ def test_perf_shows_it_after_inject(
     parts: Totals = Counter()
     for number, path in enumerate(recordings):
         for (event, comm, tid), total in totals(load_recording(path)).items():
-            parts[event, comm, tid + 10_000_000 * number] += total
+            of_host = tid + 10_000_000 * number if tid >= 0 else tid  # -1: a thread that has ended
+            parts[event, comm, of_host] += total
     assert found == parts
 
 
