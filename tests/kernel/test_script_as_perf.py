@@ -68,7 +68,10 @@ def shown(frame: Frame) -> tuple[object, ...]:
 
 def is_perfs_mistake(index: int, perf: Frame, own: Frame) -> bool:
     """A return address at a function's start belongs to the last call of the function before; and perf 6.1
-    does not know which function a PLT entry of libc is for, nor those of a program's second PLT."""
+    does not know which function a PLT entry of libc is for, nor those of a program's second PLT. Nor do we
+    know a kernel function that came and went meanwhile, but that it is the kernel's."""
+    if (perf.sym, perf.dso, own.sym, own.dso) == (UNKNOWN, UNKNOWN, UNKNOWN, "[kernel.kallsyms]"):
+        return True
     if "plt+" in own.sym and (perf.sym == UNKNOWN or perf.sym.startswith("@plt+")):
         return True
     return index > 0 and perf.sym.endswith("+0x0")
