@@ -318,8 +318,9 @@ __inline void show_task(void *seq, struct task_struct *task)
 	struct offcpu_task *storage = find_storage(task);
 	struct offcpu_scratch *to;
 	struct offcpu_last *last;
-	u32 zero = 0, nr_user = 0;
+	u64 nr_user = 0, size;	/* u32: what is compared would be a copy with 32 bits, unknown to be the same */
 	long bytes = 0;
+	u32 zero = 0;
 
 	to = scratch.lookup(&zero);
 	if (!to || !storage || !storage->mode || storage->mode == OFFCPU_DEAD)
@@ -345,10 +346,17 @@ __inline void show_task(void *seq, struct task_struct *task)
 #if OFFCPU_BUDGET
 	bpf_seq_write(seq, &storage->budget, sizeof(storage->budget));
 #endif
-	if (bytes > 0 && bytes <= sizeof(to->kernel))
-		bpf_seq_write(seq, to->kernel, bytes);
+	/*
+	 * Nothing at all may be written, too: clang makes one comparison of "more than 0 and at most so many", of
+	 * the number less 1, and verifiers up to Linux 6.12 do not see what that says of the number.
+	 */
+	size = bytes > 0 ? bytes : 0;
+	BOUNDED(size);
+	if (size <= sizeof(to->kernel))
+		bpf_seq_write(seq, to->kernel, size);
 #if WALK_AT_SWITCH_OUT
-	if (nr_user && nr_user <= OFFCPU_FRAMES)
+	BOUNDED(nr_user);
+	if (nr_user <= OFFCPU_FRAMES)
 		bpf_seq_write(seq, storage->user.ips, nr_user * sizeof(u64));
 #endif
 }
