@@ -49,7 +49,7 @@ class OutputFile:
     def __init__(self, path: str | Path, keep_old: bool = False, reserve: int = 0) -> None:
         self.path, self.keep_old = Path(path), keep_old
         self._temporary: Path | None = None
-        self._reserve = -1
+        self._reserve = self._oldest = -1
         try:
             self.fd = self._open()
         except OSError as problem:
@@ -75,11 +75,24 @@ class OutputFile:
             return
         try:
             if self.keep_old and self._worth_keeping():
+                self._make_room(Path(f"{self.path}.old"))
                 self.path.rename(f"{self.path}.old")
             self._temporary.rename(self.path)
         except OSError as problem:
             raise self._failure(problem) from None
         self._temporary = None
+
+    def _make_room(self, oldest: Path) -> None:
+        """Unlink the recording before the last, and keep its pages until `close`.
+
+        A recording runs meanwhile and its rings fill. ext4 writes a file to the disk before it lets it replace
+        another (auto_da_alloc), and the pages of a large one take long to be freed: a second, or two.
+        """
+        try:
+            self._oldest = os.open(oldest, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            oldest.unlink()
+        except OSError:  # there is none, or it is no file: `rename` will say what is wrong, if anything is
+            return
 
     def _open(self) -> int:
         flags = os.O_CLOEXEC | os.O_NOCTTY
@@ -109,6 +122,9 @@ class OutputFile:
         """Close the file; remove it unless it was committed."""
         os.close(self.fd)
         self.release()
+        if self._oldest >= 0:
+            os.close(self._oldest)
+            self._oldest = -1
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
             self._temporary = None
