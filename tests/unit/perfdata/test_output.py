@@ -112,3 +112,19 @@ def test_room_held_on_the_disk_is_there_when_it_is_full(tmp_path: Path) -> None:
             os.write(output.fd, b"one")
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+def test_the_oldest_is_unlinked_and_freed_at_the_end(tmp_path: Path) -> None:
+    for text in (b"one", b"two"):
+        write(tmp_path / "perf.data", text)
+    with OutputFile(tmp_path / "perf.data", keep_old=True) as output:
+        assert open_but_unlinked(tmp_path) == []
+        output.commit()
+        assert open_but_unlinked(tmp_path) == ["perf.data.old (deleted)"]
+    assert open_but_unlinked(tmp_path) == []
+
+
+def open_but_unlinked(directory: Path) -> list[str]:
+    fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    targets = [Path(os.readlink(fd)) for fd in fds if os.path.islink(fd)]
+    return [path.name for path in targets if path.parent == directory and "(deleted)" in path.name]
