@@ -38,7 +38,6 @@ _ADVICE: Mapping[str, Mapping[tuple[str, ...], str]] = {
     "report": _COMMON
     | {
         ("--tui", "--gtk", "--stdio2"): "it prints text, through a pager on a terminal",
-        ("--children",): "waits count where they are; convert --flamegraph shows callers with all below",
         ("-F", "--fields"): "columns are fixed; --sort says by what, --json has everything",
         ("--header", "--header-only", "-I", "--show-info"): "perf-offcpu script --header-only prints that",
         ("--stats", "--tasks", "--mmaps", "--ns"): _DUMP,

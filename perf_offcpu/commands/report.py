@@ -48,6 +48,7 @@ EXAMPLES = """examples:
   perf-offcpu report --unit ns --limit 0    everything, to the nanosecond
   perf-offcpu report --comm mysqld          only threads of this name
   perf-offcpu report --sort comm,class -g none   what each program waited for
+  perf-offcpu report --children -g none     functions, with all that they call
   perf-offcpu report --idle hide            without threads that merely wait for work
   perf-offcpu report --class disk --min-dur 10ms   long waits for the disk
   perf-offcpu report --event cpu-clock      by CPU samples instead
@@ -98,6 +99,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help=f"a table by these, separated by commas, instead of that by class: {', '.join(SORT_NAMES)}",
     )
     group.add_argument(
+        "--children",
+        action="store_true",
+        help="a table of functions, too: what each spent itself, and with all that it called",
+    )
+    group.add_argument(
         "--limit",
         type=int,
         metavar="N",
@@ -133,6 +139,7 @@ def run(args: argparse.Namespace) -> int:
         split_list(args.event),
         _limits(args),
         keys=keys,
+        children=args.children,
         whole_lives=_whole_lives(args),
     )
     if args.json:

@@ -85,8 +85,8 @@ class OutputFile:
     def _make_room(self, oldest: Path) -> None:
         """Unlink the recording before the last, and keep its pages until `close`.
 
-        A recording runs meanwhile and its rings fill. ext4 writes a file to the disk before it lets it replace
-        another (auto_da_alloc), and the pages of a large one take long to be freed: a second, or two.
+        A recording runs meanwhile and its rings fill. ext4 writes a file to the disk before it lets it
+        replace another (auto_da_alloc), and the pages of a large one take long to be freed: a second, or two.
         """
         try:
             self._oldest = os.open(oldest, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

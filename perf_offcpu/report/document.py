@@ -13,6 +13,7 @@ from typing import Any
 from perf_offcpu.convert.names import Name, NameKind
 from perf_offcpu.convert.text import printable
 from perf_offcpu.report.budget import BudgetTable
+from perf_offcpu.report.functions import FunctionTable
 from perf_offcpu.report.groups import GroupTable
 from perf_offcpu.report.histogram import Histogram
 from perf_offcpu.report.summary import EventRow, StackRow, Summary, ThreadRow
@@ -39,6 +40,7 @@ def document(summary: Summary) -> dict[str, Any]:
         "more_stacks": _cut(summary.more_stacks),
         "budget": _budget(summary.budget),
         "groups": _groups(summary.groups),
+        "functions": _functions(summary.functions),
         "histogram": _histogram(summary.histogram),
         "notes": summary.notes,
         "losses": {printable(cause): count for cause, count in summary.losses.items()},
@@ -142,6 +144,13 @@ def _groups(table: GroupTable) -> dict[str, Any]:
         ],
         "more": _cut(table.more),
     }
+
+
+def _functions(table: FunctionTable | None) -> dict[str, Any] | None:
+    if table is None:
+        return None
+    rows = [{**_frame(row.name), "inclusive": row.inclusive, "own": row.own} for row in table.rows]
+    return {"rows": rows, "more": table.more}
 
 
 def _histogram(table: Histogram | None) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.abi.task_state import state_letter
-from perf_offcpu.convert.names import NameKind, name_frames
+from perf_offcpu.convert.names import Name, NameKind, name_frames
 from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.text import MISSED_STACK, UNKNOWN, printable, thread_label
 from perf_offcpu.convert.wait_classes import Waits
@@ -94,6 +94,12 @@ def _leaf_frames(profile: Profile) -> I64:
     return frames[stack]
 
 
+def symbol_label(name: Name) -> str:
+    """A function as perf report shows it; a mark that is none stands without letter."""
+    letters = {NameKind.KERNEL: "[k]", NameKind.MARK: "   "}
+    return f"{letters.get(name.kind, '[.]')} {name.label}"
+
+
 def _leaf(profile: Profile) -> tuple[I64, Label]:
     frame = _leaf_frames(profile)
     rows = np.unique(frame[frame >= 0])
@@ -101,8 +107,7 @@ def _leaf(profile: Profile) -> tuple[I64, Label]:
     name = np.full(len(profile.frames) + 1, len(names), np.int64)
     name[rows] = of
     column = name[frame]
-    labels = [*(f"[k] {one.label}" if one.kind == NameKind.KERNEL else f"[.] {one.label}" for one in names)]
-    labels.append(f"    {MISSED_STACK}")
+    labels = [*map(symbol_label, names), f"    {MISSED_STACK}"]
     return column, lambda row: labels[column[row]]
 
 

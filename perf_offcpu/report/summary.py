@@ -26,6 +26,7 @@ from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
 from perf_offcpu.report.budget import BudgetTable, budget_table
+from perf_offcpu.report.functions import FunctionTable, function_table
 from perf_offcpu.report.groups import GroupTable, group_table
 from perf_offcpu.report.histogram import Histogram, histogram
 from perf_offcpu.report.totals import Total, by_state, heaviest, largest_first, totals_of
@@ -105,6 +106,8 @@ class Summary:
     """None: nothing tells of the threads' lives, or a selection of samples left only parts of them."""
     groups: GroupTable
     """By class, or by the keys that were asked for."""
+    functions: FunctionTable | None
+    """None unless asked for."""
     histogram: Histogram | None
     """Of off-cpu time only."""
     losses: dict[str, int]
@@ -128,6 +131,7 @@ def summarize(
     *,
     keys: Sequence[str] = ("class",),
     whole_lives: bool = True,
+    children: bool = False,
 ) -> Summary:
     """Sum up a profile.
 
@@ -135,6 +139,7 @@ def summarize(
         profile: all samples of the threads to report, of all events.
         events: names of the events to report on; by default those of `convert.select`.
         keys: what `groups` is about, see `report.keys`.
+        children: whether to sum up functions with all that they call.
         whole_lives: whether all samples of each thread are here, so that budgets mean something.
 
     Raises:
@@ -165,6 +170,7 @@ def summarize(
         more_stacks=more_stacks,
         budget=budget_table(profile, limits.threads) if whole_lives and is_offcpu else None,
         groups=group_table(subject, waits, keys, limits.groups),
+        functions=function_table(subject, limits.groups) if children else None,
         histogram=histogram(subject.samples) if is_offcpu else None,
         losses={cause: count for cause, count in sorted(profile.losses.items()) if cause not in LEFT_OUT},
         notes=_notes(subject.samples) | {note: n for note, n in profile.losses.items() if note in LEFT_OUT},

@@ -9,8 +9,10 @@ from perf_offcpu.convert.options import UNITS
 from perf_offcpu.convert.text import printable, thread_label
 from perf_offcpu.convert.wait_rules import BY_LABEL, CLASS_MEANINGS
 from perf_offcpu.report.budget import BudgetRow, BudgetTable
+from perf_offcpu.report.functions import FunctionTable
 from perf_offcpu.report.groups import GroupRow
 from perf_offcpu.report.histogram import Histogram
+from perf_offcpu.report.keys import symbol_label
 from perf_offcpu.report.style import (
     DIM,
     Style,
@@ -192,6 +194,31 @@ def _group_columns(summary: Summary, style: Style) -> list[Column]:
         meanings = [CLASS_MEANINGS[BY_LABEL[row.values[0]]] for row in table.rows]
         columns.append(Column("Waits for", meanings, left=True, spare=6))
     return columns
+
+
+def functions(summary: Summary, style: Style) -> Iterator[str]:
+    """Functions with all that they call, if asked for."""
+    table = summary.functions
+    if table is None or not table.rows:
+        return
+    title = f"Functions by {what(summary)}, with all that they call (rows overlap)"
+    yield from ("#", heading(title, style), "#")
+    weights = [row.inclusive for row in table.rows]
+    yield from _with_shares(_function_columns(table, summary, style), weights, summary, style)
+    if table.more:
+        yield comment(f"and {plural(table.more, 'more function')}")
+
+
+def _function_columns(table: FunctionTable, summary: Summary, style: Style) -> list[Column]:
+    rows, unit = table.rows, f" {style.unit}" if summary.unit == "ns" else ""
+    return [
+        Column("Children", [share(row.inclusive, summary) for row in rows]),
+        Column("Self", [share(row.own, summary) for row in rows]),
+        Column(f"Children{unit}", [amount(row.inclusive, summary.unit, style) for row in rows], spare=1),
+        Column(f"Self{unit}", [amount(row.own, summary.unit, style) for row in rows], spare=2),
+        Column(_TITLES["dso"], [row.name.dso for row in rows], left=True, spare=3),
+        Column("Symbol", [symbol_label(row.name) for row in rows], left=True),
+    ]
 
 
 def histogram(summary: Summary, style: Style) -> Iterator[str]:

@@ -17,14 +17,14 @@ from perf_offcpu.report import style as say
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import EventRow, StackRow, Summary
 from perf_offcpu.report.table import cut
-from perf_offcpu.report.tables import budget, groups, histogram, threads
+from perf_offcpu.report.tables import budget, functions, groups, histogram, threads
 
 _INDENT = " " * 12
 
 
 def render(summary: Summary, style: Style) -> Iterator[str]:
     """The lines of the report, without line ends."""
-    parts = [_recording, _events, threads, budget, groups, _stacks, histogram, _losses]
+    parts = [_recording, _events, threads, budget, groups, functions, _stacks, histogram, _losses]
     for lines in parts:
         yield from lines(summary, style)
 

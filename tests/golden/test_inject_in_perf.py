@@ -19,6 +19,7 @@ from builders.stock_perf import complaints, version, with_names
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.decode.rewrite import RewriteOptions, Rewritten, rewrite
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.report.summary import summarize
 from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
 
 DATA = Path(__file__).parent.parent / "data" / "perf-7.2"
@@ -164,3 +165,42 @@ def _leaf_symbols(profile: Profile) -> list[str]:
     stacks = profile.samples.stack
     symbols = profile.frames.symbol[profile.stacks.frame[stacks]]
     return [profile.strings[row] or UNKNOWN for row in np.where(stacks >= 0, symbols, 0).tolist()]
+
+
+@pytest.mark.parametrize("name", ["direct", "deferred", "compressed"])
+def test_functions_with_all_that_they_call(name: str, tmp_path: Path, symbols: SymbolizeOptions) -> None:
+    """`report --children` has perf's figures. perf 6.1 shows ".", or nothing, for what it cannot name."""
+    source, injected = DATA / f"{name}.data", tmp_path / "out.data"
+    inject(source, injected)
+    where = ["--kallsyms", str(symbols.kallsyms), "--symfs", str(symbols.symfs)]
+    options = ("--stdio", "--children", "-g", "none", "-s", "sym", "-F", "overhead_children,overhead,sym")
+    theirs = _children(perf("report", *options, "-t", "|", *where, "-i", injected))
+    profile = symbolize(load_recording(source, switches=False), symbols)
+    compared = 0
+    for event, expected in theirs.items():
+        table = summarize(profile, [event], children=True)
+        ours = {row.name.label: row for row in table.functions.rows} if table.functions else {}
+        for symbol, (inclusive, own) in expected.items():
+            if symbol in ours and expected_once(profile, symbol):
+                row = ours[symbol]
+                share = [f"{100 * part / table.total.weight:.2f}" for part in (row.inclusive, row.own)]
+                assert share == [inclusive, own], (event, symbol)
+                compared += 1
+    assert compared > 10
+
+
+def expected_once(profile: Profile, symbol: str) -> bool:
+    """Whether one object only has a function of this name: perf sums up over objects."""
+    row = profile.strings.find(symbol)
+    return len(np.unique(profile.frames.dso[profile.frames.symbol == row])) == 1
+
+
+def _children(text: str) -> dict[str, dict[str, tuple[str, str]]]:
+    """Event → symbol → the two shares, as printed."""
+    events: dict[str, dict[str, tuple[str, str]]] = {}
+    for line in text.splitlines():
+        if match := re.search(r"of event '(.+)'$", line):
+            table = events.setdefault(match[1], {})
+        elif match := re.match(r"^ *([\d.]+)% *\| *([\d.]+)% *\|\[.\] (.+?) *$", line):
+            table[match[3]] = (match[1], match[2])
+    return events

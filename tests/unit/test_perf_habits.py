@@ -65,7 +65,6 @@ def test_inject_writes_to_standard_output_as_perfs() -> None:
     ("line", "sentence"),
     [
         ("report --tui", "--tui: it prints text"),
-        ("report --children", "--children: waits count where they are"),
         ("report -F overhead,comm", "-F: columns are fixed"),
         ("report --percent-limit=1", "--percent-limit: report --limit"),
         ("report -S schedule", "-S: it chooses by"),
