@@ -92,18 +92,20 @@ struct offcpu_count {
 	u64 ns;
 };
 
+/* Short, because it is hashed at every wait: what else a sum is of stands in the sum, and is compared. */
 struct offcpu_sum_key {
-	u32 pid;			/* tgid */
 	u32 tid;
-	u32 state;			/* raw, at switch-out */
 	u32 generation;
-	u32 syscall;			/* -1 none, -2 unknown, as unsigned numbers */
-	u32 flags;			/* OFFCPU_PREEMPTED_WAIT, OFFCPU_YIELDED */
-	u64 cgroup;			/* 0 unknown */
-	u64 stack;			/* hash of the user stack, 0 none */
+	u64 kind;			/* hash of state, syscall, flags, cgroup and stack */
 };
 
 struct offcpu_sum {
+	u64 stack;			/* hash of the user stack, 0 none */
+	u64 cgroup;			/* 0 unknown */
+	u32 state;			/* raw, at switch-out */
+	u32 syscall;			/* -1 none, -2 unknown, as unsigned numbers */
+	u32 flags;			/* OFFCPU_PREEMPTED_WAIT, OFFCPU_YIELDED */
+	u32 pid;			/* tgid */
 	u64 total_ns;
 	u64 count;
 	u64 longest_ns;

@@ -9,24 +9,34 @@
 #define RATE_WINDOW_NS 100000000ULL
 #define RATE_FIRST_NS 1000		/* a threshold of 0 rises to this first */
 
+/* Whether a sum is of such waits: two kinds of waits of one thread may have the same hash. */
+__inline bool is_of(struct offcpu_sum *sum, struct offcpu_wait *wait, u32 flags, u64 stack)
+{
+	return sum->stack == stack && sum->cgroup == wait->cgroup && sum->state == wait->prev_state &&
+	       sum->syscall == wait->syscall && sum->flags == flags;
+}
+
 /* Add a wait to the sums; false if there is no room. */
 __inline bool add_to_sums(struct offcpu_wait *wait, u64 stack, u32 lost)
 {
 	bool woken = wait->runq_ns != OFFCPU_RUNQ_UNKNOWN;
+	u32 flags = wait->flags & (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED);
+	u64 what = (u64)wait->syscall << 32 | (wait->prev_state ^ flags << 28);
 	struct offcpu_sum_key key = {
-		.pid = wait->pid,
 		.tid = wait->tid,
-		.state = wait->prev_state,
 		.generation = wait->generation,
-		.syscall = wait->syscall,
-		.flags = wait->flags & (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED),
-		.cgroup = wait->cgroup,
-		.stack = stack,
+		.kind = (stack ^ what * 0xff51afd7ed558ccdULL) + wait->cgroup * 0x9e3779b97f4a7c15ULL,
 	};
 	struct offcpu_sum *sum = sums.lookup(&key);
 
 	if (!sum) {
 		struct offcpu_sum first = {
+			.stack = stack,
+			.cgroup = wait->cgroup,
+			.state = wait->prev_state,
+			.syscall = wait->syscall,
+			.flags = flags,
+			.pid = wait->pid,
 			.total_ns = wait->ns,
 			.count = 1,
 			.longest_ns = wait->ns,
@@ -39,6 +49,8 @@ __inline bool add_to_sums(struct offcpu_wait *wait, u64 stack, u32 lost)
 
 		return !sums.update(&key, &first);
 	}
+	if (!is_of(sum, wait, flags, stack))
+		return false;
 	/* Plain additions: the waits of one thread never end on two CPUs at a time. */
 	sum->total_ns += wait->ns;
 	sum->count += 1;

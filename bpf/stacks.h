@@ -23,8 +23,8 @@ __inline long walk_as_kernel(void *ctx, struct offcpu_stack *stack)
 
 /*
  * Where it happens often (which is known when this is compiled) frames are read by windows. That loop takes the
- * verifier long, for each way that leads to it anew, so it has one place: the begin of a wait. Elsewhere, for
- * long waits only, the kernel walks, and finds the same frames.
+ * verifier long, for each way that leads to it anew, so a program has one place for it: the begin of a wait,
+ * or the wake-up. Elsewhere, for long waits only, the kernel walks, and finds the same frames.
  */
 __inline void walk_user_stack(void *ctx, struct task_struct *task, struct offcpu_stack *stack, bool often)
 {
@@ -239,6 +239,6 @@ __inline void walk_waker(void *ctx, struct task_struct *current, u32 flags, stru
 	if (flags & OFFCPU_WAKER_INTERRUPT || FIELD(u32, current, TASK_FLAGS) & PF_KTHREAD)
 		to->user.nr = 0;
 	else
-		walk_user_stack(ctx, current, &to->user, false);
+		walk_user_stack(ctx, current, &to->user, true);
 }
 #endif
