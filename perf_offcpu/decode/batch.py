@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from perf_offcpu.decode.switch_table import Switches
-from perf_offcpu.model.callchains import Ragged, unique_rows
+from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.growing import GrowingArray, GrowingTable
@@ -81,9 +81,7 @@ def in_table(batch: Batch, table: ChainTable) -> Batch:
     """The batch with its callchains in a table, and none of its own."""
     if not len(batch.callchains):
         return batch
-    # What repeats is found here, in a core's cache; the table is larger.
-    unique, ids = unique_rows(batch.callchains)
-    return _with_chains(batch, Ragged(), table.add(unique)[ids])
+    return _with_chains(batch, Ragged(), table.add(batch.callchains))
 
 
 def _with_chains(batch: Batch, chains: Ragged, ids: I32) -> Batch:

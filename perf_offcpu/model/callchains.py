@@ -102,7 +102,8 @@ def hash_rows(chains: Ragged) -> U64:
         if not len(words):
             continue
         # Cookies differ in their upper half only, where a product modulo 2^64 hardly tells them apart.
-        mixed = words ^ (words >> _HALF)
+        mixed = words >> _HALF
+        mixed ^= words
         if bool((lengths[first:behind] == length).all()):
             powers = _powers(length.bit_length())[0][:length]
             hashes[first:behind] = np.einsum("ij,j->i", mixed.reshape(-1, length), powers)
@@ -133,33 +134,39 @@ def _powers(bits: int) -> tuple[U64, U64]:
     return tables[0], tables[1]
 
 
-def unique_rows(chains: Ragged, hashes: U64 | None = None) -> tuple[Ragged, I32]:
+def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
     """Each different row once, in order of first appearance.
-
-    Args:
-        hashes: uint64[n], of the rows, from `hash_rows`, if they are known already.
 
     Returns:
         (unique, ids): ids is int32[n], the row in `unique` that equals row i.
     """
     if not len(chains):
         return Ragged(), np.empty(0, np.int32)
-    hashes = hash_rows(chains) if hashes is None else hashes
-    order = np.argsort(hashes)
-    ascending = hashes[order]
-    is_new = np.append(True, ascending[1:] != ascending[:-1])
-    group = np.empty(len(chains), np.int64)
-    group[order] = np.cumsum(is_new) - 1
-    first = np.minimum.reduceat(order, np.flatnonzero(is_new))
-    if not equal_rows(chains, chains, first[group]):
+    first, ids = first_ones(hash_rows(chains))
+    if not equal_rows(chains, chains, first[ids]):
         return _unique_rows_slowly(chains)
+    return chains.take(first), ids
+
+
+def first_ones(keys: U64) -> tuple[I64, I32]:
+    """Each different key once, in order of first appearance.
+
+    Returns:
+        (first, ids): int64[keys], where each appears first; int32[n], which of them each key is.
+    """
+    order = np.argsort(keys)
+    ascending = keys[order]
+    is_new = np.append(True, ascending[1:] != ascending[:-1])[: len(keys)]
+    group = np.empty(len(keys), np.int32)
+    group[order] = np.cumsum(is_new, dtype=np.int32) - np.int32(1)
+    first = np.minimum.reduceat(order, np.flatnonzero(is_new)) if len(keys) else order
     appearance = np.argsort(first)
     rank = np.empty(len(first), np.int32)
     rank[appearance] = np.arange(len(first), dtype=np.int32)
-    return chains.take(first[appearance]), rank[group]
+    return first[appearance], rank[group]
 
 
-def equal_rows(chains: Ragged, others: Ragged, other: I64) -> bool:
+def equal_rows(chains: Ragged, others: Ragged, other: I64 | I32) -> bool:
     """Whether each row i of `chains` equals row `other[i]` of `others`, word by word."""
     lengths, starts = chains.lengths, others.offsets[:-1][other]
     if not np.array_equal(lengths, others.offsets[1:][other] - starts):

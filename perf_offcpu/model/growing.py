@@ -69,6 +69,10 @@ class GrowingArray:
             return np.empty(0, self.dtype)
         return np.frombuffer(self._room, self.dtype, len(self))
 
+    def cut(self, length: int) -> None:
+        """Forget all values but the first ones."""
+        self._used = length * self.dtype.itemsize
+
     def release(self) -> NDArray[Any]:
         """The values so far, not copied and no longer held here: the array is empty again."""
         values, self._room, self._used = self.view(), None, 0
