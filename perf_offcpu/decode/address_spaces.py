@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perf_offcpu.decode.map_runs import MapRuns
+from perf_offcpu.model.callchains import offsets_of, spread
 from perf_offcpu.model.columns import I32, I64
 from perf_offcpu.model.recording import Maps, Spaces
 
@@ -96,6 +98,8 @@ class AddressSpaces:
         self._execing: set[int] = set()
         self._timeline: list[tuple[int, int, int]] = []
         self._kernel = _Space(-1, 0)
+        self._run_of: dict[int, tuple[MapRuns, int]] = {}
+        """By space: the run that is all of its mappings, and they are not in the space itself."""
 
     def map(self, pid: int, mapping: Mapping, time_ns: int) -> None:
         """A process maps something (pid -1: the kernel)."""
@@ -109,7 +113,7 @@ class AddressSpaces:
         if number < 0 or pid in self._execing:
             self._execing.discard(pid)
             number = self._begin(_Space(pid, time_ns, previous=number))
-        space = self._spaces[number]
+        space = self._space(number)
         where = space.overlapping(mapping)
         if where.start == where.stop and number not in self._shared and len(space.mappings) < MAX_MAPPINGS:
             space.replace(where, mapping)  # as nearly always
@@ -123,6 +127,37 @@ class AddressSpaces:
                 return
             space = self._spaces[self._copy(space, pid, time_ns)]
         self._put(space, where, mapping)
+
+    def map_run(self, runs: MapRuns, run: int) -> bool:
+        """A process maps a run of things, if that begins an address space; else nothing is done.
+
+        Args:
+            run: a sound one.
+
+        Returns:
+            Whether that was done.
+        """
+        first, size = int(runs.first[run]), int(runs.cuts[run + 1] - runs.cuts[run])
+        pid = int(runs.maps.pid[first])
+        number = self._current.get(pid, -1)
+        if (number >= 0 and pid not in self._execing) or size > MAX_MAPPINGS:
+            return False
+        self._copies_left += size * _COPIES_PER_MAP
+        self._execing.discard(pid)
+        number = self._begin(_Space(pid, int(runs.maps.time_ns[first]), previous=number))
+        self._run_of[number] = runs, run
+        return True
+
+    def _space(self, number: int) -> _Space:
+        """A space with its mappings."""
+        space = self._spaces[number]
+        if number in self._run_of:
+            runs, run = self._run_of.pop(number)
+            maps = runs.maps.take(slice(int(runs.cuts[run]), int(runs.cuts[run + 1])))
+            space.starts = maps.start.tolist()
+            ends = (maps.start + maps.size).tolist()
+            space.mappings = list(map(Mapping, space.starts, ends, maps.pgoff.tolist(), maps.dso.tolist()))
+        return space
 
     def _put(self, space: _Space, where: slice, mapping: Mapping) -> None:
         if len(space.mappings) >= MAX_MAPPINGS:
@@ -161,26 +196,37 @@ class AddressSpaces:
 
     def tables(self) -> tuple[Spaces, Maps]:
         """The spaces, and all mappings sorted by (space, start); the kernel's come first, as space -1."""
-        spaces = [self._kernel, *self._spaces]
-        counts = [len(space.mappings) for space in spaces]
-        mappings = [mapping for space in spaces for mapping in space.mappings]
-        last = _MAX_ADDRESS - 1
-        maps = Maps.filled(
-            len(mappings),
-            space=np.repeat(np.arange(-1, len(self._spaces)), counts),
-            start=np.array([mapping.start for mapping in mappings], np.uint64),
-            end=np.array([min(mapping.end, last) for mapping in mappings], np.uint64),
-            pgoff=np.array([mapping.pgoff & last for mapping in mappings], np.uint64),
-            dso=np.array([mapping.dso for mapping in mappings], np.int32),
-        )
+        listed = [self._kernel, *self._spaces]
+        counts = np.array([len(space.mappings) for space in listed])
+        for number, (runs, run) in self._run_of.items():
+            counts[number + 1] = runs.cuts[run + 1] - runs.cuts[run]
+        offsets = offsets_of(counts)
+        maps = Maps.filled(int(offsets[-1]), space=np.repeat(np.arange(-1, len(self._spaces)), counts))
+        self._fill_in_lists(maps, listed, offsets)
+        self._fill_in_runs(maps, offsets)
         return Spaces.from_rows([(space.pid, space.begin_ns, space.previous) for space in self._spaces]), maps
+
+    def _fill_in_lists(self, maps: Maps, spaces: list[_Space], offsets: I64) -> None:
+        sizes = np.array([len(space.mappings) for space in spaces])
+        mappings = [mapping for space in spaces for mapping in space.mappings]
+        places, last = spread(offsets[:-1], sizes, offsets_of(sizes)), _MAX_ADDRESS - 1
+        maps.start[places] = np.array([mapping.start for mapping in mappings], np.uint64)
+        maps.end[places] = np.array([min(mapping.end, last) for mapping in mappings], np.uint64)
+        maps.pgoff[places] = np.array([mapping.pgoff & last for mapping in mappings], np.uint64)
+        maps.dso[places] = np.array([mapping.dso for mapping in mappings], np.int32)
+
+    def _fill_in_runs(self, maps: Maps, offsets: I64) -> None:
+        for runs in {id(runs): runs for runs, _ in self._run_of.values()}.values():
+            pairs = [(number, run) for number, (of, run) in self._run_of.items() if of is runs]
+            number, run = np.array(pairs, np.int64).T
+            sizes = runs.cuts[run + 1] - runs.cuts[run]
+            places = spread(offsets[number + 1], sizes, offsets_of(sizes))
+            found = runs.maps.take(spread(runs.cuts[run], sizes, offsets_of(sizes)))
+            maps.start[places], maps.end[places] = found.start, found.start + found.size
+            maps.pgoff[places], maps.dso[places] = found.pgoff, found.dso
 
     def timeline(self) -> tuple[I32, I64, I32]:
         """(pid, begin_ns, space), sorted by (pid, begin): for `decode.timeline.rows_at`."""
-        rows = sorted(self._timeline, key=lambda row: row[:2])
-        columns = list(zip(*rows, strict=True)) or [(), (), ()]
-        return (
-            np.array(columns[0], np.int32),
-            np.array(columns[1], np.int64),
-            np.array(columns[2], np.int32),
-        )
+        pid, begin, space = np.array(self._timeline, np.int64).reshape(-1, 3).T
+        order = np.lexsort((begin, pid))
+        return pid[order].astype(np.int32), begin[order], space[order].astype(np.int32)

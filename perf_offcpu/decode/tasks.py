@@ -9,50 +9,41 @@ tools/perf/util/{machine,thread}.c where they are right.
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perf_offcpu.abi.records import KSYMBOL_UNREGISTER, PROT_EXEC, CpuMode, Misc, RecordType
-from perf_offcpu.decode.address_spaces import KERNEL_SPACE, AddressSpaces, Mapping
+from perf_offcpu.abi.records import RecordType
+from perf_offcpu.decode.address_spaces import AddressSpaces, Mapping
+from perf_offcpu.decode.map_runs import MapEvents, MapRuns, map_runs
 from perf_offcpu.decode.task_columns import TaskRecords
+from perf_offcpu.decode.task_notes import SIDE_TYPES, Note, TaskNotes
 from perf_offcpu.decode.timeline import rows_at
 from perf_offcpu.model.columns import I32, U32
 from perf_offcpu.model.recording import Comms, Dsos, KernelSymbols, Samples, Tasks
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.perfdata.side_records import SideRecord
 
+__all__ = ["SIDE_TYPES", "TaskReplay"]
+
 Kind = TypeVar("Kind")
-_ANY_PID = -1
 
-# Plain numbers: the operators of enum.IntFlag take longer than all else that is done for a record.
-_CPUMODE_MASK, _KERNEL, _USER = int(Misc.CPUMODE_MASK), int(CpuMode.KERNEL), int(CpuMode.USER)
-_MMAP_DATA, _COMM_EXEC, _FORK_EXEC = int(Misc.MMAP_DATA), int(Misc.COMM_EXEC), int(Misc.FORK_EXEC)
-
-
-def _signed(value: int) -> int:
-    """A u32 id as the int32 of the model: 2^32 - 1 is -1."""
-    return value - 2**32 if value >= 2**31 else value
+_RUN = -1
+"""Type of the events that the replay makes itself: a process maps some things."""
 
 
 class TaskReplay:
-    """Takes side-band records; once they are replayed in time order, its tables and lookups are complete.
-
-    What a record says is noted as a flat tuple as soon as it comes (there may be a million of them), and
-    acted upon in the replay: each record type has a method for the one and one for the other.
-    """
+    """Takes side-band records; once they are replayed in time order, its tables and lookups are complete."""
 
     def __init__(self, strings: Strings) -> None:
         self.strings = strings
         self.spaces = AddressSpaces()
         self.cgroups: dict[int, str] = {}
-        self._events: list[tuple[Any, ...]] = []
-        self._dsos: dict[tuple[int, int, int], int] = {}
-        self._dso_of: dict[tuple[bytes, bytes, int], int] = {}
+        self._notes = TaskNotes(strings)
         self._comms: list[tuple[int, int, int, int]] = [(0, 0, 0, strings.intern("swapper"))]
         self._comm_of: dict[int, int] = {0: strings.intern("swapper")}
         self._tasks: list[list[int]] = []
@@ -63,56 +54,50 @@ class TaskReplay:
 
     def note(self, record: SideRecord) -> None:
         """Take up what one record of `SIDE_TYPES` says."""
-        what = _NOTES[record.type](self, record.misc, record.values)
-        if what is not None:
-            own = len(_OWN.get(record.type, ()))
-            self._events.append((record.time_ns, record.type, *what[:own], what[own:]))
+        self._notes.take(record)
 
     def note_all(self, groups: list[TaskRecords]) -> None:
         """Take up what the records of a chunk say."""
-        # Names are numbered as they come in the file, whatever the types of records that hold them.
-        examples = [
-            (record.file_offset, number, index)
-            for number, group in enumerate(groups)
-            for index, record in enumerate(group.examples)
-        ]
-        said: list[list[tuple[Any, ...] | None]] = [[None] * len(group.examples) for group in groups]
-        for _, number, index in sorted(examples):
-            record = groups[number].examples[index]
-            said[number][index] = _NOTES[record.type](self, record.misc, record.values)
-        rows = [group.rows for group in groups]
-        events = [event for group, what in zip(groups, said, strict=True) for event in _events(group, what)]
-        if len(groups) > 1:
-            events = [events[place] for place in np.argsort(np.concatenate(rows)).tolist()]
-        self._events += [event for event in events if event[-1] is not None]
+        self._notes.take_all(groups)
 
     def replay(self, records: Iterable[SideRecord] = ()) -> None:
         """Act on all that was noted, and these records: in time order, time 0 first, ties in file order."""
         for record in records:
             self.note(record)
-        self._events.sort(key=itemgetter(0))
-        for event in self._events:
-            _ACTS[event[1]](self, event[0], *event[2:-1], *event[-1])
-        self._events.clear()
+        events, maps = self._notes.release()
+        runs = _runs(maps, events)
+        single: list[Note] = []  # a heap of mappings that must be taken up one by one
+        for event in heapq.merge(events, _run_events(runs)):
+            while single and single[0] < event:
+                self._map(runs.maps, heapq.heappop(single))
+            if event[2] == _RUN:
+                self._map_run(runs, event[3], single)
+            else:
+                _ACTS[event[2]](self, event[0], *event[3:])
+        while single:
+            self._map(runs.maps, heapq.heappop(single))
         self._tables.clear()
 
-    # Two methods a record type: what it says, and what that means at its time.
+    def _map_run(self, runs: MapRuns, run: int, single: list[Note]) -> None:
+        """A process maps some things at once, or if that is not possible, one by one."""
+        if runs.sound[run] and self.spaces.map_run(runs, run):
+            return
+        for row in range(int(runs.cuts[run]), int(runs.cuts[run + 1])):
+            heapq.heappush(single, (int(runs.maps.time_ns[row]), int(runs.maps.number[row]), row))
 
-    def _note_comm(self, misc: int, values: dict[str, Any]) -> tuple[Any, ...]:
-        comm = self.strings.intern(values["comm"])
-        return _signed(values["pid"]), _signed(values["tid"]), comm, misc & _COMM_EXEC
+    def _map(self, maps: MapEvents, event: Note) -> None:
+        time_ns, _, row = event
+        start = int(maps.start[row])
+        mapping = Mapping(start, start + int(maps.size[row]), int(maps.pgoff[row]), int(maps.dso[row]))
+        self.spaces.map(int(maps.pid[row]), mapping, time_ns)
+
+    # What each type of record means at its time.
 
     def _comm(self, time_ns: int, pid: int, tid: int, comm: int, is_exec: int) -> None:
         self._name(tid, pid, time_ns, comm)
         self._live(tid, pid, time_ns, born=False)
         if is_exec:
             self.spaces.exec(pid, time_ns)
-
-    def _note_task(self, misc: int, values: dict[str, Any]) -> tuple[Any, ...]:
-        return (
-            *(_signed(values[name]) for name in ("pid", "tid", "ppid", "ptid")),
-            misc & _FORK_EXEC,
-        )
 
     def _fork(self, time_ns: int, pid: int, tid: int, parent: int, creator: int, is_bare: int) -> None:
         # A bare one says that there was such a thread when a recording began: in a merged one, a later one.
@@ -128,31 +113,8 @@ class TaskReplay:
         self._live(tid, pid, 0, born=False)
         self._tasks[self._task_of.pop(tid)][3] = time_ns
 
-    def _note_mmap(self, misc: int, values: dict[str, Any]) -> tuple[Any, ...] | None:
-        data = misc & _MMAP_DATA or ("prot" in values and not values["prot"] & PROT_EXEC)
-        kernel = misc & _CPUMODE_MASK == _KERNEL
-        if data and not kernel:
-            return None
-        build_id = values.get("build_id", b"")[: values.get("build_id_size", 0)]
-        dso = self._dso(values["filename"], build_id, _KERNEL if kernel else _USER)
-        return _signed(values["pid"]), values["addr"], values["len"], values["pgoff"], dso, kernel
-
-    def _mmap(
-        self, time_ns: int, pid: int, start: int, size: int, pgoff: int, dso: int, is_kernel: bool
-    ) -> None:
-        owner = KERNEL_SPACE if is_kernel or pid == _ANY_PID else pid
-        self.spaces.map(owner, Mapping(start, start + size, pgoff, dso), time_ns)
-
-    def _note_ksymbol(self, _: int, values: dict[str, Any]) -> tuple[Any, ...] | None:
-        if values["flags"] & KSYMBOL_UNREGISTER:  # names of unloaded programs stay known
-            return None
-        return values["addr"], values["addr"] + values["len"], self.strings.intern(values["name"])
-
     def _ksymbol(self, _: int, start: int, end: int, name: int) -> None:
         self._kernel_symbols[start] = (end, name)
-
-    def _note_cgroup(self, _: int, values: dict[str, Any]) -> tuple[Any, ...]:
-        return values["id"], values["path"].decode("utf-8", "surrogateescape")
 
     def _cgroup(self, _: int, cgroup: int, path: str) -> None:
         self.cgroups[cgroup] = path
@@ -168,19 +130,11 @@ class TaskReplay:
         self._task_of[tid] = len(self._tasks)
         self._tasks.append([tid, pid, time_ns if born else 0, -1])
 
-    def _dso(self, path: bytes, build_id: bytes, cpumode: int) -> int:
-        # By what the record says, for there are many more records than objects.
-        row = self._dso_of.get((path, build_id, cpumode))
-        if row is None:
-            key = (self.strings.intern(path), self.strings.intern(build_id.hex()), cpumode)
-            row = self._dso_of[path, build_id, cpumode] = self._dsos.setdefault(key, len(self._dsos))
-        return row
-
     # Tables.
 
     def dsos(self) -> Dsos:
         """All mapped objects; a map's `dso` is a row here."""
-        return Dsos.from_rows(list(self._dsos))
+        return self._notes.dsos()
 
     def comms(self) -> Comms:
         """All names, sorted by (tid, begin)."""
@@ -218,51 +172,31 @@ class TaskReplay:
         return self.strings.intern_all(f":{tid}" for tid in unnamed.tolist())[which]
 
 
-_OWN: dict[int, tuple[str, ...]] = {
-    RecordType.COMM: ("pid", "tid"),
-    RecordType.FORK: ("pid", "tid", "ppid", "ptid"),
-    RecordType.EXIT: ("pid", "tid", "ppid", "ptid"),
-    RecordType.MMAP: ("pid", "addr", "len", "pgoff"),
-    RecordType.MMAP2: ("pid", "addr", "len", "pgoff"),
-}
-"""By type: what a note begins with, and each record has of its own."""
+def _runs(maps: MapEvents, events: list[Note]) -> MapRuns:
+    """The mappings, cut where an event may touch the address space of a process."""
+    touching = [
+        (pid, event[0], event[1])
+        for event in events
+        if (event[2] == RecordType.FORK and (event[3] != event[5] or event[7]))
+        or (event[2] == RecordType.COMM and event[6])
+        for pid in {event[3], event[5] if event[2] == RecordType.FORK else event[3]}
+    ]
+    pids, times, numbers = zip(*touching, strict=True) if touching else ((), (), ())
+    return map_runs(maps, np.array(pids, np.int32), np.array(times, np.int64), np.array(numbers, np.int64))
 
 
-def _events(records: TaskRecords, said: list[tuple[Any, ...] | None]) -> Iterator[tuple[Any, ...]]:
-    """(time, type, what is the record's own…, the rest of its note; None if it says nothing) of each record.
-
-    Args:
-        said: the notes of the examples.
-    """
-    names = _OWN.get(records.kind, ())
-    own = [_signed_ids(records.own[name]).tolist() for name in names]
-    rest = [None if what is None else what[len(names) :] for what in said]
-    shared = [rest[which] for which in records.example.tolist()]
-    return zip(records.time_ns.tolist(), itertools.repeat(records.kind), *own, shared)
+def _run_events(runs: MapRuns) -> list[Note]:
+    """(time, number, type, run) of each run: when its first mapping happens."""
+    times, numbers = runs.maps.time_ns[runs.first], runs.maps.number[runs.first]
+    return sorted(
+        zip(times.tolist(), numbers.tolist(), itertools.repeat(_RUN), range(len(times)), strict=False)
+    )
 
 
-def _signed_ids(values: NDArray[Any]) -> NDArray[Any]:
-    """u32 ids as in the model; addresses as they are."""
-    return values.view(np.int32) if values.dtype == np.uint32 else values
-
-
-_NOTES: dict[int, Callable[[TaskReplay, int, dict[str, Any]], tuple[Any, ...] | None]] = {
-    RecordType.COMM: TaskReplay._note_comm,
-    RecordType.FORK: TaskReplay._note_task,
-    RecordType.EXIT: TaskReplay._note_task,
-    RecordType.MMAP: TaskReplay._note_mmap,
-    RecordType.MMAP2: TaskReplay._note_mmap,
-    RecordType.KSYMBOL: TaskReplay._note_ksymbol,
-    RecordType.CGROUP: TaskReplay._note_cgroup,
-}
 _ACTS: dict[int, Callable[..., None]] = {
     RecordType.COMM: TaskReplay._comm,
     RecordType.FORK: TaskReplay._fork,
     RecordType.EXIT: TaskReplay._exit,
-    RecordType.MMAP: TaskReplay._mmap,
-    RecordType.MMAP2: TaskReplay._mmap,
     RecordType.KSYMBOL: TaskReplay._ksymbol,
     RecordType.CGROUP: TaskReplay._cgroup,
 }
-SIDE_TYPES = frozenset(_NOTES)
-"""The record types that the replay takes."""
