@@ -12,13 +12,15 @@
  * The incoming side sits where the kernel allows the most:
  *
  *	OFFCPU_AT_EXIT=1	tp_btf/sched_exit_tp, at the end of __schedule() (6.16 on): `current` is the
- *				sleeper and its address space is active.
+ *				sleeper and its address space is active. OFFCPU_BY_PROBE=1: a kprobe at
+ *				finish_task_switch(), for the same (older kernels, if copies of stacks are asked for).
  *	OFFCPU_AT_EXIT=0	tp_btf/sched_switch, before the switch: `current` still is the task that leaves,
  *				but the sleeper's kernel stack stands as it slept.
  *
  * The kernel stack is walked there, for samples only: it costs more than all the rest. (Where most waits become
- * samples, it is taken in sched_switch in any case, where it is shorter.) The user stack is walked once a wait. If every wait needs it, for sums by stack, or if the sleeper's memory cannot be reached
- * later on, that is at switch-out, where its top is still in the caches; else at the end, for samples only.
+ * samples, it is taken in sched_switch in any case, where it is shorter.) The user stack is walked once a wait.
+ * If every wait needs it, for sums by stack, or if the sleeper's memory cannot be reached later on, that is at
+ * switch-out, where its top is still in the caches; else at the end, for samples only.
  *
  * Tasks that do not switch while the program is at work are found by two iterators over all tasks, at the
  * begin and at the end of the recording.
@@ -393,13 +395,13 @@ int offcpu_switch(u64 *ctx)
 }
 
 #if OFFCPU_AT_EXIT
-/* tp_btf/sched_exit_tp(bool is_switch) */
+/* tp_btf/sched_exit_tp(bool is_switch), or OFFCPU_BY_PROBE: kprobe/finish_task_switch */
 int offcpu_switched(u64 *ctx)
 {
 	u32 zero = 0;
 	u64 *last = switched.lookup(&zero), now;
 
-	if (!ctx[0] || !last)
+	if (!last || !(OFFCPU_BY_PROBE || ctx[0]))
 		return 0;
 	/* Interrupts may have come in between: the task has been on its CPU since the switch. */
 	now = *last ? *last : bpf_ktime_get_ns();

@@ -46,6 +46,7 @@ from perf_offcpu.collect.bpf_maps import MAP_NAMES, ProgramMaps
 from perf_offcpu.collect.bpf_syscall import VerifierError
 from perf_offcpu.collect.btf import VMLINUX_BTF, Btf
 from perf_offcpu.collect.clock import now_ns
+from perf_offcpu.collect.kprobe import Kprobe
 from perf_offcpu.collect.states import DEFAULT_STATES, ShortWaits, mode_mask
 from perf_offcpu.errors import CapabilityError, RecordingError
 from perf_offcpu.resources import PROGRAM, bpf_dir
@@ -53,7 +54,8 @@ from perf_offcpu.resources import PROGRAM, bpf_dir
 _LICENSE = "Dual BSD/GPL"
 _FILTER = "offcpu_filter"
 _ON_SWITCH = {"offcpu_switch": "sched_switch"}
-_ON_EXIT = {"offcpu_switched": "sched_exit_tp"}
+_SWITCHED = "offcpu_switched"
+_ON_EXIT = {_SWITCHED: "sched_exit_tp"}
 _ON_WAKE_UP = {"offcpu_waking": "sched_waking"}
 _FIRST, _LAST = "offcpu_first", "offcpu_last"  # iterators over tasks
 _ON_BIRTH = {"offcpu_fork": "sched_process_fork", "offcpu_exec": "sched_process_exec"}
@@ -112,6 +114,8 @@ class OffCpuConfig:
     """Record kernel threads, too."""
     in_switch: bool = False
     """End waits in sched_switch even where the kernel has sched_exit_tp."""
+    in_sleeper: bool = False
+    """End waits in the sleeper's own context even where that takes a kprobe: for copies of its stack."""
     by_cpu: bool = False
     """Only waits that begin, and samples taken, on CPUs that are added."""
     by_user: bool = False
@@ -154,6 +158,7 @@ class OffCpuProgram:
     ) -> None:
         self.config = config or OffCpuConfig()
         self._programs: dict[str, int] = {}
+        self._probe: Kprobe | None = None
         self._links: list[int] = []
         self._maps: ProgramMaps | None = None
         check_privileges()
@@ -161,14 +166,9 @@ class OffCpuProgram:
         facts = explore(btf)
         self._tracepoints = _tracepoints(self.config, facts)
         self._iterators = () if facts.task_iterator is None else (_FIRST, _LAST)
-        source = bpf_dir() / PROGRAM
-        header = read_header(source.with_name("off_cpu.h"))
-        options = _defines(self.config, facts, header.enums["mode"])
-        options |= _target_defines(self.config, facts, btf)
-        functions = [*self._tracepoints, _FILTER, *self._iterators]
-        recipe = Recipe(source, facts.defines, options, functions, MAP_NAMES)
         try:
-            self._load(recipe, header, facts, ProgramCache.usual() if use_cache else None)
+            self._probe = None if self.ends_at_exit else _probe(self.config, facts)
+            self._build(btf, facts, ProgramCache.usual() if use_cache else None)
         except BaseException:
             self.close()
             raise
@@ -181,10 +181,23 @@ class OffCpuProgram:
 
     @property
     def ends_at_exit(self) -> bool:
-        """Whether waits end, and samples are sent, in the sleeper's own context (sched_exit_tp)."""
-        return not _ON_EXIT.keys().isdisjoint(self._tracepoints)
+        """Whether waits end, and samples are sent, in the sleeper's own context.
+
+        Then the perf core's fields of the record (TID, CPU, registers, stack bytes, cgroup) are its too;
+        otherwise they are those of the task that left the CPU.
+        """
+        return _SWITCHED in self._tracepoints or self._probe is not None
 
     # Life
+
+    def _build(self, btf: Btf, facts: KernelFacts, cache: ProgramCache | None) -> None:
+        source = bpf_dir() / PROGRAM
+        header = read_header(source.with_name("off_cpu.h"))
+        by_probe = self._probe is not None
+        options = _defines(self.config, facts, header.enums["mode"], self.ends_at_exit, by_probe)
+        options |= _target_defines(self.config, facts, btf)
+        functions = [*self._tracepoints, *([_SWITCHED] if by_probe else []), _FILTER, *self._iterators]
+        self._load(Recipe(source, facts.defines, options, functions, MAP_NAMES), header, facts, cache)
 
     def _load(
         self, recipe: Recipe, header: SharedHeader, facts: KernelFacts, cache: ProgramCache | None
@@ -213,7 +226,10 @@ class OffCpuProgram:
 
     def attach(self) -> None:
         """Put the programs on their tracepoints; they record nothing until `enable`."""
+        name = _SWITCHED
         try:
+            if self._probe:
+                self._probe.attach(self._programs[name])
             for name in self._tracepoints:
                 self._links.append(bpf_syscall.open_raw_tracepoint(self._programs[name]))
         except OSError as error:
@@ -224,6 +240,8 @@ class OffCpuProgram:
         """Take the programs off their tracepoints; sums and counters stay readable."""
         while self._links:
             os.close(self._links.pop())
+        if self._probe:
+            self._probe.close()
 
     def close(self) -> None:
         """Detach and give everything back. Closing twice is allowed."""
@@ -292,15 +310,6 @@ class OffCpuProgram:
     def filter_fd(self) -> int:
         """For PERF_EVENT_IOC_SET_BPF: a program that passes samples of recorded tasks, and counts them."""
         return self._programs[_FILTER]
-
-    @property
-    def ends_waits_in_sleeper(self) -> bool:
-        """Whether samples are sent in the sleeper's own context (sched_exit_tp).
-
-        Then the perf core's fields of the record (TID, CPU, registers, stack bytes, cgroup) are its too;
-        otherwise they are those of the task that left the CPU.
-        """
-        return not _ON_EXIT.keys().isdisjoint(self._tracepoints)
 
     # What was gathered
 
@@ -387,9 +396,21 @@ def _tracepoints(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
     return {**births, **wake_ups, **at_exit, **_ON_SWITCH}
 
 
+def _probe(config: OffCpuConfig, facts: KernelFacts) -> Kprobe | None:
+    """What stands in for a tracepoint in the sleeper's context, where that is needed; None if nothing can."""
+    if not config.in_sleeper or config.in_switch or not facts.switch_end:
+        return None
+    try:
+        return Kprobe(facts.switch_end)
+    except OSError:
+        return None
+
+
 def _load_program(name: str, code: bytes, tracepoints: Mapping[str, str], facts: KernelFacts) -> int:
     if name == _FILTER:
         return bpf_syscall.load_program(ProgramType.PERF_EVENT, name, code, _LICENSE)
+    if name == _SWITCHED and name not in tracepoints:
+        return bpf_syscall.load_program(ProgramType.KPROBE, name, code, _LICENSE)
     if name in tracepoints:
         btf_id, kind = facts.tracepoints[tracepoints[name]].btf_id, AttachType.TRACE_RAW_TP
     else:
@@ -397,11 +418,13 @@ def _load_program(name: str, code: bytes, tracepoints: Mapping[str, str], facts:
     return bpf_syscall.load_program(ProgramType.TRACING, name, code, _LICENSE, btf_id, kind)
 
 
-def _defines(config: OffCpuConfig, facts: KernelFacts, modes: Sequence[str]) -> dict[str, int | str]:
+def _defines(
+    config: OffCpuConfig, facts: KernelFacts, modes: Sequence[str], at_exit: bool, by_probe: bool
+) -> dict[str, int | str]:
     """The constants that off_cpu.bpf.c asks for, besides those that the kernel decides."""
-    at_exit = facts.has_exit_tp and not config.in_switch
     return {
         "OFFCPU_AT_EXIT": int(at_exit),
+        "OFFCPU_BY_PROBE": int(by_probe),
         "OFFCPU_KERNEL_EARLY": int(at_exit and config.kernel_stacks and config.threshold_ns < EARLY_BELOW_NS),
         "OFFCPU_DEFER_USER": int(at_exit and config.deferred_stacks),
         "OFFCPU_KERNEL_THREADS": int(config.kernel_threads),

@@ -41,6 +41,7 @@ class Command(enum.IntEnum):
 class ProgramType(enum.IntEnum):
     """`enum bpf_prog_type`."""
 
+    KPROBE = 2
     PERF_EVENT = 7
     RAW_TRACEPOINT = 17
     TRACING = 26

@@ -19,6 +19,7 @@ from perf_offcpu.collect.bpf_attr import ProgramType
 from perf_offcpu.collect.bpf_syscall import VerifierError, load_program, run_program
 from perf_offcpu.collect.btf import Btf, Member, Tracepoint
 from perf_offcpu.collect.btf_walk import Kind
+from perf_offcpu.collect.kprobe import switch_end
 from perf_offcpu.collect.limits import privilege_remedy
 from perf_offcpu.errors import CapabilityError
 
@@ -47,6 +48,8 @@ class KernelFacts:
     """Constants for the compiler."""
     task_iterator: int | None = None
     """BTF id of the function that stands for iterators over tasks (Linux 5.8); None if there is none."""
+    switch_end: str = ""
+    """The function that a task runs first when it comes to a CPU, for a kprobe; "" if not known."""
 
     @property
     def has_exit_tp(self) -> bool:
@@ -93,7 +96,7 @@ def explore(btf: Btf, kallsyms: Path = Path("/proc/kallsyms")) -> KernelFacts:
         "OFFCPU_SWITCH_HAS_STATE": int(found["sched_switch"].args >= 4),  # fa2c3254d7cf, Linux 5.18
         "OFFCPU_FRAME_LIMIT": _frame_limit(),
     }
-    return KernelFacts(found, defines, btf.type_id(Kind.FUNC, "bpf_iter_task"))
+    return KernelFacts(found, defines, btf.type_id(Kind.FUNC, "bpf_iter_task"), switch_end(symbols))
 
 
 def _need(member: Member | None, name: str) -> int:

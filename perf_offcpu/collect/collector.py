@@ -120,7 +120,9 @@ class Collector:
     def _wait_bytes(self, say: Callable[[str], None]) -> int:
         """How many bytes of user stacks samples of waits have."""
         if self.options.stack_bytes and not self.program.ends_at_exit:
-            say("stacks of waits are walked along frame pointers: this kernel has no sched_exit_tp")
+            say(
+                "stacks of waits are walked along frame pointers: no sched_exit_tp in this kernel, no kprobes"
+            )
             return 0
         return self.options.stack_bytes
 
@@ -340,6 +342,7 @@ def _bpf_config(options: RecordOptions, deferred_stacks: bool) -> OffCpuConfig:
         states=options.states,
         kernel_threads=options.kernel_threads,
         deferred_stacks=deferred_stacks,
+        in_sleeper=options.stack_bytes > 0,
         wakers=options.wakers,
         waker_stacks=options.waker_stacks,
         budget=options.budget,

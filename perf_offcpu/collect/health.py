@@ -128,17 +128,19 @@ def _bpf() -> Seen:
 def _kernel() -> Seen:
     from perf_offcpu.collect.bpf_kernel import explore
     from perf_offcpu.collect.btf import Btf
+    from perf_offcpu.collect.kprobe import Kprobe
 
     facts = explore(Btf.load())
     release = platform.release()
     if facts.has_exit_tp:
         return State.WORKS, f"{release}, with tracepoint sched_exit_tp", ""
     found = f"{release}, without tracepoint sched_exit_tp"
-    return (
-        State.LIMITED,
-        found,
-        "boot Linux 6.16 or newer for user stacks that are taken when a wait ends, not at each beginning",
-    )
+    try:
+        Kprobe(facts.switch_end).close()
+    except OSError:
+        remedy = "boot Linux 6.16 or newer, or one with kprobes, for whole user stacks (--call-graph cfi)"
+        return State.LIMITED, f"{found}, without kprobes", remedy
+    return State.WORKS, f"{found}: a kprobe at {facts.switch_end} takes copies of stacks", ""
 
 
 def _collector() -> Seen:

@@ -64,3 +64,25 @@ def test_programs_stay_far_from_the_verifiers_limit(
     OffCpuProgram(OffCpuConfig(in_switch=in_switch, **asked)).close()
     assert {"offcpu_switch", "offcpu_filter"} <= seen.keys()
     assert {name: count for name, count in seen.items() if count > ENOUGH} == {}
+
+
+@pytest.mark.parametrize("asked", [{}, EVERYTHING], ids=["default", "everything"])
+def test_the_form_for_a_kprobe_is_taken_even_where_there_are_none(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels before 6.16 need it; every verifier can look at it, but only those with kprobes attach it."""
+    monkeypatch.setattr(bpf, "_ON_EXIT", {})
+    monkeypatch.setattr(bpf, "Kprobe", Nowhere)
+    with OffCpuProgram(OffCpuConfig(in_sleeper=True, **asked), use_cache=False) as program:
+        assert program.ends_at_exit
+        assert "offcpu_switched" in program.run_stats()
+
+
+class Nowhere:
+    """A place for a program that is never reached."""
+
+    def __init__(self, function: str) -> None:
+        assert function.startswith("finish_task_switch")
+
+    def close(self) -> None:
+        """Nothing was attached."""
