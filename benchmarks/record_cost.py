@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What recording costs, and whether it keeps up:  sudo python benchmarks/record_cost.py [--runs N] [--cpu N]
+"""What recording costs:  sudo python benchmarks/record_cost.py [--rounds N] [--cpu 0|any] [--only TEXT]
 
-`perf bench sched pipe` does nothing but switch: two tasks hand a byte to and fro. It runs bare and under the
-recorder in several ways, in turn, so that whatever else the machine does meets all of them; medians count.
-Both tasks stay on one CPU: left alone they find themselves on one or on two from run to run, and a wake-up
-across CPUs takes ten times as long, which hides everything else (`--cpu any` shows it).
-What the BPF programs cost comes from runs of their own, because counting it costs, too. Then `perf bench
-sched messaging`, 400 tasks, with every wait a sample: is anything lost?
+`perf bench sched pipe` does nothing but switch: two tasks hand a byte to and fro. It runs in many short
+rounds, bare and under the recorder in several ways by turns: bare, one way, bare, the next way, … Each
+recorded run is compared with the bare runs before and after it, so that what else the machine or its host
+does meets both. The median of these ratios counts; between which two the middle half of them lies is printed
+beside it. The same for the CPU time of the benchmark's process, which others on the machine disturb less (its
+start and end are in it, some 10 ms in either kind of run).
 
-Figures of one run of this script can be compared with each other, hardly with those of another day.
+`--cpu 0` keeps both tasks on one CPU: the worst case for a recorder, as they never idle. `--cpu any` is the
+plain `perf bench sched pipe`: mostly two CPUs that wake each other, where an operation takes longer anyway.
+
+A row counts only as far as nothing was lost in it (column "lost", over all rounds; a "!" before the ratio): a
+wait that finds the ring full costs less than a sample. Files go to memory (/dev/shm) unless --output says
+where; then the disk is idle before each run (sync). What the BPF programs cost comes from a last run of each
+way, because counting it costs, too. `--messaging` also runs `perf bench sched messaging`, 400 tasks.
 """
 
 from __future__ import annotations
@@ -29,61 +35,86 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from perf_offcpu.collect.session import record  # noqa: E402
+from perf_offcpu.commands.record import add_parser, options_of  # noqa: E402
+
 STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
+EVERY = ["--off-cpu-thresh", "0"]
+FP = [*EVERY, "--call-graph", "fp"]
 WAYS = {
     "sums (default)": [],
     "sums, -e none": ["-e", "none"],
     "sums, everybody (-a)": ["-a"],
-    "every wait (threshold 0)": ["--off-cpu-thresh", "0"],
-    "every wait, no kernel stacks": ["--off-cpu-thresh", "0", "--no-kernel-callchains"],
-    "every wait, frame pointers": ["--off-cpu-thresh", "0", "--call-graph", "fp"],
-    "every wait, copies of 2 KB": ["--off-cpu-thresh", "0", "--call-graph", "cfi,2048"],
-    "every wait, copies of 4 KB": ["--off-cpu-thresh", "0", "--call-graph", "cfi,4096"],
-    "every wait, copies of 8 KB": ["--off-cpu-thresh", "0", "--call-graph", "cfi,8192"],
+    "all on (-a, wakers' stacks)": ["-a", "--waker-stacks", "--all-cgroups", "--kernel-threads"],
+    "sums, --no-wakers": ["--no-wakers"],
+    "sums without stacks": ["--short-waits", "threads"],
+    "every wait, fp": FP,
+    "every wait, no kernel stacks": [*FP, "--no-kernel-callchains"],
+    "every wait, fp, wakers' stacks": [*FP, "--waker-stacks"],
+    "every wait, copies of 2 KB": [*EVERY, "--call-graph", "cfi,2048"],
+    "every wait, copies of 4 KB": [*EVERY, "--call-graph", "cfi,4096"],
+    "every wait, copies of 8 KB": [*EVERY, "--call-graph", "cfi,8192"],
 }
 MESSAGING = ["perf", "bench", "--format=simple", "sched", "messaging", "-g", "10", "-l", "400"]
 
-
-def recorded(options: list[str], command: list[str]) -> dict[str, Any]:
-    """Run a command under a recorder in a process of its own; what `child` prints of it."""
-    program = [sys.executable, __file__, "--child", *options, "--", *command]
-    done = subprocess.run(program, check=True, capture_output=True, text=True)
-    *output, last = done.stdout.splitlines()
-    figures: dict[str, Any] = json.loads(last)
-    return figures | {"seconds": float(output[-1])}
+Row = dict[str, Any]
 
 
-def child(argv: list[str]) -> None:
+def recorded(options: list[str], command: list[str], directory: Path) -> Row:
+    """Run a command under a recorder in a process of its own; what that says of itself and of the command."""
+    if not directory.is_relative_to("/dev/shm"):
+        os.sync()
+    path = directory / "cost.data"
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        os.dup2(writer, 1)
+        try:
+            _record([*options, "-o", str(path), "--", *command])
+        finally:
+            sys.stdout.flush()
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as output:
+        *words, last = output.read().splitlines()
+    os.waitpid(child, 0)
+    path.unlink()
+    row: Row = json.loads(last)
+    return row | {"seconds": float(words[-1].split()[-1])}
+
+
+def _record(argv: list[str]) -> None:
     """Record as `argv` says, and print one JSON object about recorder and recording."""
-    from perf_offcpu.collect.session import record
-    from perf_offcpu.commands.record import add_parser, options_of
-
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
     summary = record(options_of(parser.parse_args(["record", *argv]), argv), lambda text: None)
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    samples, size = summary.events("samples"), summary.file_bytes
-    print(
-        json.dumps(
-            {
-                "samples": samples,
-                "sums": summary.sums,
-                "on-cpu": summary.oncpu_samples,
-                "losses": summary.losses(),
-                "bytes": size,
-                "cpu_s": summary.cpu_s,
-                "total_cpu_s": usage.ru_utime + usage.ru_stime,
-                "peak_mb": usage.ru_maxrss / 1024,
-                "fullest": summary.ring_fullest,
-                "programs": summary.programs,
-            }
-        )
-    )
+    row = {
+        "samples": summary.events("samples"),
+        "sums": summary.sums,
+        "oncpu": summary.oncpu_samples,
+        "lost": sum(summary.losses().values()),
+        "losses": summary.losses(),
+        "bytes": summary.file_bytes,
+        "cpu_s": summary.cpu_s,
+        "fullest": summary.ring_fullest,
+        "programs": summary.programs,
+        "command_cpu_s": cpu_of_children(),
+    }
+    print(json.dumps(row))
 
 
-def bare(command: list[str]) -> float:
-    """Seconds that the benchmark says it took."""
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+def cpu_of_children() -> float:
+    """CPU seconds of the processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def bare(command: list[str]) -> tuple[float, float]:
+    """Seconds that the benchmark says it took, and CPU seconds of its process."""
+    before = cpu_of_children()
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return float(output.split()[-1]), cpu_of_children() - before
 
 
 @contextmanager
@@ -97,77 +128,70 @@ def bpf_stats() -> Iterator[None]:
         STATS.write_text(before)
 
 
-def spread(values: list[float], unit: Callable[[float], str]) -> str:
-    """Median, and the extremes."""
-    return f"{unit(statistics.median(values))} ({unit(min(values))}-{unit(max(values))})"
-
-
 def pipe_benchmark(loops: int, cpu: str) -> list[str]:
     """The command line of the pipe benchmark on one CPU, or on `any`."""
     pinned = [] if cpu == "any" else ["taskset", "-c", cpu]
     return [*pinned, "perf", "bench", "--format=simple", "sched", "pipe", "-l", str(loops)]
 
 
-def cost_of_switches(command: list[str], runs: int, loops: int) -> None:
-    """Time per operation of the pipe benchmark, bare and recorded in each way."""
-    seconds: dict[str, list[float]] = {"bare": [], **{way: [] for way in WAYS}}
-    figures: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
-    for _ in range(runs):
-        seconds["bare"].append(bare(command))
-        for way, options in WAYS.items():
-            figures[way].append(recorded(options, command))
-            seconds[way].append(figures[way][-1]["seconds"])
-    print(f"{' '.join(command)}\nus per operation (two switches), median of {runs} (extremes)")
-    plain = statistics.median(seconds["bare"])
-    for way, values in seconds.items():
-        times = spread([value / loops * 1e6 for value in values], lambda us: f"{us:.2f}")
-        print(f"  {way:<30} {times:>24}  x {statistics.median(values) / plain:.3f}")
-    print("\nthe recorder, median of the same runs")
-    head = (
-        "samples",
-        "sums",
-        "on-CPU",
-        "lost",
-        "file MB",
-        "B/sample",
-        "CPU s",
-        "with setup",
-        "peak MB",
-        "ring",
+def rounds_of(
+    ways: dict[str, list[str]], command: list[str], rounds: int, directory: Path
+) -> tuple[list[float], dict[str, list[Row]]]:
+    """(seconds of all bare runs, rows of each way, with ratios to the bare runs on either side)."""
+    plain, rows = [bare(command)], {way: list[Row]() for way in ways}
+    order = list(ways.items())
+    for number in range(rounds):
+        first = number % len(order)  # no way always follows the same other one
+        for way, options in order[first:] + order[:first]:
+            row = recorded(options, command, directory)
+            plain.append(bare(command))
+            seconds, cpu_s = (sum(pair) / 2 for pair in zip(*plain[-2:], strict=True))
+            ratios = {"ratio": row["seconds"] / seconds, "cpu_ratio": row["command_cpu_s"] / cpu_s}
+            rows[way].append(row | ratios)
+    return [seconds for seconds, _ in plain], rows
+
+
+def show(plain: list[float], rows: dict[str, list[Row]], loops: int) -> None:
+    """One line a way: time, ratio, and what was recorded and lost."""
+
+    def time(seconds: list[float]) -> str:
+        low, middle, high = (f(seconds) / loops * 1e6 for f in (min, statistics.median, max))
+        return f"{middle:.2f} ({low:.2f}-{high:.2f})"
+
+    def ratio(some: list[Row], key: str) -> str:
+        low, middle, high = statistics.quantiles([row[key] for row in some], n=4)
+        return f"{middle:.3f} ({low:.3f}-{high:.3f})"
+
+    print(f"{'':<30} {'us/operation':>20} {'to bare (middle half)':>23} {'CPU time to bare':>20}", end="")
+    print(f" {'lost':>7} {'waits':>7} {'on-CPU':>6} {'MB':>7} {'B/wait':>6} {'CPU s':>6} {'ring':>5}")
+    print(f"{'bare':<30} {time(plain):>20}")
+    for way, some in rows.items():
+        lost = sum(row["lost"] for row in some)
+        times = f"{'! ' if lost else ''}{ratio(some, 'ratio')}"
+        print(f"{way:<30} {time([row['seconds'] for row in some]):>20} {times:>23} ", end="")
+        print(f"{ratio(some, 'cpu_ratio'):>20} {lost:>7} {recorder_columns(some)}")
+
+
+def recorder_columns(rows: list[Row]) -> str:
+    """Medians of what was recorded in one way, and of what the recorder took."""
+
+    def median(value: Callable[[Row], float]) -> float:
+        return statistics.median(map(value, rows))
+
+    each = median(lambda row: row["bytes"] / row["samples"] if row["samples"] > 1000 else 0.0)
+    return (
+        f"{median(lambda row: row['samples'] + row['sums']):>7.0f} {median(lambda row: row['oncpu']):>6.0f} "
+        f"{median(lambda row: row['bytes']) / 1e6:>7.2f} {f'{each:.0f}' if each else '-':>6} "
+        f"{median(lambda row: row['cpu_s']):>6.2f} {median(lambda row: row['fullest']):>5.0%}"
     )
-    print(f"  {'':<30} " + " ".join(f"{text:>10}" for text in head))
-    for way, rows in figures.items():
-        print(f"  {way:<30} " + " ".join(f"{text:>10}" for text in recorder_row(rows)))
 
 
-def recorder_row(rows: list[dict[str, Any]]) -> list[str]:
-    """The figures of one way to record."""
-
-    def median(key: str) -> float:
-        return statistics.median(float(row[key]) for row in rows)
-
-    records = max(1.0, median("samples") + median("sums") + median("on-cpu"))
-    lost = max(sum(row["losses"].values()) for row in rows)
-    return [
-        f"{median('samples'):.0f}",
-        f"{median('sums'):.0f}",
-        f"{median('on-cpu'):.0f}",
-        str(lost),
-        f"{median('bytes') / 1e6:.2f}",
-        f"{median('bytes') / records:.0f}" if records > 1000 else "-",
-        f"{median('cpu_s'):.3f}",
-        f"{median('total_cpu_s'):.2f}",
-        f"{median('peak_mb'):.0f}",
-        f"{median('fullest'):.0%}",
-    ]
-
-
-def cost_in_bpf(command: list[str]) -> None:
+def cost_in_bpf(ways: dict[str, list[str]], command: list[str], directory: Path) -> None:
     """ns a run of each BPF program, in runs with the kernel's own clock around them."""
     print("\nBPF programs, ns a run (kernel.bpf_stats_enabled), and runs")
     with bpf_stats():
-        for way, options in WAYS.items():
-            programs = recorded(options, command)["programs"]
+        for way, options in ways.items():
+            programs = recorded(options, command, directory)["programs"]
             shown = [
                 f"{name.removeprefix('offcpu_')} {ns / n:.0f} ({n})"
                 for name, (n, ns) in programs.items()
@@ -176,11 +200,11 @@ def cost_in_bpf(command: list[str]) -> None:
             print(f"  {way:<30} {', '.join(shown)}")
 
 
-def messaging(runs: int) -> None:
+def messaging(runs: int, directory: Path) -> None:
     """Whether 400 busy tasks lose anything when every wait is a sample."""
     print("\nperf bench sched messaging -g 10 -l 400, every wait a sample, rings at their default size")
     for _ in range(runs):
-        plain, row = bare(MESSAGING), recorded(["--off-cpu-thresh", "0"], MESSAGING)
+        (plain, _), row = bare(MESSAGING), recorded(EVERY, MESSAGING, directory)
         lost = ", ".join(f"{count} {what}" for what, count in row["losses"].items()) or "nothing"
         taken = f"{row['samples']} samples, {row['sums']} sums, lost {lost}"
         recorder = f"rings at most {row['fullest']:.0%} full, recorder {row['cpu_s']:.2f} s of CPU"
@@ -192,20 +216,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=5, help="runs of each kind (default: 5)")
-    parser.add_argument("--loops", type=int, default=200_000, help="of the pipe benchmark (default: 200000)")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of all ways (default: 20)")
+    parser.add_argument("--loops", type=int, default=50_000, help="of the pipe benchmark (default: 50000)")
     parser.add_argument("--cpu", default="0", help="where the pipe benchmark runs (default: 0), or any")
+    parser.add_argument("--only", default="", help="a part of the names of the ways to measure")
+    parser.add_argument("--output", type=Path, default=Path("/dev/shm"), help="directory for recordings")
+    parser.add_argument("--messaging", action="store_true", help="400 tasks at the end")
     args = parser.parse_args()
+    if args.rounds < 2:
+        parser.error("--rounds: 2 or more, for a middle half")
     pipe = pipe_benchmark(args.loops, args.cpu)
-    with tempfile.TemporaryDirectory() as directory:
-        os.chdir(directory)
-        cost_of_switches(pipe, args.runs, args.loops)
-        cost_in_bpf(pipe)
-        messaging(max(1, args.runs // 2))
+    ways = {name: options for name, options in WAYS.items() if args.only in name}
+    with tempfile.TemporaryDirectory(dir=args.output) as name:
+        directory = Path(name).resolve()
+        for options in ways.values():  # compiled, and in memory
+            recorded(options, pipe_benchmark(100, args.cpu), directory)
+        print(f"{' '.join(pipe)}: {args.rounds} rounds, recordings in {args.output}")
+        show(*rounds_of(ways, pipe, args.rounds, directory), args.loops)
+        cost_in_bpf(ways, pipe, directory)
+        if args.messaging:
+            messaging(2, directory)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        child(sys.argv[2:])
-    else:
-        main()
+    main()
