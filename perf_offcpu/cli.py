@@ -26,6 +26,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 from perf_offcpu.commands._perf_habits import VERBS as HABITS
 from perf_offcpu.commands._perf_habits import advice_on
+from perf_offcpu.commands._streams import replace_closed_streams
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.resources import version
 
@@ -117,6 +118,7 @@ def guard(prefix: str, run: Callable[[], int], *, developer: bool = False) -> in
     Raises:
         PerfOffcpuError, OSError: only for a developer.
     """
+    replace_closed_streams()
     try:
         status = _status(run)
         sys.stdout.flush()  # a closed pipe shows itself here, not when Python has shut down

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -156,10 +157,16 @@ def selection_from_args(args: argparse.Namespace) -> Selection:
 
 
 def symbol_options(args: argparse.Namespace) -> SymbolizeOptions:
-    """The options of symbolization on the command line."""
+    """The options of symbolization on the command line.
+
+    Raises:
+        UsageError: there is no such directory for --symfs.
+    """
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.symbolize.symbolizer import SymbolizeOptions
 
+    if args.symfs is not None and not os.path.isdir(args.symfs):
+        raise UsageError(f"--symfs {args.symfs}: there is no such directory")
     return SymbolizeOptions(
         demangle=not args.no_demangle,
         kallsyms=args.kallsyms,

@@ -76,7 +76,8 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
     mode = _MODES.get(os.path.splitext(output)[1])
     if mode is None:
         raise UsageError(f"{output}: the name must end in .tar, .tar.gz, .tar.xz or .tar.bz2")
-    if args.input == "-" or not (os.path.isfile(args.input) or os.path.isdir(args.input)):
+    is_there = os.path.isfile(args.input) or os.path.isdir(args.input)
+    if args.input == "-" or (os.path.exists(args.input) and not is_there):
         raise UsageError(f"{args.input}: only a recording in a file or directory can be packed")
     check_ownership(args.input, args.force)
     recording = load_recording(args.input)

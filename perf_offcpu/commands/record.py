@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perf_offcpu.commands._streams import stdout_is_closed
 from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
@@ -273,7 +274,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
     from perf_offcpu.collect.targets import choose_target
     from perf_offcpu.commands._call_graph import choose_call_graph
 
-    if args.output == STANDARD_OUTPUT and sys.stdout is None:
+    if args.output == STANDARD_OUTPUT and stdout_is_closed():
         raise UsageError("-o -: standard output is closed")
     command = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
     target = choose_target(_target_texts(args), bool(command))

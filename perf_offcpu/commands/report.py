@@ -14,6 +14,7 @@ from perf_offcpu.commands._pager import paged
 from perf_offcpu.commands._perf_habits import add_as_always, advice_of
 from perf_offcpu.commands._profile import add_input_arguments, add_selection_arguments, profile_from_args
 from perf_offcpu.convert.options import UNITS
+from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
     from perf_offcpu.report.style import Style
@@ -166,9 +167,11 @@ def _whole_lives(args: argparse.Namespace) -> bool:
 def _limits(args: argparse.Namespace) -> Limits:
     from perf_offcpu.report.summary import Limits
 
+    if args.limit is not None and args.limit < 0:
+        raise UsageError(f"--limit {args.limit}: not a number of rows, 0 for all")
     if args.limit is None:
         return Limits() if args.json else Limits(_THREADS, _STACKS, _GROUPS)
-    limit = args.limit if args.limit > 0 else None
+    limit = args.limit or None
     return Limits(limit, limit, limit)
 
 

@@ -28,6 +28,8 @@ UNTIMED = "samples without a time of their own, left out by --time"
 KEPT_SUMS = "sums that --min-dur kept whole, although some of their waits are shorter"
 IDLE_CHOICES = ("show", "hide", "only")
 _SHOWN_CGROUPS = 10
+_IDS = 1 << 31
+"""No id of a process, thread or CPU is as large."""
 
 _MODIFIERS = re.compile(r":[ukhGHpPSDIWebR]+$")
 """What perf may append to an event's name (tools/perf/util/parse-events.l: modifier_event)."""
@@ -108,7 +110,8 @@ def _of_threads(profile: Profile, selection: Selection) -> Bool:
         (samples.cpu, selection.cpus),
     ):
         if numbers:
-            rows &= np.isin(column, np.array(numbers, np.int64))
+            possible = [number for number in numbers if number < _IDS]
+            rows &= np.isin(column, np.array(possible, np.int64))
     if selection.cgroups:
         rows &= np.isin(samples.cgroup, np.array(_cgroup_ids(profile, selection.cgroups), np.uint64))
     return rows

@@ -51,13 +51,18 @@ def given_kallsyms(path: str) -> Kallsyms:
     """The file of --kallsyms.
 
     Raises:
-        UsageError: it cannot be read.
-        FormatError: it is none.
+        UsageError: it cannot be read, or holds no function.
+        FormatError: it is damaged.
     """
     try:
-        return load_kallsyms(path)
+        found = load_kallsyms(path)
     except OSError as problem:
         raise UsageError(f"--kallsyms {path}: {problem.strerror}") from None
+    if not len(found.symbols) and not found.hidden:
+        raise UsageError(
+            f"--kallsyms {path}: no line of it names a function of a kernel, as /proc/kallsyms does"
+        )
+    return found
 
 
 def given_vmlinux(path: str, build_id: bytes) -> ElfFile:

@@ -7,11 +7,13 @@ import argparse
 import os
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -172,3 +174,49 @@ def test_a_closed_pipe_ends_it_quietly() -> None:
     with os.fdopen(write_end, "wb") as nobody:
         done = subprocess.run(command, check=False, stdout=nobody, stderr=subprocess.PIPE, timeout=30)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+DEMO = Path(__file__).parents[1] / "data" / "demo.data"
+
+
+def closing(redirection: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, run by a shell that closes some of its streams first."""
+    line = f"exec {shlex.join([sys.executable, '-m', 'perf_offcpu', *arguments])} {redirection}"
+    return subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report", "-f", "-i", str(DEMO)],
+        ["script", "-f", "-F", "comm", "-i", str(DEMO)],
+        ["dump", "-f", "-i", str(DEMO)],
+        ["convert", "-f", "--folded", "-o", "-", "-i", str(DEMO)],
+        ["convert", "-f", "--pprof", "-o", "-", "-i", str(DEMO)],
+        ["inject", "-f", "-o", "-", "-i", str(DEMO)],
+        ["completion", "bash"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_closed_standard_output_is_one_sentence(arguments: list[str]) -> None:
+    done = closing(">&-", *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(
+        rf"perf-offcpu {arguments[0]}: standard output(: cannot write the recording:| is closed)[^\n]*\n",
+        done.stderr,
+    )
+
+
+def test_what_is_said_on_closed_standard_error_is_not_in_the_output(tmp_path: Path) -> None:
+    done = closing("2>&-", "report", "-i", "nowhere")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+    out = tmp_path / "out.data"
+    assert closing("<&- >&- 2>&-", "inject", "-v", "-f", "-i", str(DEMO), "-o", str(out)).returncode == 0
+    assert closing("", "inject", "-v", "-f", "-i", str(DEMO), "-o", f"{out}.2").returncode == 0
+    assert out.read_bytes() == Path(f"{out}.2").read_bytes()
+
+
+def test_closed_standard_input_is_empty() -> None:
+    done = closing("<&-", "report", "-i", "-")
+    assert done.returncode == 1
+    assert done.stderr.startswith("perf-offcpu report: standard input: file header at offset 0x0: 0 bytes")

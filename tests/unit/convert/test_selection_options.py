@@ -99,3 +99,26 @@ def test_lengths_of_time(text: str, ns: int) -> None:
     for wrong in (text + "x", "", "1e3", "ms", "\u0665"):
         with pytest.raises(UsageError):
             duration_ns("--min-dur", wrong)
+
+
+def test_ids_that_cannot_be_select_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for huge in ("2147483648", "9" * 30):
+        assert main(["script", "-F", "comm", *DEMO, "--pid", huge]) == 0
+        assert capsys.readouterr().out == ""
+    assert report_total(capsys, "--tid", f"29439,{'9' * 30}") == report_total(capsys, "--tid", "29439") > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--symfs", "/nowhere"], "--symfs /nowhere: there is no such directory"),
+        (["--kallsyms", "/nowhere"], "--kallsyms /nowhere: No such file or directory"),
+        (["--kallsyms", "/etc/passwd"], "--kallsyms /etc/passwd: no line of it names a function of a kernel"),
+    ],
+)
+def test_symbols_that_are_not_there_are_told(
+    capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+) -> None:
+    assert main(["report", "-f", "-i", str(TESTS / "data" / "demo.data"), *options]) == 129
+    out, said = capsys.readouterr()
+    assert out == "" and said.startswith(f"perf-offcpu report: {sentence}") and said.count("\n") == 1

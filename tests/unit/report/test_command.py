@@ -44,6 +44,8 @@ def test_units_and_limit(capsys: pytest.CaptureFixture[str]) -> None:
     assert "# and 16 more threads: " in shown and " more threads\n" in shown
     assert shown.count("            |\n") == 2
     assert "more threads" not in report(capsys, "--limit", "0")
+    assert main(["report", "-f", "-i", RECORDING, "--limit", "-1"]) == 129
+    assert "--limit -1: not a number of rows, 0 for all" in capsys.readouterr().err
 
 
 def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,11 +98,13 @@ def test_other_compressions_are_refused(
     assert not (tmp_path / name).exists()
 
 
-def test_a_failed_packing_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_packing_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = tmp_path / "bad.data"
     bad.write_bytes(b"PERFILE2" + bytes(10))
     assert main(["archive", "-i", str(bad), "-o", str(tmp_path / "x.tar")]) == 1
     assert main(["archive", "-i", "-", "-o", str(tmp_path / "x.tar")]) == 129
+    assert main(["archive", "-i", str(tmp_path / "none"), "-o", str(tmp_path / "x.tar")]) == 1
+    assert "none: cannot be opened: No such file or directory" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["bad.data"]
 
 

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Standard streams that whoever started the program had closed (`>&-`).
+
+Python has None for such a stream, and the next file that is opened gets its number: what C code prints
+would go into a recording. So the numbers are taken, and closed standard output says so when it is written.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from typing import Any, NoReturn
+
+_CLOSED = "standard output is closed"
+
+
+class _ClosedBytes(io.RawIOBase):
+    def writable(self) -> bool:
+        return True
+
+    def write(self, _data: Any, /) -> NoReturn:
+        raise OSError(errno.EBADF, _CLOSED)
+
+
+class _ClosedText(io.TextIOBase):
+    buffer = _ClosedBytes()
+    encoding = "utf-8"
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, _text: str, /) -> NoReturn:
+        raise OSError(errno.EBADF, _CLOSED)
+
+
+def stdout_is_closed() -> bool:
+    """Whether nothing can be written to standard output."""
+    return sys.stdout is None or isinstance(sys.stdout, _ClosedText)
+
+
+def replace_closed_streams() -> None:
+    """Closed standard input is empty, standard error takes and forgets, standard output raises OSError.
+
+    What a recorder runs gets them closed, as this program got them.
+    """
+    if sys.stdin is None:
+        os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # the lowest free number: 0
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  as long as the program runs
+    if sys.stdout is None:
+        os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        sys.stdout = _ClosedText()
+    if sys.stderr is None:
+        os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
