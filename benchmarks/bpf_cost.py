@@ -35,9 +35,10 @@ import other_tools
 from other_tools import Stats
 
 from perf_offcpu.collect import bpf_syscall
-from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram
+from perf_offcpu.collect.bpf import OffCpuProgram
 from perf_offcpu.collect.bpf_attr import AttachType, ProgramType
 from perf_offcpu.collect.bpf_compile import compiled
+from perf_offcpu.collect.bpf_config import OffCpuConfig
 from perf_offcpu.collect.bpf_kernel import explore
 from perf_offcpu.collect.btf import Btf
 from perf_offcpu.collect.cpus import online_cpus

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from perf_offcpu.abi.attr import AttrFlag, PerfType
 from perf_offcpu.abi.offcpu import EVENT_NAME
-from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram, Targets
+from perf_offcpu.collect.bpf import OffCpuProgram
+from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf_last import LastTasks
 from perf_offcpu.collect.budgets import budget_samples
 from perf_offcpu.collect.clock import now_ns

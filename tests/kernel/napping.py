@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 from kernel.bpf_output import Rings, Wait, parse
 
-from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram
+from perf_offcpu.collect.bpf import OffCpuProgram
+from perf_offcpu.collect.bpf_config import OffCpuConfig
 
 NEVER = 10**12  # a threshold that no wait reaches
 ROUNDS = 20

@@ -16,8 +16,9 @@ from kernel.napping import python
 
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.collect import bpf, bpf_build, bpf_compile, bpf_syscall
-from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram, Targets
+from perf_offcpu.collect.bpf import OffCpuProgram
 from perf_offcpu.collect.bpf_cache import ProgramCache, Recipe
+from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf_object import describe, map_info
 from perf_offcpu.collect.states import ShortWaits
 

@@ -28,7 +28,8 @@ from kernel.napping import (
     waits_of,
 )
 
-from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram, Targets
+from perf_offcpu.collect.bpf import OffCpuProgram
+from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf_kernel import KernelFacts, explore
 from perf_offcpu.collect.btf import Btf
 from perf_offcpu.collect.states import ShortWaits

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from kernel.napping import MS, recording, waits_of
 
-from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram, Targets
+from perf_offcpu.collect.bpf import OffCpuProgram
+from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf_kernel import explore, pid_namespace_level
 from perf_offcpu.collect.btf import Btf
 
@@ -137,7 +138,7 @@ IN_NAMESPACE = f"""
 import os, subprocess, sys, time
 sys.path[:0] = {[str(Path(__file__).parents[1]), *sys.path]!r}
 from kernel.napping import MS, recording, waits_of
-from perf_offcpu.collect.bpf import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
 child = subprocess.Popen([sys.executable, "-c", {NAPPING!r}])
 for targets in (Targets.PIDS, Targets.ALL):
     with recording(OffCpuConfig(targets=targets, threshold_ns=MS)) as (program, rings):

@@ -22,7 +22,8 @@ from kernel.napping import (
     waits_of,
 )
 
-from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram, Targets
+from perf_offcpu.collect.bpf import OffCpuProgram
+from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
 from perf_offcpu.collect.perf_event import set_filter
 
 

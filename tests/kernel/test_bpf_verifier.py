@@ -15,8 +15,9 @@ import pytest
 from kernel.napping import both_forms
 
 from perf_offcpu.collect import bpf, bpf_syscall
-from perf_offcpu.collect.bpf import OffCpuConfig, OffCpuProgram, Targets
+from perf_offcpu.collect.bpf import OffCpuProgram
 from perf_offcpu.collect.bpf_attr import AttachType, Command, ProgramLoad, ProgramType
+from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
 
 ENOUGH = 400_000
 STATISTICS = 4  # BPF_LOG_STATS, include/linux/bpf_verifier.h
