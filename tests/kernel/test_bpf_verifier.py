@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from kernel.napping import both_forms
 
-from perf_offcpu.collect import bpf, bpf_syscall
+from perf_offcpu.collect import bpf_defines, bpf_load, bpf_syscall
 from perf_offcpu.collect.bpf import OffCpuProgram
 from perf_offcpu.collect.bpf_attr import AttachType, Command, ProgramLoad, ProgramType
 from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
@@ -61,7 +61,7 @@ def test_programs_stay_far_from_the_verifiers_limit(
         seen[name] = followed(kind, code, license_text, btf_id, attach)
         return load(kind, name, code, license_text, btf_id, attach)
 
-    monkeypatch.setattr(bpf.bpf_syscall, "load_program", count_and_load)
+    monkeypatch.setattr(bpf_syscall, "load_program", count_and_load)
     OffCpuProgram(OffCpuConfig(in_switch=in_switch, **asked)).close()
     assert {"offcpu_switch", "offcpu_filter"} <= seen.keys()
     assert {name: count for name, count in seen.items() if count > ENOUGH} == {}
@@ -72,8 +72,8 @@ def test_the_form_for_a_kprobe_is_taken_even_where_there_are_none(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels before 6.16 need it; every verifier can look at it, but only those with kprobes attach it."""
-    monkeypatch.setattr(bpf, "_ON_EXIT", {})
-    monkeypatch.setattr(bpf, "Kprobe", Nowhere)
+    monkeypatch.setattr(bpf_defines, "_ON_EXIT", {})
+    monkeypatch.setattr(bpf_load, "Kprobe", Nowhere)
     with OffCpuProgram(OffCpuConfig(in_sleeper=True, **asked), use_cache=False) as program:
         assert program.ends_at_exit
         assert "offcpu_switched" in program.run_stats()
