@@ -229,6 +229,11 @@ class Collector:
         self._side_rings.drain(self._side_band)
         self.rings.drain(sink)
 
+    @property
+    def fill(self) -> float:
+        """How full the fullest ring was when they were emptied last, 0 to 1."""
+        return max(self.rings.last_fill, self._side_rings.last_fill)
+
     def waiting_records(self) -> int:
         """How many records wait in all rings."""
         return self.rings.waiting_records() + self._side_rings.waiting_records()

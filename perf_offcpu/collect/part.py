@@ -20,6 +20,7 @@ from perf_offcpu.collect.losses import Counter, Span, counters_sample, lost_reco
 from perf_offcpu.collect.machine import machine_features
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
 from perf_offcpu.collect.perf_event import NATIVE
+from perf_offcpu.collect.pressure import Pressure
 from perf_offcpu.collect.targets import Target
 from perf_offcpu.collect.tracepoints import tracing_data
 from perf_offcpu.errors import RecordingError
@@ -44,13 +45,17 @@ class Part:
     Args:
         path: the file's name, or "-".
         target: whose maps it begins with.
+        pressure: watches the writes.
 
     Raises:
         RecordingError: it cannot be written.
     """
 
-    def __init__(self, options: RecordOptions, collector: Collector, path: str, target: Target) -> None:
+    def __init__(
+        self, options: RecordOptions, collector: Collector, path: str, target: Target, pressure: Pressure
+    ) -> None:
         self.options, self.collector, self.path, self.target = options, collector, path, target
+        self._pressure = pressure
         self.clock_pair = wall_clock_pair()
         self.begin_ns = 0
         """When the waits in it begin; 0: with the recording."""
@@ -87,7 +92,8 @@ class Part:
 
     def append(self, *pieces: Buffer) -> None:
         """Take over bytes that are whole records; errors as of `FileWriter.append`."""
-        self._writer.append(*pieces)
+        with self._pressure.writing():
+            self._writer.append(*pieces)
 
     def describe(self) -> None:
         """Write what is there already; side-band records must flow by now, and are taken along."""

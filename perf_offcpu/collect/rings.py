@@ -69,6 +69,8 @@ class Ring:
         """Most bytes that were waiting when the recorder came to look."""
         self.recent = 0
         """The same since `Rings.recent_fill` was asked last."""
+        self.last = 0
+        """Bytes that were waiting the last time."""
 
     def drain(self, sink: Sink) -> int:
         """Move what is there to `sink`; returns how many bytes that were.
@@ -77,7 +79,7 @@ class Ring:
             RecordingError: the sink could not take them all; the others stay in the ring.
         """
         head, tail = self._control[_HEAD], self._control[_TAIL]
-        waiting = head - tail
+        waiting = self.last = head - tail
         if not waiting:
             return 0
         self.fullest, self.recent = max(self.fullest, waiting), max(self.recent, waiting)
@@ -140,6 +142,11 @@ class Rings:
     def fullest(self) -> float:
         """The fullest that a ring was ever found, 0 to 1."""
         return max((ring.fullest for ring in self._rings), default=0) / self.data_bytes
+
+    @property
+    def last_fill(self) -> float:
+        """How full the fullest ring was when they were emptied last, 0 to 1."""
+        return max((ring.last for ring in self._rings), default=0) / self.data_bytes
 
     def waiting_records(self) -> int:
         """How many records wait in all rings."""

@@ -30,6 +30,7 @@ from perf_offcpu.collect.limits import raise_descriptor_limit, raise_priority, t
 from perf_offcpu.collect.losses import Counter
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
 from perf_offcpu.collect.part import Part
+from perf_offcpu.collect.pressure import Pressure, remedy
 from perf_offcpu.collect.progress import Progress
 from perf_offcpu.collect.rest import counter, rest
 from perf_offcpu.collect.signals import EndingSignals
@@ -116,7 +117,8 @@ class _Session:
         self.say, self.show = say, show
         self.names = FileNames(options.output, options.switch or SwitchOutput())
         path = self.names.next() if options.switch else options.output
-        self.part = Part(options, collector, path, options.target)
+        self.pressure = Pressure()
+        self.part = Part(options, collector, path, options.target, self.pressure)
         self.part_since = time.monotonic()
         self.unwritten_sums = Counter(0)
         self.summary = Summary(self.part.shown, ring_bytes=collector.rings.data_bytes)
@@ -134,6 +136,7 @@ class _Session:
         if self.signals.received:
             raise _interrupted(self.signals.received)
         command = workload if self.options.target.command else None
+        self.pressure.begin()
         self.collector.begin(command.pid if command else None)
         if workload:
             workload.start()
@@ -166,7 +169,7 @@ class _Session:
         next_sums, next_show = now + pace_s, now + PROGRESS_S
         cpus = CpuWatch(self.collector.rings.owner.fds)
         while not waiter.wait():
-            self.collector.drain(self.part)
+            self._drain(self.part)
             now = time.monotonic()
             if now >= next_sums:
                 filled = self._write_sums() / self.collector.sum_capacity
@@ -181,6 +184,11 @@ class _Session:
                 next_show = time.monotonic() + PROGRESS_S
             if self.options.switch and self._is_full(self.options.switch):
                 self._switch()
+
+    def _drain(self, part: Part) -> None:
+        """Empty the rings."""
+        with self.pressure.looking(lambda: self.collector.fill):
+            self.collector.drain(part)
 
     def _write_sums(self) -> int:
         """Move the sums gathered so far to the file; returns how many there were."""
@@ -212,13 +220,13 @@ class _Session:
     def _switch(self) -> None:
         """End the file and go on in a new one; what comes meanwhile waits in the rings."""
         old = self.part
-        self.collector.drain(old)
+        self._drain(old)
         self._write_sums()
         self._write_budgets()
         old.finish(self.collector.span)
         self.summary.file_bytes += old.size
         # Maps of everybody: children of the target are recorded, too, and nobody knows their ids.
-        self.part = Part(self.options, self.collector, self.names.next(), Target())
+        self.part = Part(self.options, self.collector, self.names.next(), Target(), self.pressure)
         self.part.begin_ns, self.part_since = now_ns(), time.monotonic()
         old.close()
         self.part.describe()
@@ -243,7 +251,7 @@ class _Session:
     def _end(self) -> None:
         collector = self.collector
         collector.end()
-        collector.drain(self.part)
+        self._drain(self.part)
         self._write_sums()
         self._write_budgets()
         last = collector.last_tasks()
@@ -259,6 +267,9 @@ class _Session:
         summary.oncpu_samples, summary.lost_records = collector.oncpu_samples(), collector.lost()
         summary.ring_fullest, summary.programs = collector.rings.fullest, collector.run_stats()
         summary.file_bytes += self.part.size
+        if summary.rings_overflowed():
+            compressed = bool(self.options.compression_level)
+            summary.remedy = remedy(self.pressure.full, self.options.stack_bytes > 0, compressed)
 
 
 def _interrupted(signum: int) -> RecordingError:

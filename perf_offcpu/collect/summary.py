@@ -40,6 +40,7 @@ class Summary:
         span: when waits were recorded.
         ring_bytes, ring_fullest: size of each ring, and the most that was ever used of one, 0 to 1.
         cpu_s: CPU seconds that the recorder spent from the begin of the recording to the end of the file.
+        remedy: where a ring was full, what the cause was and what helps.
         programs: (runs, ns) of each BPF program; 0 unless sysctl kernel.bpf_stats_enabled is 1.
     """
 
@@ -56,11 +57,16 @@ class Summary:
     ring_bytes: int = 0
     ring_fullest: float = 0.0
     cpu_s: float = 0.0
+    remedy: str = ""
     programs: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def events(self, counter: str) -> int:
         """A counter by its name; 0 if the BPF program has none of that name."""
         return self.counters[counter].events if counter in self.counters else 0
+
+    def rings_overflowed(self) -> bool:
+        """Whether anything found a ring full."""
+        return bool(self.lost_records or self.events("ring-full"))
 
     def losses(self) -> dict[str, int]:
         """What is missing in the file → how often, only what happened."""

@@ -421,6 +421,8 @@ def summary_lines(summary: Summary, verbose: bool = False) -> list[str]:
     losses = [f"{count} {what}" for what, count in summary.losses().items()]
     if losses:
         lines.append(f"[ perf-offcpu record: lost: {', '.join(losses)} ]")
+    if summary.remedy:
+        lines.append(f"[ perf-offcpu record: {summary.remedy} ]")
     if verbose:
         lines += _details(summary)
     return lines
