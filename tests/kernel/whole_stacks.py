@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -20,7 +21,8 @@ from perf_offcpu.symbolize.unwind import unwind
 
 RECORD = [sys.executable, "-m", "perf_offcpu", "record", "-q"]
 STACKS = Path(__file__).parents[1] / "workload" / "stacks"
-ROOTS = {"_start", "clone", "clone3", "__clone", "__clone3"}
+ROOTS = {"_start", "clone", "clone3", "__clone", "__clone3", "[libc.so.6]"}
+"""The last: clone3() is not exported, so that it has no name where libc's debug symbols are not installed."""
 _USER_HALF = np.uint64(1 << 63)
 
 
@@ -75,7 +77,7 @@ def wholeness(path: Path) -> dict[str, Wholeness]:
 
 
 def user_stacks(path: Path) -> Counter[tuple[str, ...]]:
-    """Names of user frames of each wait, leaf first, and how often."""
+    """Names of user frames of each wait, leaf first, and how often; without symbol the file's in brackets."""
     recording = unwind(load_recording(path, snapshots=True), Search.usual())
     rows = waits(recording)
     profile = symbolize(recording)
@@ -87,6 +89,7 @@ def _names(profile: Profile, stack: int) -> tuple[str, ...]:
     while stack >= 0:
         frame = int(profile.stacks.frame[stack])
         if profile.frames.cpumode[frame] == 2:
-            names.append(profile.strings[int(profile.frames.symbol[frame])])
+            file = os.path.basename(profile.strings[int(profile.frames.dso[frame])])
+            names.append(profile.strings[int(profile.frames.symbol[frame])] or f"[{file}]")
         stack = int(profile.stacks.parent[stack])
     return tuple(names)
