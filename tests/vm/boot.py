@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from vm.host import CHECKOUT, say
+from vm.host import CHECKOUT, locked, say
 from vm.kernels import Kernel
 from vm.roots import PROJECT, project_files
 
@@ -59,16 +59,17 @@ class Outcome:
 def run_inside(kernel: Kernel, image: Path, command: str, results: Path, timeout_s: float) -> Outcome:
     """Boot, run the shell command in the project's directory, take /results out, power off."""
     begin = time.monotonic()
-    shutil.rmtree(results, ignore_errors=True)
-    results.mkdir(parents=True)
-    with tempfile.TemporaryDirectory(prefix="vmtest.") as name:
-        work = Path(name)
-        _pack(work / "in.tar", command)
-        (work / "initrd").write_bytes(_initrd(kernel))
-        with (work / "out.tar").open("wb") as out:
-            out.truncate(RESULTS_SIZE)
-        _qemu(kernel, image, work, results / "console", timeout_s)
-        _unpack(work / "out.tar", results)
+    with locked(f"results/{kernel.release}"):  # two runs of one kernel would mix what they give
+        shutil.rmtree(results, ignore_errors=True)
+        results.mkdir(parents=True)
+        with tempfile.TemporaryDirectory(prefix="vmtest.") as name:
+            work = Path(name)
+            _pack(work / "in.tar", command)
+            (work / "initrd").write_bytes(_initrd(kernel))
+            with (work / "out.tar").open("wb") as out:
+                out.truncate(RESULTS_SIZE)
+            _qemu(kernel, image, work, results / "console", timeout_s)
+            _unpack(work / "out.tar", results)
     status = results / "status"
     return Outcome(int(status.read_text()) if status.exists() else None, results, time.monotonic() - begin)
 
@@ -80,7 +81,7 @@ def _qemu(kernel: Kernel, image: Path, work: Path, console: Path, timeout_s: flo
         f"file={work / 'out.tar'},cache=unsafe",
     ]
     command = [
-        *("nice", "-n", "4", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", _CPU, "-smp", "2"),
+        *("nice", "-n", "10", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", _CPU, "-smp", "2"),
         *("-m", str(MEMORY_MB), "-nodefaults", "-no-reboot", "-display", "none"),
         *("-serial", f"file:{console}"),
         *(

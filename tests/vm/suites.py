@@ -85,14 +85,15 @@ def main() -> int:
 def _run_in(suite: str, results: Path, tests: list[str]) -> int:
     """pytest's exit status in the root of a suite."""
     root = roots.root(suite)
-    shutil.rmtree(results, ignore_errors=True)
-    results.mkdir(parents=True)
-    _pack(results / "project.tar")
-    host.say(f"Debian {suite}: {_enter(root, results, ['python', '-c', VERSIONS])[1].strip()}")
-    pytest = f"{PYTEST} {shlex.join(tests)}"
-    status, output = _enter(root, results, ["bash", "-c", pytest])
-    (results / "output").write_text(output)
-    (results / "project.tar").unlink()
+    with host.locked(f"results/{suite}"):
+        shutil.rmtree(results)
+        results.mkdir()
+        _pack(results / "project.tar")
+        host.say(f"Debian {suite}: {_enter(root, results, ['python', '-c', VERSIONS])[1].strip()}")
+        pytest = f"{PYTEST} {shlex.join(tests)}"
+        status, output = _enter(root, results, ["bash", "-c", pytest])
+        (results / "output").write_text(output)
+        (results / "project.tar").unlink()
     host.say(f"  status {status}; see {results}/output")
     return status
 

@@ -70,12 +70,22 @@ def compiled(directory: Path, *options: str) -> Path:
     return program
 
 
+def mapped(*beginnings: str) -> str | None:
+    """A file that this process has mapped, by the beginning of its name."""
+    paths = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line]
+    return next((path for path in paths if Path(path).name.startswith(beginnings)), None)
+
+
 def libc() -> str:
-    """The C library that this process has mapped."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if "/libc.so" in line or "/libc-2" in line:
-            return line.split()[-1]
-    raise AssertionError("no C library is mapped")
+    """The C library of this process."""
+    path = mapped("libc.so", "libc-2")
+    assert path is not None, "no C library is mapped"
+    return path
+
+
+def interpreter() -> str:
+    """Where Python's own functions are: the program, or its library."""
+    return mapped("libpython3") or os.path.realpath(sys.executable)
 
 
 class TestHandMade:
@@ -278,7 +288,7 @@ class TestThisSystem:
             expected = "" if notes is None else next(notes.iter_notes())["n_desc"]
         assert elf.build_id.hex() == expected == elf_build_id(path).hex()
 
-    @pytest.mark.parametrize("path", [libc(), os.path.realpath(sys.executable)])
+    @pytest.mark.parametrize("path", [libc(), interpreter()])
     def test_each_function_that_nm_lists_is_found_at_its_address(self, path: str) -> None:
         """Any of its aliases may be shown; nm lists the dynamic symbols of both and the full ones if any."""
         names_of, end_of = nm(path)

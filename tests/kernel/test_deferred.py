@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""User callchains that are walked later (`--call-graph fp,defer`): ours, perf's, and what each makes of both.
+
+The kernel must be able to (Linux 7.0), and for perf's part perf as well: `scripts/vmtest 7` brings both.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders.perf_text import parse
+from builders.stock_perf import complaints, version
+from conftest import Command
+
+from perf_offcpu.collect.cpus import online_cpus
+from perf_offcpu.collect.events import probe_support, with_deferral
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.recording import Recording, SampleFlag
+from perf_offcpu.model.stacks import frames_of
+from perf_offcpu.symbolize.symbolizer import symbolize
+
+USER_DEFERRED = 2**64 - 640
+"""PERF_CONTEXT_USER_DEFERRED, include/uapi/linux/perf_event.h"""
+DEPTH = 100
+"""Of the recursion below which napper naps."""
+
+PERFS_EVENTS = ["-e", "cpu-clock", "-F", "999"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def deferral() -> None:
+    cpu = online_cpus()[0]
+    if with_deferral(probe_support(cpu), cpu) is None:
+        pytest.skip(f"Linux {os.uname().release} does not defer user callchains (7.0 does)")
+
+
+@pytest.fixture(scope="module")
+def ours(napper: Path, perf_offcpu: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Naps and spinning threads under our recorder."""
+    path = tmp_path_factory.mktemp("ours") / "perf.data"
+    command = ["sh", "-c", f"echo | {napper} 20"]
+    done = perf_offcpu("record", "--call-graph", "fp,defer", "-F", "999", "-o", path, "--", *command)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.fixture(scope="module", params=[[], ["-e", "sched:sched_switch"]], ids=["samples", "switches"])
+def perfs(request: pytest.FixtureRequest, napper: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same under perf's, without and with samples of its context switches."""
+    if version() < (7, 0):
+        pytest.skip(f"perf {version()} cannot ask for deferred callchains (7.0 can)")
+    path = tmp_path_factory.mktemp("perfs") / "perf.data"
+    options = ["--call-graph", "fp,defer", *PERFS_EVENTS, *request.param]
+    command = ["perf", "record", *options, "-o", path, "--", "sh", "-c", f"echo | {napper} 20"]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return path
+
+
+def rows_of(recording: Recording, event: str) -> list[int]:
+    names = [evsel.name for evsel in recording.evsels]
+    found: list[int] = np.flatnonzero(recording.samples.evsel == names.index(event)).tolist()
+    return found
+
+
+def chain(recording: Recording, row: int) -> list[int]:
+    words: list[int] = recording.callchains.row(recording.samples.callchain[row]).tolist()
+    return words
+
+
+@pytest.mark.parametrize("event", ["cpu-clock", "offcpu-time"])
+def test_user_parts_come_in_records_of_their_own(ours: Path, event: str) -> None:
+    raw, merged = load_recording(ours, merge=False), load_recording(ours)
+    waiting = [row for row in rows_of(raw, event) if USER_DEFERRED in chain(raw, row)]
+    assert len(waiting) > 20
+    rows = rows_of(merged, event)
+    left = [row for row in rows if merged.samples.flags[row] & SampleFlag.UNMERGED]
+    assert len(left) <= len(waiting) / 10, "but those whose threads ended before they came back"
+    assert not [row for row in rows if row not in left and USER_DEFERRED in chain(merged, row)]
+
+
+def test_stacks_of_waits_are_whole(ours: Path) -> None:
+    profile = symbolize(load_recording(ours))
+    depths: Counter[int] = Counter()
+    for row in np.flatnonzero(profile.samples.flags & SampleFlag.OFFCPU).tolist():
+        frames = frames_of(profile.stacks.parent, profile.stacks.frame, int(profile.samples.stack[row]))
+        names = [profile.strings[name] for name in profile.frames.symbol[frames].tolist()]
+        if "nap_thread" in names:
+            assert names.index("nap_thread") < names.index("dig") < names.index("doze")
+            assert any("nanosleep" in name for name in names[names.index("doze") + 1 :])
+            depths[names.count("dig")] += 1
+    assert depths[DEPTH + 1] >= 18, depths
+
+
+def test_stacks_on_the_cpu_are_whole(ours: Path) -> None:
+    profile = symbolize(load_recording(ours))
+    found = 0
+    for row in np.flatnonzero(~profile.samples.flags & SampleFlag.OFFCPU).tolist():
+        frames = frames_of(profile.stacks.parent, profile.stacks.frame, int(profile.samples.stack[row]))
+        found += "spin_thread" in [profile.strings[name] for name in profile.frames.symbol[frames].tolist()]
+    assert found > 20
+
+
+def folded_by_perf(path: Path, event: str) -> Counter[str]:
+    """perf script's samples of napper as folded stacks."""
+    command = ["perf", "script", "--no-inline", "-i", path, "--comm", "napper"]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=120)
+    assert complaints(done.stderr) == ""
+    folded: Counter[str] = Counter()
+    for sample in parse(done.stdout):
+        if sample.event == event:
+            names = [re.sub(r"\+0x[0-9a-f]+$", "", frame.sym) for frame in reversed(sample.frames)]
+            folded[";".join([sample.comm, *names])] += sample.period or 0
+    return folded
+
+
+def folded_by_us(perf_offcpu: Command, path: Path, event: str) -> Counter[str]:
+    options = ("--no-inline", "--event", event, "--comm", "napper", "-o", "-")
+    done = perf_offcpu("convert", "--folded", "-i", path, *options)
+    assert done.returncode == 0, done.stderr
+    lines = (line.rpartition(" ") for line in done.stdout.splitlines())
+    return Counter({stack: int(weight) for stack, _, weight in lines})
+
+
+def test_perfs_recordings_give_the_same_folded_stacks(perfs: Path, perf_offcpu: Command) -> None:
+    theirs = folded_by_perf(perfs, "cpu-clock")
+    assert folded_by_us(perf_offcpu, perfs, "cpu-clock") == theirs
+    assert any("spin_thread" in stack for stack in theirs)
+
+
+@pytest.mark.parametrize("event", ["cpu-clock", "offcpu-time"])
+def test_our_recordings_give_the_same_folded_stacks(ours: Path, perf_offcpu: Command, event: str) -> None:
+    if version() < (7, 0):
+        pytest.skip(f"perf {version()} does not merge deferred callchains (7.0 does)")
+    theirs = folded_by_perf(ours, event)
+    assert folded_by_us(perf_offcpu, ours, event) == theirs
+    assert any("spin_thread" in stack or stack.count(";dig;") > DEPTH for stack in theirs)
+
+
+@pytest.mark.parametrize("event", ["cpu-clock", "offcpu-time"])
+def test_any_perf_shows_them_after_inject(
+    ours: Path, perf_offcpu: Command, tmp_path: Path, event: str
+) -> None:
+    injected = tmp_path / "injected.data"
+    assert perf_offcpu("inject", "-i", ours, "-o", injected).returncode == 0
+    theirs = folded_by_perf(injected, event)
+    assert folded_by_us(perf_offcpu, ours, event) == theirs
+    assert any("spin_thread" in stack or stack.count(";dig;") > DEPTH for stack in theirs)
