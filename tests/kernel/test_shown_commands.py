@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders.commands import run, shown
+from builders.commands import records, run, shown
 
 COMMANDS = {
     where: command
     for where, command in shown().items()
     if command.startswith(("perf-offcpu record", "perf-offcpu doctor"))
 }
-"""perf's own `record --off-cpu`, which distributions leave out, and installed scripts have other tests."""
+OTHERS = {command for where, command in shown().items() if records(command) and where not in COMMANDS}
+"""Each has a test of its own below."""
 QUICKER = {"make -j8": "./program", "sleep 5": "./program", "--duration 10": "--duration 0.5"}
 QUICKER |= {"--duration 5": "--duration 0.5", "system.slice/nginx.service": "/"}
 
@@ -29,11 +31,15 @@ def process() -> Iterator[int]:
         one.kill()
 
 
-@pytest.mark.parametrize("where", COMMANDS)
-def test_a_command_that_records(where: str, tmp_path: Path, process: int) -> None:
-    program = tmp_path / "program"
+def make_program(directory: Path) -> None:
+    program = directory / "program"
     program.write_text("#!/bin/sh\nsleep 0.2\n")
     program.chmod(0o700)
+
+
+@pytest.mark.parametrize("where", COMMANDS)
+def test_a_command_that_records(where: str, tmp_path: Path, process: int) -> None:
+    make_program(tmp_path)
     command = re.sub(r"-p \d+", f"-p {process}", COMMANDS[where])
     for theirs, ours in QUICKER.items():
         command = command.replace(theirs, ours)
@@ -45,3 +51,37 @@ def test_a_command_that_records(where: str, tmp_path: Path, process: int) -> Non
         assert re.search(r"[1-9]\d* off-cpu samples|offcpu-time", text), text
     else:
         assert "perf events" in text
+
+
+SCRIPTS = [
+    "perf-offcpu scripts --install",
+    "perf script record offcpu -- ./program",
+    "perf script report offcpu -- --flamegraph out.html",
+]
+PERFS_PIPE = "perf record -o - --off-cpu -a -- sleep 5 | perf-offcpu inject -i - -o old.data"
+TRACE = "perf-offcpu script -F trace:comm,time,event,trace"
+
+
+def test_no_shown_command_is_left_out() -> None:
+    assert {*SCRIPTS, PERFS_PIPE, TRACE} == OTHERS
+
+
+def test_scripts_for_perf_are_installed_and_used(tmp_path: Path) -> None:
+    make_program(tmp_path)
+    environment = os.environ | {"PERF_EXEC_PATH": str(tmp_path / "exec")}
+    said = [run(command, tmp_path, environment) for command in SCRIPTS]
+    assert "are there" in said[0] and "off-cpu samples" in said[1]
+    assert "nanosleep" in (tmp_path / "out.html").read_text()
+
+
+def test_perfs_own_recording_goes_through_inject(tmp_path: Path) -> None:
+    """Debian's perf has no BPF and says so: what it can record without goes the same way."""
+    run(PERFS_PIPE.replace("sleep 5", "sleep 0.3"), tmp_path)
+    samples = run("perf script -i old.data -F comm,tid,event", tmp_path).splitlines()
+    assert len(samples) > 3 and all(re.search(r"(cycles|cpu-clock|offcpu-time)", line) for line in samples)
+
+
+def test_fields_of_tracepoints(tmp_path: Path) -> None:
+    run("perf record -q -o perf.data -e sched:sched_switch -- sleep 0.1", tmp_path)
+    lines = run(TRACE, tmp_path).splitlines()
+    assert any(re.search(r"sleep .*sched:sched_switch: .*next_comm=", line) for line in lines), lines

@@ -27,7 +27,7 @@ OLDEST = (5, 15)
 TOO_OLD = "tests/vm/too_old.py"
 PATIENCE = "PERF_OFFCPU_TEST_PATIENCE=20"
 PYTEST = (
-    "PYTHONPATH=tests python -m pytest -p no:cacheprovider -p vm.at_once --tb=no "
+    "PYTHONPATH=tests python -m pytest -p no:cacheprovider -p vm.at_once -v --tb=no "
     "--junitxml=/results/junit.xml -o timeout=900"
 )
 
@@ -75,7 +75,12 @@ def main() -> int:
         outcome = boot.run_inside(kernel, image, command, results, options.timeout)
         host.say(f"  ended after {outcome.seconds:.0f} s, status {outcome.status}; see {results}")
         bad |= outcome.status != 0
-        runs[kernel.release.removesuffix("-cloud-amd64")] = table.read(results / "junit.xml")
+        run = (
+            table.read(results / "junit.xml")
+            if outcome.status is not None
+            else table.read_console(results / "console")
+        )
+        runs[kernel.release.removesuffix("-cloud-amd64")] = run
         if (options.run or outcome.status is None) and (results / "output").exists():
             print((results / "output").read_text(errors="replace"), end="")
     if not options.run:

@@ -42,6 +42,17 @@ def read(path: Path) -> Run:
     return Run(outcomes, messages)
 
 
+SHOWN = re.compile(r"^tests/kernel/(\w+)\.py::(\w+)(?:\[.*\])? (PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE)
+
+
+def read_console(path: Path) -> Run:
+    """What `pytest -v` had shown when a machine ended before its time."""
+    outcomes: dict[Case, Counter[str]] = {}
+    for file, name, word in SHOWN.findall(path.read_text(errors="replace")) if path.exists() else ():
+        outcomes.setdefault((file, name), Counter())[word.lower().replace("error", "failed")] += 1
+    return Run(outcomes, {})
+
+
 def _cell(counts: Counter[str] | None) -> str:
     if not counts:
         return "-"
