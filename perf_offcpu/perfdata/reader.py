@@ -32,7 +32,7 @@ from perf_offcpu.perfdata.pipe_head import PipeHead
 from perf_offcpu.perfdata.scan import Chunk, Scanner
 from perf_offcpu.perfdata.source import Source, open_file, open_source
 
-PIECE = 8 << 20
+PIECE = 16 << 20
 _COMPRESSED_TYPES = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
 
 
