@@ -33,9 +33,10 @@ SAMPLES_PER_S = 500_000
 MEMORY_MB = 300
 STAGES: tuple[tuple[str, Any, str], ...] = (
     ("scan", PerfDataReader, "chunks"),
-    ("sample columns", SampleDecoder, "decode"),
+    ("sample columns", SampleDecoder, "decode_parts"),
     ("deferred columns", load, "decode_deferred"),
-    ("gather, unique chains", Gathering, "add"),
+    ("gather samples", Gathering, "add_all"),
+    ("gather deferred", Gathering, "add"),
     ("task records", load, "task_records"),
     ("task notes", TaskReplay, "note_all"),
     ("losses", load, "_count_losses"),

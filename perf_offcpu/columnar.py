@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.layout import Field, Int, Layout, Order, Shape, Special
 
-BLOCK = 1 << 16
+BLOCK = 1 << 15
 """Items that are worked on at once: what a core's cache holds, and worth a step of its own."""
 
 I64 = NDArray[np.int64]
@@ -262,6 +262,31 @@ def _lengths(counts: I64) -> list[tuple[int, I64]] | None:
     if len(cuts) * _ROWS_OF_A_LENGTH > len(counts):
         return None
     return [(int(counts[part[0]]), part) for part in np.split(order, cuts)]
+
+
+def row_groups(offsets: I64) -> Iterator[tuple[int, I64 | slice]] | None:
+    """Cut ragged rows into groups of one length, of at most `BLOCK` items: (length, which rows).
+
+    Rows of length 0 are in none. None if there are too many lengths for that.
+    """
+    lengths = _lengths(np.diff(offsets))
+    if lengths is None:
+        return None
+    whole = len(lengths) == 1
+
+    def groups() -> Iterator[tuple[int, I64 | slice]]:
+        for length, which in lengths:
+            count = max(1, BLOCK // max(1, length))
+            for at in range(0, len(which) if length else 0, count):
+                yield length, slice(at, min(at + count, len(which))) if whole else which[at : at + count]
+
+    return groups()
+
+
+def rows_of(values: NDArray[np.uint64], starts: I64, length: int) -> NDArray[np.uint64]:
+    """uint64[n, length]: the words from each of `starts` (int64[n]) on."""
+    found = _windows(values.view(np.uint8), 8 * length, step=8)[starts]
+    return found.view(np.uint64).reshape(-1, length)
 
 
 def _gather_by_word(

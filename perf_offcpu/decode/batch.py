@@ -113,6 +113,21 @@ class Gathering:
         self._switches.append(batch.switches)
         self._from_upstream.append(batch.from_upstream)
 
+    def add_all(self, batches: list[Batch], places: list[I64]) -> None:
+        """Take several batches up, of which each sample has its place (int64[n], ascending, for each batch).
+
+        All places together are 0 to the number of samples.
+        """
+        batches = [in_table(batch, self.chains) for batch in batches]
+        self._samples.interleave([batch.samples for batch in batches], places)
+        if count := sum(map(len, places)):
+            from_upstream = self._from_upstream.extend(count)
+            for batch, place in zip(batches, places, strict=True):
+                from_upstream[place] = batch.from_upstream
+        for batch in batches:
+            self._deferred.append(batch.deferred)
+            self._switches.append(batch.switches)
+
     def batch(self) -> Batch:
         """All batches as one, in order, with callchains unique over all of them. The gathering is used up."""
         return Batch(

@@ -24,7 +24,8 @@ from perf_offcpu.abi.records import RecordType
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.columnar import gather_u64
 from perf_offcpu.decode.batch import Batch
-from perf_offcpu.model.callchains import Ragged, offsets_of, spread, unique_rows
+from perf_offcpu.model.callchains import Ragged, offsets_of, spread
+from perf_offcpu.model.chain_table import united
 from perf_offcpu.model.columns import I32, I64, U64, Bool
 from perf_offcpu.model.recording import DeferredChains, Recording, SampleFlag
 from perf_offcpu.perfdata import losses
@@ -101,13 +102,13 @@ def merge_deferred(recording: Recording) -> Recording:
     walked = deferred.space[found[found >= 0]]
     space[waiting[found >= 0]] = np.where(walked >= 0, walked, space[waiting[found >= 0]])
     flags[waiting[found < 0]] |= np.uint16(SampleFlag.UNMERGED | SampleFlag.NO_USER_STACK)
-    callchains, ids = unique_rows(Ragged.concat([recording.callchains, completed]))
+    callchains, ids = united(recording.callchains, completed)
     # The stack of a waker may be that of a sample, the one of its sched_waking.
     successor = np.arange(len(recording.callchains), dtype=np.int32)
     successor[chain] = callchain[waiting]
     wakers = np.append(successor, np.int32(-1))[samples.waker_callchain]
-    callchain[callchain >= 0] = ids[callchain[callchain >= 0]]
-    wakers[wakers >= 0] = ids[wakers[wakers >= 0]]
+    ids = np.append(ids, np.int32(-1))  # of no callchain, row -1
+    callchain, wakers = ids[callchain], ids[wakers]
     lost = Losses(recording.losses)
     lost.add(UNMERGED, int((found < 0).sum()))
     return recording.replaced(
@@ -121,7 +122,8 @@ def merge_deferred(recording: Recording) -> Recording:
 def wanting_of(chains: Ragged) -> Wanting:
     """Which of n callchains wait for a user part, and what of them stays; `kept` is all of the others."""
     lengths, ends = chains.lengths, chains.offsets[1:]
-    words = np.append(chains.values, np.zeros(2, np.uint64))  # ends - 2 of an empty row leads somewhere
+    words = chains.values if len(chains.values) > 1 else np.append(chains.values, np.zeros(2, np.uint64))
+    # What is before the begin of all, of rows that are too short, is somewhere else.
     last = np.where(lengths >= 1, words[ends - 1], np.uint64(0))
     before = np.where(lengths >= 2, words[ends - 2], np.uint64(0))
     final, v12 = before == _MARKER, last == _MARKER

@@ -26,7 +26,7 @@ from perf_offcpu.decode.field_store import TRACE, FieldStore
 from perf_offcpu.decode.garbage import cut_garbage
 from perf_offcpu.decode.meta import evsel_of, read_meta
 from perf_offcpu.decode.repair import FOREIGN_IDS, count_foreign_ids, repair_ids
-from perf_offcpu.decode.samples import SampleDecoder, is_offcpu
+from perf_offcpu.decode.samples import SampleDecoder, is_offcpu, ranks
 from perf_offcpu.decode.snapshots import SnapshotStore
 from perf_offcpu.decode.switch_events import SWITCH_RECORDS, SwitchDecoder
 from perf_offcpu.decode.switch_waits import has_switches, with_waits
@@ -112,7 +112,8 @@ def read_recording(
         decoder = SampleDecoder(
             reader.events, reader.counters, account, retype, wanted, stacks, field_store, gathering.chains
         )
-        gathering.add(decoder.decode(chunk)[1])
+        places, parts = decoder.decode_parts(chunk)
+        gathering.add_all(parts, ranks(places))
         gathering.add(decode_deferred(chunk, reader.events, reader.counters))
         if wanted is not None:
             gathering.add(Batch(switches=wanted.of_records(chunk, reader.events)))

@@ -30,6 +30,9 @@ _FIXED_WORDS = 4
 _HEAD = Layout(abi.PAYLOAD.name, abi.PAYLOAD.fields[:4], abi.PAYLOAD.source)
 """What stands in front of the callchain."""
 
+_TAIL = Layout(abi.EXTENSION.name, (abi.PAYLOAD.fields[-1], *abi.EXTENSION.fields), abi.EXTENSION.source)
+"""What stands behind it, if there is an extension: the cgroup, too, so that both are read at once."""
+
 _UPSTREAM_MAX_CHAIN = 33
 """Upstream keeps 32 frames and one marker."""
 
@@ -65,7 +68,7 @@ def retype(data: NDArray[np.uint8], columns: Columns, samples: Samples, order: O
         (batch, sound): the off-cpu samples, and bool[n], False where the payload is malformed.
     """
     payload = _Payload(data, columns, order)
-    result = Samples.filled(
+    result = Samples.sparse(
         len(payload.words),
         time_ns=samples.time_ns,
         evsel=samples.evsel,
@@ -86,6 +89,7 @@ def retype(data: NDArray[np.uint8], columns: Columns, samples: Samples, order: O
     wakers = payload.waker_chains()
     if len(wakers.values):
         woken = np.flatnonzero(wakers.lengths)
+        result.waker_callchain = result.waker_callchain.copy()
         result.waker_callchain[woken] = np.arange(len(woken)) + len(chains)
         chains = Ragged.concat([chains, wakers.take(woken)])
     sound = columns.ok & payload.sound & (result.period >= 0)
@@ -112,9 +116,9 @@ class _Payload:
         """The extension's fields; `ok` is False where there is none, or none that is whole."""
         behind = nr + _FIXED_WORDS
         inside = self.words > behind
-        begin = np.where(inside, self.at + 8 * behind, self.at)
+        begin = np.where(inside, self.at + 8 * (behind - 1), self.at)
         end = np.where(inside, self.at + 8 * self.words, begin)
-        columns = read_columns(abi.EXTENSION, self.data, begin, end, self.order)
+        columns = read_columns(_TAIL, self.data, begin, end, self.order)
         self.ours = inside & (columns.scalars["magic"] == np.uint32(abi.EXTENSION_MAGIC))
         columns.ok &= self.ours
         columns.ok &= columns.scalars["nwords"] >= abi.EXTENSION_WORDS
@@ -123,6 +127,8 @@ class _Payload:
 
     def cgroup(self) -> U64:
         """uint64[n]: the cgroup id behind the chain, 0 where there is none."""
+        if bool((self.ours & self.sound).all()):
+            return self.extension.scalars["cgroup"]
         place = self.chain_words + 3
         inside = self.words > place
         values = gather_u64(self.data, np.where(inside, self.at + 8 * place, 0), self.order)

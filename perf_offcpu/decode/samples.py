@@ -33,9 +33,6 @@ from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 
-_NO_TIME = np.uint64(2**63)
-
-
 _OFFCPU_CONFIGS = (SoftwareConfig.BPF_OUTPUT, SoftwareConfig.CPU_CLOCK)
 
 
@@ -82,6 +79,13 @@ class SampleDecoder:
 
     def decode(self, chunk: Chunk) -> tuple[I64, Batch]:
         """The samples of a chunk, in file order, and which row of the chunk each of them is."""
+        places, parts = self.decode_parts(chunk)
+        if len(parts) < 2:
+            return (places[0], parts[0]) if parts else (np.empty(0, np.int64), Batch())
+        return np.sort(np.concatenate(places)), interleave(parts, ranks(places))
+
+    def decode_parts(self, chunk: Chunk) -> tuple[list[I64], list[Batch]]:
+        """The samples of a chunk event by event, and which rows of the chunk they are."""
         rows = np.flatnonzero(chunk.types == RecordType.SAMPLE)
         evsel = self.events.of_samples(chunk, rows)
         self.counters.add(losses.UNKNOWN_ID, int((evsel < 0).sum()))
@@ -92,7 +96,7 @@ class SampleDecoder:
             places.append(place)
             # Here they are of one event, and of few lengths: that is when they are found fastest.
             parts.append(part if self.chains is None else in_table(part, self.chains))
-        return _in_file_order(places, parts)
+        return places, parts
 
     def decode_account(self, chunk: Chunk) -> None:
         """Take up only what the collector says of itself."""
@@ -150,50 +154,56 @@ def _chains(data: NDArray[np.uint8], rows: Rows, order: Order) -> Ragged:
     return Ragged(*gather_rows(data, rows, order))
 
 
-def _in_file_order(places: list[I64], parts: list[Batch]) -> tuple[I64, Batch]:
-    """Join the evsels of a chunk and put their samples back into the order of the file."""
-    if len(parts) < 2:
-        return (places[0], parts[0]) if parts else (np.empty(0, np.int64), Batch())
-    rows = np.sort(np.concatenate(places))
-    return rows, interleave(parts, [np.searchsorted(rows, place) for place in places])
+def ranks(places: list[I64]) -> list[I64]:
+    """The same with the place that each has among all of them; no two are the same."""
+    if len(places) < 2:
+        return [np.arange(len(place)) for place in places]
+    rank = np.zeros(max(int(place[-1]) if len(place) else 0 for place in places) + 1, np.int64)
+    for place in places:
+        rank[place] = 1
+    rank = np.cumsum(rank) - 1
+    return [rank[place] for place in places]
 
 
 def model_samples(columns: Columns, spec: EventSpec, number: int, miscs: NDArray[np.uint16]) -> Samples:
     """The model's rows of n samples of one evsel (`number`), without callchains; a period of -1 is damage."""
     scalars = columns.scalars
     rows = len(columns.ok)
-    samples = Samples.filled(
+    time_ns, untimed = _times(scalars.get("time"), rows)
+    # perf 5.19 to 6.15, and re-typed files: an ordinary sample whose period is the time off cpu.
+    all_flags = SampleFlag.OFFCPU if is_offcpu(spec) else SampleFlag(0)
+    flags = np.full(rows, all_flags, np.uint16)
+    if untimed.any():
+        flags[untimed] |= np.uint16(SampleFlag.UNTIMED | (SampleFlag.AGGREGATED if all_flags else 0))
+    return Samples.sparse(
         rows,
-        evsel=np.full(rows, number),
-        pid=_ids(scalars, "pid", rows),
-        tid=_ids(scalars, "tid", rows),
-        cpu=_ids(scalars, "cpu", rows),
+        time_ns=time_ns,
+        evsel=number,
+        pid=_ids(scalars, "pid"),
+        tid=_ids(scalars, "tid"),
+        cpu=_ids(scalars, "cpu"),
         ip=scalars.get("ip"),
         period=_periods(scalars.get("period"), spec, rows),
         cpumode=miscs & np.uint16(Misc.CPUMODE_MASK),
         cgroup=scalars.get("cgroup"),
+        flags=flags,
     )
-    samples.time_ns, untimed = _times(scalars.get("time"), rows)
-    samples.flags |= np.where(untimed, np.uint16(SampleFlag.UNTIMED), np.uint16(0))
-    if is_offcpu(spec):
-        # perf 5.19 to 6.15, and re-typed files: an ordinary sample whose period is the time off cpu.
-        samples.flags |= np.uint16(SampleFlag.OFFCPU)
-        samples.flags |= np.where(untimed, np.uint16(SampleFlag.AGGREGATED), np.uint16(0))
-    return samples
 
 
-def _ids(scalars: dict[str, NDArray[np.uint32]], name: str, rows: int) -> I32:
+def _ids(scalars: dict[str, NDArray[np.uint32]], name: str) -> I32 | None:
     """u32 ids as int32: 2^32 - 1, the kernel's "none", becomes -1."""
     values = scalars.get(name)
-    return np.full(rows, -1, np.int32) if values is None else values.view(np.int32)
+    return None if values is None else values.view(np.int32)
 
 
 def _times(values: U64 | None, rows: int) -> tuple[I64, NDArray[np.bool_]]:
     """(time_ns, untimed): dummies of 2^63 and more are no time at all."""
     if values is None:
         return np.full(rows, -1, np.int64), np.zeros(rows, np.bool_)
-    dummy = values >= _NO_TIME
-    return np.where(dummy, -1, values.astype(np.int64)), dummy
+    times = values.astype(np.int64)
+    dummy = times < 0
+    times[dummy] = -1
+    return times, dummy
 
 
 def _periods(values: U64 | None, spec: EventSpec, rows: int) -> I64:
@@ -201,4 +211,4 @@ def _periods(values: U64 | None, spec: EventSpec, rows: int) -> I64:
     if values is None:
         fixed = 1 if spec.attr.flags & AttrFlag.FREQ else spec.attr.sample_period
         return np.full(rows, min(fixed, 2**62), np.int64)
-    return np.where(values >= _NO_TIME, -1, values.astype(np.int64))
+    return np.maximum(values.astype(np.int64), -1)

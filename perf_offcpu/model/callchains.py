@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perf_offcpu.columnar import Rows, gather_rows, row_blocks
+from perf_offcpu.columnar import Rows, gather_rows, row_blocks, row_groups, rows_of
 from perf_offcpu.model.columns import I32, I64, U64
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -95,21 +95,31 @@ def hash_rows(chains: Ragged) -> U64:
     The words, their halves mixed, are the coefficients of a polynomial modulo 2^64; the hash is its value at
     an odd number.
     """
-    hashes, lengths = np.zeros(len(chains), np.uint64), chains.lengths
-    for first, behind in row_blocks(chains.offsets):
-        offsets, length = chains.offsets[first : behind + 1], int(lengths[first])
+    hashes = np.zeros(len(chains), np.uint64)
+    groups = row_groups(chains.offsets)
+    for length, which in () if groups is None else groups:
+        mixed = _mixed(_some_rows(chains, which, length))
+        hashes[which] = np.einsum("ij,j->i", mixed, _powers(length.bit_length())[0][:length])
+    for first, behind in row_blocks(chains.offsets) if groups is None else ():
+        offsets = chains.offsets[first : behind + 1]
         words = chains.values[offsets[0] : offsets[-1]]
-        if not len(words):
-            continue
-        # Cookies differ in their upper half only, where a product modulo 2^64 hardly tells them apart.
-        mixed = words >> _HALF
-        mixed ^= words
-        if bool((lengths[first:behind] == length).all()):
-            powers = _powers(length.bit_length())[0][:length]
-            hashes[first:behind] = np.einsum("ij,j->i", mixed.reshape(-1, length), powers)
-        else:
-            hashes[first:behind] = _hash_block(mixed, offsets - offsets[0])
-    return hashes ^ (lengths.astype(np.uint64) * _MIX)
+        if len(words):
+            hashes[first:behind] = _hash_block(_mixed(words), offsets - offsets[0])
+    return hashes ^ (chains.lengths.astype(np.uint64) * _MIX)
+
+
+def _some_rows(chains: Ragged, which: I64 | slice, length: int) -> U64:
+    """uint64[n, length]: rows of one length; a slice of them if no others are there."""
+    if isinstance(which, slice):
+        return chains.values[which.start * length : which.stop * length].reshape(-1, length)
+    return rows_of(chains.values, chains.offsets[which], length)
+
+
+def _mixed(words: U64) -> U64:
+    # Cookies differ in their upper half only, where a product modulo 2^64 hardly tells them apart.
+    mixed = words >> _HALF
+    mixed ^= words
+    return mixed
 
 
 def _hash_block(mixed: U64, offsets: I64) -> U64:
@@ -171,10 +181,14 @@ def equal_rows(chains: Ragged, others: Ragged, other: I64 | I32) -> bool:
     lengths, starts = chains.lengths, others.offsets[:-1][other]
     if not np.array_equal(lengths, others.offsets[1:][other] - starts):
         return False
-    for first, behind in row_blocks(chains.offsets):
+    groups = row_groups(chains.offsets)
+    for length, which in () if groups is None else groups:
+        twins = rows_of(others.values, starts[which], length)
+        if not np.array_equal(_some_rows(chains, which, length), twins):
+            return False
+    for first, behind in row_blocks(chains.offsets) if groups is None else ():
         words = chains.values[chains.offsets[first] : chains.offsets[behind]]
-        twins = others.take(other[first:behind]).values
-        if not np.array_equal(words, twins):
+        if not np.array_equal(words, others.take(other[first:behind]).values):
             return False
     return True
 

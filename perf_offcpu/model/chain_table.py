@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perf_offcpu.model.callchains import Ragged, equal_rows, first_ones, hash_rows
+from perf_offcpu.model.callchains import Ragged, equal_rows, first_ones, hash_rows, unique_rows
 from perf_offcpu.model.columns import I32
 from perf_offcpu.model.growing import GrowingArray
 from perf_offcpu.model.hash_index import HashIndex
@@ -80,6 +80,30 @@ class ChainTable:
     def _append(self, chains: Ragged) -> None:
         self._offsets.append(chains.offsets[1:] + len(self._values))
         self._values.append(chains.values)
+
+
+def united(chains: Ragged, more: Ragged) -> tuple[Ragged, I32]:
+    """Each different callchain of both once, in order of first appearance: as `unique_rows` of both.
+
+    Args:
+        chains: most of them, and nearly always different; not copied if no others come.
+
+    Returns:
+        (unique, ids): ids is int32[n + m], the row in `unique` of each of `chains`, then of `more`.
+    """
+    hashes, rows = hash_rows(chains), np.arange(len(chains), dtype=np.int32)
+    index = HashIndex()
+    if len(np.unique(hashes)) < len(hashes) or not index.add(hashes, rows):
+        return unique_rows(Ragged.concat([chains, more]))
+    found = index.find(hash_rows(more))
+    new = np.flatnonzero(found < 0)
+    old = np.flatnonzero(found >= 0)
+    if not equal_rows(more.take(old), chains, found[old]):
+        return unique_rows(Ragged.concat([chains, more]))
+    fresh, ids = unique_rows(more.take(new))
+    found[new] = ids + np.int32(len(chains))
+    unique = Ragged.concat([chains, fresh]) if len(new) else chains
+    return unique, np.concatenate([rows, found])
 
 
 def _words_of(chains: Ragged) -> list[bytes]:

@@ -62,6 +62,22 @@ class Table:
         return cls(**given)
 
     @classmethod
+    def sparse(cls, rows: int, **columns: Any) -> Self:
+        """As `filled`, but single values, given or not, take no memory: such columns cannot be written."""
+        given = {}
+        for field in dataclasses.fields(cls):
+            dtype, sentinel = field.metadata["dtype"], field.metadata["sentinel"] or 0
+            value = columns.pop(field.name, None)
+            given[field.name] = (
+                np.ascontiguousarray(value, dtype)
+                if isinstance(value, np.ndarray)
+                else np.broadcast_to(np.array(sentinel if value is None else value, dtype), rows)
+            )
+        if columns:
+            raise TypeError(f"{cls.__name__} has no column {', '.join(columns)}")
+        return cls(**given)
+
+    @classmethod
     def from_rows(cls, rows: Sequence[Sequence[Any]]) -> Self:
         """A table from tuples in column order: for rare records, never for samples."""
         columns = zip(*rows, strict=True) if rows else ((),) * len(cls.names())
@@ -84,7 +100,7 @@ class Table:
             places: int64[n], ascending, for each table.
         """
         joined = {}
-        runs = [_as_run(place) for place in places]
+        runs = [as_run(place) for place in places]
         for field in dataclasses.fields(cls):
             values = np.empty(sum(map(len, places)), field.metadata["dtype"])
             for table, at in zip(tables, runs, strict=True):
@@ -126,7 +142,7 @@ class Table:
             assert array.shape == (len(self),), f"{where}: shape {array.shape}, {len(self)} rows"
 
 
-def _as_run(rows: NDArray[np.int64]) -> NDArray[np.int64] | slice:
+def as_run(rows: NDArray[np.int64]) -> NDArray[np.int64] | slice:
     """Ascending rows as a slice if none is left out."""
     if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1:
         return slice(int(rows[0]), int(rows[-1]) + 1)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.model.columns import Table
+from perf_offcpu.model.columns import I64, Table, as_run
 
 _FIRST = 1 << 14
 _HUGE = 4 << 20
@@ -42,13 +43,15 @@ class GrowingArray:
         Raises:
             BufferError: there is no room left, and a view is alive: what is looked at cannot move.
         """
-        if not len(values):
-            return
-        data = np.ascontiguousarray(values, self.dtype).data.cast("B")
-        end = self._used + len(data)
+        if len(values):
+            self.extend(len(values))[:] = values
+
+    def extend(self, count: int) -> NDArray[Any]:
+        """Make it longer by so many values, at least one; gives them, to be set and not to be kept."""
+        begin, end = self._used, self._used + count * self.dtype.itemsize
         room = self._with_room_for(end)
-        room[self._used : end] = data
         self._used = end
+        return np.frombuffer(room, self.dtype, count, begin)
 
     def _with_room_for(self, size: int) -> mmap.mmap:
         room = self._room
@@ -102,6 +105,19 @@ class GrowingTable(Generic[Kind]):
         """Add rows."""
         for name, column in self._columns.items():
             column.append(getattr(table, name))
+
+    def interleave(self, tables: Sequence[Kind], places: Sequence[I64]) -> None:
+        """Add the rows of several tables, each at its place; all places together are 0 to the number of rows.
+
+        Args:
+            places: int64[n], ascending, for each table.
+        """
+        count = sum(map(len, places))
+        runs = [as_run(place) for place in places]
+        for name, column in self._columns.items() if count else ():
+            room = column.extend(count)
+            for table, run in zip(tables, runs, strict=True):
+                room[run] = getattr(table, name)
 
     def release(self) -> Kind:
         """The rows so far, not copied and no longer held here: the table is empty again."""

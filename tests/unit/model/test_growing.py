@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perf_offcpu.model import chain_table, hash_index
 from perf_offcpu.model.callchains import Ragged, hash_rows, unique_rows
-from perf_offcpu.model.chain_table import ChainTable
+from perf_offcpu.model.chain_table import ChainTable, united
 from perf_offcpu.model.growing import GrowingArray, GrowingTable
 from perf_offcpu.model.recording import Comms
 
@@ -48,6 +48,18 @@ def test_colliding_hashes_do_not_merge_callchains(monkeypatch: pytest.MonkeyPatc
     found, ids = added([[[1]], [[2], [1]], [[3], [2], []]])
     assert [found.row(row).tolist() for row in ids] == [[1], [2], [1], [3], [2], []]
     assert len(found) == 4
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=5)), st.lists(st.lists(st.integers(0, 3), max_size=5)))
+def test_callchains_are_united_as_if_all_had_come_at_once(
+    chains: list[list[int]], more: list[list[int]]
+) -> None:
+    for ragged in (Ragged.from_lists(chains), unique_rows(Ragged.from_lists(chains))[0]):
+        found, ids = united(ragged, Ragged.from_lists(more))
+        expected, expected_ids = unique_rows(Ragged.concat([ragged, Ragged.from_lists(more)]))
+        assert np.array_equal(found.offsets, expected.offsets)
+        assert np.array_equal(found.values, expected.values)
+        assert ids.tolist() == expected_ids.tolist()
 
 
 @given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=4), max_size=9))
