@@ -284,6 +284,10 @@ class OffCpuProgram:
         """
         return {**self.maps.counters(), "missed_runs": sum(s.misses for s in self.run_stats().values())}
 
+    def output_failures(self) -> list[int]:
+        """How many samples found no perf event, by CPU."""
+        return self.maps.by_cpu("output_failed")
+
     def run_stats(self) -> dict[str, ProgramStats]:
         """Runs, run time and misses of each loaded program, by its name."""
         infos = {name: bpf_syscall.program_info(fd) for name, fd in self._programs.items()}

@@ -142,13 +142,21 @@ class ProgramMaps:
 
     def counters(self) -> dict[str, int]:
         """Each counter of `enum offcpu_counter` over all CPUs: events, and under `<name>_ns` their time."""
-        dtype, fd = self.header.structs["count"], self._fds["counters"]
         totals: dict[str, int] = {}
-        for index, name in enumerate(self.header.enums["counter"][:-1]):
-            raw = bpf_syscall.lookup(fd, _u32(index), dtype.itemsize * _possible_cpus())
-            per_cpu = np.frombuffer(raw, dtype)
+        for name in self.header.enums["counter"][:-1]:
+            per_cpu = self._counter(name)
             totals[name], totals[f"{name}_ns"] = int(per_cpu["events"].sum()), int(per_cpu["ns"].sum())
         return totals
+
+    def by_cpu(self, counter: str) -> list[int]:
+        """How often something happened, by CPU."""
+        events: list[int] = self._counter(counter)["events"].tolist()
+        return events
+
+    def _counter(self, name: str) -> NDArray[np.void]:
+        dtype, index = self.header.structs["count"], self.header.enums["counter"].index(name)
+        raw = bpf_syscall.lookup(self._fds["counters"], _u32(index), dtype.itemsize * _possible_cpus())
+        return np.frombuffer(raw, dtype)
 
     def rate(self) -> dict[str, int]:
         """The members of `struct offcpu_rate`."""

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.abi.attr import AttrFlag, PerfType
 from perf_offcpu.abi.offcpu import EVENT_NAME
+from perf_offcpu.collect import perf_event
 from perf_offcpu.collect.bpf import OffCpuProgram
 from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf_last import LastTasks
@@ -115,6 +116,7 @@ class Collector:
             ]
             stack.callback(self.program.close)  # before the events that it writes to
             self._counters_event = counters_event(support)
+            self._failures = self.program.output_failures()
             self._wire()
             self._resources = stack.pop_all()
 
@@ -175,6 +177,36 @@ class Collector:
     def counters_event(self) -> EventSpec:
         """The event of the counters' sample."""
         return self._counters_event
+
+    def deaf_cpus(self) -> list[int]:
+        """CPUs on which samples of waits found no event since the last call: they were offline meanwhile."""
+        before, self._failures = self._failures, self.program.output_failures()
+        return [cpu for cpu, (new, old) in enumerate(zip(self._failures, before, strict=True)) if new > old]
+
+    def revive(self, cpu: int, sink: Sink) -> list[int]:
+        """Record on a CPU that came online, or came back: the kernel has taken all events off it.
+
+        Returns:
+            Descriptors that become readable when its rings have filled to some degree.
+
+        Raises:
+            OSError: the kernel refuses something; what works, works.
+        """
+        self._side_band.sink = sink
+        fds = [self._side_rings.renew(cpu, self._side_band), self.rings.renew(cpu, sink)]
+        for event in (self._side_rings.owner, self.rings.owner):
+            perf_event.enable(event.fds[cpu])
+        self.program.set_output(cpu, self.rings.owner.fds[cpu])
+        self._failures = self.program.output_failures()
+        if self.options.target.cpus and cpu not in self.options.target.cpus:
+            return fds
+        for event in self._sampling:
+            fd = event.reopen(cpu)
+            event.redirect_on(cpu, self.rings.owner)
+            if event in self._filtered:
+                perf_event.set_filter(fd, self.program.filter_fd)
+            perf_event.enable(fd)
+        return fds
 
     def _cpu_events(self) -> list[CpuEvent]:
         return [*self._sampling, self.rings.owner, self._side_rings.owner]

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which CPUs there are. Perf events, rings and BPF output are all per CPU.
 
-The kernel takes perf events off a CPU that goes offline and does not put them back when it returns; new ones
-would have ids that the file, whose header is written by then, does not know.
+The kernel takes perf events off a CPU that goes offline and does not put them back when it returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 _SYSFS = Path("/sys/devices/system/cpu")
@@ -32,8 +32,16 @@ def present_cpus() -> tuple[int, ...]:
     return parse_cpu_list((_SYSFS / "present").read_text())
 
 
+@dataclass(frozen=True, slots=True)
+class CpuNews:
+    """CPUs that went offline and that came online, ascending."""
+
+    gone: tuple[int, ...]
+    come: tuple[int, ...]
+
+
 class CpuWatch:
-    """Tells, once each, which CPUs a recording loses or never had.
+    """Tells which CPUs go and come while a recording goes on.
 
     Args:
         cpus: those that have events.
@@ -41,14 +49,15 @@ class CpuWatch:
     """
 
     def __init__(self, cpus: Iterable[int], look: Callable[[], Iterable[int]] = online_cpus) -> None:
-        self._look, self._known, self._there = look, set(cpus), set(cpus)
+        self._look, self._there = look, set(cpus)
 
-    def news(self) -> Iterator[str]:
-        """A sentence for each CPU that went or came since the last call."""
+    def forget(self, cpu: int) -> None:
+        """This one has lost its events: if it runs, it has come back since."""
+        self._there.discard(cpu)
+
+    def news(self) -> CpuNews:
+        """What has changed since the last call."""
         now = set(self._look())
-        for cpu in sorted(self._there - now):
-            yield f"CPU {cpu} went offline: when it comes back, only waits are recorded there, as sums"
-        for cpu in sorted(now - self._known):
-            yield f"CPU {cpu} came online after the recording began: only waits are recorded there, as sums"
-        self._there &= now
-        self._known |= now
+        news = CpuNews(tuple(sorted(self._there - now)), tuple(sorted(now - self._there)))
+        self._there = now
+        return news

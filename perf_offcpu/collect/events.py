@@ -215,26 +215,45 @@ class CpuEvent:
     def __init__(self, name: str, attr: Attr, cpus: Iterable[int]) -> None:
         self.name, self.attr = name, attr
         self.fds: dict[int, int] = {}
+        self.ids: list[int] = []
+        """Of all that was ever opened: a CPU that returns has an id anew."""
+        self._former: list[int] = []
         try:
             for cpu in cpus:
                 self._open(cpu)
-            self.ids = {cpu: perf_event.event_id(fd) for cpu, fd in self.fds.items()}
         except OSError as problem:
             self.close()
             raise perf_event.refusal(problem, name, attr) from None
 
     def _open(self, cpu: int) -> None:
         self.fds[cpu] = perf_event.open_event(self.attr, cpu)
+        self.ids.append(perf_event.event_id(self.fds[cpu]))
+
+    def reopen(self, cpu: int) -> int:
+        """Open it on a CPU that came online; gives the descriptor. What was counted there still counts.
+
+        Raises:
+            OSError: the kernel refuses it.
+        """
+        former = self.fds.pop(cpu, None)
+        if former is not None:
+            self._former.append(former)
+        self._open(cpu)
+        return self.fds[cpu]
 
     @property
     def spec(self) -> EventSpec:
         """The event as a file describes it."""
-        return EventSpec(self.attr, self.name, tuple(self.ids.values()))
+        return EventSpec(self.attr, self.name, tuple(self.ids))
 
     def redirect(self, ring_owner: CpuEvent) -> None:
         """Write into the rings of another event."""
-        for cpu, fd in self.fds.items():
-            perf_event.redirect(fd, ring_owner.fds[cpu])
+        for cpu in self.fds:
+            self.redirect_on(cpu, ring_owner)
+
+    def redirect_on(self, cpu: int, ring_owner: CpuEvent) -> None:
+        """The same on one CPU."""
+        perf_event.redirect(self.fds[cpu], ring_owner.fds[cpu])
 
     def filter_by(self, program_fd: int) -> None:
         """Let a BPF program decide which samples are written."""
@@ -253,7 +272,7 @@ class CpuEvent:
 
     def counted(self) -> int:
         """How often the event happened, over all CPUs."""
-        return sum(int.from_bytes(os.read(fd, 64)[:8], sys.byteorder) for fd in self.fds.values())
+        return sum(int.from_bytes(os.read(fd, 64)[:8], sys.byteorder) for fd in self._every_fd())
 
     def lost(self) -> Iterator[tuple[int, int]]:
         """(id, records lost for want of room in the ring) of each CPU that lost any.
@@ -262,13 +281,18 @@ class CpuEvent:
         """
         if not self.attr.read_format & ReadFormat.LOST:
             return
-        for fd in self.fds.values():
+        for fd in self._every_fd():
             _, event_id, lost = perf_event.read_counts(fd)
             if lost:
                 yield event_id, lost
 
+    def _every_fd(self) -> list[int]:
+        return [*self.fds.values(), *self._former]
+
     def close(self) -> None:
         """Give the event back to the kernel."""
+        while self._former:
+            perf_event.close_event(self._former.pop())
         while self.fds:
             perf_event.close_event(self.fds.popitem()[1])
 

@@ -120,6 +120,7 @@ class Part:
         """
         self._write_account(last, {})
         self._finished = True
+        self._learn_ids()
         self._writer.finish(self._features(last))
 
     def finish_somehow(
@@ -146,7 +147,13 @@ class Part:
                     counts[name] = _sum(counts.get(name), count)
             self._write_account(last, counts)
         with contextlib.suppress(RecordingError, BrokenPipeError):
+            self._learn_ids()
             self._writer.finish(features)
+
+    def _learn_ids(self) -> None:
+        """CPUs may have come since the file was begun."""
+        if self._output is not None:
+            self._file.learn_ids(self.collector.events)
 
     def _write_account(self, last: Span, more: Mapping[str, Counter]) -> None:
         """What was counted since the part began, and what the kernel lost."""

@@ -126,13 +126,35 @@ class Rings:
 
     def __init__(self, owner: CpuEvent, data_bytes: int) -> None:
         self.owner, self.data_bytes = owner, data_bytes
-        self._rings: list[Ring] = []
+        self._by_cpu: dict[int, Ring] = {}
         try:
-            for fd in owner.fds.values():
-                self._rings.append(Ring(fd, data_bytes))
+            for cpu, fd in owner.fds.items():
+                self._by_cpu[cpu] = Ring(fd, data_bytes)
         except OSError:
             self._unmap()
             raise
+
+    @property
+    def _rings(self) -> list[Ring]:
+        return list(self._by_cpu.values())
+
+    def renew(self, cpu: int, sink: Sink) -> int:
+        """A ring for a CPU that came online, in place of the one it had; gives the owner's descriptor there.
+
+        Raises:
+            OSError: the event cannot be opened, or its ring not be mapped.
+        """
+        fd = self.owner.reopen(cpu)
+        ring = Ring(fd, self.data_bytes)
+        former = self._by_cpu.pop(cpu, None)
+        self._by_cpu[cpu] = ring
+        if former is not None:
+            ring.fullest = former.fullest
+            try:
+                former.drain(sink)
+            finally:
+                former.close()
+        return fd
 
     def drain(self, sink: Sink) -> int:
         """Move everything that waits in any ring to `sink`; returns how many bytes."""
@@ -165,8 +187,8 @@ class Rings:
         self.owner.close()
 
     def _unmap(self) -> None:
-        while self._rings:
-            self._rings.pop().close()
+        while self._by_cpu:
+            self._by_cpu.popitem()[1].close()
 
 
 def open_rings(

@@ -21,11 +21,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from perf_offcpu.collect.clock import now_ns
 from perf_offcpu.collect.collector import Collector
-from perf_offcpu.collect.cpus import CpuWatch
+from perf_offcpu.collect.cpus import CpuNews, CpuWatch
 from perf_offcpu.collect.limits import raise_descriptor_limit, raise_priority, too_many_files
 from perf_offcpu.collect.losses import Counter
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
@@ -166,7 +166,7 @@ class _Session:
         """Copy rings to the file until something ends the recording."""
         pace_s = SUMS_S
         now = time.monotonic()
-        next_sums, next_show = now + pace_s, now + PROGRESS_S
+        next_sums, next_show, next_look = now + pace_s, now + PROGRESS_S, now
         cpus = CpuWatch(self.collector.rings.owner.fds)
         while not waiter.wait():
             self._drain(self.part)
@@ -176,14 +176,31 @@ class _Session:
                 filled = max(filled, self._write_budgets() / self.collector.budget_capacity)
                 pace_s = _pace(pace_s, filled)
                 next_sums = time.monotonic() + pace_s
+            if now >= next_look:
+                for cpu in self.collector.deaf_cpus():
+                    cpus.forget(cpu)
+                waiter.add_rings(self._follow(cpus.news()))
+                next_look = now + FLUSH_S
             if now >= next_show:
-                for sentence in cpus.news():
-                    self.say(sentence)
                 if self.show:
                     self.show(self._progress())
                 next_show = time.monotonic() + PROGRESS_S
             if self.options.switch and self._is_full(self.options.switch):
                 self._switch()
+
+    def _follow(self, news: CpuNews) -> Iterator[int]:
+        """Record on CPUs that came; gives descriptors of their rings."""
+        for cpu in news.gone:
+            self.say(f"CPU {cpu} went offline")
+        for cpu in news.come:
+            if self.options.output == STANDARD_OUTPUT:  # whose head, with the ids, has been read by now
+                self.say(f"CPU {cpu} came online: in a pipe, only waits are recorded there, as sums")
+                continue
+            try:
+                yield from self.collector.revive(cpu, self.part)
+                self.say(f"CPU {cpu} came online, and is recorded from here on")
+            except OSError as problem:
+                self.say(f"CPU {cpu} came online and cannot be recorded in full: {problem.strerror}")
 
     def _drain(self, part: Part) -> None:
         """Empty the rings."""

@@ -43,6 +43,11 @@ class Waiter:
         for fd in (*rings, *self._endings, signals.fd, *watch.fds):
             self._poll.register(fd, select.POLLIN)
 
+    def add_rings(self, rings: Iterable[int]) -> None:
+        """Wait for these, too."""
+        for fd in rings:
+            self._poll.register(fd, select.POLLIN)
+
     def wait(self) -> bool:
         """Wait for something to do; True if the recording is over."""
         left_s = FLUSH_S if self._deadline is None else min(FLUSH_S, self._deadline - time.monotonic())

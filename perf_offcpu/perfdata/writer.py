@@ -57,8 +57,10 @@ class FileWriter:
     def __init__(self, fd: int, events: Sequence[EventSpec], path: str, order: Order = "<") -> None:
         self.events, self.path, self.order = tuple(events), path, order
         self._fd = fd
-        ids, attrs = self._ids(), self._attr_entries()
-        self.data_offset = FILE_HEADER_SIZE + len(ids) + len(attrs)
+        self._first_ids = ids = self._ids()
+        self._attrs_at = FILE_HEADER_SIZE + len(ids)
+        attrs = self._attr_entries(FILE_HEADER_SIZE)
+        self.data_offset = self._attrs_at + len(attrs)
         self.data_size = 0
         """Bytes of records appended so far, all of them whole."""
         self._write([self._header(data_size=0, bits=()), ids, attrs])
@@ -91,14 +93,25 @@ class FileWriter:
         offset = self.data_offset + self.data_size + len(bits) * SECTION.size()
         self._write([self._sections(offset, bodies), *bodies])
         try:
+            self._rewrite_ids(offset + sum(map(len, bodies)))
             os.pwrite(self._fd, self._header(self.data_size, bits), 0)
         except OSError as problem:
             raise self._failure(problem) from None
 
+    def learn_ids(self, events: Sequence[EventSpec]) -> None:
+        """The same events with more ids, of CPUs that came later; readers know them once it is finished."""
+        self.events = tuple(events)
+
+    def _rewrite_ids(self, at: int) -> None:
+        """If there are more ids now than there is room for at the front, put them at the end."""
+        ids = self._ids()
+        if ids != self._first_ids:
+            write_all(self._fd, [ids])
+            os.pwrite(self._fd, self._attr_entries(at), self._attrs_at)
+
     def _header(self, data_size: int, bits: Iterable[int]) -> bytes:
         bitmap = sum(1 << bit for bit in bits)
-        ids_size = 8 * sum(len(event.ids) for event in self.events)
-        attrs = {"offset": FILE_HEADER_SIZE + ids_size, "size": ATTR_ENTRY_SIZE * len(self.events)}
+        attrs = {"offset": self._attrs_at, "size": ATTR_ENTRY_SIZE * len(self.events)}
         return FILE_HEADER.pack(
             {
                 "magic": int.from_bytes(MAGIC, "little"),
@@ -116,8 +129,9 @@ class FileWriter:
         byteorder = _byteorder(self.order)
         return b"".join(one.to_bytes(8, byteorder) for event in self.events for one in event.ids)
 
-    def _attr_entries(self) -> bytes:
-        entries, at = [], FILE_HEADER_SIZE
+    def _attr_entries(self, at: int) -> bytes:
+        """The attrs; their ids begin at this place in the file."""
+        entries = []
         for event in self.events:
             section = {"offset": at, "size": 8 * len(event.ids)}
             attr = event.attr.pack(ATTR_SIZE_PERF_6_1, self.order)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from perf_offcpu.collect.cpus import CpuWatch, online_cpus, parse_cpu_list, present_cpus
+from perf_offcpu.collect.cpus import CpuNews, CpuWatch, online_cpus, parse_cpu_list, present_cpus
 
 
 def test_kernel_lists() -> None:
@@ -12,19 +12,17 @@ def test_kernel_lists() -> None:
     assert set(online_cpus()) <= set(present_cpus())
 
 
-def test_each_cpu_that_goes_or_comes_is_told_once() -> None:
+def test_each_cpu_that_goes_or_comes_is_told_each_time() -> None:
     now = {0, 1}
     watch = CpuWatch([0, 1], lambda: now)
-
-    def told() -> list[str]:
-        return [sentence.partition(":")[0] for sentence in watch.news()]
-
-    assert told() == []
+    assert watch.news() == CpuNews((), ())
     now = {0}
-    assert told() == ["CPU 1 went offline"]
-    now = {0, 1}  # its events are gone for good
-    assert told() == []
-    now = {0, 1, 2, 3}
-    assert told() == [f"CPU {cpu} came online after the recording began" for cpu in (2, 3)]
-    now = {0}
-    assert told() == []
+    assert watch.news() == CpuNews((1,), ())
+    assert watch.news() == CpuNews((), ())
+    now = {0, 1, 3, 2}
+    assert watch.news() == CpuNews((), (1, 2, 3))
+    watch.forget(1)  # it went and came back between two looks
+    watch.forget(-1)
+    assert watch.news() == CpuNews((), (1,))
+    now = {3}
+    assert watch.news() == CpuNews((0, 1, 2), ())

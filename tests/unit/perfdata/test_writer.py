@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,22 @@ def test_stock_perf_opens_it_without_a_word(fd: int, path: Path) -> None:
         ["perf", "script", "-F", "comm,tid,event", "-i", path], capture_output=True, text=True, check=True
     )
     assert [line.split() for line in shown.stdout.splitlines()] == [["seven", "7", "cpu-clock:"]] * 2
+
+
+def test_ids_that_come_later_stand_at_the_end(fd: int, path: Path) -> None:
+    writer = FileWriter(fd, EVENTS, "out")
+    kernel = {"pid": 2**32 - 1, "tid": 0, "addr": 0xFFFFFFFF81000000, "len": 1 << 24}
+    kernel |= {"pgoff": 0xFFFFFFFF81000000, "filename": b"[kernel.kallsyms]_text"}
+    writer.append(pack_record(RecordType.MMAP, 1, kernel, TRAILER))
+    writer.append(comm(7, b"seven"), sample(11, 100), sample(99, 200))
+    later = [replace(EVENTS[0], ids=(*EVENTS[0].ids, 99)), *EVENTS[1:]]
+    writer.learn_ids(later)
+    writer.finish(FEATURES)
+    with PerfDataReader.open(path) as reader:
+        assert [spec.ids for spec in reader.events.specs] == [event.ids for event in later]
+        assert reader.features.text(Feature.HOSTNAME) == "here"
+    shown = subprocess.run(["perf", "script", "-F", "tid,event", "-i", path], capture_output=True, check=True)
+    assert shown.stderr == b"" and shown.stdout.split() == [b"7", b"cpu-clock:"] * 2
 
 
 def test_without_finish_it_is_known_as_a_killed_recorders(fd: int, path: Path) -> None:

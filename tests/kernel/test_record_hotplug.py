@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`perf-offcpu record` while a CPU goes offline and comes back: what happens on it then is in the file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kernel.test_record import PROGRAM, perf
+
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.recording import SampleFlag
+
+CPU = max(os.sched_getaffinity(0))
+SWITCH = Path(f"/sys/devices/system/cpu/cpu{CPU}/online")
+
+NAP_S = 0.2
+AWAY = """
+echo 0 > {switch}; sleep {away}; echo 1 > {switch}
+sleep 0.5
+taskset -c {cpu} sleep 0.01
+sleep 0.5
+exec taskset -c {cpu} python3 -c '
+import time
+open("/proc/self/comm", "w").write("came-back")
+end = time.thread_time() + 0.3
+while time.thread_time() < end: pass
+time.sleep({nap})'
+"""
+
+
+@pytest.mark.skipif(not SWITCH.exists(), reason="this CPU cannot be taken offline")
+@pytest.mark.parametrize("away_s", [0.5, 0.0], ids=["long", "between two looks"])
+def test_a_cpu_that_comes_back_is_recorded(tmp_path: Path, away_s: float) -> None:
+    script = AWAY.format(switch=SWITCH, away=away_s, cpu=CPU, nap=NAP_S)
+    command = [*PROGRAM, "-e", "cpu-clock", "--off-cpu-thresh", "0", "-o", "out", "--", "sh", "-c", script]
+    try:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    finally:
+        SWITCH.write_text("1")
+    assert f"CPU {CPU} came online, and is recorded from here on" in done.stderr
+    recording = load_recording(tmp_path / "out")
+    samples = recording.samples
+    names = np.array([recording.strings[row] == "came-back" for row in samples.comm])
+    mine = names & (samples.cpu == CPU)
+    is_wait = samples.flags & SampleFlag.OFFCPU > 0
+    assert int(samples.period[mine & is_wait].max()) >= NAP_S * 1e9
+    assert int((mine & ~is_wait).sum()) > 10  # of 30 in the loop
+    assert f"came-back [{CPU:03}]" in perf("script", "-F", "comm,cpu,event", "-i", tmp_path / "out")
