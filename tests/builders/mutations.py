@@ -2,7 +2,7 @@
 """Seeded damage to recordings, and what must hold of whatever is made of them.
 
     mutated(data, random.Random(seed))     a damaged copy, the same for the same seed
-    survive(data)                          reads, dumps and injects it; raises if anything but our own errors
+    survive(data)                          reads, dumps, injects, shows it; raises if not our own errors
 
 Half of the mutations know the format: they strike the headers of records, counts and sizes, ids, and the
 numbers at which readers stumble; the others strike anywhere.
@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from builders.shown import show
 from builders.zoo import as_file
 
 from perf_offcpu.decode.load import load_recording
@@ -115,8 +116,12 @@ _MUTATIONS: tuple[Callable[[bytearray, random.Random], None], ...] = (
 )  # fmt: skip
 
 
-def survive(data: bytes, *, rewriting: bool = True) -> float:
+def survive(data: bytes, *, rewriting: bool = True, showing: bool = True) -> float:
     """Do with a recording what a user does; own errors are answers, too.
+
+    Args:
+        rewriting: dump and inject it, too.
+        showing: print it, too: with all fields, as a report, as folded stacks (`builders.shown`).
 
     Returns:
         The longest time that one of it took, s.
@@ -125,13 +130,15 @@ def survive(data: bytes, *, rewriting: bool = True) -> float:
         Exception: whatever is no `PerfOffcpuError`; AssertionError for a Recording that is not well-formed.
     """
     with as_file(data) as path:
-        work: list[Callable[[], None]] = [lambda: load_recording(path).check()]
+        work: list[Callable[[], object]] = [lambda: load_recording(path).check()]
         if rewriting:
             work += [lambda: _dump(str(path)), lambda: _inject(str(path))]
+        if showing:
+            work += [lambda: show(str(path)), lambda: show(str(path), merge=False)]
         return max(_timed(one) for one in work)
 
 
-def _timed(work: Callable[[], None]) -> float:
+def _timed(work: Callable[[], object]) -> float:
     begin = time.process_time()
     try:
         work()

@@ -4,7 +4,7 @@
 Needs atheris (`pip install atheris`), which this project otherwise does not. It begins with the small
 recordings of tests/builders/zoo.py that are not too large for it; options are libFuzzer's. An input that
 raises anything but our own errors ends the run and is written to crash-*; give it as argument to see it
-again. Every fourth input, by its length, is dumped and injected, too.
+again. Every fourth input, by its length, is dumped and injected, too, and every fourth printed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LARGEST = 6_000
 
 
 def one_input(data: bytes) -> None:
-    """Read it; every fourth, by its length, is dumped and injected, too."""
-    survive(data, rewriting=len(data) % 4 == 0)
+    """Read it; every fourth, by its length, is dumped and injected, too, and every fourth shown."""
+    survive(data, rewriting=len(data) % 4 == 0, showing=len(data) % 4 == 1)
 
 
 def main() -> None:

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people see of a recording, made as the commands make it: `script` with every field, `report`, and
+folded stacks. No file of this machine but a small list of kernel symbols is looked at, so that it takes
+milliseconds and gives the same everywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import tempfile
+from collections import deque
+from pathlib import Path
+
+from perf_offcpu.convert.field_places import symbolize_fields
+from perf_offcpu.convert.perf_fields import OWN_FIELDS, PERF_FIELDS, FieldChoice
+from perf_offcpu.convert.perf_header import header_lines
+from perf_offcpu.convert.perf_text import TextOptions, write
+from perf_offcpu.convert.registry import FORMATS
+from perf_offcpu.convert.select import select_events
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.decode.unmerged import deferred_as_samples
+from perf_offcpu.report.style import Style
+from perf_offcpu.report.summary import summarize
+from perf_offcpu.report.terminal import render
+from perf_offcpu.symbolize.search import Search
+from perf_offcpu.symbolize.symbolizer import SymbolizeOptions
+from perf_offcpu.symbolize.unwind import unwind
+
+_KALLSYMS = Path(__file__).resolve().parent.parent / "data" / "demo.kallsyms"
+
+EVERY_FIELD = FieldChoice(
+    frozenset([*PERF_FIELDS, *OWN_FIELDS]), frozenset({"ip", "sym", "dso", "cpu", "period"})
+)
+"""All fields are shown, and only some are asked for: the others may be missing in a recording."""
+
+
+@functools.cache
+def _options() -> SymbolizeOptions:
+    empty = tempfile.mkdtemp(prefix="no-symbols-")
+    Path(empty).rmdir()
+    return SymbolizeOptions(kallsyms=str(_KALLSYMS), symfs=empty, buildid_dir=empty, keep_ips=True)
+
+
+def show(path: str, merge: bool = True) -> None:
+    """Script, report and fold a recording.
+
+    Args:
+        merge: put deferred callchains to their samples.
+
+    Raises:
+        PerfOffcpuError: it is none, or there is nothing to show.
+    """
+    options = _options()
+    recording = load_recording(path, merge=merge, snapshots=True, fields=EVERY_FIELD.to_load())
+    recording = unwind(recording, Search.usual(options.symfs, options.buildid_dir))
+    profile, places = symbolize_fields(deferred_as_samples(recording), options)
+    deque(header_lines(profile), maxlen=0)
+    write(profile, io.StringIO(), TextOptions(EVERY_FIELD, nanoseconds=True), places)
+    if merge:
+        deque(render(summarize(profile, children=True), Style()), maxlen=0)
+        FORMATS["folded"].write(select_events(profile, ()), io.StringIO())
