@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.attr import Attr, PerfType, SampleType, SoftwareConfig
@@ -21,7 +22,7 @@ from perf_offcpu.convert.perf_fields import FieldChoice
 from perf_offcpu.convert.perf_frames import FrameTexts
 from perf_offcpu.convert.perf_own import UNKNOWN_VALUE
 from perf_offcpu.convert.text import UNKNOWN, printable
-from perf_offcpu.convert.trace_text import reader_of, text_maker
+from perf_offcpu.convert.trace_text import reader_of, remembered, text_maker
 from perf_offcpu.convert.trace_values import Text
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile, ProfileSamples
@@ -228,12 +229,19 @@ class ExtraTexts:
         return None if found is None else found.tobytes()
 
     def _traces(self, samples: ProfileSamples) -> list[str]:
-        texts = []
-        for evsel, row in zip(samples.evsel.tolist(), samples.field_row.tolist(), strict=True):
+        texts = np.full(len(samples), "", object)
+        for evsel in np.unique(samples.evsel).tolist():
+            event = self.profile.fields.events.get(evsel)
+            raw = event.arrays.get("raw") if event is not None else None
             make = self._trace_maker(evsel)
-            raw = self._raw(evsel, row) if make is not None else None
-            texts.append("" if make is None or raw is None else printable(make(raw)))
-        return texts
+            if raw is None or make is None:
+                continue
+            mine = np.flatnonzero((samples.evsel == evsel) & (samples.field_row >= 0))
+            rows, data = samples.field_row[mine], raw.values.data
+            begins, ends = raw.offsets[rows].tolist(), raw.offsets[rows + 1].tolist()
+            texts[mine] = [make(bytes(data[at:end])) for at, end in zip(begins, ends, strict=True)]
+        found: list[str] = texts.tolist()
+        return found
 
     def _trace_maker(self, evsel: int) -> Text | None:
         if evsel not in self._makers:
@@ -241,8 +249,10 @@ class ExtraTexts:
             tracing, event = self.profile.tracing, None
             if attr is not None and attr.type == PerfType.TRACEPOINT and tracing is not None:
                 event = tracing.formats.get(attr.config)
-            found = None if event is None else text_maker(reader_of(tracing, event), self._function)
-            self._makers[evsel] = found
+            self._makers[evsel] = None
+            if tracing is not None and event is not None:
+                make = text_maker(reader_of(tracing, event), self._function)
+                self._makers[evsel] = remembered(lambda data: printable(make(data)), event)
         return self._makers[evsel]
 
     def _function(self, address: int) -> tuple[str, int] | None:

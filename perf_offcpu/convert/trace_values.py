@@ -109,6 +109,9 @@ class Reader:
         if make is None:
             raise NotUnderstood(f"a {node.kind} as a number")
         made: Number = make(node)
+        if node.kind != "number" and is_constant(node):  # masks are sums of many numbers
+            value = made(b"")
+            return lambda _: value
         return made
 
     def _number_of_number(self, node: Node) -> Number:

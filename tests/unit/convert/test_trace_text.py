@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from perf_offcpu.convert.trace_parse import NotUnderstood, parse_print_fmt
-from perf_offcpu.convert.trace_text import FAILED, kernel_addresses, reader_of, text_maker
+from perf_offcpu.convert.trace_text import FAILED, kernel_addresses, reader_of, remembered, text_maker
 from perf_offcpu.perfdata.tracing_data import TracingData, parse_format
 
 FIELDS = """name: made_up
@@ -122,3 +122,29 @@ def test_the_shape_of_what_is_not_understood() -> None:
         parse_print_fmt("REC->x")
     template, arguments = parse_print_fmt('"a\\n" "b\\x41", (REC->x)')
     assert template == "a\nbA" and [node.kind for node in arguments] == ["field"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "records", "made"),
+    [
+        ('"%d", REC->code', [(1, 5), (2, 5), (1, 6)], 2),  # what is in front of an event's own fields
+        ('"%d/%d", REC->code, REC->common_type', [(1, 5), (2, 5), (1, 6)], 3),
+        ('"%d", REC->code', [(code % 7, code) for code in range(50)], 7),
+    ],
+)
+def test_a_text_is_made_once_for_what_says_the_same(
+    recipe: str, records: list[tuple[int, int]], made: int
+) -> None:
+    event = parse_format("test", FIELDS + recipe)
+    assert event is not None
+    plain = text_maker(reader_of(TracingData(order="<", formats={7: event}), event), lambda _: None)
+    calls: list[bytes] = []
+
+    def counted(data: bytes) -> str:
+        calls.append(data)
+        return plain(data)
+
+    data = [struct.pack("<HHiQ", common, 0, code, 0) + bytes(40) for code, common in records]
+    make = remembered(counted, event)
+    assert [make(one) for one in data] == [plain(one) for one in data]
+    assert len(calls) == made
