@@ -8,17 +8,17 @@ from collections.abc import Iterator
 
 from perf_offcpu.convert.text import printable
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Meta
 
 _RULE = "# ========"
+_MINUTE_NS = 60 * 10**9
 
 
 def header_lines(profile: Profile) -> Iterator[str]:
     """The lines, without line ends; what is not known is left out."""
     meta = profile.meta
     facts = {
-        "captured on": _calendar(meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns)
-        if meta.wall_clock_ns and meta.first_ns >= 0
-        else "",
+        "captured on": _captured(meta),
         "hostname": meta.hostname,
         "os release": meta.os_release,
         "perf version": meta.version,
@@ -36,6 +36,19 @@ def header_lines(profile: Profile) -> Iterator[str]:
         begin, end = (f"{ns // 10**9}.{ns % 10**9:09}" for ns in (meta.begin_ns, meta.end_ns))
         yield _fact("recorded", f"from {begin} to {end}")
     yield from (_RULE, "#")
+
+
+def _captured(meta: Meta) -> str:
+    """The date of the first sample; "" if the recording does not say what time it was.
+
+    perf notes the wall clock and the clock of its events before the first sample. Inside a time namespace it
+    sees another clock than the kernel that takes the samples; where that one is ahead, it shows.
+    """
+    if not meta.wall_clock_ns or meta.first_ns < 0:
+        return ""
+    if meta.wall_clock_at_ns > max(meta.last_ns, meta.end_ns) + _MINUTE_NS:
+        return "unknown, for by its clock perf began after the last sample (was it in a time namespace?)"
+    return _calendar(meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns)
 
 
 def _calendar(wall_ns: int) -> str:
