@@ -44,10 +44,17 @@ if PATIENCE != 1:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in tests/kernel is marked so: `-m "not kernel"` leaves it out."""
+    """Everything in tests/kernel is marked so: `-m "not kernel"` leaves it out.
+
+    Under xdist's `--dist loadgroup` the tests of a file there stay together, for they share recordings; so do
+    those that share a browser or a built package.
+    """
     for item in items:
-        if item.path.is_relative_to(TESTS / "kernel"):
+        folder = item.path.relative_to(TESTS).parts[0]
+        if folder == "kernel":
             item.add_marker("kernel")
+        if folder in ("kernel", "browser", "package"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -59,9 +66,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_caches(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No test sees or changes what this user's caches of symbols hold; commands it starts neither."""
+def own_caches(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
+    """No test sees or changes what this user's caches of symbols hold; commands it starts neither.
+
+    BPF programs are compiled once for all runs of the tests: they are named by all that they are made of,
+    and tests/kernel/test_bpf_cache.py, which compiles them anew, holds that.
+    """
     caches = tmp_path_factory.mktemp("caches")
+    if request.config.pluginmanager.has_plugin("cacheprovider"):
+        (caches / "cache" / "perf-offcpu").mkdir(parents=True)
+        programs = request.config.cache.mkdir("programs")
+        (caches / "cache" / "perf-offcpu" / "programs").symlink_to(programs)
     os.environ |= {
         "PERF_BUILDID_DIR": str(caches / "debug"),
         "XDG_CACHE_HOME": str(caches / "cache"),

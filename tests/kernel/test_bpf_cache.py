@@ -22,6 +22,8 @@ from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf_object import describe, map_info
 from perf_offcpu.collect.states import ShortWaits
 
+pytestmark = pytest.mark.beside
+
 OF_EACH_TIME = {"id", "btf_id"}
 REFUSED = bytes.fromhex("9500000000000000")  # exit without a result
 

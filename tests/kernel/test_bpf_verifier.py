@@ -19,6 +19,8 @@ from perf_offcpu.collect.bpf import OffCpuProgram
 from perf_offcpu.collect.bpf_attr import AttachType, Command, ProgramLoad, ProgramType
 from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
 
+pytestmark = pytest.mark.beside
+
 ENOUGH = 400_000
 STATISTICS = 4  # BPF_LOG_STATS, include/linux/bpf_verifier.h
 

@@ -14,6 +14,8 @@ import pytest
 
 from perf_offcpu.collect.bpf import OffCpuProgram
 
+pytestmark = pytest.mark.beside
+
 DOCTOR = shlex.join([sys.executable, "-m", "perf_offcpu", "doctor"])
 # Not unshare's own way of keeping mounts to itself, which fails in a chroot.
 PRIVATE = "unshare --mount --propagation unchanged"

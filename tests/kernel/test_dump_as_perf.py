@@ -15,6 +15,8 @@ from conftest import Command
 
 from perf_offcpu.abi.records import Misc, RecordType
 
+pytestmark = pytest.mark.beside
+
 PIPE_HEADER = 16
 """perf counts the offsets of a pipe from behind its header, we from the start of the file."""
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from builders.console import Step, run, steps
 
+pytestmark = pytest.mark.beside
+
 DOCUMENTS = Path(__file__).parents[2] / "Documentation"
 GUIDE = DOCUMENTS / "guide.md"
 

@@ -18,6 +18,8 @@ from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.perfdata.reader import PerfDataReader
 
+pytestmark = pytest.mark.beside
+
 WORK = (
     "for i in 1 2 3; do ls /usr/lib; sleep 0.01; done > /dev/null; head -c 60M /dev/zero | cksum > /dev/null"
 )
@@ -158,6 +160,7 @@ def test_same_file_is_refused(own: Path, perf_offcpu: Command) -> None:
     assert own.read_bytes() == before
 
 
+@pytest.mark.alone
 def test_leaked_flags_are_seen_and_repaired(perf_offcpu: Command, tmp_path: Path) -> None:
     """While one recorder asks for build-ids, the kernel marks the maps of another as if they had some."""
     recorded, injected = tmp_path / "perf.data", tmp_path / "out.data"

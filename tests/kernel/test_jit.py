@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
+pytestmark = pytest.mark.beside
+
 HERE = Path(__file__).with_name("jit")
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="no node here (Debian: nodejs)")

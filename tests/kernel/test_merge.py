@@ -17,6 +17,8 @@ from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.recording import Recording
 
+pytestmark = pytest.mark.beside
+
 Totals = Counter[tuple[str, str, int]]
 PROGRAM = Path(sys.executable).with_name("perf-offcpu")
 SHIFTED = ("unshare", "--uts", "--time", "--fork", "--monotonic", "1000", "--boottime", "1000")

@@ -16,6 +16,8 @@ from conftest import Command
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
 
+pytestmark = pytest.mark.beside
+
 MARKERS = 2**64 - 4095
 """From here on a word of a callchain is a context marker."""
 SCRIPT = Path(__file__).parents[2] / "scripts" / "offcpu.py"

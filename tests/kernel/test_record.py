@@ -33,6 +33,8 @@ from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.reader import PerfDataReader
 
+pytestmark = pytest.mark.beside
+
 PROGRAM = [sys.executable, "-m", "perf_offcpu", "record"]
 MS = 1_000_000
 TWO_SLEEPS = "import time; time.sleep(0.05); time.sleep(0.03)"
@@ -146,6 +148,7 @@ def test_each_thread_has_its_own_name_and_process(
         assert set(recording.samples.pid[mine]) == {thread.pid}
 
 
+@pytest.mark.alone
 def test_short_waits_are_sums_and_long_ones_are_not(
     known: tuple[Path, Run], threads: dict[str, Thread]
 ) -> None:
@@ -243,6 +246,7 @@ def test_clocks_of_the_file_agree(known: tuple[Path, Run]) -> None:
 # Targets
 
 
+@pytest.mark.alone
 def test_children_of_a_command_are_recorded_and_others_are_not(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time\nwhile True: time.sleep(0.02)"])
     try:
@@ -553,6 +557,7 @@ def counter(path: Path, name: bytes) -> int:
     return int(events)
 
 
+@pytest.mark.alone
 def test_full_disk_is_told_and_what_was_written_can_be_read(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

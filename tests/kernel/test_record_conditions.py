@@ -16,6 +16,8 @@ from perf_offcpu.collect import bpf_syscall
 from perf_offcpu.collect.bpf_attr import ProgramType
 from perf_offcpu.decode.load import load_recording
 
+pytestmark = pytest.mark.beside
+
 RECORD = shlex.join(PROGRAM)
 NOBODY = "--reuid=65534 --regid=65534 --clear-groups"
 ENVIRONMENT = {
@@ -78,6 +80,7 @@ def test_two_capabilities_are_enough() -> None:
     assert done.returncode == 0 and "Captured and wrote" in done.stderr
 
 
+@pytest.mark.alone
 def test_rings_are_smaller_where_memory_may_not_be_locked_and_that_is_said(tmp_path: Path) -> None:
     limits = "setpriv --bounding-set=-ipc_lock,-sys_admin,-sys_resource prlimit --memlock=65536:65536"
     done = under(f"{limits} {{record}}", tmp_path, "-m 64M")
@@ -103,6 +106,7 @@ def test_standard_output_that_takes_nothing(tmp_path: Path, redirection: str, se
     assert sentence in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.alone
 def test_programs_loaded_beside_two_recorders_do_not_spoil_their_files(tmp_path: Path) -> None:
     """The kernel gives all but the first of them records of BPF programs that are too long."""
     directories = [tmp_path / "one", tmp_path / "two"]

@@ -13,6 +13,8 @@ import pytest
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording
 
+pytestmark = pytest.mark.beside
+
 WORK = ["sh", "-c", "ls -R /etc > /dev/null; head -c 100M /dev/zero | cksum > /dev/null"]
 
 

@@ -14,6 +14,8 @@ import pytest
 from builders.perf_text import Frame, Printed, parse
 from conftest import Command
 
+pytestmark = pytest.mark.beside
+
 UNKNOWN = "[unknown]"
 
 RECORDINGS = {

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from builders.commands import records, run, shown
 
+pytestmark = pytest.mark.beside
+
 COMMANDS = {
     where: command
     for where, command in shown().items()

@@ -23,6 +23,8 @@ from perf_offcpu.symbolize.search import Search
 from perf_offcpu.symbolize.unwind import unwind
 from perf_offcpu.symbolize.unwind_frames import End
 
+pytestmark = pytest.mark.beside
+
 ENOUGH = 0.99
 BASH = "for i in 1 2 3 4 5; do sleep 0.01 | cat; read -t 0.01 x; done; (sleep 0.02); wait"
 
