@@ -43,6 +43,7 @@ if PATIENCE != 1:
     subprocess.Popen.wait = _patient(subprocess.Popen.wait)  # type: ignore[method-assign]
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in tests/kernel is marked so: `-m "not kernel"` leaves it out.
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -47,6 +48,10 @@ SUMS_S = 5.0
 
 PROGRESS_S = 0.5
 """Whoever watches is told how it goes on so often."""
+
+OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)
+GRACE_S = 2.0
+"""A terminal sends these to the command, too, which may have a summary to print before it ends."""
 
 _STANDARD_ERROR = 2
 
@@ -77,7 +82,7 @@ def record(options: RecordOptions, say: Say, show: Show | None = None) -> Summar
             summary = _record(options, workload, watch, signals, say, show)
         # From here on the file is whole, and a further signal ends the recorder at once.
         if workload:
-            summary.status = workload.end()
+            summary.status = workload.end(GRACE_S if signals.received in OF_TERMINALS else 0)
         elif signals.received:
             summary.status = SIGNAL_EXIT_BASE + signals.received
     return summary

@@ -108,10 +108,14 @@ def choose_target(texts: TargetTexts, command: bool = False) -> Target:
         threads=_parse_ids("-t", texts.tids),
         command=command and not any(others),
         users=tuple(map(_user, _words("-u", texts.users))),
-        comms=tuple(os.fsencode(word) for word in _words("--comm", texts.comms)),
+        comms=tuple(map(_comm, _words("--comm", texts.comms))),
         cpus=_cpus(texts.cpus),
         groups=find_groups(word for text in texts.groups for word in _words("-G", text)),
     )
+
+
+_COMM_BYTES = 15
+"""TASK_COMM_LEN without its NUL (include/linux/sched.h)."""
 
 
 def _words(option: str, text: str) -> tuple[str, ...]:
@@ -134,9 +138,19 @@ def _is_id(word: str) -> bool:
     return word.isascii() and word.isdigit() and len(word) <= _MAX_DIGITS and int(word) > 0
 
 
+def _comm(word: str) -> bytes:
+    comm = os.fsencode(word)
+    if len(comm) > _COMM_BYTES:
+        short = os.fsdecode(comm[:_COMM_BYTES])
+        raise UsageError(f"--comm {word}: the kernel keeps {_COMM_BYTES} bytes of a name: use {short}")
+    return comm
+
+
 def _user(word: str) -> int:
-    if word.isascii() and word.isdigit() and len(word) <= _MAX_DIGITS:
-        return min(int(word), 2**32 - 1)
+    if word.isascii() and word.isdigit():
+        if len(word) > _MAX_DIGITS or int(word) >= 2**32 - 1:
+            raise TargetError(f"-u {word}: there is no such user")
+        return int(word)
     try:
         return pwd.getpwnam(word).pw_uid
     except KeyError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import warnings
 from collections.abc import Sequence
@@ -79,9 +80,14 @@ class Workload:
             self.status = SIGNAL_EXIT_BASE - code if code < 0 else code
         return self.status
 
-    def end(self) -> int:
-        """Ask a command that still runs to end, as perf does, and wait; returns its status as `wait`."""
+    def end(self, grace_s: float = 0) -> int:
+        """Ask a command that still runs to end, as perf does, and wait; returns its status as `wait`.
+
+        Args:
+            grace_s: how long it may take to end by itself first.
+        """
         if self.status is None:
+            select.select([self.pidfd], [], [], grace_s)
             signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)  # to a zombie: no effect, no error
         return self.wait()
 
@@ -102,6 +108,8 @@ def _run_child(argv: tuple[str, ...], go_fd: int, error_fd: int, mask: set[int |
             os.execvp(argv[0], argv)
     except OSError as problem:
         os.write(error_fd, str(problem.errno).encode())
+    except ValueError:  # Python's word for an empty name
+        os.write(error_fd, str(errno.ENOENT).encode())
     finally:
         os._exit(EXIT_NOT_FOUND)
 
@@ -117,6 +125,6 @@ def _reset_signals() -> None:
 
 
 def _not_executed(command: str, code: int) -> TargetError:
-    problem = TargetError(f"cannot run {command}: {os.strerror(code)}")
+    problem = TargetError(f"cannot run {command or repr(command)}: {os.strerror(code)}")
     problem.exit_status = EXIT_NOT_FOUND if code == errno.ENOENT else EXIT_NOT_EXECUTABLE
     return problem

@@ -33,6 +33,7 @@ has no single time and no kernel stack. perf's threshold is 500 ms, which turns 
 here it is 1 ms, because waits are what the recording is for."""
 
 _MAX_THRESHOLD_MS = 1e9
+_MOST_RATE = 10**9
 MAX_COMPRESSION_LEVEL = 22
 
 
@@ -296,7 +297,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         all_cgroups=args.all_cgroups,
         short_waits=ShortWaits(args.short_waits),
         min_block_ns=_min_block_ns(args.min_block),
-        max_rate=_at_least("--max-rate", 10, args.max_rate) if args.max_rate else 0,
+        max_rate=_max_rate(args.max_rate),
         states=parse_states(args.switch_states),
         kernel_threads=args.kernel_threads,
         wakers=_wakers(args),
@@ -395,6 +396,12 @@ def _frequency(text: str | None) -> int:
             f"-F {text}: more than the kernel allows (kernel.perf_event_max_sample_rate is {limit})"
         )
     return int(text)
+
+
+def _max_rate(value: int) -> int:
+    if value > _MOST_RATE:
+        raise UsageError(f"--max-rate {value}: at most {_MOST_RATE}, or 0 for any number")
+    return _at_least("--max-rate", 10, value) if value else 0
 
 
 def _at_least(option: str, least: int, value: int) -> int:

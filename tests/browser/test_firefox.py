@@ -8,12 +8,14 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from browser.programs import firefox_profiler
 from builders.profile import Code, ProfileBuilder, kernel
+from conftest import PATIENCE
 
 from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
@@ -49,21 +51,29 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     FORMATS["firefox"].write(profile(), out)
     (folder / "written.json").write_text(out.getvalue(), "utf-8")
     environment = os.environ | {"PROFILER_CLI_SESSION_DIR": str(folder / "s")}
+    program = ["node", str(firefox_profiler())]
 
-    def run(*words: str) -> str:
-        command = ["node", str(firefox_profiler()), *words, "--session", "t"]
-        done = subprocess.run(
+    def tried(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [*program, *words, "--session", "t"]
+        return subprocess.run(
             command, env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=60
         )
+
+    def run(*words: str) -> str:
+        done = tried(*words)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    run("load", "written.json")
-    try:
-        yield lambda *words: json.loads(run(*words, "--json"))
-    finally:
-        stop = ["node", str(firefox_profiler()), "stop", "t"]
-        subprocess.run(stop, env=environment, check=True, capture_output=True, timeout=60)
+    # What `load` starts, too; but it gives its server half a second, which is not enough on a busy machine.
+    server = [*program, "--daemon", str(folder / "written.json"), "--session", "t"]
+    with subprocess.Popen(server, env=environment, stdout=subprocess.DEVNULL) as process:
+        try:
+            end = time.monotonic() + 30 * PATIENCE
+            while tried("status").returncode and process.poll() is None and time.monotonic() < end:
+                time.sleep(0.1)
+            yield lambda *words: json.loads(run(*words, "--json"))
+        finally:
+            process.kill()
 
 
 def functions(ask: Ask, thread: str) -> dict[str, tuple[float, float]]:

@@ -416,12 +416,28 @@ def test_signal_ends_the_command_too(tmp_path: Path, signum: signal.Signals) -> 
 
 def test_interrupt_from_the_terminal_reaches_both(tmp_path: Path) -> None:
     """The terminal sends SIGINT to the whole foreground group."""
-    program = [*PROGRAM, "--", "sh", "-c", "trap 'exit 4' INT; while :; do sleep 0.05; done"]
-    process = subprocess.Popen(program, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True)
+    program = [*PROGRAM, "-q", "--", "sh", "-c", "trap 'exit 4' INT; echo go; while :; do sleep 0.05; done"]
+    process = subprocess.Popen(
+        program, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "go\n"
     until((tmp_path / "perf.data").exists)
-    time.sleep(0.3)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(10) == 4
+    assert (process.communicate(timeout=10)[0], process.returncode) == ("", 4)
+    assert lost(load_recording(tmp_path / "perf.data")) == set()
+
+
+def test_a_command_may_take_its_time_after_an_interrupt(tmp_path: Path) -> None:
+    """It also got the terminal's SIGINT: SIGTERM at once would cut off the summary that it prints."""
+    script = "trap 'sleep 0.4; echo summary; exit 4' INT; echo go; while :; do sleep 0.05; done"
+    process = subprocess.Popen(
+        [*PROGRAM, "-q", "--", "sh", "-c", script],
+        cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "go\n"
+    until((tmp_path / "perf.data").exists)
+    os.killpg(process.pid, signal.SIGINT)
+    assert (process.communicate(timeout=10)[0], process.returncode) == ("summary\n", 4)
     assert lost(load_recording(tmp_path / "perf.data")) == set()
 
 
@@ -513,6 +529,8 @@ def test_older_file_is_kept_and_the_new_one_is_private(tmp_path: Path) -> None:
     ("arguments", "status", "sentence"),
     [
         (["--", "/nonexistent/command"], 127, "cannot run /nonexistent/command: No such file or directory"),
+        (["--", ""], 127, "cannot run '': No such file or directory"),
+        (["--max-rate", "9" * 20, "--", "true"], 129, f"--max-rate {'9' * 20}: at most 1000000000, or 0 for"),
         (["-p", "4194303"], 1, "there is no process 4194303"),
         (["-p", "99999999"], 1, "there is no process 99999999"),
         (["-C", "999"], 1, "-C 999: CPU 999 is not online; 0"),

@@ -83,6 +83,20 @@ def test_malformed_lists(texts: dict[str, Any]) -> None:
         choose_target(TargetTexts(**texts))
 
 
+def test_names_that_no_thread_can_have() -> None:
+    assert choose_target(TargetTexts(comms="123456789012345")).comms == (b"123456789012345",)
+    with pytest.raises(
+        UsageError, match=r"^--comm 1234567890123456: .* 15 bytes of a name: use 123456789012345$"
+    ):
+        choose_target(TargetTexts(comms="a,1234567890123456"))
+
+
+@pytest.mark.parametrize("user", ["4294967295", "99999999999", "9" * 30])
+def test_users_that_cannot_be(user: str) -> None:
+    with pytest.raises(TargetError, match="there is no such user"):
+        choose_target(TargetTexts(users=user))
+
+
 MOUNTINFO = r"""30 20 0:26 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct
 31 20 0:27 / /sys/fs/cgroup/block\040io rw - cgroup cgroup rw,blkio
 32 20 0:28 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd
