@@ -43,19 +43,11 @@ if PATIENCE != 1:
     subprocess.Popen.wait = _patient(subprocess.Popen.wait)  # type: ignore[method-assign]
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in tests/kernel is marked so: `-m "not kernel"` leaves it out.
-
-    Under xdist's `--dist loadgroup` the tests of a file there stay together, for they share recordings; so do
-    those that share a browser or a built package.
-    """
+    """Everything in tests/kernel is marked so: `-m "not kernel"` leaves it out."""
     for item in items:
-        folder = item.path.relative_to(TESTS).parts[0]
-        if folder == "kernel":
+        if item.path.is_relative_to(TESTS / "kernel"):
             item.add_marker("kernel")
-        if folder in ("kernel", "browser", "package"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

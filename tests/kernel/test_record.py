@@ -36,6 +36,8 @@ from perf_offcpu.perfdata.reader import PerfDataReader
 pytestmark = pytest.mark.beside
 
 PROGRAM = [sys.executable, "-m", "perf_offcpu", "record"]
+INTERRUPTIBLE = ["env", "--default-signal=INT"]
+"""What a shell runs in the background ignores SIGINT, and so does what it starts: these tests, too."""
 MS = 1_000_000
 TWO_SLEEPS = "import time; time.sleep(0.05); time.sleep(0.03)"
 CHILDREN = f"""
@@ -416,9 +418,13 @@ def test_signal_ends_the_command_too(tmp_path: Path, signum: signal.Signals) -> 
 
 def test_interrupt_from_the_terminal_reaches_both(tmp_path: Path) -> None:
     """The terminal sends SIGINT to the whole foreground group."""
-    program = [*PROGRAM, "-q", "--", "sh", "-c", "trap 'exit 4' INT; echo go; while :; do sleep 0.05; done"]
+    script = "trap 'exit 4' INT; echo go; while :; do sleep 0.05; done"
     process = subprocess.Popen(
-        program, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+        [*INTERRUPTIBLE, *PROGRAM, "-q", "--", "sh", "-c", script],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert process.stdout is not None and process.stdout.readline() == "go\n"
     until((tmp_path / "perf.data").exists)
@@ -431,7 +437,7 @@ def test_a_command_may_take_its_time_after_an_interrupt(tmp_path: Path) -> None:
     """It also got the terminal's SIGINT: SIGTERM at once would cut off the summary that it prints."""
     script = "trap 'sleep 0.4; echo summary; exit 4' INT; echo go; while :; do sleep 0.05; done"
     process = subprocess.Popen(
-        [*PROGRAM, "-q", "--", "sh", "-c", script],
+        [*INTERRUPTIBLE, *PROGRAM, "-q", "--", "sh", "-c", script],
         cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None and process.stdout.readline() == "go\n"
