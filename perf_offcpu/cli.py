@@ -17,6 +17,7 @@ away; `record` passes on that of the recorded command.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -208,7 +209,8 @@ def _explain(prefix: str, problem: PerfOffcpuError | OSError) -> int:
     text = str(problem)
     if isinstance(problem, OSError) and problem.strerror:
         name = f"{os.fsdecode(problem.filename)}: " if problem.filename else ""
-        text = f"{name}{problem.strerror}"
+        remedy = ": raise the limit with ulimit -n" if problem.errno == errno.EMFILE else ""
+        text = f"{name}{problem.strerror}{remedy}"
     print(f"{prefix}: {printable(text)}", file=sys.stderr)
     return problem.exit_status if isinstance(problem, PerfOffcpuError) else 1
 

@@ -10,6 +10,7 @@ was. As `perf record` does, the recorder keeps an older recording as NAME.old.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -116,7 +117,8 @@ class OutputFile:
         return self.path.is_symlink() or (self.path.exists() and self.path.stat().st_size > 0)
 
     def _failure(self, problem: OSError) -> RecordingError:
-        return RecordingError(f"{self.path}: cannot be written: {problem.strerror}")
+        remedy = ": raise the limit with ulimit -n" if problem.errno == errno.EMFILE else ""
+        return RecordingError(f"{self.path}: cannot be written: {problem.strerror}{remedy}")
 
     def close(self) -> None:
         """Close the file; remove it unless it was committed."""

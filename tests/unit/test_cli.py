@@ -65,6 +65,11 @@ def test_the_verb_gives_the_status(verb: Callable[[Run], None]) -> None:
             "a\\x1b[2J: No such file or directory",
         ),
         (OSError(28, "No space left on device"), 1, "No space left on device"),
+        (
+            OSError(24, "Too many open files", "f"),
+            1,
+            "f: Too many open files: raise the limit with ulimit -n",
+        ),
         (PerfOffcpuError("two\nlines"), 1, "two\\nlines"),
     ],
 )
