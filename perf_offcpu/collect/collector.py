@@ -95,7 +95,7 @@ class Collector:
                 EVENT_NAME,
                 lambda wakeup: offcpu_attr(support, wakeup, wait_bytes, deferred),
                 cpus,
-                options.ring_bytes or default_ring_bytes(len(cpus)),
+                options.ring_bytes or default_ring_bytes(len(cpus), wait_bytes > 0),
                 say,
             )
             stack.callback(self.rings.close)

@@ -214,7 +214,8 @@ def _add_recording(parser: argparse.ArgumentParser) -> None:
         "-m",
         "--mmap-pages",
         metavar="PAGES",
-        help="ring buffer per CPU, in pages or with a suffix: 512K, 4M (default: 4M; less beyond 64 CPUs)",
+        help="ring buffer per CPU, in pages or with a suffix: 512K, 4M (default: 4M, with copies of stacks "
+        "16M; less on many CPUs)",
     )
     group.add_argument(
         "--buildid-cache",

@@ -44,6 +44,12 @@ def test_default_stays_small_in_sum(cpus: int, size: int) -> None:
     assert default_ring_bytes(cpus) == size
 
 
+def test_copies_have_larger_rings_as_long_as_there_are_few() -> None:
+    assert [default_ring_bytes(cpus, copies=True) for cpus in (2, 16, 17, 64, 128)] == [
+        16 * MB, 16 * MB, 8 * MB, 4 * MB, 2 * MB,
+    ]  # fmt: skip
+
+
 def test_recorder_is_woken_long_before_the_ring_is_full() -> None:
     assert wakeup_bytes(PAGE) == PAGE // 4
     assert wakeup_bytes(64 * MB) == MB
