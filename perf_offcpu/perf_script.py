@@ -26,7 +26,7 @@ import numpy as np
 from perf_offcpu.abi.attr import SampleType, unpack_attr
 from perf_offcpu.abi.records import CpuMode, RecordType
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.columnar import Columns, Rows, ragged_offsets
+from perf_offcpu.columnar import Columns
 from perf_offcpu.decode.batch import Batch, join
 from perf_offcpu.decode.borrow import with_snapshots_of
 from perf_offcpu.decode.counters import CollectorAccount, is_counters
@@ -36,6 +36,7 @@ from perf_offcpu.decode.load import assemble, load_recording, read_side_records
 from perf_offcpu.decode.offcpu import retype
 from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.errors import FormatError
+from perf_offcpu.gather import Rows, ragged_offsets
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag, Samples

@@ -27,7 +27,7 @@ from perf_offcpu.abi.offcpu import (
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.collect.perf_event import NATIVE
-from perf_offcpu.columnar import ragged_offsets
+from perf_offcpu.gather import ragged_offsets
 from perf_offcpu.layout import U32, Field, Layout
 from perf_offcpu.perfdata.columns_write import Column, pack_columns, pack_samples
 from perf_offcpu.perfdata.events import EventSpec

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from perf_offcpu.columnar import Columns, Rows, gather_rows
+from perf_offcpu.columnar import Columns
 from perf_offcpu.decode.deferred import UNMERGED, DeferredIndex, complete, wanting_of
+from perf_offcpu.gather import Rows, gather_rows
 from perf_offcpu.layout import Order
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U64, Bool

@@ -17,11 +17,12 @@ import numpy as np
 
 from perf_offcpu.abi.records import RECORD_LAYOUTS, CpuMode, Misc, RecordType
 from perf_offcpu.abi.sample import TRAILER
-from perf_offcpu.columnar import Columns, gather_u64, read_columns
+from perf_offcpu.columnar import Columns, read_columns
 from perf_offcpu.decode.merge_facts import Facts
 from perf_offcpu.decode.merge_plan import Shift
 from perf_offcpu.decode.merge_samples import NONE_32, SampleShifter, later, new_ids
 from perf_offcpu.decode.rewrite import NOT_COPIED
+from perf_offcpu.gather import gather_u64
 from perf_offcpu.layout import Order
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.perfdata import losses

@@ -18,11 +18,12 @@ from perf_offcpu.abi import counters as counters_abi
 from perf_offcpu.abi import offcpu
 from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.abi.sample import BRANCH_ENTRY, READ_ENTRY, SAMPLE, CallchainContext, SampleShape
-from perf_offcpu.columnar import Columns, Rows, gather_u64, read_columns
+from perf_offcpu.columnar import Columns, read_columns
 from perf_offcpu.decode.counters import is_counters
 from perf_offcpu.decode.merge_plan import KernelShift, Shift
 from perf_offcpu.decode.rewrite_samples import sound_columns
 from perf_offcpu.decode.samples import is_offcpu
+from perf_offcpu.gather import Rows, gather_u64
 from perf_offcpu.layout import Order
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.perfdata.events import EventSpec

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from perf_offcpu.abi import offcpu as abi
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.columnar import Columns, Rows, gather_rows, gather_u64, read_columns
+from perf_offcpu.columnar import Columns, read_columns
 from perf_offcpu.decode.batch import Batch
+from perf_offcpu.gather import Rows, gather_rows, gather_u64
 from perf_offcpu.layout import Layout, Order
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I64, U16, U64, Bool

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi import offcpu as abi
-from perf_offcpu.columnar import Rows, gather_rows
+from perf_offcpu.gather import Rows, gather_rows
 from perf_offcpu.layout import Order
 from perf_offcpu.model.callchains import Ragged, offsets_of, spread
 from perf_offcpu.model.columns import I64, U64, Bool

@@ -16,13 +16,14 @@ from perf_offcpu.abi import offcpu as abi
 from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.abi.sample import SAMPLE
-from perf_offcpu.columnar import Columns, Rows, gather_bytes, gather_rows, read_columns
+from perf_offcpu.columnar import Columns, read_columns
 from perf_offcpu.decode.batch import Batch, in_table, interleave
 from perf_offcpu.decode.counters import CollectorAccount, is_counters
 from perf_offcpu.decode.field_store import FieldStore
 from perf_offcpu.decode.offcpu import retype
 from perf_offcpu.decode.snapshots import SnapshotStore
 from perf_offcpu.decode.switch_events import SwitchDecoder
+from perf_offcpu.gather import Rows, gather_bytes, gather_rows
 from perf_offcpu.layout import Order
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.chain_table import ChainTable

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.cfi import ABI_64
-from perf_offcpu.columnar import Columns, Rows, gather_rows
+from perf_offcpu.columnar import Columns
+from perf_offcpu.gather import Rows, gather_rows
 from perf_offcpu.layout import Order
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, U64, Bool

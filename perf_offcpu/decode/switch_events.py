@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import Misc, RecordType
-from perf_offcpu.columnar import Columns, Rows, gather
+from perf_offcpu.columnar import Columns
 from perf_offcpu.decode.switch_table import Switches, What
+from perf_offcpu.gather import Rows, gather
 from perf_offcpu.layout import Order
 from perf_offcpu.model.columns import I32, I64, U8, Bool
 from perf_offcpu.model.recording import Samples

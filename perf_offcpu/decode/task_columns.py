@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_LAYOUTS, RecordType
-from perf_offcpu.columnar import Rows, gather_rows, read_columns
+from perf_offcpu.columnar import read_columns
 from perf_offcpu.errors import LayoutError
+from perf_offcpu.gather import Rows, gather_rows
 from perf_offcpu.layout import Layout
 from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I64, Bool

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from perf_offcpu.abi.attr import SampleType
-from perf_offcpu.columnar import Columns, Rows, gather_rows
+from perf_offcpu.columnar import Columns
 from perf_offcpu.decode.snapshots import SnapshotStore
 from perf_offcpu.decode.tasks import TaskReplay
 from perf_offcpu.decode.user_parts import join_parts, kernel_parts
+from perf_offcpu.gather import Rows, gather_rows
 from perf_offcpu.layout import Order
 from perf_offcpu.model.callchains import Ragged, offsets_of, spread
 from perf_offcpu.model.columns import I32, I64

@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.abi.sample import SAMPLE, SampleShape
-from perf_offcpu.columnar import ragged_offsets
 from perf_offcpu.errors import LayoutError
+from perf_offcpu.gather import ragged_offsets
 from perf_offcpu.layout import Field, Int, Layout, Order, Shape, Special
 from perf_offcpu.perfdata.writer import RECORD_SIZE_MAX
 

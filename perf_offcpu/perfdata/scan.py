@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
-from perf_offcpu.columnar import gather_structs
+from perf_offcpu.gather import gather_structs
 from perf_offcpu.layout import Buffer, Order
 from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.losses import Losses

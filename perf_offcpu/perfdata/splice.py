@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.abi.records import RECORD_HEADER
 from perf_offcpu.abi.sample import SAMPLE, SampleShape
-from perf_offcpu.columnar import ragged_offsets
+from perf_offcpu.gather import ragged_offsets
 from perf_offcpu.layout import Field, Int, Order
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.perfdata.writer import RECORD_SIZE_MAX

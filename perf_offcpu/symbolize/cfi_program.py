@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi.cfi import Cfa
-from perf_offcpu.columnar import gather
+from perf_offcpu.gather import gather
 from perf_offcpu.layout import U8 as BYTE
 from perf_offcpu.layout import U16, U32, U64
 from perf_offcpu.model import columns as model

@@ -20,7 +20,7 @@ from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.offcpu import EVENT_NAME, EXTENSION, EXTENSION_MAGIC, EXTENSION_WORDS, Kind
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.abi.sample import TRAILER, CallchainContext, SampleShape
-from perf_offcpu.columnar import ragged_offsets
+from perf_offcpu.gather import ragged_offsets
 from perf_offcpu.model.callchains import Ragged, spread
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.perfdata.columns_write import pack_samples

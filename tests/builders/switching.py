@@ -18,7 +18,7 @@ import numpy as np
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.sample import SampleShape
-from perf_offcpu.columnar import ragged_offsets
+from perf_offcpu.gather import ragged_offsets
 from perf_offcpu.layout import Order
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.perfdata.columns_write import pack_samples

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from perf_offcpu.abi.attr import BranchSampleType, ReadFormat, SampleType
 from perf_offcpu.abi.sample import SAMPLE, SampleShape
-from perf_offcpu.columnar import gather_bytes, gather_rows, read_columns
+from perf_offcpu.columnar import read_columns
+from perf_offcpu.gather import gather_bytes, gather_rows
 from perf_offcpu.layout import BYTE, STRING, U8, U16, U32, U64, Field, Int, Layout
 from perf_offcpu.perfdata.columns_write import pack_columns
 

@@ -23,6 +23,7 @@ PACKAGE = ROOT / "perf_offcpu"
 LAYERS = (
     ("errors",),
     ("layout", "resources"),
+    ("gather",),
     ("columnar", "cache"),
     ("abi", "model"),
     ("perfdata",),
