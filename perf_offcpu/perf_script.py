@@ -32,14 +32,16 @@ from perf_offcpu.decode.borrow import with_snapshots_of
 from perf_offcpu.decode.counters import CollectorAccount, is_counters
 from perf_offcpu.decode.deferred import wanting_of
 from perf_offcpu.decode.garbage import cut_garbage
-from perf_offcpu.decode.load import assemble, load_recording, read_side_records
+from perf_offcpu.decode.load import assemble, load_recording, read_tasks
 from perf_offcpu.decode.offcpu import retype
 from perf_offcpu.decode.samples import is_offcpu
+from perf_offcpu.decode.tasks import TaskReplay
 from perf_offcpu.errors import FormatError
 from perf_offcpu.gather import Rows, ragged_offsets
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag, Samples
+from perf_offcpu.model.strings import Strings
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.losses import Losses
@@ -219,8 +221,8 @@ class PerfScriptSamples:
         if path is None:
             return self._from_pipe(options)
         with PerfDataReader.open(path) as reader:
-            side, account = read_side_records(reader)
-            recording = cut_garbage(assemble(reader, self._batch(reader.events), side, account))
+            tasks, account = read_tasks(reader)
+            recording = cut_garbage(assemble(reader, self._batch(reader.events), tasks, account))
             has_copies = any(spec.attr.sample_type & SampleType.STACK_USER for spec in reader.events.specs)
         if has_copies:
             recording = with_snapshots_of(recording, load_recording(path, snapshots=True))
@@ -232,7 +234,10 @@ class PerfScriptSamples:
         specs = {event["name"]: EventSpec(unpack_attr(event["attr"]), event["name"]) for event in self.events}
         events = Events(list(specs.values()), "<")
         head = _Head(events, Features({}, "<", counters), counters)
-        recording = assemble(head, self._batch(events), self._comms(), CollectorAccount())
+        tasks = TaskReplay(Strings())
+        for record in self._comms():
+            tasks.note(record)
+        recording = assemble(head, self._batch(events), tasks, CollectorAccount())
         return _named_by_perf(symbolize(recording, options), self.events)
 
     def _comms(self) -> list[SideRecord]:

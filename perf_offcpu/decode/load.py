@@ -40,7 +40,7 @@ from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
-from perf_offcpu.perfdata.side_records import SideRecord, side_records
+from perf_offcpu.perfdata.side_records import side_records
 from perf_offcpu.perfdata.tracing_data import read_tracing_data
 
 _LOSS_CAUSES: dict[int, str] = {
@@ -119,7 +119,7 @@ def read_recording(
             gathering.add(Batch(switches=wanted.of_records(chunk, reader.events)))
         tasks.note_all(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
         _count_losses(chunk, reader)
-    recording = _assemble(reader, gathering.batch(), tasks, account)
+    recording = assemble(reader, gathering.batch(), tasks, account)
     found = field_store.release()
     recording = deliver_counts(recording, found, reader.events)
     recording = recording.replaced(snapshots=store.release(), fields=field_store.asked(found))
@@ -159,23 +159,14 @@ def _keep_freed_memory() -> None:
     np.empty(_LARGEST_BLOCK, np.uint8)
 
 
-def read_side_records(reader: PerfDataReader) -> tuple[list[SideRecord], CollectorAccount]:
+def read_tasks(reader: PerfDataReader) -> tuple[TaskReplay, CollectorAccount]:
     """Everything but the samples of a recording, for `assemble`."""
-    side: list[SideRecord] = []
-    account = CollectorAccount()
+    tasks, account = TaskReplay(Strings()), CollectorAccount()
     for chunk in reader.chunks():
         SampleDecoder(reader.events, Losses(), account).decode_account(chunk)
-        side.extend(_tasks_and_losses(chunk, reader))
-    return side, account
-
-
-def _tasks_and_losses(chunk: Chunk, reader: PerfDataReader) -> Iterator[SideRecord]:
-    """The records that tell of tasks; losses are counted on the way."""
-    for record in side_records(chunk, reader.events, reader.counters, _ONE_BY_ONE):
-        if record.type in SIDE_TYPES:
-            yield record
-        elif record.type in _LOSS_CAUSES:
-            reader.counters.add(_LOSS_CAUSES[record.type], record.values["lost"])
+        tasks.note_all(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
+        _count_losses(chunk, reader)
+    return tasks, account
 
 
 def _count_losses(chunk: Chunk, reader: PerfDataReader) -> None:
@@ -184,15 +175,12 @@ def _count_losses(chunk: Chunk, reader: PerfDataReader) -> None:
             reader.counters.add(_LOSS_CAUSES[record.type], record.values["lost"])
 
 
-def assemble(head: Head, batch: Batch, side: list[SideRecord], account: CollectorAccount) -> Recording:
-    """Put samples and side-band records together: every sample gets its comm and address space."""
-    tasks = TaskReplay(Strings())
-    for record in side:
-        tasks.note(record)
-    return _assemble(head, batch, tasks, account)
+def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAccount) -> Recording:
+    """Put samples and side-band records together: every sample gets its comm and address space.
 
-
-def _assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAccount) -> Recording:
+    Args:
+        tasks: has noted the side-band records.
+    """
     for cause, count in account.counted.items():
         head.counters.add(cause, count)
     tasks.replay()

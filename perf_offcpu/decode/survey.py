@@ -22,6 +22,7 @@ from perf_offcpu.decode.batch import Gathering
 from perf_offcpu.decode.deferred import decode_deferred
 from perf_offcpu.decode.retype_records import Lives
 from perf_offcpu.decode.samples import is_offcpu
+from perf_offcpu.decode.task_columns import task_records
 from perf_offcpu.decode.tasks import SIDE_TYPES, TaskReplay
 from perf_offcpu.decode.unwind_records import has_stacks
 from perf_offcpu.model.callchains import Ragged
@@ -33,11 +34,10 @@ from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
-from perf_offcpu.perfdata.side_records import side_records
 from perf_offcpu.perfdata.splice import Records, aligned, records_of
 from perf_offcpu.perfdata.trailers import NO_TIME, record_times, sample_times
 
-_TASK_TYPES = {RecordType.COMM, RecordType.FORK, RecordType.EXIT}
+_TASK_TYPES = frozenset[int]({RecordType.COMM, RecordType.FORK, RecordType.EXIT})
 
 
 @dataclass(slots=True)
@@ -90,8 +90,8 @@ class _Surveyor:
         self.streams.add(chunk.origin.removesuffix("zstd").strip())
         stacks = any(map(has_stacks, events.specs))
         if stacks or any(map(_may_be_offcpu, events.specs)):
-            for record in side_records(chunk, events, Losses(), SIDE_TYPES if stacks else _TASK_TYPES):
-                self.tasks.note(record)
+            kinds = SIDE_TYPES if stacks else _TASK_TYPES
+            self.tasks.note_all(task_records(chunk, kinds, events, Losses()))
             self.end_ns = max(self.end_ns, int(record_times(chunk, events).max(initial=0)))
         self._samples(chunk, events)
         self.deferred.add(decode_deferred(chunk, events, Losses()))
