@@ -65,12 +65,15 @@ def test_two_recorders_at_once_do_not_disturb_each_other(napper: Path) -> None:
             program.enable()
         one.go()
         seen = [waits_of(rings) for rings in (first_rings, second_rings)]
+        # Where waits end in sched_switch, the end of one may not be told, and the last is not counted even.
+        missed = [it.counters()["ends_missed"] + (not it.ends_at_exit) for it in (first, second)]
     one.end()
     # Each reads the clock itself, and begins and ends at its own time: the same waits, other ends.
-    for mine, others in (seen, reversed(seen)):
+    for mine, others, may_miss in ((*seen, missed[1]), (*reversed(seen), missed[0])):
         assert sum(wait.ns > 1.5 * MS for wait in mine) > 3 * ROUNDS
         long = [wait for wait in mine if wait.ns > 2.5 * MS]  # those near the threshold one may see alone
-        assert [wait for wait in long if not any(is_same(wait, other) for other in others)] == []
+        alone = [wait for wait in long if not any(is_same(wait, other) for other in others)]
+        assert len(alone) <= may_miss, alone
 
 
 def is_same(one: Wait, other: Wait) -> bool:

@@ -106,40 +106,69 @@ def test_stacks_on_the_cpu_are_whole(ours: Path) -> None:
     assert found > 20
 
 
-def folded_by_perf(path: Path, event: str) -> Counter[str]:
-    """perf script's samples of napper as folded stacks."""
-    command = ["perf", "script", "--no-inline", "-i", path, "--comm", "napper"]
+KERNEL = "_[k]"
+FIELDS = "comm,tid,time,period,event,ip,sym,symoff,dso"
+
+Folded = Counter[tuple[str, ...]]
+
+
+def without_strangers(names: list[str]) -> tuple[str, ...]:
+    """A stack, root first, without what has no name at its root: cut off by us, a cookie for perf."""
+    named = ["[unknown]" if name.startswith(("[", "(")) else name for name in names]
+    while named and named[0] == "[unknown]":
+        del named[0]
+    return tuple(named)
+
+
+def folded_by_perf(path: Path, event: str) -> Folded:
+    """perf script's samples as stacks. Names of threads are left out: perf forgets them at EXIT, and gives a
+    sample before an exec the name behind it."""
+    command = ["perf", "script", "--no-inline", "-F", FIELDS, "-i", path]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=120)
     assert complaints(done.stderr) == ""
-    folded: Counter[str] = Counter()
+    folded: Folded = Counter()
     for sample in parse(done.stdout):
         if sample.event == event:
-            names = [re.sub(r"\+0x[0-9a-f]+$", "", frame.sym) for frame in reversed(sample.frames)]
-            folded[";".join([sample.comm, *names])] += sample.period or 0
+            names = [
+                re.sub(r"\+0x[0-9a-f]+$", "", frame.sym) + (KERNEL if frame.ip >> 63 else "")
+                for frame in reversed(sample.frames)
+            ]
+            folded[without_strangers(names)] += sample.period or 0
     return folded
 
 
-def folded_by_us(perf_offcpu: Command, path: Path, event: str) -> Counter[str]:
-    options = ("--no-inline", "--event", event, "--comm", "napper", "-o", "-")
+def folded_by_us(perf_offcpu: Command, path: Path, event: str) -> Folded:
+    options = ("--no-inline", "--kernel", "--event", event, "-o", "-")
     done = perf_offcpu("convert", "--folded", "-i", path, *options)
     assert done.returncode == 0, done.stderr
-    lines = (line.rpartition(" ") for line in done.stdout.splitlines())
-    return Counter({stack: int(weight) for stack, _, weight in lines})
+    folded: Folded = Counter()
+    for line in done.stdout.splitlines():
+        stack, _, weight = line.rpartition(" ")
+        folded[without_strangers(stack.split(";")[1:])] += int(weight)
+    return folded
+
+
+def assert_same(ours: Folded, theirs: Folded) -> None:
+    """Equal, but for samples whose user part perf leaves where it is: several of one return to user mode."""
+    left = theirs - ours
+    assert [stack for stack in left if not all(name.endswith(KERNEL) for name in stack)] == []
+    expected: Folded = Counter()
+    for stack, weight in (ours - theirs).items():
+        expected[tuple(name for name in stack if name.endswith(KERNEL))] += weight
+    assert expected == left
+    assert left.total() <= theirs.total() / 20
+    assert any("spin_thread" in stack or stack.count("dig") > DEPTH for stack in theirs)
 
 
 def test_perfs_recordings_give_the_same_folded_stacks(perfs: Path, perf_offcpu: Command) -> None:
-    theirs = folded_by_perf(perfs, "cpu-clock")
-    assert folded_by_us(perf_offcpu, perfs, "cpu-clock") == theirs
-    assert any("spin_thread" in stack for stack in theirs)
+    assert_same(folded_by_us(perf_offcpu, perfs, "cpu-clock"), folded_by_perf(perfs, "cpu-clock"))
 
 
 @pytest.mark.parametrize("event", ["cpu-clock", "offcpu-time"])
 def test_our_recordings_give_the_same_folded_stacks(ours: Path, perf_offcpu: Command, event: str) -> None:
     if version() < (7, 0):
         pytest.skip(f"perf {version()} does not merge deferred callchains (7.0 does)")
-    theirs = folded_by_perf(ours, event)
-    assert folded_by_us(perf_offcpu, ours, event) == theirs
-    assert any("spin_thread" in stack or stack.count(";dig;") > DEPTH for stack in theirs)
+    assert_same(folded_by_us(perf_offcpu, ours, event), folded_by_perf(ours, event))
 
 
 @pytest.mark.parametrize("event", ["cpu-clock", "offcpu-time"])
@@ -148,6 +177,4 @@ def test_any_perf_shows_them_after_inject(
 ) -> None:
     injected = tmp_path / "injected.data"
     assert perf_offcpu("inject", "-i", ours, "-o", injected).returncode == 0
-    theirs = folded_by_perf(injected, event)
-    assert folded_by_us(perf_offcpu, ours, event) == theirs
-    assert any("spin_thread" in stack or stack.count(";dig;") > DEPTH for stack in theirs)
+    assert_same(folded_by_us(perf_offcpu, ours, event), folded_by_perf(injected, event))
