@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Command
+from conftest import PATIENCE, Command
 from workload.measured import Thread, parse
 
 from perf_offcpu.convert.wait_classes import classify
@@ -93,12 +93,13 @@ def test_each_thread_has_all_its_waits(run: Run) -> None:
 
 
 def test_times_agree_with_the_clock_around_each_wait(run: Run) -> None:
-    """Within 2 % or 200 us a wait. Being preempted beside a wait is no wait, but the program's clock runs."""
+    """Within 2 % or 200 us a wait. Being preempted beside a wait is no wait, but the program's clock runs; as
+    much longer as the machine is slower."""
     for thread in finished(run):
         _, total = run.waits(thread)
         allowed = max(thread.total_ns * 2 // 100, 200_000 * thread.nvcsw)
         preempted = 10_000_000 * thread.nivcsw
-        assert -allowed <= thread.total_ns - total <= allowed + preempted, thread.comm
+        assert -allowed <= thread.total_ns - total <= (allowed + preempted) * PATIENCE, thread.comm
 
 
 def test_ids_and_names(run: Run) -> None:
@@ -148,9 +149,10 @@ def _contains(stack: list[str], part: list[str]) -> bool:
 
 
 def test_kernel_frames_say_what_was_waited_for(run: Run) -> None:
-    leaves = {"sleeper": "hrtimer_nanosleep", "pipe-reader": "anon_pipe_read", "poller": "do_sys_poll"}
-    for comm, function in leaves.items():
-        kernel = [stack for stack in run.stacks(run.threads[comm]) if function in stack]
+    pipe = {"anon_pipe_read", "pipe_read"}  # the first on newer kernels
+    leaves = {"sleeper": {"hrtimer_nanosleep"}, "pipe-reader": pipe, "poller": {"do_sys_poll"}}
+    for comm, functions in leaves.items():
+        kernel = [stack for stack in run.stacks(run.threads[comm]) if functions & set(stack)]
         assert len(kernel) >= 20, comm
 
 
