@@ -27,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,13 +73,17 @@ def recorded(options: list[str], command: list[str], directory: Path) -> Row:
         os.dup2(writer, 1)
         try:
             _record([*options, "-o", str(path), "--", *command])
-        finally:
             sys.stdout.flush()
-            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
     os.close(writer)
     with open(reader) as output:
-        *words, last = output.read().splitlines()
-    os.waitpid(child, 0)
+        lines = output.read().splitlines()
+    if os.waitpid(child, 0)[1]:
+        raise SystemExit(f"recording with {' '.join(options)} failed")
+    *words, last = lines
     path.unlink()
     row: Row = json.loads(last)
     return row | {"seconds": float(words[-1].split()[-1])}
