@@ -69,6 +69,10 @@ struct offcpu_wait {
 	u32 syscall;
 	u32 generation;
 	u64 cgroup;
+	u64 stack;			/* of its sum: hash of the user stack, 0 none */
+	u64 caller;			/* and of who called, 0 not known */
+	u32 lost;			/* and OFFCPU_LOST_* */
+	bool first;			/* of its callers: to be sent with a copy of its stack, as a sum of one */
 };
 
 /* Room that the 512 bytes of BPF stack do not have. */

@@ -37,10 +37,11 @@
  *	OFFCPU_KERNEL_STACKS, OFFCPU_SUM_STACKS, OFFCPU_CGROUPS, OFFCPU_SYSCALLS, OFFCPU_BUDGET,
  *	OFFCPU_WAKER_STACKS			what to take
  *	OFFCPU_KERNEL_EARLY			kernel stacks before the switch: if most waits become samples
+ *	OFFCPU_SUM_CALLERS			whether sums tell callers apart without frame pointers
  *	OFFCPU_DEFER_USER			whether the perf core defers the user callchains of samples
  *	OFFCPU_DROP_SHORT, OFFCPU_MIN_BLOCK_NS	which waits to leave out
  *	OFFCPU_MAX_RATE				samples in 100 ms from which on the threshold rises; 0 any number
- *	OFFCPU_SUMS, OFFCPU_STACKS, OFFCPU_BUDGETS, OFFCPU_TARGETS_MAX		sizes of maps
+ *	OFFCPU_SUMS, OFFCPU_STACKS, OFFCPU_CALLERS, OFFCPU_BUDGETS, OFFCPU_TARGETS_MAX	sizes of maps
  *	OFFCPU_FRAME_LIMIT			kernel.perf_event_max_stack, at most 127
  *	OFFCPU_SCHED_TEXT, OFFCPU_SCHED_TEXT_SIZE	where the scheduler's code lies
  *	OFFCPU_WAKE_UP, OFFCPU_WAKE_UP_SIZE	where try_to_wake_up() lies
@@ -55,6 +56,7 @@
 #include "budget.h"
 #include "user_walk.h"
 #include "stacks.h"
+#include "callers.h"
 #include "output.h"
 
 /*

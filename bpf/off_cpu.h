@@ -26,6 +26,8 @@ enum offcpu_counter {
 	OFFCPU_DROPPED,			/* waits under the threshold, left out because the user wants no sums */
 	OFFCPU_RATE_LIMITED,		/* waits over the threshold, summed because the rate of samples is limited */
 	OFFCPU_BUDGETS_LOST,		/* threads that ended and whose budget found no room */
+	OFFCPU_SNAPSHOTS,		/* short waits sent with a copy of their stack, the first of their callers */
+	OFFCPU_SNAPSHOTS_LOST,		/* those that found no room in the ring: their waits went into the sums */
 	OFFCPU_COUNTERS			/* how many there are */
 };
 
@@ -75,6 +77,7 @@ struct offcpu_control {
 	u64 threshold_ns;		/* waits from here on are sent as samples, shorter ones summed */
 	u64 begin_ns;			/* of the recording */
 	u64 end_ns;
+	u64 epoch;			/* rises with each file: copies of stacks from before are in another */
 };
 
 /* The threshold that rises by itself when there are more samples than the user wants. */
@@ -96,11 +99,12 @@ struct offcpu_count {
 struct offcpu_sum_key {
 	u32 tid;
 	u32 generation;
-	u64 kind;			/* hash of state, syscall, flags, cgroup and stack */
+	u64 kind;			/* hash of state, syscall, flags, cgroup, stack and caller */
 };
 
 struct offcpu_sum {
 	u64 stack;			/* hash of the user stack, 0 none */
+	u64 caller;			/* of who called (callers.h), 0 not known */
 	u64 cgroup;			/* 0 unknown */
 	u32 state;			/* raw, at switch-out */
 	u32 syscall;			/* -1 none, -2 unknown, as unsigned numbers */
@@ -177,6 +181,7 @@ struct offcpu_last {
 #define OFFCPU_VERSION 1
 #define OFFCPU_EXTENSION_WORDS 10
 #define OFFCPU_KIND_WAIT 1
+#define OFFCPU_KIND_SUM 2
 #define OFFCPU_KIND_BEGAN_BEFORE 4
 #define OFFCPU_PREEMPTED_WAIT 1		/* flags: the thread could have gone on */
 #define OFFCPU_WAKER_INTERRUPT 2	/* woken from an interrupt: the waker is what that interrupted */
@@ -192,7 +197,7 @@ struct offcpu_last {
 
 #define OFFCPU_CHAIN_WORDS (2 * (1 + OFFCPU_FRAMES))	/* a marker and the frames of either side */
 
-/* Three words before the callchain, the cgroup, the extension, the waker's callchain. */
+/* Three words before the callchain, the cgroup, the extension, the waker's callchain or the hash of callers. */
 #define OFFCPU_SAMPLE_WORDS (3 + OFFCPU_CHAIN_WORDS + 1 + OFFCPU_EXTENSION_WORDS + OFFCPU_CHAIN_WORDS)
 
 #endif

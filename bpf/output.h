@@ -9,47 +9,58 @@
 #define RATE_WINDOW_NS 100000000ULL
 #define RATE_FIRST_NS 1000		/* a threshold of 0 rises to this first */
 
-/* Whether a sum is of such waits: two kinds of waits of one thread may have the same hash. */
-__inline bool is_of(struct offcpu_sum *sum, struct offcpu_wait *wait, u32 flags, u64 stack)
+/* What tells the sums of a thread apart. */
+__inline struct offcpu_sum_key sum_key(struct offcpu_wait *wait)
 {
-	return sum->stack == stack && sum->cgroup == wait->cgroup && sum->state == wait->prev_state &&
-	       sum->syscall == wait->syscall && sum->flags == flags;
-}
-
-/* Add a wait to the sums; false if there is no room. */
-__inline bool add_to_sums(struct offcpu_wait *wait, u64 stack, u32 lost)
-{
-	bool woken = wait->runq_ns != OFFCPU_RUNQ_UNKNOWN;
 	u32 flags = wait->flags & (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED);
 	u64 what = (u64)wait->syscall << 32 | (wait->prev_state ^ flags << 28);
+	u64 who = wait->caller ? wait->caller : wait->stack;
 	struct offcpu_sum_key key = {
 		.tid = wait->tid,
 		.generation = wait->generation,
-		.kind = (stack ^ what * 0xff51afd7ed558ccdULL) + wait->cgroup * 0x9e3779b97f4a7c15ULL,
+		.kind = (who ^ what * 0xff51afd7ed558ccdULL) + wait->cgroup * 0x9e3779b97f4a7c15ULL,
 	};
-	struct offcpu_sum *sum = sums.lookup(&key);
 
-	if (!sum) {
-		struct offcpu_sum first = {
-			.stack = stack,
-			.cgroup = wait->cgroup,
-			.state = wait->prev_state,
-			.syscall = wait->syscall,
-			.flags = flags,
-			.pid = wait->pid,
-			.total_ns = wait->ns,
-			.count = 1,
-			.longest_ns = wait->ns,
-			.first_switch_out_ns = wait->switch_out_ns,
-			.last_switch_in_ns = wait->switch_in_ns,
-			.runq_ns = woken ? wait->runq_ns : 0,
-			.woken = woken,
-			.lost = lost,
-		};
+	return key;
+}
 
-		return !sums.update(&key, &first);
-	}
-	if (!is_of(sum, wait, flags, stack))
+/* Whether a sum is of such waits: two kinds of waits of one thread may have the same hash. */
+__inline bool is_of(struct offcpu_sum *sum, struct offcpu_wait *wait)
+{
+	return sum->caller == wait->caller && (wait->caller || sum->stack == wait->stack) &&
+	       sum->cgroup == wait->cgroup && sum->state == wait->prev_state && sum->syscall == wait->syscall &&
+	       sum->flags == (wait->flags & (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED));
+}
+
+/* Begin a sum with a wait; false if there is no room. */
+__inline bool begin_sum(struct offcpu_wait *wait, struct offcpu_sum_key *key)
+{
+	bool woken = wait->runq_ns != OFFCPU_RUNQ_UNKNOWN;
+	struct offcpu_sum first = {
+		.stack = wait->stack,
+		.caller = wait->caller,
+		.cgroup = wait->cgroup,
+		.state = wait->prev_state,
+		.syscall = wait->syscall,
+		.flags = wait->flags & (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED),
+		.pid = wait->pid,
+		.total_ns = wait->ns,
+		.count = 1,
+		.longest_ns = wait->ns,
+		.first_switch_out_ns = wait->switch_out_ns,
+		.last_switch_in_ns = wait->switch_in_ns,
+		.runq_ns = woken ? wait->runq_ns : 0,
+		.woken = woken,
+		.lost = wait->lost,
+	};
+
+	return !sums.update(key, &first);
+}
+
+/* Add a wait to a sum; false if that is of others. */
+__inline bool add_to_sum(struct offcpu_sum *sum, struct offcpu_wait *wait)
+{
+	if (!is_of(sum, wait))
 		return false;
 	/* Plain additions: the waits of one thread never end on two CPUs at a time. */
 	sum->total_ns += wait->ns;
@@ -57,12 +68,21 @@ __inline bool add_to_sums(struct offcpu_wait *wait, u64 stack, u32 lost)
 	if (wait->ns > sum->longest_ns)
 		sum->longest_ns = wait->ns;
 	sum->last_switch_in_ns = wait->switch_in_ns;
-	if (woken) {
+	if (wait->runq_ns != OFFCPU_RUNQ_UNKNOWN) {
 		sum->runq_ns += wait->runq_ns;
 		sum->woken += 1;
 	}
-	sum->lost |= lost;
+	sum->lost |= wait->lost;
 	return true;
+}
+
+/* Sum a wait that could not be sent; false if there is no room. */
+__inline bool sum_instead(struct offcpu_wait *wait)
+{
+	struct offcpu_sum_key key = sum_key(wait);
+	struct offcpu_sum *sum = sums.lookup(&key);
+
+	return sum ? add_to_sum(sum, wait) : begin_sum(wait, &key);
 }
 
 /* Append a context marker and frames to the sample; gives the word after them. */
@@ -119,9 +139,9 @@ __inline u32 append_callchain(void *ctx, struct offcpu_wait *wait, struct offcpu
 	u32 at = 3;
 
 #if OFFCPU_KERNEL_STACKS
-	u32 nr = walk_kernel_stack(ctx, wait, to), first = to->first;
+	u32 nr = wait->first ? 0 : walk_kernel_stack(ctx, wait, to), first = to->first;
 
-	if (!nr)
+	if (!nr && !wait->first)
 		*lost |= OFFCPU_LOST_KERNEL_STACK;
 	if (nr >= OFFCPU_FRAME_LIMIT)
 		*lost |= OFFCPU_LOST_KERNEL_CUT;
@@ -141,7 +161,7 @@ __inline u32 append_callchain(void *ctx, struct offcpu_wait *wait, struct offcpu
 __inline bool send_sample(void *ctx, struct offcpu_wait *wait, struct offcpu_scratch *to)
 {
 	u64 kind = wait->flags & OFFCPU_BEGAN_BEFORE ? OFFCPU_KIND_BEGAN_BEFORE : OFFCPU_KIND_WAIT;
-	u32 lost = wait->user->lost, at, end, words;
+	u32 lost = wait->user->lost, at, end, waker_nr = 0;
 	u64 *sample = to->sample;
 	long error;
 
@@ -152,12 +172,19 @@ __inline bool send_sample(void *ctx, struct offcpu_wait *wait, struct offcpu_scr
 #if OFFCPU_WAKER_STACKS
 	end = append_waker(wait, to, end);
 #endif
-	words = end - at - 1;
+	waker_nr = end - at - 1 - OFFCPU_EXTENSION_WORDS;
+#if OFFCPU_SUM_CALLERS
+	if (wait->first) {
+		kind = OFFCPU_KIND_SUM;
+		sample[at + 1 + OFFCPU_EXTENSION_WORDS] = wait->caller;
+		end = at + 2 + OFFCPU_EXTENSION_WORDS;
+	}
+#endif
 	sample[0] = (u64)wait->tid << 32 | wait->pid;
 	sample[1] = wait->ns;
 	sample[2] = at - 3;
 	sample[at] = wait->cgroup;
-	sample[at + 1] = OFFCPU_MAGIC | (u64)OFFCPU_VERSION << 32 | (u64)words << 48;
+	sample[at + 1] = OFFCPU_MAGIC | (u64)OFFCPU_VERSION << 32 | (u64)(end - at - 1) << 48;
 	sample[at + 2] = kind | (u64)wait->flags << 16 | (u64)lost << 32;
 	sample[at + 3] = (u64)wait->syscall << 32 | wait->prev_state;
 	sample[at + 4] = wait->wakeup_ns;
@@ -168,10 +195,14 @@ __inline bool send_sample(void *ctx, struct offcpu_wait *wait, struct offcpu_scr
 	sample[at + 7] = wait->switch_out_ns;
 	sample[at + 8] = wait->ns;
 	sample[at + 9] = wait->runq_ns;
-	sample[at + 10] = words - OFFCPU_EXTENSION_WORDS;
+	sample[at + 10] = waker_nr;
 	if (end > OFFCPU_SAMPLE_WORDS)
 		return false;
 	error = events.perf_submit(ctx, sample, end * sizeof(u64));
+	if (wait->first) {
+		count(error ? OFFCPU_SNAPSHOTS_LOST : OFFCPU_SNAPSHOTS, wait->ns);
+		return !error;
+	}
 	count(!error ? OFFCPU_SAMPLES : error == -ENOSPC ? OFFCPU_RING_FULL : OFFCPU_OUTPUT_FAILED, wait->ns);
 	return !error;
 }
@@ -228,17 +259,51 @@ __inline bool may_send(struct offcpu_wait *wait, u64 user_ns)
 }
 #endif
 
-/* Sum a wait; false if there is no room. */
+#if OFFCPU_SUM_STACKS
+/* Keep the stack of a wait that begins a sum, or is told from others by its stack. */
+__inline void keep_user_stack(struct offcpu_wait *wait)
+{
+	wait->stack = intern_stack(wait);
+	wait->lost = wait->stack || !wait->user->nr ? wait->user->lost : OFFCPU_LOST_USER_STACK;
+}
+#endif
+
+/* Sum a wait; false if it is to be sent instead: there is no room, or it is the `first` of its callers. */
 __inline bool sum_wait(struct offcpu_wait *wait)
 {
-	u32 lost = 0;
-	u64 stack = 0;
+	struct offcpu_sum_key key;
+	struct offcpu_sum *sum;
 
-#if OFFCPU_SUM_STACKS
-	stack = intern_stack(wait);
-	lost = stack || !wait->user->nr ? wait->user->lost : OFFCPU_LOST_USER_STACK;
+	wait->lost = 0;
+#if OFFCPU_SUM_CALLERS
+	wait->lost = wait->user->lost;
+	wait->caller = hash_callers(wait);
+	if (!wait->caller)
+		keep_user_stack(wait);
+#elif OFFCPU_SUM_STACKS
+	keep_user_stack(wait);
 #endif
-	if (add_to_sums(wait, stack, lost))
+	key = sum_key(wait);
+	sum = sums.lookup(&key);
+	if (sum) {
+		if (add_to_sum(sum, wait))
+			return true;
+		count(OFFCPU_SUM_MAP_FULL, wait->ns);
+		return false;
+	}
+#if OFFCPU_SUM_CALLERS
+	if (wait->caller) {
+		keep_user_stack(wait);
+		if (is_first(wait->caller)) {
+			/* A sum, even if of one: who woke it is not told. */
+			wait->first = true;
+			wait->wakeup_ns = 0;
+			wait->flags &= OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED;
+			return false;
+		}
+	}
+#endif
+	if (begin_sum(wait, &key))
 		return true;
 	count(OFFCPU_SUM_MAP_FULL, wait->ns);
 	return false;
@@ -261,6 +326,7 @@ __inline void account(void *ctx, struct offcpu_wait *wait, u64 threshold_ns)
 	if (is_long && !(wait->flags & OFFCPU_BEGAN_BEFORE))
 		sampled = may_send(wait, threshold_ns);
 #endif
+	wait->lost = OFFCPU_LOST_USER_STACK;
 	if (!sampled && sum_wait(wait))
 		return;
 	to = scratch.lookup(&zero);
@@ -275,8 +341,13 @@ __inline void account(void *ctx, struct offcpu_wait *wait, u64 threshold_ns)
 	take_user_stack(ctx, wait->task, wait->user, false);
 #endif
 #endif
-	if (send_sample(ctx, wait, to))
+	if (send_sample(ctx, wait, to)) {
+#if OFFCPU_SUM_CALLERS
+		if (wait->first)
+			note_sent(wait->caller);
+#endif
 		return;
-	if (!sampled || !add_to_sums(wait, 0, OFFCPU_LOST_USER_STACK))
+	}
+	if ((!sampled && !wait->first) || !sum_instead(wait))
 		count(OFFCPU_WAITS_LOST, wait->ns);
 }

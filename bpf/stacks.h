@@ -109,18 +109,24 @@ __inline bool keep_stack(struct offcpu_stack_key *key, struct offcpu_stack *stac
 __inline u64 intern_stack(struct offcpu_wait *wait)
 {
 	struct offcpu_stack_key key = {.generation = wait->generation};
+#if !OFFCPU_SUM_CALLERS
 	struct offcpu_task *storage = wait->storage;
+#endif
 
 	if (!wait->user->nr)
 		return 0;
+#if !OFFCPU_SUM_CALLERS
 	if (wait->user->check && storage->kept_hash && storage->kept_generation == wait->generation)
 		return storage->kept_hash;
-	key.hash = hash_stack(wait->user);
 	storage->kept_hash = 0;
+#endif
+	key.hash = hash_stack(wait->user);
 	if (!keep_stack(&key, wait->user))
 		return 0;
+#if !OFFCPU_SUM_CALLERS
 	storage->kept_hash = key.hash;
 	storage->kept_generation = wait->generation;
+#endif
 	return key.hash;
 }
 #endif

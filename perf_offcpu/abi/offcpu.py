@@ -94,3 +94,7 @@ EXTENSION = Layout(
 )
 
 EXTENSION_WORDS = EXTENSION.size() // 8
+
+CALLER = Field("caller", U64, doc="of a sum, behind the waker's callchain: who called; 0 not known")
+"""Sums of one caller have one number. One sum of each has a copy of the user stack (REGS_USER, STACK_USER),
+and stands in the file before all others of its caller."""

@@ -32,7 +32,13 @@ from perf_offcpu.collect import bpf_syscall
 from perf_offcpu.collect.bpf_build import build
 from perf_offcpu.collect.bpf_cache import ProgramCache, Recipe
 from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
-from perf_offcpu.collect.bpf_defines import SWITCHED, option_defines, target_defines, tracepoints_of
+from perf_offcpu.collect.bpf_defines import (
+    SWITCHED,
+    option_defines,
+    target_defines,
+    tells_callers,
+    tracepoints_of,
+)
 from perf_offcpu.collect.bpf_header import SharedHeader, read_header
 from perf_offcpu.collect.bpf_kernel import KernelFacts, check_privileges, explore
 from perf_offcpu.collect.bpf_last import LastTasks, parse_tasks
@@ -84,6 +90,8 @@ class OffCpuProgram:
         self._iterators = () if facts.task_iterator is None else (_FIRST, _LAST)
         try:
             self._probe = None if self.ends_at_exit else probe_of(self.config, facts)
+            self.tells_callers = self.ends_at_exit and tells_callers(self.config, facts)
+            """Whether sums have a `caller`, and the first wait of each was sent."""
             self._build(btf, facts, ProgramCache.usual() if use_cache else None)
         except BaseException:
             self.close()
@@ -248,6 +256,13 @@ class OffCpuProgram:
             ips[offsets[i]:offsets[i + 1]], leaf first, without context markers; none for hash 0.
         """
         return self.maps.user_stacks.find(hashes)
+
+    def begin_file(self) -> None:
+        """Send the stacks of callers anew: those sent before are in another file.
+
+        Sums must be drained first.
+        """
+        self.maps.begin_epoch()
 
     def drain_budgets(self) -> NDArray[np.void]:
         """Take out the budgets of the threads that have ended since the last call; safe while recording.

@@ -39,6 +39,9 @@ class OffCpuConfig:
     """Samples a second from which on the threshold rises by itself; 0 for any number."""
     kernel_stacks: bool = True
     """Put kernel frames in front of the user's, in samples."""
+    sum_callers: bool = False
+    """Tell sums by their callers without frame pointers, and send the first wait of each: where its stack is
+    copied with it (`OffCpuProgram.tells_callers`)."""
     wakers: bool = True
     """Note wake-ups: blocked time and run-queue delay apart, and who woke."""
     deferred_stacks: bool = False
@@ -68,6 +71,8 @@ class OffCpuConfig:
     controller (say "cpu") for those of its v1 hierarchy."""
     sum_entries: int = 16384
     stack_entries: int = 8192
+    caller_entries: int = 32768
+    """Callers that are known to have been sent; those not seen for the longest time are forgotten."""
     budget_entries: int = 16384
     """Threads that may end between two calls of `drain_budgets`."""
     target_entries: int = 4096

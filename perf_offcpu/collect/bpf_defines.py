@@ -48,6 +48,8 @@ def option_defines(
         "OFFCPU_STATES": mode_mask(config.states, modes),
         "OFFCPU_KERNEL_STACKS": int(config.kernel_stacks),
         "OFFCPU_SUM_STACKS": int(config.short_waits is ShortWaits.STACKS),
+        "OFFCPU_SUM_CALLERS": int(at_exit and tells_callers(config, facts)),
+        "OFFCPU_CALLERS": config.caller_entries if config.sum_callers else 1,
         "OFFCPU_DROP_SHORT": int(config.short_waits is ShortWaits.DROP),
         "OFFCPU_MIN_BLOCK_NS": config.min_block_ns,
         "OFFCPU_MAX_RATE": max(1, config.max_rate // _WINDOWS_A_SECOND) if config.max_rate else 0,
@@ -60,6 +62,12 @@ def option_defines(
         "OFFCPU_STACKS": config.stack_entries,
         "OFFCPU_TARGETS_MAX": config.target_entries,
     }
+
+
+def tells_callers(config: OffCpuConfig, facts: KernelFacts) -> bool:
+    """Whether sums shall be told by their callers, and can be if waits end in the sleeper's context."""
+    known = {"TASK_MM", "OFFCPU_FRAME_POINTERS"} <= facts.defines.keys()
+    return config.sum_callers and config.short_waits is ShortWaits.STACKS and known
 
 
 def target_defines(config: OffCpuConfig, facts: KernelFacts, btf: Btf) -> dict[str, int]:

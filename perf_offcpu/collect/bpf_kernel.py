@@ -89,6 +89,7 @@ def explore(btf: Btf, kallsyms: Path = Path("/proc/kallsyms")) -> KernelFacts:
         **_task_offsets(btf),
         **_cgroup_offsets(btf),
         **_property_offsets(btf),
+        **_caller_offsets(btf),
         **_registers(btf),
         **_scheduler_text(symbols),
         **_wake_up_text(symbols),
@@ -147,6 +148,19 @@ def _property_offsets(btf: Btf) -> dict[str, int | str]:
         "CSS_PARENT": btf.member("cgroup_subsys_state", "parent"),
     }
     return {name: member.offset for name, member in way.items() if member}
+
+
+def _caller_offsets(btf: Btf) -> dict[str, int | str]:
+    """Where a task's code, libraries and stack are; nothing but on x86-64."""
+    way = {
+        "TASK_MM": btf.member("task_struct", "mm"),
+        "TASK_THREAD_POINTER": btf.member("task_struct", "thread.fsbase"),
+        "MM_START_CODE": btf.member("mm_struct", "start_code"),
+        "MM_END_CODE": btf.member("mm_struct", "end_code"),
+        "MM_MMAP_BASE": btf.member("mm_struct", "mmap_base"),
+    }
+    found = {name: member.offset for name, member in way.items() if member}
+    return dict(found) if len(found) == len(way) and platform.machine() == "x86_64" else {}
 
 
 def controller_offset(btf: Btf, controller: str) -> int | None:

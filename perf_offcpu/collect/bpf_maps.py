@@ -175,6 +175,11 @@ class ProgramMaps:
         self.wait_for_programs()
         return past
 
+    def begin_epoch(self) -> None:
+        """Forget which callers were sent; sums from here on are others than those before."""
+        following = int(self._control["generation"]) + 1
+        self.set_control(generation=following, epoch=following)
+
     def drain_sums(self) -> NDArray[np.void]:
         """Take out the sums; the stacks that they refer to are in `user_stacks` until the next call."""
         past = self._next_generation()

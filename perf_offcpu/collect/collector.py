@@ -286,7 +286,12 @@ class Collector:
 
     def sum_records(self, sums: NDArray[Any]) -> Iterator[bytes]:
         """The records of the sums drained last, some thousand at a time."""
-        return sum_samples(self.rings.owner.spec, sums, self.program.stacks(sums["stack"]))
+        stacks = self.program.stacks(sums["stack"])
+        return sum_samples(self.rings.owner.spec, sums, stacks, self.program.tells_callers)
+
+    def begin_file(self) -> None:
+        """From here on samples go into another file; sums must have been drained for the one before."""
+        self.program.begin_file()
 
     def lost_by_id(self) -> dict[int, int]:
         """How many records found a ring full, by the ids of events."""
@@ -374,6 +379,7 @@ def _bpf_config(options: RecordOptions, deferred_stacks: bool) -> OffCpuConfig:
         by_group=target.groups[0].controller if target.groups else None,
         threshold_ns=options.threshold_ns,
         kernel_stacks=options.kernel_stacks,
+        sum_callers=options.stack_bytes > 0,
         short_waits=options.short_waits,
         min_block_ns=options.min_block_ns,
         max_rate=options.max_rate,

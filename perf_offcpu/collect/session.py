@@ -215,6 +215,11 @@ class _Session:
     def _write_sums(self) -> int:
         """Move the sums gathered so far to the file; returns how many there were."""
         sums = self.collector.drain_sums()
+        try:
+            self.collector.drain(self.part)  # the stacks of their callers come before them
+        except FileFullError:
+            self.unwritten_sums = counter(sums)
+            raise
         written = 0
         try:
             for records in self.collector.sum_records(sums):
@@ -249,6 +254,7 @@ class _Session:
         self.summary.file_bytes += old.size
         # Maps of everybody: children of the target are recorded, too, and nobody knows their ids.
         self.part = Part(self.options, self.collector, self.names.next(), Target(), self.pressure)
+        self.collector.begin_file()
         self.part.begin_ns, self.part_since = now_ns(), time.monotonic()
         old.close()
         self.part.describe()
@@ -286,6 +292,7 @@ class _Session:
     def _sum_up(self) -> None:
         summary, collector = self.summary, self.collector
         summary.counters, summary.span = collector.counters(), collector.span
+        summary.sums += summary.events("snapshots")
         summary.oncpu_samples, summary.lost_records = collector.oncpu_samples(), collector.lost()
         summary.ring_fullest, summary.programs = collector.rings.fullest, collector.run_stats()
         summary.file_bytes += self.part.size

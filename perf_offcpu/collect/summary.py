@@ -17,6 +17,7 @@ _LOSSES = {
     "stack-map-full": "waits summed without stack (stack map full)",
     "stack-collision": "waits summed without stack (hash collision)",
     "user-stack-failed": "user stacks not readable",
+    "snapshots-lost": "short waits whose stack was not copied (ring full)",
     "kernel-stack-failed": "kernel stacks not readable",
     "storage-failed": "switch-outs not noted (no memory)",
     "missed-runs": "switches not seen (BPF program busy)",
@@ -32,7 +33,7 @@ class Summary:
         status: exit status for the recorder: the command's, or 128 + the signal that ended the recording.
         files: how many there are; `path` is the last.
         file_bytes: size of all files up to their features.
-        sums: sums of short waits written.
+        sums: sums of short waits written, those of one wait with a copy of its stack included.
         still_blocked: samples written of threads that wait when the recording ends.
         oncpu_samples: samples of on-CPU events written.
         lost_records: records that found a ring full.

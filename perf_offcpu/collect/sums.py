@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.offcpu import (
+    CALLER,
     EXTENSION,
     EXTENSION_MAGIC,
     EXTENSION_VERSION,
@@ -43,24 +44,32 @@ RAW = Layout(
     "raw data of an offcpu-time sample",
     (*PAYLOAD.fields, *EXTENSION.fields, Field("raw_padding", U32)),
 )
+RAW_WITH_CALLER = Layout(RAW.name, (*PAYLOAD.fields, *EXTENSION.fields, CALLER, Field("raw_padding", U32)))
 
 
-def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: tuple[I64, U64]) -> Iterator[bytes]:
+def sum_samples(
+    event: EventSpec, sums: NDArray[Any], stacks: tuple[I64, U64], callers: bool = False
+) -> Iterator[bytes]:
     """Records of some thousand sums at a time.
 
     Args:
         event: offcpu-time; its first id is used.
         sums: rows of `struct offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h), by field name.
         stacks: (offsets int64[n + 1], user addresses), leaf first, the stack of each row; may be empty.
+        callers: whether sums are told by their callers, too, so that their samples say which.
     """
     offsets, ips = stacks
     for low in range(0, len(sums), BATCH):
         high = min(low + BATCH, len(sums))
         part = (offsets[low : high + 1] - offsets[low], ips[offsets[low] : offsets[high]])
-        yield _records(event, sums[low:high], part)
+        yield _records(event, sums[low:high], part, callers)
 
 
-def _records(event: EventSpec, sums: NDArray[Any], stacks: tuple[I64, U64]) -> bytes:
+def _records(event: EventSpec, sums: NDArray[Any], stacks: tuple[I64, U64], callers: bool) -> bytes:
+    layout = RAW_WITH_CALLER if callers else RAW
+    payload = _payload(sums, stacks)
+    if callers:
+        payload |= {"nwords": EXTENSION_WORDS + 1, "caller": sums["caller"]}
     columns: dict[str, Column] = {
         "identifier": event.ids[0],
         "ip": first_addresses(stacks),
@@ -70,7 +79,7 @@ def _records(event: EventSpec, sums: NDArray[Any], stacks: tuple[I64, U64]) -> b
         "cpu": 0,
         "cpu_res": 0,
         "period": sums["total_ns"],
-        "raw": pack_columns(RAW, _payload(sums, stacks), len(sums), NATIVE),
+        "raw": pack_columns(layout, payload, len(sums), NATIVE),
         **no_snapshots(len(sums)),
     }
     return pack_samples(event.shape, int(CpuMode.USER), columns, len(sums), NATIVE)

@@ -17,7 +17,7 @@ from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.losses import Losses
 
-_NO_LOSS = {"samples"}
+_NO_LOSS = {"samples", "snapshots"}
 _CAUSES = {
     "ring-full": "waits without own sample because the ring was full (their time is in the sums)",
     "output-failed": "waits without own sample because their CPU had no event (their time is in the sums)",
@@ -33,6 +33,7 @@ _CAUSES = {
     "ends-missed": "waits whose end the kernel did not tell",
     "begins-missed": "times off the CPU whose begin the kernel did not tell",
     "wakeups-missed": "waits whose wake-up the kernel did not tell (their run-queue delay is not known)",
+    "snapshots-lost": "short waits summed without a copy of their stack because the ring was full",
     "user-stack-failed": "user stacks that could not be walked",
     "kernel-stack-failed": "kernel stacks that could not be walked",
     "storage-failed": "switches not noted for want of memory in the kernel",

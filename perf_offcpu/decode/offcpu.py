@@ -97,6 +97,11 @@ def retype(data: NDArray[np.uint8], columns: Columns, samples: Samples, order: O
     return Batch(result, chains, ~payload.extension.ok), sound
 
 
+def callers_of(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
+    """uint64[n]: who called, of sums that say it; 0 of other samples. Arguments as of `retype`."""
+    return _Payload(data, columns, order).callers()
+
+
 class _Payload:
     """The words of n raw payloads, each read only where it lies inside its sample."""
 
@@ -134,6 +139,17 @@ class _Payload:
         inside = self.words > place
         values = gather_u64(self.data, np.where(inside, self.at + 8 * place, 0), self.order)
         return np.where(inside, values, np.uint64(0))
+
+    def callers(self) -> U64:
+        """uint64[n]: the word behind the waker's callchain, of sums that have one; else 0."""
+        extension = self.extension
+        wakers = np.minimum(extension.scalars["waker_nr"], np.uint64(2**31)).astype(np.int64)
+        place = abi.EXTENSION_WORDS + wakers
+        at = self.chain_words + _FIXED_WORDS + place
+        there = extension.ok & (extension.scalars["nwords"] > place) & (self.words > at)
+        there &= extension.scalars["kind"] == abi.Kind.SUM
+        values = gather_u64(self.data, np.where(there, self.at + 8 * at, 0), self.order)
+        return np.where(there, values, np.uint64(0))
 
     def waker_chains(self) -> Ragged:
         """The callchains of who woke, behind the extension's words; none where it is not whole."""

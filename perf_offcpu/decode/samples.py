@@ -18,6 +18,7 @@ from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.abi.sample import SAMPLE
 from perf_offcpu.columnar import Columns, read_columns
 from perf_offcpu.decode.batch import Batch, in_table, interleave
+from perf_offcpu.decode.callers import sum_callers, with_callers
 from perf_offcpu.decode.counters import CollectorAccount, is_counters
 from perf_offcpu.decode.field_store import FieldStore
 from perf_offcpu.decode.offcpu import retype
@@ -135,7 +136,11 @@ class SampleDecoder:
             )
         if self.snapshots is not None:
             mask = spec.attr.sample_regs_user
-            batch.samples.snapshot = self.snapshots.add(chunk.data, columns, mask, ok, self.events.order)
+            snapshot = self.snapshots.add(chunk.data, columns, mask, ok, self.events.order)
+            if is_offcpu(spec):
+                callers = np.where(ok, sum_callers(chunk.data, columns, self.events.order), np.uint64(0))
+                snapshot = with_callers(snapshot, callers, self.snapshots.callers, self.counters)
+            batch.samples.snapshot = snapshot
         if self.fields is not None and self.fields.wants(spec):
             batch.samples.field_row = self.fields.add(chunk.data, columns, ok, number, self.events.order)
         self.counters.add(losses.BAD_SAMPLE, int((~ok).sum()))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.abi.cfi import ABI_64
 from perf_offcpu.columnar import Columns
+from perf_offcpu.decode.callers import CallerRows
 from perf_offcpu.gather import Rows, gather_rows
 from perf_offcpu.layout import Order
 from perf_offcpu.model.callchains import Ragged
@@ -37,6 +38,8 @@ class SnapshotStore:
 
     def __init__(self, counters: Losses, memory: int = MEMORY) -> None:
         self.counters = counters
+        self.callers = CallerRows()
+        """The snapshots of callers of sums so far."""
         self._stack, self._stack_ends = _Words(memory), GrowingArray("i8")
         self._registers, self._register_ends = GrowingArray("u8"), GrowingArray("i8")
         self._mask = GrowingArray("u8")

@@ -16,14 +16,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from perf_offcpu.abi.attr import SampleType
+from perf_offcpu.abi.cfi import ABI_64
 from perf_offcpu.columnar import Columns
+from perf_offcpu.decode.callers import NOT_COPIED, CallerRows, sum_callers
 from perf_offcpu.decode.snapshots import SnapshotStore
 from perf_offcpu.decode.tasks import TaskReplay
 from perf_offcpu.decode.user_parts import join_parts, kernel_parts
 from perf_offcpu.gather import Rows, gather_rows
 from perf_offcpu.layout import Order
 from perf_offcpu.model.callchains import Ragged, offsets_of, spread
-from perf_offcpu.model.columns import I32, I64
+from perf_offcpu.model.columns import I32, I64, U64
 from perf_offcpu.model.recording import Meta, Recording, Samples
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.perfdata.events import EventSpec
@@ -77,6 +79,9 @@ class StackCutter:
     counters: Losses
     unwound: int = field(default=0)
     """Samples that were unwound so far."""
+    _callers: CallerRows = field(default_factory=CallerRows)
+    _of_callers: Ragged = field(default_factory=Ragged)
+    """User callchains of callers of sums, by `_callers`."""
 
     def rewrite(self, chunk: Chunk, rows: I64, spec: EventSpec, read: Read) -> Records:
         """What stands for samples of one evsel.
@@ -117,23 +122,42 @@ class StackCutter:
         chains = Ragged(*gather_rows(chunk.data, Rows(old.starts, old.counts, 8), self.order))
         store = SnapshotStore(self.counters)
         mask = spec.attr.sample_regs_user
-        snapshot = store.add(chunk.data, columns, mask, columns.ok, self.order)
-        snapshots = store.release()
-        found = np.flatnonzero(snapshot >= 0)
+        callers = sum_callers(chunk.data, columns, self.order)
+        wanted = columns.ok & (callers != 0) if self.keep else columns.ok
+        copied = columns.ok & (columns.scalars["regs_user_abi"] == ABI_64)
+        copied &= columns.scalars["stack_user_dyn_size"] >= 8
+        found = np.flatnonzero(store.add(chunk.data, columns, mask, wanted, self.order) >= 0)
         front = kernel_parts(chains)
-        lengths = chains.lengths
-        if self.keep:
-            lengths = np.where(snapshot >= 0, front, lengths)
-            return _cut(chains, lengths)
-        if self.unwinder is None or not len(found):
-            return None
-        user = self.unwinder(snapshots, self._spaces(columns)[found], self.counters)
-        self.unwound += len(found)
-        whole = join_parts(chains, front, found.astype(np.int32), user)
-        both = Ragged.concat([chains, whole])
+        kept = _cut(chains, np.where(copied, front, chains.lengths)) if self.keep else chains
+        if self.unwinder is None or not (len(found) or callers.any()):
+            return kept if self.keep else None
+        user = self.unwinder(store.release(), self._spaces(columns)[found], self.counters)
+        borrowed, of_callers = self._borrowed(callers, found, user)
+        if not self.keep:
+            self.unwound += len(found)
+            borrowed = np.concatenate([found, borrowed])
+            of_callers = Ragged.concat([user, of_callers])
+        whole = join_parts(chains, front, borrowed.astype(np.int32), of_callers)
         row = np.arange(len(chains))
-        row[found] = len(chains) + np.arange(len(found))
-        return both.take(row)
+        row[borrowed] = len(chains) + np.arange(len(borrowed))
+        return Ragged.concat([kept, whole]).take(row)
+
+    def _borrowed(self, callers: U64, found: I64, user: Ragged) -> tuple[I64, Ragged]:
+        """Sums whose stacks are known from another of their callers, and these stacks.
+
+        Args:
+            callers: uint64[n], of all samples.
+            found: int64[m], those that were unwound; `user`: their callchains.
+        """
+        new = np.flatnonzero(callers[found])
+        self._callers.note(callers[found[new]], len(self._of_callers) + np.arange(len(new)))
+        self._of_callers = Ragged.concat([self._of_callers, user.take(new)])
+        others = callers != 0
+        others[found] = False
+        borrowed = np.flatnonzero(others)
+        known = self._callers.find(callers[borrowed])
+        self.counters.add(NOT_COPIED, int((known < 0).sum()))
+        return borrowed[known >= 0], self._of_callers.take(known[known >= 0])
 
     def _spaces(self, columns: Columns) -> I32:
         scalars = columns.scalars

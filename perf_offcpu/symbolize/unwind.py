@@ -139,7 +139,11 @@ def unwind(recording: Recording, search: Search | None = None, cache: DiskCache 
     callchain, flags = samples.callchain.copy(), samples.flags.copy()
     for first in range(0, len(rows), BATCH):
         some = rows[first : first + BATCH]
-        found = unwinder.unwind(recording.snapshots, samples.snapshot[some], samples.space[some])
+        # Sums share the snapshots of their callers.
+        pairs = samples.snapshot[some].astype(np.int64) << 32 | samples.space[some] & np.int64(2**32 - 1)
+        unique, place = np.unique(pairs, return_inverse=True)
+        found = unwinder.unwind(recording.snapshots, unique >> 32, unique.astype(np.int32))
+        found = Unwound(found.chains.take(place), found.ends[place])
         whole = join_parts(recording.callchains, kept, samples.callchain[some], found.chains)
         callchain[some] = chains.add(whole)
         flags[some] = flags_after(flags[some], found.ends)

@@ -76,6 +76,53 @@ def wholeness(path: Path) -> dict[str, Wholeness]:
     return found
 
 
+@dataclass(frozen=True)
+class SumWholeness:
+    """Summed waits of one comm: how many and their time, and how many, how much with whole stacks."""
+
+    waits: int
+    whole: int
+    ns: int
+    whole_ns: int
+
+
+def sums(recording: Recording) -> np.ndarray:
+    """Rows of sums of waits."""
+    return np.flatnonzero(recording.samples.flags & np.uint16(SampleFlag.AGGREGATED))
+
+
+def sum_wholeness(path: Path) -> dict[str, SumWholeness]:
+    """By comm."""
+    recorded = load_recording(path, snapshots=True)
+    samples = unwind(recorded, Search.usual()).samples
+    rows = sums(recorded)
+    whole = (samples.flags[rows] & np.uint16(SampleFlag.TRUNCATED)) == 0
+    whole &= recorded.samples.snapshot[rows] >= 0
+    found = {}
+    for comm in np.unique(samples.comm[rows]).tolist():
+        mine, good = rows[samples.comm[rows] == comm], rows[(samples.comm[rows] == comm) & whole]
+        found[recorded.strings[comm]] = SumWholeness(
+            int(samples.count[mine].sum()),
+            int(samples.count[good].sum()),
+            int(samples.period[mine].sum()),
+            int(samples.period[good].sum()),
+        )
+    return found
+
+
+def sums_by_stack(path: Path) -> dict[tuple[str, ...], tuple[int, int]]:
+    """(waits, ns) of sums by the names of their user frames, leaf first."""
+    recording = unwind(load_recording(path, snapshots=True), Search.usual())
+    profile = symbolize(recording)
+    found: dict[tuple[str, ...], tuple[int, int]] = {}
+    for row in sums(recording).tolist():
+        stack = _names(profile, int(profile.samples.stack[row]))
+        waits, ns = found.get(stack, (0, 0))
+        samples = profile.samples
+        found[stack] = waits + int(samples.count[row]), ns + int(samples.period[row])
+    return found
+
+
 def user_stacks(path: Path) -> Counter[tuple[str, ...]]:
     """Names of user frames of each wait, leaf first, and how often; without symbol the file's in brackets."""
     recording = unwind(load_recording(path, snapshots=True), Search.usual())

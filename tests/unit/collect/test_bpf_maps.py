@@ -28,11 +28,11 @@ def test_structures_have_the_sizes_that_c_gives_them() -> None:
     assert sizes == {
         "target_key": 8,
         "comm": 16,
-        "control": 32,
+        "control": 40,
         "rate": 48,
         "count": 16,
         "sum_key": 16,
-        "sum": 88,
+        "sum": 96,
         "stack_key": 16,
         "stack": 1024,
         "budget": 160,
@@ -68,6 +68,7 @@ def test_the_header_agrees_with_the_payload_format() -> None:
     assert number["VERSION"] == offcpu.EXTENSION_VERSION
     assert number["EXTENSION_WORDS"] == offcpu.EXTENSION_WORDS
     assert number["KIND_WAIT"] == offcpu.Kind.WAIT
+    assert number["KIND_SUM"] == offcpu.Kind.SUM
     assert number["KIND_BEGAN_BEFORE"] == offcpu.Kind.BEGAN_BEFORE
     assert number["PREEMPTED_WAIT"] == offcpu.WaitFlag.PREEMPTED
     assert number["WAKER_INTERRUPT"] == offcpu.WaitFlag.WAKER_INTERRUPT

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of short waits by caller, of programs without frame pointers: whole stacks, and right times."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Command
+from kernel.whole_stacks import ROOTS, STACKS, record, sum_wholeness, sums_by_stack
+
+from perf_offcpu.abi.attr import SampleType
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.perfdata.reader import PerfDataReader
+
+ENOUGH = 0.99
+ALL_SHORT = ("--off-cpu-thresh", "10000")
+BASH = "for i in 1 2 3 4 5; do sleep 0.01 | cat; read -t 0.01 x; done; (sleep 0.02); wait"
+FUNCTIONS = ("from_one", "from_two")
+
+
+@pytest.fixture(scope="module")
+def callers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tests/workload/stacks/callers.c, optimized and without frame pointers."""
+    program = tmp_path_factory.mktemp("callers") / "callers"
+    source = STACKS / "callers.c"
+    subprocess.run(["gcc", "-O2", "-fomit-frame-pointer", "-pthread", "-o", program, source], check=True)
+    return program
+
+
+def recorded(output: Path, *command: str | Path, options: tuple[str, ...] = ()) -> str:
+    """Record a command, all of whose waits are short; gives what it printed."""
+    how = [sys.executable, "-m", "perf_offcpu", "record", "-q", "-e", "none", *ALL_SHORT, *options]
+    done = subprocess.run(
+        [*how, "-o", output, "--", *map(str, command)],
+        check=True,
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def by_function(path: Path) -> tuple[Counter[str], Counter[str]]:
+    """(waits, ns) of the two functions, of sums that also reach their thread's root."""
+    waits: Counter[str] = Counter()
+    times: Counter[str] = Counter()
+    for stack, (count, total_ns) in sums_by_stack(path).items():
+        for name in FUNCTIONS:
+            if name in stack and stack[-1] in ROOTS and "in_turn" in stack:
+                waits[name] += count
+                times[name] += total_ns
+    return waits, times
+
+
+def test_sums_tell_two_callers_apart_that_frame_pointers_do_not(callers: Path, tmp_path: Path) -> None:
+    spent = dict(zip(FUNCTIONS, map(int, recorded(tmp_path / "x.data", callers).split()), strict=True))
+    waits, times = by_function(tmp_path / "x.data")
+    assert waits == {"from_one": 400, "from_two": 400}
+    for name, each_ns in zip(FUNCTIONS, (100_000, 300_000), strict=True):
+        assert 400 * each_ns <= times[name] <= spent[name]
+    recorded(tmp_path / "fp.data", callers, options=("--call-graph", "fp"))
+    assert by_function(tmp_path / "fp.data") == (Counter(), Counter())
+
+
+def test_without_stack_bytes_sums_end_where_frame_pointers_do(callers: Path, tmp_path: Path) -> None:
+    recorded(tmp_path / "x.data", callers, options=("--no-stack-bytes",))
+    assert by_function(tmp_path / "x.data") == (Counter(), Counter())
+    recording = load_recording(tmp_path / "x.data", snapshots=True)
+    assert len(recording.snapshots) == 0
+    assert int(recording.samples.count.sum()) >= 800
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("/usr/bin/python3", STACKS / "waits.py"), ("bash", "-c", BASH)],
+    ids=["python3", "bash"],
+)
+def test_sums_of_programs_as_debian_ships_them_reach_the_root(
+    command: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    record(tmp_path / "x.data", *command, options=ALL_SHORT)
+    found = sum_wholeness(tmp_path / "x.data")
+    waits = sum(one.waits for one in found.values())
+    assert waits >= 15
+    # A wait may have a stack that no copy holds: of a process that is just being made.
+    assert sum(one.whole for one in found.values()) >= ENOUGH * waits - 2, found
+    times = sum(one.ns for one in found.values())
+    assert sum(one.whole_ns for one in found.values()) >= ENOUGH * times, found
+
+
+def test_few_stacks_are_copied(tmp_path: Path) -> None:
+    record(tmp_path / "x.data", "/usr/bin/python3", STACKS / "waits.py", options=ALL_SHORT)
+    recording = load_recording(tmp_path / "x.data", snapshots=True)
+    is_sum = (recording.samples.flags & np.uint16(SampleFlag.AGGREGATED)) != 0
+    assert int(recording.samples.count[is_sum].sum()) > 500
+    assert len(recording.snapshots) < 150
+
+
+def perf_period(path: Path) -> int:
+    """What stock perf adds up of the off-cpu event."""
+    text = subprocess.run(
+        ["perf", "script", "-i", path, "-F", "event,period"], capture_output=True, text=True, check=True
+    ).stdout
+    return sum(int(line.split()[0]) for line in text.splitlines() if "offcpu-time" in line)
+
+
+def test_inject_gives_sums_whole_stacks_and_no_stack_bytes(
+    callers: Path, perf_offcpu: Command, tmp_path: Path
+) -> None:
+    source, injected = tmp_path / "x.data", tmp_path / "i.data"
+    recorded(source, callers)
+    expected, total = by_function(source), int(load_recording(source).samples.period.sum())
+    assert expected[0] == {"from_one": 400, "from_two": 400}
+    for keep in ([], ["--keep-stack-bytes"]):
+        assert perf_offcpu("inject", "-i", source, "-o", injected, *keep).returncode == 0
+        assert by_function(injected) == expected
+        recording = load_recording(injected, snapshots=True)
+        assert int(recording.samples.period.sum()) == total == perf_period(injected)
+        assert not [cause for cause in recording.losses if "copied" in cause]
+        with PerfDataReader.open(injected) as reader:
+            kinds = [spec.attr.sample_type & SampleType.STACK_USER for spec in reader.events.specs]
+        assert any(kinds) == bool(keep)
+        text = subprocess.run(
+            ["perf", "script", "-i", injected, "--no-inline", "-F", "event,ip,sym"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        blocks = [block.split() for block in text.split("\n\n") if "from_" in block]
+        assert len(blocks) >= 8
+        assert {block[-1].split("@")[0] for block in blocks} <= ROOTS
