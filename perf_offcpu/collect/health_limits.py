@@ -142,5 +142,10 @@ def tracefs() -> Limit:
     for place in ("/sys/kernel/tracing", "/sys/kernel/debug/tracing"):
         if os.access(f"{place}/events", os.R_OK | os.X_OK):
             return True, place, ""
-    advice = "as root: mount -t tracefs tracefs /sys/kernel/tracing"
+    is_there = any(map(os.path.ismount, ("/sys/kernel/tracing", "/sys/kernel/debug")))
+    advice = (
+        "run as root"
+        if is_there and os.geteuid()
+        else "as root: mount -t tracefs tracefs /sys/kernel/tracing"
+    )
     return False, f"not to be read on {platform.node()}: -e with a tracepoint fails", advice

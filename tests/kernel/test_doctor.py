@@ -129,6 +129,12 @@ def test_what_recording_can_do_without_is_limited_and_says_what_to_do(part: str)
     assert parts[part]["state"] == "limited" and advice in parts[part]["advice"]
 
 
+def test_what_only_root_may_read_needs_no_mount() -> None:
+    status, _, parts = doctor(f"setpriv --reuid=65534 --regid=65534 --clear-groups {DOCTOR}")
+    assert status == 1
+    assert (parts["tracefs"]["state"], parts["tracefs"]["advice"]) == ("limited", "run as root")
+
+
 def test_without_perf_all_else_is_looked_at() -> None:
     status, _, parts = doctor(f"PATH=/nowhere {DOCTOR}")
     assert status == 0
