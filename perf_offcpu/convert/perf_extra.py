@@ -133,7 +133,9 @@ class ExtraTexts:
 
     def _weights(self, samples: ProfileSamples) -> list[str]:
         """With WEIGHT_STRUCT the lowest part is the weight."""
-        structured = [_has(event.attr, SampleType.WEIGHT_STRUCT) for event in self.profile.evsels]
+        # The last element answers for evsel -1: deferred callchains, perhaps of a recording without events.
+        evsels = self.profile.evsels
+        structured = [*(_has(event.attr, SampleType.WEIGHT_STRUCT) for event in evsels), False]
         both = zip(
             self._numbers("weight", samples, "16d"), self._numbers("var1_dw", samples, "16d"), strict=True
         )
@@ -211,7 +213,8 @@ class ExtraTexts:
         abis = self._scalar(f"{name}_abi", samples)
         arch = self.profile.meta.arch
         mask_name = "sample_regs_user" if name == "regs_user" else "sample_regs_intr"
-        named = [register_names(arch, getattr(event.attr, mask_name, 0)) for event in self.profile.evsels]
+        masks = [*(getattr(event.attr, mask_name, 0) for event in self.profile.evsels), 0]
+        named = [register_names(arch, mask) for mask in masks]
         for abi, evsel, row in zip(abis, samples.evsel.tolist(), samples.field_row.tolist(), strict=True):
             values = self._array(name, evsel, row)
             shown = [

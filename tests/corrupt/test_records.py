@@ -21,6 +21,7 @@ from builders.recording import (
     task,
     write,
 )
+from builders.shown import show
 from corrupt.damage import SOUND, Damaged, periods
 
 from perf_offcpu.abi.attr import SampleType
@@ -282,3 +283,15 @@ def test_the_recording_of_one_event_needs_no_ids(tmp_path: Path) -> None:
 def test_fewer_cpus_than_samples_say(tmp_path: Path) -> None:
     none = {Feature.NRCPUS: feature_body(Feature.NRCPUS, available=0, online=9)}
     assert periods(load(tmp_path, features=none)) == SOUND
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_deferred_callchains_of_a_file_without_events_are_shown(merge: bool) -> None:
+    """Nothing says that they have trailers: one whose count includes the trailer's words is sound then."""
+    damaged = Damaged.of(zoo.deferred_chains()).put_header(0, "attrs", "size")
+    damaged.put_record(R.CALLCHAIN_DEFERRED, 16, 2 + 4)
+    with zoo.as_file(bytes(damaged.data)) as path:
+        recording = load_recording(path, merge=False)
+        assert not recording.evsels
+        assert len(recording.deferred) == 1
+        show(str(path), merge=merge)
