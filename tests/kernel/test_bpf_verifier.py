@@ -26,7 +26,7 @@ STATISTICS = 4  # BPF_LOG_STATS, include/linux/bpf_verifier.h
 
 EVERYTHING = {
     "targets": Targets.ALL, "cgroups": True, "waker_stacks": True, "by_cpu": True, "by_user": True,
-    "by_comm": True, "by_group": "", "max_rate": 1000, "kernel_threads": True,
+    "by_comm": True, "by_group": "", "max_rate": 1000, "kernel_threads": True, "sum_callers": True,
 }  # fmt: skip
 
 
@@ -46,7 +46,9 @@ def followed(kind: ProgramType, code: bytes, license_text: str, btf_id: int, att
 
 
 @both_forms
-@pytest.mark.parametrize("asked", [{}, EVERYTHING], ids=["default", "everything"])
+@pytest.mark.parametrize(
+    "asked", [{}, {"sum_callers": True}, EVERYTHING], ids=["default", "callers", "everything"]
+)
 def test_programs_stay_far_from_the_verifiers_limit(
     asked: dict[str, Any], in_switch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,7 +71,9 @@ def test_programs_stay_far_from_the_verifiers_limit(
     assert {name: count for name, count in seen.items() if count > ENOUGH} == {}
 
 
-@pytest.mark.parametrize("asked", [{}, EVERYTHING], ids=["default", "everything"])
+@pytest.mark.parametrize(
+    "asked", [{}, {"sum_callers": True}, EVERYTHING], ids=["default", "callers", "everything"]
+)
 def test_the_form_for_a_kprobe_is_taken_even_where_there_are_none(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
