@@ -64,6 +64,7 @@ needs() {
     perf --version >/dev/null 2>&1 || echo "$(perf_package)|for the tests that compare with perf"
     has_command g++ || echo "g++|to build the C++ programs of the tests"
     has_command gdb || echo "gdb|for its backtraces, which ours must equal"
+    ls /usr/lib/postgresql/*/bin/pgbench >/dev/null 2>&1 || echo "postgresql|for a server whose waits are looked at"
     has_command readelf || echo "binutils|for a second opinion on ELF files"
     has_command dot || echo "graphviz|to draw call graphs"
     has_command asciidoctor || echo "asciidoctor|for the man pages"

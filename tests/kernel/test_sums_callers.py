@@ -14,6 +14,7 @@ from conftest import Command
 from kernel.whole_stacks import ROOTS, STACKS, record, sum_wholeness, sums_by_stack
 
 from perf_offcpu.abi.attr import SampleType
+from perf_offcpu.decode.callers import NOT_COPIED
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.perfdata.reader import PerfDataReader
@@ -136,3 +137,17 @@ def test_inject_gives_sums_whole_stacks_and_no_stack_bytes(
         blocks = [block.split() for block in text.split("\n\n") if "from_" in block]
         assert len(blocks) >= 8
         assert {block[-1].split("@")[0] for block in blocks} <= ROOTS
+
+
+def test_each_file_of_a_recording_has_the_stacks_of_its_callers(callers: Path, tmp_path: Path) -> None:
+    recorded(
+        tmp_path / "x.data",
+        "sh", "-c", f"for i in $(seq 24); do {callers}; done",
+        options=("--switch-output=1s",),
+    )  # fmt: skip
+    files = sorted(tmp_path.glob("x.data*"))
+    assert len(files) >= 2
+    for path in files[:-1]:
+        assert set(by_function(path)[0]) == set(FUNCTIONS)
+        # Who waits while files change, and not again in the new one, has no copy there.
+        assert load_recording(path, snapshots=True).losses.get(NOT_COPIED, 0) <= 20
