@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +44,14 @@ def profile() -> Profile:
     return builder.build()
 
 
+def is_up(sessions: Path) -> bool:
+    """Whether the server has told its name and takes calls."""
+    with socket.socket(socket.AF_UNIX) as one, contextlib.suppress(OSError):
+        one.connect(str(sessions / "t.sock"))
+        return (sessions / "t.json").exists()
+    return False
+
+
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     """What the profiler answers to a command about the profile, as JSON."""
@@ -69,8 +80,9 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     with subprocess.Popen(server, env=environment, stdout=subprocess.DEVNULL) as process:
         try:
             end = time.monotonic() + 30 * PATIENCE
-            while tried("status").returncode and process.poll() is None and time.monotonic() < end:
-                time.sleep(0.1)
+            # Asking its client would not do: to that a session which does not answer yet is a dead one.
+            while not is_up(folder / "s") and process.poll() is None and time.monotonic() < end:
+                time.sleep(0.05)
             yield lambda *words: json.loads(run(*words, "--json"))
         finally:
             process.kill()
