@@ -29,9 +29,11 @@ def open_output(path: str, *, binary: bool) -> Iterator[IO[Any]]:
     is written as it is.
 
     Raises:
-        UsageError: bytes for a terminal.
+        UsageError: bytes for a terminal, or the name of a directory.
         OSError: it cannot be written.
     """
+    if path.endswith("/"):  # realpath() would drop it
+        raise UsageError(f"{path}: is the name of a directory: give that of a file")
     if path.endswith(".gz") and not binary:
         with (
             open_output(path, binary=True) as raw,

@@ -51,6 +51,8 @@ class OutputFile:
         self.path, self.keep_old = Path(path), keep_old
         self._temporary: Path | None = None
         self._reserve = self._oldest = -1
+        if str(path).endswith("/"):  # Path() would drop it
+            raise RecordingError(f"{path}: is the name of a directory: give that of a file")
         try:
             self.fd = self._open()
         except OSError as problem:

@@ -229,3 +229,11 @@ def test_closed_standard_input_is_empty() -> None:
     done = closing("<&-", "report", "-i", "-")
     assert done.returncode == 1
     assert done.stderr.startswith("perf-offcpu report: standard input: file header at offset 0x0: 0 bytes")
+
+
+def test_an_output_with_a_slash_at_its_end_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["convert", "-f", "--folded", "-i", str(DEMO), "-o", f"{tmp_path}/x/"]) == 129
+    assert capsys.readouterr().err.endswith("x/: is the name of a directory: give that of a file\n")
+    assert list(tmp_path.iterdir()) == []

@@ -75,6 +75,12 @@ def test_link_is_replaced_not_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "perf.data").is_symlink()
 
 
+def test_a_name_that_ends_like_a_directorys_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match=r"x/: is the name of a directory: give that of a file"):
+        OutputFile(f"{tmp_path}/x/")
+    assert names(tmp_path) == []
+
+
 def test_device_is_written_to() -> None:
     with OutputFile("/dev/null", keep_old=True) as output:
         assert os.write(output.fd, b"gone") == 4
