@@ -64,7 +64,8 @@ def test_the_same_text(recording: Path, perf_offcpu: Command) -> None:
         for index, (one, other) in enumerate(zip(perf.frames, own.frames, strict=False)):
             assert shown(one) == shown(other) or is_perfs_mistake(index, one, other), (perf, one, other)
             named += one.sym != UNKNOWN
-    assert named > len(theirs) / 2
+    # Few are, in long texts, where the distribution's programs and libc have no symbols installed.
+    assert named > min(len(theirs) / 2, 200)
 
 
 def head(sample: Printed) -> tuple[object, ...]:
@@ -80,13 +81,25 @@ def shown(frame: Frame) -> tuple[object, ...]:
 def is_perfs_mistake(index: int, perf: Frame, own: Frame) -> bool:
     """A return address at a function's start belongs to the last call of the function before; and perf 6.1
     does not know which function a PLT entry of libc is for, nor those of a program's second PLT: objdump
-    and readelf do. Nor can anybody name code of the kernel that came and went meanwhile, outside its text."""
+    and readelf do. Nor can anybody name code of the kernel that came and went meanwhile, outside its text.
+    Functions of a module whose file perf does not find are the kernel's to it."""
+    if (perf.ip, perf.sym, perf.dso) == (own.ip, own.sym, "[kernel.kallsyms]"):
+        return own.dso in modules_of(own.sym.partition("+")[0])
     if (perf.sym, perf.dso, own.sym, own.dso) == (UNKNOWN, UNKNOWN, UNKNOWN, "[kernel.kallsyms]"):
         return bool(own.ip >> 63) and own.ip not in kernel_text()
     name, stub, _ = own.sym.partition("@plt+")
     if stub and (perf.sym == UNKNOWN or perf.sym.startswith("@plt+")):
         return name in plt_functions(own.dso)
     return index > 0 and perf.sym.endswith("+0x0")
+
+
+@cache
+def modules_of(function: str) -> frozenset[str]:
+    """The modules that have a function of this name, as dso."""
+    found = re.findall(
+        rf" \w {re.escape(function)}\t(\[\w+\])$", Path("/proc/kallsyms").read_text(), re.MULTILINE
+    )
+    return frozenset(found)
 
 
 @cache
