@@ -79,7 +79,7 @@ class Kallsyms:
 
     def address_of(self, name: str) -> int | None:
         """The address of a symbol of the kernel itself, of any type: `_text`, `_stext`, `_edata`, …"""
-        at = -1 if self.hidden else self._text.find(f" {name}\0".encode())
+        at = -1 if self.hidden else self._text.find(f" {name}\0".encode("utf-8", "surrogateescape"))
         if at < 0:
             return None
         try:
