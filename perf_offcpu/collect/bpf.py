@@ -140,7 +140,7 @@ class OffCpuProgram:
                 own = {name: maps[name] for name in recipe.maps}
                 self._maps = ProgramMaps(own, header, entries, config.threshold_ns)
             except OSError:
-                self.close()
+                self._unload()  # and nothing else: what was kept may be refused, and compiled anew
                 raise
 
         try:
@@ -170,6 +170,9 @@ class OffCpuProgram:
     def close(self) -> None:
         """Detach and give everything back. Closing twice is allowed."""
         self.detach()
+        self._unload()
+
+    def _unload(self) -> None:
         while self._programs:
             os.close(self._programs.popitem()[1])
         if self._maps is not None:
