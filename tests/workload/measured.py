@@ -19,6 +19,7 @@ class Site:
     calls: int
     waits: int
     switches: int
+    short_switches: int
     total_ns: int
     min_ns: int
     max_ns: int

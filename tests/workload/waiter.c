@@ -46,6 +46,8 @@
  *   sites                             the same for each place where the thread waits:
  *     kind, stack                     how it waits and in which functions of this file, root first
  *     calls, waits, switches          calls made, calls that blocked, switches within them
+ *     short_switches                  those of the switches that lie in calls of less than 1 ms: waits below
+ *                                     perf-offcpu's threshold for sure, however slow the machine is
  *     total_ns, min_ns, max_ns        time of the calls that blocked
  *
  * The main thread's account begins with main(): a tracer also sees it wait for the loader's pages, if it did.
@@ -99,7 +101,7 @@
 struct site {
 	const char *kind;
 	const char *stack; /* functions of this file, root first */
-	long calls, waits, switches;
+	long calls, waits, switches, short_switches;
 	int64_t total_ns, min_ns, max_ns;
 };
 
@@ -170,6 +172,7 @@ static void span_end(struct site *site, struct span span)
 	site->max_ns = ns > site->max_ns ? ns : site->max_ns;
 	site->total_ns += ns;
 	site->switches += switches;
+	site->short_switches += ns < NS_PER_MS ? switches : 0;
 	site->waits++;
 }
 
@@ -689,8 +692,9 @@ static void print_worker(const struct worker *worker)
 	for (int i = 0; i < nr_sites; i++) {
 		const struct site *site = &worker->sites[i];
 
-		printf("%s{\"kind\":\"%s\",\"stack\":\"%s\",\"calls\":%ld,\"waits\":%ld,\"switches\":%ld,", i ? "," : "",
-		       site->kind, site->stack, site->calls, site->waits, site->switches);
+		printf("%s{\"kind\":\"%s\",\"stack\":\"%s\",\"calls\":%ld,\"waits\":%ld,", i ? "," : "", site->kind,
+		       site->stack, site->calls, site->waits);
+		printf("\"switches\":%ld,\"short_switches\":%ld,", site->switches, site->short_switches);
 		print_times(site);
 		printf("}");
 	}
