@@ -158,7 +158,9 @@ def test_short_waits_are_sums_and_long_ones_are_not(
     summed = samples.flags & SampleFlag.AGGREGATED > 0
     short, sleeper = threads["short-sleeper"], threads["sleeper"]
     # On a busy machine some of the 0.2 ms naps last longer than the threshold.
-    assert samples.count[(samples.tid == short.tid) & summed].sum() >= short.site("short-sleep").short_switches
+    assert (
+        samples.count[(samples.tid == short.tid) & summed].sum() >= short.site("short-sleep").short_switches
+    )
     assert not (summed & (samples.tid == sleeper.tid)).any()
     assert (samples.period[off_cpu(load_recording(known[0])) & ~summed] >= 1 * MS).all()
 

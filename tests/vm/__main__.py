@@ -7,6 +7,7 @@ import argparse
 import shlex
 import signal
 import sys
+from pathlib import Path
 
 from vm import boot, host, kernels, roots, selection, table
 
@@ -20,9 +21,11 @@ EPILOG = f"""\
   scripts/vmtest 6.1 -- tests/kernel/test_record.py -k known
   scripts/vmtest 5.10                         too old: that recording says so in one sentence
   scripts/vmtest 7.2 --run 'perf-offcpu doctor'
+  scripts/vmtest --kept                       one table of the last whole run on each, as it was
 
 KERNEL is the beginning of a version; the newest of Debian's suites that fits is taken. Linux 5.15 is the
-oldest that can work. Everything that a run gave is kept: {host.CACHE / "results"}."""
+oldest that can work. Everything that a run gave is kept: {host.CACHE / "results"};
+what chosen tests or --run gave, in a directory KERNEL.part there."""
 OLDEST = (5, 15)
 TOO_OLD = "tests/vm/too_old.py"
 PATIENCE = "PERF_OFFCPU_TEST_PATIENCE=20"
@@ -45,12 +48,55 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", default=list(kernels.DEFAULT))
     parser.add_argument("--all", action="store_true", help="all of tests/kernel")
     parser.add_argument("--list", action="store_true", help="print what is run without --all, and why")
+    parser.add_argument(
+        "--kept", action="store_true", help="run nothing: print the table of the last whole run on each"
+    )
     parser.add_argument("--root", choices=roots.SUITES, help="use this Debian, not that of the kernel's time")
     parser.add_argument(
         "--run", metavar="COMMAND", help="run a command instead of the tests, show its output"
     )
     parser.add_argument("--timeout", metavar="S", type=float, default=7200, help="per kernel (default 7200)")
     return parser.parse_args(words[:at]), words[at + 1 :]
+
+
+def _results(release: str, part: bool = False) -> Path:
+    """Where a kernel's last run is kept; one of chosen tests does not take the place of a whole one."""
+    return host.CACHE / "results" / (f"{release}.part" if part else release)
+
+
+def _command(kernel: kernels.Kernel, options: argparse.Namespace, tests: list[str]) -> str:
+    chosen_tests = ["tests/kernel"] if options.all else list(selection.TESTS)
+    selected = tests or (chosen_tests if kernel.version >= OLDEST else [TOO_OLD])
+    return options.run or f"{PATIENCE} {PYTEST} {shlex.join(selected)}"
+
+
+def _run_on(kernel: kernels.Kernel, options: argparse.Namespace, tests: list[str]) -> bool:
+    """Whether the command gave status 0; what it gave is in the results."""
+    suite = options.root or roots.suite_of(kernel)
+    image = roots.image(suite)
+    results = _results(kernel.release, bool(tests or options.run))
+    host.say(f"Linux {kernel.release} with Debian {suite}")
+    outcome = boot.run_inside(kernel, image, _command(kernel, options, tests), results, options.timeout)
+    host.say(f"  ended after {outcome.seconds:.0f} s, status {outcome.status}; see {results}")
+    if (options.run or outcome.status is None) and (results / "output").exists():
+        print((results / "output").read_text(errors="replace"), end="")
+    return outcome.status == 0
+
+
+def _table(releases: list[str], part: bool) -> str:
+    """Of what is kept, a column a kernel, and below it which checkout each was of."""
+    found = {name.removesuffix("-cloud-amd64"): _results(name, part) for name in releases}
+    runs = {
+        name: table.read(path / "junit.xml")
+        if (path / "junit.xml").exists()
+        else table.read_console(path / "console")
+        for name, path in found.items()
+    }
+    lines = [table.render(runs)]
+    for name, path in found.items():
+        checkout = path / "checkout"
+        lines.append(f"{name}: checkout {checkout.read_text().strip() if checkout.exists() else 'unknown'}")
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -60,34 +106,17 @@ def main() -> int:
     if options.list:
         print(selection.text(), end="")
         return 0
+    if options.kept:
+        print(_table([f"{kernels.find(name)}-cloud-amd64" for name in options.kernels], bool(tests)))
+        return 0
     host.check()
     chosen = [kernels.fetch(name) for name in options.kernels]
-    runs: dict[str, table.Run] = {}
-    bad = False
-    for kernel in chosen:
-        suite = options.root or roots.suite_of(kernel)
-        chosen_tests = ["tests/kernel"] if options.all else list(selection.TESTS)
-        selected = tests or (chosen_tests if kernel.version >= OLDEST else [TOO_OLD])
-        command = options.run or f"{PATIENCE} {PYTEST} {shlex.join(selected)}"
-        image = roots.image(suite)
-        host.say(f"Linux {kernel.release} with Debian {suite}")
-        results = host.CACHE / "results" / kernel.release
-        outcome = boot.run_inside(kernel, image, command, results, options.timeout)
-        host.say(f"  ended after {outcome.seconds:.0f} s, status {outcome.status}; see {results}")
-        bad |= outcome.status != 0
-        run = (
-            table.read(results / "junit.xml")
-            if outcome.status is not None
-            else table.read_console(results / "console")
-        )
-        runs[kernel.release.removesuffix("-cloud-amd64")] = run
-        if (options.run or outcome.status is None) and (results / "output").exists():
-            print((results / "output").read_text(errors="replace"), end="")
+    good = [_run_on(kernel, options, tests) for kernel in chosen]
     if not options.run:
-        print(table.render(runs))
+        print(_table([kernel.release for kernel in chosen], bool(tests)))
         if not (tests or options.all):
             print(f"{selection.share()}: what a kernel may change (vmtest --list); all: vmtest --all")
-    return int(bad)
+    return int(not all(good))
 
 
 sys.exit(main())

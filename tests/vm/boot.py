@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from vm.host import CHECKOUT, locked, say
+from vm.host import CHECKOUT, checkout, locked, say
 from vm.kernels import Kernel
 from vm.roots import PROJECT, project_files
 
@@ -59,9 +59,10 @@ class Outcome:
 def run_inside(kernel: Kernel, image: Path, command: str, results: Path, timeout_s: float) -> Outcome:
     """Boot, run the shell command in the project's directory, take /results out, power off."""
     begin = time.monotonic()
-    with locked(f"results/{kernel.release}"):  # two runs of one kernel would mix what they give
+    with locked(f"results/{results.name}"):  # two runs of one kernel would mix what they give
         shutil.rmtree(results, ignore_errors=True)
         results.mkdir(parents=True)
+        (results / "checkout").write_text(checkout())
         with tempfile.TemporaryDirectory(prefix="vmtest.") as name:
             work = Path(name)
             _pack(work / "in.tar", command)

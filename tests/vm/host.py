@@ -52,6 +52,12 @@ def run(*command: str | Path) -> None:
         die(f"failed: {' '.join(words[1:])[:200]}")
 
 
+def checkout() -> str:
+    """The commit of the checkout, with "-dirty" where files differ from it."""
+    command = ["git", "describe", "--always", "--abbrev=12", "--dirty"]
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
+
+
 @contextmanager
 def locked(name: str) -> Iterator[Path]:
     """The cache directory `name`, for this process alone."""

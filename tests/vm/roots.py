@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Debian root directories in the cache, and disk images made of them.
 
-A root holds what recording and its tests need of a suite: Python, bcc, perf, a C compiler, and a virtual
-environment /opt/venv in which the project is installed for editing from /perf-offcpu. The project itself
-is put there when a machine boots, so a root lives until the suite or what pyproject.toml asks for changes.
+A root holds what recording and its tests need of a suite: Python, bcc, perf, compilers, what else
+scripts/setup.sh installs for tests, and a virtual environment /opt/venv in which the project is installed
+for editing from /perf-offcpu. The project itself is put there when a machine boots, so a root lives until
+the suite or what pyproject.toml asks for changes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ SUITES = ("bookworm", "trixie", "sid")
 PACKAGES = (
     *("python3", "python3-venv", "python3-bpfcc", "python3-numpy", "linux-perf"),
     *("gcc", "g++", "libc6-dev", "binutils", "procps", "iproute2", "kmod", "ca-certificates"),
+    *("gdb", "postgresql", "graphviz", "asciidoctor", "zsh", "shellcheck"),
 )
 VENV = "/opt/venv"
 PROJECT = "/perf-offcpu"
@@ -76,7 +78,7 @@ def root(suite: str) -> Path:
 def _install(directory: Path) -> None:
     """Packages that came to be wanted, and the virtual environment, from a copy of the project."""
     say(f"Installing what the project requires in {directory.name}")
-    with mounted(directory):
+    with mounted(directory), no_services(directory):
         apt = ("chroot", directory, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", *STALE)
         run(*apt, "update")
         run(*apt, "install", "-y", "--no-install-recommends", *PACKAGES)
@@ -102,6 +104,18 @@ def mounted(directory: Path) -> Iterator[None]:
     finally:
         for place in reversed(places):
             run("umount", "-R", "-l", place)
+
+
+@contextmanager
+def no_services(directory: Path) -> Iterator[None]:
+    """A root in which packages do not start their servers, for the time of a block."""
+    policy = directory / "usr/sbin/policy-rc.d"
+    policy.write_text("#!/bin/sh\nexit 101\n")
+    policy.chmod(0o755)
+    try:
+        yield
+    finally:
+        policy.unlink()
 
 
 def project_files() -> list[str]:
