@@ -17,7 +17,7 @@ from perf_offcpu.columnar import Columns, read_columns
 from perf_offcpu.decode.complete_records import Completer
 from perf_offcpu.decode.retype_records import Retyper, is_raw_offcpu, retyped
 from perf_offcpu.decode.samples import is_offcpu
-from perf_offcpu.decode.unwind_records import StackCutter, has_stacks
+from perf_offcpu.decode.unwind_records import StackCutter, has_stacks, without_stacks
 from perf_offcpu.layout import Order
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.perfdata import losses
@@ -102,7 +102,9 @@ class SampleRewriter:
             return records
         rows = np.arange(len(records))
         chunk = chunk_of(records, self.events.order)
-        columns = self._columns(chunk, rows, retyped(self.events.specs[number]))
+        spec = retyped(self.events.specs[number])
+        cut = self.cutter is not None and not self.cutter.keep
+        columns = self._columns(chunk, rows, without_stacks(spec) if cut else spec)
         if "callchain" not in columns.arrays:
             return records
         done, completed = self.completer.complete(chunk, rows, columns)
