@@ -36,6 +36,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from perf_offcpu.cli import Parser  # noqa: E402
 from perf_offcpu.collect.session import record  # noqa: E402
 from perf_offcpu.commands.record import add_parser, options_of  # noqa: E402
 
@@ -91,7 +92,7 @@ def recorded(options: list[str], command: list[str], directory: Path) -> Row:
 
 def _record(argv: list[str]) -> None:
     """Record as `argv` says, and print one JSON object about recorder and recording."""
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     add_parser(parser.add_subparsers())
     summary = record(options_of(parser.parse_args(["record", *argv]), argv), lambda text: None)
     row = {

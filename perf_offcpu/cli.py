@@ -20,6 +20,7 @@ import argparse
 import errno
 import importlib
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,6 +61,10 @@ class Command(Protocol):
         """Do it; the exit status."""
 
 
+_UNWANTED_VALUE = re.compile(r"argument (-\w): ignored explicit argument '(.*)'")
+"""What argparse says of `-z99`, where `-z` takes no value."""
+
+
 class Parser(argparse.ArgumentParser):
     """argparse as all verbs want it: long options in full, examples as they were written, errors raised.
 
@@ -96,6 +101,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Called by argparse for anything wrong on the command line."""
         unknown = message.removeprefix("unrecognized arguments: ")
+        if value := _UNWANTED_VALUE.fullmatch(message):
+            unknown = "".join(value.groups())
         if unknown != message and (advice := advice_on(unknown.split(), self.advice)):
             raise UsageError(advice)
         raise UsageError(f"{message} (see '{self.prog} --help')")
@@ -202,13 +209,21 @@ def _parsers(verbs: Iterable[str]) -> tuple[Parser, dict[str, argparse.ArgumentP
     return parser, dict(subparsers.choices)
 
 
+_NAMELESS = {errno.ENOSPC: "standard output or a temporary file (in $TMPDIR or /tmp): "}
+"""What cannot be written when an error names no file."""
+
+
 def _explain(prefix: str, problem: PerfOffcpuError | OSError) -> int:
     """Print one line; names inside it come from files and must not drive the terminal."""
     from perf_offcpu.convert.text import printable
 
     text = str(problem)
     if isinstance(problem, OSError) and problem.strerror:
-        name = f"{os.fsdecode(problem.filename)}: " if problem.filename else ""
+        name = (
+            f"{os.fsdecode(problem.filename)}: "
+            if problem.filename
+            else _NAMELESS.get(problem.errno or 0, "")
+        )
         remedy = ": raise the limit with ulimit -n" if problem.errno == errno.EMFILE else ""
         text = f"{name}{problem.strerror}{remedy}"
     print(f"{prefix}: {printable(text)}", file=sys.stderr)

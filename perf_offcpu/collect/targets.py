@@ -79,15 +79,20 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetTexts:
-    """What the command line says of targets; "" where it says nothing."""
+    """What the command line says of targets; None where it says nothing."""
 
     system: bool = False
-    pids: str = ""
-    tids: str = ""
-    users: str = ""
-    comms: str = ""
-    cpus: str = ""
+    pids: str | None = None
+    tids: str | None = None
+    users: str | None = None
+    comms: str | None = None
+    cpus: str | None = None
     groups: Sequence[str] = ()
+
+    def lists(self) -> dict[str, str]:
+        """Option → its text, of all that are given."""
+        named = {"-p": self.pids, "-t": self.tids, "-u": self.users, "--comm": self.comms, "-C": self.cpus}
+        return {option: text for option, text in named.items() if text is not None}
 
 
 def choose_target(texts: TargetTexts, command: bool = False) -> Target:
@@ -97,9 +102,10 @@ def choose_target(texts: TargetTexts, command: bool = False) -> Target:
         command: whether there is a command. Beside -a, -p, -t, -u, -G or -C it only sets for how long.
 
     Raises:
-        UsageError: options contradict each other, or a list is no list of ids.
+        UsageError: options contradict each other, or a list is empty or no list of ids.
         TargetError: there is no such user, CPU or control group.
     """
+    _refuse_empty(texts)
     if texts.system and (texts.pids or texts.tids):
         raise UsageError(f"-a is everybody, {'-p' if texts.pids else '-t'} is not: choose one")
     others = (texts.system, texts.pids, texts.tids, texts.users, texts.cpus, texts.groups)
@@ -114,21 +120,33 @@ def choose_target(texts: TargetTexts, command: bool = False) -> Target:
     )
 
 
+def _refuse_empty(texts: TargetTexts) -> None:
+    """An empty list, which `-p "$(pgrep …)"` leaves of a program that is not there, is nobody."""
+    lists = [*texts.lists().items(), *(("-G", text) for text in texts.groups)]
+    for option, text in lists:
+        if not text.strip():
+            raise UsageError(
+                f"{option} '{text}': nothing is named; leave {option} out if it is not to matter"
+            )
+
+
 _COMM_BYTES = 15
 """TASK_COMM_LEN without its NUL (include/linux/sched.h)."""
 
 
-def _words(option: str, text: str) -> tuple[str, ...]:
-    words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-    if text and not all(words):
-        raise UsageError(f"{option} {text}: a name is missing beside a comma")
-    return tuple(filter(None, words))
-
-
-def _parse_ids(option: str, text: str) -> tuple[int, ...]:
-    words = text.replace(",", " ").split()
-    if not text:
+def _words(option: str, text: str | None) -> tuple[str, ...]:
+    if text is None:
         return ()
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    if not all(words):
+        raise UsageError(f"{option} {text}: a name is missing beside a comma")
+    return words
+
+
+def _parse_ids(option: str, text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    words = text.replace(",", " ").split()
     if not words or not all(map(_is_id, words)):
         raise UsageError(f"{option} {text}: not a list of ids such as 17 or 17,18")
     return tuple(dict.fromkeys(map(int, words)))
@@ -157,8 +175,8 @@ def _user(word: str) -> int:
         raise TargetError(f"-u {word}: there is no such user") from None
 
 
-def _cpus(text: str) -> tuple[int, ...]:
-    if not text:
+def _cpus(text: str | None) -> tuple[int, ...]:
+    if text is None:
         return ()
     if not re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", text, re.ASCII):
         raise UsageError(f"-C {text}: not a list of CPUs such as 0,2-3")

@@ -10,9 +10,12 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from perf_offcpu.errors import UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 STDOUT = "-"
 _GZIP_LEVEL = 6
@@ -45,15 +48,32 @@ def open_output(path: str, *, binary: bool) -> Iterator[IO[Any]]:
         with _stdout(binary) as out:
             yield out
     elif os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
-        with open(path, **_mode(binary)) as out:
+        with _open(os.open(path, os.O_WRONLY | os.O_CLOEXEC), path, binary) as out:
             yield out
     else:
         with _replacing(os.path.realpath(path), binary) as out:
             yield out
 
 
-def _mode(binary: bool) -> dict[str, Any]:
-    return {"mode": "wb"} if binary else {"mode": "w", "encoding": "utf-8", "newline": "\n"}
+class NamedFile(io.FileIO):
+    """A file whose errors say the name that the user knows, also those of a full disk."""
+
+    def __init__(self, fd: int, shown: str) -> None:
+        super().__init__(fd, "wb")
+        self.shown = shown
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write what fits."""
+        try:
+            return super().write(data)
+        except OSError as problem:
+            problem.filename = self.shown
+            raise
+
+
+def _open(fd: int, shown: str, binary: bool) -> IO[Any]:
+    raw = io.BufferedWriter(NamedFile(fd, shown))
+    return raw if binary else io.TextIOWrapper(raw, "utf-8", newline="\n")
 
 
 @contextlib.contextmanager
@@ -65,7 +85,7 @@ def _replacing(path: str, binary: bool) -> Iterator[IO[Any]]:
         problem.filename = path  # the name that the user knows
         raise
     try:
-        with open(fd, **_mode(binary)) as out:
+        with _open(fd, path, binary) as out:
             yield out
         os.replace(temporary, path)
     except BaseException:

@@ -11,6 +11,13 @@ import os
 from collections.abc import Iterable, Mapping
 
 _AS_ALWAYS = {
+    "record": (
+        ("--off-cpu",),
+        ("-T", "--timestamp"),
+        ("-P", "--period"),
+        ("--sample-cpu",),
+        ("--sample-identifier",),
+    ),
     "report": (
         ("--stdio",),
         ("--no-children",),
@@ -35,6 +42,20 @@ _COMMON = {
     ("--percent-limit", "--percentage"): "report --limit N bounds the rows of each table",
 }
 _ADVICE: Mapping[str, Mapping[tuple[str, ...], str]] = {
+    "record": {
+        ("-D", "--delay"): "it begins at once; script, report and convert take --time",
+        ("-i", "--no-inherit"): "children are recorded, too; choose among them when reading, with --pid",
+        ("-k", "--clockid"): "times are always of CLOCK_MONOTONIC",
+        ("--user-callchains",): "--no-kernel-callchains leaves the kernel's part out",
+        ("-K", "--all-kernel", "-U", "--all-user"): "name the event so: -e cycles:k, -e cycles:u",
+        ("-B", "--no-buildid", "-N", "--no-buildid-cache"): "files are copied for --buildid-cache alone",
+        ("--filter",): "it chooses by -p, -t, -u, -C, -G, --comm, --switch-states and --min-block",
+        ("-z",): "levels are -z1 to -z22; without -z nothing is compressed",
+        ("-b", "--branch-any", "-j", "--branch-filter", "-d", "--data", "-W", "--weight", "-I", "--intr-regs",
+         "--user-regs", "--phys-data", "-S", "--snapshot", "--overwrite", "--aux-sample", "--per-thread",
+         "--control", "--group", "-s", "--stat", "-R", "--raw-samples",
+         "-n", "--no-samples"): "perf record does that; record with both, merge puts the files together",
+    },
     "report": _COMMON
     | {
         ("--tui", "--gtk", "--stdio2"): "it prints text, through a pager on a terminal",

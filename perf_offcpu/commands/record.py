@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perf_offcpu.commands._perf_habits import add_as_always, advice_of
 from perf_offcpu.commands._streams import stdout_is_closed
 from perf_offcpu.errors import UsageError
 
@@ -46,7 +47,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         usage="perf-offcpu record [OPTIONS] [-a | -p PIDS | -t TIDS] [-u USERS] [-- COMMAND [ARGS]]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        advice=advice_of("record"),
     )
+    add_as_always(parser, "record")
     _add_targets(parser)
     _add_events(parser)
     _add_waits(parser)
@@ -58,11 +61,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_targets(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("whose waits")
     group.add_argument("-a", "--all-cpus", action="store_true", help="everybody's, on all CPUs")
-    group.add_argument("-p", "--pid", default="", metavar="PIDS", help="those of processes (17 or 17,18)")
-    group.add_argument("-t", "--tid", default="", metavar="TIDS", help="those of threads")
-    group.add_argument("-u", "--uid", default="", metavar="USERS", help="those of users, by name or number")
-    group.add_argument("--comm", default="", metavar="NAMES", help="those of threads with this name")
-    group.add_argument("-C", "--cpu", default="", metavar="CPUS", help="those that begin on CPUs (0,2-3)")
+    group.add_argument("-p", "--pid", metavar="PIDS", help="those of processes (17 or 17,18)")
+    group.add_argument("-t", "--tid", metavar="TIDS", help="those of threads")
+    group.add_argument("-u", "--uid", metavar="USERS", help="those of users, by name or number")
+    group.add_argument("--comm", metavar="NAMES", help="those of threads with this name")
+    group.add_argument("-C", "--cpu", metavar="CPUS", help="those that begin on CPUs (0,2-3)")
     group.add_argument(
         "-G",
         "--cgroup",

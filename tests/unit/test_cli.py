@@ -64,7 +64,12 @@ def test_the_verb_gives_the_status(verb: Callable[[Run], None]) -> None:
             1,
             "a\\x1b[2J: No such file or directory",
         ),
-        (OSError(28, "No space left on device"), 1, "No space left on device"),
+        (
+            OSError(28, "No space left on device"),
+            1,
+            "standard output or a temporary file (in $TMPDIR or /tmp): No space left on device",
+        ),
+        (OSError(28, "No space left on device", "out"), 1, "out: No space left on device"),
         (
             OSError(24, "Too many open files", "f"),
             1,

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import argparse
-
 import pytest
 
+from perf_offcpu.cli import Parser
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.switch_output import SwitchOutput
 from perf_offcpu.collect.targets import TargetKind
@@ -15,9 +14,9 @@ from perf_offcpu.errors import UsageError
 
 
 def options(*argv: str) -> RecordOptions:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    add_parser(parser.add_subparsers())
-    return options_of(parser.parse_args(["record", *argv]), ["perf-offcpu", "record", *argv])
+    verbs = Parser().add_subparsers()
+    add_parser(verbs)
+    return options_of(verbs.choices["record"].parse_args(argv), ["perf-offcpu", "record", *argv])
 
 
 def test_defaults() -> None:
@@ -130,3 +129,25 @@ def test_how_user_stacks_are_taken(argv: tuple[str, ...], stack_bytes: int) -> N
 def test_other_ways_are_refused(argv: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="--call-graph"):
         options(*argv)
+
+
+@pytest.mark.parametrize("option", ["-p", "-t", "-u", "-C", "-G", "--comm"])
+def test_an_empty_list_is_nobody_not_everybody(option: str) -> None:
+    with pytest.raises(UsageError, match=f"^{option} '': nothing is named"):
+        options(option, "")
+
+
+@pytest.mark.parametrize("option", ["-z0", "-z23", "-zx"])
+def test_levels_that_are_none(option: str) -> None:
+    with pytest.raises(UsageError, match="^-z: levels are -z1 to -z22"):
+        options(option, "--", "true")
+
+
+@pytest.mark.parametrize("argv", [["-D", "100"], ["--no-inherit"], ["-k", "mono"], ["-b"], ["--filter", "x"]])
+def test_options_of_perf_are_told_what_there_is_instead(argv: list[str]) -> None:
+    with pytest.raises(UsageError, match=f"^{argv[0]}: "):
+        options(*argv, "--", "true")
+
+
+def test_options_of_perf_that_ask_for_what_is_done_anyway() -> None:
+    assert options("--off-cpu", "-T", "--sample-cpu", "--", "true").command == ("true",)
