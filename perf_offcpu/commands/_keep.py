@@ -13,7 +13,7 @@ def keep_symbols(path: str) -> list[str]:
     Raises:
         PerfOffcpuError: the recording cannot be read.
     """
-    from perf_offcpu.decode.load import load_recording
+    from perf_offcpu.commands._whole import load_unwound
     from perf_offcpu.symbolize.save_symbols import SymbolSaver
     from perf_offcpu.symbolize.search import Search
     from perf_offcpu.symbolize.stores import DirectoryStore
@@ -21,7 +21,7 @@ def keep_symbols(path: str) -> list[str]:
     search = Search.usual()
     store = DirectoryStore(search.buildid_dir)
     try:
-        saved = SymbolSaver(load_recording(path), store, search, debug=False).save()
+        saved = SymbolSaver(load_unwound(path, search), store, search, debug=False).save()
     except OSError as problem:
         return [f"symbols could not be kept in {store.root}: {problem.strerror}"]
     kept = f"{saved.files} files with symbols new in {store.root} ({saved.size / 2**20:.1f} MB)"

@@ -7,12 +7,15 @@ import argparse
 import os
 import sys
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 from perf_offcpu.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
     from perf_offcpu.symbolize.save_symbols import Saved
+    from perf_offcpu.symbolize.search import Search
 
 EXAMPLES = """examples:
   perf-offcpu archive                          perf.data and its symbols into perf.data.tar.gz
@@ -22,6 +25,7 @@ EXAMPLES = """examples:
 """
 RECORDING: Final = "perf.data"
 SYMBOLS: Final = "symbols"
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MODES: Final = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".txz": "w:xz", ".bz2": "w:bz2", ".tar": "w:"}
 
 
@@ -37,6 +41,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("-i", "--input", default=RECORDING, metavar="FILE", help="default: perf.data")
     parser.add_argument("-o", "--output", metavar="FILE", help="default: the input's name with .tar.gz")
     parser.add_argument("-f", "--force", action="store_true", help="read files that belong to other users")
+    parser.add_argument(
+        "--keep-stack-bytes",
+        action="store_true",
+        help="pack copies of user stacks, too, which can hold secrets (default: they are unwound and left "
+        "out, as inject does)",
+    )
     parser.add_argument("--no-debug", action="store_true", help="leave separate debug files out")
     parser.add_argument("--kallsyms", metavar="FILE", help="kernel symbols (default: the running kernel's)")
     parser.add_argument("--symfs", metavar="DIR", help="look for files below this directory")
@@ -67,8 +77,10 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
         FormatError: the input is no recording.
         OSError: the archive cannot be written.
     """
+    from perf_offcpu.abi.attr import SampleType
+    from perf_offcpu.commands._output import NamedFile
+    from perf_offcpu.commands._whole import load_unwound
     from perf_offcpu.commands.ownership import check_ownership
-    from perf_offcpu.decode.load import load_recording
     from perf_offcpu.symbolize.save_symbols import SymbolSaver
     from perf_offcpu.symbolize.search import Search
     from perf_offcpu.symbolize.stores import TarStore
@@ -80,12 +92,18 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
     if args.input == "-" or (os.path.exists(args.input) and not is_there):
         raise UsageError(f"{args.input}: only a recording in a file or directory can be packed")
     check_ownership(args.input, args.force)
-    recording = load_recording(args.input)
     search = Search.usual(args.symfs, args.buildid_dir)
+    recording = load_unwound(args.input, search)
+    copies = any(evsel.attr.sample_type & SampleType.STACK_USER for evsel in recording.evsels)
+    cut = copies and not args.keep_stack_bytes
     temporary = f"{output}.{os.getpid()}.tmp"
     try:
-        with tarfile.open(temporary, mode) as archive:  # type: ignore[call-overload]
-            archive.add(args.input, RECORDING)
+        with (
+            NamedFile(os.open(temporary, _NEW, 0o600), output) as file,
+            tarfile.open(fileobj=file, mode=mode) as archive,  # type: ignore[call-overload]
+        ):
+            with _without_stacks(args.input, output, search) if cut else nullcontext(args.input) as packed:
+                archive.add(packed, RECORDING)
             saver = SymbolSaver(
                 recording, TarStore(archive, SYMBOLS), search, args.kallsyms, debug=not args.no_debug
             )
@@ -95,6 +113,31 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
         if os.path.exists(temporary):
             os.unlink(temporary)
     return saved
+
+
+@contextmanager
+def _without_stacks(path: str, output: str, search: Search) -> Iterator[str]:
+    """The recording as `inject` writes it, without copies of stacks, in a file beside `output`."""
+    from perf_offcpu.cache import DiskCache
+    from perf_offcpu.decode.rewrite import RewriteOptions, rewrite
+    from perf_offcpu.perfdata.output import OutputFile
+    from perf_offcpu.symbolize.unwind import unwinder_for
+
+    options = RewriteOptions(unwinder=unwinder_for(search, DiskCache.usual()))
+    temporary = f"{output}.{os.getpid()}.data.tmp"
+    try:
+        with OutputFile(temporary) as file:
+            done = rewrite(path, file.fd, output, options)
+            file.commit()
+        print(
+            f"perf-offcpu archive: {done.unwound} copies of user stacks unwound and left out "
+            "(--keep-stack-bytes packs them)",
+            file=sys.stderr,
+        )
+        yield temporary
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
 
 
 def unpack(path: str, directory: str) -> None:

@@ -36,7 +36,7 @@ STACK_NOTES = {
     SampleFlag.NO_USER_STACK: "user stack not recorded",
     SampleFlag.NO_KERNEL_STACK: "kernel stack not recorded",
     SampleFlag.UNMERGED: "deferred user stack never came",
-    SampleFlag.TRUNCATED: "stack cut at the frame limit",
+    SampleFlag.TRUNCATED: "stack cut before its root",
 }
 LIFE_NOTES = {
     SampleFlag.STILL_BLOCKED: "still waiting when the recording ended",
