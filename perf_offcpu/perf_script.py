@@ -74,7 +74,9 @@ class Door:
     def __init__(self, argv: Sequence[str]) -> None:
         self._samples = PerfScriptSamples()
         self._problem: Exception | None = None
-        if status := guarded(lambda: self._parse(argv)):
+        self._args: argparse.Namespace | None = None
+        status = guarded(lambda: self._parse(argv))
+        if self._args is None:  # wrong, or help: nothing is to be converted
             sys.exit(status)
 
     def _parse(self, argv: Sequence[str]) -> int:
@@ -97,11 +99,13 @@ class Door:
         """
         from perf_offcpu.commands.convert import convert
 
-        status = guarded(lambda: convert(self._args, self._profile))
+        args = self._args
+        assert args is not None
+        status = guarded(lambda: convert(args, lambda: self._profile(args)))
         if status:
             sys.exit(status)
 
-    def _profile(self) -> Profile:
+    def _profile(self, args: argparse.Namespace) -> Profile:
         from perf_offcpu.commands._profile import selection_from_args, symbol_options
         from perf_offcpu.convert.select import select_samples
 
@@ -110,8 +114,8 @@ class Door:
         path = input_of(perf_command_line())
         if path is None:
             print(f"offcpu.py: {PIPE_NOTE}", file=sys.stderr)
-        profile = self._samples.profile(path, symbol_options(self._args))
-        return select_samples(profile, selection_from_args(self._args))
+        profile = self._samples.profile(path, symbol_options(args))
+        return select_samples(profile, selection_from_args(args))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -165,6 +165,12 @@ def test_wrong_arguments_end_perf_with_one_line(recording: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_help_is_printed_and_nothing_converted(recording: Path) -> None:
+    done = perf("script", "-i", recording, "-s", SCRIPT, "--", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: offcpu.py") and "waiter;" not in done.stdout
+
+
 def test_error_at_the_end_is_one_line_not_an_abort(recording: Path) -> None:
     done = perf("script", "-i", recording, "-s", SCRIPT, "--", "--event", "no-such-event")
     assert done.returncode == 129
