@@ -105,7 +105,7 @@ def read_recording(
     gathering, tasks = Gathering(), TaskReplay(Strings())
     account = CollectorAccount()
     switch_decoder = SwitchDecoder(reader.features, reader.counters)
-    store, field_store = SnapshotStore(reader.counters), FieldStore(fields)
+    store, field_store = SnapshotStore(reader.counters, reopen=reader.reopen), FieldStore(fields)
     for chunk in reader.chunks():
         wanted = switch_decoder if switches and not any(map(is_offcpu, reader.events.specs)) else None
         stacks = store if snapshots else None

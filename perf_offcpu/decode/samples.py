@@ -136,7 +136,7 @@ class SampleDecoder:
             )
         if self.snapshots is not None:
             mask = spec.attr.sample_regs_user
-            snapshot = self.snapshots.add(chunk.data, columns, mask, ok, self.events.order)
+            snapshot = self.snapshots.add(chunk, columns, mask, ok, self.events.order)
             if is_offcpu(spec):
                 callers = np.where(ok, sum_callers(chunk.data, columns, self.events.order), np.uint64(0))
                 snapshot = with_callers(snapshot, callers, self.snapshots.callers, self.counters)

@@ -1,28 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gathering snapshots of user stacks from samples with REGS_USER and STACK_USER.
 
-They are the bulk of a recording that has them: what exceeds `MEMORY` bytes goes to a temporary file without a
-name (in TMPDIR) that is mapped when all are there, so that memory stays bounded by what is looked at.
+Their stacks are the bulk of a recording that has them. They stay in the file, if it can be read again
+(`decode.stack_places`); else what exceeds `MEMORY` bytes goes to a temporary file without a name (in TMPDIR),
+so that memory stays bounded by what is looked at.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Callable
 from typing import BinaryIO, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perf_offcpu.abi.cfi import ABI_64
 from perf_offcpu.columnar import Columns
 from perf_offcpu.decode.callers import CallerRows
+from perf_offcpu.decode.stack_places import OpenFile, StackPlaces
 from perf_offcpu.gather import Rows, gather_rows
 from perf_offcpu.layout import Order
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I32, U64, Bool
+from perf_offcpu.model.columns import I32, I64, U64, Bool
 from perf_offcpu.model.growing import GrowingArray
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.perfdata.scan import Chunk
 
 MEMORY: Final = 1 << 28
 NO_ROOM = "user stacks not kept for unwinding: no room for them in TMPDIR"
@@ -34,24 +38,32 @@ class SnapshotStore:
     Args:
         counters: where snapshots that cannot be kept are counted.
         memory: bytes of stacks that are kept in memory.
+        reopen: gives a descriptor of the file that chunks of one origin are from, None if it cannot be read
+            again; None: all stacks are kept here.
     """
 
-    def __init__(self, counters: Losses, memory: int = MEMORY) -> None:
-        self.counters = counters
+    def __init__(
+        self,
+        counters: Losses,
+        memory: int = MEMORY,
+        reopen: Callable[[str], int | None] | None = None,
+    ) -> None:
+        self.counters, self._reopen = counters, reopen
+        self._files: dict[str, OpenFile | None] = {}
         self.callers = CallerRows()
         """The snapshots of callers of sums so far."""
-        self._stack, self._stack_ends = _Words(memory), GrowingArray("i8")
+        self._held, self._places = _Words(memory), StackPlaces()
         self._registers, self._register_ends = GrowingArray("u8"), GrowingArray("i8")
         self._mask = GrowingArray("u8")
 
     def __len__(self) -> int:
         return len(self._mask)
 
-    def add(self, data: NDArray[np.uint8], columns: Columns, mask: int, ok: Bool, order: Order) -> I32:
+    def add(self, chunk: Chunk, columns: Columns, mask: int, ok: Bool, order: Order) -> I32:
         """Take up the snapshots of n samples of one evsel.
 
         Args:
-            data: the buffer that `columns` point into.
+            chunk: whose bytes `columns` point into.
             mask: the evsel's sample_regs_user.
             ok: bool[n], samples that are sound.
 
@@ -67,29 +79,41 @@ class SnapshotStore:
         wanted = np.flatnonzero(ok & (columns.scalars["regs_user_abi"] == ABI_64) & (words > 0))
         if not len(wanted):
             return number
-        stacks = gather_rows(data, Rows(stack.starts[wanted], words[wanted], 8), order)
-        if not self._stack.append(stacks[1]):
+        if not self._place(chunk, stack.starts[wanted], words[wanted], order):
             self.counters.add(NO_ROOM, len(wanted))
             return number
         number[wanted] = np.arange(len(self), len(self) + len(wanted))
-        own = gather_rows(data, Rows(registers.starts[wanted], registers.counts[wanted], 8), order)
+        own = gather_rows(chunk.data, Rows(registers.starts[wanted], registers.counts[wanted], 8), order)
         self._register_ends.append(own[0][1:] + len(self._registers))
         self._registers.append(own[1])
-        self._stack_ends.append(stacks[0][1:] + len(self._stack) - len(stacks[1]))
         self._mask.append(np.full(len(wanted), mask, np.uint64))
         return number
 
+    def _place(self, chunk: Chunk, starts: I64, words: I64, order: Order) -> bool:
+        """Note where stacks lie, or keep them; False if there is no room."""
+        file = self._file_of(chunk.origin) if order == "<" else None  # words of others must be turned round
+        if file is not None:
+            self._places.add(file, starts + chunk.file_offset, words)
+            return True
+        offsets, values = gather_rows(chunk.data, Rows(starts, words, 8), order)
+        before = len(self._held)
+        if not self._held.append(values):
+            return False
+        self._places.add(None, 8 * (offsets[:-1] + before), words)
+        return True
+
+    def _file_of(self, origin: str) -> OpenFile | None:
+        if origin not in self._files:
+            descriptor = self._reopen(origin) if self._reopen is not None else None
+            self._files[origin] = None if descriptor is None else OpenFile(descriptor)
+        return self._files[origin]
+
     def release(self) -> Snapshots:
         """All snapshots, no longer held here."""
-        return Snapshots(
-            self._mask.release(),
-            Ragged(_offsets(self._register_ends), self._registers.release()),
-            Ragged(_offsets(self._stack_ends), self._stack.release()),
-        )
-
-
-def _offsets(ends: GrowingArray) -> NDArray[np.int64]:
-    return np.append(np.int64(0), ends.release())
+        self._places.settle(self._held.release())
+        ends = np.append(np.int64(0), self._register_ends.release())
+        registers = Ragged(ends, self._registers.release())
+        return Snapshots(self._mask.release(), registers, self._places)
 
 
 class _Words:
@@ -125,9 +149,9 @@ class _Words:
             return False
         return True
 
-    def release(self) -> U64:
-        """All words."""
+    def release(self) -> OpenFile | U64:
+        """All words, in memory or in a file."""
         if self._file is None:
             return self._held.release()
         with self._file as file:
-            return np.memmap(file, np.uint64, "r", shape=(self._count,)) if self._count else self._held.view()
+            return OpenFile(os.dup(file.fileno()))

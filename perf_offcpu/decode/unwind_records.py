@@ -126,7 +126,7 @@ class StackCutter:
         wanted = columns.ok & (callers != 0) if self.keep else columns.ok
         copied = columns.ok & (columns.scalars["regs_user_abi"] == ABI_64)
         copied &= columns.scalars["stack_user_dyn_size"] >= 8
-        found = np.flatnonzero(store.add(chunk.data, columns, mask, wanted, self.order) >= 0)
+        found = np.flatnonzero(store.add(chunk, columns, mask, wanted, self.order) >= 0)
         front = kernel_parts(chains)
         kept = _cut(chains, np.where(copied, front, chains.lengths)) if self.keep else chains
         if self.unwinder is None or not (len(found) or callers.any()):

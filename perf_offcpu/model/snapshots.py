@@ -8,11 +8,32 @@ hold anything that the program had on its stack, secrets included, and are dropp
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import U64
+from perf_offcpu.model.columns import I32, I64, U64
+
+
+@dataclass(slots=True)
+class Stacks:
+    """n stacks: `words[begins[i]:begins[i] + lengths[i]]`, lowest address first."""
+
+    words: U64
+    begins: I64
+    lengths: I64
+
+
+class StacksElsewhere(Protocol):
+    """Words of stacks that are not in memory."""
+
+    @property
+    def lengths(self) -> I64:
+        """int64[n], words of each stack."""
+
+    def look_at(self, rows: I64) -> Stacks:
+        """Some of them, to be used before the next are looked at."""
 
 
 @dataclass(slots=True)
@@ -22,19 +43,28 @@ class Snapshots:
     Args:
         mask: uint64[n], which registers there are, a bit for each of perf's numbers (attr.sample_regs_user).
         registers: their values, lowest number first.
-        stack: words of the stack, lowest address first; the values may lie in a temporary file.
+        stack: words of the stack, lowest address first.
     """
 
     mask: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
     registers: Ragged = field(default_factory=Ragged)
-    stack: Ragged = field(default_factory=Ragged)
+    stack: Ragged | StacksElsewhere = field(default_factory=Ragged)
 
     def __len__(self) -> int:
         return len(self.mask)
 
+    def look_at(self, rows: I64 | I32) -> Stacks:
+        """The stacks of some snapshots, to be used before the next are looked at."""
+        rows = rows.astype(np.int64, copy=False)
+        if not isinstance(self.stack, Ragged):
+            return self.stack.look_at(rows)
+        begins = self.stack.offsets[rows]
+        return Stacks(self.stack.values, begins, self.stack.offsets[1:][rows] - begins)
+
     def check(self) -> None:
         """Raise AssertionError unless every snapshot has the registers that its mask names."""
         self.registers.check()
-        self.stack.check()
-        assert len(self.mask) == len(self.registers) == len(self.stack)
+        if isinstance(self.stack, Ragged):
+            self.stack.check()
+        assert len(self.mask) == len(self.registers) == len(self.stack.lengths)
         assert [int(mask).bit_count() for mask in self.mask.tolist()] == self.registers.lengths.tolist()

@@ -12,7 +12,9 @@ decompressed. Damage is counted in `counters`; see `header` for what raises.
 
 from __future__ import annotations
 
+import io
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Self
@@ -21,6 +23,7 @@ import numpy as np
 
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
+from perf_offcpu.errors import FormatError
 from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.compressed import Decompressor
 from perf_offcpu.perfdata.events import Events
@@ -95,6 +98,19 @@ class PerfDataReader:
     def is_pipe(self) -> bool:
         """Whether the recording is in pipe form."""
         return self._head.is_pipe
+
+    def reopen(self, origin: str) -> int | None:
+        """A descriptor, to be closed by who asked, of the file that chunks of one origin have offsets in.
+
+        None if there is none that can be read again: they come through a pipe, or were packed.
+        """
+        try:
+            if origin:
+                return open_file(os.path.join(self.directory, origin)) if " " not in origin else None
+            number = self.stream.fileno() if isinstance(self.stream, io.FileIO) else -1
+            return os.dup(number) if number >= 0 and stat.S_ISREG(os.fstat(number).st_mode) else None
+        except (OSError, FormatError):
+            return None
 
     def chunks(self, *, with_compressed: bool = False) -> Iterator[Chunk]:
         """Yield all records once, in file order, decompressed.

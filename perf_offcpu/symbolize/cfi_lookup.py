@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi.cfi import Registers
-from perf_offcpu.model.columns import I32, I64, U64
+from perf_offcpu.model.columns import I32, U64
 from perf_offcpu.model.mappings import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.symbolize.cfi_program import Kind
@@ -26,8 +26,13 @@ NO_CFI: Final = 1
 """Rule set of code without call frame information."""
 
 _SLOTS: Final = 1 << 18
+_SLOT_SHIFT: Final = np.uint64(64 - 18)
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
-_SPACE: Final = np.uint64(0xD1342543DE82EF95)
+_SPACE_SHIFT: Final = np.uint64(48)
+_WIDE_ADDRESS: Final = 1 << 48
+"""User addresses of 48 bits and address spaces of 16 make one key."""
+_WIDE_SPACE: Final = (1 << 16) - 1
+_NO_KEY: Final = np.uint64(2**64 - 1)
 
 TableOf = Callable[[int], "FileTable | None"]
 
@@ -80,9 +85,13 @@ class Rules:
         self.is_signal = words[:, -1] != 0
         simple = (cfa & 7 == Kind.REGISTER) & (self.from_fp | ((cfa >> 3 & 0xFF) == registers.sp))
         simple &= (ra & 7 == Kind.OFFSET) & (words[:, registers.sp] & 7 == Kind.SAME) & ~self.is_signal
+        self.is_root = ra & 7 == Kind.UNDEFINED
         saved = np.array(registers.saved)
         kinds = words[:, saved] & 7
         self.is_simple = simple & ((kinds == Kind.SAME) | (kinds == Kind.OFFSET)).all(axis=1)
+        offsets = self.ra_offset[self.is_simple]
+        one = offsets[0] if len(offsets) and bool((offsets == offsets[0]).all()) else None
+        self.common_ra_offset: np.uint64 | None = one
         self.is_saved = np.ascontiguousarray((kinds == Kind.OFFSET).T)
         self.saved_offset = np.ascontiguousarray((words[:, saved] >> 3).astype(np.uint64).T)
 
@@ -108,29 +117,39 @@ class CfiLookup:
         self.rules = Rules(registers)
         self._trampoline = self.rules.add(trampoline_rules(registers)) if trampolines else NO_CFI
         self._tables: dict[int, tuple[FileTable, int] | None] = {}
-        self._key_pc = np.zeros(_SLOTS, np.uint64)
-        self._key_space = np.full(_SLOTS, -2, np.int32)
+        self._keys = np.full(_SLOTS, _NO_KEY, np.uint64)
         self._found = np.zeros(_SLOTS, np.int32)
 
     def find(self, spaces: I32, addresses: U64) -> I32:
         """int32[n]: the rule set at each (address space, address), row of `rules`."""
-        slot = ((addresses + spaces.astype(np.uint64) * _SPACE) * _MIX >> np.uint64(46)).astype(np.int64)
-        found = self._found[slot]
-        known = (self._key_pc[slot] == addresses) & (self._key_space[slot] == spaces)
+        keys = spaces.astype(np.uint64)
+        keys <<= _SPACE_SHIFT
+        keys ^= addresses
+        slot = (keys * _MIX >> _SLOT_SHIFT).view(np.int64)
+        found = self._found.take(slot)
+        known = self._keys.take(slot) == keys
+        # Of wider numbers the key is not theirs alone: these are looked up each time.
+        if len(keys) and (
+            addresses.max() >= _WIDE_ADDRESS or spaces.max() >= _WIDE_SPACE or spaces.min() < 0
+        ):
+            narrow = (addresses < _WIDE_ADDRESS) & (spaces >= 0) & (spaces < _WIDE_SPACE)
+            keys[~narrow] = _NO_KEY
+            known &= narrow
+        if known.all():
+            return found
         missing = np.flatnonzero(~known)
-        if len(missing):
-            found[missing] = self._look_up(spaces[missing], addresses[missing], slot[missing])
+        found[missing] = self._look_up(spaces[missing], addresses[missing])
+        self._keys[slot[missing]], self._found[slot[missing]] = keys[missing], found[missing]
         return found
 
-    def _look_up(self, spaces: I32, addresses: U64, slots: I64) -> I32:
-        """The same for addresses that are not remembered; remembers them."""
+    def _look_up(self, spaces: I32, addresses: U64) -> I32:
+        """The same for addresses that are not remembered."""
         order = np.lexsort((addresses, spaces))
         space, address = spaces[order], addresses[order]
         new = np.append(True, (space[1:] != space[:-1]) | (address[1:] != address[:-1]))
         rule = self._of_different(space[new], address[new])
         found = np.empty(len(addresses), np.int32)
         found[order] = rule[np.cumsum(new) - 1]
-        self._key_pc[slots], self._key_space[slots], self._found[slots] = addresses, spaces, found
         return found
 
     def _of_different(self, spaces: I32, addresses: U64) -> I32:

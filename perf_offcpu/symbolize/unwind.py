@@ -9,6 +9,7 @@ callchain the kernel's part stays; the user's part, the kernel's walk along fram
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,9 +30,12 @@ from perf_offcpu.symbolize.jit_maps import JitMaps
 from perf_offcpu.symbolize.search import Search
 from perf_offcpu.symbolize.trampolines import Trampolines
 from perf_offcpu.symbolize.unwind_files import FrameTables
-from perf_offcpu.symbolize.unwind_frames import MAX_GENERAL, End, Stacks, Walk
+from perf_offcpu.symbolize.unwind_frames import MAX_GENERAL, MORE_GENERAL, walk_up
+from perf_offcpu.symbolize.walk_state import End
 
-BATCH: Final = 1 << 13
+BATCH: Final = 1 << 14
+"""Stacks that are unwound together, at most; of so many words:"""
+BATCH_WORDS: Final = 1 << 23
 
 CAUSES: Final = {
     End.EXHAUSTED: "user stacks cut: the copy ends before the stack (record with --call-graph cfi,BYTES)",
@@ -81,10 +85,9 @@ class Unwinder:
             spaces: int32[n], the address space of each.
         """
         values, known = _registers(snapshots, rows, self.registers)
-        offsets = snapshots.stack.offsets
-        stacks = Stacks(snapshots.stack.values, offsets[rows], offsets[rows + 1] - offsets[rows])
-        walk = Walk(self._lookup, self.registers, spaces, values, known, stacks, self._budget)
-        return Unwound(*walk.run())
+        self._budget[0] += MORE_GENERAL
+        stacks = snapshots.look_at(rows)
+        return Unwound(*walk_up(self._lookup, self.registers, spaces, values, known, stacks, self._budget))
 
 
 def unwinder_for(search: Search, cache: DiskCache | None) -> MakeUnwinder:
@@ -137,19 +140,35 @@ def unwind(recording: Recording, search: Search | None = None, cache: DiskCache 
     chains.add(recording.callchains)  # they are different, and keep their numbers
     kept = kernel_parts(recording.callchains)
     callchain, flags = samples.callchain.copy(), samples.flags.copy()
-    for first in range(0, len(rows), BATCH):
-        some = rows[first : first + BATCH]
-        # Sums share the snapshots of their callers.
-        pairs = samples.snapshot[some].astype(np.int64) << 32 | samples.space[some] & np.int64(2**32 - 1)
-        unique, place = np.unique(pairs, return_inverse=True)
+    # Snapshots are in the order of the file, which samples need not be. Sums share those of their callers.
+    pairs = samples.snapshot[rows].astype(np.int64) << 32 | samples.space[rows] & np.int64(2**32 - 1)
+    order = np.argsort(pairs, kind="stable")
+    rows, pairs = rows[order], pairs[order]
+    new = np.append(True, pairs[1:] != pairs[:-1])
+    for part in _batches(recording.snapshots.stack.lengths[pairs >> 32]):
+        is_new = np.append(True, new[part][1:])
+        unique = pairs[part][is_new]
         found = unwinder.unwind(recording.snapshots, unique >> 32, unique.astype(np.int32))
-        found = Unwound(found.chains.take(place), found.ends[place])
+        if not is_new.all():
+            place = np.cumsum(is_new) - 1
+            found = Unwound(found.chains.take(place), found.ends[place])
+        some = rows[part]
         whole = join_parts(recording.callchains, kept, samples.callchain[some], found.chains)
         callchain[some] = chains.add(whole)
         flags[some] = flags_after(flags[some], found.ends)
         _count(found, losses)
     samples = samples.with_columns(callchain=callchain, flags=flags)
     return _finished(recording, samples, chains.release(), losses)
+
+
+def _batches(words: I64) -> Iterator[slice]:
+    """Cut n stacks of so many words into runs that are unwound together."""
+    total, first = np.append(0, np.cumsum(words)), 0
+    while first < len(words):
+        fit = int(np.searchsorted(total, total[first] + BATCH_WORDS, side="right")) - 1
+        behind = max(first + 1, min(first + BATCH, fit))
+        yield slice(first, behind)
+        first = behind
 
 
 def _finished(recording: Recording, samples: Samples, chains: Ragged, losses: Losses) -> Recording:

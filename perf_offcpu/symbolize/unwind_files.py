@@ -33,7 +33,7 @@ from perf_offcpu.symbolize.user import pids_of_dso, recorded_until
 
 KIND: Final = "frames1"
 """The number changes whenever the form of tables does, or how they are made."""
-WORTH: Final = 4_000
+WORTH: Final = 100
 """Rows from which on a table is kept: smaller ones are made as fast."""
 
 

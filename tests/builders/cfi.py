@@ -14,7 +14,7 @@ from perf_offcpu.symbolize.cfi_entries import Section
 from perf_offcpu.symbolize.cfi_table import CfiTable, build_table
 
 X86 = REGISTERS[Machine.X86_64]
-RSP, RBP, RIP = 7, 6, 16
+RSP, RBP, RBX, RIP = 7, 6, 3, 16
 USUAL = bytes([0x0C, RSP, 8, 0x80 | RIP, 1])
 """def_cfa rsp+8; return address at CFA-8: what each CIE of x86-64 begins with."""
 

@@ -18,11 +18,12 @@ import numpy as np  # noqa: E402
 
 with atheris.instrument_imports(include=["perf_offcpu.symbolize"]):
     from perf_offcpu.symbolize.cfi_lookup import CfiLookup, FileTable
-    from perf_offcpu.symbolize.unwind_frames import MAX_FRAMES, MAX_GENERAL, Stacks, Walk
+    from perf_offcpu.symbolize.unwind_frames import MAX_FRAMES, MAX_GENERAL, walk_up
 
 from builders.cfi import X86, section, table_of  # noqa: E402
 
 from perf_offcpu.model.recording import Dsos, Maps, Recording, Spaces  # noqa: E402
+from perf_offcpu.model.snapshots import Stacks  # noqa: E402
 
 STACK, WALKS, WORDS = 0x7FF000, 16, 64
 
@@ -43,8 +44,7 @@ def one_input(data: bytes) -> None:
     values[X86.pc] = np.resize(places, WALKS)
     known = np.full(WALKS, 2**17 - 1, np.uint64)
     stacks = Stacks(words, np.arange(WALKS) * WORDS, np.full(WALKS, WORDS))
-    walk = Walk(lookup, X86, np.zeros(WALKS, np.int32), values, known, stacks, [MAX_GENERAL])
-    chains, _ = walk.run()
+    chains, _ = walk_up(lookup, X86, np.zeros(WALKS, np.int32), values, known, stacks, [MAX_GENERAL])
     assert int(chains.lengths.max()) <= MAX_FRAMES
 
 

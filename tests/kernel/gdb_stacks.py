@@ -30,7 +30,7 @@ from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.symbolize.search import Search
 from perf_offcpu.symbolize.unwind import Unwinder
-from perf_offcpu.symbolize.unwind_frames import End
+from perf_offcpu.symbolize.walk_state import End
 
 STACK_BYTES = 32768
 _NAMES = ["rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", "rip", *(f"r{n}" for n in range(8, 16))]

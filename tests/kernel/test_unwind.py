@@ -24,7 +24,7 @@ from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.symbolize.search import Search
 from perf_offcpu.symbolize.unwind import unwind
-from perf_offcpu.symbolize.unwind_frames import End
+from perf_offcpu.symbolize.walk_state import End
 
 pytestmark = pytest.mark.beside
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of user stacks are gathered from samples, in memory or in a file, as far as they were copied."""
+"""Copies of user stacks are found again where they lie, or kept, as far as they were copied."""
 
 from __future__ import annotations
 
+import os
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from perf_offcpu.columnar import read_columns
 from perf_offcpu.decode.snapshots import NO_ROOM, SnapshotStore
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.perfdata.scan import Chunk
 
 SHAPE = SampleShape(SampleType.REGS_USER | SampleType.STACK_USER, sample_regs_user=0b1100_0000)
 
@@ -33,25 +36,75 @@ SAMPLES = [
 ]
 
 
-def gathered(memory: int, counters: Losses) -> tuple[list[int], Snapshots]:
-    data = np.frombuffer(b"".join(SAMPLES), np.uint8)
-    ends = np.cumsum([len(one) for one in SAMPLES])
-    columns = read_columns(SAMPLE, data, ends - [len(one) for one in SAMPLES], ends, "<", SHAPE)
+def chunk_of(samples: list[bytes], begin: int = 0, origin: str = "") -> Chunk:
+    """Samples without headers, at an offset of their file."""
+    sizes = np.array([len(one) for one in samples])
+    kinds = np.zeros(len(samples), np.uint32), np.zeros(len(samples), np.uint16)
+    starts = np.cumsum(sizes) - sizes
+    return Chunk(np.frombuffer(b"".join(samples), np.uint8), starts, *kinds, sizes, begin, origin)
+
+
+def add(store: SnapshotStore, chunk: Chunk) -> list[int]:
+    columns = read_columns(SAMPLE, chunk.data, chunk.starts, chunk.starts + chunk.sizes, "<", SHAPE)
     assert columns.ok.all()
-    store = SnapshotStore(counters, memory)
-    numbers = store.add(data, columns, SHAPE.sample_regs_user, columns.ok, "<").tolist()
-    store.add(data, columns, SHAPE.sample_regs_user, columns.ok, "<")
-    return numbers, store.release()
+    return store.add(chunk, columns, SHAPE.sample_regs_user, columns.ok, "<").tolist()
+
+
+def stacks_of(snapshots: Snapshots, rows: list[int]) -> list[list[int]]:
+    found = snapshots.look_at(np.array(rows))
+    ends = found.begins + found.lengths
+    return [found.words[low:high].tolist() for low, high in zip(found.begins, ends, strict=True)]
 
 
 @pytest.mark.parametrize("memory", [1 << 20, 100, 16, 0])
 def test_snapshots_hold_what_was_copied(memory: int) -> None:
-    numbers, snapshots = gathered(memory, Losses())
+    store = SnapshotStore(Losses(), memory)
+    numbers = add(store, chunk_of(SAMPLES))
+    add(store, chunk_of(SAMPLES))
+    snapshots = store.release()
     snapshots.check()
     assert numbers == [0, -1, -1, 1, -1]
     assert snapshots.mask.tolist() == [SHAPE.sample_regs_user] * 4
     assert [snapshots.registers.row(i).tolist() for i in range(4)] == [[1, 2], [3, 4]] * 2
-    assert [snapshots.stack.row(i).tolist() for i in range(4)] == [[10, 11, 12], [20, 21]] * 2
+    assert stacks_of(snapshots, [0, 1, 2, 3]) == [[10, 11, 12], [20, 21]] * 2
+    assert stacks_of(snapshots, [3, 0]) == [[20, 21], [10, 11, 12]]
+
+
+@pytest.mark.parametrize("gap", [0, 4, 1 << 20])
+def test_stacks_stay_in_the_files_that_they_are_in(tmp_path: Path, gap: int) -> None:
+    """Two files, and a pipe between them; samples at any distance and alignment."""
+    begins = (100, 100 + len(b"".join(SAMPLES)) + gap)
+    for name in ("", "data.1"):
+        with open(tmp_path / f"file{name}", "wb") as file:
+            for begin in begins:
+                file.seek(begin)
+                file.write(b"".join(SAMPLES))
+
+    def reopen(origin: str) -> int | None:
+        return None if origin == "zstd" else os.open(tmp_path / f"file{origin}", os.O_RDONLY)
+
+    store = SnapshotStore(Losses(), 0, reopen)
+    for origin, begin in [("", begins[0]), ("", begins[1]), ("zstd", 0), ("data.1", begins[0])]:
+        add(store, chunk_of(SAMPLES, begin, origin))
+    snapshots = store.release()
+    snapshots.check()
+    both = [[10, 11, 12], [20, 21]]
+    assert stacks_of(snapshots, [0, 1, 2, 3]) == both * 2
+    assert stacks_of(snapshots, list(range(8))) == both * 4
+    assert stacks_of(snapshots, [7, 1, 4, 4, 0]) == [both[row % 2] for row in (7, 1, 4, 4, 0)]
+    assert stacks_of(snapshots, []) == []
+
+
+def test_what_the_file_has_lost_meanwhile_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"".join(SAMPLES))
+    store = SnapshotStore(Losses(), 0, lambda _: os.open(path, os.O_RDONLY))
+    add(store, chunk_of(SAMPLES))
+    snapshots = store.release()
+    os.truncate(path, len(b"".join(SAMPLES[:3])) + 8 * 4 + 3)  # three bytes into the first word of the second
+    assert stacks_of(snapshots, [0, 1]) == [[10, 11, 12], []]
+    os.truncate(path, 0)
+    assert stacks_of(snapshots, [0, 1]) == [[], []]
 
 
 def test_a_full_disk_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,8 +114,6 @@ def test_a_full_disk_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("tempfile.TemporaryFile", Full)
     counters = Losses()
-    data = np.frombuffer(SAMPLES[0], np.uint8)
-    columns = read_columns(SAMPLE, data, np.array([0]), np.array([len(data)]), "<", SHAPE)
     store = SnapshotStore(counters, 8)
-    assert store.add(data, columns, 0xC0, columns.ok, "<").tolist() == [-1]
+    assert add(store, chunk_of(SAMPLES[:1])) == [-1]
     assert counters == {NO_ROOM: 1}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders.cfi import RBP, RIP, RSP, USUAL, cie, section, table_of, uleb
+from builders.cfi import RBP, RBX, RIP, RSP, USUAL, cie, section, table_of, uleb
 
 from perf_offcpu.abi.cfi import Cfa, Op
 from perf_offcpu.abi.sample import CallchainContext
@@ -19,7 +19,8 @@ from perf_offcpu.symbolize import unwind as module
 from perf_offcpu.symbolize.cfi_lookup import FileTable
 from perf_offcpu.symbolize.search import Search
 from perf_offcpu.symbolize.unwind import CAUSES, UNKNOWN_MACHINE, unwind
-from perf_offcpu.symbolize.unwind_frames import End
+from perf_offcpu.symbolize.unwind_frames import Walk
+from perf_offcpu.symbolize.walk_state import End
 
 KERNEL, USER = int(CallchainContext.KERNEL), int(CallchainContext.USER)
 CODE, JIT, STACK = 0x400000, 0x7000000, 0x7FF000
@@ -222,7 +223,36 @@ def test_a_signal_frame_gives_the_registers_that_were_interrupted(monkeypatch: p
     assert result.samples.flags.tolist() == [0]
 
 
-def test_hostile_rules_and_stacks_cost_no_more_than_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_that_another_register_leads_to_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its callee has saved that register, and two others have not touched it; neighbours go without."""
+    saves = bytes([Cfa.DEF_CFA_OFFSET, 24, 0x80 | RBX, 2])
+    by_rbx = bytes([Cfa.DEF_CFA, RBX, 16])
+    content = section(*FUNCTIONS, (BARE, 0x20, saves), (BARE + 0x20, 0x20, by_rbx))
+    inner = [7, STACK + 10 * 8, CODE + PLAIN + 4, 0, 0, CODE + BARE + 0x24]
+    stack = [*inner, 1, 2, 3, 4, 5, CODE + ROOT + 1]
+    other = [7, STACK + 10 * 8, CODE + PLAIN + 4, 0, 0, CODE + ROOT + 1]
+    recording = recording_of([other, stack, other], [CODE + BARE + 1] * 3)
+    result, chains = unwound(monkeypatch, recording, content)
+    plain = [USER, CODE + BARE + 1, CODE + PLAIN + 4]
+    assert chains[1][2:] == [*plain, CODE + BARE + 0x24, CODE + ROOT + 1]
+    assert chains[0][2:] == chains[2][2:] == [*plain, CODE + ROOT + 1]
+    assert result.samples.flags.tolist() == [0] * 3
+
+
+def test_slow_rules_are_counted_by_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long recording of PLT stubs is no hostile one."""
+    slow = bytes([Cfa.DEF_CFA_EXPRESSION, 2, Op.BREG0 + 7, 8])
+    content = section(*FUNCTIONS, (BARE, 0x20, slow))
+    recording = recording_of([[CODE + ROOT + 1]] * 40, [CODE + BARE + 1] * 40)
+    monkeypatch.setattr(module, "MAX_GENERAL", 8)
+    monkeypatch.setattr(module, "BATCH", 1)
+    monkeypatch.setattr(module, "MORE_GENERAL", 1)
+    assert not unwound(monkeypatch, recording, content)[0].losses
+    monkeypatch.setattr(module, "MORE_GENERAL", 0)
+    assert unwound(monkeypatch, recording, content)[0].losses == {CAUSES[End.NO_CFI]: 32}
+
+
+def hostile() -> tuple[Recording, bytes]:
     seeded = np.random.default_rng(6)
     functions = []
     for place in range(0, 0x8000, 0x40):
@@ -233,9 +263,20 @@ def test_hostile_rules_and_stacks_cost_no_more_than_their_size(monkeypatch: pyte
     words = seeded.integers(CODE + 0x1000, CODE + 0x9000, size=(number, 64)).tolist()
     pcs = seeded.integers(CODE + 0x1000, CODE + 0x9000, size=number).tolist()
     fps = (STACK + 8 * seeded.integers(80, size=number)).tolist()
-    result, chains = unwound(monkeypatch, recording_of(words, pcs, fps=fps), section(*functions))
-    assert len(chains) == number and max(map(len, chains)) <= 64 + 4
+    return recording_of(words, pcs, fps=fps), section(*functions)
+
+
+def test_hostile_rules_and_stacks_cost_no_more_than_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, chains = unwound(monkeypatch, *hostile())
+    assert len(chains) == 300 and max(map(len, chains)) <= 64 + 4
     assert all(word >= CODE for chain in chains for word in chain)
+
+
+def test_walks_that_follow_only_what_is_asked_for_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, chains = unwound(monkeypatch, *hostile())
+    monkeypatch.setattr(module, "walk_up", lambda *rest: Walk(*rest, follow_all=True).run())
+    whole, others = unwound(monkeypatch, *hostile())
+    assert chains == others and result.samples.flags.tolist() == whole.samples.flags.tolist()
 
 
 def test_a_machine_without_rules_here_keeps_its_callchains(monkeypatch: pytest.MonkeyPatch) -> None:
