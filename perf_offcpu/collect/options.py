@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user can ask of a recording. Command-line texts become these values in `commands.record`."""
+"""What a user can ask of a recording. `commands._record_options` makes these values of a command line."""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a verb writes: a file that is there whole or not at all, or standard output."""
+"""Where a verb writes: a file that is there whole or not at all, or standard output.
+
+`open_output` is for text and for what converters write, `write_recording` for recordings, whose writer goes
+back to the file's head.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,8 @@ import io
 import os
 import stat
 import sys
-from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from perf_offcpu.errors import UsageError
 
@@ -19,6 +23,16 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 _GZIP_LEVEL = 6
+
+_Result = TypeVar("_Result")
+
+
+def check_distinct(inputs: Iterable[str], output: str) -> None:
+    """Raise UsageError if the output, by whatever name, is one of the inputs."""
+    if output == STDOUT or not os.path.exists(output):
+        return
+    if any(os.path.exists(path) and os.path.samefile(path, output) for path in inputs):
+        raise UsageError(f"{output}: input and output are the same file: name another output")
 
 
 @contextlib.contextmanager
@@ -53,6 +67,25 @@ def open_output(path: str, *, binary: bool) -> Iterator[IO[Any]]:
     else:
         with _replacing(os.path.realpath(path), binary) as out:
             yield out
+
+
+def write_recording(output: str, write: Callable[[int, str], _Result]) -> _Result:
+    """Let `write(fd, name)` write to a file that is there whole or not at all, or to standard output.
+
+    Raises:
+        UsageError: standard output is a terminal.
+        RecordingError: the file cannot be made.
+    """
+    from perf_offcpu.perfdata.output import OutputFile
+
+    if output == STDOUT:
+        if os.isatty(1):
+            raise UsageError("a recording is not text: write it to a file with -o FILE, or into a pipe")
+        return write(1, "standard output")
+    with OutputFile(output) as file:
+        result = write(file.fd, output)
+        file.commit()
+    return result
 
 
 class NamedFile(io.FileIO):

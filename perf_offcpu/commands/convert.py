@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perf_offcpu.commands._busy import busy
-from perf_offcpu.commands._output import STDOUT, open_output
+from perf_offcpu.commands._output import STDOUT, check_distinct, open_output
 from perf_offcpu.commands._profile import (
     SHOW,
     add_input_arguments,
@@ -139,7 +139,7 @@ def convert(args: argparse.Namespace, load: Callable[[], Profile]) -> int:
     if args.diff is not None and "diff" not in format_.options:
         raise UsageError(f"--diff: --{format_.name} compares nothing")
     output = args.output or _default_output(args.input, format_, options)
-    _refuse_same_file(args.input, output)
+    check_distinct([args.input], output)
     profile = _chosen(args, load)
     _say_what_is_not_there(profile)
     if options.waker_stack and len(profile.samples) and not (profile.samples.waker_stack >= 0).any():
@@ -195,16 +195,6 @@ def _say_how_it_went(args: argparse.Namespace, format_: Format, output: str) -> 
             f"open: {advice}",
             file=sys.stderr,
         )
-
-
-def _refuse_same_file(path: str, output: str) -> None:
-    if (
-        output != STDOUT
-        and os.path.exists(path)
-        and os.path.exists(output)
-        and os.path.samefile(path, output)
-    ):
-        raise UsageError(f"{output}: input and output are the same file: name another output")
 
 
 def _say_what_is_not_there(profile: Profile) -> None:

@@ -4,15 +4,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Callable
-from typing import TypeVar
 
+from perf_offcpu.commands._output import STDOUT, check_distinct, write_recording
 from perf_offcpu.commands._perf_habits import advice_of
 from perf_offcpu.errors import UsageError
-
-STDIO = "-"
 
 _EPILOG = """\
 examples:
@@ -38,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("-i", "--input", default="perf.data", metavar="FILE", help="default: perf.data")
     parser.add_argument(
-        "-o", "--output", default=STDIO, metavar="FILE", help="default: -, pipe form, to standard output"
+        "-o", "--output", default=STDOUT, metavar="FILE", help="default: -, pipe form, to standard output"
     )
     parser.add_argument("-f", "--force", action="store_true", help="read a file that belongs to another user")
     parser.add_argument("--no-retype", action="store_true", help="leave raw off-cpu samples as they are")
@@ -73,11 +69,11 @@ def run(args: argparse.Namespace) -> int:
     from perf_offcpu.symbolize.unwind import unwinder_for
 
     check_ownership(args.input, args.force)
-    _check_distinct(args.input, args.output)
+    check_distinct([args.input], args.output)
     options = RewriteOptions(
         retype=not args.no_retype,
         merge=not args.no_merge_callchains,
-        pipe=args.output == STDIO,
+        pipe=args.output == STDOUT,
         compress=args.compress,
         switches=args.switches,
         keep_stacks=args.keep_stack_bytes,
@@ -102,35 +98,3 @@ def run(args: argparse.Namespace) -> int:
     for cause, count in sorted(done.losses.items()):
         print(f"perf-offcpu inject: {count} {cause}", file=sys.stderr)
     return 0
-
-
-_Result = TypeVar("_Result")
-
-
-def write_recording(output: str, write: Callable[[int, str], _Result]) -> _Result:
-    """Let `write(fd, name)` write to a file that is there whole or not at all, or to standard output.
-
-    Raises:
-        UsageError: standard output is a terminal.
-        RecordingError: the file cannot be made.
-    """
-    from perf_offcpu.perfdata.output import OutputFile
-
-    if output == STDIO:
-        if os.isatty(1):
-            raise UsageError("a recording is not text: write it to a file with -o FILE, or into a pipe")
-        return write(1, "standard output")
-    with OutputFile(output) as file:
-        result = write(file.fd, output)
-        file.commit()
-    return result
-
-
-def _check_distinct(source: str, target: str) -> None:
-    if (
-        target != STDIO
-        and os.path.exists(target)
-        and os.path.exists(source)
-        and os.path.samefile(source, target)
-    ):
-        raise UsageError(f"{target}: input and output are the same file: name another output")

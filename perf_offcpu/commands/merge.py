@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
-from perf_offcpu.errors import UsageError
+from perf_offcpu.commands._output import STDOUT, check_distinct, write_recording
 
 _EPILOG = """\
 examples:
@@ -52,7 +51,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
-    from perf_offcpu.commands.inject import STDIO, write_recording
     from perf_offcpu.commands.ownership import check_ownership
     from perf_offcpu.decode.merge import Merged, check_inputs, merge
     from perf_offcpu.decode.merge_plan import MergeOptions
@@ -60,9 +58,8 @@ def run(args: argparse.Namespace) -> int:
     check_inputs(args.inputs)
     for path in args.inputs:
         check_ownership(path, args.force)
-        if args.output != STDIO and _is_same(path, args.output):
-            raise UsageError(f"{args.output}: is one of the inputs, too: name another output")
-    options = MergeOptions(args.apart, args.from_start, not args.no_prefix, args.output == STDIO)
+    check_distinct(args.inputs, args.output)
+    options = MergeOptions(args.apart, args.from_start, not args.no_prefix, args.output == STDOUT)
 
     def write(fd: int, name: str) -> Merged:
         return merge(args.inputs, fd, name, ["perf-offcpu", "merge", *args.inputs], options)
@@ -76,7 +73,3 @@ def run(args: argparse.Namespace) -> int:
     for cause, count in sorted(done.losses.items()):
         print(f"perf-offcpu merge: {count} {cause}", file=sys.stderr)
     return 0
-
-
-def _is_same(one: str, other: str) -> bool:
-    return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)

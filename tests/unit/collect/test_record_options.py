@@ -9,7 +9,8 @@ from perf_offcpu.cli import Parser
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.switch_output import SwitchOutput
 from perf_offcpu.collect.targets import TargetKind
-from perf_offcpu.commands.record import add_parser, options_of
+from perf_offcpu.commands._record_options import options_of
+from perf_offcpu.commands.record import add_parser
 from perf_offcpu.errors import UsageError
 
 
