@@ -13,7 +13,7 @@ uint64, combined only with uint64. `check()` proves the declaration; tests call 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -50,31 +50,32 @@ class Table:
     @classmethod
     def filled(cls, rows: int, **columns: Any) -> Self:
         """A table of `rows` rows: the given columns (converted to their dtype), sentinels or 0 elsewhere."""
-        given = {}
-        for field in dataclasses.fields(cls):
-            dtype, sentinel = field.metadata["dtype"], field.metadata["sentinel"] or 0
-            value = columns.pop(field.name, None)
-            given[field.name] = (
-                np.full(rows, sentinel, dtype) if value is None else np.ascontiguousarray(value, dtype)
-            )
-        if columns:
-            raise TypeError(f"{cls.__name__} has no column {', '.join(columns)}")
-        return cls(**given)
+
+        def made(dtype: np.dtype[Any], sentinel: int, value: Any) -> NDArray[Any]:
+            return np.full(rows, sentinel, dtype) if value is None else np.ascontiguousarray(value, dtype)
+
+        return cls._made(columns, made)
 
     @classmethod
     def sparse(cls, rows: int, **columns: Any) -> Self:
         """As `filled`, but single values, given or not, take no memory: such columns cannot be written."""
+
+        def made(dtype: np.dtype[Any], sentinel: int, value: Any) -> NDArray[Any]:
+            if isinstance(value, np.ndarray):
+                return np.ascontiguousarray(value, dtype)
+            return np.broadcast_to(np.array(sentinel if value is None else value, dtype), rows)
+
+        return cls._made(columns, made)
+
+    @classmethod
+    def _made(cls, columns: dict[str, Any], made: Callable[[np.dtype[Any], int, Any], NDArray[Any]]) -> Self:
+        """Each column from its dtype, its sentinel or 0, and what is given for it, or None."""
+        if unknown := columns.keys() - set(cls.names()):
+            raise TypeError(f"{cls.__name__} has no column {', '.join(sorted(unknown))}")
         given = {}
         for field in dataclasses.fields(cls):
             dtype, sentinel = field.metadata["dtype"], field.metadata["sentinel"] or 0
-            value = columns.pop(field.name, None)
-            given[field.name] = (
-                np.ascontiguousarray(value, dtype)
-                if isinstance(value, np.ndarray)
-                else np.broadcast_to(np.array(sentinel if value is None else value, dtype), rows)
-            )
-        if columns:
-            raise TypeError(f"{cls.__name__} has no column {', '.join(columns)}")
+            given[field.name] = made(dtype, sentinel, columns.get(field.name))
         return cls(**given)
 
     @classmethod

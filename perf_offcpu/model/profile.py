@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Bool, Table, check_rows, column
-from perf_offcpu.model.recording import Budget, Comms, Evsel, Meta, SampleFlag, Tasks
+from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, check_rows, column
+from perf_offcpu.model.recording import Budget, Comms, Evsel, Meta, SampleColumns, SampleFlag, Tasks
 from perf_offcpu.model.sample_fields import SampleFields
 from perf_offcpu.model.strings import Strings
 
@@ -42,32 +42,11 @@ class Stacks(Table):
 
 
 @dataclass(slots=True)
-class ProfileSamples(Table):
-    """One row a sample, sorted as in the Recording; columns of the same name mean the same."""
+class ProfileSamples(SampleColumns):
+    """One row a sample, sorted as in the Recording."""
 
-    time_ns: I64 = column(
-        "i8", unit="ns", sentinel=-1, doc="sample time; for off-cpu the end of the (last) wait"
-    )
-    period: I64 = column("i8", doc="weight, in the unit of its event")
-    evsel: I32 = column("i4", sentinel=-1, doc="row in evsels")
-    pid: I32 = column("i4", sentinel=-1, doc="tgid")
-    tid: I32 = column("i4", sentinel=-1, doc="thread id")
-    cpu: I32 = column("i4", sentinel=-1, doc="CPU number")
-    comm: U32 = column("u4", doc="string")
     stack: I32 = column("i4", sentinel=-1, doc="row in stacks: the leaf; -1 no stack")
-    field_row: I32 = column("i4", sentinel=-1, doc="row in the table of its event in fields")
-    flags: U16 = column("u2", doc="model.recording.SampleFlag")
-    state: I32 = column("i4", sentinel=-1, doc="raw task state at switch-out")
-    wakeup_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="when the sleeper was woken")
-    runq_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="run-queue delay within period")
-    switch_out_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="begin of the (first) wait")
-    longest_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="longest wait of a sum")
-    waker_pid: I32 = column("i4", sentinel=-1, doc="tgid of the waker")
-    waker_tid: I32 = column("i4", sentinel=-1, doc="thread id of the waker")
     waker_stack: I32 = column("i4", sentinel=-1, doc="row in stacks: where the waker was; -1 none")
-    syscall: I32 = column("i4", sentinel=-2, doc="system call waited in; -1 none, -2 unknown")
-    count: I64 = column("i8", sentinel=1, doc="number of waits")
-    cgroup: U64 = column("u8", doc="cgroup id, 0 unknown")
 
 
 @dataclass(slots=True)

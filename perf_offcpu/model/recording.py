@@ -41,8 +41,11 @@ class SampleFlag(enum.IntFlag):
 
 
 @dataclass(slots=True)
-class Samples(Table):
-    """One row a sample. Off-cpu fields hold their sentinel on ordinary samples."""
+class SampleColumns(Table):
+    """What a sample has before and after its addresses are named: the columns of Samples and ProfileSamples.
+
+    Off-cpu fields hold their sentinel on ordinary samples.
+    """
 
     time_ns: I64 = column(
         "i8", unit="ns", sentinel=-1, doc="sample time; for off-cpu the end of the (last) wait"
@@ -53,12 +56,7 @@ class Samples(Table):
     tid: I32 = column("i4", sentinel=-1, doc="thread id")
     cpu: I32 = column("i4", sentinel=-1, doc="CPU number")
     comm: U32 = column("u4", doc="string: comm of the thread at that time")
-    space: I32 = column("i4", sentinel=-1, doc="row in spaces: the address space of user addresses")
-    ip: U64 = column("u8", doc="instruction pointer as sampled; 0 unknown")
-    callchain: I32 = column("i4", sentinel=-1, doc="row in callchains")
     field_row: I32 = column("i4", sentinel=-1, doc="row in the table of its event in fields")
-    snapshot: I32 = column("i4", sentinel=-1, doc="row in snapshots: the user stack, to be unwound")
-    cpumode: U8 = column("u1", doc="abi.records.CpuMode of ip")
     flags: U16 = column("u2", doc="SampleFlag")
     state: I32 = column("i4", sentinel=-1, doc="raw task state at switch-out (TASK_* bits)")
     wakeup_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="when the sleeper was woken")
@@ -67,10 +65,21 @@ class Samples(Table):
     longest_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="longest wait of a sum")
     waker_pid: I32 = column("i4", sentinel=-1, doc="tgid of the waker")
     waker_tid: I32 = column("i4", sentinel=-1, doc="thread id of the waker")
-    waker_callchain: I32 = column("i4", sentinel=-1, doc="row in callchains: where the waker was; -1 none")
     syscall: I32 = column("i4", sentinel=-2, doc="system call waited in; -1 none, -2 unknown")
     count: I64 = column("i8", sentinel=1, doc="number of waits (1 for ordinary samples)")
     cgroup: U64 = column("u8", doc="cgroup id, 0 unknown")
+
+
+@dataclass(slots=True)
+class Samples(SampleColumns):
+    """One row a sample, with raw addresses."""
+
+    space: I32 = column("i4", sentinel=-1, doc="row in spaces: the address space of user addresses")
+    ip: U64 = column("u8", doc="instruction pointer as sampled; 0 unknown")
+    cpumode: U8 = column("u1", doc="abi.records.CpuMode of ip")
+    callchain: I32 = column("i4", sentinel=-1, doc="row in callchains")
+    waker_callchain: I32 = column("i4", sentinel=-1, doc="row in callchains: where the waker was; -1 none")
+    snapshot: I32 = column("i4", sentinel=-1, doc="row in snapshots: the user stack, to be unwound")
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ and some thousand addresses.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +22,7 @@ from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I32, I64
 from perf_offcpu.model.mappings import NO_MAP, find_mappings
 from perf_offcpu.model.profile import Profile, ProfileSamples, Stacks
-from perf_offcpu.model.recording import Recording, Samples, Spaces
+from perf_offcpu.model.recording import Recording, SampleColumns, Samples, Spaces
 from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.symbolize.demangle import demangle
@@ -271,9 +270,5 @@ def _demangle(named: Named, inlined: Inlined, strings: Strings) -> None:
 
 
 def _profile_samples(samples: Samples, stack: I32, waker_stack: I32) -> ProfileSamples:
-    shared = {
-        field.name: getattr(samples, field.name)
-        for field in dataclasses.fields(ProfileSamples)
-        if field.name not in ("stack", "waker_stack")
-    }
+    shared = {name: getattr(samples, name) for name in SampleColumns.names()}
     return ProfileSamples(**shared, stack=stack, waker_stack=waker_stack)
