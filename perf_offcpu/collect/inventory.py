@@ -18,6 +18,7 @@ from perf_offcpu.collect.targets import Target, process_of
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import BuildId
 from perf_offcpu.perfdata.features_write import HOST_PID, encoded
+from perf_offcpu.perfdata.pieces import joined
 from perf_offcpu.perfdata.writer import frame_record, pack_record
 
 PIECE = 1 << 18
@@ -49,7 +50,7 @@ class Inventory:
     def records(self) -> Iterator[bytes]:
         """All records, some at a time. Side-band records must flow by now: see `proc`."""
         for records in (self._kernel.records(), cgroup_records(), self._tasks.records()):
-            yield from _joined(records)
+            yield from joined(records, PIECE)
         yield frame_record(RecordType.FINISHED_INIT, 0, b"", NATIVE)
 
     def build_ids(self) -> list[BuildId]:
@@ -70,16 +71,3 @@ class _Mapped:
 
     def __contains__(self, pid: object) -> bool:
         return self._everybody or pid in self._pids
-
-
-def _joined(records: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces of some size."""
-    pieces: list[bytes] = []
-    total = 0
-    for one in records:
-        pieces.append(one)
-        total += len(one)
-        if total >= PIECE:
-            yield b"".join(pieces)
-            pieces, total = [], 0
-    yield b"".join(pieces)

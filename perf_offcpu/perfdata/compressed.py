@@ -15,6 +15,7 @@ from perf_offcpu.errors import CapabilityError, LayoutError
 from perf_offcpu.layout import Order
 from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.perfdata.pieces import joined
 from perf_offcpu.perfdata.scan import HEADER_SIZE
 
 MAX_OUTPUT = 64 << 20
@@ -55,7 +56,7 @@ class Decompressor:
         """
         try:
             data = RECORD_LAYOUTS[kind].unpack(record, order, start=HEADER_SIZE)["data"]
-            yield from _joined(self._decompressed(data))
+            yield from joined(self._decompressed(data), _PIECE)
         except (LayoutError, _Damage):
             self.counters.add(losses.BAD_COMPRESSED)
             self._stream = None
@@ -80,23 +81,6 @@ class Decompressor:
 
 class _Damage(Exception):
     """The stream cannot be decompressed on from here."""
-
-
-def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in larger pieces, those before an exception included."""
-    waiting: list[bytes] = []
-    size = 0
-    try:
-        for piece in pieces:
-            waiting.append(piece)
-            size += len(piece)
-            if size >= _PIECE:
-                yield b"".join(waiting)
-                waiting, size = [], 0
-    except _Damage:
-        yield b"".join(waiting)
-        raise
-    yield b"".join(waiting)
 
 
 def zstd_library() -> Any:
