@@ -11,13 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 from hypothesis import settings
-
-# How long one example takes says more about the machine's load than about the code.
-hypothesis.settings.register_profile("unhurried", deadline=None)
-hypothesis.settings.load_profile("unhurried")
 
 TESTS = Path(__file__).resolve().parent
 PATIENCE = float(os.environ.get("PERF_OFFCPU_TEST_PATIENCE", "1"))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import re
 import shutil
 import subprocess
@@ -14,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.foreign import big_endian
+from builders.injected import inject
 from builders.stock_perf import complaints, version, with_names
 
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.decode.rewrite import RewriteOptions, Rewritten, rewrite
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report.summary import summarize
 from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
@@ -43,14 +42,6 @@ def perf(*arguments: str | Path) -> str:
     )
     assert (done.returncode, complaints(done.stderr)) == (0, ""), done.args
     return done.stdout
-
-
-def inject(source: Path, target: Path, **options: bool) -> Rewritten:
-    fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    try:
-        return rewrite(str(source), fd, str(target), RewriteOptions(**options))
-    finally:
-        os.close(fd)
 
 
 @pytest.fixture(scope="module")

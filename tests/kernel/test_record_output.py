@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from builders.terminal import on_terminal
 from kernel.test_record import PROGRAM, event, lost, off_cpu, perf, recording_tasks, run, until
 
 from perf_offcpu.abi.features import Feature
@@ -175,28 +175,11 @@ def test_signal_switches_and_only_the_last_files_are_kept(tmp_path: Path) -> Non
         assert lost(load_recording(path)) == set()
 
 
-def on_terminal(*arguments: str, cwd: Path) -> str:
-    """What a recorder with a terminal as stderr writes to it."""
-    master, slave = pty.openpty()
-    process = subprocess.Popen([*PROGRAM, *arguments], cwd=cwd, stderr=slave)
-    os.close(slave)
-    found = b""
-    while True:
-        try:
-            piece = os.read(master, 4096)
-        except OSError:
-            break
-        found += piece
-    os.close(master)
-    process.wait(20)
-    return found.decode()
-
-
 def test_terminal_is_told_how_it_goes_on_and_the_line_is_taken_back(tmp_path: Path) -> None:
-    shown = on_terminal("-a", "--duration", "1.5", cwd=tmp_path)
+    shown = on_terminal([*PROGRAM, "-a", "--duration", "1.5"], "stderr", cwd=tmp_path)
     *live, last = shown.split("\r\x1b[K")
     assert len(live) >= 2
     assert all("samples" in line and "rings" in line and "from 1 ms" in line for line in live[1:])
     assert last.startswith("[ perf-offcpu record: Captured and wrote ")
-    assert "\x1b" not in on_terminal("-a", "-q", "--duration", "1", cwd=tmp_path)
+    assert "\x1b" not in on_terminal([*PROGRAM, "-a", "-q", "--duration", "1"], "stderr", cwd=tmp_path)
     assert "\x1b" not in run("-a", "--duration", "1", cwd=tmp_path).stderr

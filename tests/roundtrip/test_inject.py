@@ -10,24 +10,16 @@ import numpy as np
 import pytest
 from builders.compare import assert_same, assert_same_but_retyped
 from builders.foreign import big_endian
+from builders.injected import inject
 
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.decode.rewrite import RewriteOptions, Rewritten, rewrite
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.trailers import record_times
 
 DATA = Path(__file__).parent.parent / "data" / "perf-7.2"
 NAMES = ["direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched"]
 FORMS = {"file": {}, "pipe": {"pipe": True}, "compressed": {"compress": True}}
-
-
-def inject(source: Path, target: Path, **options: bool) -> Rewritten:
-    fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    try:
-        return rewrite(str(source), fd, str(target), RewriteOptions(**options))
-    finally:
-        os.close(fd)
 
 
 @pytest.fixture

@@ -4,35 +4,19 @@
 from __future__ import annotations
 
 import os
-import pty
 import subprocess
 import sys
 
 import pytest
+from builders import terminal
 
 WORK = "import time, sys; from perf_offcpu.commands._busy import busy\nwith busy('working'): time.sleep({})"
 
 
 def on_terminal(seconds: float, **environment: str) -> str:
     """What a terminal got on stderr."""
-    leader, follower = pty.openpty()
-    names = {"TERM": "xterm", **environment}
-    with subprocess.Popen(
-        [sys.executable, "-c", WORK.format(seconds)], stderr=follower, env=os.environ | names
-    ) as one:
-        os.close(follower)
-        shown = b""
-        while True:
-            try:
-                part = os.read(leader, 4096)
-            except OSError:  # EIO: the other end is closed
-                break
-            if not part:
-                break
-            shown += part
-        assert one.wait(timeout=60) == 0
-    os.close(leader)
-    return shown.decode()
+    command = [sys.executable, "-c", WORK.format(seconds)]
+    return terminal.on_terminal(command, "stderr", env=os.environ | {"TERM": "xterm", **environment})
 
 
 def test_long_work_shows_and_takes_it_back() -> None:

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import injected
 from builders.compare import assert_same_but_retyped
 from builders.recording import (
     BASE,
@@ -33,7 +33,7 @@ from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.deferred import UNMERGED
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.decode.rewrite import NO_TRACES, NOT_COPIED, RewriteOptions, Rewritten, rewrite
+from perf_offcpu.decode.rewrite import NO_TRACES, NOT_COPIED, Rewritten
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.reader import PerfDataReader
@@ -47,11 +47,7 @@ THREAD = [comm(CLOCK, 7, 7, "main"), comm(CLOCK, 7, 8, "worker")]
 
 def inject(source: Path, **options: bool) -> tuple[Path, Rewritten]:
     target = source.with_suffix(".out")
-    fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    try:
-        return target, rewrite(str(source), fd, str(target), RewriteOptions(**options))
-    finally:
-        os.close(fd)
+    return target, injected.inject(source, target, **options)
 
 
 def perf(path: Path, fields: str) -> list[list[str]]:

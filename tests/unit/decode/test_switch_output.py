@@ -3,32 +3,23 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from builders.compare import sample_rows
 from builders.foreign import big_endian
+from builders.injected import inject
 from builders.switching import SwitchTable, write_switches
 from conftest import Command
 
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.decode.rewrite import RewriteOptions, Rewritten, rewrite
 from perf_offcpu.decode.switches import BEGAN_BEFORE
 from perf_offcpu.layout import Order
 from perf_offcpu.model.callchains import Ragged
 
 FIXTURE = Path(__file__).parents[2] / "data" / "perf-7.2" / "sched.data"
 MS = 1_000_000
-
-
-def inject(source: Path, target: Path, **options: bool) -> Rewritten:
-    fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        return rewrite(str(source), fd, str(target), RewriteOptions(**options))
-    finally:
-        os.close(fd)
 
 
 @pytest.fixture

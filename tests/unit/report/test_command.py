@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from builders import terminal
 
 from perf_offcpu.cli import main
 
@@ -64,23 +64,9 @@ def test_selection(capsys: pytest.CaptureFixture[str]) -> None:
 
 def on_terminal(columns: int, *options: str, **environment: str) -> str:
     """What a terminal of this width gets, by default without a pager."""
-    leader, follower = pty.openpty()
     names = {"TERM": "xterm", "COLUMNS": str(columns), "PAGER": "cat", **environment}
     kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "PERF_PAGER", "LESS")}
-    with subprocess.Popen([*COMMAND, *options], stdout=follower, env=kept | names) as running:
-        os.close(follower)
-        shown = b""
-        while True:
-            try:
-                part = os.read(leader, 65536)
-            except OSError:  # EIO: the other end is closed
-                break
-            if not part:
-                break
-            shown += part
-        assert running.wait(timeout=60) == 0
-    os.close(leader)
-    return shown.decode().replace("\r\n", "\n")
+    return terminal.on_terminal([*COMMAND, *options], "stdout", env=kept | names).replace("\r\n", "\n")
 
 
 def test_a_terminal_gets_colours_and_lines_that_fit() -> None:

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `perf-offcpu inject` makes of a recording, without its command line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from perf_offcpu.decode.rewrite import RewriteOptions, Rewritten, rewrite
+
+
+def inject(source: Path, target: Path, **options: bool) -> Rewritten:
+    """Rewrite `source` into the file `target`; options as RewriteOptions has them."""
+    fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        return rewrite(str(source), fd, str(target), RewriteOptions(**options))
+    finally:
+        os.close(fd)
