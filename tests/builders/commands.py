@@ -55,7 +55,7 @@ def run(command: str, directory: Path, environment: Mapping[str, str] = os.envir
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
         cwd=directory,
-        env=dict(environment) | {"PATH": path, "XDG_CACHE_HOME": str(directory / "cache")},
+        env=dict(environment) | {"PATH": path},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -3,6 +3,7 @@
 
     mutated(data, random.Random(seed))     a damaged copy, the same for the same seed
     survive(data)                          reads, dumps, injects, shows it; raises if not our own errors
+    content(path)                          the same for files that are the same to all behind the reader
 
 Half of the mutations know the format: they strike the headers of records, counts and sizes, ids, and the
 numbers at which readers stumble; the others strike anywhere.
@@ -10,6 +11,7 @@ numbers at which readers stumble; the others strike anywhere.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import time
@@ -114,6 +116,26 @@ _MUTATIONS: tuple[Callable[[bytearray, random.Random], None], ...] = (
     _flip, _flip, _number, _number, _head, _head, _tail, _record, _record, _record, _record,
     _cut, _remove, _repeat,
 )  # fmt: skip
+
+
+def content(path: str) -> bytes:
+    """A digest of what the reader gives of a file: its records, events and features, or why there are none.
+
+    Prefixes of one recording with the same places of records have the same records.
+    """
+    digest = hashlib.blake2b()
+    try:
+        with PerfDataReader.open(path) as reader:
+            for chunk in reader.chunks():
+                for column in (chunk.starts, chunk.types, chunk.miscs, chunk.sizes):
+                    digest.update(column.tobytes())
+                digest.update(f"{chunk.origin} {chunk.file_offset};".encode())
+            causes = sorted(reader.counters)  # how much is lost differs with each byte
+            what = (causes, reader.head.events, reader.events.specs, sorted(reader.features.bodies.items()))
+            digest.update(repr(what).encode())
+    except PerfOffcpuError as problem:
+        digest.update(str(problem).encode())
+    return digest.digest()
 
 
 def survive(data: bytes, *, rewriting: bool = True, showing: bool = True) -> float:

@@ -10,7 +10,6 @@ everything is made: columns, dump, inject, script, report, folded stacks.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import sys
 import time
@@ -18,11 +17,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[1])]
 
-from builders.mutations import survive  # noqa: E402
+from builders.mutations import content, survive  # noqa: E402
 from builders.zoo import recordings  # noqa: E402
-
-from perf_offcpu.errors import PerfOffcpuError  # noqa: E402
-from perf_offcpu.perfdata.reader import PerfDataReader  # noqa: E402
 
 
 def failures(name: str, data: bytes, step: int) -> int:
@@ -45,26 +41,6 @@ def failures(name: str, data: bytes, step: int) -> int:
     took = f"{time.process_time() - begin:.0f} s of CPU"
     print(f"{name}: {len(data) // step + 1} prefixes, {read} of them different, {took}", flush=True)
     return failed
-
-
-def content(path: str) -> bytes:
-    """A digest of what the reader gives of a file: its records, events and features, or why there are none.
-
-    Prefixes of one recording with the same places of records have the same records.
-    """
-    digest = hashlib.blake2b()
-    try:
-        with PerfDataReader.open(path) as reader:
-            for chunk in reader.chunks():
-                for column in (chunk.starts, chunk.types, chunk.miscs, chunk.sizes):
-                    digest.update(column.tobytes())
-                digest.update(f"{chunk.origin} {chunk.file_offset};".encode())
-            causes = sorted(reader.counters)  # how much is lost differs with each byte
-            what = (causes, reader.head.events, reader.events.specs, sorted(reader.features.bodies.items()))
-            digest.update(repr(what).encode())
-    except PerfOffcpuError as problem:
-        digest.update(str(problem).encode())
-    return digest.digest()
 
 
 def main() -> int:

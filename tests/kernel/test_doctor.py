@@ -36,8 +36,14 @@ def doctor(shell: str = DOCTOR) -> tuple[int, dict[str, Any], dict[str, dict[str
     return done.returncode, document, {one["part"]: one for one in document["findings"]}
 
 
-def test_all_that_recording_needs_works_where_recording_works() -> None:
-    status, document, parts = doctor()
+@pytest.fixture(scope="module")
+def here() -> tuple[int, dict[str, Any], dict[str, dict[str, str]]]:
+    """What it says of this machine as it is."""
+    return doctor()
+
+
+def test_all_that_recording_needs_works_where_recording_works(here: Any) -> None:
+    status, document, parts = here
     assert (status, document["can_record"]) == (0, True)
     assert "missing" not in {one["state"] for one in parts.values() if one["group"] == "recording"}
     assert parts["collector"]["found"].startswith("compiled, verified and loaded in ")
@@ -45,8 +51,8 @@ def test_all_that_recording_needs_works_where_recording_works() -> None:
         assert (one["state"] == "works") <= (one["advice"] == "")
 
 
-def test_text_has_a_line_a_part_and_the_verdict_at_its_end() -> None:
-    _, document, _ = doctor()
+def test_text_has_a_line_a_part_and_the_verdict_at_its_end(here: Any) -> None:
+    _, document, _ = here
     done = subprocess.run(["bash", "-c", DOCTOR], capture_output=True, text=True, timeout=120, check=True)
     lines = done.stdout.splitlines()
     for one in document["findings"]:

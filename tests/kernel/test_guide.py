@@ -24,10 +24,9 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment() -> dict[str, str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    cache = str(tmp_path_factory.mktemp("cache"))
-    return os.environ | {"PATH": path, "NO_COLOR": "1", "XDG_CACHE_HOME": cache, "LC_ALL": "C.UTF-8"}
+    return os.environ | {"PATH": path, "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}
 
 
 @pytest.mark.parametrize("step", list(steps(GUIDE)), ids=lambda step: f"line-{step.line}")

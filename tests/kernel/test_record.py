@@ -24,6 +24,7 @@ from workload.measured import Thread, parse
 from perf_offcpu.abi.attr import AttrFlag
 from perf_offcpu.abi.counters import COUNTERS, MAGIC
 from perf_offcpu.abi.features import Feature
+from perf_offcpu.cli import main
 from perf_offcpu.collect import bpf_syscall
 from perf_offcpu.collect.part import RESERVE
 from perf_offcpu.decode.garbage import GARBAGE
@@ -563,13 +564,19 @@ def test_older_file_is_kept_and_the_new_one_is_private(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_no_file(
-    tmp_path: Path, arguments: list[str], status: int, sentence: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: list[str],
+    status: int,
+    sentence: str,
 ) -> None:
     (tmp_path / "perf.data").write_bytes(b"older")
-    done = run(*arguments, cwd=tmp_path)
-    assert (done.status, done.stdout) == (status, "")
-    assert done.stderr.startswith(f"perf-offcpu record: {sentence}")
-    assert done.stderr.count("\n") == 1
+    monkeypatch.chdir(tmp_path)
+    assert main(["record", *arguments]) == status
+    out, said = capfd.readouterr()
+    assert out == "" and said.startswith(f"perf-offcpu record: {sentence}")
+    assert said.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["perf.data"]
     assert (tmp_path / "perf.data").read_bytes() == b"older"
 

@@ -11,6 +11,7 @@ The sources are read with `ast`; nothing is imported.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,14 +75,19 @@ def imported_names(node: ast.AST, path: Path) -> list[str]:
     return [base, *(f"{base}.{alias.name}" for alias in node.names)]
 
 
-def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
-        yield from imported_names(node, path)
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+@functools.cache
+def imports(path: Path) -> tuple[str, ...]:
+    return tuple(name for node in ast.walk(tree(path)) for name in imported_names(node, path))
 
 
 def imports_at_load_time(path: Path) -> Iterator[str]:
     """What importing the module imports: everything outside functions and `if TYPE_CHECKING:`."""
-    waiting: list[ast.AST] = [ast.parse(path.read_text(), str(path))]
+    waiting: list[ast.AST] = [tree(path)]
     while waiting:
         node = waiting.pop()
         lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
@@ -125,7 +131,7 @@ def test_costly_libraries_are_not_imported_at_load_time(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_modules_open_with_a_docstring(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text()))
+    assert ast.get_docstring(tree(path))
 
 
 ROOMS = [path for path in modules() if path.name == "__init__.py" and path.parent != PACKAGE]
@@ -133,7 +139,7 @@ ROOMS = [path for path in modules() if path.name == "__init__.py" and path.paren
 
 @pytest.mark.parametrize("path", ROOMS, ids=name_of)
 def test_init_files_hold_a_docstring_only(path: Path) -> None:
-    assert [type(node) for node in ast.parse(path.read_text()).body] == [ast.Expr]
+    assert [type(node) for node in tree(path).body] == [ast.Expr]
 
 
 def test_the_package_itself_imports_nothing_of_it() -> None:

@@ -228,7 +228,7 @@ def test_every_cut_file_is_dumped_up_to_the_cut(name: str, tmp_path: Path) -> No
     whole = (DATA / f"{name}.data").read_bytes()
     path = tmp_path / "cut.data"
     before = -1
-    for size in range(0, len(whole), len(whole) // 120):
+    for size in range(0, len(whole), len(whole) // 40):  # tests/fuzz/prefixes.py does all
         path.write_bytes(whole[:size])
         try:
             count = len(records_of(path))
@@ -246,7 +246,7 @@ def test_random_damage_never_raises(tmp_path: Path) -> None:
     originals = {name: (DATA / f"{name}.data").read_bytes()[:20_000] for name in names}
     path = tmp_path / "damaged.data"
     dumped = 0
-    for _ in range(300):
+    for _ in range(100):  # tests/fuzz/mutate.py does 100 000
         data = bytearray(originals[rng.choice(names)])
         for _ in range(rng.choice([1, 4, 32])):
             data[rng.randrange(rng.choice([104, 1000, len(data)]))] = rng.choice(
@@ -257,7 +257,7 @@ def test_random_damage_never_raises(tmp_path: Path) -> None:
             dumped += len(records_of(path)) > 0
         except FormatError as problem:
             assert str(path) in str(problem)
-    assert dumped > 150
+    assert dumped > 50
 
 
 def test_types_have_the_names_that_perf_prints() -> None:
