@@ -9,38 +9,17 @@
  * from wait to wait. Old return addresses in room that no call has written since do no harm: the same way
  * leads to a few hashes.
  *
+ * A thread that waits where it waited often has the same words there. That is seen at less cost than the hash is
+ * worked out: the words are kept, and compared one by one. Where any differs, all of them are looked at anew.
+ *
  * The first wait of each hash goes out with a copy of its stack, which user space unwinds for all of them.
  */
 #if OFFCPU_SUM_CALLERS
-#define TOP_WORDS 64			/* 32 do not reach the callers in redis (jemalloc, a buffer on the stack) */
-#define TOP_BYTES (TOP_WORDS * sizeof(u64))
 #define LIBRARIES (1ULL << 30)		/* below mm->mmap_base, where they are mapped one after the other */
 #define MAPPED (1ULL << 40)		/* below it, too: code that was made at run time, among others */
 #define NEAR_STACK (8ULL << 20)		/* RLIMIT_STACK as most have it */
-#define WORD_MASK (sizeof(u64) - 1)
 
 BPF_TABLE("lru_hash", u64, u64, snapshots, OFFCPU_CALLERS);	/* the epoch in which one of this hash was sent */
-
-/* Copy the top of the user stack of `current`; what cannot be read is 0, as the helper leaves it. */
-__inline void read_top(struct offcpu_window *window, u64 sp)
-{
-	u64 bytes = PAGE - (sp & (PAGE - 1));
-
-	if (!bpf_probe_read_user(window->words, TOP_BYTES, (void *)sp))
-		return;
-	/* Where the mapping ends, all of it fails. */
-	BOUNDED(bytes);
-	if (bytes < TOP_BYTES)
-		bpf_probe_read_user(window->words, bytes, (void *)sp);
-}
-
-/* Where a task's code may be. */
-struct offcpu_layout {
-	u64 code;			/* its program's text */
-	u64 code_size;
-	u64 top;			/* of what is mapped: libraries come first */
-	u64 sp;
-};
 
 /* Whether a word may be a return address into the program's text, or into what was mapped up to `span` below. */
 __inline bool may_return(const struct offcpu_layout *at, u64 word, u64 span)
@@ -75,43 +54,67 @@ __inline u64 hash_chain(const struct offcpu_layout *at, struct offcpu_stack *sta
 	return hash;
 }
 
-/* A hash of where `current` waits and of who called that, the same for all threads; 0 if this is not for us. */
-__inline u64 hash_callers(struct offcpu_wait *wait)
+/* Where the code of `current` may be. */
+__inline struct offcpu_layout layout_of(struct task_struct *task, void *mm, u64 sp)
 {
-	struct offcpu_task *storage = wait->storage;
-	struct task_struct *task = wait->task;
-	struct offcpu_window *window;
-	struct offcpu_layout at;
-	u32 zero = 0, i;
-	void *regs, *mm;
-	u64 hash;
+	struct offcpu_layout at = {
+		.code = FIELD(u64, mm, MM_START_CODE),
+		.code_size = FIELD(u64, mm, MM_END_CODE) - FIELD(u64, mm, MM_START_CODE),
+		.top = FIELD(u64, mm, MM_MMAP_BASE),
+		.sp = sp,
+		.thread = FIELD(u64, task, TASK_THREAD_POINTER),
+	};
 
-	if (OFFCPU_KERNEL_THREADS && FIELD(u32, task, TASK_FLAGS) & PF_KTHREAD)
-		return 0;
-	window = windows.lookup(&zero);
-	regs = (void *)bpf_task_pt_regs(task);
-	mm = FIELD(void *, task, TASK_MM);
-	if (!window || !mm || FIELD(u64, regs, REGS_CS) != USER_CS)
-		return 0;
-	at.code = FIELD(u64, mm, MM_START_CODE);
-	at.code_size = FIELD(u64, mm, MM_END_CODE) - at.code;
-	at.top = FIELD(u64, mm, MM_MMAP_BASE);
-	at.sp = FIELD(u64, regs, REGS_SP);
-	/* The chain is often the one that was there before. */
-	if (!wait->user->check || !storage->kept_hash) {
-		storage->kept_hash = hash_chain(&at, wait->user);
-		wait->user->check = 1;
+	return at;
+}
+
+__inline bool is_same(const struct offcpu_layout *one, const struct offcpu_layout *other)
+{
+	return !(one->code ^ other->code | one->code_size ^ other->code_size | one->top ^ other->top |
+		 one->sp ^ other->sp | one->thread ^ other->thread);
+}
+
+/* Work out the hash of a chain, a layout and the top of a stack anew. */
+__inline void hash_top(struct offcpu_top *top, const struct offcpu_layout *at, struct offcpu_stack *stack)
+{
+	u64 hash;
+	u32 i;
+
+	/* The chain is often the one that was there before, even where the words are not. */
+	if (!stack->check || !top->chain || !is_same(&top->layout, at)) {
+		top->chain = hash_chain(at, stack);
+		top->layout = *at;
+		stack->check = 1;
 	}
 	/* Forks have the same addresses, other programs have not. A thread's stack ends near its thread pointer. */
-	hash = mix(storage->kept_hash, at.code ^ at.top ^ at.code_size << 20);
-	hash = mix(hash, FIELD(u64, regs, REGS_IP) ^ (FIELD(u64, task, TASK_THREAD_POINTER) - at.sp) << 16);
-	read_top(window, at.sp);
+	hash = mix(top->chain, at->code ^ at->top ^ at->code_size << 20);
+	hash = mix(hash, stack->ips[0] ^ (at->thread - at->sp) << 16);
 	/* Unrolled it takes half the time. */
 #pragma clang loop unroll(full)
 	for (i = 0; i < TOP_WORDS; i++)
-		if (may_return(&at, window->words[i], LIBRARIES))
-			hash = mix(hash, window->words[i]);
-	return hash ? hash : 1;
+		if (may_return(at, top->words[i], LIBRARIES))
+			hash = mix(hash, top->words[i]);
+	top->caller = hash ? hash : 1;
+}
+
+/* A hash of where `current` waits and of who called that, the same for all threads; 0 if this is not for us. */
+__inline u64 hash_callers(struct offcpu_wait *wait)
+{
+	struct task_struct *task = wait->task;
+	struct offcpu_top *top = &wait->storage->top;
+	struct offcpu_layout at;
+	void *regs, *mm;
+
+	if (OFFCPU_KERNEL_THREADS && FIELD(u32, task, TASK_FLAGS) & PF_KTHREAD)
+		return 0;
+	regs = (void *)bpf_task_pt_regs(task);
+	mm = FIELD(void *, task, TASK_MM);
+	if (!mm || FIELD(u64, regs, REGS_CS) != USER_CS)
+		return 0;
+	at = layout_of(task, mm, FIELD(u64, regs, REGS_SP));
+	if (!wait->user->check || !top->caller || !is_same(&top->layout, &at))
+		hash_top(top, &at, wait->user);
+	return *(volatile u64 *)&top->caller;	/* both ways lead on as one, to the verifier */
 }
 
 /* Whether no copy of such a stack was sent since the present file began. */

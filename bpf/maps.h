@@ -16,6 +16,29 @@
 
 struct task_struct;
 
+#if OFFCPU_SUM_CALLERS
+#define TOP_WORDS 64			/* 32 do not reach the callers in redis (jemalloc, a buffer on the stack) */
+#define TOP_BYTES (TOP_WORDS * sizeof(u64))
+
+/* Where a task's code may be, and how far its stack is from its end. */
+struct offcpu_layout {
+	u64 code;			/* its program's text */
+	u64 code_size;
+	u64 top;			/* of what is mapped: libraries come first */
+	u64 sp;
+	u64 thread;			/* the thread pointer */
+};
+
+/* The top of a user stack, as it was at the last wait, and what was made of it. */
+struct offcpu_top {
+	struct offcpu_layout layout;
+	u64 chain;			/* hash of the chain of frame pointers, 0 not known */
+	u64 caller;			/* and of that, the layout and the words, 0 not known */
+	u64 walked;			/* bytes of it in which frames were found */
+	u64 words[TOP_WORDS];
+};
+#endif
+
 #if OFFCPU_WAKER_STACKS
 struct offcpu_waker_stack {
 	u32 first;			/* kernel frames from here on: those before are of tracing itself */
@@ -37,7 +60,8 @@ struct offcpu_task {
 	u32 prev_state;			/* of the wait */
 	u32 flags;			/* of the wait: OFFCPU_PREEMPTED_WAIT, … */
 	u32 waker_flags;		/* OFFCPU_WAKER_INTERRUPT */
-#if OFFCPU_SUM_STACKS
+	u64 passage;			/* see forget() */
+#if OFFCPU_SUM_STACKS && !OFFCPU_SUM_CALLERS
 	u64 kept_hash;			/* of `user`, if that has a check: threads often wait where they waited */
 	u32 kept_generation;
 #endif
@@ -47,10 +71,29 @@ struct offcpu_task {
 #if WALK_AT_SWITCH_OUT
 	struct offcpu_stack user;	/* its user stack, taken at switch-out */
 #endif
+#if OFFCPU_SUM_CALLERS
+	struct offcpu_top top;		/* likewise */
+#endif
 #if OFFCPU_WAKER_STACKS
 	struct offcpu_waker_stack waker;
 #endif
 };
+
+/*
+ * A value through memory: the verifier forgets where it comes from, and does not follow all that is behind anew for
+ * each way that leads there.
+ */
+__inline u64 forget(struct offcpu_task *storage, u64 value)
+{
+	*(volatile u64 *)&storage->passage = value;
+	return *(volatile u64 *)&storage->passage;
+}
+
+#if OFFCPU_SUM_CALLERS
+#define TOP_OF(storage) (&(storage)->top)
+#else
+#define TOP_OF(storage) 0
+#endif
 
 /* A wait that is over. */
 struct offcpu_wait {

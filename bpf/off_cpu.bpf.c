@@ -136,7 +136,7 @@ __inline void begin_wait(void *ctx, struct task_struct *task, u32 prev_state, bo
 #endif
 #if WALK_AT_SWITCH_OUT
 	if (wanted)
-		take_user_stack(ctx, task, &storage->user, true);
+		take_user_stack(ctx, task, &storage->user, TOP_OF(storage), true);
 #endif
 }
 
@@ -225,6 +225,7 @@ __inline void end_wait(void *ctx, struct task_struct *task, u64 now)
 	if (wait.flags & OFFCPU_BEGAN_BEFORE)	/* its switch-out was not seen */
 		late_user_stack(ctx, task, wait.user);
 #endif
+	wait.wakeup_ns = forget(storage, wait.wakeup_ns);
 	account(ctx, &wait, switches->threshold_ns);
 }
 

@@ -338,7 +338,7 @@ __inline void account(void *ctx, struct offcpu_wait *wait, u64 threshold_ns)
 	to->user.nr = 0;
 	to->user.lost = 0;
 #else
-	take_user_stack(ctx, wait->task, wait->user, false);
+	take_user_stack(ctx, wait->task, wait->user, 0, false);
 #endif
 #endif
 	if (send_sample(ctx, wait, to)) {

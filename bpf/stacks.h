@@ -26,13 +26,14 @@ __inline long walk_as_kernel(void *ctx, struct offcpu_stack *stack)
  * verifier long, for each way that leads to it anew, so a program has one place for it: the begin of a wait,
  * or the wake-up. Elsewhere, for long waits only, the kernel walks, and finds the same frames.
  */
-__inline void walk_user_stack(void *ctx, struct task_struct *task, struct offcpu_stack *stack, bool often)
+__inline void walk_user_stack(void *ctx, struct task_struct *task, struct offcpu_stack *stack,
+				struct offcpu_top *top, bool often)
 {
 	long nr = 0;
 
 #if OFFCPU_FRAME_POINTERS
 	if (often)
-		nr = walk_frames(task, stack);
+		nr = walk_frames(task, stack, top);
 #endif
 	if (!nr)
 		nr = walk_as_kernel(ctx, stack);
@@ -45,21 +46,22 @@ __inline void walk_user_stack(void *ctx, struct task_struct *task, struct offcpu
 }
 
 /* The user stack of a task, which is `current`; kernel threads have none. */
-__inline void take_user_stack(void *ctx, struct task_struct *task, struct offcpu_stack *stack, bool often)
+__inline void take_user_stack(void *ctx, struct task_struct *task, struct offcpu_stack *stack,
+				struct offcpu_top *top, bool often)
 {
 	if (OFFCPU_KERNEL_THREADS && FIELD(u32, task, TASK_FLAGS) & PF_KTHREAD) {
 		stack->nr = 0;
 		stack->lost = 0;
 		return;
 	}
-	walk_user_stack(ctx, task, stack, often);
+	walk_user_stack(ctx, task, stack, top, often);
 }
 
 /* The same at the end of a wait whose begin was not seen: only there is the sleeper's memory at hand. */
 __inline void late_user_stack(void *ctx, struct task_struct *task, struct offcpu_stack *stack)
 {
 #if OFFCPU_AT_EXIT
-	take_user_stack(ctx, task, stack, false);
+	take_user_stack(ctx, task, stack, 0, false);
 #else
 	stack->nr = 0;
 	stack->lost = FIELD(u32, task, TASK_FLAGS) & PF_KTHREAD ? 0 : OFFCPU_LOST_USER_STACK;
@@ -245,6 +247,6 @@ __inline void walk_waker(void *ctx, struct task_struct *current, u32 flags, stru
 	if (flags & OFFCPU_WAKER_INTERRUPT || FIELD(u32, current, TASK_FLAGS) & PF_KTHREAD)
 		to->user.nr = 0;
 	else
-		walk_user_stack(ctx, current, &to->user, true);
+		walk_user_stack(ctx, current, &to->user, 0, true);
 }
 #endif
