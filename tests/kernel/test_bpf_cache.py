@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import shutil
 import sys
@@ -15,10 +16,20 @@ import pytest
 from kernel.napping import python
 
 from perf_offcpu.cache import DiskCache
-from perf_offcpu.collect import bpf, bpf_build, bpf_compile, bpf_syscall
+from perf_offcpu.collect import (
+    bpf,
+    bpf_build,
+    bpf_compile,
+    bpf_defines,
+    bpf_load,
+    bpf_syscall,
+    kprobe,
+)  # fmt: skip
 from perf_offcpu.collect.bpf import OffCpuProgram
+from perf_offcpu.collect.bpf_attr import ProgramType
 from perf_offcpu.collect.bpf_cache import ProgramCache, Recipe
 from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf_defines import SWITCHED
 from perf_offcpu.collect.bpf_object import describe, map_info
 from perf_offcpu.collect.states import ShortWaits
 
@@ -179,6 +190,39 @@ def test_what_the_kernel_refuses_or_another_compiler_made_is_compiled_anew(
     assert right.compiler == bpf_compile.compiler()
     assert REFUSED not in right.made.functions.values()
     assert len(os.listdir("/proc/self/fd")) == before[0]
+
+
+class StandIn:
+    """Where the kernel has no kprobes: a place that takes a program as long as it is open."""
+
+    def __init__(self, function: str) -> None:
+        self.function = function
+
+    def attach(self, program_fd: int) -> None:
+        assert bpf_syscall.program_info(program_fd).type == ProgramType.KPROBE
+        if not self.function:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    def close(self) -> None:
+        self.function = ""
+
+
+def test_a_refused_program_leaves_the_kprobe_open_for_the_next(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels before 6.16, with copies of stacks: their form is built, and the running one refuses it."""
+    monkeypatch.setattr(bpf_defines, "_ON_EXIT", {})
+    if not kprobe.TYPE.exists():
+        monkeypatch.setattr(bpf_load, "Kprobe", StandIn)
+    config, cache = OffCpuConfig(in_sleeper=True, sum_callers=True), ProgramCache(DiskCache(str(place)))
+    recipe = recipe_of(config, monkeypatch)
+    assert SWITCHED in recipe.functions
+    keep(recipe, cache, bpf_compile.compiler(), functions=dict.fromkeys(recipe.functions, REFUSED))
+    with OffCpuProgram(config) as program:
+        program.attach()
+        assert program.ends_at_exit
+    kept = cache.read(recipe)
+    assert kept and REFUSED not in kept.made.functions.values()
 
 
 def test_closing_gives_back_what_was_kept_too(place: Path) -> None:
