@@ -226,10 +226,12 @@ class PerfScriptSamples:
             return self._from_pipe(options)
         with PerfDataReader.open(path) as reader:
             tasks, account = read_tasks(reader)
-            recording = cut_garbage(assemble(reader, self._batch(reader.events), tasks, account))
+            recording = assemble(reader, self._batch(reader.events), tasks, account)
             has_copies = any(spec.attr.sample_type & SampleType.STACK_USER for spec in reader.events.specs)
         if has_copies:
             recording = with_snapshots_of(recording, load_recording(path, snapshots=True))
+        recording = cut_garbage(recording)
+        if has_copies:
             recording = unwind(recording, Search.usual(options.symfs, options.buildid_dir), options.cache)
         return symbolize(recording, options)
 

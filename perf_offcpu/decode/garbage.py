@@ -29,8 +29,8 @@ _KERNEL_HALF = np.uint64(1 << 63)
 def cut_garbage(recording: Recording) -> Recording:
     """The recording without root-most frames that lie in no mapping of their process.
 
-    Processes of which no mapping is known keep all frames. What was cut is counted, once for each
-    different callchain.
+    Processes of which no mapping is known keep all frames, and so do samples with a snapshot: unwinding that
+    takes the place of the walk. What was cut is counted, once for each different callchain.
     """
     samples, chains = recording.samples, recording.callchains
     known = np.zeros(len(recording.spaces) + 1, np.bool_)  # the last one is that of space -1
@@ -60,13 +60,13 @@ _BLOCK = 1 << 15
 def _keys(samples: Samples, known: Bool) -> Iterator[tuple[slice, Bool, I64]]:
     """(rows, usable, keys) of a block of samples after the other.
 
-    usable is bool[rows], whether there is a callchain and a known address space; keys are int64 of these
-    only: the space in the upper half, the callchain in the lower.
+    usable is bool[rows], whether there is a callchain that stays and a known address space; keys are int64
+    of these only: the space in the upper half, the callchain in the lower.
     """
     for at in range(0, len(samples), _BLOCK):
         rows = slice(at, at + _BLOCK)
         space, chain = samples.space[rows], samples.callchain[rows]
-        usable = known[space] & (chain >= 0)
+        usable = known[space] & (chain >= 0) & (samples.snapshot[rows] < 0)
         yield rows, usable, space[usable].astype(np.int64) << 32 | chain[usable].astype(np.int64)
 
 

@@ -17,7 +17,7 @@ from perf_offcpu.abi import offcpu as abi
 from perf_offcpu.gather import Rows, gather_rows
 from perf_offcpu.layout import Order
 from perf_offcpu.model.callchains import Ragged, offsets_of, spread
-from perf_offcpu.model.columns import I64, U64, Bool
+from perf_offcpu.model.columns import I8, I64, U64, Bool
 from perf_offcpu.model.recording import SampleFlag, Samples
 
 _FIXED = abi.PAYLOAD.offset("callchain") // 8
@@ -39,6 +39,37 @@ def payloads(samples: Samples, chains: Ragged, extensions: Ragged, order: Order)
     words[at + _FIXED + nr] = samples.cgroup
     words[spread(at + _FIXED + nr + 1, more, extensions.offsets)] = extensions.values
     return Ragged(offsets, words)
+
+
+def with_other_chains(old: Ragged, chains: Ragged, cut: I8, order: Order) -> Ragged:
+    """n payloads, as words, with other callchains.
+
+    Args:
+        old: the payloads; all have the words in front of the callchain.
+        chains: the callchains; n rows.
+        cut: int8[n], what is noted of their user parts where there is an extension: 1 they end before their
+            root, 0 they do not, -1 nothing new.
+    """
+    begin = old.offsets[:-1]
+    behind = begin + _FIXED + old.values[begin + _FIXED - 1].astype(np.int64)
+    rest = old.offsets[1:] - behind
+    offsets = offsets_of(_FIXED + chains.lengths + rest)
+    words, at = np.empty(int(offsets[-1]), np.uint64), offsets[:-1]
+    for place in range(_FIXED - 1):
+        words[at + place] = old.values[begin + place]
+    words[at + _FIXED - 1] = chains.lengths
+    words[spread(at + _FIXED, chains.lengths, chains.offsets)] = chains.values
+    kept = offsets_of(rest)
+    words[spread(at + _FIXED + chains.lengths, rest, kept)] = old.values[spread(behind, rest, kept)]
+    noted = np.flatnonzero((cut >= 0) & (rest > abi.EXTENSION_WORDS))
+    lost = (at + _FIXED + chains.lengths + 1 + _LOST_WORD)[noted]
+    words[lost] &= ~(np.uint64(abi.Lost.USER_STACK | abi.Lost.USER_STACK_CUT) << _LOST_SHIFT[order])
+    words[lost[cut[noted] > 0]] |= np.uint64(abi.Lost.USER_STACK_CUT) << _LOST_SHIFT[order]
+    return Ragged(offsets, words)
+
+
+_LOST_WORD, _LOST_BYTE = divmod(abi.EXTENSION.offset("lost"), 8)
+_LOST_SHIFT = {"<": np.uint64(8 * _LOST_BYTE), ">": np.uint64(32 - 8 * _LOST_BYTE)}
 
 
 def _pairs(samples: Samples, order: Order) -> U64:

@@ -28,12 +28,14 @@ from perf_offcpu.decode.payload_words import (
     one_after_the_other,
     payloads,
     recorded_extensions,
+    with_other_chains,
 )
 from perf_offcpu.decode.repair import repair_ids
 from perf_offcpu.decode.samples import is_offcpu, model_samples
+from perf_offcpu.gather import Rows, gather_rows
 from perf_offcpu.layout import Order
 from perf_offcpu.model.callchains import Ragged, offsets_of, spread
-from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.columns import I8, I32, I64, Bool
 from perf_offcpu.model.recording import Samples, Tasks
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.scan import Chunk
@@ -145,6 +147,24 @@ class Retyper:
         times = self.lives.last_moment(tids)
         records.set_field(spec.shape, "time", times, self.order)
         return times
+
+
+def with_payloads_again(chunk: Chunk, columns: Columns, cut: I8, order: Order) -> Records:
+    """Re-typed samples that have got other callchains, which their payloads shall tell, too.
+
+    Args:
+        chunk: them alone; `columns` are their fields.
+        cut: int8[n], see `unwind_records.StackCutter.rewrite`.
+    """
+    chain, raw = columns.arrays["callchain"], columns.arrays["raw"]
+    chains = Ragged(*gather_rows(chunk.data, Rows(chain.starts, chain.counts, 8), order))
+    old = Ragged(*gather_rows(chunk.data, Rows(raw.starts, raw.counts // 8, 8), order))
+    field = as_raw_field(with_other_chains(old, chains, cut, order), order)
+    place = Cut(raw.starts - 4, _aligned(raw.starts + raw.counts), _aligned(columns.ends))
+    rows = np.arange(len(chunk.starts))
+    records, fits = with_words(chunk, rows, place, (field.offsets, field.values), order)
+    assert fits.all(), "two callchains of at most 1024 frames fit where a stack was"
+    return records
 
 
 def _with_counts(chains: Ragged) -> Ragged:

@@ -15,7 +15,7 @@ from perf_offcpu.abi.records import RecordType
 from perf_offcpu.abi.sample import SAMPLE
 from perf_offcpu.columnar import Columns, read_columns
 from perf_offcpu.decode.complete_records import Completer
-from perf_offcpu.decode.retype_records import Retyper, is_raw_offcpu, retyped
+from perf_offcpu.decode.retype_records import Retyper, is_raw_offcpu, retyped, with_payloads_again
 from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.decode.unwind_records import StackCutter, has_stacks, without_stacks
 from perf_offcpu.layout import Order
@@ -117,14 +117,20 @@ class SampleRewriter:
         spec = retyped(self.events.specs[number])
         if self.cutter is None or not has_stacks(spec) or not len(records):
             return records
+        rows = np.arange(len(records))
+        records, cut = self.cutter.rewrite(chunk_of(records, self.events.order), rows, spec, self._columns)
+        if self.cutter.keep:
+            return records
         chunk = chunk_of(records, self.events.order)
-        return self.cutter.rewrite(chunk, np.arange(len(records)), spec, self._columns)
+        return with_payloads_again(
+            chunk, self._columns(chunk, rows, without_stacks(spec)), cut, self.events.order
+        )
 
     def _cut(self, cutter: StackCutter, chunk: Chunk, rows: I64, spec: EventSpec, kept: Bool) -> Placed:
         if cutter.keep and cutter.unwinder is None:
             return rows[:0], Records()
         kept[rows] = False
-        return rows, cutter.rewrite(chunk, rows, spec, self._columns)
+        return rows, cutter.rewrite(chunk, rows, spec, self._columns)[0]
 
     def _columns(self, chunk: Chunk, rows: I64, spec: EventSpec) -> Columns:
         return sound_columns(chunk, rows, spec, self.events.order, self.counters)

@@ -10,7 +10,7 @@ Unwinding itself is `symbolize`'s; it is handed in.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,7 +25,7 @@ from perf_offcpu.decode.user_parts import join_parts, kernel_parts
 from perf_offcpu.gather import Rows, gather_rows
 from perf_offcpu.layout import Order
 from perf_offcpu.model.callchains import Ragged, offsets_of, spread
-from perf_offcpu.model.columns import I32, I64, U64
+from perf_offcpu.model.columns import I8, I32, I64, U64, Bool
 from perf_offcpu.model.recording import Meta, Recording, Samples
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.perfdata.events import EventSpec
@@ -33,7 +33,29 @@ from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.splice import Cut, Records, chunk_of, records_of, with_callchains, with_words
 
-UnwindSome = Callable[[Snapshots, I32, Losses], Ragged]
+
+@dataclass(slots=True)
+class UserChains:
+    """n user callchains, leaf first, and bool[n], which of them end before their root."""
+
+    chains: Ragged = field(default_factory=Ragged)
+    cut: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
+
+    def __len__(self) -> int:
+        return len(self.cut)
+
+    def take(self, rows: I64) -> UserChains:
+        """Some of them, in the given order."""
+        return UserChains(self.chains.take(rows), self.cut[rows])
+
+    @classmethod
+    def concat(cls, parts: Sequence[UserChains]) -> UserChains:
+        """Those of all parts, in order."""
+        chains = Ragged.concat([part.chains for part in parts])
+        return cls(chains, np.concatenate([np.empty(0, np.bool_), *(part.cut for part in parts)]))
+
+
+UnwindSome = Callable[[Snapshots, I32, Losses], UserChains]
 """(snapshots, address space of each, where cuts are counted) → user callchains."""
 MakeUnwinder = Callable[[Recording], UnwindSome | None]
 """From a recording's maps and files to its unwinder; None if its machine is not known."""
@@ -80,20 +102,23 @@ class StackCutter:
     unwound: int = field(default=0)
     """Samples that were unwound so far."""
     _callers: CallerRows = field(default_factory=CallerRows)
-    _of_callers: Ragged = field(default_factory=Ragged)
+    _of_callers: UserChains = field(default_factory=UserChains)
     """User callchains of callers of sums, by `_callers`."""
 
-    def rewrite(self, chunk: Chunk, rows: I64, spec: EventSpec, read: Read) -> Records:
+    def rewrite(self, chunk: Chunk, rows: I64, spec: EventSpec, read: Read) -> tuple[Records, I8]:
         """What stands for samples of one evsel.
 
         Args:
             rows: sound samples of the chunk.
             read: gives their fields.
+
+        Returns:
+            (records, cut): cut is int8[n], 0 whose stack was unwound to its root, 1 not so far, -1 neither.
         """
         columns = read(chunk, rows, spec)
-        callchains = self._callchains(chunk, columns, spec)
+        callchains, cut = self._callchains(chunk, columns, spec)
         if self.keep:
-            return self._with_callchains(chunk, rows, columns, callchains)
+            return self._with_callchains(chunk, rows, columns, callchains), cut
         begins = columns.arrays["regs_user"].starts - 8
         stack = columns.arrays["stack_user"]
         ends = stack.starts + stack.counts + np.where(stack.counts > 0, 8, 0)
@@ -101,7 +126,8 @@ class StackCutter:
         nothing = (np.zeros(len(rows) + 1, np.int64), np.empty(0, np.uint64))
         records, _ = with_words(chunk, rows, Cut(begins, ends, sizes), nothing, self.order)
         smaller, every = chunk_of(records, self.order), np.arange(len(rows))
-        return self._with_callchains(smaller, every, read(smaller, every, without_stacks(spec)), callchains)
+        columns = read(smaller, every, without_stacks(spec))
+        return self._with_callchains(smaller, every, columns, callchains), cut
 
     def _with_callchains(
         self, chunk: Chunk, rows: I64, columns: Columns, callchains: Ragged | None
@@ -114,10 +140,11 @@ class StackCutter:
         assert fits.all(), "a callchain of at most 1024 frames fits where a stack was"
         return records
 
-    def _callchains(self, chunk: Chunk, columns: Columns, spec: EventSpec) -> Ragged | None:
-        """The new callchains; None if they stay as they are."""
+    def _callchains(self, chunk: Chunk, columns: Columns, spec: EventSpec) -> tuple[Ragged | None, I8]:
+        """(the new callchains, which are cut); None if they stay as they are."""
+        cut = np.full(len(columns.ok), -1, np.int8)
         if "callchain" not in columns.arrays:
-            return None
+            return None, cut
         old = columns.arrays["callchain"]
         chains = Ragged(*gather_rows(chunk.data, Rows(old.starts, old.counts, 8), self.order))
         store = SnapshotStore(self.counters)
@@ -130,19 +157,20 @@ class StackCutter:
         front = kernel_parts(chains)
         kept = _cut(chains, np.where(copied, front, chains.lengths)) if self.keep else chains
         if self.unwinder is None or not (len(found) or callers.any()):
-            return kept if self.keep else None
+            return kept if self.keep else None, cut
         user = self.unwinder(store.release(), self._spaces(columns)[found], self.counters)
         borrowed, of_callers = self._borrowed(callers, found, user)
         if not self.keep:
             self.unwound += len(found)
             borrowed = np.concatenate([found, borrowed])
-            of_callers = Ragged.concat([user, of_callers])
-        whole = join_parts(chains, front, borrowed.astype(np.int32), of_callers)
+            of_callers = UserChains.concat([user, of_callers])
+        whole = join_parts(chains, front, borrowed.astype(np.int32), of_callers.chains)
+        cut[borrowed] = of_callers.cut
         row = np.arange(len(chains))
         row[borrowed] = len(chains) + np.arange(len(borrowed))
-        return Ragged.concat([kept, whole]).take(row)
+        return Ragged.concat([kept, whole]).take(row), cut
 
-    def _borrowed(self, callers: U64, found: I64, user: Ragged) -> tuple[I64, Ragged]:
+    def _borrowed(self, callers: U64, found: I64, user: UserChains) -> tuple[I64, UserChains]:
         """Sums whose stacks are known from another of their callers, and these stacks.
 
         Args:
@@ -151,7 +179,7 @@ class StackCutter:
         """
         new = np.flatnonzero(callers[found])
         self._callers.note(callers[found[new]], len(self._of_callers) + np.arange(len(new)))
-        self._of_callers = Ragged.concat([self._of_callers, user.take(new)])
+        self._of_callers = UserChains.concat([self._of_callers, user.take(new)])
         others = callers != 0
         others[found] = False
         borrowed = np.flatnonzero(others)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 I16 = NDArray[np.int16]
+I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]

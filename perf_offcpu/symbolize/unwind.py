@@ -17,7 +17,8 @@ import numpy as np
 
 from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS, Registers
 from perf_offcpu.cache import DiskCache
-from perf_offcpu.decode.unwind_records import MakeUnwinder, UnwindSome
+from perf_offcpu.decode.garbage import cut_garbage
+from perf_offcpu.decode.unwind_records import MakeUnwinder, UnwindSome, UserChains
 from perf_offcpu.decode.user_parts import join_parts, kernel_parts
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.chain_table import ChainTable
@@ -98,14 +99,14 @@ def unwinder_for(search: Search, cache: DiskCache | None) -> MakeUnwinder:
             return None
         unwinder = Unwinder(recording, search, cache)
 
-        def some(snapshots: Snapshots, spaces: I32, losses: Losses) -> Ragged:
+        def some(snapshots: Snapshots, spaces: I32, losses: Losses) -> UserChains:
             parts = []
             for first in range(0, len(snapshots), BATCH):
                 rows = np.arange(first, min(first + BATCH, len(snapshots)))
                 found = unwinder.unwind(snapshots, rows, spaces[rows])
                 _count(found, losses)
-                parts.append(found.chains)
-            return Ragged.concat(parts)
+                parts.append(UserChains(found.chains, np.isin(found.ends, list(CAUSES))))
+            return UserChains.concat(parts)
 
         return some
 
@@ -134,7 +135,7 @@ def unwind(recording: Recording, search: Search | None = None, cache: DiskCache 
         return recording.replaced(snapshots=Snapshots())
     if recording.meta.arch not in MACHINE_OF_ARCH:
         losses.add(UNKNOWN_MACHINE, len(rows))
-        return _finished(recording, samples, recording.callchains, losses)
+        return cut_garbage(_finished(recording, samples, recording.callchains, losses))
     unwinder = Unwinder(recording, search or Search(), cache)
     chains = ChainTable()
     chains.add(recording.callchains)  # they are different, and keep their numbers

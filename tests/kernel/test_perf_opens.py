@@ -140,6 +140,22 @@ def test_inside_perf_stacks_are_whole_too(waiter: Path, perf_offcpu: Command, tm
     assert len(direct.stdout) > 100
 
 
+def test_what_was_injected_is_the_same_through_both_doors(
+    waiter: Path, perf_offcpu: Command, tmp_path: Path
+) -> None:
+    """Short copies: some stacks are whole, some are cut, and are marked as that."""
+    recorded, injected = tmp_path / "perf.data", tmp_path / "injected.data"
+    options = ("--call-graph", "cfi,512", "--off-cpu-thresh", "0")
+    assert perf_offcpu("record", *options, "-o", recorded, "--", waiter, "--rounds", "2").returncode == 0
+    direct = perf_offcpu("convert", "--folded", "-i", recorded, "-o", "-").stdout
+    assert 0 < direct.count("[truncated]") < direct.count("\n") - 10
+    assert perf_offcpu("inject", "-i", recorded, "-o", injected).returncode == 0
+    assert perf_offcpu("convert", "--folded", "-i", injected, "-o", "-").stdout == direct
+    inside = perf("script", "-i", injected, "-s", SCRIPT)
+    assert (inside.returncode, inside.stderr) == (0, "")
+    assert inside.stdout == direct
+
+
 def test_script_by_hand_gives_the_same(recording: Path, perf_offcpu: Command) -> None:
     direct = perf_offcpu("convert", "--folded", "-i", recording, "-o", "-")
     by_hand = subprocess.run(
