@@ -4,6 +4,9 @@
 Sums can be taken while the program writes them. Entries are kept under a *generation*, a number that is part
 of their key: taking the sums means to raise it, to wait until no program runs that still knows the old one,
 and to remove what is kept under it. So every wait is in exactly one taking, however short the pauses.
+
+That takes some 10 ms, in which nobody reads the rings. Where nothing is kept there is nothing to wait for:
+what comes in the meantime is found by the next taking.
 """
 
 from __future__ import annotations
@@ -166,6 +169,8 @@ class ProgramMaps:
 
     def drain_budgets(self) -> NDArray[np.void]:
         """Take out the budgets of threads that have ended."""
+        if self._is_empty("budgets", "budget_key"):
+            return np.empty(0, self.header.structs["budget"])
         return self._take("budgets", "budget_key", "budget", self._next_generation())[1]
 
     def _next_generation(self) -> int:
@@ -182,11 +187,17 @@ class ProgramMaps:
 
     def drain_sums(self) -> NDArray[np.void]:
         """Take out the sums; the stacks that they refer to are in `user_stacks` until the next call."""
+        if self._is_empty("sums", "sum_key") and self._is_empty("stacks", "stack_key"):
+            self.user_stacks = _NO_STACKS
+            return _side_by_side(*(np.empty(0, self.header.structs[name]) for name in ("sum_key", "sum")))
         past = self._next_generation()
         keys, sums = self._take("sums", "sum_key", "sum", past)
         stack_keys, stacks = self._take("stacks", "stack_key", "stack", past)
         self.user_stacks = UserStacks.pack(stack_keys["hash"], stacks)
         return _side_by_side(keys, sums)
+
+    def _is_empty(self, name: str, key: str) -> bool:
+        return bpf_syscall.is_empty(self._fds[name], self.header.structs[key].itemsize)
 
     def _take(self, name: str, key: str, value: str, generation: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Remove and give the entries of a map up to a generation that is no longer written to."""

@@ -202,6 +202,18 @@ def update(map_fd: int, key: bytes, value: bytes) -> None:
     call(Command.MAP_UPDATE_ELEM, Element(map_fd, _address(key_buffer), _address(value_buffer), BPF_ANY))
 
 
+def is_empty(map_fd: int, key_bytes: int) -> bool:
+    """Whether a hash map has no entry."""
+    first = _bytes(key_bytes)
+    try:
+        call(Command.MAP_GET_NEXT_KEY, Element(map_fd, 0, _address(first)))
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return True
+    return False
+
+
 def lookup_batch(map_fd: int, key_bytes: int, value_bytes: int, entries: int) -> tuple[bytearray, bytearray]:
     """All entries of a hash map: keys and values, each packed one behind the other.
 

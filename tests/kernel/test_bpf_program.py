@@ -31,6 +31,7 @@ from kernel.napping import (
 from perf_offcpu.collect.bpf import OffCpuProgram
 from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf_kernel import KernelFacts, explore
+from perf_offcpu.collect.bpf_maps import ProgramMaps
 from perf_offcpu.collect.btf import Btf
 from perf_offcpu.collect.states import ShortWaits
 
@@ -238,6 +239,26 @@ def test_the_threshold_can_be_moved_while_recording(napper: Path) -> None:
         program.set_threshold(MS)
         one.go()
         assert len(waits_of(rings)) > ROUNDS
+    one.end()
+
+
+def test_where_nothing_is_kept_draining_does_not_wait_for_programs(
+    napper: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rings are not read meanwhile; where all waits are samples that is for nothing."""
+    waited: list[str] = []
+    one = Napper(napper)
+    with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0)) as (program, _):
+        wait = program.maps.wait_for_programs
+        monkeypatch.setattr(ProgramMaps, "wait_for_programs", lambda _: (waited.append("once"), wait()))
+        program.add_target(one.pid)
+        program.enable()
+        program.drain_budgets()
+        assert len(program.drain_sums()) == 0 and waited == []
+        program.set_threshold(NEVER)
+        one.go()
+        assert len(program.drain_sums()) > 0 and waited == ["once"]
+        assert len(program.drain_budgets()) > 0 and waited == ["once", "once"]
     one.end()
 
 
