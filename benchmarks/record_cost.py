@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What recording costs:  sudo python benchmarks/record_cost.py [--rounds N] [--cpu 0|any] [--only TEXT]
+"""What recording costs:  sudo python benchmarks/record_cost.py [--rounds N] [--cpu 0|0,1|any] [--only TEXT]
 
 `perf bench sched pipe` does nothing but switch: two tasks hand a byte to and fro. It runs in many short
 rounds, bare and under the recorder in several ways by turns: bare, one way, bare, the next way, … Each
@@ -8,8 +8,10 @@ does meets both. The median of these ratios counts; between which two the middle
 beside it. The same for the CPU time of the benchmark's process, which others on the machine disturb less (its
 start and end are in it, some 10 ms in either kind of run).
 
-`--cpu 0` keeps both tasks on one CPU: the worst case for a recorder, as they never idle. `--cpu any` is the
-plain `perf bench sched pipe`: mostly two CPUs that wake each other, where an operation takes longer anyway.
+`--cpu 0` keeps both tasks on one CPU: the worst case for a recorder, as they never idle. `--cpu 0,1` gives
+each a CPU of its own, by a program that does the same (benchmarks/pipe_pair.c, compiled with gcc): they wake
+each other across CPUs, where an operation takes longer anyway. `--cpu any` is the plain `perf bench sched
+pipe`: now the one, now the other, as the scheduler likes.
 
 A row counts only as far as nothing was lost in it (column "lost", over all rounds; a "!" before the ratio): a
 wait that finds the ring full costs less than a sample. Files go to memory (/dev/shm) unless --output says
@@ -134,8 +136,18 @@ def bpf_stats() -> Iterator[None]:
         STATS.write_text(before)
 
 
-def pipe_benchmark(loops: int, cpu: str) -> list[str]:
-    """The command line of the pipe benchmark on one CPU, or on `any`."""
+def pipe_pair(directory: Path) -> str:
+    """The program for two CPUs, compiled."""
+    program = directory / "pipe_pair"
+    source = Path(__file__).with_name("pipe_pair.c")
+    subprocess.run(["gcc", "-O2", "-fno-omit-frame-pointer", "-o", program, source], check=True)
+    return str(program)
+
+
+def pipe_benchmark(loops: int, cpu: str, pair: str) -> list[str]:
+    """The command line of the pipe benchmark on one CPU, on two (by the program `pair`), or on `any`."""
+    if "," in cpu:
+        return [pair, *cpu.split(","), str(loops)]
     pinned = [] if cpu == "any" else ["taskset", "-c", cpu]
     return [*pinned, "perf", "bench", "--format=simple", "sched", "pipe", "-l", str(loops)]
 
@@ -224,19 +236,20 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=20, help="rounds of all ways (default: 20)")
     parser.add_argument("--loops", type=int, default=50_000, help="of the pipe benchmark (default: 50000)")
-    parser.add_argument("--cpu", default="0", help="where the pipe benchmark runs (default: 0), or any")
+    parser.add_argument("--cpu", default="0", help="where it runs: 0 (the default), 0,1 or any")
     parser.add_argument("--only", default="", help="a part of the names of the ways to measure")
     parser.add_argument("--output", type=Path, default=Path("/dev/shm"), help="directory for recordings")
     parser.add_argument("--messaging", action="store_true", help="400 tasks at the end")
     args = parser.parse_args()
     if args.rounds < 2:
         parser.error("--rounds: 2 or more, for a middle half")
-    pipe = pipe_benchmark(args.loops, args.cpu)
     ways = {name: options for name, options in WAYS.items() if args.only in name}
     with tempfile.TemporaryDirectory(dir=args.output) as name:
         directory = Path(name).resolve()
+        pair = pipe_pair(directory) if "," in args.cpu else ""
+        pipe = pipe_benchmark(args.loops, args.cpu, pair)
         for options in ways.values():  # compiled, and in memory
-            recorded(options, pipe_benchmark(100, args.cpu), directory)
+            recorded(options, pipe_benchmark(100, args.cpu, pair), directory)
         print(f"{' '.join(pipe)}: {args.rounds} rounds, recordings in {args.output}")
         show(*rounds_of(ways, pipe, args.rounds, directory), args.loops)
         cost_in_bpf(ways, pipe, directory)
