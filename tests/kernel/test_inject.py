@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from builders.compare import assert_same, assert_same_but_retyped
-from builders.stock_perf import complaints
+from builders.stock_perf import REPORT, complaints
 from conftest import Command
 
 from perf_offcpu.abi.records import Misc, RecordType
@@ -74,7 +74,7 @@ def test_what_perf_recorded_is_what_perf_reads(form: str, perf_offcpu: Command, 
     assert len(text.splitlines()) > 10
     if not has_leaked_flags(recorded):
         assert text == perf(SCRIPT, recorded)
-    perf("report --stdio --no-children", injected)
+    perf(f"{' '.join(REPORT)} --no-children", injected)
     perf("report --header-only", injected)
     assert_same(load_recording(recorded), load_recording(injected))
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from builders.stock_perf import REPORT
 from builders.terminal import on_terminal
 from kernel.test_record import PROGRAM, event, lost, off_cpu, perf, recording_tasks, run, until
 
@@ -98,7 +99,7 @@ def test_compressed_file_opens_in_perf(tmp_path: Path, level: str, load: list[st
     shown = perf("script", "-F", "event", "-i", path).split()
     assert shown.count("offcpu-time:") == int(event(recording, "offcpu-time").sum())
     assert shown.count("cpu-clock:") == int(event(recording, "cpu-clock").sum()) > 100
-    assert "of event 'offcpu-time'" in perf("report", "--stdio", "-i", path)
+    assert "of event 'offcpu-time'" in perf(*REPORT, "-i", path)
     with PerfDataReader.open(path) as reader:
         found = reader.features.values(Feature.COMPRESSED)
     assert found is not None and found["level"] == int(level[2:] or 1)
