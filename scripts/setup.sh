@@ -74,8 +74,20 @@ needs() {
         echo "python3-numpy|for scripts/offcpu.py inside perf's own Python"
 }
 
+# larger: what a few tests need, in the same form; 50 MB to 300 MB each. .ci/run installs it; scripts/test alone
+# leaves those tests out and names it.
+larger() {
+    has_command chromedriver || echo "chromium chromium-driver|to look at pictures in a browser"
+    has_command go || echo "golang-go|for Go's own reader of pprof files"
+    has_command node || echo "nodejs|for stacks of JavaScript, and the Firefox Profiler's own code"
+    has_command javac || echo "default-jdk-headless|for stacks of Java"
+}
+
+# package_names: of lines as above, on one line.
+package_names() { sed 's/|.*//' | tr '\n' ' ' | sed 's/ $//'; }
+
 # missing LEVEL: the packages of `needs`, on one line.
-missing() { needs "$1" | sed 's/|.*//' | tr '\n' ' ' | sed 's/ $//'; }
+missing() { needs "$1" | package_names; }
 
 apt_install() {
     as_root env DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 \
@@ -93,16 +105,16 @@ apt_install_all() {
     done
 }
 
+# system_packages LINES: installs what `needs` or `larger` names.
 system_packages() {
-    wanted=$(needs "$1")
-    [ -n "$wanted" ] || return 0
-    packages=$(echo "$wanted" | sed 's/|.*//' | tr '\n' ' ')
+    [ -n "$1" ] || return 0
+    packages=$(echo "$1" | package_names)
     if ! command -v apt-get >/dev/null 2>&1; then
         say "No apt-get here; install with your package manager what Debian calls: $packages"
     elif ! can_be_root; then
         say "Neither root nor sudo; ask for these packages to be installed: $packages"
     else
-        say "Installing $(echo "$wanted" | sed 's/\(.*\)|\(.*\)/\1 (\2)/' | tr '\n' ',' | sed 's/,$//; s/,/, /g')"
+        say "Installing $(echo "$1" | sed 's/\(.*\)|\(.*\)/\1 (\2)/' | tr '\n' ',' | sed 's/,$//; s/,/, /g')"
         apt_install_all "$packages"
     fi
 }
@@ -148,7 +160,7 @@ python_packages() {
 }
 
 setup() {
-    system_packages "$1"
+    system_packages "$(needs "$1")"
     make_venv
     python_packages "$1"
 }
