@@ -171,7 +171,7 @@ def test_a_new_owner_of_a_targets_id_is_not_the_target() -> None:
 
 
 def test_a_killed_sleeper_is_still_seen() -> None:
-    sleeper = subprocess.Popen(["sleep", "100"])
+    sleeper = subprocess.Popen(["sleep", "10000"])
     time.sleep(0.05)
     with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS)) as (program, rings):
         program.add_target(sleeper.pid)

@@ -145,7 +145,7 @@ def test_hogs_wait_for_a_cpu_and_are_not_blocked(napper: Path, perf_offcpu: Comm
 
 def test_threads_that_do_nothing_have_budgets_too(perf_offcpu: Command, tmp_path: Path) -> None:
     """From the begin of the recording to its end, blocked all the time; births and deaths in between."""
-    sleeper = subprocess.Popen(["sleep", "100"])
+    sleeper = subprocess.Popen(["sleep", "10000"])
     try:
         done = perf_offcpu(
             "record", "-a", "-e", "none", "--", "sh", "-c", "sleep 0.2; sleep 0.1", cwd=tmp_path

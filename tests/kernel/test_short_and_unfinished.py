@@ -111,7 +111,7 @@ def test_a_wait_from_before_is_flagged_when_it_ends(napper: Path, in_switch: boo
 
 @pytest.fixture
 def stuck() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(["sleep", "100"])
+    process = subprocess.Popen(["sleep", "10000"])
     time.sleep(0.1)
     yield process
     process.kill()
