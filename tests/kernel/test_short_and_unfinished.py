@@ -124,9 +124,8 @@ def test_who_never_comes_back_is_there_with_stack_and_time(
 ) -> None:
     """One that slept before the recording began, and one that goes to sleep in it; both sleep on."""
     options = ["-a", "-e", "none", "--short-waits", short_waits.value]
-    done = perf_offcpu(
-        "record", *options, "--", "sh", "-c", "sleep 30 >/dev/null 2>&1 & sleep 0.3", cwd=tmp_path
-    )
+    command = "sleep 30 >/dev/null 2>&1 & echo $!; sleep 0.3"
+    done = perf_offcpu("record", *options, "--", "sh", "-c", command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     recording_ = load_recording(tmp_path / "perf.data")
     recording_.check()
@@ -134,17 +133,14 @@ def test_who_never_comes_back_is_there_with_stack_and_time(
     samples = profile.samples
     blocked = np.uint16(SampleFlag.STILL_BLOCKED)
     rows = np.flatnonzero((samples.flags & blocked) != 0)
-    named = {
-        int(tid): recording_.strings[int(comm)] for tid, comm in zip(samples.tid, samples.comm, strict=True)
-    }
     old = [row for row in rows.tolist() if samples.tid[row] == stuck.pid]
-    new = [row for row in rows.tolist() if named[int(samples.tid[row])] == "sleep" and row not in old]
-    assert len(old) == 1 and len(new) >= 1
+    new = [row for row in rows.tolist() if samples.tid[row] == int(done.stdout)]
+    assert len(old) == 1 and len(new) == 1
+    assert all(recording_.strings[int(samples.comm[row])] == "sleep" for row in old + new)
     assert samples.flags[old[0]] & np.uint16(SampleFlag.BEGAN_BEFORE)
     assert samples.period[old[0]] >= 300 * MS
-    newest = max(new, key=lambda row: int(samples.switch_out_ns[row]))
-    assert not samples.flags[newest] & np.uint16(SampleFlag.BEGAN_BEFORE)
-    for row in (old[0], newest):
+    assert not samples.flags[new[0]] & np.uint16(SampleFlag.BEGAN_BEFORE)
+    for row in old + new:
         frames = frames_of(profile.stacks.parent, profile.stacks.frame, int(samples.stack[row]))
         names = [profile.strings[name] for name in profile.frames.symbol[frames].tolist()]
         assert "hrtimer_nanosleep" in names, names
@@ -153,4 +149,4 @@ def test_who_never_comes_back_is_there_with_stack_and_time(
         in_libc = [name for name, dso in zip(names, dsos, strict=True) if "/libc.so" in dso]
         assert in_libc and ("nanosleep" in in_libc[-1] or in_libc[-1] == ""), (names, dsos)
         assert samples.syscall[row] == 230
-    subprocess.run(["kill", str(samples.tid[newest])], check=True)
+    subprocess.run(["kill", done.stdout.strip()], check=True)
