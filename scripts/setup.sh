@@ -67,6 +67,7 @@ needs() {
     ls /usr/lib/postgresql/*/bin/pgbench >/dev/null 2>&1 || echo "postgresql|for a server whose waits are looked at"
     has_command readelf || echo "binutils|for a second opinion on ELF files"
     has_command dot || echo "graphviz|to draw call graphs"
+    has_command man || echo "man-db|to see that it finds the man pages"
     has_command asciidoctor || echo "asciidoctor|for the man pages"
     has_command zsh || echo "zsh|to try completion in it"
     has_command shellcheck || echo "shellcheck|to check the completion for bash"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import PATIENCE
+from kernel.others import CHECKOUT, NOBODY, reachable
 from workload.measured import Thread, parse
 
 from perf_offcpu.abi.attr import AttrFlag
@@ -678,11 +680,11 @@ def evsels(path: Path) -> list[EventSpec]:
 
 def test_without_privileges_the_remedy_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    drop = "import os, sys; os.setgid(65534); os.setuid(65534); os.execv(sys.argv[1], sys.argv[1:])"
-    root = Path(__file__).resolve().parents[2]
+    command = reachable(f"setpriv {NOBODY} {shlex.join(PROGRAM)} -- true")
     done = subprocess.run(
-        ["/usr/bin/python3", "-c", drop, *PROGRAM, "--", "true"],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True, check=False,
+        ["sh", "-c", command],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert re.fullmatch(r"perf-offcpu record: .*: run as root.*\n", done.stderr)

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from kernel.others import NOBODY, reachable
 from kernel.test_record import PROGRAM, perf, recorder
 
 from perf_offcpu.collect import bpf_syscall
@@ -19,7 +20,6 @@ from perf_offcpu.decode.load import load_recording
 pytestmark = pytest.mark.beside
 
 RECORD = shlex.join(PROGRAM)
-NOBODY = "--reuid=65534 --regid=65534 --clear-groups"
 ENVIRONMENT = {
     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
@@ -30,6 +30,8 @@ def under(condition: str, directory: Path, options: str = "") -> subprocess.Comp
     """A recording of `true` under a command that takes something away."""
     command = condition.format(record=f"{RECORD} {options} -- true")
     directory.chmod(0o777)
+    if NOBODY in command:
+        command = reachable(command)
     return subprocess.run(
         ["sh", "-c", command], cwd=directory, env=ENVIRONMENT,
         capture_output=True, text=True, timeout=60, check=False,

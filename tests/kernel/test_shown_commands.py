@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,10 +26,18 @@ QUICKER = {"make -j8": "./program", "sleep 5": "./program", "--duration 10": "--
 QUICKER |= {"--duration 5": "--duration 0.5", "system.slice/nginx.service": "/"}
 
 
+@pytest.fixture(scope="module")
+def beginning_s(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """Until a recording has begun, and with nothing compiled before: less than a whole one takes here."""
+    begin = time.monotonic()
+    run("perf-offcpu record -- true", tmp_path_factory.mktemp("first"))
+    return time.monotonic() - begin
+
+
 @pytest.fixture
-def process() -> Iterator[int]:
+def process(beginning_s: float) -> Iterator[int]:
     """A process that goes away by itself, and with it a recording that waits for its end."""
-    with subprocess.Popen(["sleep", "3"]) as one:
+    with subprocess.Popen(["sleep", str(2 * beginning_s + 1)]) as one:
         yield one.pid
         one.kill()
 
@@ -40,13 +49,13 @@ def make_program(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("where", COMMANDS)
-def test_a_command_that_records(where: str, tmp_path: Path, process: int) -> None:
+def test_a_command_that_records(where: str, tmp_path: Path, process: int, beginning_s: float) -> None:
     make_program(tmp_path)
     command = re.sub(r"-p \d+", f"-p {process}", COMMANDS[where])
     for theirs, ours in QUICKER.items():
         command = command.replace(theirs, ours)
     if "-a" in command and " -- " not in command and "--duration" not in command:
-        command = f"timeout -s INT 4 {command} || test $? = 124"  # somebody's Ctrl-C
+        command = f"timeout -s INT {2 * beginning_s + 1} {command} || test $? = 124"  # somebody's Ctrl-C
     text = run(command, tmp_path)
     if " record " in command:
         assert "-o -" in command or list(tmp_path.glob("perf.data*"))
