@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from builders.stock_perf import REPORT
 from builders.terminal import on_terminal
+from conftest import PATIENCE
 from kernel.test_record import PROGRAM, event, lost, off_cpu, perf, recording_tasks, run, until
 
 from perf_offcpu.abi.features import Feature
@@ -87,8 +88,12 @@ def test_reader_of_the_pipe_that_goes_away_ends_the_recording(tmp_path: Path) ->
     process.stderr.close()
 
 
+RATE = str(int(1999 / PATIENCE))
+"""Of samples a second; an emulated machine does not compress as fast as that."""
+
+
 @pytest.mark.parametrize(
-    "level, load", [("-z", ["-a", "-F", "1999"]), ("-z19", ["-F", "1999"])], ids=["quick", "best"]
+    "level, load", [("-z", ["-a", "-F", RATE]), ("-z19", ["-F", RATE])], ids=["quick", "best"]
 )  # zstd's best is too slow for all that a busy machine does
 def test_compressed_file_opens_in_perf(tmp_path: Path, level: str, load: list[str]) -> None:
     busy = [*napping(100)[:-1], f"{NAPS.format(100)}\nsum(range(10**7))"]
