@@ -230,7 +230,7 @@ def database() -> Iterator[Path]:
 
 
 def test_waits_of_postgres_under_a_small_load_reach_the_root(database: Path, tmp_path: Path) -> None:
-    # When it starts and stops, postgres writes files from buffers of 8 kB on its stack, and waits for the disk.
+    # Starting and stopping, postgres writes files from buffers of 8 kB on its stack and waits for the disk.
     longer = ("--call-graph", "cfi,24576")
     record(tmp_path / "x.data", *AS_POSTGRES, database / "run", "load", database, options=longer)
     found = wholeness(tmp_path / "x.data")["postgres"]
