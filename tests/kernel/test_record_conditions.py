@@ -124,6 +124,6 @@ def test_programs_loaded_beside_two_recorders_do_not_spoil_their_files(tmp_path:
             process.terminate()
             process.wait(20)
     for directory in directories:
-        shown = perf("script", "--show-bpf-events", "-i", directory / "perf.data")
+        shown = perf("script", "--show-bpf-events", "--no-inline", "-i", directory / "perf.data")
         assert shown.count("_spoiler_") >= 10  # each comes and goes
         assert load_recording(directory / "perf.data").losses.keys().isdisjoint({"unknown id"})
