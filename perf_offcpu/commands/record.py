@@ -24,8 +24,8 @@ target and without a command, everybody is recorded until Ctrl-C."""
 
 _EPILOG = """\
 Each wait at or over --off-cpu-thresh becomes a sample with its own time and its whole stack, kernel and user.
-Shorter waits are summed by thread, state and user stack and written as sums: nothing is left out, but a sum
-has no single time and no kernel stack. perf's threshold is 500 ms, which turns nearly everything into sums;
+Shorter waits are summed by thread, state, system call and user stack: nothing is left out, but a sum has no
+single time and no kernel stack. perf's threshold is 500 ms, which turns nearly everything into sums;
 here it is 1 ms, because waits are what the recording is for."""
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documentation says what the code does."""
 
-import argparse
 import re
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 
 from perf_offcpu.abi.budget import BUDGET
 from perf_offcpu.abi.offcpu import EXTENSION, PAYLOAD
-from perf_offcpu.cli import _parsers
 from perf_offcpu.collect.event_names import SOFTWARE
 from perf_offcpu.collect.options import DEFAULT_FREQUENCY_HZ, DEFAULT_THRESHOLD_NS
 from perf_offcpu.convert.registry import FORMATS
@@ -29,24 +27,6 @@ def row(field: Field) -> str:
 def test_payload_tables_are_the_layouts(layout: Layout) -> None:
     text = (DOCUMENTS / "payload-format.md").read_text()
     assert "\n".join(row(field) for field in layout.fields) in text
-
-
-def options_of_parser(verb: str) -> set[str]:
-    """Every option of a verb, but those that its help leaves out."""
-    _, verbs = _parsers((verb,))
-    actions = verbs[verb]._actions
-    found = {word for one in actions if one.help != argparse.SUPPRESS for word in one.option_strings}
-    return found - {"-h", "--help"}
-
-
-def options_of_page(path: Path) -> set[str]:
-    """Every option that has an entry: `-p::`, `--pid=::`, `--switch-output[=WHEN]::`."""
-    return set(re.findall(r"^(--?[a-zA-Z][\w-]*)(?:=|\[=\w+\])?::$", path.read_text(), re.MULTILINE))
-
-
-@pytest.mark.parametrize("verb", ["record", "convert"])
-def test_man_page_names_the_options_that_the_parser_takes(verb: str) -> None:
-    assert options_of_page(DOCUMENTS / f"perf-offcpu-{verb}.txt") == options_of_parser(verb)
 
 
 def test_man_page_of_record_names_every_software_event_and_modifier() -> None:
