@@ -8,7 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from kernel.test_record import lost, perf, recorder, run
+from kernel.recorder import lost, perf, recorder, run
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType, SoftwareConfig
 from perf_offcpu.abi.records import Misc, RecordType

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from kernel.others import NOBODY, reachable
-from kernel.test_record import PROGRAM, perf, recorder
+from kernel.recorder import PROGRAM, perf, recorder
 
 from perf_offcpu.collect import bpf_syscall
 from perf_offcpu.collect.bpf_attr import ProgramType

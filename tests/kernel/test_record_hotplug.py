@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kernel.test_record import PROGRAM, perf
+from kernel.recorder import PROGRAM, perf
 
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag

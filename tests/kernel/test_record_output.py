@@ -15,7 +15,7 @@ import pytest
 from builders.stock_perf import REPORT
 from builders.terminal import on_terminal
 from conftest import PATIENCE
-from kernel.test_record import PROGRAM, event, lost, off_cpu, perf, recording_tasks, run, until
+from kernel.recorder import PROGRAM, event, lost, off_cpu, perf, recording_tasks, run, until
 
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.decode.load import load_recording

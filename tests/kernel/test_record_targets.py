@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from kernel.recorder import PROGRAM, event, off_cpu, run
 from kernel.test_bpf_properties import NAPPING, NOBODY, hierarchies, napping
-from kernel.test_record import PROGRAM, event, off_cpu, run
 
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording

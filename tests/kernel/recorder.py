@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs `perf-offcpu record` for tests, and answers what they ask of a recording."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from conftest import PATIENCE
+
+from perf_offcpu.decode.garbage import GARBAGE
+from perf_offcpu.model.recording import Recording, SampleFlag
+
+PROGRAM = [sys.executable, "-m", "perf_offcpu", "record"]
+INTERRUPTIBLE = ["env", "--default-signal=INT"]
+"""What a shell runs in the background ignores SIGINT, and so does what it starts: these tests, too."""
+MS = 1_000_000
+TWO_SLEEPS = "import time; time.sleep(0.05); time.sleep(0.03)"
+CHILDREN = f"""
+import subprocess, sys
+for _ in range(3):
+    subprocess.run([sys.executable, "-c", {TWO_SLEEPS!r}])
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorder that has ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def run(*arguments: str | Path, cwd: Path) -> Run:
+    done = subprocess.run(
+        [*PROGRAM, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+    )
+    return Run(done.returncode, done.stdout, done.stderr)
+
+
+@contextmanager
+def recorder(*arguments: str | Path, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    """A recorder that is recording by now: its file has its name."""
+    process = subprocess.Popen(
+        [*PROGRAM, *arguments], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        until(lambda: (cwd / "perf.data").exists() or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds * PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def perf(*arguments: str | Path, allow: str = "") -> str:
+    """Stock perf's output; a single word on stderr is a failure, but for lines that hold `allow`."""
+    done = subprocess.run(["perf", *arguments], capture_output=True, timeout=60, check=True)
+    said = done.stderr.decode(errors="replace").splitlines()
+    assert [line for line in said if not allow or allow not in line] == []
+    return done.stdout.decode(errors="replace")
+
+
+def waits(recording: Recording, tid: int) -> tuple[int, int]:
+    """(number, total ns) of a thread's waits."""
+    samples = recording.samples
+    mine = (samples.tid == tid) & (samples.flags & SampleFlag.OFFCPU > 0)
+    return int(samples.count[mine].sum()), int(samples.period[mine].sum())
+
+
+def comms(recording: Recording, mask: np.ndarray) -> set[str]:
+    return {recording.strings[row] for row in np.unique(recording.samples.comm[mask])}
+
+
+def lost(recording: Recording) -> set[str]:
+    """What the recording lacks, apart from garbage words that walks by frame pointer end in.
+
+    And from what kernels do not tell: there are some that keep quiet while certain tasks run, so that a
+    wake-up from an interrupt that hits these is not seen (by perf's own sched:sched_waking neither).
+    """
+    untold = {cause for cause in recording.losses if "the kernel did not tell" in cause}
+    return set(recording.losses) - {GARBAGE} - untold
+
+
+def off_cpu(recording: Recording) -> np.ndarray:
+    """The waits that began in the recording."""
+    return recording.samples.flags & (SampleFlag.OFFCPU | SampleFlag.BEGAN_BEFORE) == SampleFlag.OFFCPU
+
+
+def event(recording: Recording, name: str) -> np.ndarray:
+    rows = [row for row, evsel in enumerate(recording.evsels) if evsel.name == name]
+    return np.isin(recording.samples.evsel, rows)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A row of Recording.tasks."""
+
+    tid: int
+    pid: int
+
+
+def recording_tasks(recording: Recording) -> list[Task]:
+    return [
+        Task(int(tid), int(pid)) for tid, pid in zip(recording.tasks.tid, recording.tasks.pid, strict=True)
+    ]
+
+
+@contextmanager
+def two_threads() -> Iterator[tuple[int, list[int]]]:
+    """A process whose two threads sleep 20 ms at a time: (pid, tids)."""
+    script = """
+import os, threading, time
+def work():
+    os.write(1, b"%d\\n" % threading.get_native_id())
+    while True:
+        time.sleep(0.02)
+threading.Thread(target=work, daemon=True).start()
+threading.Thread(target=work, daemon=True).start()
+time.sleep(100)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process.pid, [int(process.stdout.readline()) for _ in range(2)]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

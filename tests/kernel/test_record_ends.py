@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How `perf-offcpu record` ends: by itself, by signals, on a full disk, before it begins; what is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from kernel.recorder import (
+    INTERRUPTIBLE,
+    PROGRAM,
+    lost,
+    off_cpu,
+    perf,
+    recorder,
+    run,
+    two_threads,
+    until,
+    waits,
+)
+
+from perf_offcpu.abi.counters import COUNTERS, MAGIC
+from perf_offcpu.cli import main
+from perf_offcpu.collect import bpf_syscall
+from perf_offcpu.collect.part import RESERVE
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.perfdata import losses
+
+pytestmark = pytest.mark.beside
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 9", 9), ("kill -ABRT $$", 134)])
+def test_exit_status_is_the_commands(tmp_path: Path, script: str, status: int) -> None:
+    assert run("--", "sh", "-c", script, cwd=tmp_path).status == status
+    assert lost(load_recording(tmp_path / "perf.data")) == set()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_the_recording_and_the_file_is_whole(tmp_path: Path, signum: signal.Signals) -> None:
+    with recorder("-a", cwd=tmp_path) as process:
+        time.sleep(0.3)
+        process.send_signal(signum)
+        assert process.wait(10) == 128 + signum
+    recording = load_recording(tmp_path / "perf.data")
+    assert lost(recording) == set() and off_cpu(recording).any()
+    perf("report", "--header-only", "-i", tmp_path / "perf.data")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_the_command_too(tmp_path: Path, signum: signal.Signals) -> None:
+    with recorder(
+        "--", "sh", "-c", "trap 'exit 3' TERM; while :; do sleep 0.05; done", cwd=tmp_path
+    ) as process:
+        time.sleep(0.3)
+        process.send_signal(signum)
+        assert process.wait(10) == 3
+    assert lost(load_recording(tmp_path / "perf.data")) == set()
+
+
+def test_interrupt_from_the_terminal_reaches_both(tmp_path: Path) -> None:
+    """The terminal sends SIGINT to the whole foreground group."""
+    script = "trap 'exit 4' INT; echo go; while :; do sleep 0.05; done"
+    process = subprocess.Popen(
+        [*INTERRUPTIBLE, *PROGRAM, "-q", "--", "sh", "-c", script],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "go\n"
+    until((tmp_path / "perf.data").exists)
+    os.killpg(process.pid, signal.SIGINT)
+    assert (process.communicate(timeout=10)[0], process.returncode) == ("", 4)
+    assert lost(load_recording(tmp_path / "perf.data")) == set()
+
+
+def test_a_command_may_take_its_time_after_an_interrupt(tmp_path: Path) -> None:
+    """It also got the terminal's SIGINT: SIGTERM at once would cut off the summary that it prints."""
+    script = "trap 'sleep 0.4; echo summary; exit 4' INT; echo go; while :; do sleep 0.05; done"
+    process = subprocess.Popen(
+        [*INTERRUPTIBLE, *PROGRAM, "-q", "--", "sh", "-c", script],
+        cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "go\n"
+    until((tmp_path / "perf.data").exists)
+    os.killpg(process.pid, signal.SIGINT)
+    assert (process.communicate(timeout=10)[0], process.returncode) == ("summary\n", 4)
+    assert lost(load_recording(tmp_path / "perf.data")) == set()
+
+
+def test_interrupt_before_the_recording_leaves_nothing(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    process = subprocess.Popen(
+        [*PROGRAM, "--", "touch", mark], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    until(lambda: Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    time.sleep(0.05)  # the command's child is made; the BPF program is being compiled
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT
+    assert said.count("\n") == 1 and "nothing is written" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_duration_ends_recording_and_command(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    assert run("--duration", "0.3", "--", "sleep", "30", cwd=tmp_path).status == 128 + signal.SIGTERM
+    assert time.monotonic() - begin < 10
+
+
+def test_what_a_killed_recorder_had_written_can_be_read(tmp_path: Path) -> None:
+    with (
+        two_threads() as (pid, tids),
+        recorder("-p", str(pid), "--off-cpu-thresh", "0", cwd=tmp_path) as process,
+    ):
+        time.sleep(1)
+        process.kill()
+        process.wait()
+    recording = load_recording(tmp_path / "perf.data")
+    assert lost(recording) == {losses.NO_END}
+    assert set(recording.samples.tid[off_cpu(recording)]) == set(tids)
+    assert waits(recording, tids[0])[0] >= 20
+
+
+def bpf_programs_of(pid: int) -> set[int]:
+    """Ids of the BPF programs that a process holds."""
+    texts = [path.read_text() for path in Path(f"/proc/{pid}/fdinfo").iterdir()]
+    return {
+        int(found[1]) for text in texts if (found := re.search(r"^prog_id:\s*(\d+)$", text, re.MULTILINE))
+    }
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_stays_in_the_kernel(tmp_path: Path, signum: signal.Signals) -> None:
+    with recorder("-a", cwd=tmp_path) as process:
+        programs = bpf_programs_of(process.pid)
+        assert programs and programs <= set(bpf_syscall.program_ids())
+        process.send_signal(signum)
+        process.wait(10)
+    until(lambda: not programs & set(bpf_syscall.program_ids()), 5)
+
+
+def test_two_recorders_at_once(tmp_path: Path) -> None:
+    directories = [tmp_path / "a", tmp_path / "b"]
+    statuses: list[int] = []
+
+    def one(directory: Path, pid: int) -> None:
+        directory.mkdir()
+        statuses.append(run("-p", str(pid), "--duration", "0.8", cwd=directory).status)
+
+    with two_threads() as (first, first_tids), two_threads() as (second, second_tids):
+        runs = [
+            threading.Thread(target=one, args=pair) for pair in zip(directories, (first, second), strict=True)
+        ]
+        for thread in runs:
+            thread.start()
+        for thread in runs:
+            thread.join()
+    assert statuses == [0, 0]
+    for directory, tids in zip(directories, (first_tids, second_tids), strict=True):
+        recording = load_recording(directory / "perf.data")
+        assert set(recording.samples.tid[off_cpu(recording)]) == set(tids)
+
+
+# The file
+
+
+def test_older_file_is_kept_and_the_new_one_is_private(tmp_path: Path) -> None:
+    (tmp_path / "perf.data").write_bytes(b"older")
+    run("--", "true", cwd=tmp_path)
+    assert (tmp_path / "perf.data.old").read_bytes() == b"older"
+    assert stat.S_IMODE((tmp_path / "perf.data").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "sentence"),
+    [
+        (["--", "/nonexistent/command"], 127, "cannot run /nonexistent/command: No such file or directory"),
+        (["--", ""], 127, "cannot run '': No such file or directory"),
+        (["--max-rate", "9" * 20, "--", "true"], 129, f"--max-rate {'9' * 20}: at most 1000000000, or 0 for"),
+        (["-p", "4194303"], 1, "there is no process 4194303"),
+        (["-p", "99999999"], 1, "there is no process 99999999"),
+        (["-C", "999"], 1, "-C 999: CPU 999 is not online; 0"),
+        (["-u", "nosuchuser"], 1, "-u nosuchuser: there is no such user"),
+        (["-G", "nosuchgroup"], 1, "-G nosuchgroup: there is no such control group in /"),
+        (["-a", "-p", "1"], 129, "-a is everybody, -p is not: choose one"),
+        (["-t", "4194303"], 1, "there is no thread 4194303"),
+        (["-p", "x"], 129, "-p x: not a list of ids such as 17 or 17,18"),
+        (["-e", "nosuch", "--", "true"], 129, "-e nosuch: unknown event; known are cpu-clock"),
+        (["-o", "nowhere/out", "--", "true"], 1, "nowhere/out: cannot be written: No such file or directory"),
+        (["-o", "-", "-z", "--", "true"], 129, "-z is for files; compress the pipe itself: -o - | zstd"),
+        (["-o", "-", "--switch-output=1s", "--", "true"], 129, "--switch-output needs files, -o - is a pipe"),
+        (
+            ["--switch-output", "true"],
+            129,
+            "--switch-output true: not a size (100M), a time (30s, 5m) or signal",
+        ),
+        (["-F", "999999999", "--", "true"], 129, "-F 999999999: more than the kernel allows"),
+        (["-m", "x", "--", "true"], 129, "-m x: not a number of pages"),
+        (["--off-cpu-thresh", "-1", "--", "true"], 129, "--off-cpu-thresh -1: not a number of milliseconds"),
+        (["--duration", "0", "--", "true"], 129, "--duration 0: not a time in seconds, more than 0"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_and_no_file(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: list[str],
+    status: int,
+    sentence: str,
+) -> None:
+    (tmp_path / "perf.data").write_bytes(b"older")
+    monkeypatch.chdir(tmp_path)
+    assert main(["record", *arguments]) == status
+    out, said = capfd.readouterr()
+    assert out == "" and said.startswith(f"perf-offcpu record: {sentence}")
+    assert said.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["perf.data"]
+    assert (tmp_path / "perf.data").read_bytes() == b"older"
+
+
+def counter(path: Path, name: bytes) -> int:
+    """What the recorder counted, from its own sample at the end of the file."""
+    data = path.read_bytes()
+    at = data.rindex(MAGIC.to_bytes(4, sys.byteorder))
+    rows = COUNTERS.unpack(data[at : at + 60_000])["counters"]
+    (events,) = (row["events"] for row in rows if row["name"].rstrip(b"\0") == name)
+    return int(events)
+
+
+DAMAGE = {
+    losses.TRUNCATED, losses.NO_END, losses.BAD_SIZE, losses.BAD_RECORD, losses.BAD_SAMPLE,
+    losses.BAD_FEATURE, losses.UNKNOWN_RECORD, losses.UNKNOWN_ID, losses.BAD_COMPRESSED,
+}  # fmt: skip
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("packed", [(), ("-z",)], ids=["plain", "compressed"])
+def test_full_disk_is_told_and_what_was_written_can_be_read(tmp_path: Path, packed: tuple[str, ...]) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M", "none", disk], check=True)
+    try:
+        napping = [sys.executable, "-c", "import time\nwhile True: time.sleep(1e-5)"]
+        options = ["-e", "none", "--off-cpu-thresh", "0", "--call-graph", "fp", *packed]
+        done = run("-o", disk / "perf.data", *options, "--", *napping, cwd=tmp_path)
+        assert done.status == 1
+        assert done.stderr.startswith(
+            f"perf-offcpu record: {disk}/perf.data: cannot write the recording: No space"
+        )
+        assert done.stderr.count("\n") == 1
+        recording = load_recording(disk / "perf.data")
+        assert off_cpu(recording).sum() > 100
+        unwritten = recording.losses["records not written because the file took no more (disk full)"]
+        # What fits of a ring is kept, and behind it what stood in the kernel, in room held for the end.
+        assert (disk / "perf.data").stat().st_size > (4 << 20) - RESERVE
+        assert len(recording.budget.tid) > 0
+        flags = recording.samples.flags
+        sent = off_cpu(recording) & (flags & (SampleFlag.AGGREGATED | SampleFlag.STILL_BLOCKED) == 0)
+        missing = counter(disk / "perf.data", b"samples") - sent.sum()
+        assert 0 < missing <= unwritten < missing + 5000  # and what else happened on the machine
+        # Compressed, the file may end within a record: that is among the unwritten, and no damage besides.
+        assert not DAMAGE & recording.losses.keys()
+        assert "offcpu-time" in perf("report", "--header-only", "-i", disk / "perf.data")
+    finally:
+        subprocess.run(["umount", disk], check=True)
