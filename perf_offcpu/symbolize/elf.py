@@ -31,7 +31,8 @@ from perf_offcpu.abi import elf
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import U32, U64, Bool
 from perf_offcpu.symbolize.debug_files import open_debug
-from perf_offcpu.symbolize.elf_image import BytesSource, ElfImage, Section, Segments, open_elf
+from perf_offcpu.symbolize.elf_image import ElfImage, Section, Segments, open_elf
+from perf_offcpu.symbolize.elf_source import BytesSource
 from perf_offcpu.symbolize.plt import plt_symbols
 from perf_offcpu.symbolize.search import Search
 from perf_offcpu.symbolize.symtab import NO_ADDRESS, Symbols, SymbolTable, alias_rank, join

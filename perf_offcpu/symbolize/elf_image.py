@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """An ELF file's headers, checked, and its sections' bytes on demand: the only reader of ELF here.
 
-Everything in the file may lie. So: only regular files are opened; headers are tables read by numpy, never
-loops that the file could make long; each read is checked against the file's size and a ceiling; what does
-not fit is a FormatError. Files are read with pread, not mapped: a file that is truncated while it is read
-gives an error, not SIGBUS. numpy is all it needs, so that names work inside perf's own Python as well.
+Everything in the file may lie. So: headers are tables read by numpy, never loops that the file could make
+long; each read is checked against the file's size and a ceiling; what does not fit is a FormatError. numpy
+is all it needs, so that names work inside perf's own Python as well. `elf_source` gives it the bytes.
 """
 
 from __future__ import annotations
 
 import os
-import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +23,7 @@ from perf_offcpu.abi import elf
 from perf_offcpu.errors import FormatError, LayoutError
 from perf_offcpu.layout import Layout, Order
 from perf_offcpu.model.columns import U64, Table, column
+from perf_offcpu.symbolize.elf_source import FileSource, Source, open_regular
 
 MAX_HEADERS: Final = 1 << 17
 """Sections or segments: real files have at most a few ten thousand."""
@@ -34,68 +33,6 @@ _MAX_NOTES: Final = 1 << 16
 _MAX_BUILD_ID: Final = 64
 _MAX_SECTION_NAME: Final = 128
 _MAX_SECTION_NAMES: Final = 1 << 24
-
-
-class NotRegularError(FormatError):
-    """A directory, device, FIFO or socket stands where a file was named."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path, "ELF file", "this is not a regular file")
-
-
-class Source(Protocol):
-    """Bytes of known size, anywhere."""
-
-    size: int
-
-    identity: tuple[int, ...]
-    """What tells this file, as it is now, from all others; () if nothing does."""
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes at an offset; fewer if the source ends."""
-
-    def fileno(self) -> int:
-        """The open file; -1 for an image in memory."""
-
-
-class BytesSource:
-    """An image in memory."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data, self.size, self.identity = data, len(data), tuple[int, ...]()
-
-    def read(self, offset: int, size: int) -> bytes:
-        """As Source.read."""
-        return self._data[offset : offset + size]
-
-    def fileno(self) -> int:
-        """As Source.fileno."""
-        return -1
-
-
-class FileSource:
-    """An open file, read with pread."""
-
-    def __init__(self, fd: int) -> None:
-        status = os.fstat(fd)
-        self._fd, self.size = fd, status.st_size
-        self.identity: tuple[int, ...] = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-    def read(self, offset: int, size: int) -> bytes:
-        """As Source.read; fewer bytes too if the file has become shorter.
-
-        Raises:
-            OSError: the disk, or what stands for it, fails.
-        """
-        parts: list[bytes] = []
-        while size > 0 and (part := os.pread(self._fd, size, offset)):
-            parts.append(part)
-            offset, size = offset + len(part), size - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def fileno(self) -> int:
-        """As Source.fileno."""
-        return self._fd
 
 
 @dataclass(slots=True)
@@ -360,21 +297,6 @@ def find_build_id(notes: bytes, order: Order) -> bytes:
 
 def _aligned(size: int) -> int:
     return size + -size % 4
-
-
-def open_regular(path: str) -> int:
-    """Open a regular file for reading, and nothing else: opening a device or FIFO can act or block.
-
-    Raises:
-        OSError: it cannot be opened.
-        NotRegularError: it is not a regular file.
-    """
-    if stat.S_ISREG(os.stat(path).st_mode):  # before opening, for devices; after it, for races
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-        if stat.S_ISREG(os.fstat(fd).st_mode):
-            return fd
-        os.close(fd)
-    raise NotRegularError(path)
 
 
 @contextmanager

@@ -24,7 +24,8 @@ from perf_offcpu.errors import FormatError
 from perf_offcpu.symbolize import vdso
 from perf_offcpu.symbolize.elf import ElfFile, full_table_of, read_elf_symbols
 from perf_offcpu.symbolize.elf_cache import read_through_cache
-from perf_offcpu.symbolize.elf_image import BytesSource, ElfImage, NotRegularError, open_elf
+from perf_offcpu.symbolize.elf_image import ElfImage, open_elf
+from perf_offcpu.symbolize.elf_source import BytesSource, NotRegularError
 from perf_offcpu.symbolize.search import DELETED, Search, objects_by_build_id, objects_of_processes
 
 _ACTING: Final = ("/dev/", "/proc/", "/sys/")

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from perf_offcpu.model.columns import I64, U64
-from perf_offcpu.symbolize.elf_image import open_regular
+from perf_offcpu.symbolize.elf_source import open_regular
 from perf_offcpu.symbolize.symtab import NO_ADDRESS, Symbols, SymbolTable
 
 MAX_BYTES: Final = 1 << 28

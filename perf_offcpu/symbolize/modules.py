@@ -20,7 +20,8 @@ from perf_offcpu.abi import elf
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import U64
 from perf_offcpu.symbolize.elf import listed_symbols
-from perf_offcpu.symbolize.elf_image import BytesSource, ElfImage, open_regular
+from perf_offcpu.symbolize.elf_image import ElfImage
+from perf_offcpu.symbolize.elf_source import BytesSource, open_regular
 from perf_offcpu.symbolize.symtab import NO_ADDRESS, SymbolTable
 
 MAX_BYTES: Final = 1 << 28

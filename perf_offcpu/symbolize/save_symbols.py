@@ -28,7 +28,8 @@ from perf_offcpu.model.mappings import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.symbolize import vdso
 from perf_offcpu.symbolize.debug_files import open_debug
-from perf_offcpu.symbolize.elf_image import ElfImage, FileSource, open_regular
+from perf_offcpu.symbolize.elf_image import ElfImage
+from perf_offcpu.symbolize.elf_source import FileSource, open_regular
 from perf_offcpu.symbolize.files import Refused, open_object, refusal
 from perf_offcpu.symbolize.jit_map import existing, is_jit_memory, map_paths
 from perf_offcpu.symbolize.kallsyms import MAX_BYTES

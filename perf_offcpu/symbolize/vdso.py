@@ -12,7 +12,8 @@ from typing import Final
 
 from perf_offcpu.errors import FormatError
 from perf_offcpu.symbolize.elf import ElfFile, read_elf_symbols
-from perf_offcpu.symbolize.elf_image import BytesSource, ElfImage
+from perf_offcpu.symbolize.elf_image import ElfImage
+from perf_offcpu.symbolize.elf_source import BytesSource
 
 NAME: Final = "[vdso]"
 _MAX_BYTES: Final = 1 << 20

@@ -31,7 +31,8 @@ from perf_offcpu.cache import pack, unpack  # noqa: E402
 from perf_offcpu.errors import PerfOffcpuError  # noqa: E402
 from perf_offcpu.symbolize.debug_files import debug_link  # noqa: E402
 from perf_offcpu.symbolize.elf import listed_symbols, read_elf_symbols  # noqa: E402
-from perf_offcpu.symbolize.elf_image import BytesSource, ElfImage  # noqa: E402
+from perf_offcpu.symbolize.elf_image import ElfImage  # noqa: E402
+from perf_offcpu.symbolize.elf_source import BytesSource  # noqa: E402
 from perf_offcpu.symbolize.jit_map import parse_jit_map, read_jit_name  # noqa: E402
 from perf_offcpu.symbolize.kallsyms import parse_kallsyms  # noqa: E402
 from perf_offcpu.symbolize.modules import section_places  # noqa: E402

@@ -37,7 +37,8 @@ from elftools.elf.elffile import ELFFile
 
 from perf_offcpu.errors import FormatError
 from perf_offcpu.symbolize.elf import ElfFile, elf_build_id, load_elf_symbols, read_elf_symbols
-from perf_offcpu.symbolize.elf_image import BytesSource, ElfImage
+from perf_offcpu.symbolize.elf_image import ElfImage
+from perf_offcpu.symbolize.elf_source import BytesSource
 from perf_offcpu.symbolize.search import Search
 from perf_offcpu.symbolize.symtab import NO_ADDRESS
 

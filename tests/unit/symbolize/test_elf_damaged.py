@@ -18,14 +18,8 @@ from builders.elf import DATA, DYNSYM, NOTE, PROGBITS, STRTAB, SYMTAB, TEXT, Elf
 
 from perf_offcpu.errors import FormatError
 from perf_offcpu.symbolize.elf import MAX_SYMBOLS, ElfFile, load_elf_symbols, read_elf_symbols
-from perf_offcpu.symbolize.elf_image import (
-    MAX_HEADERS,
-    BytesSource,
-    ElfImage,
-    FileSource,
-    find_build_id,
-    open_regular,
-)
+from perf_offcpu.symbolize.elf_image import MAX_HEADERS, ElfImage, find_build_id
+from perf_offcpu.symbolize.elf_source import BytesSource, FileSource, open_regular
 
 BLOCKER = Path(__file__).resolve().parents[2] / "data" / "perf-7.2" / "blocker"
 SOUND = ElfBuilder([Sym("f", 0x1000, 8), Sym("g", 0x1010, 8)], [Sym("f", 0x1000, 8)], build_id=b"\x12" * 20)
