@@ -19,6 +19,8 @@ from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf_kernel import explore, pid_namespace_level
 from perf_offcpu.collect.btf import Btf
 
+pytestmark = pytest.mark.beside
+
 NAPPING = "import time\nwhile True: time.sleep(0.005)"
 NOBODY = 65534
 
