@@ -31,7 +31,7 @@ def test_prefixes(name: str) -> None:
     Most give the records, events and features of one before: those are opened and cut into records only.
     """
     data, seen = ZOO[name], set[bytes]()
-    for size in [*range(0, 300, 7), *range(300, len(data), max(1, len(data) // 60))]:
+    for size in [*range(0, 300, 7), *range(300, len(data), max(1, len(data) // 40))]:
         with as_file(data[:size]) as path:
             what = content(str(path))
         if what not in seen:

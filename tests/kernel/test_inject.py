@@ -21,7 +21,7 @@ from perf_offcpu.perfdata.reader import PerfDataReader
 pytestmark = pytest.mark.beside
 
 WORK = (
-    "for i in 1 2 3; do ls /usr/lib; sleep 0.01; done > /dev/null; head -c 60M /dev/zero | cksum > /dev/null"
+    "for i in 1 2 3; do ls /usr/lib; sleep 0.01; done > /dev/null; head -c 20M /dev/zero | cksum > /dev/null"
 )
 SHELL = ["--", "sh", "-c", WORK]
 
@@ -60,6 +60,8 @@ def perf(verb: str, path: Path) -> str:
 
 
 SCRIPT = "script --ns -F comm,pid,tid,time,period,event,ip,sym,dso"
+OF_OTHERS = "script --ns -F comm,pid,tid,time,period,event,ip,dso"
+"""Of processes in other mount namespaces, perf finds symbols for as long as they run: not always twice."""
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -70,10 +72,11 @@ def test_what_perf_recorded_is_what_perf_reads(form: str, perf_offcpu: Command, 
     keep = ["--keep-stack-bytes"] if "dwarf" in FORMS[form] else []
     done = perf_offcpu("inject", "-f", *keep, "-i", recorded, "-o", injected)
     assert (done.returncode, done.stderr) == (0, "")
-    text = perf(SCRIPT, injected)
+    script = OF_OTHERS if "-a" in FORMS[form].split() else SCRIPT
+    text = perf(script, injected)
     assert len(text.splitlines()) > 10
     if not has_leaked_flags(recorded):
-        assert text == perf(SCRIPT, recorded)
+        assert text == perf(script, recorded)
     perf(f"{' '.join(REPORT)} --no-children", injected)
     perf("report --header-only", injected)
     assert_same(load_recording(recorded), load_recording(injected))

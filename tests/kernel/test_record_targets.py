@@ -66,7 +66,7 @@ def test_control_group_by_path_and_by_name(tmp_path: Path) -> None:
             with napping() as one, napping() as other:
                 (group / "cgroup.procs").write_text(str(one))
                 for name in (str(group), group.name):
-                    recording = recorded(tmp_path, "-a", "-G", name)
+                    recording = recorded(tmp_path, "-a", "-e", "none", "--call-graph", "fp", "-G", name)
                     assert waiting(recording) == {one} != {other}
         finally:
             group.rmdir()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from builders.commands import records, run, shown
+from builders.stock_perf import REPORT
 
 pytestmark = pytest.mark.beside
 
@@ -24,6 +25,7 @@ OTHERS = {command for where, command in shown().items() if records(command) and 
 """Each has a test of its own below."""
 QUICKER = {"make -j8": "./program", "sleep 5": "./program", "--duration 10": "--duration 0.5"}
 QUICKER |= {"--duration 5": "--duration 0.5", "system.slice/nginx.service": "/"}
+QUICKER |= {"perf report -i": f"perf {' '.join(REPORT)} -i"}
 
 
 @pytest.fixture(scope="module")
