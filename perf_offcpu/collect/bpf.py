@@ -240,8 +240,12 @@ class OffCpuProgram:
 
     # What was gathered
 
-    def drain_sums(self) -> NDArray[np.void]:
+    def drain_sums(self, *, end_of_file: bool = False) -> NDArray[np.void]:
         """Take out what has been summed so far; safe while recording, nothing is lost or counted twice.
+
+        Args:
+            end_of_file: from here on the stacks of callers are sent anew: those sent before are in the file
+                that these sums go to. The rings must have been emptied just before.
 
         Returns:
             One row per thread, state, cgroup and stack, with the members of `struct offcpu_sum_key` and
@@ -249,7 +253,7 @@ class OffCpuProgram:
             `total_ns`, `count`, `longest_ns`, `first_switch_out_ns`, `last_switch_in_ns`, `prev_state`,
             `lost`, …). `stack` is for `stacks()`; 0 is none.
         """
-        return self.maps.drain_sums()
+        return self.maps.drain_sums(end_of_file)
 
     def stacks(self, hashes: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
         """User stacks of the sums drained last, by the hashes in their field `stack`.
@@ -259,13 +263,6 @@ class OffCpuProgram:
             ips[offsets[i]:offsets[i + 1]], leaf first, without context markers; none for hash 0.
         """
         return self.maps.user_stacks.find(hashes)
-
-    def begin_file(self) -> None:
-        """Send the stacks of callers anew: those sent before are in another file.
-
-        Sums must be drained first.
-        """
-        self.maps.begin_epoch()
 
     def drain_budgets(self) -> NDArray[np.void]:
         """Take out the budgets of the threads that have ended since the last call; safe while recording.

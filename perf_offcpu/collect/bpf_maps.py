@@ -173,24 +173,27 @@ class ProgramMaps:
             return np.empty(0, self.header.structs["budget"])
         return self._take("budgets", "budget_key", "budget", self._next_generation())[1]
 
-    def _next_generation(self) -> int:
-        """Begin a new generation; gives the past one, which nobody writes to any more."""
+    def _next_generation(self, epoch: bool = False) -> int:
+        """Begin a new generation; gives the past one, which nobody writes to any more.
+
+        Args:
+            epoch: forget which callers were sent, too.
+        """
         past = int(self._control["generation"])
-        self.set_control(generation=past + 1)
+        self.set_control(generation=past + 1, **({"epoch": past + 1} if epoch else {}))
         self.wait_for_programs()
         return past
 
-    def begin_epoch(self) -> None:
-        """Forget which callers were sent; sums from here on are others than those before."""
-        following = int(self._control["generation"]) + 1
-        self.set_control(generation=following, epoch=following)
+    def drain_sums(self, epoch: bool = False) -> NDArray[np.void]:
+        """Take out the sums; the stacks that they refer to are in `user_stacks` until the next call.
 
-    def drain_sums(self) -> NDArray[np.void]:
-        """Take out the sums; the stacks that they refer to are in `user_stacks` until the next call."""
-        if self._is_empty("sums", "sum_key") and self._is_empty("stacks", "stack_key"):
+        Args:
+            epoch: forget which callers were sent. Sums from here on are others than these.
+        """
+        if not epoch and self._is_empty("sums", "sum_key") and self._is_empty("stacks", "stack_key"):
             self.user_stacks = _NO_STACKS
             return _side_by_side(*(np.empty(0, self.header.structs[name]) for name in ("sum_key", "sum")))
-        past = self._next_generation()
+        past = self._next_generation(epoch)
         keys, sums = self._take("sums", "sum_key", "sum", past)
         stack_keys, stacks = self._take("stacks", "stack_key", "stack", past)
         self.user_stacks = UserStacks.pack(stack_keys["hash"], stacks)

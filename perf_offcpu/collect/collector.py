@@ -280,18 +280,18 @@ class Collector:
         """How many sums the kernel side has room for."""
         return self.program.config.sum_entries
 
-    def drain_sums(self) -> NDArray[Any]:
-        """Take out the sums of short waits gathered so far; one row each."""
-        return self.program.drain_sums()
+    def drain_sums(self, *, end_of_file: bool = False) -> NDArray[Any]:
+        """Take out the sums of short waits gathered so far; one row each.
+
+        Args:
+            end_of_file: samples of later go into another file; those of before have just been drained.
+        """
+        return self.program.drain_sums(end_of_file=end_of_file)
 
     def sum_records(self, sums: NDArray[Any]) -> Iterator[bytes]:
         """The records of the sums drained last, some thousand at a time."""
         stacks = self.program.stacks(sums["stack"])
         return sum_samples(self.rings.owner.spec, sums, stacks, self.program.tells_callers)
-
-    def begin_file(self) -> None:
-        """From here on samples go into another file; sums must have been drained for the one before."""
-        self.program.begin_file()
 
     def lost_by_id(self) -> dict[int, int]:
         """How many records found a ring full, by the ids of events."""

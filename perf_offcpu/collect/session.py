@@ -212,11 +212,16 @@ class _Session:
         with self.pressure.looking(lambda: self.collector.fill):
             self.collector.drain(part)
 
-    def _write_sums(self) -> int:
-        """Move the sums gathered so far to the file; returns how many there were."""
-        sums = self.collector.drain_sums()
+    def _write_sums(self, *, end_of_file: bool = False) -> int:
+        """Move the sums gathered so far to the file; returns how many there were.
+
+        Args:
+            end_of_file: the rings are for the next file already.
+        """
+        sums = self.collector.drain_sums(end_of_file=end_of_file)
         try:
-            self.collector.drain(self.part)  # the stacks of their callers come before them
+            if not end_of_file:
+                self.collector.drain(self.part)  # the stacks of their callers come before them
         except FileFullError:
             self.unwritten_sums = counter(sums)
             raise
@@ -248,13 +253,12 @@ class _Session:
         """End the file and go on in a new one; what comes meanwhile waits in the rings."""
         old = self.part
         self._drain(old)
-        self._write_sums()
+        self._write_sums(end_of_file=True)
         self._write_budgets()
         old.finish(self.collector.span)
         self.summary.file_bytes += old.size
         # Maps of everybody: children of the target are recorded, too, and nobody knows their ids.
         self.part = Part(self.options, self.collector, self.names.next(), Target(), self.pressure)
-        self.collector.begin_file()
         self.part.begin_ns, self.part_since = now_ns(), time.monotonic()
         old.close()
         self.part.describe()

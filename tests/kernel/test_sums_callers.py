@@ -149,5 +149,5 @@ def test_each_file_of_a_recording_has_the_stacks_of_its_callers(callers: Path, t
     assert len(files) >= 2
     for path in files[:-1]:
         assert set(by_function(path)[0]) == set(FUNCTIONS)
-        # Who waits while files change, and not again in the new one, has no copy there.
-        assert load_recording(path, snapshots=True).losses.get(NOT_COPIED, 0) <= 20
+        # Missing are those between the last look into the rings and the moment from which copies are anew.
+        assert load_recording(path, snapshots=True).losses.get(NOT_COPIED, 0) <= 4
