@@ -9,15 +9,15 @@
  * from wait to wait. Old return addresses in room that no call has written since do no harm: the same way
  * leads to a few hashes.
  *
- * A thread that waits where it waited often has the same words there. That is seen at less cost than the hash is
- * worked out: the words are kept, and compared one by one. Where any differs, all of them are looked at anew.
+ * A thread that waits where it waited often has the same words there, or most of them. That is seen at less cost
+ * than the hash is worked out: the words are kept, and compared one by one. Where eight in a row are as they were, so
+ * is their part of the hash.
  *
  * The first wait of each hash goes out with a copy of its stack, which user space unwinds for all of them.
  */
 #if OFFCPU_SUM_CALLERS
 #define LIBRARIES (1ULL << 30)		/* below mm->mmap_base, where they are mapped one after the other */
 #define MAPPED (1ULL << 40)		/* below it, too: code that was made at run time, among others */
-#define NEAR_STACK (8ULL << 20)		/* RLIMIT_STACK as most have it */
 
 BPF_TABLE("lru_hash", u64, u64, snapshots, OFFCPU_CALLERS);	/* the epoch in which one of this hash was sent */
 
@@ -74,26 +74,47 @@ __inline bool is_same(const struct offcpu_layout *one, const struct offcpu_layou
 		 one->sp ^ other->sp | one->thread ^ other->thread);
 }
 
-/* Work out the hash of a chain, a layout and the top of a stack anew. */
-__inline void hash_top(struct offcpu_top *top, const struct offcpu_layout *at, struct offcpu_stack *stack)
+/* A hash of those of some words that may be return addresses. */
+__inline u64 hash_block(const struct offcpu_layout *at, const u64 *words)
 {
-	u64 hash;
+	u64 hash = 0;
 	u32 i;
 
-	/* The chain is often the one that was there before, even where the words are not. */
-	if (!stack->check || !top->chain || !is_same(&top->layout, at)) {
-		top->chain = hash_chain(at, stack);
-		top->layout = *at;
-		stack->check = 1;
-	}
-	/* Forks have the same addresses, other programs have not. A thread's stack ends near its thread pointer. */
-	hash = mix(top->chain, at->code ^ at->top ^ at->code_size << 20);
-	hash = mix(hash, stack->ips[0] ^ (at->thread - at->sp) << 16);
 	/* Unrolled it takes half the time. */
 #pragma clang loop unroll(full)
-	for (i = 0; i < TOP_WORDS; i++)
-		if (may_return(at, top->words[i], LIBRARIES))
-			hash = mix(hash, top->words[i]);
+	for (i = 0; i < BLOCK_WORDS; i++)
+		if (may_return(at, words[i], LIBRARIES))
+			hash = mix(hash, words[i]);
+	return hash;
+}
+
+/* Work out the hash of a chain, a layout and the top of a stack anew, as far as they have changed. */
+__inline void hash_top(struct offcpu_top *top, const struct offcpu_layout *at, struct offcpu_stack *stack)
+{
+	u64 hash, stale;
+	u32 block;
+
+	if (!is_same(&top->layout, at)) {
+		top->layout = *at;
+		top->chain = 0;
+		top->stale = ALL_BLOCKS;
+	}
+	if (!stack->check || !top->chain) {
+		top->chain = hash_chain(at, stack);
+		stack->check = 1;
+	}
+	stale = *(volatile u64 *)&top->stale;	/* to the verifier one number, whichever way it came */
+	/* Forks have the same addresses, other programs have not. A thread's stack ends near its thread pointer. */
+	hash = mix(*(volatile u64 *)&top->chain, at->code ^ at->top ^ at->code_size << 20);
+	hash = mix(hash, stack->ips[0] ^ (at->thread - at->sp) << 16);
+#pragma clang loop unroll(full)
+	for (block = 0; block < TOP_BLOCKS; block++) {
+		if (stale & 1ULL << block)
+			top->hashes[block] = hash_block(at, &top->words[block * BLOCK_WORDS]);
+		if (top->hashes[block])
+			hash = mix(hash, top->hashes[block]);
+	}
+	top->stale = 0;
 	top->caller = hash ? hash : 1;
 }
 
@@ -112,7 +133,7 @@ __inline u64 hash_callers(struct offcpu_wait *wait)
 	if (!mm || FIELD(u64, regs, REGS_CS) != USER_CS)
 		return 0;
 	at = layout_of(task, mm, FIELD(u64, regs, REGS_SP));
-	if (!wait->user->check || !top->caller || !is_same(&top->layout, &at))
+	if (top->stale || !wait->user->check || !top->caller || !is_same(&top->layout, &at))
 		hash_top(top, &at, wait->user);
 	return *(volatile u64 *)&top->caller;	/* both ways lead on as one, to the verifier */
 }

@@ -19,6 +19,9 @@ struct task_struct;
 #if OFFCPU_SUM_CALLERS
 #define TOP_WORDS 64			/* 32 do not reach the callers in redis (jemalloc, a buffer on the stack) */
 #define TOP_BYTES (TOP_WORDS * sizeof(u64))
+#define BLOCK_WORDS 8
+#define TOP_BLOCKS (TOP_WORDS / BLOCK_WORDS)
+#define ALL_BLOCKS ((1ULL << TOP_BLOCKS) - 1)
 
 /* Where a task's code may be, and how far its stack is from its end. */
 struct offcpu_layout {
@@ -35,6 +38,8 @@ struct offcpu_top {
 	u64 chain;			/* hash of the chain of frame pointers, 0 not known */
 	u64 caller;			/* and of that, the layout and the words, 0 not known */
 	u64 walked;			/* bytes of it in which frames were found */
+	u64 stale;			/* a bit for each block whose hash is not known any more */
+	u64 hashes[TOP_BLOCKS];		/* of the words in a block that may be return addresses, 0 without any */
 	u64 words[TOP_WORDS];
 };
 #endif

@@ -13,6 +13,7 @@
  */
 #define USER_CS 0x33			/* __USER_CS, arch/x86/include/asm/segment.h */
 #define WORD_MASK (sizeof(u64) - 1)
+#define NEAR_STACK (8ULL << 20)		/* RLIMIT_STACK as most have it */
 #define LOWEST_ADDRESS 4096		/* nothing is mapped below, see mmap_min_addr */
 #define PAGE 4096
 #define FRAME_BYTES 16			/* the caller's frame pointer, the return address */
@@ -66,30 +67,40 @@ __inline void read_top(struct offcpu_window *window, struct offcpu_top *top, u64
 		read_window(window, sp);
 }
 
-__inline bool is_same_top(const struct offcpu_top *top, const struct offcpu_window *window)
+__inline bool is_same_block(const u64 *kept, const u64 *words)
 {
 	u32 i;
 
 	/* Unrolled it takes half the time. */
 #pragma clang loop unroll(full)
-	for (i = 0; i < TOP_WORDS; i++)
-		if (top->words[i] != window->words[i])
+	for (i = 0; i < BLOCK_WORDS; i++)
+		if (kept[i] != words[i])
 			return false;
 	return true;
 }
 
-/* Read and keep the top of the stack; what is known of it is forgotten if it is not as it was. */
+/* Read and keep the top of the stack; what is known of it is forgotten where it is not as it was. */
 __inline void take_top(struct offcpu_window *window, struct offcpu_top *top, u64 sp)
 {
-	u32 i;
+	u64 changed = 0;
+	u32 at, i;
 
 	read_top(window, top, sp);
-	if (is_same_top(top, window))
-		return;
-	top->caller = 0;
 #pragma clang loop unroll(full)
-	for (i = 0; i < TOP_WORDS; i++)
-		top->words[i] = window->words[i];
+	for (at = 0; at < TOP_WORDS; at += BLOCK_WORDS)
+		if (!is_same_block(&top->words[at], &window->words[at]))
+			changed |= 1ULL << at / BLOCK_WORDS;
+	if (!changed)
+		return;
+	top->stale |= changed;
+	/* Apart from the above, which is short so. */
+#pragma clang loop unroll(full)
+	for (at = 0; at < TOP_WORDS; at += BLOCK_WORDS)
+		if (changed & 1ULL << at / BLOCK_WORDS) {
+#pragma clang loop unroll(full)
+			for (i = at; i < at + BLOCK_WORDS; i++)
+				top->words[i] = window->words[i];
+		}
 }
 
 /* A frame lies beyond what was read: next time it is read with the top, if they are not too far apart. */
@@ -122,6 +133,11 @@ __inline u32 walk_frames(struct task_struct *current, struct offcpu_stack *stack
 		take_top(window, top, FIELD(u64, regs, REGS_SP));
 #endif
 	fp = FIELD(u64, regs, REGS_FP);
+#if OFFCPU_SUM_CALLERS
+	/* Most code without frame pointers keeps something else there: no read for that, as the stack will be copied. */
+	if (top && fp - FIELD(u64, regs, REGS_SP) >= NEAR_STACK)
+		fp = 0;
+#endif
 	changed = stack->ips[0] ^ FIELD(u64, regs, REGS_IP);
 	stack->ips[0] = FIELD(u64, regs, REGS_IP);
 #pragma clang loop unroll(disable)
