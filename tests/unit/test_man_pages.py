@@ -43,6 +43,12 @@ def test_pages_have_the_parsers_options(verb: str) -> None:
     assert options_of(verb, shown=True) <= named <= options_of(verb)
 
 
+def test_how_a_recording_is_read_is_the_same_for_all_that_show_one() -> None:
+    """They share those options (`commands._profile`), and so what is said of them."""
+    texts = {page(f"perf-offcpu-{verb}") for verb in ("report", "script", "convert")}
+    assert len({text[text.index("-f::\n") : text.index("\nSELECTION\n")] for text in texts}) == 1
+
+
 def test_the_page_of_the_command_lists_all_verbs() -> None:
     text = page("perf-offcpu")
     verbs = dict(
