@@ -241,6 +241,7 @@ DAMAGE = {
     losses.TRUNCATED, losses.NO_END, losses.BAD_SIZE, losses.BAD_RECORD, losses.BAD_SAMPLE,
     losses.BAD_FEATURE, losses.UNKNOWN_RECORD, losses.UNKNOWN_ID, losses.BAD_COMPRESSED,
 }  # fmt: skip
+DISK_BYTES = 2 << 20
 
 
 @pytest.mark.alone
@@ -248,7 +249,7 @@ DAMAGE = {
 def test_full_disk_is_told_and_what_was_written_can_be_read(tmp_path: Path, packed: tuple[str, ...]) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M", "none", disk], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", disk], check=True)
     try:
         napping = [sys.executable, "-c", "import time\nwhile True: time.sleep(1e-5)"]
         options = ["-e", "none", "--off-cpu-thresh", "0", "--call-graph", "fp", *packed]
@@ -262,7 +263,7 @@ def test_full_disk_is_told_and_what_was_written_can_be_read(tmp_path: Path, pack
         assert off_cpu(recording).sum() > 100
         unwritten = recording.losses["records not written because the file took no more (disk full)"]
         # What fits of a ring is kept, and behind it what stood in the kernel, in room held for the end.
-        assert (disk / "perf.data").stat().st_size > (4 << 20) - RESERVE
+        assert (disk / "perf.data").stat().st_size > DISK_BYTES - RESERVE
         assert len(recording.budget.tid) > 0
         flags = recording.samples.flags
         sent = off_cpu(recording) & (flags & (SampleFlag.AGGREGATED | SampleFlag.STILL_BLOCKED) == 0)
