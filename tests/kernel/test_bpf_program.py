@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import PATIENCE
 from kernel.bpf_output import Wait
 from kernel.napping import (
     MS,
@@ -71,7 +72,8 @@ def test_a_sample_lies_where_the_wait_was(napper: Path, in_switch: bool) -> None
     _, waits, _, _ = record_napper(napper, config)
     for wait in waits:
         switch_in = wait.switch_out_ns + wait.ns
-        assert switch_in - 1000 <= wait.time_ns < switch_in + MS
+        # An emulated CPU may be taken away between the switch and the sample.
+        assert switch_in - 1000 <= wait.time_ns < switch_in + MS * PATIENCE
         assert (wait.header_tid == wait.tid) or in_switch
     by_tid: dict[int, list[Wait]] = {}
     for wait in sorted(waits, key=lambda w: w.switch_out_ns):
