@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Command
+from conftest import PATIENCE, Command
 from kernel.gdb_stacks import random_stops
 from kernel.whole_stacks import ROOTS, STACKS, record, sum_wholeness, user_stacks, wholeness
 
@@ -53,7 +53,7 @@ def assert_whole(path: Path, comm: str, least: int) -> None:
 
 
 def test_waits_of_python_reach_the_root(tmp_path: Path) -> None:
-    record(tmp_path / "x.data", "/usr/bin/python3", STACKS / "waits.py")
+    record(tmp_path / "x.data", "/usr/bin/python3", STACKS / "waits.py", str(PATIENCE))
     assert_whole(tmp_path / "x.data", "python3", 100)
 
 

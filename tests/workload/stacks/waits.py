@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Python program that waits in threads, locks, queues, sockets, polls and for children, for a second."""
+"""A Python program that waits in threads, locks, queues, sockets, polls and for children, for a second.
+
+usage: waits.py [SECONDS]
+"""
 
 import queue
 import select
 import socket
 import subprocess
+import sys
 import threading
 import time
 
-END = time.monotonic() + 1
+END = time.monotonic() + float(sys.argv[1] if len(sys.argv) > 1 else 1)
 items: "queue.Queue[int | None]" = queue.Queue()
 near, far = socket.socketpair()
 
