@@ -91,7 +91,8 @@ __inline u64 hash_block(const struct offcpu_layout *at, const u64 *words)
 /* Work out the hash of a chain, a layout and the top of a stack anew, as far as they have changed. */
 __inline void hash_top(struct offcpu_top *top, const struct offcpu_layout *at, struct offcpu_stack *stack)
 {
-	u64 hash, stale;
+	volatile u64 *stale = &top->stale;	/* in memory, or the verifier would follow each set of blocks */
+	u64 hash;
 	u32 block;
 
 	if (!is_same(&top->layout, at)) {
@@ -103,13 +104,12 @@ __inline void hash_top(struct offcpu_top *top, const struct offcpu_layout *at, s
 		top->chain = hash_chain(at, stack);
 		stack->check = 1;
 	}
-	stale = *(volatile u64 *)&top->stale;	/* to the verifier one number, whichever way it came */
 	/* Forks have the same addresses, other programs have not. A thread's stack ends near its thread pointer. */
 	hash = mix(*(volatile u64 *)&top->chain, at->code ^ at->top ^ at->code_size << 20);
 	hash = mix(hash, stack->ips[0] ^ (at->thread - at->sp) << 16);
 #pragma clang loop unroll(full)
 	for (block = 0; block < TOP_BLOCKS; block++) {
-		if (stale & 1ULL << block)
+		if (*stale & 1ULL << block)
 			top->hashes[block] = hash_block(at, &top->words[block * BLOCK_WORDS]);
 		if (top->hashes[block])
 			hash = mix(hash, top->hashes[block]);

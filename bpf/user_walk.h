@@ -82,21 +82,20 @@ __inline bool is_same_block(const u64 *kept, const u64 *words)
 /* Read and keep the top of the stack; what is known of it is forgotten where it is not as it was. */
 __inline void take_top(struct offcpu_window *window, struct offcpu_top *top, u64 sp)
 {
-	u64 changed = 0;
+	volatile u64 *stale = &top->stale;	/* in memory, or the verifier would follow each set of blocks */
 	u32 at, i;
 
 	read_top(window, top, sp);
 #pragma clang loop unroll(full)
 	for (at = 0; at < TOP_WORDS; at += BLOCK_WORDS)
 		if (!is_same_block(&top->words[at], &window->words[at]))
-			changed |= 1ULL << at / BLOCK_WORDS;
-	if (!changed)
+			*stale |= 1ULL << at / BLOCK_WORDS;
+	if (!*stale)
 		return;
-	top->stale |= changed;
 	/* Apart from the above, which is short so. */
 #pragma clang loop unroll(full)
 	for (at = 0; at < TOP_WORDS; at += BLOCK_WORDS)
-		if (changed & 1ULL << at / BLOCK_WORDS) {
+		if (*stale & 1ULL << at / BLOCK_WORDS) {
 #pragma clang loop unroll(full)
 			for (i = at; i < at + BLOCK_WORDS; i++)
 				top->words[i] = window->words[i];
