@@ -46,6 +46,8 @@ VERBS = (
     "scripts",
     "completion",
 )
+_WITHOUT_NUMPY = frozenset({"doctor", "scripts", "completion"})
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 EXIT_USAGE = UsageError.exit_status
 EXIT_INTERRUPTED = 128 + 2
 EXIT_BROKEN_PIPE = 128 + 13
@@ -171,7 +173,23 @@ def _run(options: list[str], verb: str | None, rest: list[str]) -> int:
         parser.print_help(sys.stderr)
         return EXIT_USAGE
     options_of_verb = cast(Parser, verbs[verb])
-    return _load(verb).run(options_of_verb.parse_args(options_of_verb.attached(rest)))
+    args = options_of_verb.parse_args(options_of_verb.attached(rest))
+    if verb not in _WITHOUT_NUMPY:
+        _import_numpy()
+    return _load(verb).run(args)
+
+
+def _import_numpy() -> None:
+    """Import numpy without the threads that its BLAS starts, one for each CPU: none of it is used here.
+
+    It is told by the environment, which a command that is recorded must not see.
+    """
+    if "numpy" not in sys.modules and _BLAS_THREADS not in os.environ:
+        os.environ[_BLAS_THREADS] = "1"
+        try:
+            importlib.import_module("numpy")
+        finally:
+            del os.environ[_BLAS_THREADS]
 
 
 def _print_versions(verbose: int) -> None:

@@ -59,7 +59,7 @@ class StackPlaces:
         self._sources: list[OpenFile | U64 | None] = []
         self._first: list[int] = []
         """The first row in each of them."""
-        self._room = np.empty(_WORD, np.uint8)
+        self._room = np.empty(0, np.uint8)
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -101,7 +101,8 @@ class StackPlaces:
             return Stacks(source, starts // _WORD, words)
         spans, place = _spans(starts, words)
         if len(self._room) < spans.size:
-            self._room = np.empty(spans.size + spans.size // 4 // _WORD * _WORD, np.uint8)
+            # With room to spare: the next ones are about as many. In huge pages, where there are any.
+            self._room = GrowingArray("u1").extend((spans.size + spans.size // 4) // _WORD * _WORD)
         have = spans.read(source, self._room)
         words = np.minimum(words, np.maximum(0, have - place) // _WORD)
         if not (place % _WORD).any():

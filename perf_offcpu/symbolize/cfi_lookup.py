@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi.cfi import Registers
-from perf_offcpu.model.columns import I32, U64
+from perf_offcpu.model.columns import I32, I64, U64
 from perf_offcpu.model.mappings import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.symbolize.cfi_program import Kind
@@ -118,14 +118,17 @@ class CfiLookup:
         self._trampoline = self.rules.add(trampoline_rules(registers)) if trampolines else NO_CFI
         self._tables: dict[int, tuple[FileTable, int] | None] = {}
         self._keys = np.full(_SLOTS, _NO_KEY, np.uint64)
-        self._found = np.zeros(_SLOTS, np.int32)
+        self._found = np.zeros(_SLOTS, np.int64)
 
-    def find(self, spaces: I32, addresses: U64) -> I32:
-        """int32[n]: the rule set at each (address space, address), row of `rules`."""
-        keys = spaces.astype(np.uint64)
+    def find(self, spaces: I32, addresses: U64) -> I64:
+        """int64[n]: the rule set at each (address space, address), row of `rules`."""
+        unsigned = spaces.view(np.uint32)
+        keys = unsigned.astype(np.uint64)
         keys <<= _SPACE_SHIFT
         keys ^= addresses
-        slot = (keys * _MIX >> _SLOT_SHIFT).view(np.int64)
+        slot = keys * _MIX
+        slot >>= _SLOT_SHIFT
+        slot = slot.view(np.int64)
         found = self._found.take(slot)
         known = self._keys.take(slot) == keys
         # Of wider numbers the key is not theirs alone: these are looked up each time.

@@ -25,6 +25,7 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.errors import FormatError
+from perf_offcpu.gather import gather_u64
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool
 from perf_offcpu.symbolize.elf_image import find_build_id
 from perf_offcpu.symbolize.symtab import NO_ADDRESS, Symbols, SymbolTable, alias_rank, page_behind
@@ -35,8 +36,13 @@ MAX_BYTES: Final = 1 << 28
 """Bytes of text that are read: a large kernel with all modules has some 20 MB."""
 _MAX_MODULE: Final = 64
 _TERMINATE: Final = bytes.maketrans(b"\t\n", b"\0\0")
-_DIGIT: Final = np.full(256, 255, np.uint8)
-_DIGIT[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
+_ONES: Final = np.uint64(0x0101010101010101)
+_EVERY_OTHER: Final = {
+    4: np.uint64(0x00FF00FF00FF00FF),
+    8: np.uint64(0x0000FFFF0000FFFF),
+    16: np.uint64(0x00000000FFFFFFFF),
+}
+"""Every other nibble, byte and half word, by how far the others are shifted to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +181,27 @@ def _has_space(raw: U8, start: I64, end: I64, place: int) -> Bool:
 
 
 def _hexadecimal(raw: U8, start: I64, width: int) -> tuple[U64, Bool]:
-    """Numbers of `width` lower-case digits, and whether all of them are digits."""
+    """Numbers of `width` lower-case digits, 8 or 16, and whether all of them are digits."""
     value, sound = np.zeros(len(start), np.uint64), np.ones(len(start), bool)
-    for place in range(width):
-        digit = _DIGIT[raw[start + place]]
-        sound &= digit < 16
-        value = (value << np.uint64(4)) | digit
+    for place in range(0, width, 8):
+        digits, good = _eight_digits(gather_u64(raw, start + place, ">"))
+        value = (value << np.uint64(32)) | digits
+        sound &= good
     return value, sound
+
+
+def _eight_digits(text: U64) -> tuple[U64, Bool]:
+    """The numbers that words of eight characters spell, first one highest, and whether all are digits."""
+    letter = (text >> np.uint64(6)) & _ONES  # a to f are 0x61 to 0x66, 0 to 9 are 0x30 to 0x39
+    low = text & (_ONES * np.uint64(15))
+    nibble = low + letter * np.uint64(9)
+    sound = (text ^ low) == (_ONES + letter) * np.uint64(0x30)
+    # With 6 more, 0 to 9 stay below 16 and 10 to 15 do not; nothing is 16 already.
+    sound &= ((nibble + _ONES * np.uint64(6)) & (_ONES * np.uint64(16))) == letter * np.uint64(16)
+    sound &= (nibble & (_ONES * np.uint64(16))) == 0
+    for shift in (4, 8, 16):  # pairs of neighbours: 8 nibbles, 4 bytes, 2 halves
+        nibble = (nibble | (nibble >> np.uint64(shift))) & _EVERY_OTHER[shift]
+    return nibble, sound
 
 
 def _functions(raw: U8, lines: _Lines) -> I64:

@@ -20,6 +20,7 @@ from perf_offcpu.cache import DiskCache
 from perf_offcpu.decode.garbage import cut_garbage
 from perf_offcpu.decode.unwind_records import MakeUnwinder, UnwindSome, UserChains
 from perf_offcpu.decode.user_parts import join_parts, kernel_parts
+from perf_offcpu.gather import rows_of
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.columns import I32, I64, U8, U64
@@ -209,12 +210,14 @@ def _registers(snapshots: Snapshots, rows: I64 | I32, registers: Registers) -> t
     values = np.zeros((registers.count, len(rows)), np.uint64)
     known = np.zeros(len(rows), np.uint64)
     masks, begins = snapshots.mask[rows], snapshots.registers.offsets[rows]
-    for mask in np.unique(masks).tolist():
+    for mask in sorted(set(masks.tolist())):
         mine = np.flatnonzero(masks == mask)
+        lane: slice | I64 = slice(None) if len(mine) == len(rows) else mine
+        found = rows_of(snapshots.registers.values, begins[mine], mask.bit_count())
         bits = [bit for bit in range(64) if mask >> bit & 1]
         for place, bit in enumerate(bits):
             number = registers.of_sample[bit] if bit < len(registers.of_sample) else -1
             if number >= 0:
-                values[number, mine] = snapshots.registers.values[begins[mine] + place]
-                known[mine] |= np.uint64(1 << number)
+                values[number, lane] = found[:, place]
+                known[lane] |= np.uint64(1 << number)
     return values, known

@@ -128,7 +128,7 @@ class Walk:
         state.has_exact = state.has_exact and bool(state.exact[going].any())
         return going
 
-    def _simple(self, lanes: I64, rule: I32) -> None:
+    def _simple(self, lanes: I64, rule: I64) -> None:
         """The fast way."""
         if not len(lanes):
             return
@@ -164,7 +164,7 @@ class Walk:
                 state.restore(lanes[saved], number, *state.read_at(at, begins[saved], lengths[saved]))
         state.go_on(lanes, cfa, ra, exact=False)
 
-    def _not_simple(self, lanes: I64, rule: I32) -> None:
+    def _not_simple(self, lanes: I64, rule: I64) -> None:
         """Walks at the root, in code without rules, and with rules of any kind."""
         state, rules = self.state, self.lookup.rules
         bare = rule <= NO_CFI
@@ -194,7 +194,7 @@ class Walk:
         code = self.lookup.find(self.spaces[lanes], ra - _ONE) != OUTSIDE
         return fp, below, ra, sound & (code | (ra == 0))
 
-    def _by_frame_pointer(self, lanes: I64, rule: I32) -> None:
+    def _by_frame_pointer(self, lanes: I64, rule: I64) -> None:
         """As the kernel walks: the frame pointer leads to the caller's and to the return address."""
         if not len(lanes):
             return
