@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What unwinding costs: `python benchmarks/unwinding.py [RECORDING [FILE...]]`.
+"""What unwinding costs: `python benchmarks/unwinding.py [speed] [tables[=FILE]] [perf[=RECORDING]]`.
 
-Three figures, in seconds of CPU: 200 000 samples of 20 frames, with tables at hand; the tables of large files
-(default: node, if it is there) from nothing; and, for a recording of `perf record --call-graph dwarf`,
-reading and unwinding it beside `perf script`.
+In seconds of CPU, by default all three:
+
+speed    200 000 samples of 20 frames, with tables at hand
+tables   the tables of a large file (default: node, if it is there) from nothing
+perf     `perf-offcpu convert --folded` beside `perf script`, in turns, on a recording of
+         `perf record --call-graph dwarf` (default: two are made, of tests/workload/stacks/busy.cpp)
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -30,8 +35,8 @@ from perf_offcpu.symbolize import unwind as module  # noqa: E402
 from perf_offcpu.symbolize.cfi_lookup import FileTable  # noqa: E402
 from perf_offcpu.symbolize.cfi_table import build_table, frame_sections  # noqa: E402
 from perf_offcpu.symbolize.elf_image import open_elf  # noqa: E402
-from perf_offcpu.symbolize.search import Search  # noqa: E402
 
+SECONDS, ROUNDS = (1.6, 14), 5
 SAMPLES, FRAMES, FUNCTIONS = 200_000, 20, 2_000
 CODE, STACK, SIZE = 0x400000, 0x7FF000, 0x100
 
@@ -88,33 +93,66 @@ def speed() -> None:
     print(f"{SAMPLES} samples of {FRAMES} frames, all different: {spent:.2f} s, {each:.0f} ns a frame")
 
 
-def tables(paths: list[str]) -> None:
+def tables(path: str) -> None:
     """The second figure."""
-    for path in paths:
-        begin = time.process_time()
-        with open_elf(path) as image:
-            table = build_table(frame_sections(image), X86)
-        spent = time.process_time() - begin
-        print(f"{path}, {os.path.getsize(path) / 1e6:.0f} MB: {len(table)} rows in {spent:.2f} s")
+    begin = time.process_time()
+    with open_elf(path) as image:
+        table = build_table(frame_sections(image), X86)
+    spent = time.process_time() - begin
+    print(f"{path}, {os.path.getsize(path) / 1e6:.0f} MB: {len(table)} rows in {spent:.2f} s")
 
 
 def beside_perf(path: str) -> None:
     """The third figure."""
-    begin = time.process_time()
     recording = load_recording(path, snapshots=True)
-    samples = int((recording.samples.snapshot >= 0).sum())
-    module.unwind(recording, Search.usual())
-    ours = time.process_time() - begin
+    stacks, words = len(recording.snapshots), int(recording.snapshots.stack.lengths.sum())
+    print(f"{path}: {stacks} stacks, {8 * words / 1e6:.0f} MB of them; {ROUNDS} rounds in turns:")
+    ours = [sys.executable, "-m", "perf_offcpu", "convert", "--folded", "-i", path, "-o", os.devnull]
+    perf = ["perf", "script", "-i", path]
+    commands = [ours, [*perf, "--no-inline", "-F", "ip,sym"], [*perf, "--no-inline"], perf]
+    spent = [[cpu_seconds(command) for command in commands] for _ in range(ROUNDS)]
+    for command, each in zip(commands, zip(*spent, strict=True), strict=True):
+        shown = " ".join(command).replace(sys.executable, "python").replace(path, "…")
+        print(f"  {statistics.median(each):6.2f} s ({min(each):.2f} to {max(each):.2f})  {shown}")
+
+
+def cpu_seconds(command: list[str]) -> float:
+    """User and system time of a command and its children."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = ["perf", "script", "-i", path, "--no-inline", "-F", "ip,sym"]
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    theirs = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(f"{path}, {samples} stacks: read and unwound in {ours:.2f} s, by perf script in {theirs:.2f} s")
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def recordings(directory: str) -> list[str]:
+    """Two recordings of a C++ program, made now."""
+    program = f"{directory}/busy"
+    source = Path(__file__).resolve().parents[1] / "tests/workload/stacks/busy.cpp"
+    build = ["g++", "-O2", "-g", "-fomit-frame-pointer", "-pthread", "-o", program, str(source)]
+    subprocess.run(build, check=True)
+    made = []
+    for seconds in SECONDS:
+        made.append(f"{directory}/{seconds}s.data")
+        how = ["-q", "-m", "16384", "-e", "cpu-clock", "-F", "12000", "--call-graph", "dwarf,4096"]
+        subprocess.run(
+            ["perf", "record", *how, "-o", made[-1], program, str(seconds)], check=True, capture_output=True
+        )
+    return made
+
+
+def main(arguments: list[str]) -> None:
+    """Run what is asked for."""
+    os.environ["DEBUGINFOD_URLS"] = ""
+    asked = dict(word.partition("=")[::2] for word in arguments) or {"tables": "", "speed": "", "perf": ""}
+    if "tables" in asked and os.path.exists(file := asked["tables"] or "/usr/bin/node"):
+        tables(file)
+    if "speed" in asked:
+        speed()
+    if "perf" in asked:
+        with tempfile.TemporaryDirectory() as directory:
+            for path in [asked["perf"]] if asked["perf"] else recordings(directory):
+                beside_perf(path)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2]:
-        beside_perf(sys.argv[1])
-    tables(sys.argv[2:] or [path for path in ("/usr/bin/node",) if os.path.exists(path)])
-    speed()
+    main(sys.argv[1:])

@@ -33,15 +33,19 @@ AS_POSTGRES = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-group
 BASH = "for i in 1 2 3 4 5; do sleep 0.01 | cat; read -t 0.01 x; done; (sleep 0.02); wait"
 
 
-@pytest.fixture(scope="module")
-def cpp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tests/workload/stacks/waits.cpp, optimized and without frame pointers, as distributions build."""
-    program = tmp_path_factory.mktemp("stacks") / "waits"
-    source = STACKS / "waits.cpp"
+def built(name: str, directory: Path) -> Path:
+    """A program of tests/workload/stacks, optimized and without frame pointers, as distributions build."""
+    program, source = directory / name, STACKS / f"{name}.cpp"
     subprocess.run(
         ["g++", "-O2", "-g", "-fomit-frame-pointer", "-pthread", "-o", program, source], check=True
     )
     return program
+
+
+@pytest.fixture(scope="module")
+def cpp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tests/workload/stacks/waits.cpp."""
+    return built("waits", tmp_path_factory.mktemp("stacks"))
 
 
 def assert_whole(path: Path, comm: str, least: int) -> None:
@@ -197,12 +201,19 @@ def agree(ours: Chain, theirs: Chain) -> bool:
     )
 
 
-def test_chains_of_perfs_dwarf_recordings_are_what_perf_script_shows(cpp: Path, tmp_path: Path) -> None:
-    output = tmp_path / "dwarf.data"
+@pytest.mark.parametrize("name, argument", [("waits", "150"), ("busy", "0.3")])
+def test_chains_of_perfs_dwarf_recordings_are_what_perf_script_shows(
+    tmp_path: Path, name: str, argument: str
+) -> None:
+    program, output = built(name, tmp_path), tmp_path / "dwarf.data"
     command = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "9999", "--call-graph", "dwarf,16384"]
     environment = os.environ | {"DEBUGINFOD_URLS": ""}
     subprocess.run(
-        [*command, "-o", output, cpp, "150"], check=True, timeout=60, env=environment, capture_output=True
+        [*command, "-o", output, program, argument],
+        check=True,
+        timeout=60,
+        env=environment,
+        capture_output=True,
     )
     theirs, ours = chains_of_perf(output), chains_of_ours(output)
     assert theirs.keys() == ours.keys() and len(theirs) > 100
