@@ -6,8 +6,10 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import Command
 
@@ -19,6 +21,22 @@ needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="no node he
 needs_java = pytest.mark.skipif(
     shutil.which("javac") is None, reason="no javac here (Debian: default-jdk-headless)"
 )
+
+
+@cache
+def pythons() -> dict[str, str]:
+    """Pythons that know `-X perf` by version: those of the PATH, and pyenv's."""
+    names = ["python3", *(f"python3.{minor}" for minor in range(12, 16))]
+    places = [shutil.which(name) or "" for name in names]
+    places += map(str, Path.home().glob(".pyenv/versions/*/bin/python3"))
+    ask = "import sys; print(*sys.version_info[:3], sep='.'); sys.is_stack_trampoline_active() or exit(1)"
+    found = {}
+    for place in filter(None, places):
+        command = [place, "-X", "perf", "-c", ask]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        if done.returncode == 0:
+            found[done.stdout.strip()] = place
+    return found
 
 
 def folded(perf_offcpu: Command, path: Path) -> dict[tuple[str, ...], int]:
@@ -71,3 +89,26 @@ def test_java(perf_offcpu: Command, tmp_path: Path) -> None:
     main = ["start_thread", "JavaMain", "jni_CallStaticVoidMethod"]
     assert time_below(stacks, *main, "JVM_Sleep") >= 880_000_000
     assert time_below(stacks, *main, r"long Waits\.handleRequest\(int\)", "JVM_Sleep") >= 300_000_000
+
+
+needs_trampolines = pytest.mark.skipif(
+    not pythons(), reason="no Python 3.12 or newer with perf trampolines here (Debian 13: python3)"
+)
+
+
+@needs_trampolines
+@pytest.mark.parametrize("version", pythons() or ["none"])
+def test_python_functions_between_c_functions_up_to_the_root(
+    perf_offcpu: Command, tmp_path: Path, version: str
+) -> None:
+    """`-X perf`: an address for each function, whose frames no call frame information describes."""
+    command = [pythons()[version], "-X", "perf", HERE / "waits.py"]
+    stacks = folded(perf_offcpu, record(perf_offcpu, tmp_path, *command))
+    functions = [rf"{name} \(waits\.py\)" for name in ("main", "handle_request", "wait_for_disk")]
+    for root in ("_start", r"__clone3?|clone3?|\[libc\.so\.6\]"):  # the main thread, and the other
+        assert time_below(stacks, f"^[^;]*;({root})", *functions, "hrtimer_nanosleep") >= 480_000_000
+    waits = [stack for stack in stacks if "wait_for_disk (waits.py)" in stack]
+    assert not any("[truncated]" in stack for stack in waits)
+    for stack in waits:
+        rows = [row for row, frame in enumerate(stack) if frame.endswith(".py)")]
+        assert min(np.diff(rows)) > 1, "the interpreter lies between two of them"
