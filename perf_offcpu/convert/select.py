@@ -20,7 +20,7 @@ from perf_offcpu.convert.time_windows import Window, in_windows
 from perf_offcpu.convert.wait_classes import Waits, classify
 from perf_offcpu.convert.wait_rules import WaitClass
 from perf_offcpu.errors import UsageError
-from perf_offcpu.model.columns import I32, Bool
+from perf_offcpu.model.columns import I32, Bool, distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
 
@@ -120,7 +120,7 @@ def _of_threads(profile: Profile, selection: Selection) -> Bool:
 def _cgroup_ids(profile: Profile, names: Sequence[str]) -> list[int]:
     """Ids of the named cgroups and of those below them."""
     ids: list[int] = []
-    used = np.unique(profile.samples.cgroup).tolist()
+    used = distinct(profile.samples.cgroup).tolist()
     for name in names:
         whole = name.rstrip("/")
         found = [
@@ -200,7 +200,7 @@ def event_rows(profile: Profile, names: Sequence[str] = ()) -> I32:
     Raises:
         UsageError: an event is named that the recording does not have.
     """
-    return np.unique(np.array(_named(profile, names) if names else _default(profile), np.int32))
+    return distinct(np.array(_named(profile, names) if names else _default(profile), np.int32))
 
 
 def split_list(texts: Iterable[str]) -> tuple[str, ...]:
@@ -232,7 +232,7 @@ def _matches(event: str, name: str) -> bool:
 def _default(profile: Profile) -> list[int]:
     """Off-cpu events, also when nothing waited: CPU samples must never pass for them."""
     by_name = {row for row, event in enumerate(profile.evsels) if event.name == EVENT_NAME}
-    flagged = np.unique(profile.samples.evsel[profile.is_offcpu()]).tolist()
+    flagged = distinct(profile.samples.evsel[profile.is_offcpu()]).tolist()
     offcpu = sorted(by_name.union(flagged))
     evsel = profile.samples.evsel
-    return offcpu or np.unique(evsel[evsel >= 0])[:1].tolist()
+    return offcpu or distinct(evsel[evsel >= 0])[:1].tolist()

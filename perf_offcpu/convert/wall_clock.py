@@ -17,6 +17,7 @@ import numpy as np
 from perf_offcpu.abi.attr import AttrFlag
 from perf_offcpu.convert.select import event_rows
 from perf_offcpu.errors import UsageError
+from perf_offcpu.model.columns import distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Evsel
 
@@ -52,8 +53,8 @@ def wall_clock(profile: Profile, names: Sequence[str] = ()) -> Profile:
 
 def _usual(profile: Profile) -> list[int]:
     """The default off-cpu events, and the first fitting on-CPU event that has samples."""
-    offcpu: list[int] = np.unique(profile.samples.evsel[profile.is_offcpu()]).tolist()
-    oncpu = [row for row in np.unique(profile.samples.evsel).tolist() if row >= 0 and row not in offcpu]
+    offcpu: list[int] = distinct(profile.samples.evsel[profile.is_offcpu()]).tolist()
+    oncpu = [row for row in distinct(profile.samples.evsel).tolist() if row >= 0 and row not in offcpu]
     fitting = [row for row in oncpu if profile.evsels[row].unit == "ns"]
     fitting += [row for row in oncpu if _sample_ns(profile.evsels[row])]
     return offcpu + (fitting[:1] or oncpu[:1])

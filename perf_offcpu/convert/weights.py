@@ -8,14 +8,14 @@ import numpy as np
 from perf_offcpu.convert.options import UNITS
 from perf_offcpu.convert.text import printable
 from perf_offcpu.errors import UsageError
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Evsel
 
 
 def events_of(profile: Profile) -> list[Evsel]:
     """The events whose samples are in the profile, in file order."""
-    return [profile.evsels[row] for row in np.unique(profile.samples.evsel).tolist() if row >= 0]
+    return [profile.evsels[row] for row in distinct(profile.samples.evsel).tolist() if row >= 0]
 
 
 def title_of(profile: Profile) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perf_offcpu.model.columns import I32, I64
+from perf_offcpu.model.columns import I32, I64, distinct
 
 _BLOCK = 1 << 16
 """Questions that are answered at once: what is made of them stays in a core's cache."""
@@ -28,7 +28,7 @@ def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
     if not len(ids):
         return np.full(len(wanted), -1, np.int32)
     # Two-column search in one: times become ranks among the begins, so that (id, rank) fits an int64.
-    ranks = np.unique(begins)
+    ranks = distinct(begins)
     table = (ids.astype(np.int64) << 32) + np.searchsorted(ranks, begins)
     known = np.append(ids.astype(np.int64), 2**32)  # no id, behind the last row and before the first
     first_rows = _first_rows(ids)

@@ -144,6 +144,22 @@ class Table:
             assert array.shape == (len(self),), f"{where}: shape {array.shape}, {len(self)} rows"
 
 
+def distinct(values: NDArray[Any]) -> NDArray[Any]:
+    """The different values, ascending: np.unique() without its import of numpy.ma, some 20 ms."""
+    ordered = np.sort(values)
+    found: NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    return found
+
+
+def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> Bool:
+    """bool[n]: whether each value is one of these, as np.isin() without that import."""
+    if not len(ascending):
+        return np.zeros(len(values), np.bool_)
+    place = np.searchsorted(ascending, values)
+    found: Bool = ascending[np.minimum(place, len(ascending) - 1)] == values
+    return found
+
+
 def as_run(rows: NDArray[np.int64]) -> NDArray[np.int64] | slice:
     """Ascending rows as a slice if none is left out."""
     if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1:

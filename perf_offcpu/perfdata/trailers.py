@@ -66,7 +66,7 @@ def read_trailers(chunk: Chunk, rows: I64, events: Events, unknown: int = -1) ->
         np.zeros(len(rows), np.uint64),
         *(np.full(len(rows), -1, np.int32) for _ in range(3)),
     )
-    for number in np.unique(found.evsel[found.evsel >= 0]).tolist():
+    for number in np.flatnonzero(np.bincount(found.evsel[found.evsel >= 0])).tolist():
         _read(chunk, rows, events, number, found)
     return found
 
@@ -130,7 +130,7 @@ def trailer_type(kind: int, record: bytes, events: Events) -> SampleType | None:
 def sample_times(chunk: Chunk, rows: I64, evsel: I32, events: Events) -> U64:
     """uint64[n]: the TIME field of some samples of a chunk, whose evsels are known; 0 without one."""
     times = np.zeros(len(rows), np.uint64)
-    for number in np.unique(evsel[evsel >= 0]).tolist():
+    for number in np.flatnonzero(np.bincount(evsel[evsel >= 0])).tolist():
         shape = events.specs[number].shape
         if not shape.flags & SampleType.TIME:
             continue

@@ -18,7 +18,7 @@ from perf_offcpu.abi.cfi import Pe
 from perf_offcpu.gather import gather
 from perf_offcpu.layout import S32, S64, U16, U32, U64, Int
 from perf_offcpu.model import columns as model
-from perf_offcpu.model.columns import I32, I64, U8, Bool, Table, column
+from perf_offcpu.model.columns import I32, I64, U8, Bool, Table, column, distinct
 from perf_offcpu.symbolize.leb128 import leb128, read_leb128
 
 PADDING: Final = 32
@@ -200,7 +200,7 @@ def _read_fdes(section: Section, cies: Cies, cie: I64, begin: I64, end: I64) -> 
     """Range and instructions of FDEs, by the encoding of their CIE."""
     parts = []
     encodings = cies.encoding[cie]
-    for encoding in np.unique(encodings).tolist():
+    for encoding in distinct(encodings).tolist():
         form = _FORMS.get(encoding & 0x0F)
         relative = encoding & 0xF0
         if form is None or relative not in (0, Pe.PCREL):

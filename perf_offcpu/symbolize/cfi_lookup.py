@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi.cfi import Registers
-from perf_offcpu.model.columns import I32, I64, U64
+from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.mappings import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.symbolize.cfi_program import Kind
@@ -163,7 +163,7 @@ class CfiLookup:
         row = rows[mapped]
         offsets = addresses[mapped] - maps.start[row] + maps.pgoff[row]
         dsos = maps.dso[row]
-        for dso in np.unique(dsos).tolist():
+        for dso in distinct(dsos).tolist():
             mine = np.flatnonzero(dsos == dso)
             found[mapped[mine]] = self._in_file(dso, offsets[mine])
             if self._tables[dso] is None and self.trampolines is not None:

@@ -29,7 +29,7 @@ from perf_offcpu.gather import gather
 from perf_offcpu.layout import U8 as BYTE
 from perf_offcpu.layout import U16, U32, U64
 from perf_offcpu.model import columns as model
-from perf_offcpu.model.columns import I32, I64
+from perf_offcpu.model.columns import I32, I64, distinct
 from perf_offcpu.symbolize.cfi_entries import Cies, Fdes, Section
 from perf_offcpu.symbolize.leb128 import read_leb128
 
@@ -219,7 +219,7 @@ class _Machine:
         deep = self.depth[lanes] >= MAX_DEPTH
         self.bad[lanes[deep]] = True
         lanes = lanes[~deep]
-        for depth in np.unique(self.depth[lanes]).tolist():
+        for depth in distinct(self.depth[lanes]).tolist():
             if depth == len(self.remembered):
                 self.remembered.append(np.zeros_like(self.state))
             mine = lanes[self.depth[lanes] == depth]
@@ -231,7 +231,7 @@ class _Machine:
         self.bad[lanes[empty]] = True
         lanes = lanes[~empty]
         self.depth[lanes] -= 1
-        for depth in np.unique(self.depth[lanes]).tolist():
+        for depth in distinct(self.depth[lanes]).tolist():
             mine = lanes[self.depth[lanes] == depth]
             self.state[mine] = self.remembered[depth][mine]
 

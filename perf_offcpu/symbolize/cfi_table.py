@@ -17,7 +17,7 @@ from perf_offcpu.abi import elf
 from perf_offcpu.abi.cfi import Registers
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model import columns as model
-from perf_offcpu.model.columns import I32, I64
+from perf_offcpu.model.columns import I32, I64, distinct
 from perf_offcpu.symbolize import elf_image
 from perf_offcpu.symbolize.cfi_entries import Section, read_entries
 from perf_offcpu.symbolize.cfi_program import Kind, run_programs
@@ -151,7 +151,7 @@ def _with_ends(start: model.U64, rule: I32, ends: model.U64) -> tuple[model.U64,
 
 def _joined(first: CfiTable, second: CfiTable) -> CfiTable:
     """Two tables of one file: the second speaks where the first has no rules."""
-    starts = np.unique(np.concatenate([first.start, second.start]))
+    starts = distinct(np.concatenate([first.start, second.start]))
     mine, other = first.lookup(starts), second.lookup(starts)
     base = len(first.rules)
     rule = np.where(mine != NO_RULES, mine, np.where(other != NO_RULES, other + base, NO_RULES))
@@ -175,7 +175,7 @@ def _number_expressions(rules: I64, section: Section) -> tuple[I64, list[bytes]]
     place = np.argwhere(_is_expression(rules))
     rules, numbers = rules.copy(), dict[bytes, int]()
     words = rules[place[:, 0], place[:, 1]]
-    for word in np.unique(words).tolist():
+    for word in distinct(words).tolist():
         begin, length = word >> 15, word >> 3 & 0xFFF
         code = section.data[begin : begin + length].tobytes()
         number = numbers.setdefault(code, len(numbers)) if len(numbers) < MAX_EXPRESSIONS else -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perf_offcpu.model.columns import I32, I64, U64
+from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.symbolize.jit_map import read_jit_name
@@ -41,7 +41,7 @@ class JitNames:
         """
         pids = self.recording.spaces.pid[spaces]
         named.address[rows] = addresses
-        for pid in np.unique(pids).tolist():
+        for pid in distinct(pids).tolist():
             mine = np.flatnonzero(pids == pid)
             table = self._maps.of(pid)
             if isinstance(table, str):
@@ -52,7 +52,7 @@ class JitNames:
     def _put(self, path: str, table: SymbolTable, addresses: U64, rows: I64, named: Named) -> None:
         found = table.lookup(addresses)
         named.dso[rows] = self.strings.intern(path)
-        for row in np.unique(found[found >= 0]).tolist():
+        for row in distinct(found[found >= 0]).tolist():
             one = read_jit_name(table.name(row))
             at = rows[found == row]
             named.symbol[at] = self.strings.intern(one.symbol)

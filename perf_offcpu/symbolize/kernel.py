@@ -14,7 +14,7 @@ import os
 import numpy as np
 
 from perf_offcpu.errors import FormatError
-from perf_offcpu.model.columns import I32, I64, U64
+from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.mappings import KERNEL_SPACE
 from perf_offcpu.model.recording import Meta, Recording
 from perf_offcpu.model.strings import Strings
@@ -140,7 +140,7 @@ class KernelNames:
         moved = addresses + np.uint64(delta % 2**64)
         rows = _past_prefixes(kallsyms.symbols, kallsyms.lookup(addresses, delta), moved)
         named.symbol, named.offset = name_rows(kallsyms.symbols, rows, moved, self.strings)
-        for row in np.unique(rows[rows >= 0]).tolist():
+        for row in distinct(rows[rows >= 0]).tolist():
             if module := kallsyms.module_name(row):
                 named.dso[rows == row] = self.strings.intern(module)
 

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi import elf
-from perf_offcpu.model.columns import I64, U8, U64
+from perf_offcpu.model.columns import I64, U8, U64, distinct, is_among
 from perf_offcpu.symbolize.elf_image import ElfImage, Section
 from perf_offcpu.symbolize.symtab import NO_ADDRESS, Symbols
 
@@ -103,7 +103,7 @@ def _slot_names(
     names: dict[int, bytes] = {}
     for section in filter(None, map(image.section_named, (b".rela.dyn", b".rela.plt"))):
         rows = image.array(section, elf.RELA[image.bits])
-        rows = rows[np.isin(rows["r_offset"], slots)]
+        rows = rows[is_among(rows["r_offset"], distinct(slots))]
         info, slot = rows["r_info"].astype(np.uint64), rows["r_offset"].astype(np.uint64)
         indirect = (info & np.uint64(0xFFFFFFFF)) == _R_IRELATIVE
         for symbols, strings in known:
@@ -117,7 +117,7 @@ def _slot_names(
 
 def _ifuncs(slots: U64, targets: U64, known: Symbols, strings: bytes) -> Iterator[tuple[int, bytes]]:
     """Slots that a resolver fills, named by a symbol at its address, the first of the best rank."""
-    candidates = known.take(np.isin(known.start, targets))
+    candidates = known.take(is_among(known.start, distinct(targets)))
     candidates = candidates.take(np.lexsort((-candidates.rank.astype(np.int64), candidates.start)))
     best = dict(zip(candidates.start.tolist(), candidates.name.tolist(), strict=True))  # the last one stays
     for slot, target in zip(slots.tolist(), targets.tolist(), strict=True):

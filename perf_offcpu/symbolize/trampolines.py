@@ -18,7 +18,7 @@ import numpy as np
 
 from perf_offcpu.abi.cfi import Registers
 from perf_offcpu.abi.elf import Machine
-from perf_offcpu.model.columns import I32, U64, Bool
+from perf_offcpu.model.columns import I32, U64, Bool, distinct
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.symbolize.cfi_program import Kind
 from perf_offcpu.symbolize.cfi_table import CfiTable
@@ -48,7 +48,7 @@ class Trampolines:
         if not self.is_known:
             return result
         pids = self.recording.spaces.pid[spaces]
-        for pid in np.unique(pids[pids > 0]).tolist():
+        for pid in distinct(pids[pids > 0]).tolist():
             table, mine = self.maps.of(pid), np.flatnonzero(pids == pid)
             if isinstance(table, str):
                 continue

@@ -23,7 +23,7 @@ from perf_offcpu.decode.user_parts import join_parts, kernel_parts
 from perf_offcpu.gather import rows_of
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.chain_table import ChainTable
-from perf_offcpu.model.columns import I32, I64, U8, U64
+from perf_offcpu.model.columns import I32, I64, U8, U64, distinct
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.perfdata.losses import Losses
@@ -176,7 +176,7 @@ def _batches(words: I64) -> Iterator[slice]:
 def _finished(recording: Recording, samples: Samples, chains: Ragged, losses: Losses) -> Recording:
     """Put together, without snapshots and without callchains that nobody has any more."""
     waker, deferred = samples.waker_callchain, recording.deferred.callchain
-    used = np.unique(np.concatenate([samples.callchain, waker, deferred]))
+    used = distinct(np.concatenate([samples.callchain, waker, deferred]))
     used = used[used >= 0]
     number = np.full(len(chains) + 1, -1, np.int32)
     number[used] = np.arange(len(used), dtype=np.int32)

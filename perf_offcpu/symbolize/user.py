@@ -12,7 +12,7 @@ import os
 import numpy as np
 
 from perf_offcpu.cache import DiskCache
-from perf_offcpu.model.columns import I32, I64, U64
+from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.recording import Meta, Recording
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.symbolize import vdso
@@ -65,7 +65,7 @@ class UserNames:
         places = addresses - maps.start[map_rows] + maps.pgoff[map_rows]
         named.address = places
         dso_of_place = maps.dso[map_rows]
-        for dso in np.unique(dso_of_place).tolist():
+        for dso in distinct(dso_of_place).tolist():
             rows = np.flatnonzero(dso_of_place == dso)
             if is_jit_memory(self.strings[int(dsos.path[dso])]):
                 self._jit.name(addresses[rows], maps.space[map_rows[rows]], rows, named)
@@ -104,8 +104,8 @@ class UserNames:
 
 def pids_of_dso(recording: Recording, dso: int) -> list[int]:
     """The processes that had an object mapped."""
-    spaces = np.unique(recording.maps.space[recording.maps.dso == dso])
-    pids: list[int] = np.unique(recording.spaces.pid[spaces[spaces >= 0]]).tolist()
+    spaces = distinct(recording.maps.space[recording.maps.dso == dso])
+    pids: list[int] = distinct(recording.spaces.pid[spaces[spaces >= 0]]).tolist()
     return [pid for pid in pids if pid > 0]
 
 
