@@ -109,7 +109,9 @@ def beside_perf(path: str) -> None:
     print(f"{path}: {stacks} stacks, {8 * words / 1e6:.0f} MB of them; {ROUNDS} rounds in turns:")
     ours = [sys.executable, "-m", "perf_offcpu", "convert", "--folded", "-i", path, "-o", os.devnull]
     perf = ["perf", "script", "-i", path]
-    commands = [ours, [*perf, "--no-inline", "-F", "ip,sym"], [*perf, "--no-inline"], perf]
+    fields = ["-F", "ip,sym"]
+    with_inlined = [ours, [*perf, *fields]]
+    commands = with_inlined + [[*command, "--no-inline"] for command in with_inlined]
     spent = [[cpu_seconds(command) for command in commands] for _ in range(ROUNDS)]
     for command, each in zip(commands, zip(*spent, strict=True), strict=True):
         shown = " ".join(command).replace(sys.executable, "python").replace(path, "…")
