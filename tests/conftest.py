@@ -65,8 +65,11 @@ def own_caches(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
         (caches / "cache" / "perf-offcpu").mkdir(parents=True)
         programs = request.config.cache.mkdir("programs")
         (caches / "cache" / "perf-offcpu" / "programs").symlink_to(programs)
+    # perf tells its children PERF_BUILDID_DIR, and itself looks into its configuration.
+    (caches / "perfconfig").write_text(f"[buildid]\n\tdir = {caches / 'debug'}\n")
     os.environ |= {
         "PERF_BUILDID_DIR": str(caches / "debug"),
+        "PERF_CONFIG": str(caches / "perfconfig"),
         "XDG_CACHE_HOME": str(caches / "cache"),
         "DEBUGINFOD_CACHE_PATH": str(caches / "debuginfod"),
     }
