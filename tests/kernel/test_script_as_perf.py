@@ -36,10 +36,11 @@ RECORDINGS = {
 
 @pytest.fixture(scope="module", params=RECORDINGS)
 def recording(request: pytest.FixtureRequest, waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Threads that wait, a program that reads directories, and a shell that counts: what is read along is
-    its own, not its children's."""
+    """Threads that wait, a program that reads directories, and a shell that counts and has the kernel work:
+    what is read along is its own, not its children's."""
     path = tmp_path_factory.mktemp(request.param) / "perf.data"
-    script = f"'{waiter}' --rounds 2; ls -R /usr/share/doc; i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done"
+    counting = "i=0; while [ $i -lt 10000 ]; do i=$((i+1)); read line < /proc/self/stat; done"
+    script = f"'{waiter}' --rounds 2; ls -R /usr/share/doc; {counting}"
     workload = ["sh", "-c", f"{{ {script}; }} > /dev/null"]
     command = ["perf", "record", "-o", path, *RECORDINGS[request.param], "--", *workload]
     subprocess.run(command, cwd=path.parent, capture_output=True, check=True, timeout=120)
