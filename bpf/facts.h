@@ -15,9 +15,6 @@
 #define TASK_FROZEN 0x8000		/* since 6.1 */
 #define TASK_IDLE (TASK_UNINTERRUPTIBLE | TASK_NOLOAD)
 
-/* Preemption count: NMI, hard interrupt, serving a soft interrupt (but not: soft interrupts disabled). */
-#define INTERRUPT_MASK 0x00ff0100	/* include/linux/preempt.h */
-
 /* Whether a task may be recorded at all; the idle threads, whose id is 0, never are. */
 __inline bool is_candidate(struct task_struct *task)
 {

@@ -220,6 +220,10 @@ def _registers(btf: Btf) -> dict[str, int | str]:
     }
 
 
+_INTERRUPT_MASK = {False: 0x00FF0100, True: 0x1F000100}
+"""include/linux/preempt.h: NMI, hard interrupt, serving a soft one (but not: soft ones disabled)."""
+
+
 def _preempt_count(btf: Btf) -> dict[str, int | str]:
     """Where the count is that tells an interrupt; nowhere if it is not found, then none is told.
 
@@ -227,6 +231,9 @@ def _preempt_count(btf: Btf) -> dict[str, int | str]:
     address is not for BPF to know, but a task leads to another one, the run queue of its CPU.
     """
     ways = {"OFFCPU_PREEMPT_COUNT_OF_TASK": 1, "OFFCPU_PREEMPT_COUNT_OF_CPU": 2}
+    # Locks that disable interrupts count between soft and hard ones where this is: in 7.3, not in 6.18.
+    newer = btf.type_id(Kind.VAR, "local_interrupt_disable_state") is not None
+    ways["INTERRUPT_MASK"] = _INTERRUPT_MASK[newer]
     of_task = btf.member("task_struct", "thread_info.preempt.count")
     if of_task:
         return {**ways, "OFFCPU_PREEMPT_COUNT": 1, "PREEMPT_COUNT": of_task.offset}
