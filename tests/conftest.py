@@ -65,8 +65,8 @@ def own_caches(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
         (caches / "cache" / "perf-offcpu").mkdir(parents=True)
         programs = request.config.cache.mkdir("programs")
         (caches / "cache" / "perf-offcpu" / "programs").symlink_to(programs)
-    # perf tells its children PERF_BUILDID_DIR, and itself looks into its configuration.
-    (caches / "perfconfig").write_text(f"[buildid]\n\tdir = {caches / 'debug'}\n")
+    # perf itself looks into its configuration. What it keeps is not for ours, whose answers it would change.
+    (caches / "perfconfig").write_text(f"[buildid]\n\tdir = {caches / 'debug-of-perf'}\n")
     os.environ |= {
         "PERF_BUILDID_DIR": str(caches / "debug"),
         "PERF_CONFIG": str(caches / "perfconfig"),
