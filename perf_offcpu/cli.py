@@ -87,7 +87,13 @@ class Parser(argparse.ArgumentParser):
         options["description"] = textwrap.fill(options.get("description") or "", 100)
         options.setdefault("allow_abbrev", False)
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        self._words: list[str] = []
         super().__init__(**options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse; what was typed is kept for `error`."""
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
 
     def attached(self, words: Iterable[str]) -> list[str]:
         """The words; values that argparse would take for options become `--fields=-sym`."""
@@ -105,9 +111,19 @@ class Parser(argparse.ArgumentParser):
         unknown = message.removeprefix("unrecognized arguments: ")
         if value := _UNWANTED_VALUE.fullmatch(message):
             unknown = "".join(value.groups())
+        elif unknown != message:
+            unknown = " ".join(map(self._as_typed, unknown.split()))
+            message = f"unrecognized arguments: {unknown}"
         if unknown != message and (advice := advice_on(unknown.split(), self.advice)):
             raise UsageError(advice)
         raise UsageError(f"{message} (see '{self.prog} --help')")
+
+    def _as_typed(self, word: str) -> str:
+        """Newer argparse (seen in Python 3.14) takes `-z` out of `-z99` and tells of `-99`."""
+        if word in self._words:
+            return word
+        attached = re.compile(f"-[^-]{re.escape(word[1:])}")
+        return next(filter(attached.fullmatch, self._words), word)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -46,7 +46,7 @@ def with_names(totals: Totals, recording: Recording, place: int) -> Totals:
         place: where in the keys the name stands.
     """
     samples, strings = recording.samples, recording.strings
-    pairs = set(zip(samples.tid.tolist(), samples.comm.tolist(), strict=True))
+    pairs = zip(samples.tid.tolist(), samples.comm.tolist(), strict=True)  # by time: the last counts
     names = {f":{tid}": strings[comm] for tid, comm in pairs if comm >= 0 and strings[comm]}
     named: Totals = Counter()
     for key, period in totals.items():

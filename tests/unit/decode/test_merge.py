@@ -292,9 +292,11 @@ def test_kernels_of_one_build_share_their_symbols(tmp_path: Path) -> None:
     assert recording.kernel_symbols.start.tolist() == [there]
     names = [recording.strings[one] for one in recording.dsos.path.tolist()]
     assert names.count("[kernel.kallsyms]_text") == 1
-    assert perf(out, "comm,ip,sym")[-4:] == [
+    kallsyms = tmp_path / "kallsyms"  # without, perf 7 takes those of the running kernel
+    kallsyms.write_text(f"{TEXT:x} T _text\n{TEXT + 0x100:x} T there\n{TEXT + 0x200:x} T _etext\n")
+    assert perf(out, "comm,ip,sym", "--kallsyms", str(kallsyms))[-4:] == [
         ["b:far"],
-        ["ffffffff81000123", "[unknown]"],
+        ["ffffffff81000123", "there"],
         ["fffeffffc0001008", "bpf_prog_1"],
         ["1004", "[unknown]"],
     ]
