@@ -275,10 +275,12 @@ class OffCpuProgram:
     def last_tasks(self) -> LastTasks:
         """What the recorded tasks that live do at the end: their budgets, and who still waits where.
 
-        Only after `disable`. Empty where the kernel has no iterators over tasks.
+        Before `disable`, it is what they do now, and they may go on while they are looked at
+        (`LastTasks.unless_disturbed`). Empty where the kernel has no iterators over tasks.
         """
+        end_ns = self.maps.end_ns or now_ns()
         raw = bpf_syscall.run_iterator(self._programs[_LAST]) if _LAST in self._programs else b""
-        return parse_tasks(raw, self.maps.header, self.maps.end_ns, self.config.budget)
+        return parse_tasks(raw, self.maps.header, end_ns, self.config.budget)
 
     @property
     def modes(self) -> tuple[str, ...]:

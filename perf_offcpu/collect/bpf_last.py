@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks at the end of a recording, as the BPF program's iterator shows them (`struct offcpu_last`).
+"""Tasks at the end of a recording or of one of its files, as the BPF program's iterator shows them.
 
-A task is a header, its budget as kept so far, and the frames of its stacks; the header says how many.
+A task is a header (`struct offcpu_last`), its budget as kept so far, and the frames of its stacks; the
+header says how many.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,14 @@ U64 = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class LastTasks:
-    """Tasks that lived when the recording ended.
+    """Tasks that lived when the recording, or a file of it, ended.
 
     Args:
         end_ns: when that was.
         tasks: rows of `struct offcpu_last`.
         kernel, user: frames of each row, leaf first; none of those that do not wait.
-        budgets: rows of `struct offcpu_budget`, complete up to `end_ns`; empty if none were kept.
+        budgets: rows of `struct offcpu_budget`, complete up to `end_ns` or a little later; empty if none were
+            kept.
     """
 
     end_ns: int
@@ -37,6 +39,36 @@ class LastTasks:
     def waiting(self) -> NDArray[np.int64]:
         """Rows of those that wait in a state that the user asked for."""
         return np.flatnonzero(self.tasks["waits"])
+
+    def unless_disturbed(self, later: LastTasks) -> LastTasks:
+        """What is sure of a look at tasks that went on meanwhile.
+
+        A wait counts if it still goes on in a `later` look: then its stacks stood still in this one. A budget
+        counts if it adds up: if not, it was read while it changed, and that of the later look is taken. What
+        does not count is for a later file.
+        """
+        tasks = self.tasks.copy()
+        wait = ("tid", "mode", "switch_out_ns")
+        same = np.isin(_joined(tasks, wait), _joined(later.tasks[later.waiting()], wait))
+        tasks["waits"] *= same
+        sure, others = _sound(self.budgets), _sound(later.budgets)
+        thread = ("tid", "begin_ns")
+        others = others[np.isin(_joined(others, thread), _joined(self.budgets, thread))]
+        others = others[~np.isin(_joined(others, thread), _joined(sure, thread))]
+        return replace(self, tasks=tasks, budgets=np.concatenate([sure, others]))
+
+
+def _sound(budgets: NDArray[Any]) -> NDArray[Any]:
+    """Those that add up."""
+    adds_up = budgets["ns"].sum(axis=1) == budgets["end_ns"] - budgets["begin_ns"]
+    return budgets[np.flatnonzero(adds_up)]
+
+
+def _joined(rows: NDArray[Any], names: tuple[str, ...]) -> NDArray[Any]:
+    """These fields of each row as one value."""
+    fields = np.stack([rows[name].astype(np.uint64) for name in names], axis=1)
+    joined: NDArray[Any] = np.ascontiguousarray(fields).view(f"V{8 * len(names)}").reshape(-1)
+    return joined
 
 
 def parse_tasks(raw: bytes, header: SharedHeader, end_ns: int, with_budget: bool) -> LastTasks:

@@ -31,6 +31,7 @@ from perf_offcpu.collect import perf_event
 from perf_offcpu.collect.bpf import OffCpuProgram
 from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf_last import LastTasks
+from perf_offcpu.collect.budget_shares import BudgetShares
 from perf_offcpu.collect.budgets import budget_samples
 from perf_offcpu.collect.clock import now_ns
 from perf_offcpu.collect.cpus import online_cpus
@@ -51,7 +52,7 @@ from perf_offcpu.collect.losses import Counter, Span, counters_event
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.rings import Sink, default_ring_bytes, open_rings
 from perf_offcpu.collect.side_band import MappedBuildIds, SideBand
-from perf_offcpu.collect.still_blocked import still_blocked_samples
+from perf_offcpu.collect.still_blocked import still_blocked_samples, with_user_stacks
 from perf_offcpu.collect.sums import sum_samples
 from perf_offcpu.collect.targets import TargetKind
 from perf_offcpu.collect.user_walk import walk_user_stacks
@@ -84,6 +85,7 @@ class Collector:
     def __init__(self, options: RecordOptions, say: Callable[[str], None]) -> None:
         self.options = options
         self.span = Span(0, 0, options.threshold_ns)
+        self._shares = BudgetShares()
         with contextlib.ExitStack() as stack:
             cpus = online_cpus()
             support = self._support(cpus[0], say)
@@ -307,19 +309,26 @@ class Collector:
         return self.program.config.budget_entries
 
     def budget_records(self, budgets: NDArray[Any]) -> Iterator[bytes]:
-        """The records of budgets, some hundred at a time."""
-        return budget_samples(
-            self._counters_event, budgets, self.program.modes, self.span.end_ns or now_ns(), os.getpid()
-        )
+        """The records of budgets, some hundred at a time; of those in earlier files, what was added since."""
+        shares, now = self._shares.share(budgets), self.span.end_ns or now_ns()
+        return budget_samples(self._counters_event, shares, self.program.modes, now, os.getpid())
 
     def last_tasks(self) -> LastTasks:
         """What the tasks that live do at the end."""
-        return self.program.last_tasks()
+        return with_user_stacks(self.program.last_tasks(), walk_user_stacks)
+
+    def present_tasks(self) -> LastTasks:
+        """What they do now, while recording goes on; those that change just now may be missing."""
+        return self.last_tasks().unless_disturbed(self.program.last_tasks())
 
     def last_records(self, last: LastTasks) -> Iterator[bytes]:
         """Those who still wait, in one piece, then the budgets of all."""
-        yield still_blocked_samples(self.rings.owner.spec, last, walk_user_stacks)
+        yield still_blocked_samples(self.rings.owner.spec, last)
         yield from self.budget_records(last.budgets)
+
+    def end_file(self, last: LastTasks) -> None:
+        """The records of `last` are written: another file will have what comes after them."""
+        self._shares.note(last.budgets)
 
     def lost(self) -> int:
         """How many records found a ring full."""

@@ -23,7 +23,9 @@ import errno
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+from perf_offcpu.collect.bpf_last import LastTasks
 from perf_offcpu.collect.clock import now_ns
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.cpus import CpuNews, CpuWatch
@@ -52,6 +54,10 @@ PROGRESS_S = 0.5
 OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)
 GRACE_S = 2.0
 """A terminal sends these to the command, too, which may have a summary to print before it ends."""
+
+LAST_SWITCH_S = 0.01
+"""A process has ended before its last thread has left its CPU for the last time, which completes that one's
+budget. Who waits for the end may take its CPU at that moment, and no list of tasks shows it any more."""
 
 _STANDARD_ERROR = 2
 
@@ -154,6 +160,8 @@ class _Session:
         begin_s = time.process_time()
         try:
             self._loop(Waiter(rings, endings, self.signals, watch, self.options.duration_s))
+            if not self.signals.received:
+                time.sleep(LAST_SWITCH_S)
             self._end()
         except RecordingError:
             # A full disk, most likely: what is in the file is worth an end of its own, if there is room.
@@ -243,6 +251,11 @@ class _Session:
             self.part.append(records)
         return len(budgets)
 
+    def _write_last(self, last: LastTasks) -> None:
+        """Write who waits, and the budgets of those that live."""
+        for records in self.collector.last_records(last):
+            self.part.append(records)
+
     def _is_full(self, switch: SwitchOutput) -> bool:
         """Whether a new file shall begin."""
         asked, self.signals.switch = self.signals.switch, False
@@ -255,11 +268,14 @@ class _Session:
         self._drain(old)
         self._write_sums(end_of_file=True)
         self._write_budgets()
-        old.finish(self.collector.span)
+        present = self.collector.present_tasks()
+        self._write_last(present)
+        self.collector.end_file(present)
+        old.finish(replace(self.collector.span, end_ns=present.end_ns))
         self.summary.file_bytes += old.size
         # Maps of everybody: children of the target are recorded, too, and nobody knows their ids.
         self.part = Part(self.options, self.collector, self.names.next(), Target(), self.pressure)
-        self.part.begin_ns, self.part_since = now_ns(), time.monotonic()
+        self.part.begin_ns, self.part_since = present.end_ns, time.monotonic()
         old.close()
         self.part.describe()
         self.part.commit()
@@ -287,8 +303,7 @@ class _Session:
         self._write_sums()
         self._write_budgets()
         last = collector.last_tasks()
-        for records in collector.last_records(last):
-            self.part.append(records)
+        self._write_last(last)
         self.summary.still_blocked = len(last.waiting())
         self.part.finish(collector.span)
         self._sum_up()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that have not come back when the recording ends, as samples of the event `offcpu-time`.
+"""Threads that have not come back when the recording or a file of it ends, as samples of `offcpu-time`.
 
 Their waits have not ended, so BPF sends nothing of them. An iterator shows them (`bpf_last`), and user space
 writes what a wait that ends at that moment would be, with the kind STILL_BLOCKED: its period is the time so
@@ -9,6 +9,7 @@ far, or since the recording began if that is all that is known.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,24 +42,34 @@ _USER = np.array([CallchainContext.USER], np.uint64)
 _NONE = np.empty(0, np.uint64)
 
 
-def still_blocked_samples(event: EventSpec, last: LastTasks, walk: UserWalk) -> bytes:
+def with_user_stacks(last: LastTasks, walk: UserWalk) -> LastTasks:
+    """With the user stacks of tasks that wait and whose stack the program did not take.
+
+    Args:
+        last: all tasks.
+        walk: takes them.
+    """
+    tasks, user = last.tasks.copy(), list(last.user)
+    empty = np.array([not len(stack) for stack in user], np.bool_)
+    missing = empty & (tasks["waits"] != 0) & (tasks["ip"] != 0)
+    for row, stack in zip(np.flatnonzero(missing).tolist(), walk(tasks[missing]), strict=True):
+        user[row] = stack
+        tasks["lost"][row] |= 0 if len(stack) else np.uint32(Lost.USER_STACK)
+    return replace(last, tasks=tasks, user=tuple(user))
+
+
+def still_blocked_samples(event: EventSpec, last: LastTasks) -> bytes:
     """Records of all that wait.
 
     Args:
         event: offcpu-time; its first id is used.
-        last: all tasks.
-        walk: takes the user stacks that the program did not take.
+        last: all tasks, with their user stacks.
     """
     rows = last.waiting()
-    tasks = last.tasks[rows].copy()
+    tasks = last.tasks[rows]
     if not len(rows):
         return b""
-    user = [last.user[row] for row in rows]
-    missing = np.array([not len(stack) for stack in user]) & (tasks["ip"] != 0)
-    for at, stack in zip(np.flatnonzero(missing).tolist(), walk(tasks[missing]), strict=True):
-        user[at] = stack
-        tasks["lost"][at] |= 0 if len(stack) else np.uint32(Lost.USER_STACK)
-    chains = [_chain(last.kernel[row], stack) for row, stack in zip(rows, user, strict=True)]
+    chains = [_chain(last.kernel[row], last.user[row]) for row in rows]
     in_kernel = np.array([len(last.kernel[row]) > 0 for row in rows])
     parts = []
     for cpumode, mask in ((CpuMode.KERNEL, in_kernel), (CpuMode.USER, ~in_kernel)):

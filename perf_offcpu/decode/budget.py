@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from perf_offcpu.abi.budget import BUDGET, BUDGETS, MAGIC
 from perf_offcpu.layout import Order
-from perf_offcpu.model.columns import I64, U64
+from perf_offcpu.model.columns import I32, I64, U64
 from perf_offcpu.model.recording import Budget
 
 _HEAD = BUDGETS.offset("budgets")
@@ -54,7 +56,34 @@ def _signed(values: U64) -> I64:
     return values.astype(np.int64)
 
 
-def sorted_budget(parts: list[Budget]) -> Budget:
-    """All of them, by (tid, begin)."""
+@dataclass(frozen=True, slots=True)
+class Borders:
+    """Where a recording went on in another file, and both were merged: moments of threads.
+
+    Args:
+        tid: int32[n].
+        time_ns: int64[n].
+    """
+
+    tid: I32
+    time_ns: I64
+
+
+def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
+    """All of them, by (tid, begin); what several files have of a life of a thread is one row.
+
+    Such rows begin at the very ns at which the one before ended; those of separate recordings do not.
+    """
     budget = Budget.concat(parts)
-    return budget.take(np.lexsort((budget.begin_ns, budget.tid)))
+    budget = budget.take(np.lexsort((budget.end_ns, budget.begin_ns, budget.tid)))
+    goes_on = np.zeros(len(budget), np.bool_)
+    goes_on[1:] = budget.begin_ns[1:] == budget.end_ns[:-1]
+    for column in (budget.tid, budget.pid):
+        goes_on[1:] &= column[1:] == column[:-1]
+    borders = Borders(budget.tid[goes_on], budget.begin_ns[goes_on])
+    if not goes_on.any():
+        return budget, borders
+    first = np.flatnonzero(~goes_on)
+    last = np.append(first[1:], len(budget)) - 1
+    sums = {name: np.add.reduceat(getattr(budget, name), first) for name in (*_SAME, "stopped_ns")}
+    return budget.take(first).with_columns(end_ns=budget.end_ns[last], **sums), borders

@@ -18,7 +18,8 @@ import numpy as np
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RECORD_LAYOUTS, RecordType
 from perf_offcpu.decode.batch import Batch, Gathering
-from perf_offcpu.decode.budget import sorted_budget
+from perf_offcpu.decode.budget import joined_budget
+from perf_offcpu.decode.continued import without_continued
 from perf_offcpu.decode.counter_reads import deliver_counts
 from perf_offcpu.decode.counters import CollectorAccount
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
@@ -190,6 +191,8 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
     head.counters.add(FOREIGN_IDS, count_foreign_ids(samples, tasks.tasks()))
     if has_switches(batch.switches):
         samples = with_waits(samples, batch.switches, tasks.tasks(), evsels, head.counters, account)
+    budget, borders = joined_budget(account.budgets)
+    samples = without_continued(samples, borders, account.end_ns)
     # Stable: samples of one time stay in the order of the file; those without time come first.
     samples.reorder(np.argsort(samples.time_ns, kind="stable"))
     samples = tasks.attribute(samples)
@@ -206,7 +209,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
         dsos=tasks.dsos(),
         comms=tasks.comms(),
         tasks=tasks.tasks(),
-        budget=sorted_budget(account.budgets),
+        budget=budget,
         kernel_symbols=tasks.kernel_symbols(),
         deferred=_with_tasks(deferred, tasks),
         cgroups=tasks.cgroups,

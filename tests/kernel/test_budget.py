@@ -43,7 +43,7 @@ class Beside:
 
     perf misses switches at times on idle CPUs, and its `sched timehist` then shows waits that are too short.
     So only threads of which it has every switch are compared: as many waits as budgets have switches but the
-    last, which is death.
+    last, which is death. Before the command's exec, where its budget begins, it had waited for its start.
     """
 
     def __init__(self, path: Path, budget: Budget) -> None:
@@ -51,8 +51,9 @@ class Beside:
         samples = recording.samples.take((recording.samples.flags & np.uint16(SampleFlag.OFFCPU)) != 0)
         self.waiting: dict[int, int] = {}
         self.delay: dict[int, int] = {}
-        for tid, switches in zip(budget.tid.tolist(), budget.switches.tolist(), strict=True):
-            of_thread = samples.take(samples.tid == tid)
+        columns = (budget.tid, budget.switches, budget.begin_ns)
+        for tid, switches, begin in zip(*(column.tolist() for column in columns), strict=True):
+            of_thread = samples.take((samples.tid == tid) & (samples.time_ns > begin))
             if int(of_thread.count.sum()) == switches - 1:
                 self.waiting[tid] = int(of_thread.period.sum())
                 self.delay[tid] = int(of_thread.runq_ns[of_thread.runq_ns >= 0].sum())

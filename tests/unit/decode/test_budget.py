@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from builders.recording import sample, write
 
@@ -14,11 +15,13 @@ from perf_offcpu.abi.budget import BUDGET, BUDGETS, MAGIC, VERSION
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.collect.events import Support
 from perf_offcpu.collect.losses import counters_event
-from perf_offcpu.decode.budget import is_budget, read_budgets, sorted_budget
+from perf_offcpu.decode.budget import is_budget, joined_budget, read_budgets
+from perf_offcpu.decode.continued import without_continued
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.decode.merge import merge
 from perf_offcpu.decode.merge_plan import PID_STEP, MergeOptions
 from perf_offcpu.layout import Order
+from perf_offcpu.model.recording import SampleFlag, Samples
 from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.features_write import feature_body, text_body
 
@@ -27,6 +30,7 @@ TIMES = [name for name in BUDGET.dtype("<").names or () if name.endswith("_ns")]
 SPENT = [name for name in TIMES if name not in ("begin_ns", "end_ns")]
 WALL_NS = 10**18
 HEAD = BUDGETS.offset("budgets")
+BLOCKED = SampleFlag.OFFCPU | SampleFlag.STILL_BLOCKED
 
 
 def row(tid: int, begin: int, end: int, **spent: int) -> dict[str, Any]:
@@ -100,10 +104,41 @@ def test_ids_and_times_at_the_limit_stay_in_their_types() -> None:
 
 def test_rows_are_sorted_by_thread_and_time() -> None:
     parts = [read_budgets(block(*rows), "<") for rows in ([row(9, 30, 40), row(8, 50, 60)], [row(9, 10, 20)])]
-    budget = sorted_budget([part for part in parts if part is not None])
+    budget, _ = joined_budget([part for part in parts if part is not None])
     assert budget.tid.tolist() == [8, 9, 9]
     assert budget.begin_ns.tolist() == [50, 10, 30]
-    assert len(sorted_budget([])) == 0
+    assert len(joined_budget([])[0]) == 0
+
+
+def test_what_files_in_turn_have_of_a_life_is_one_row() -> None:
+    """Not so what separate recordings have: they do not go on at the very ns."""
+    first = block(row(8, 5, 9, running_ns=3, switches=1), row(9, 5, 9), row(10, 5, 9))
+    second = block(
+        row(8, 9, 9, switches=0), row(8, 9, 20, running_ns=4, stopped_ns=2, switches=2), row(9, 10, 20)
+    )
+    parts = [read_budgets(payload, "<") for payload in (second, first)]
+    budget, borders = joined_budget([part for part in parts if part is not None])
+    assert budget.tid.tolist() == [8, 9, 9, 10]
+    assert budget.begin_ns.tolist() == [5, 5, 10, 5]
+    assert budget.end_ns.tolist() == [20, 9, 20, 9]
+    assert budget.running_ns[0] == 7 and budget.stopped_ns[0] == 2 and budget.switches[0] == 3
+    assert list(zip(borders.tid.tolist(), borders.time_ns.tolist(), strict=True)) == [(8, 9), (8, 9)]
+    again, none = joined_budget([budget])
+    assert len(again) == 4 and len(none.tid) == 0
+    samples = Samples.filled(
+        5,
+        tid=np.array([8, 8, 8, 9, 10], np.int32),
+        time_ns=np.array([9, 9, 20, 9, 9]),
+        flags=np.array([BLOCKED, SampleFlag.OFFCPU, BLOCKED, BLOCKED, BLOCKED], np.uint16),
+    )
+    kept = without_continued(samples, borders, end_ns=20)
+    assert list(zip(kept.tid.tolist(), kept.time_ns.tolist(), strict=True)) == [
+        (8, 9),
+        (8, 20),
+        (9, 9),
+        (10, 9),
+    ]
+    assert kept.flags[0] == SampleFlag.OFFCPU and len(without_continued(samples, none, end_ns=20)) == 5
 
 
 def test_damaged_blocks_of_a_file_are_counted_and_the_others_are_read(tmp_path: Path) -> None:
@@ -118,7 +153,7 @@ def test_budgets_of_several_files_stand_side_by_side(tmp_path: Path) -> None:
     """On one machine ids and times stay; those of another machine become others, by the wall clock."""
     paths = [
         file(tmp_path / "a", block(row(8, 100, 200, running_ns=100))),
-        file(tmp_path / "b", block(row(8, 200, 300, idle_ns=100), row(9, 250, 300))),
+        file(tmp_path / "b", block(row(8, 201, 300, idle_ns=99), row(9, 250, 300))),
         file(tmp_path / "c", block(row(8, 100, 150, other_ns=50)), host="there"),
     ]
     out = tmp_path / "out"
@@ -132,7 +167,26 @@ def test_budgets_of_several_files_stand_side_by_side(tmp_path: Path) -> None:
     budget = recording.budget
     begin = (budget.begin_ns - WALL_NS).tolist()
     rows = list(zip(budget.pid.tolist(), budget.tid.tolist(), begin, strict=True))
-    assert rows == [(7, 8, 100), (7, 8, 200), (7, 9, 250), (7 + PID_STEP, 8 + PID_STEP, 100)]
+    assert rows == [(7, 8, 100), (7, 8, 201), (7, 9, 250), (7 + PID_STEP, 8 + PID_STEP, 100)]
     assert budget.running_ns.tolist() == [100, 0, 0, 0]
-    assert budget.idle_ns.tolist() == [0, 100, 0, 0]
+    assert budget.idle_ns.tolist() == [0, 99, 0, 0]
     assert budget.other_ns.tolist() == [0, 0, 0, 50]
+
+
+def test_a_wait_that_is_told_again_counts_once() -> None:
+    """Also where the budget that should go on is lost; what the last file tells stays."""
+    samples = Samples.filled(
+        5,
+        tid=np.array([8, 9, 8, 9, 10], np.int32),
+        time_ns=np.array([50, 50, 70, 90, 90]),
+        switch_out_ns=np.array([20, 20, 20, 60, 10]),
+        flags=np.array([BLOCKED, BLOCKED, SampleFlag.OFFCPU, BLOCKED, BLOCKED], np.uint16),
+    )
+    none = joined_budget([])[1]
+    kept = without_continued(samples, none, end_ns=90)
+    assert list(zip(kept.tid.tolist(), kept.time_ns.tolist(), strict=True)) == [
+        (9, 50),
+        (8, 70),
+        (9, 90),
+        (10, 90),
+    ]
