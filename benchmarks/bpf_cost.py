@@ -5,10 +5,11 @@
 of the program in turn, several rounds of that; the kernel counts the programs' run time (BPF_ENABLE_STATS),
 and medians over the rounds are shown, in ns of BPF per switch, all programs together.
 
-Two small reference programs run in the same rounds (bpf/reference.bpf.c): one walk of the user stack at
-every switch-out, and two, which is the shape of `perf record --off-cpu`. The ratios are what to look at:
-figures of different days, machines or kernels cannot be compared. Where they are installed, so do bpftrace
-and libbpf-tools' offcputime (benchmarks/other_tools.py); `bare` is the benchmark without any program.
+Small reference programs run in the same rounds (bpf/reference.bpf.c): one walk of the user stack at every
+switch-out; two, which is the shape of `perf record --off-cpu`; and none, in programs that return at once.
+The ratios are what to look at: figures of different days, machines or kernels cannot be compared. Where they
+are installed, so do bpftrace and libbpf-tools' offcputime (benchmarks/other_tools.py); `bare` is the
+benchmark without any program.
 
 All forms tell states and system calls. Marks, as ratios to one walk: sums without stacks at most 0.6 with the
 budget, 0.9 with wakers, too; sums by stack 1.1.
@@ -32,21 +33,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import other_tools
+import references
 from other_tools import Stats
 
 from perf_offcpu.collect import bpf_syscall
 from perf_offcpu.collect.bpf import OffCpuProgram
-from perf_offcpu.collect.bpf_attr import AttachType, ProgramType
-from perf_offcpu.collect.bpf_compile import compiled
 from perf_offcpu.collect.bpf_config import OffCpuConfig
-from perf_offcpu.collect.bpf_kernel import explore
-from perf_offcpu.collect.btf import Btf
 from perf_offcpu.collect.cpus import online_cpus
 from perf_offcpu.collect.events import CpuEvent, offcpu_attr, probe_support
 from perf_offcpu.collect.rings import Rings
 from perf_offcpu.collect.states import ShortWaits
 from perf_offcpu.layout import Buffer
-from perf_offcpu.resources import bpf_dir
 
 NEVER = 10**12
 RING_BYTES = 4 << 20
@@ -96,37 +93,14 @@ def ours(config: OffCpuConfig) -> Iterator[Stats]:
             print(f"the ring was full for {counters['ring_full']} samples", file=sys.stderr)
 
 
-@contextmanager
-def reference(walks: int) -> Iterator[Stats]:
-    """The program of bpf/reference.bpf.c."""
-    facts = explore(Btf.load())
-    defines = {**facts.defines, "REFERENCE_WALKS": walks, "OFFCPU_SUMS": 16384, "OFFCPU_STACKS": 16384}
-    btf_id = facts.tracepoints["sched_switch"].btf_id
-    name = "reference_switch"
-    with compiled(bpf_dir() / "reference.bpf.c", defines, [name], []) as (functions, _):
-        fd = bpf_syscall.load_program(
-            ProgramType.TRACING, name, functions[name], "Dual BSD/GPL", btf_id, AttachType.TRACE_RAW_TP
-        )
-        link = bpf_syscall.open_raw_tracepoint(fd)
-
-        def stats() -> dict[str, tuple[int, int]]:
-            info = bpf_syscall.program_info(fd)
-            return {name: (info.run_cnt, info.run_time_ns)}
-
-        try:
-            yield stats
-        finally:
-            os.close(link)
-            os.close(fd)
-
-
 BARE: dict[str, Any] = {"budget": False, "wakers": False}
 THREADS: dict[str, Any] = {"short_waits": ShortWaits.THREADS}
 DROP: dict[str, Any] = {"short_waits": ShortWaits.DROP}
 
 FORMS: dict[str, Callable[[], AbstractContextManager[Stats]]] = {
-    "reference: two walks at switch-out": lambda: reference(2),
-    "reference: one walk at switch-out": lambda: reference(1),
+    "reference: two walks at switch-out": lambda: references.walking(2),
+    "reference: one walk at switch-out": lambda: references.walking(1),
+    "reference: programs that do nothing": references.doing_nothing,
     "sums by stack": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **BARE)),
     "sums by stack, budget": lambda: ours(OffCpuConfig(threshold_ns=NEVER, wakers=False)),
     "sums by stack, budget, wakers": lambda: ours(OffCpuConfig(threshold_ns=NEVER)),
@@ -180,7 +154,7 @@ def measure(form: Callable[[], AbstractContextManager[Stats]], loops: int, cpu: 
 def show(runs: dict[str, list[Run]]) -> None:
     """One line a form: medians, and ratios to the references."""
     cost = {name: statistics.median(run.ns_per_switch for run in some) for name, some in runs.items()}
-    two, one = (cost[name] for name in FORMS if name.startswith("reference"))
+    two, one = (cost[name] for name in FORMS if "walk" in name)
     print(f"{'':36}{'ns/switch':>9}{'/ two walks':>12}{'/ one walk':>12}{'us/op':>8}  ns a run")
     for name, some in runs.items():
         us = statistics.median(run.us_per_operation for run in some)

@@ -14,9 +14,11 @@ each other across CPUs, where an operation takes longer anyway. `--cpu any` is t
 pipe`: now the one, now the other, as the scheduler likes.
 
 A row counts only as far as nothing was lost in it (column "lost", over all rounds; a "!" before the ratio): a
-wait that finds the ring full costs less than a sample. Files go to memory (/dev/shm) unless --output says
-where; then the disk is idle before each run (sync). What the BPF programs cost comes from a last run of each
-way, because counting it costs, too. `--messaging` also runs `perf bench sched messaging`, 400 tasks.
+wait that finds the ring full costs less than a sample. Two rows are no recorder's, but of what none of its
+kind can be much cheaper than: BPF programs that return at once where its own sit, and one walk of each user
+stack. Files go to memory (/dev/shm) unless --output says where; then the disk is idle before each run (sync).
+What the BPF programs cost comes from a last run of each way, because counting it costs, too. `--messaging`
+also runs `perf bench sched messaging`, 400 tasks.
 """
 
 from __future__ import annotations
@@ -30,13 +32,17 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+import references  # noqa: E402
+from other_tools import Stats  # noqa: E402
 
 from perf_offcpu.cli import Parser  # noqa: E402
 from perf_offcpu.collect.session import record  # noqa: E402
@@ -58,6 +64,10 @@ WAYS = {
     "every wait, copies of 2 KB": [*EVERY, "--call-graph", "cfi,2048"],
     "every wait, copies of 4 KB": [*EVERY, "--call-graph", "cfi,4096"],
     "every wait, copies of 8 KB": [*EVERY, "--call-graph", "cfi,8192"],
+}
+REFERENCES = {
+    "(programs that do nothing)": references.doing_nothing,
+    "(one walk at switch-out)": partial(references.walking, 1),
 }
 MESSAGING = ["perf", "bench", "--format=simple", "sched", "messaging", "-g", "10", "-l", "400"]
 
@@ -112,6 +122,14 @@ def _record(argv: list[str]) -> None:
     print(json.dumps(row))
 
 
+def beside(reference: Callable[[], AbstractContextManager[Stats]], command: list[str]) -> Row:
+    """The same of a command beside which only such programs run."""
+    with reference():
+        seconds, cpu_s = bare(command)
+    nothing = dict.fromkeys(("samples", "sums", "oncpu", "lost", "bytes", "cpu_s", "fullest"), 0)
+    return nothing | {"seconds": seconds, "command_cpu_s": cpu_s}
+
+
 def cpu_of_children() -> float:
     """CPU seconds of the processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -153,15 +171,15 @@ def pipe_benchmark(loops: int, cpu: str, pair: str) -> list[str]:
 
 
 def rounds_of(
-    ways: dict[str, list[str]], command: list[str], rounds: int, directory: Path
+    ways: Mapping[str, Callable[[], Row]], command: list[str], rounds: int
 ) -> tuple[list[float], dict[str, list[Row]]]:
     """(seconds of all bare runs, rows of each way, with ratios to the bare runs on either side)."""
     plain, rows = [bare(command)], {way: list[Row]() for way in ways}
     order = list(ways.items())
     for number in range(rounds):
         first = number % len(order)  # no way always follows the same other one
-        for way, options in order[first:] + order[:first]:
-            row = recorded(options, command, directory)
+        for way, run in order[first:] + order[:first]:
+            row = run()
             plain.append(bare(command))
             seconds, cpu_s = (sum(pair) / 2 for pair in zip(*plain[-2:], strict=True))
             ratios = {"ratio": row["seconds"] / seconds, "cpu_ratio": row["command_cpu_s"] / cpu_s}
@@ -251,7 +269,11 @@ def main() -> None:
         for options in ways.values():  # compiled, and in memory
             recorded(options, pipe_benchmark(100, args.cpu, pair), directory)
         print(f"{' '.join(pipe)}: {args.rounds} rounds, recordings in {args.output}")
-        show(*rounds_of(ways, pipe, args.rounds, directory), args.loops)
+        runs: dict[str, Callable[[], Row]] = {
+            way: partial(recorded, options, pipe, directory) for way, options in ways.items()
+        }
+        runs |= {way: partial(beside, reference, pipe) for way, reference in REFERENCES.items()}
+        show(*rounds_of(runs, pipe, args.rounds), args.loops)
         cost_in_bpf(ways, pipe, directory)
         if args.messaging:
             messaging(2, directory)

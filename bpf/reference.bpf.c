@@ -7,6 +7,7 @@
  *	REFERENCE_WALKS=1	the stack goes into a stack map
  *	REFERENCE_WALKS=2	it is also copied, by a second walk, in case the wait deserves a sample:
  *				the shape of perf record --off-cpu since 6.16
+ *	REFERENCE_WALKS=0	programs that do nothing, for the tracepoints that ours sit at
  */
 #include "off_cpu.h"
 
@@ -14,6 +15,22 @@
 #define PF_KTHREAD 0x00200000
 #define FRAMES 32
 
+#if !REFERENCE_WALKS
+int nothing_switch(u64 *ctx)
+{
+	return 0;
+}
+
+int nothing_waking(u64 *ctx)
+{
+	return 0;
+}
+
+int nothing_switched(u64 *ctx)
+{
+	return 0;
+}
+#else
 struct task_struct;
 
 struct reference_task {
@@ -74,3 +91,4 @@ int reference_switch(u64 *ctx)
 	}
 	return 0;
 }
+#endif

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that ours are measured against (bpf/reference.bpf.c): plain off-CPU profiling, and none at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+from other_tools import Stats
+
+from perf_offcpu.collect import bpf_syscall
+from perf_offcpu.collect.bpf_attr import AttachType, ProgramType
+from perf_offcpu.collect.bpf_compile import compiled
+from perf_offcpu.collect.bpf_kernel import explore
+from perf_offcpu.collect.btf import Btf
+from perf_offcpu.resources import bpf_dir
+
+SWITCH = {"reference_switch": "sched_switch"}
+PLACES = {"switch": "sched_switch", "waking": "sched_waking", "switched": "sched_exit_tp"}
+"""Where our programs sit (bpf/off_cpu.bpf.c)."""
+
+
+@contextmanager
+def walking(walks: int) -> Iterator[Stats]:
+    """The user stack walked once or twice at switch-out, waits summed by it."""
+    with _attached(SWITCH, walks) as stats:
+        yield stats
+
+
+@contextmanager
+def doing_nothing() -> Iterator[Stats]:
+    """A program that returns at once wherever one of ours sits: what being called costs."""
+    with _attached({f"nothing_{name}": place for name, place in PLACES.items()}, 0) as stats:
+        yield stats
+
+
+@contextmanager
+def _attached(programs: Mapping[str, str], walks: int) -> Iterator[Stats]:
+    """Programs of the file, each at a tracepoint (those that this kernel lacks are left out)."""
+    facts = explore(Btf.load())
+    defines = {**facts.defines, "REFERENCE_WALKS": walks, "OFFCPU_SUMS": 16384, "OFFCPU_STACKS": 16384}
+    there = {name: facts.tracepoints[place] for name, place in programs.items() if place in facts.tracepoints}
+    with ExitStack() as stack:
+        functions, _ = stack.enter_context(compiled(bpf_dir() / "reference.bpf.c", defines, list(there), []))
+        fds = {}
+        for name, tracepoint in there.items():
+            fd = bpf_syscall.load_program(
+                ProgramType.TRACING, name, functions[name], "Dual BSD/GPL", tracepoint.btf_id,
+                AttachType.TRACE_RAW_TP,
+            )  # fmt: skip
+            stack.callback(os.close, fd)
+            fds[name] = fd
+            stack.callback(os.close, bpf_syscall.open_raw_tracepoint(fd))
+
+        def stats() -> dict[str, tuple[int, int]]:
+            infos = {name: bpf_syscall.program_info(fd) for name, fd in fds.items()}
+            return {name: (info.run_cnt, info.run_time_ns) for name, info in infos.items()}
+
+        yield stats
