@@ -8,78 +8,17 @@ import struct
 from pathlib import Path
 
 import pytest
+from builders.btf import BtfBuilder
 
 from perf_offcpu.collect.btf import Btf, Member, Tracepoint
 from perf_offcpu.collect.btf_walk import Kind
 from perf_offcpu.errors import CapabilityError, FormatError, PerfOffcpuError
 
 
-class Builder:
-    """Writes BTF as include/uapi/linux/btf.h describes it; each method gives the new type's id."""
-
-    def __init__(self) -> None:
-        self.types = b""
-        self.strings = b"\0"
-        self.count = 0
-
-    def _name(self, name: str) -> int:
-        if not name:
-            return 0
-        self.strings += name.encode() + b"\0"
-        return len(self.strings) - len(name) - 1
-
-    def _add(
-        self, name: str, kind: Kind, vlen: int, size_or_type: int, tail: bytes = b"", flag: int = 0
-    ) -> int:
-        info = flag << 31 | kind << 24 | vlen
-        self.types += struct.pack("=III", self._name(name), info, size_or_type) + tail
-        self.count += 1
-        return self.count
-
-    def integer(self, name: str, size: int) -> int:
-        return self._add(name, Kind.INT, 0, size, struct.pack("=I", size * 8))
-
-    def pointer(self, to: int) -> int:
-        return self._add("", Kind.PTR, 0, to)
-
-    def modifier(self, kind: Kind, to: int, name: str = "") -> int:
-        return self._add(name, kind, 0, to)
-
-    def composite(
-        self, name: str, size: int, *members: tuple[str, int, int], kind: Kind = Kind.STRUCT
-    ) -> int:
-        tail = b"".join(struct.pack("=III", self._name(m), t, bits) for m, t, bits in members)
-        return self._add(name, kind, len(members), size, tail)
-
-    def with_bit_fields(self, name: str, size: int, *members: tuple[str, int, int, int]) -> int:
-        tail = b"".join(struct.pack("=III", self._name(m), t, w << 24 | bits) for m, t, bits, w in members)
-        return self._add(name, Kind.STRUCT, len(members), size, tail, flag=1)
-
-    def function_type(self, *arguments: int) -> int:
-        tail = b"".join(struct.pack("=II", 0, t) for t in arguments)
-        return self._add("", Kind.FUNC_PROTO, len(arguments), 0, tail)
-
-    def others(self) -> None:
-        """One type of each kind that is only passed over."""
-        self._add("", Kind.ARRAY, 0, 0, struct.pack("=III", 1, 1, 7))
-        self._add("enum32", Kind.ENUM, 2, 4, struct.pack("=IiIi", self._name("A"), 0, self._name("B"), 1))
-        self._add("enum64", Kind.ENUM64, 1, 8, struct.pack("=III", self._name("C"), 0, 1))
-        self._add("forward", Kind.FWD, 0, 0)
-        self._add("function", Kind.FUNC, 1, 1)
-        self._add("variable", Kind.VAR, 0, 1, struct.pack("=I", 1))
-        self._add(".data", Kind.DATASEC, 1, 8, struct.pack("=III", 1, 0, 4))
-        self._add("real", Kind.FLOAT, 0, 8)
-        self._add("tag", Kind.DECL_TAG, 0, 1, struct.pack("=i", -1))
-
-    def bytes(self) -> bytes:
-        lengths = 0, len(self.types), len(self.types), len(self.strings)
-        return struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, *lengths) + self.types + self.strings
-
-
 @pytest.fixture
 def kernel() -> bytes:
     """A small kernel: a task with the shapes of members that the real one has, two tracepoints."""
-    b = Builder()
+    b = BtfBuilder()
     u32, u64 = b.integer("unsigned int", 4), b.integer("unsigned long", 8)
     b.others()
     pid_t = b.modifier(Kind.TYPEDEF, b.modifier(Kind.CONST, u32), "pid_t")
@@ -198,7 +137,7 @@ def test_damage_is_named(kernel: bytes, damage: object, message: str) -> None:
 
 
 def test_types_defined_by_themselves() -> None:
-    b = Builder()
+    b = BtfBuilder()
     b.modifier(Kind.TYPEDEF, 2, "a")
     b.modifier(Kind.CONST, 1)
     b.composite("s", 8, ("m", 1, 0), ("n", 4, 0))
