@@ -272,13 +272,18 @@ class OffCpuProgram:
         """
         return self.maps.drain_budgets()
 
+    @property
+    def end_ns(self) -> int:
+        """When `disable` was called; 0 before."""
+        return self.maps.end_ns
+
     def last_tasks(self) -> LastTasks:
         """What the recorded tasks that live do at the end: their budgets, and who still waits where.
 
         Before `disable`, it is what they do now, and they may go on while they are looked at
         (`LastTasks.unless_disturbed`). Empty where the kernel has no iterators over tasks.
         """
-        end_ns = self.maps.end_ns or now_ns()
+        end_ns = self.end_ns or now_ns()
         raw = bpf_syscall.run_iterator(self._programs[_LAST]) if _LAST in self._programs else b""
         return parse_tasks(raw, self.maps.header, end_ns, self.config.budget)
 

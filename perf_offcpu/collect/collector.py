@@ -18,21 +18,15 @@ away.
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
-
-from numpy.typing import NDArray
+from typing import Self
 
 from perf_offcpu.abi.attr import AttrFlag, PerfType
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.collect import perf_event
 from perf_offcpu.collect.bpf import OffCpuProgram
 from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
-from perf_offcpu.collect.bpf_last import LastTasks
-from perf_offcpu.collect.budget_shares import BudgetShares
-from perf_offcpu.collect.budgets import budget_samples
 from perf_offcpu.collect.clock import now_ns
 from perf_offcpu.collect.cpus import online_cpus
 from perf_offcpu.collect.event_parser import SamplingEvent
@@ -48,14 +42,12 @@ from perf_offcpu.collect.events import (
     tracker_attr,
     with_deferral,
 )
+from perf_offcpu.collect.kept import Kept
 from perf_offcpu.collect.losses import Counter, Span, counters_event
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.rings import Sink, default_ring_bytes, open_rings
 from perf_offcpu.collect.side_band import MappedBuildIds, SideBand
-from perf_offcpu.collect.still_blocked import still_blocked_samples, with_user_stacks
-from perf_offcpu.collect.sums import sum_samples
 from perf_offcpu.collect.targets import TargetKind
-from perf_offcpu.collect.user_walk import walk_user_stacks
 from perf_offcpu.perfdata.events import EventSpec
 
 SIDE_RING_BYTES = 512 << 10
@@ -85,7 +77,6 @@ class Collector:
     def __init__(self, options: RecordOptions, say: Callable[[str], None]) -> None:
         self.options = options
         self.span = Span(0, 0, options.threshold_ns)
-        self._shares = BudgetShares()
         with contextlib.ExitStack() as stack:
             cpus = online_cpus()
             support = self._support(cpus[0], say)
@@ -118,6 +109,7 @@ class Collector:
             ]
             stack.callback(self.program.close)  # before the events that it writes to
             self._counters_event = counters_event(support)
+            self.kept = Kept(self.program, self.rings.owner.spec, self._counters_event)
             self._failures = self.program.output_failures()
             self._wire()
             self._resources = stack.pop_all()
@@ -277,58 +269,9 @@ class Collector:
         """Descriptors that become readable when a ring has filled to some degree."""
         return [fd for rings in (self.rings, self._side_rings) for fd in rings.owner.fds.values()]
 
-    @property
-    def sum_capacity(self) -> int:
-        """How many sums the kernel side has room for."""
-        return self.program.config.sum_entries
-
-    def drain_sums(self, *, end_of_file: bool = False) -> NDArray[Any]:
-        """Take out the sums of short waits gathered so far; one row each.
-
-        Args:
-            end_of_file: samples of later go into another file; those of before have just been drained.
-        """
-        return self.program.drain_sums(end_of_file=end_of_file)
-
-    def sum_records(self, sums: NDArray[Any]) -> Iterator[bytes]:
-        """The records of the sums drained last, some thousand at a time."""
-        stacks = self.program.stacks(sums["stack"])
-        return sum_samples(self.rings.owner.spec, sums, stacks, self.program.tells_callers)
-
     def lost_by_id(self) -> dict[int, int]:
         """How many records found a ring full, by the ids of events."""
         return dict(one for event in self._cpu_events() for one in event.lost())
-
-    def drain_budgets(self) -> NDArray[Any]:
-        """Take out the budgets of threads that have ended; one row each."""
-        return self.program.drain_budgets()
-
-    @property
-    def budget_capacity(self) -> int:
-        """How many budgets the kernel side has room for."""
-        return self.program.config.budget_entries
-
-    def budget_records(self, budgets: NDArray[Any]) -> Iterator[bytes]:
-        """The records of budgets, some hundred at a time; of those in earlier files, what was added since."""
-        shares, now = self._shares.share(budgets), self.span.end_ns or now_ns()
-        return budget_samples(self._counters_event, shares, self.program.modes, now, os.getpid())
-
-    def last_tasks(self) -> LastTasks:
-        """What the tasks that live do at the end."""
-        return with_user_stacks(self.program.last_tasks(), walk_user_stacks)
-
-    def present_tasks(self) -> LastTasks:
-        """What they do now, while recording goes on; those that change just now may be missing."""
-        return self.last_tasks().unless_disturbed(self.program.last_tasks())
-
-    def last_records(self, last: LastTasks) -> Iterator[bytes]:
-        """Those who still wait, in one piece, then the budgets of all."""
-        yield still_blocked_samples(self.rings.owner.spec, last)
-        yield from self.budget_records(last.budgets)
-
-    def end_file(self, last: LastTasks) -> None:
-        """The records of `last` are written: another file will have what comes after them."""
-        self._shares.note(last.budgets)
 
     def lost(self) -> int:
         """How many records found a ring full."""

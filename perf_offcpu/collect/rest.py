@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from perf_offcpu.collect.budgets import BATCH as BUDGETS_AT_ONCE
-from perf_offcpu.collect.collector import Collector
+from perf_offcpu.collect.kept import Kept
 from perf_offcpu.collect.losses import Counter
 from perf_offcpu.collect.sums import BATCH as SUMS_AT_ONCE
 
@@ -17,16 +17,16 @@ Piece = tuple[str, Counter, bytes]
 """(what counts it if it is not written, how much that is, records)."""
 
 
-def rest(collector: Collector) -> Iterator[Piece]:
+def rest(kept: Kept) -> Iterator[Piece]:
     """The most telling first: threads that wait now, then where time went, then short waits."""
-    last = collector.last_tasks()
-    still_blocked, *budgets = collector.last_records(last)
+    last = kept.last_tasks()
+    still_blocked, *budgets = kept.last_records(last)
     yield "still-blocked-unwritten", Counter(len(last.waiting())), still_blocked
-    ended = collector.drain_budgets()
-    for rows, records in ((last.budgets, budgets), (ended, collector.budget_records(ended))):
+    ended = kept.drain_budgets()
+    for rows, records in ((last.budgets, budgets), (ended, kept.budget_records(ended))):
         yield from _pieces("budgets-unwritten", rows, records, BUDGETS_AT_ONCE)
-    sums = collector.drain_sums()
-    yield from _pieces("sums-unwritten", sums, collector.sum_records(sums), SUMS_AT_ONCE)
+    sums = kept.drain_sums()
+    yield from _pieces("sums-unwritten", sums, kept.sum_records(sums), SUMS_AT_ONCE)
 
 
 def _pieces(name: str, rows: NDArray[Any], records: Iterable[bytes], at_once: int) -> Iterator[Piece]:

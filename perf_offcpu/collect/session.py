@@ -170,7 +170,7 @@ class _Session:
                 "records-unwritten": Counter(self.collector.waiting_records()),
                 "sums-unwritten": self.unwritten_sums,
             }
-            self.part.finish_somehow(self.collector.span, unwritten, rest(self.collector))
+            self.part.finish_somehow(self.collector.span, unwritten, rest(self.collector.kept))
             raise
         self.summary.cpu_s = time.process_time() - begin_s
         return self.summary
@@ -185,8 +185,8 @@ class _Session:
             self._drain(self.part)
             now = time.monotonic()
             if now >= next_sums:
-                filled = self._write_sums() / self.collector.sum_capacity
-                filled = max(filled, self._write_budgets() / self.collector.budget_capacity)
+                filled = self._write_sums() / self.collector.kept.sum_capacity
+                filled = max(filled, self._write_budgets() / self.collector.kept.budget_capacity)
                 pace_s = _pace(pace_s, filled)
                 next_sums = time.monotonic() + pace_s
             if now >= next_look:
@@ -226,7 +226,7 @@ class _Session:
         Args:
             end_of_file: the rings are for the next file already.
         """
-        sums = self.collector.drain_sums(end_of_file=end_of_file)
+        sums = self.collector.kept.drain_sums(end_of_file=end_of_file)
         try:
             if not end_of_file:
                 self.collector.drain(self.part)  # the stacks of their callers come before them
@@ -235,7 +235,7 @@ class _Session:
             raise
         written = 0
         try:
-            for records in self.collector.sum_records(sums):
+            for records in self.collector.kept.sum_records(sums):
                 self.part.append(records)
                 written = min(written + SUMS_AT_ONCE, len(sums))
         except FileFullError as problem:
@@ -246,14 +246,14 @@ class _Session:
 
     def _write_budgets(self) -> int:
         """Move the budgets of threads that have ended to the file; returns how many there were."""
-        budgets = self.collector.drain_budgets()
-        for records in self.collector.budget_records(budgets):
+        budgets = self.collector.kept.drain_budgets()
+        for records in self.collector.kept.budget_records(budgets):
             self.part.append(records)
         return len(budgets)
 
     def _write_last(self, last: LastTasks) -> None:
         """Write who waits, and the budgets of those that live."""
-        for records in self.collector.last_records(last):
+        for records in self.collector.kept.last_records(last):
             self.part.append(records)
 
     def _is_full(self, switch: SwitchOutput) -> bool:
@@ -268,9 +268,9 @@ class _Session:
         self._drain(old)
         self._write_sums(end_of_file=True)
         self._write_budgets()
-        present = self.collector.present_tasks()
+        present = self.collector.kept.present_tasks()
         self._write_last(present)
-        self.collector.end_file(present)
+        self.collector.kept.end_file(present)
         old.finish(replace(self.collector.span, end_ns=present.end_ns))
         self.summary.file_bytes += old.size
         # Maps of everybody: children of the target are recorded, too, and nobody knows their ids.
@@ -302,7 +302,7 @@ class _Session:
         self._drain(self.part)
         self._write_sums()
         self._write_budgets()
-        last = collector.last_tasks()
+        last = collector.kept.last_tasks()
         self._write_last(last)
         self.summary.still_blocked = len(last.waiting())
         self.part.finish(collector.span)
