@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from perf_offcpu.collect.bpf_last import LastTasks
 from perf_offcpu.collect.clock import now_ns
@@ -56,8 +58,7 @@ GRACE_S = 2.0
 """A terminal sends these to the command, too, which may have a summary to print before it ends."""
 
 LAST_SWITCH_S = 0.01
-"""A process has ended before its last thread has left its CPU for the last time, which completes that one's
-budget. Who waits for the end may take its CPU at that moment, and no list of tasks shows it any more."""
+"""For each task that a CPU has to run: several slices of the scheduler."""
 
 _STANDARD_ERROR = 2
 
@@ -161,7 +162,7 @@ class _Session:
         try:
             self._loop(Waiter(rings, endings, self.signals, watch, self.options.duration_s))
             if not self.signals.received:
-                time.sleep(LAST_SWITCH_S)
+                _let_last_thread_leave()
             self._end()
         except RecordingError:
             # A full disk, most likely: what is in the file is worth an end of its own, if there is room.
@@ -318,6 +319,16 @@ class _Session:
         if summary.rings_overflowed():
             compressed = bool(self.options.compression_level)
             summary.remedy = remedy(self.pressure.full, self.options.stack_bytes > 0, compressed)
+
+
+def _let_last_thread_leave() -> None:
+    """Give what has just ended the time to leave its CPU.
+
+    A process has ended before its last thread is switched out for the last time, which completes that one's
+    budget. Who waits for the end may take its CPU at that moment, and no list of tasks shows it any more.
+    """
+    runnable = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
+    time.sleep(LAST_SWITCH_S * max(1.0, runnable / (os.cpu_count() or 1)))
 
 
 def _interrupted(signum: int) -> RecordingError:
