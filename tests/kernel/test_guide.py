@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,10 @@ GUIDE = DOCUMENTS / "guide.md"
 
 
 @pytest.fixture(scope="module")
-def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the example programs, where the commands run one after the other."""
-    return Path(shutil.copytree(DOCUMENTS / "examples", tmp_path_factory.mktemp("guide") / "examples"))
+def examples() -> Iterator[Path]:
+    """A copy of the example programs, where the commands run one after the other: on a disk."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="guide.") as directory:
+        yield Path(shutil.copytree(DOCUMENTS / "examples", Path(directory) / "examples"))
 
 
 @pytest.fixture(scope="module")
