@@ -5,6 +5,9 @@ With `perf record -e '{cycles,instructions}:S'` only the group's leader samples,
 all members have counted so far. perf gives out one sample for each member instead, with the difference to
 the member's last count as period, and none where nothing was counted (tools/perf/util/session.c:
 deliver_sample_group(), deliver_sample_value()). So do we.
+
+Where events are inherited, as perf asks for since 6.12, each thread has counts of its own, all under the
+same id (tools/lib/perf/evsel.c: perf_evsel__attr_has_per_thread_sample_period()).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perf_offcpu.abi.attr import ReadFormat, SampleType
+from perf_offcpu.abi.attr import AttrFlag, ReadFormat, SampleType
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.sample_fields import EventFields, SampleFields
@@ -31,12 +34,20 @@ def has_reads(spec: EventSpec) -> bool:
     return bool(attr.sample_type & SampleType.READ) and bool(attr.read_format & ReadFormat.ID)
 
 
+def is_by_thread(spec: EventSpec) -> bool:
+    """Whether the counts that samples of an event bring along are those of their threads."""
+    attr = spec.attr
+    return bool(attr.sample_type & SampleType.TID) and bool(attr.flags & AttrFlag.INHERIT)
+
+
 class _Counts(NamedTuple):
-    """Counts, in the order of the samples: int64[n] rows of samples, uint64[n] ids and counts."""
+    """Counts, in the order of the samples: int64[n] rows of samples, uint64[n] ids and counts; and int64[n]
+    the threads that they are of, 0 where a count is of all."""
 
     rows: I64
     ids: U64
     values: U64
+    tids: I64
 
 
 def deliver_counts(recording: Recording, fields: SampleFields, events: Events) -> Recording:
@@ -78,10 +89,12 @@ def _counts(recording: Recording, fields: SampleFields, events: Events, reading:
         lengths = per_row[chosen]
         within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         at = np.repeat(offsets[chosen], lengths) + within
-        parts.append(_Counts(np.repeat(mine, lengths), ids[at], values[at]))
-    rows, ids, values = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        repeated = np.repeat(mine, lengths)
+        tids = samples.tid[repeated].astype(np.int64) * is_by_thread(events.specs[number])
+        parts.append(_Counts(repeated, ids[at], values[at], tids))
+    rows, ids, values, tids = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     order = np.argsort(rows, kind="stable")
-    return _Counts(rows[order].astype(np.int64), ids[order], values[order])
+    return _Counts(rows[order].astype(np.int64), ids[order], values[order], tids[order])
 
 
 def _of_event(one: EventFields, spec: EventSpec) -> tuple[I64, U64, U64]:
@@ -96,10 +109,10 @@ def _of_event(one: EventFields, spec: EventSpec) -> tuple[I64, U64, U64]:
 
 def _differences(counts: _Counts) -> I64:
     """int64[n]: how much each counter has moved since it was read last, or in all if it is read first."""
-    order = np.argsort(counts.ids, kind="stable")
-    values, ids = counts.values[order].astype(np.int64), counts.ids[order]
+    order = np.lexsort((counts.tids, counts.ids))
+    values, ids, tids = counts.values[order].astype(np.int64), counts.ids[order], counts.tids[order]
     before = np.append(np.int64(0), values[:-1])
-    before[np.append(True, ids[1:] != ids[:-1])[: len(ids)]] = 0
+    before[np.append(True, (ids[1:] != ids[:-1]) | (tids[1:] != tids[:-1]))[: len(ids)]] = 0
     differences = np.empty(len(order), np.int64)
     differences[order] = values - before[: len(values)]
     return differences

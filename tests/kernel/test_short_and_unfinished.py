@@ -124,7 +124,7 @@ def test_who_never_comes_back_is_there_with_stack_and_time(
 ) -> None:
     """One that slept before the recording began, and one that goes to sleep in it; both sleep on."""
     options = ["-a", "-e", "none", "--short-waits", short_waits.value]
-    command = "sleep 30 >/dev/null 2>&1 & echo $!; sleep 0.3"
+    command = "sleep 1000 >/dev/null 2>&1 & echo $!; sleep 0.3"
     done = perf_offcpu("record", *options, "--", "sh", "-c", command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     recording_ = load_recording(tmp_path / "perf.data")

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from builders.recording import BASE, S, event, sample, write
 
-from perf_offcpu.abi.attr import ReadFormat
+from perf_offcpu.abi.attr import AttrFlag, ReadFormat
 from perf_offcpu.decode.counter_reads import BACKWARDS
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.perfdata import losses
@@ -53,6 +54,22 @@ def test_differences_follow_time_and_not_the_file_and_each_cpu_counts_for_itself
         (20, "page-faults", 1),
         (30, "cpu-clock", 30),
     ]
+
+
+@pytest.mark.parametrize("inherit, periods", [(True, [40, 5, 30, 2]), (False, [40, 65])])
+def test_threads_that_inherit_a_counter_count_for_themselves(
+    inherit: bool, periods: list[int], tmp_path: Path
+) -> None:
+    flags = LEADER.attr.flags | (AttrFlag.INHERIT if inherit else AttrFlag(0))
+    leader = replace(LEADER, attr=replace(LEADER.attr, flags=flags))
+    counts = ((1, 8, 40), (2, 9, 5), (3, 8, 70), (4, 9, 7))
+    records = [
+        sample(leader, time=time, pid=8, tid=tid, read_group=[{"id": 1, "value": value}])
+        for time, tid, value in counts
+    ]
+    recording = load_recording(write(tmp_path / "x.data", [leader, MEMBER], records))
+    assert recording.samples.period.tolist() == periods
+    assert recording.losses.get(BACKWARDS, 0) == (0 if inherit else 2)
 
 
 def test_counts_that_cannot_be_are_left_out_and_counted(tmp_path: Path) -> None:
