@@ -85,11 +85,13 @@ def is_perfs_mistake(index: int, perf: Frame, own: Frame) -> bool:
     does not know which function a PLT entry of libc is for (or takes another, as it passes over entries that
     a function resolves), nor those of a program's second PLT: objdump and readelf do. Nor can anybody name
     code of the kernel that came and went meanwhile, outside its text. Functions of a module whose file perf
-    does not find are the kernel's to it."""
+    does not find are the kernel's to it. perf 6.12 has no names for the vDSO at times."""
     if (perf.ip, perf.sym, perf.dso) == (own.ip, own.sym, "[kernel.kallsyms]"):
         return own.dso in modules_of(own.sym.partition("+")[0])
     if (perf.sym, perf.dso, own.sym, own.dso) == (UNKNOWN, UNKNOWN, UNKNOWN, "[kernel.kallsyms]"):
         return bool(own.ip >> 63) and own.ip not in kernel_text()
+    if (perf.sym, perf.dso, own.dso) == (UNKNOWN, "[vdso]", "[vdso]"):
+        return (6, 2) <= version() < (7, 0)
     name, stub, _ = own.sym.partition("@plt+")
     if stub and (perf.sym == UNKNOWN or "@plt+" in perf.sym):
         return name in plt_functions(own.dso)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`scripts/suitetest`: the same tests with each Debian's perf, Python and bcc, on the running kernel.
 
-Emulation is not needed for that: a root of the suite (tests/vm/roots.py) is entered by chroot. It is the
-lower layer of an overlay, so the root stays as it is, and all mounts vanish with their namespace.
+Emulation is not needed for that: a root of the suite (tests/vm/roots.py) becomes that of a mount namespace
+(by pivot_root: in a chroot nobody may make user namespaces). It is the lower layer of an overlay, so the
+root stays as it is, and all mounts vanish with their namespace.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ cp -f /etc/resolv.conf etc/resolv.conf
 mkdir -p perf-offcpu results
 mount --bind "$results" results
 tar xf "$results/project.tar" -C perf-offcpu --no-same-owner
-exec chroot . bash -c 'cd /perf-offcpu; exec "$@"' enter "$@"
+mkdir -p old
+pivot_root . old
+umount -l old
+cd /perf-offcpu
+exec "$@"
 """
 PYTEST = "python -m pytest -p no:cacheprovider --junitxml=/results/junit.xml -o timeout=900"
 PATH = f"{roots.VENV}/bin:/usr/sbin:/usr/bin:/sbin:/bin"
