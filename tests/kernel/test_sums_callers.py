@@ -136,7 +136,8 @@ def test_inject_gives_sums_whole_stacks_and_no_stack_bytes(
         ).stdout
         blocks = [block.split() for block in text.split("\n\n") if "from_" in block]
         assert len(blocks) >= 8
-        assert {block[-1].split("@")[0] for block in blocks} <= ROOTS
+        # perf's name for functions of libc that its table of symbols does not list (glibc 2.41: clone3).
+        assert {block[-1].split("@")[0] for block in blocks} <= {*ROOTS, "[unknown]"}
 
 
 def test_each_file_of_a_recording_has_the_stacks_of_its_callers(callers: Path, tmp_path: Path) -> None:

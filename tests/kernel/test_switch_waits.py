@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.stock_perf import version
 from conftest import Command
 from workload.measured import Thread, parse
 
@@ -217,19 +218,22 @@ def test_perf_sched_timehist_says_the_same(waiter: Path, tmp_path: Path) -> None
     matches = filter(None, map(TIMEHIST.match, printed.stdout.splitlines()))
     told = {(int(match["tid"]), match["time"]): (match["wait"], match["delay"]) for match in matches}
     run = Run(load_recording(path), Profile(), threads)
-    compared = delays = 0
+    compared = delays = untold = 0
     for thread in run.finished:
         samples, outs = run.samples(thread), run.switches_of(thread)
         for row, next_out in enumerate(np.searchsorted(outs, samples.time_ns, side="right").tolist()):
             if next_out == len(outs):
                 break
             wait, delay = told[thread.tid, _cut(int(outs[next_out]), 10**9, 1000, 6)]
-            assert wait == _cut(int(samples.period[row]), 10**6, 1000, 3)
+            if wait == "0.000" and version() >= (6, 2):
+                untold += 1  # perf 6.12 has no time for the main thread's wait for the others
+                continue
+            assert wait == _cut(int(samples.period[row]), 10**6, 1000, 3), (thread.comm, row)
             compared += 1
             if samples.wakeup_ns[row] > 0:
                 assert delay == _cut(int(samples.runq_ns[row]), 10**6, 1000, 3)
                 delays += 1
-    assert compared >= 30 and delays >= 20
+    assert compared >= 30 and delays >= 20 and untold <= 3
 
 
 def _cut(ns: int, unit: int, smallest: int, digits: int) -> str:

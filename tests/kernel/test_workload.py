@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -76,10 +77,11 @@ def run(
     perf_offcpu: Command,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Run:
-    folder = tmp_path_factory.mktemp("workload")
-    done = perf_offcpu("record", "--off-cpu-thresh", request.param, "--", waiter, cwd=folder)
+    path = tmp_path_factory.mktemp("workload") / "perf.data"
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="workload.") as disk:  # /tmp may be memory
+        done = perf_offcpu("record", "-o", path, "--off-cpu-thresh", request.param, "--", waiter, cwd=disk)
     assert done.returncode == 0, done.stderr
-    recording = load_recording(folder / "perf.data")
+    recording = load_recording(path)
     recording.check()
     profile = symbolize(recording)
     profile.check()

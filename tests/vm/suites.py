@@ -44,6 +44,7 @@ for name in proc sys dev; do mount --rbind "/$name" "$name"; done
 cp -f /etc/resolv.conf etc/resolv.conf
 mkdir -p perf-offcpu results
 mount --bind "$results" results
+mount --bind /var/tmp var/tmp  # a disk, which some tests wait for
 tar xf "$results/project.tar" -C perf-offcpu --no-same-owner
 mkdir -p old
 pivot_root . old
