@@ -198,7 +198,9 @@ def test_each_file_tells_who_is_stuck_and_where_time_went(tmp_path: Path) -> Non
         assert len(recording.callchains.row(int(waits.callchain[0]))) > 3
         budget = of_thread(recording, pid)
         command_ns += int((budget.end_ns - budget.begin_ns).sum())
-        assert recording.meta.end_ns == int(waits.time_ns[0]) == int(budget.end_ns[0])
+        assert recording.meta.end_ns == int(waits.time_ns[0])
+        # A thread that goes on is looked at a moment later.
+        assert 0 <= int(budget.end_ns[0]) - recording.meta.end_ns < 20 * MS * PATIENCE
     everything = tmp_path / "everything"
     subprocess.run([*PROGRAM[:-1], "merge", *files, "-o", everything], check=True)
     merged, last = load_recording(everything), of_thread(load_recording(files[-1]), pid)
