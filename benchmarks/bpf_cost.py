@@ -36,14 +36,14 @@ import other_tools
 import references
 from other_tools import Stats
 
-from perf_offcpu.collect import bpf_syscall
-from perf_offcpu.collect.bpf import OffCpuProgram
-from perf_offcpu.collect.bpf_config import OffCpuConfig
-from perf_offcpu.collect.cpus import online_cpus
-from perf_offcpu.collect.events import CpuEvent, offcpu_attr, probe_support
-from perf_offcpu.collect.rings import Rings
+from perf_offcpu.binary.layout import Buffer
+from perf_offcpu.collect.bpf import syscall as bpf_syscall
+from perf_offcpu.collect.bpf.config import OffCpuConfig
+from perf_offcpu.collect.bpf.program import OffCpuProgram
+from perf_offcpu.collect.events.evsels import CpuEvent, offcpu_attr, probe_support
+from perf_offcpu.collect.rings.rings import Rings
 from perf_offcpu.collect.states import ShortWaits
-from perf_offcpu.layout import Buffer
+from perf_offcpu.collect.system.cpus import online_cpus
 
 NEVER = 10**12
 RING_BYTES = 4 << 20

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from perf_offcpu.collect import bpf_syscall
+from perf_offcpu.collect.bpf import syscall as bpf_syscall
 
 Stats = Callable[[], dict[str, tuple[int, int]]]
 """Runs and ns of each program since it was loaded."""

@@ -46,7 +46,7 @@ from other_tools import Stats  # noqa: E402
 
 from perf_offcpu.cli import Parser  # noqa: E402
 from perf_offcpu.collect.session import record  # noqa: E402
-from perf_offcpu.commands.record import add_parser, options_of  # noqa: E402
+from perf_offcpu.commands.record.command import add_parser, options_of  # noqa: E402
 
 STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
 EVERY = ["--off-cpu-thresh", "0"]

@@ -210,10 +210,10 @@ def hotplug(args: argparse.Namespace, directory: str) -> None:
 
 def attach(args: argparse.Namespace, directory: str) -> None:
     """Collectors made and given back in one process."""
-    from perf_offcpu.collect import bpf_syscall
+    from perf_offcpu.collect.bpf import syscall as bpf_syscall
     from perf_offcpu.collect.collector import Collector
-    from perf_offcpu.collect.limits import raise_descriptor_limit
     from perf_offcpu.collect.options import RecordOptions
+    from perf_offcpu.collect.system.limits import raise_descriptor_limit
     from perf_offcpu.collect.targets import Target
 
     raise_descriptor_limit()

@@ -9,11 +9,11 @@ from contextlib import ExitStack, contextmanager
 
 from other_tools import Stats
 
-from perf_offcpu.collect import bpf_syscall
-from perf_offcpu.collect.bpf_attr import AttachType, ProgramType
-from perf_offcpu.collect.bpf_compile import compiled
-from perf_offcpu.collect.bpf_kernel import explore
-from perf_offcpu.collect.btf import Btf
+from perf_offcpu.collect.bpf import syscall as bpf_syscall
+from perf_offcpu.collect.bpf.attr import AttachType, ProgramType
+from perf_offcpu.collect.bpf.compile import compiled
+from perf_offcpu.collect.bpf.kernel_facts import explore
+from perf_offcpu.collect.system.btf import Btf
 from perf_offcpu.resources import bpf_dir
 
 SWITCH = {"reference_switch": "sched_switch"}

@@ -20,9 +20,9 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("", "tests")]
 
-from perf_offcpu.decode.merge import merge  # noqa: E402
-from perf_offcpu.decode.merge_plan import MergeOptions  # noqa: E402
-from perf_offcpu.decode.rewrite import RewriteOptions, rewrite  # noqa: E402
+from perf_offcpu.inject.rewrite import RewriteOptions, rewrite  # noqa: E402
+from perf_offcpu.merge.merge import merge  # noqa: E402
+from perf_offcpu.merge.merge_plan import MergeOptions  # noqa: E402
 
 WORK: dict[str, Callable[[list[str], int], object]] = {
     "inject": lambda paths, fd: rewrite(paths[0], fd, "out"),

@@ -24,8 +24,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("",
 from builders.switching import SwitchTable, write_switches  # noqa: E402
 
 from perf_offcpu.decode.load import load_recording  # noqa: E402
-from perf_offcpu.decode.switch_table import Switches, What  # noqa: E402
-from perf_offcpu.decode.switch_waits import wait_samples  # noqa: E402
+from perf_offcpu.decode.switches.table import Switches, What  # noqa: E402
+from perf_offcpu.decode.switches.waits import wait_samples  # noqa: E402
 from perf_offcpu.model.callchains import Ragged  # noqa: E402
 from perf_offcpu.model.columns import I64  # noqa: E402
 from perf_offcpu.model.recording import Tasks  # noqa: E402

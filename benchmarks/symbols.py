@@ -28,11 +28,11 @@ from builders.elf import STRTAB, SYMTAB, ElfBuilder, Load, Sec  # noqa: E402
 
 from perf_offcpu.cache import DiskCache  # noqa: E402
 from perf_offcpu.model.strings import Strings  # noqa: E402
+from perf_offcpu.objects.elf.functions import ElfFile, load_elf_symbols  # noqa: E402
+from perf_offcpu.objects.files import find_object  # noqa: E402
 from perf_offcpu.symbolize.demangle import Demangler  # noqa: E402
-from perf_offcpu.symbolize.elf import ElfFile, load_elf_symbols  # noqa: E402
-from perf_offcpu.symbolize.files import find_object  # noqa: E402
-from perf_offcpu.symbolize.kallsyms import load_kallsyms, parse_kallsyms  # noqa: E402
-from perf_offcpu.symbolize.named import name_rows  # noqa: E402
+from perf_offcpu.symbolize.kernel.kallsyms import load_kallsyms, parse_kallsyms  # noqa: E402
+from perf_offcpu.symbolize.symbol_names import name_rows  # noqa: E402
 
 MADE_SYMBOLS = 500_000
 LOOKUPS = 1_000_000

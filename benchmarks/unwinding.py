@@ -31,10 +31,10 @@ from perf_offcpu.decode.load import load_recording  # noqa: E402
 from perf_offcpu.model.callchains import Ragged, offsets_of  # noqa: E402
 from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, Samples, Spaces  # noqa: E402
 from perf_offcpu.model.snapshots import Snapshots  # noqa: E402
-from perf_offcpu.symbolize import unwind as module  # noqa: E402
-from perf_offcpu.symbolize.cfi_lookup import FileTable  # noqa: E402
-from perf_offcpu.symbolize.cfi_table import build_table, frame_sections  # noqa: E402
-from perf_offcpu.symbolize.elf_image import open_elf  # noqa: E402
+from perf_offcpu.objects.elf.image import open_elf  # noqa: E402
+from perf_offcpu.unwind import unwinder as module  # noqa: E402
+from perf_offcpu.unwind.cfi.table import build_table, frame_sections  # noqa: E402
+from perf_offcpu.unwind.lookup import FileTable  # noqa: E402
 
 SECONDS, ROUNDS = (1.6, 14), 5
 SAMPLES, FRAMES, FUNCTIONS = 200_000, 20, 2_000

@@ -29,7 +29,7 @@
  * full, a long wait goes into the sums, without stack; what finds neither is counted, with its time.
  *
  * bcc compiles this without kernel headers (include/linux/kconfig.h) and without CO-RE: user space gives
- * the offsets of the running kernel's fields, and what else it knows, with -D (perf_offcpu/collect/bpf_defines.py):
+ * the offsets of the running kernel's fields, and what else it knows, with -D (perf_offcpu/collect/bpf/defines.py):
  *
  *	OFFCPU_EVERYBODY, OFFCPU_BY_*, OFFCPU_PID_*	who is recorded (targets.h)
  *	OFFCPU_KERNEL_THREADS			whether kernel threads may be
@@ -367,7 +367,7 @@ __inline void show_task(void *seq, struct task_struct *task)
 }
 
 /*
- * Programs. Their names are known to perf_offcpu/collect/bpf.py.
+ * Programs. Their names are known to perf_offcpu/collect/bpf/program.py.
  */
 
 /* tp_btf/sched_switch(bool preempt, struct task_struct *prev, *next, unsigned int prev_state) */

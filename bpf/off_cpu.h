@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What the BPF program and user space have in common. perf_offcpu/collect/bpf_header.py reads the enumerations
+ * What the BPF program and user space have in common. perf_offcpu/collect/bpf/header.py reads the enumerations
  * and structures below, so that nothing is written down twice: one member a line, of unsigned types.
  */
 #ifndef OFFCPU_OFF_CPU_H

@@ -45,12 +45,12 @@ class Profile(ModelProfile):
         Args:
             format_name: a key of `convert.registry.FORMATS`, as "folded".
             out: an open stream, for text or, if the format is binary, for bytes.
-            options: fields of `convert.options.Options`.
+            options: fields of `analysis.options.Options`.
 
         Raises:
             UsageError: there is no such format, it does not know an option, or the samples do not fit it.
         """
-        from perf_offcpu.convert.options import Options
+        from perf_offcpu.analysis.options import Options
         from perf_offcpu.convert.registry import FORMATS
         from perf_offcpu.errors import UsageError
 
@@ -79,12 +79,12 @@ def load(
         FormatError: it is no recording.
         UsageError: an event is not in it, or a file with symbols cannot be read.
     """
+    from perf_offcpu.analysis.select import select_events
     from perf_offcpu.cache import DiskCache
-    from perf_offcpu.convert.select import select_events
     from perf_offcpu.decode.load import load_recording
-    from perf_offcpu.symbolize.search import Search
+    from perf_offcpu.objects.search import Search
     from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
-    from perf_offcpu.symbolize.unwind import unwind
+    from perf_offcpu.unwind.unwinder import unwind
 
     options = SymbolizeOptions(symfs=symfs, kallsyms=kallsyms, cache=DiskCache.usual())
     recording = load_recording(os.fspath(path), snapshots=True)

@@ -30,8 +30,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu.binary.layout import BYTE, U32, U64, Field, Layout
 from perf_offcpu.errors import LayoutError
-from perf_offcpu.layout import BYTE, U32, U64, Field, Layout
 
 Array = NDArray[Any]
 

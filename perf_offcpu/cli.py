@@ -26,26 +26,27 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, cast
 
-from perf_offcpu.commands._perf_habits import VERBS as HABITS
-from perf_offcpu.commands._perf_habits import advice_on
-from perf_offcpu.commands._streams import replace_closed_streams
+from perf_offcpu.commands.shared.perf_habits import VERBS as HABITS
+from perf_offcpu.commands.shared.perf_habits import advice_on
+from perf_offcpu.commands.shared.streams import replace_closed_streams
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.resources import version
 
 PROGRAM = "perf-offcpu"
-VERBS = (
-    "record",
-    "report",
-    "script",
-    "convert",
-    "inject",
-    "merge",
-    "archive",
-    "dump",
-    "doctor",
-    "scripts",
-    "completion",
-)
+VERBS = {
+    "record": "record.command",
+    "report": "report",
+    "script": "script",
+    "convert": "convert",
+    "inject": "inject",
+    "merge": "merge",
+    "archive": "archive",
+    "dump": "dump",
+    "doctor": "doctor.command",
+    "scripts": "scripts",
+    "completion": "completion",
+}
+"""Each verb's module in `commands`."""
 _WITHOUT_NUMPY = frozenset({"doctor", "scripts", "completion"})
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 EXIT_USAGE = UsageError.exit_status
@@ -72,7 +73,7 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         dashed_values: options whose value may begin with a dash (`-F -sym`), each with its long form.
-        advice: what to say of options that are not there, see `commands._perf_habits`.
+        advice: what to say of options that are not there, see `commands.shared.perf_habits`.
         options: as for argparse.
     """
 
@@ -212,14 +213,14 @@ def _print_versions(verbose: int) -> None:
     """As `perf version -vv`: what a bug report should tell."""
     print(f"{PROGRAM} version {version()}")
     if verbose >= 2:
-        from perf_offcpu.commands._versions import surroundings
+        from perf_offcpu.commands.shared.versions import surroundings
 
         for name, found in surroundings():
             print(f"{name:>20}: {found}")
 
 
 def _load(verb: str) -> Command:
-    return cast(Command, importlib.import_module(f"perf_offcpu.commands.{verb}"))
+    return cast(Command, importlib.import_module(f"perf_offcpu.commands.{VERBS[verb]}"))
 
 
 def _parsers(verbs: Iterable[str]) -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
@@ -249,7 +250,7 @@ _NAMELESS = {errno.ENOSPC: "standard output or a temporary file (in $TMPDIR or /
 
 def _explain(prefix: str, problem: PerfOffcpuError | OSError) -> int:
     """Print one line; names inside it come from files and must not drive the terminal."""
-    from perf_offcpu.convert.text import printable
+    from perf_offcpu.text import printable
 
     text = str(problem)
     if isinstance(problem, OSError) and problem.strerror:

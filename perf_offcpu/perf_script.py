@@ -26,30 +26,30 @@ import numpy as np
 from perf_offcpu.abi.attr import SampleType, unpack_attr
 from perf_offcpu.abi.records import CpuMode, RecordType
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.columnar import Columns
+from perf_offcpu.binary.columnar import Columns
+from perf_offcpu.binary.gather import Rows, ragged_offsets
+from perf_offcpu.decode.account import CollectorAccount, is_counters
 from perf_offcpu.decode.batch import Batch, join
-from perf_offcpu.decode.borrow import with_snapshots_of
-from perf_offcpu.decode.counters import CollectorAccount, is_counters
 from perf_offcpu.decode.deferred import wanting_of
-from perf_offcpu.decode.garbage import cut_garbage
 from perf_offcpu.decode.load import assemble, load_recording, read_tasks
-from perf_offcpu.decode.offcpu import retype
+from perf_offcpu.decode.retype import retype
 from perf_offcpu.decode.samples import is_offcpu
-from perf_offcpu.decode.tasks import TaskReplay
+from perf_offcpu.decode.stacks.borrow import with_snapshots_of
+from perf_offcpu.decode.tasks.replay import TaskReplay
+from perf_offcpu.decode.trim_stacks import cut_garbage
 from perf_offcpu.errors import FormatError
-from perf_offcpu.gather import Rows, ragged_offsets
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag, Samples
 from perf_offcpu.model.strings import Strings
+from perf_offcpu.objects.search import Search
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.side_records import SideRecord
-from perf_offcpu.symbolize.search import Search
 from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
-from perf_offcpu.symbolize.unwind import unwind
+from perf_offcpu.unwind.unwinder import unwind
 
 _KERNEL_HALF = 1 << 63
 """Addresses from here on are the kernel's (x86-64, arm64): perf's lists have lost the markers."""
@@ -106,8 +106,8 @@ class Door:
             sys.exit(status)
 
     def _profile(self, args: argparse.Namespace) -> Profile:
-        from perf_offcpu.commands._profile import selection_from_args, symbol_options
-        from perf_offcpu.convert.select import select_samples
+        from perf_offcpu.analysis.select import select_samples
+        from perf_offcpu.commands.shared.profile import selection_from_args, symbol_options
 
         if self._problem is not None:
             raise FormatError("perf script", "sample", f"not understood: {self._problem!r}")

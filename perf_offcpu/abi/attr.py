@@ -11,8 +11,8 @@ import enum
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from perf_offcpu.binary.layout import S32, U16, U32, U64, Buffer, Field, Layout, Order
 from perf_offcpu.errors import LayoutError
-from perf_offcpu.layout import S32, U16, U32, U64, Buffer, Field, Layout, Order
 
 ATTR_SIZE_VER0 = 64
 ATTR_SIZE_PERF_6_1 = 128

@@ -8,7 +8,7 @@ took them out of the kernel, and at the end of the recording of those that lived
 
 from __future__ import annotations
 
-from perf_offcpu.layout import U16, U32, U64, Field, Layout
+from perf_offcpu.binary.layout import U16, U32, U64, Field, Layout
 
 MAGIC = int.from_bytes(b"OFCB", "little")
 VERSION = 1

@@ -10,7 +10,7 @@ data: perf shows it as an event with one sample and period 0, and carries it alo
 
 from __future__ import annotations
 
-from perf_offcpu.layout import BYTE, U16, U32, U64, Field, Layout
+from perf_offcpu.binary.layout import BYTE, U16, U32, U64, Field, Layout
 
 EVENT_NAME = "offcpu-counters"
 """Its evsel has one id, chosen by the recorder: no kernel event stands behind it."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from perf_offcpu.layout import BYTE, S32, S64, U8, U16, U32, U64, Field, Int, Layout
+from perf_offcpu.binary.layout import BYTE, S32, S64, U8, U16, U32, U64, Field, Int, Layout
 
 MAGIC: Final = b"\x7fELF"
 SHN_UNDEF: Final = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 
-from perf_offcpu.layout import BYTE, S32, STRING, TEXT, U8, U16, U32, U64, Field, Layout
+from perf_offcpu.binary.layout import BYTE, S32, STRING, TEXT, U8, U16, U32, U64, Field, Layout
 
 
 class Feature(enum.IntEnum):

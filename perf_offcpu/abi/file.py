@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from perf_offcpu.layout import U64, Field, Layout
+from perf_offcpu.binary.layout import U64, Field, Layout
 
 MAGIC = b"PERFILE2"
 MAGIC_SWAPPED = MAGIC[::-1]

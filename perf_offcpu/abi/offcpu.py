@@ -6,7 +6,7 @@ Stock perf from 6.16 on re-types a raw sample of an event with this name by the 
     u32 pid, tid | u64 offcpu_ns | u64 nr | u64 callchain[nr] | u64 cgroup | extension
 
 Two producers must be told apart. Upstream's samples end with the cgroup id, and those that it sends
-directly carry tid and pid in the other order (see `decode.offcpu`). Ours always hold pid (= tgid) first and
+directly carry tid and pid in the other order (see `decode.retype`). Ours always hold pid (= tgid) first and
 are marked by the extension's magic. Layout and rules for other producers: Documentation/payload-format.md.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 
-from perf_offcpu.layout import S32, U16, U32, U64, Field, Layout
+from perf_offcpu.binary.layout import S32, U16, U32, U64, Field, Layout
 
 EVENT_NAME = "offcpu-time"
 """The evsel name that perf >= 6.16 looks for, and that this project gives its events."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 
-from perf_offcpu.layout import BYTE, REST, S32, TEXT, U8, U16, U32, U64, Field, Layout
+from perf_offcpu.binary.layout import BYTE, REST, S32, TEXT, U8, U16, U32, U64, Field, Layout
 
 
 class RecordType(enum.IntEnum):

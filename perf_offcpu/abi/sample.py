@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from perf_offcpu.abi.attr import Attr, BranchSampleType, ReadFormat, SampleType
-from perf_offcpu.layout import BYTE, U32, U64, Field, Layout
+from perf_offcpu.binary.layout import BYTE, U32, U64, Field, Layout
 
 
 class CallchainContext(enum.IntEnum):

@@ -24,13 +24,10 @@ from typing import Self
 
 from perf_offcpu.abi.attr import AttrFlag, PerfType
 from perf_offcpu.abi.offcpu import EVENT_NAME
-from perf_offcpu.collect import perf_event
-from perf_offcpu.collect.bpf import OffCpuProgram
-from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
-from perf_offcpu.collect.clock import now_ns
-from perf_offcpu.collect.cpus import online_cpus
-from perf_offcpu.collect.event_parser import SamplingEvent
-from perf_offcpu.collect.events import (
+from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf.program import OffCpuProgram
+from perf_offcpu.collect.events import perf_event
+from perf_offcpu.collect.events.evsels import (
     TRACKER_NAME,
     CpuEvent,
     Rate,
@@ -42,11 +39,14 @@ from perf_offcpu.collect.events import (
     tracker_attr,
     with_deferral,
 )
-from perf_offcpu.collect.kept import Kept
-from perf_offcpu.collect.losses import Counter, Span, counters_event
+from perf_offcpu.collect.events.parser import SamplingEvent
+from perf_offcpu.collect.kernel_totals.losses import Counter, Span, counters_event
+from perf_offcpu.collect.kernel_totals.totals import Kept
 from perf_offcpu.collect.options import RecordOptions
-from perf_offcpu.collect.rings import Sink, default_ring_bytes, open_rings
-from perf_offcpu.collect.side_band import MappedBuildIds, SideBand
+from perf_offcpu.collect.rings.rings import Sink, default_ring_bytes, open_rings
+from perf_offcpu.collect.rings.side_band import MappedBuildIds, SideBand
+from perf_offcpu.collect.system.clock import now_ns
+from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.collect.targets import TargetKind
 from perf_offcpu.perfdata.events import EventSpec
 

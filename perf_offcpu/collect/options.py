@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user can ask of a recording. `commands._record_options` makes these values of a command line."""
+"""What a user can ask of a recording. `commands.record.options` makes these values of a command line."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perf_offcpu.collect.event_parser import DEFAULT_EVENT, SamplingEvent, parse_events
+from perf_offcpu.collect.events.parser import DEFAULT_EVENT, SamplingEvent, parse_events
+from perf_offcpu.collect.rotation import SwitchOutput
 from perf_offcpu.collect.states import DEFAULT_STATES, ShortWaits
-from perf_offcpu.collect.switch_output import SwitchOutput
 from perf_offcpu.collect.targets import Target
 
 DEFAULT_THRESHOLD_NS = 1_000_000

@@ -27,23 +27,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from perf_offcpu.collect.bpf_last import LastTasks
-from perf_offcpu.collect.clock import now_ns
 from perf_offcpu.collect.collector import Collector
-from perf_offcpu.collect.cpus import CpuNews, CpuWatch
-from perf_offcpu.collect.limits import raise_descriptor_limit, raise_priority, too_many_files
-from perf_offcpu.collect.losses import Counter
+from perf_offcpu.collect.kernel_totals.last_states import LastTasks
+from perf_offcpu.collect.kernel_totals.losses import Counter
+from perf_offcpu.collect.kernel_totals.rest import counter, rest
+from perf_offcpu.collect.kernel_totals.sums import BATCH as SUMS_AT_ONCE
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
-from perf_offcpu.collect.part import Part
-from perf_offcpu.collect.pressure import Pressure, remedy
+from perf_offcpu.collect.output_file import Part
 from perf_offcpu.collect.progress import Progress
-from perf_offcpu.collect.rest import counter, rest
-from perf_offcpu.collect.signals import EndingSignals
+from perf_offcpu.collect.rings.pressure import Pressure, remedy
+from perf_offcpu.collect.rings.waiter import FLUSH_S, Waiter
+from perf_offcpu.collect.rotation import FileNames, SwitchOutput
 from perf_offcpu.collect.summary import Summary
-from perf_offcpu.collect.sums import BATCH as SUMS_AT_ONCE
-from perf_offcpu.collect.switch_output import FileNames, SwitchOutput
+from perf_offcpu.collect.system.clock import now_ns
+from perf_offcpu.collect.system.cpus import CpuNews, CpuWatch
+from perf_offcpu.collect.system.limits import raise_descriptor_limit, raise_priority, too_many_files
+from perf_offcpu.collect.system.signals import EndingSignals
 from perf_offcpu.collect.targets import Target, TargetWatch
-from perf_offcpu.collect.waiter import FLUSH_S, Waiter
 from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload
 from perf_offcpu.errors import FileFullError, RecordingError
 

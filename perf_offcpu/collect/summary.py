@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from perf_offcpu.collect.losses import Counter, Span
+from perf_offcpu.collect.kernel_totals.losses import Counter, Span
 
 # Counters of bpf/off_cpu.h that stand for something missing in the file, and what that is. The others count
 # what went another way: sum-map-full waits, for example, became samples.

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perf_offcpu.collect.cgroups import Group, find_groups
-from perf_offcpu.collect.cpus import online_cpus, parse_cpu_list
+from perf_offcpu.collect.existing.cgroups import Group, find_groups
+from perf_offcpu.collect.system.cpus import online_cpus, parse_cpu_list
 from perf_offcpu.errors import TargetError, UsageError
 
 _PIDFD_THREAD = os.O_EXCL  # include/uapi/linux/pidfd.h, Linux 6.9

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from perf_offcpu.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
-    from perf_offcpu.symbolize.save_symbols import Saved
-    from perf_offcpu.symbolize.search import Search
+    from perf_offcpu.archive.gather import Saved
+    from perf_offcpu.objects.search import Search
 
 EXAMPLES = """examples:
   perf-offcpu archive                          perf.data and its symbols into perf.data.tar.gz
@@ -78,12 +78,12 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
         OSError: the archive cannot be written.
     """
     from perf_offcpu.abi.attr import SampleType
-    from perf_offcpu.commands._output import NamedFile
-    from perf_offcpu.commands._whole import load_unwound
-    from perf_offcpu.commands.ownership import check_ownership
-    from perf_offcpu.symbolize.save_symbols import SymbolSaver
-    from perf_offcpu.symbolize.search import Search
-    from perf_offcpu.symbolize.stores import TarStore
+    from perf_offcpu.archive.gather import SymbolSaver
+    from perf_offcpu.archive.stores import TarStore
+    from perf_offcpu.commands.shared.output import NamedFile
+    from perf_offcpu.commands.shared.ownership import check_ownership
+    from perf_offcpu.commands.shared.whole import load_unwound
+    from perf_offcpu.objects.search import Search
 
     mode = _MODES.get(os.path.splitext(output)[1])
     if mode is None:
@@ -119,9 +119,9 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
 def _without_stacks(path: str, output: str, search: Search) -> Iterator[str]:
     """The recording as `inject` writes it, without copies of stacks, in a file beside `output`."""
     from perf_offcpu.cache import DiskCache
-    from perf_offcpu.decode.rewrite import RewriteOptions, rewrite
-    from perf_offcpu.perfdata.output import OutputFile
-    from perf_offcpu.symbolize.unwind import unwinder_for
+    from perf_offcpu.inject.rewrite import RewriteOptions, rewrite
+    from perf_offcpu.perfdata.write.output import OutputFile
+    from perf_offcpu.unwind.unwinder import unwinder_for
 
     options = RewriteOptions(unwinder=unwinder_for(search, DiskCache.usual()))
     temporary = f"{output}.{os.getpid()}.data.tmp"
@@ -147,7 +147,7 @@ def unpack(path: str, directory: str) -> None:
         FormatError: it is no archive, damaged, or hostile.
         OSError: it cannot be read or written.
     """
-    from perf_offcpu.symbolize import stores
+    from perf_offcpu.archive import stores
 
     try:
         with tarfile.open(path) as archive:
@@ -158,7 +158,7 @@ def unpack(path: str, directory: str) -> None:
 
 
 def _tell(saved: Saved, output: str) -> None:
-    from perf_offcpu.convert.text import printable
+    from perf_offcpu.text import printable
 
     for name, why in sorted(saved.missing.items()):
         print(f"perf-offcpu archive: not packed: {printable(name)}: {printable(why)}", file=sys.stderr)

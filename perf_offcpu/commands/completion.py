@@ -70,7 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
-    from perf_offcpu.commands._shells import bash, zsh
+    from perf_offcpu.commands.completion_shells import bash, zsh
 
     print({"bash": bash, "zsh": zsh}[args.shell](verbs()), end="")
     return 0
@@ -89,10 +89,11 @@ def verbs() -> list[Verb]:
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser] = parser.add_subparsers(
         parser_class=_Parser
     )
-    for module in sorted(one.name for one in pkgutil.iter_modules(commands.__path__)):
-        add = getattr(importlib.import_module(f"{commands.__name__}.{module}"), "add_parser", None)
-        if add is not None and not module.startswith("_"):
-            add(subparsers)
+    found = pkgutil.walk_packages(commands.__path__, f"{commands.__name__}.")
+    modules = [importlib.import_module(one.name) for one in found if not one.ispkg]
+    for module in sorted(modules, key=lambda one: one.__name__):
+        if hasattr(module, "add_parser"):
+            module.add_parser(subparsers)
     summaries = {action.dest: action.help or "" for action in subparsers._choices_actions}
     return [_verb(name, summaries[name], made) for name, made in subparsers.choices.items()]
 
@@ -123,9 +124,9 @@ def _value(action: argparse.Action) -> Value:
 def _lists() -> dict[str, Iterable[str]]:
     """Options whose values are lists of known words."""
     from perf_offcpu.abi.task_state import STATE_NAMES
-    from perf_offcpu.commands._profile import CLASS_NAMES
     from perf_offcpu.commands.report import SORT_NAMES
-    from perf_offcpu.convert.perf_fields import OWN_FIELDS, PERF_FIELDS
+    from perf_offcpu.commands.shared.profile import CLASS_NAMES
+    from perf_offcpu.script.fields import OWN_FIELDS, PERF_FIELDS
 
     return {
         "--class": CLASS_NAMES,

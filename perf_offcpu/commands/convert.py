@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from perf_offcpu.commands._busy import busy
-from perf_offcpu.commands._output import STDOUT, check_distinct, open_output
-from perf_offcpu.commands._profile import (
+from perf_offcpu.analysis.options import MIN_SHARE, UNITS, Options
+from perf_offcpu.commands.shared.busy import busy
+from perf_offcpu.commands.shared.output import STDOUT, check_distinct, open_output
+from perf_offcpu.commands.shared.profile import (
     SHOW,
     add_input_arguments,
     add_selection_arguments,
     profile_from_args,
 )
-from perf_offcpu.convert.options import MIN_SHARE, UNITS, Options
 from perf_offcpu.convert.registry import FORMATS, Format
 from perf_offcpu.errors import UsageError
 
@@ -155,8 +155,8 @@ def convert(args: argparse.Namespace, load: Callable[[], Profile]) -> int:
 
 def _chosen(args: argparse.Namespace, load: Callable[[], Profile]) -> Profile:
     """The samples of the events that the command line asks for."""
-    from perf_offcpu.convert.select import select_events, split_list
-    from perf_offcpu.convert.wall_clock import wall_clock
+    from perf_offcpu.analysis.select import select_events, split_list
+    from perf_offcpu.analysis.wall_clock import wall_clock
 
     with busy("reading"):
         profile = load()

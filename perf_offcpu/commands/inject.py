@@ -6,8 +6,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from perf_offcpu.commands._output import STDOUT, check_distinct, write_recording
-from perf_offcpu.commands._perf_habits import advice_of
+from perf_offcpu.commands.shared.output import STDOUT, check_distinct, write_recording
+from perf_offcpu.commands.shared.perf_habits import advice_of
 from perf_offcpu.errors import UsageError
 
 _EPILOG = """\
@@ -63,10 +63,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
     from perf_offcpu.cache import DiskCache
-    from perf_offcpu.commands.ownership import check_ownership
-    from perf_offcpu.decode.rewrite import RewriteOptions, Rewritten, rewrite
-    from perf_offcpu.symbolize.search import Search
-    from perf_offcpu.symbolize.unwind import unwinder_for
+    from perf_offcpu.commands.shared.ownership import check_ownership
+    from perf_offcpu.inject.rewrite import RewriteOptions, Rewritten, rewrite
+    from perf_offcpu.objects.search import Search
+    from perf_offcpu.unwind.unwinder import unwinder_for
 
     check_ownership(args.input, args.force)
     check_distinct([args.input], args.output)

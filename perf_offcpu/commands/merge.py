@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from perf_offcpu.commands._output import STDOUT, check_distinct, write_recording
+from perf_offcpu.commands.shared.output import STDOUT, check_distinct, write_recording
 
 _EPILOG = """\
 examples:
@@ -51,9 +51,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
-    from perf_offcpu.commands.ownership import check_ownership
-    from perf_offcpu.decode.merge import Merged, check_inputs, merge
-    from perf_offcpu.decode.merge_plan import MergeOptions
+    from perf_offcpu.commands.shared.ownership import check_ownership
+    from perf_offcpu.merge.merge import Merged, check_inputs, merge
+    from perf_offcpu.merge.merge_plan import MergeOptions
 
     check_inputs(args.inputs)
     for path in args.inputs:

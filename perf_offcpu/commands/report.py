@@ -10,10 +10,14 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from perf_offcpu.commands._pager import paged
-from perf_offcpu.commands._perf_habits import add_as_always, advice_of
-from perf_offcpu.commands._profile import add_input_arguments, add_selection_arguments, profile_from_args
-from perf_offcpu.convert.options import UNITS
+from perf_offcpu.analysis.options import UNITS
+from perf_offcpu.commands.shared.pager import paged
+from perf_offcpu.commands.shared.perf_habits import add_as_always, advice_of
+from perf_offcpu.commands.shared.profile import (
+    add_input_arguments,
+    add_selection_arguments,
+    profile_from_args,
+)
 from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
@@ -130,7 +134,7 @@ def _order(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
-    from perf_offcpu.convert.select import split_list
+    from perf_offcpu.analysis.select import split_list
     from perf_offcpu.report.keys import parse_keys
     from perf_offcpu.report.summary import summarize
 

@@ -9,22 +9,22 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from perf_offcpu.commands._busy import busy
-from perf_offcpu.commands._output import STDOUT, open_output
-from perf_offcpu.commands._perf_habits import add_as_always, advice_of
-from perf_offcpu.commands._profile import (
+from perf_offcpu.commands.shared.busy import busy
+from perf_offcpu.commands.shared.output import STDOUT, open_output
+from perf_offcpu.commands.shared.perf_habits import add_as_always, advice_of
+from perf_offcpu.commands.shared.profile import (
     add_input_arguments,
     add_selection_arguments,
     selection_from_args,
     symbol_options,
     unwound,
 )
-from perf_offcpu.convert.perf_fields import DEFAULT_FIELDS, OWN_FIELDS, PERF_FIELDS
+from perf_offcpu.script.fields import DEFAULT_FIELDS, OWN_FIELDS, PERF_FIELDS
 
 if TYPE_CHECKING:
-    from perf_offcpu.convert.field_places import FieldPlaces
-    from perf_offcpu.convert.perf_fields import FieldChoice
     from perf_offcpu.model.profile import Profile
+    from perf_offcpu.script.field_places import FieldPlaces
+    from perf_offcpu.script.fields import FieldChoice
 
 EXAMPLES = """examples:
   perf-offcpu script                                  all samples of perf.data
@@ -76,11 +76,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
-    from perf_offcpu.convert.perf_fields import choose_fields
-    from perf_offcpu.convert.perf_header import header_lines
-    from perf_offcpu.convert.perf_text import TextOptions, write
-    from perf_offcpu.convert.text import printable
+    from perf_offcpu.script.fields import choose_fields
+    from perf_offcpu.script.header import header_lines
+    from perf_offcpu.script.samples import TextOptions, write
     from perf_offcpu.symbolize.symbolizer import NO_NAME, is_mismatch
+    from perf_offcpu.text import printable
 
     fields = choose_fields(args.fields)
     options = TextOptions(fields, args.ns, not args.hide_call_graph, args.full_source_path)
@@ -99,11 +99,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _profile(args: argparse.Namespace, fields: FieldChoice) -> tuple[Profile, FieldPlaces]:
-    from perf_offcpu.commands.ownership import check_ownership
-    from perf_offcpu.convert.field_places import symbolize_fields
-    from perf_offcpu.convert.select import select_events, select_samples, split_list
+    from perf_offcpu.analysis.select import select_events, select_samples, split_list
+    from perf_offcpu.commands.shared.ownership import check_ownership
     from perf_offcpu.decode.load import load_recording
     from perf_offcpu.decode.unmerged import deferred_as_samples
+    from perf_offcpu.script.field_places import symbolize_fields
 
     selection = selection_from_args(args)
     check_ownership(args.input, args.force)

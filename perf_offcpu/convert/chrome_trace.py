@@ -26,17 +26,24 @@ from typing import TextIO
 
 import numpy as np
 
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.text import printable
-from perf_offcpu.convert.timeline import process_names, timeline_of
-from perf_offcpu.convert.trace_texts import joined, members, microseconds, path_texts, picked, running_sums
-from perf_offcpu.convert.wait_details import details_of
-from perf_offcpu.convert.waker_paths import paths_with_wakers
-from perf_offcpu.convert.wakeups import wakeups_of
-from perf_offcpu.convert.weights import title_of, unit_of
+from perf_offcpu.analysis.intervals import process_names, timeline_of
+from perf_offcpu.analysis.options import Options
+from perf_offcpu.analysis.wait_details import details_of
+from perf_offcpu.analysis.wakeups import wakeups_of
+from perf_offcpu.callpaths.waker_paths import paths_with_wakers
+from perf_offcpu.callpaths.weights import title_of, unit_of
+from perf_offcpu.convert.encode.json_columns import (
+    joined,
+    members,
+    microseconds,
+    path_texts,
+    picked,
+    running_sums,
+)
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version
+from perf_offcpu.text import printable
 
 SUMS_PID = 2**22 + 1
 """The process of what has no place; no real one can have that number (PID_MAX_LIMIT)."""

@@ -15,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.task_state import state_letter
-from perf_offcpu.convert.group import group
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.paths import build_paths
-from perf_offcpu.convert.text import printable
-from perf_offcpu.convert.wait_classes import classify
-from perf_offcpu.convert.wait_rules import WaitClass
-from perf_offcpu.decode.timeline import rows_at
+from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.options import Options
+from perf_offcpu.analysis.wait_rules import WaitClass
+from perf_offcpu.callpaths.tree import build_paths
+from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.text import printable
 
 LIBRARIES = ("pandas", "polars")
 

@@ -5,7 +5,7 @@
 
 One line for each different stack of a thread name, sorted; WEIGHT is an integer: ns of off-cpu time, or
 whatever else the event counts. The unit is not in the file: `flamegraph.pl --countname=ns`. In a coarser
-unit a line is off by less than one and the total by at most a half (`convert.weights.in_units`); lines
+unit a line is off by less than one and the total by at most a half (`callpaths.weights.in_units`); lines
 that come to 0 are left out. Source of the format: stackcollapse-perf.pl and flamegraph.pl of
 https://github.com/brendangregg/FlameGraph.
 """
@@ -16,13 +16,13 @@ from typing import TextIO
 
 import numpy as np
 
-from perf_offcpu.convert.names import Name, NameKind
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.paths import PathTree, build_paths
-from perf_offcpu.convert.text import folded_field, folded_root
-from perf_offcpu.convert.weights import in_units, unit_factor
+from perf_offcpu.analysis.options import Options
+from perf_offcpu.callpaths.names import Name, NameKind
+from perf_offcpu.callpaths.tree import PathTree, build_paths
+from perf_offcpu.callpaths.weights import in_units, unit_factor
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.text import folded_field, folded_root
 
 
 def write(profile: Profile, out: TextIO, options: Options) -> None:

@@ -16,7 +16,7 @@ import importlib
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from perf_offcpu.convert.options import Options
+from perf_offcpu.analysis.options import Options
 from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ class Format:
     """One output format.
 
     Args:
-        name: the flag of `perf-offcpu convert` without its dashes; the module's name, with `_` for `-`.
+        name: the flag of `perf-offcpu convert` without its dashes.
+        module: the module in `convert` that writes it.
         suffix: appended to the input's name when no output is named.
         doc: one line for the help.
         options: fields of Options that it honours; asking it for others is an error, not a silence.
@@ -39,6 +40,7 @@ class Format:
     """
 
     name: str
+    module: str
     suffix: str
     doc: str
     options: frozenset[str] = frozenset()
@@ -55,8 +57,9 @@ class Format:
         """
         if self.needs_times and len(profile.samples) and not bool((profile.samples.time_ns >= 0).any()):
             raise UsageError(f"no sample has a time, and --{self.name} shows when things happened")
-        module = importlib.import_module(f"perf_offcpu.convert.{self.name.replace('-', '_')}")
-        module.write(profile, out, options or Options())
+        importlib.import_module(f"perf_offcpu.convert.{self.module}").write(
+            profile, out, options or Options()
+        )
 
     def suffix_for(self, options: Options) -> str:
         """What is appended to the input's name."""
@@ -83,12 +86,20 @@ FORMATS: dict[str, Format] = {
     for format_ in (
         Format(
             "folded",
+            "folded",
             ".folded",
             "folded stacks: comm;root;…;leaf WEIGHT",
             _THREADS | _FRAMES | {"unit", "diff", "waker_stack"},
         ),
-        Format("flamegraph", ".html", "interactive flame graph, one HTML file", _THREADS | _PICTURE),
         Format(
+            "flamegraph",
+            "flamegraph.page",
+            ".html",
+            "interactive flame graph, one HTML file",
+            _THREADS | _PICTURE,
+        ),
+        Format(
+            "speedscope",
             "speedscope",
             ".speedscope.json",
             "speedscope.app: each thread in time",
@@ -97,6 +108,7 @@ FORMATS: dict[str, Format] = {
         ),
         Format(
             "chrome-trace",
+            "chrome_trace",
             ".trace.json",
             "Trace Event JSON: Perfetto, chrome://tracing",
             _FRAMES - {"state"},
@@ -105,6 +117,7 @@ FORMATS: dict[str, Format] = {
         ),
         Format(
             "perfetto",
+            "perfetto.trace",
             ".pftrace",
             "Perfetto's own format: for large recordings",
             _FRAMES - {"state"},
@@ -113,15 +126,24 @@ FORMATS: dict[str, Format] = {
         ),
         Format(
             "firefox",
+            "firefox.profile",
             ".firefox.json",
             "profiler.firefox.com: threads in time, markers of waits",
             frozenset({"addrs", "kernel"}),
             most_bytes=_V8_STRING,
             needs_times=True,
         ),
-        Format("pprof", ".pb.gz", "pprof's profile.proto: go tool pprof", _FRAMES - {"state"}, binary=True),
+        Format(
+            "pprof",
+            "pprof.profile",
+            ".pb.gz",
+            "pprof's profile.proto: go tool pprof",
+            _FRAMES - {"state"},
+            binary=True,
+        ),
         Format(
             "callgraph",
+            "callgraph.graph",
             ".callgraph",
             "graph of calls, or (--wakers) of wake-ups between threads",
             _FRAMES | {"form", "wakers", "svg", "min_share", "diff", "title"},

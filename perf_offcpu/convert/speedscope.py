@@ -18,15 +18,15 @@ from typing import TextIO
 
 import numpy as np
 
-from perf_offcpu.convert.group import group, sum_by
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.paths import PathTree, build_paths
-from perf_offcpu.convert.text import printable
-from perf_offcpu.convert.timeline import Timeline, Track, timeline_of
-from perf_offcpu.convert.weights import title_of, unit_of
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.intervals import Timeline, Track, timeline_of
+from perf_offcpu.analysis.options import Options
+from perf_offcpu.callpaths.tree import PathTree, build_paths
+from perf_offcpu.callpaths.weights import title_of, unit_of
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version
+from perf_offcpu.text import printable
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 ALL_THREADS = "all threads"

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from perf_offcpu.decode.switch_table import Switches
+from perf_offcpu.decode.switches.table import Switches
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.columns import I32, I64, Bool
@@ -29,7 +29,7 @@ class Batch:
         samples: `callchain` is a row of `callchains`; `comm` and `space` are not known yet.
         callchains: raw words; empty if all rows are those of a table that the decoder was given.
         from_upstream: bool[n], raw off-cpu samples of upstream perf, whose pid and tid may have to be
-            exchanged once all tasks are known (`decode.repair`).
+            exchanged once all tasks are known (`decode.swapped_ids`).
         deferred: user callchains that were sent later than the samples that they belong to; their
             `callchain` is a row of `callchains`, too.
         switches: context switches, to make waits of; their `callchain` likewise.

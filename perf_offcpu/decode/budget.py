@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perf_offcpu.abi.budget import BUDGET, BUDGETS, MAGIC
-from perf_offcpu.layout import Order
+from perf_offcpu.binary.layout import Order
 from perf_offcpu.model.columns import I32, I64, U64
 from perf_offcpu.model.recording import Budget
 

@@ -22,8 +22,8 @@ import numpy as np
 
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.binary.gather import gather_u64
 from perf_offcpu.decode.batch import Batch
-from perf_offcpu.gather import gather_u64
 from perf_offcpu.model.callchains import Ragged, offsets_of, spread
 from perf_offcpu.model.chain_table import united
 from perf_offcpu.model.columns import I32, I64, U64, Bool

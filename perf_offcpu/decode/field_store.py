@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from perf_offcpu.abi.attr import PerfType
 from perf_offcpu.abi.sample import SAMPLE
-from perf_offcpu.columnar import Columns
+from perf_offcpu.binary.columnar import Columns
+from perf_offcpu.binary.gather import Rows, gather_bytes, gather_rows
+from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.counter_reads import READ_FIELDS, has_reads
-from perf_offcpu.gather import Rows, gather_bytes, gather_rows
-from perf_offcpu.layout import Order
 from perf_offcpu.model.columns import I32, Bool
 from perf_offcpu.model.growing import GrowingArray
 from perf_offcpu.model.sample_fields import EventFields, Items, SampleFields

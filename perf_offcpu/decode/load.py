@@ -17,22 +17,22 @@ import numpy as np
 
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RECORD_LAYOUTS, RecordType
+from perf_offcpu.decode.account import CollectorAccount
 from perf_offcpu.decode.batch import Batch, Gathering
 from perf_offcpu.decode.budget import joined_budget
 from perf_offcpu.decode.continued import without_continued
 from perf_offcpu.decode.counter_reads import deliver_counts
-from perf_offcpu.decode.counters import CollectorAccount
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
 from perf_offcpu.decode.field_store import TRACE, FieldStore
-from perf_offcpu.decode.garbage import cut_garbage
 from perf_offcpu.decode.meta import evsel_of, read_meta
-from perf_offcpu.decode.repair import FOREIGN_IDS, count_foreign_ids, repair_ids
 from perf_offcpu.decode.samples import SampleDecoder, is_offcpu, ranks
-from perf_offcpu.decode.snapshots import SnapshotStore
-from perf_offcpu.decode.switch_events import SWITCH_RECORDS, SwitchDecoder
-from perf_offcpu.decode.switch_waits import has_switches, with_waits
-from perf_offcpu.decode.task_columns import task_records
-from perf_offcpu.decode.tasks import SIDE_TYPES, TaskReplay
+from perf_offcpu.decode.stacks.gather import SnapshotStore
+from perf_offcpu.decode.swapped_ids import FOREIGN_IDS, count_foreign_ids, repair_ids
+from perf_offcpu.decode.switches.events import SWITCH_RECORDS, SwitchDecoder
+from perf_offcpu.decode.switches.waits import has_switches, with_waits
+from perf_offcpu.decode.tasks.columns import task_records
+from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
+from perf_offcpu.decode.trim_stacks import cut_garbage
 from perf_offcpu.model.recording import DeferredChains, Recording, Samples
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.perfdata import losses
@@ -78,9 +78,9 @@ def load_recording(
         retype: turn raw off-cpu samples into off-cpu samples.
         merge: complete samples whose user callchain was deferred.
         switches: if the recording has context switches (sched_switch tracepoints or SWITCH records) and no
-            off-cpu event, add one: a sample for each wait between two switches (`decode.switches`). What
-            was recorded stays.
-        snapshots: keep copies of user stacks, for `symbolize.unwind`.
+            off-cpu event, add one: a sample for each wait between two switches
+            (`decode.switches.intervals`). The recorded samples stay.
+        snapshots: keep copies of user stacks, for `unwind.unwinder`.
         fields: keep these fields of samples in `Recording.fields`: names of `decode.field_store.ALL_FIELDS`.
 
     Raises:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import CpuMode
-from perf_offcpu.decode.counters import CollectorAccount
+from perf_offcpu.decode.account import CollectorAccount
 from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.model.recording import Evsel, Meta, Samples
 from perf_offcpu.perfdata.events import Events, EventSpec

@@ -16,16 +16,16 @@ from perf_offcpu.abi import offcpu as abi
 from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.abi.sample import SAMPLE
-from perf_offcpu.columnar import Columns, read_columns
+from perf_offcpu.binary.columnar import Columns, read_columns
+from perf_offcpu.binary.gather import Rows, gather_bytes, gather_rows
+from perf_offcpu.binary.layout import Order
+from perf_offcpu.decode.account import CollectorAccount, is_counters
 from perf_offcpu.decode.batch import Batch, in_table, interleave
-from perf_offcpu.decode.callers import sum_callers, with_callers
-from perf_offcpu.decode.counters import CollectorAccount, is_counters
 from perf_offcpu.decode.field_store import FieldStore
-from perf_offcpu.decode.offcpu import retype
-from perf_offcpu.decode.snapshots import SnapshotStore
-from perf_offcpu.decode.switch_events import SwitchDecoder
-from perf_offcpu.gather import Rows, gather_bytes, gather_rows
-from perf_offcpu.layout import Order
+from perf_offcpu.decode.retype import retype
+from perf_offcpu.decode.stacks.callers import sum_callers, with_callers
+from perf_offcpu.decode.stacks.gather import SnapshotStore
+from perf_offcpu.decode.switches.events import SwitchDecoder
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.columns import I32, I64, U64
@@ -41,7 +41,7 @@ _OFFCPU_CONFIGS = (SoftwareConfig.BPF_OUTPUT, SoftwareConfig.CPU_CLOCK)
 def is_offcpu(spec: EventSpec) -> bool:
     """Whether an evsel's samples are off-cpu time, by perf's rule: bpf-output of that name.
 
-    Or cpu-clock of that name: what inject makes of it (`decode.retype_records`).
+    Or cpu-clock of that name: what inject makes of it (`inject.retype_records`).
     """
     return (
         spec.name == abi.EVENT_NAME

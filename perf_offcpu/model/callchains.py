@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perf_offcpu.gather import Rows, gather_rows, row_blocks, row_groups, rows_of
+from perf_offcpu.binary.gather import Rows, gather_rows, row_blocks, row_groups, rows_of
 from perf_offcpu.model.columns import I32, I64, U64
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)

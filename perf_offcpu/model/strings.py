@@ -3,7 +3,7 @@
 
 Texts come from kernels and files as bytes that need not be UTF-8 (a comm may end inside a character):
 they are decoded with surrogateescape, which writes the same bytes back. Escaping for people happens on
-output (`convert.text`).
+output (`text`).
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from perf_offcpu.abi.records import RECORD_LAYOUTS
+from perf_offcpu.binary.layout import Order
 from perf_offcpu.errors import CapabilityError, LayoutError
-from perf_offcpu.layout import Order
 from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.pieces import joined

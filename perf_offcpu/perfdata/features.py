@@ -21,8 +21,8 @@ from perf_offcpu.abi.features import (
     Feature,
 )
 from perf_offcpu.abi.records import Misc
+from perf_offcpu.binary.layout import Order
 from perf_offcpu.errors import LayoutError
-from perf_offcpu.layout import Order
 from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.losses import Losses

@@ -27,8 +27,8 @@ from perf_offcpu.abi.file import (
     PIPE_HEADER_SIZE,
     SECTION,
 )
+from perf_offcpu.binary.layout import Order
 from perf_offcpu.errors import FormatError
-from perf_offcpu.layout import Order
 from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import MAX_EVENTS

@@ -17,8 +17,8 @@ from perf_offcpu.abi.attr import ATTR_SIZE_MAX, unpack_attr
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.file import FEATURE_BITS
 from perf_offcpu.abi.records import EVENT_UPDATE_NAME, RECORD_LAYOUTS, RecordType
+from perf_offcpu.binary.layout import Order
 from perf_offcpu.errors import LayoutError
-from perf_offcpu.layout import Order
 from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.features import MAX_EVENTS, Features

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
-from perf_offcpu.gather import gather_structs
-from perf_offcpu.layout import Buffer, Order
+from perf_offcpu.binary.gather import gather_structs
+from perf_offcpu.binary.layout import Buffer, Order
 from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.walk import HEADER_SIZE, Walk

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.abi.records import FIRST_USER_TYPE, RecordType
 from perf_offcpu.abi.sample import SAMPLE, TRAILER
-from perf_offcpu.columnar import read_columns
-from perf_offcpu.gather import gather_u64
+from perf_offcpu.binary.columnar import read_columns
+from perf_offcpu.binary.gather import gather_u64
 from perf_offcpu.perfdata.events import Events
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perf_offcpu.convert.group import group, sum_by
-from perf_offcpu.decode.timeline import rows_at
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget

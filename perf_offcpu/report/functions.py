@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perf_offcpu.convert.calls import calls_of
-from perf_offcpu.convert.names import Name
-from perf_offcpu.convert.options import Options
+from perf_offcpu.analysis.options import Options
+from perf_offcpu.callpaths.calls import calls_of
+from perf_offcpu.callpaths.names import Name
 from perf_offcpu.model.profile import Profile
 
 

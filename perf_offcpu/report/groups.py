@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perf_offcpu.convert.group import group, sum_by
-from perf_offcpu.convert.wait_classes import Waits
+from perf_offcpu.analysis.classify import Waits
+from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report.keys import column_of
 from perf_offcpu.report.totals import Total, heaviest, totals_of

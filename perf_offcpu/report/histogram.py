@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perf_offcpu.convert.group import sum_by
+from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.model.profile import ProfileSamples
 from perf_offcpu.report.totals import SUM_FLAGS, Total, totals_of
 

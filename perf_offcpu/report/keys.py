@@ -9,16 +9,16 @@ import numpy as np
 
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.abi.task_state import state_letter
-from perf_offcpu.convert.names import Name, NameKind, name_frames
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.text import MISSED_STACK, UNKNOWN, printable, thread_label
-from perf_offcpu.convert.wait_classes import Waits
-from perf_offcpu.convert.wait_rules import WaitClass
-from perf_offcpu.decode.timeline import rows_at
+from perf_offcpu.analysis.classify import Waits
+from perf_offcpu.analysis.options import Options
+from perf_offcpu.analysis.wait_rules import WaitClass
+from perf_offcpu.callpaths.names import Name, NameKind, name_frames
+from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.text import MISSED_STACK, UNKNOWN, printable, thread_label
 
 SORT_KEYS = {
     "comm": "name of the thread",

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from perf_offcpu.convert.options import UNITS
-from perf_offcpu.convert.text import printable
+from perf_offcpu.analysis.options import UNITS
 from perf_offcpu.report.summary import Summary
 from perf_offcpu.report.totals import Total
+from perf_offcpu.text import printable
 
 BOLD, DIM, RED, GREEN, RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[0m"
 _RED_FROM, _GREEN_FROM = 5.0, 0.5

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perf_offcpu.abi.offcpu import EVENT_NAME
-from perf_offcpu.convert.group import group, sum_by
-from perf_offcpu.convert.names import Name
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.paths import build_paths
-from perf_offcpu.convert.select import KEPT_SUMS, UNTIMED, event_rows
-from perf_offcpu.convert.wait_classes import Waits, classify
-from perf_offcpu.convert.wait_rules import WaitClass
-from perf_offcpu.convert.weights import unit_of
+from perf_offcpu.analysis.classify import Waits, classify
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.options import Options
+from perf_offcpu.analysis.select import KEPT_SUMS, UNTIMED, event_rows
+from perf_offcpu.analysis.wait_rules import WaitClass
+from perf_offcpu.callpaths.names import Name
+from perf_offcpu.callpaths.tree import build_paths
+from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
@@ -76,7 +76,7 @@ class StackRow:
     states: dict[str, int]
     """Weight by state letter (see `abi.task_state`), largest first; what is not known is left out."""
     classes: dict[str, int] = field(default_factory=dict)
-    """Weight by what was waited for (`convert.wait_rules`), largest first."""
+    """Weight by what was waited for (`analysis.wait_rules`), largest first."""
     syscalls: dict[str, int] = field(default_factory=dict)
     """Weight by system call, largest first; "" none, or not known."""
     still_blocked: int = 0
@@ -137,7 +137,7 @@ def summarize(
 
     Args:
         profile: all samples of the threads to report, of all events.
-        events: names of the events to report on; by default those of `convert.select`.
+        events: names of the events to report on; by default those of `analysis.select`.
         keys: what `groups` is about, see `report.keys`.
         children: whether to sum up functions with all that they call.
         whole_lives: whether all samples of each thread are here, so that budgets mean something.

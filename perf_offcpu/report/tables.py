@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from perf_offcpu.convert.options import UNITS
-from perf_offcpu.convert.text import printable, thread_label
-from perf_offcpu.convert.wait_rules import BY_LABEL, CLASS_MEANINGS
+from perf_offcpu.analysis.options import UNITS
+from perf_offcpu.analysis.wait_rules import BY_LABEL, CLASS_MEANINGS
 from perf_offcpu.report.budget import BudgetRow, BudgetTable
 from perf_offcpu.report.functions import FunctionTable
 from perf_offcpu.report.groups import GroupRow
@@ -29,6 +28,7 @@ from perf_offcpu.report.style import (
 )
 from perf_offcpu.report.summary import Summary, ThreadRow
 from perf_offcpu.report.table import Column, lay_out
+from perf_offcpu.text import printable, thread_label
 
 _BAR = 40
 _BESIDE_BAR = 60

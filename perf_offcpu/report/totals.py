@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perf_offcpu.abi.task_state import state_letter
-from perf_offcpu.convert.group import group, max_by, sum_by
+from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import ProfileSamples
 from perf_offcpu.model.recording import SampleFlag

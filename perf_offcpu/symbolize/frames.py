@@ -11,8 +11,8 @@ import numpy as np
 from perf_offcpu.model.callchains import Ragged, offsets_of, spread
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Frames
-from perf_offcpu.symbolize.named import Inlined, Named
 from perf_offcpu.symbolize.places import Places
+from perf_offcpu.symbolize.symbol_names import Inlined, Named
 
 
 def build_frames(named: Named, inlined: Inlined, places: Places, *, keep_ips: bool) -> tuple[Frames, Ragged]:

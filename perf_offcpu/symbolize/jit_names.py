@@ -8,10 +8,10 @@ import numpy as np
 from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.symbolize.jit_map import read_jit_name
-from perf_offcpu.symbolize.jit_maps import JitMaps
-from perf_offcpu.symbolize.named import Named, Unresolved
-from perf_offcpu.symbolize.symtab import SymbolTable
+from perf_offcpu.objects.jit_map import read_jit_name
+from perf_offcpu.objects.jit_maps import JitMaps
+from perf_offcpu.objects.symtab import SymbolTable
+from perf_offcpu.symbolize.symbol_names import Named, Unresolved
 
 
 class JitNames:

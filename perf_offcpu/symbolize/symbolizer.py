@@ -17,7 +17,7 @@ import numpy as np
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.cache import DiskCache
-from perf_offcpu.decode.timeline import rows_at
+from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I32, I64
 from perf_offcpu.model.mappings import NO_MAP, find_mappings
@@ -25,15 +25,15 @@ from perf_offcpu.model.profile import Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Recording, SampleColumns, Samples, Spaces
 from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.model.strings import Strings
+from perf_offcpu.objects.files import Cause
+from perf_offcpu.objects.search import Search
 from perf_offcpu.symbolize.demangle import demangle
-from perf_offcpu.symbolize.files import Cause
 from perf_offcpu.symbolize.frames import build_frames, expand
-from perf_offcpu.symbolize.kernel import KernelNames
-from perf_offcpu.symbolize.kernel_files import KernelSources
-from perf_offcpu.symbolize.line_names import LineNames
-from perf_offcpu.symbolize.named import Inlined, Named, Unresolved
+from perf_offcpu.symbolize.kernel.files import KernelSources
+from perf_offcpu.symbolize.kernel.names import KernelNames
+from perf_offcpu.symbolize.lines.names import LineNames
 from perf_offcpu.symbolize.places import Places, find_places
-from perf_offcpu.symbolize.search import Search
+from perf_offcpu.symbolize.symbol_names import Inlined, Named, Unresolved
 from perf_offcpu.symbolize.user import UserNames
 
 NOT_MAPPED = "user addresses outside every mapping"

@@ -7,25 +7,22 @@ wants that byte (its virtual address), and that is what symbol tables speak of.
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.model.columns import I32, I64, U64, distinct
-from perf_offcpu.model.recording import Meta, Recording
+from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.symbolize import vdso
-from perf_offcpu.symbolize.elf import ElfFile
-from perf_offcpu.symbolize.files import Cause, Found, find_object
-from perf_offcpu.symbolize.jit_map import is_jit_memory
+from perf_offcpu.objects import vdso
+from perf_offcpu.objects.elf.functions import ElfFile
+from perf_offcpu.objects.files import Cause, Found, find_object
+from perf_offcpu.objects.jit_map import is_jit_memory
+from perf_offcpu.objects.origin import is_running_kernel, pids_of_dso, recorded_until
+from perf_offcpu.objects.search import Search
 from perf_offcpu.symbolize.jit_names import JitNames
-from perf_offcpu.symbolize.kernel import is_running_kernel
-from perf_offcpu.symbolize.line_names import LineNames
-from perf_offcpu.symbolize.named import Named, Unresolved, name_rows
-from perf_offcpu.symbolize.search import Search
+from perf_offcpu.symbolize.lines.names import LineNames
+from perf_offcpu.symbolize.symbol_names import Named, Unresolved, name_rows
 
-_ALLOWANCE_NS = 2 * 10**9
 NO_SYMBOL = "addresses outside every symbol of their file"
 
 
@@ -100,20 +97,3 @@ class UserNames:
         if found.cause is not None:
             self.unresolved[f"{path}: {found.cause.value}"] += places
         return found.elf
-
-
-def pids_of_dso(recording: Recording, dso: int) -> list[int]:
-    """The processes that had an object mapped."""
-    spaces = distinct(recording.maps.space[recording.maps.dso == dso])
-    pids: list[int] = distinct(recording.spaces.pid[spaces[spaces >= 0]]).tolist()
-    return [pid for pid in pids if pid > 0]
-
-
-def recorded_until(meta: Meta) -> int:
-    """Wall-clock ns at which a recording was over, with some allowance; 0 if that is unknown."""
-    if meta.wall_clock_ns and meta.last_ns > 0:
-        return meta.wall_clock_ns + meta.last_ns - meta.wall_clock_at_ns + _ALLOWANCE_NS
-    try:
-        return os.stat(meta.source).st_mtime_ns + _ALLOWANCE_NS if meta.source else 0
-    except (OSError, ValueError):
-        return 0

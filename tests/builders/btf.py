@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 
-from perf_offcpu.collect.btf_walk import Kind
+from perf_offcpu.collect.system.btf_walk import Kind
 
 
 class BtfBuilder:

@@ -10,8 +10,8 @@ import struct
 
 from perf_offcpu.abi.cfi import REGISTERS
 from perf_offcpu.abi.elf import Machine
-from perf_offcpu.symbolize.cfi_entries import Section
-from perf_offcpu.symbolize.cfi_table import CfiTable, build_table
+from perf_offcpu.unwind.cfi.entries import Section
+from perf_offcpu.unwind.cfi.table import CfiTable, build_table
 
 X86 = REGISTERS[Machine.X86_64]
 RSP, RBP, RBX, RIP = 7, 6, 3, 16

@@ -25,17 +25,17 @@ from perf_offcpu.abi.features import FEATURE_LAYOUTS, Feature
 from perf_offcpu.abi.file import FEATURE_BITS, FILE_HEADER, FILE_HEADER_SIZE, MAGIC, SECTION
 from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.abi.sample import SAMPLE, TRAILER, SampleShape
+from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
-from perf_offcpu.layout import Layout
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import Features
-from perf_offcpu.perfdata.features_write import build_id_body, event_desc_body
 from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.perfdata.tracing_data import MAGIC as TRACING_MAGIC
 from perf_offcpu.perfdata.tracing_data import TracepointFormat, tracepoint_formats
 from perf_offcpu.perfdata.trailers import read_trailers
+from perf_offcpu.perfdata.write.features import build_id_body, event_desc_body
 
 
 def big_endian(path: str | Path) -> bytes:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from perf_offcpu.decode.rewrite import RewriteOptions, Rewritten, rewrite
+from perf_offcpu.inject.rewrite import RewriteOptions, Rewritten, rewrite
 
 
 def inject(source: Path, target: Path, **options: bool) -> Rewritten:

@@ -20,13 +20,13 @@ from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.offcpu import EVENT_NAME, EXTENSION, EXTENSION_MAGIC, EXTENSION_WORDS, Kind
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.abi.sample import TRAILER, CallchainContext, SampleShape
-from perf_offcpu.gather import ragged_offsets
+from perf_offcpu.binary.gather import ragged_offsets
 from perf_offcpu.model.callchains import Ragged, spread
 from perf_offcpu.model.columns import I64, U64
-from perf_offcpu.perfdata.columns_write import pack_samples
 from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.features_write import event_desc_body
-from perf_offcpu.perfdata.writer import FileWriter, pack_record
+from perf_offcpu.perfdata.write.columns import pack_samples
+from perf_offcpu.perfdata.write.features import event_desc_body
+from perf_offcpu.perfdata.write.writer import FileWriter, pack_record
 
 CPUS = 16
 DEPTH = 20

@@ -12,20 +12,20 @@ import tempfile
 from collections import deque
 from pathlib import Path
 
-from perf_offcpu.convert.field_places import symbolize_fields
-from perf_offcpu.convert.perf_fields import OWN_FIELDS, PERF_FIELDS, FieldChoice
-from perf_offcpu.convert.perf_header import header_lines
-from perf_offcpu.convert.perf_text import TextOptions, write
+from perf_offcpu.analysis.select import select_events
 from perf_offcpu.convert.registry import FORMATS
-from perf_offcpu.convert.select import select_events
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.decode.unmerged import deferred_as_samples
+from perf_offcpu.objects.search import Search
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import summarize
 from perf_offcpu.report.terminal import render
-from perf_offcpu.symbolize.search import Search
+from perf_offcpu.script.field_places import symbolize_fields
+from perf_offcpu.script.fields import OWN_FIELDS, PERF_FIELDS, FieldChoice
+from perf_offcpu.script.header import header_lines
+from perf_offcpu.script.samples import TextOptions, write
 from perf_offcpu.symbolize.symbolizer import SymbolizeOptions
-from perf_offcpu.symbolize.unwind import unwind
+from perf_offcpu.unwind.unwinder import unwind
 
 _KALLSYMS = Path(__file__).resolve().parent.parent / "data" / "demo.kallsyms"
 

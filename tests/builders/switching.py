@@ -18,14 +18,14 @@ import numpy as np
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.sample import SampleShape
-from perf_offcpu.gather import ragged_offsets
-from perf_offcpu.layout import Order
+from perf_offcpu.binary.gather import ragged_offsets
+from perf_offcpu.binary.layout import Order
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.perfdata.columns_write import pack_samples
 from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.features_write import event_desc_body
 from perf_offcpu.perfdata.tracing_data import parse_format
-from perf_offcpu.perfdata.writer import FileWriter
+from perf_offcpu.perfdata.write.columns import pack_samples
+from perf_offcpu.perfdata.write.features import event_desc_body
+from perf_offcpu.perfdata.write.writer import FileWriter
 
 ID = 310
 SAMPLE_TYPE = (

@@ -35,9 +35,9 @@ from builders.recording import (
 from perf_offcpu.abi.attr import AttrFlag, BranchSampleType, ReadFormat
 from perf_offcpu.abi.records import CALLCHAIN_DEFERRED_V12, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.abi.sample import TRAILER
-from perf_offcpu.decode.rewrite import RewriteOptions, rewrite
+from perf_offcpu.inject.rewrite import RewriteOptions, rewrite
 from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.writer import frame_record, pack_record
+from perf_offcpu.perfdata.write.writer import frame_record, pack_record
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 FIXTURES = ("direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched")

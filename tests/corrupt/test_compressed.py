@@ -17,7 +17,7 @@ from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.perfdata import losses
-from perf_offcpu.perfdata.writer import frame_record
+from perf_offcpu.perfdata.write.writer import frame_record
 
 SPEC = event("cpu-clock", (1,), BASE)
 

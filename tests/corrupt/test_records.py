@@ -30,8 +30,8 @@ from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording, SampleFlag
 from perf_offcpu.perfdata import losses
-from perf_offcpu.perfdata.features_write import feature_body
-from perf_offcpu.perfdata.writer import frame_record
+from perf_offcpu.perfdata.write.features import feature_body
+from perf_offcpu.perfdata.write.writer import frame_record
 
 R = RecordType
 CHAIN = [KERNEL, 0xFFFFFFFF81000010, USER, 0x401010]

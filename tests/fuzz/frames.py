@@ -17,8 +17,8 @@ import atheris  # noqa: E402
 import numpy as np  # noqa: E402
 
 with atheris.instrument_imports(include=["perf_offcpu.symbolize"]):
-    from perf_offcpu.symbolize.cfi_lookup import CfiLookup, FileTable
-    from perf_offcpu.symbolize.unwind_frames import MAX_FRAMES, MAX_GENERAL, walk_up
+    from perf_offcpu.unwind.lookup import CfiLookup, FileTable
+    from perf_offcpu.unwind.step import MAX_FRAMES, MAX_GENERAL, walk_up
 
 from builders.cfi import X86, section, table_of  # noqa: E402
 

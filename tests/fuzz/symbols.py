@@ -29,15 +29,15 @@ from builders.elf import REL, ElfBuilder, Sym  # noqa: E402
 from perf_offcpu.abi.elf import SectionType  # noqa: E402
 from perf_offcpu.cache import pack, unpack  # noqa: E402
 from perf_offcpu.errors import PerfOffcpuError  # noqa: E402
-from perf_offcpu.symbolize.debug_files import debug_link  # noqa: E402
-from perf_offcpu.symbolize.elf import listed_symbols, read_elf_symbols  # noqa: E402
-from perf_offcpu.symbolize.elf_image import ElfImage  # noqa: E402
-from perf_offcpu.symbolize.elf_source import BytesSource  # noqa: E402
-from perf_offcpu.symbolize.jit_map import parse_jit_map, read_jit_name  # noqa: E402
-from perf_offcpu.symbolize.kallsyms import parse_kallsyms  # noqa: E402
-from perf_offcpu.symbolize.modules import section_places  # noqa: E402
-from perf_offcpu.symbolize.symcache import Symcache  # noqa: E402
-from perf_offcpu.symbolize.symtab import SymbolTable  # noqa: E402
+from perf_offcpu.objects.debug_files import debug_link  # noqa: E402
+from perf_offcpu.objects.elf.functions import listed_symbols, read_elf_symbols  # noqa: E402
+from perf_offcpu.objects.elf.image import ElfImage  # noqa: E402
+from perf_offcpu.objects.elf.source import BytesSource  # noqa: E402
+from perf_offcpu.objects.jit_map import parse_jit_map, read_jit_name  # noqa: E402
+from perf_offcpu.objects.symtab import SymbolTable  # noqa: E402
+from perf_offcpu.symbolize.kernel.kallsyms import parse_kallsyms  # noqa: E402
+from perf_offcpu.symbolize.kernel.modules import section_places  # noqa: E402
+from perf_offcpu.symbolize.lines.symcache import Symcache  # noqa: E402
 
 ADDRESSES = np.array([0, 1, 0x1000, 0x1010, 0x401000, 2**47, 2**63, 2**64 - 1], np.uint64)
 MEMORY = 4 << 30

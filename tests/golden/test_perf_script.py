@@ -20,11 +20,11 @@ import pytest
 from builders.perf_text import DEFERRED, Frame, Printed, parse
 from golden.perf_rules import BLOCKER, RULES, UNKNOWN, differences, is_cookie, reasons_for
 
-from perf_offcpu.convert.perf_fields import choose_fields
-from perf_offcpu.convert.perf_text import TextOptions, write
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.decode.unmerged import deferred_as_samples
 from perf_offcpu.model.recording import Recording
+from perf_offcpu.script.fields import choose_fields
+from perf_offcpu.script.samples import TextOptions, write
 from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
 
 DATA = Path(__file__).parent.parent / "data" / "perf-7.2"

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perf_offcpu.decode.garbage import GARBAGE
 from perf_offcpu.decode.load import load_recording
+from perf_offcpu.decode.trim_stacks import GARBAGE
 from perf_offcpu.model.recording import Recording, SampleFlag
 
 DATA = Path(__file__).parent.parent / "data" / "perf-7.2"

@@ -21,8 +21,8 @@ from builders.perf_text import Printed, parse
 from builders.stock_perf import with_names
 
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.decode.rewrite import RewriteOptions, rewrite
-from perf_offcpu.decode.switches import BEGAN_BEFORE, NO_BEGIN, NO_END
+from perf_offcpu.decode.switches.intervals import BEGAN_BEFORE, NO_BEGIN, NO_END
+from perf_offcpu.inject.rewrite import RewriteOptions, rewrite
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 
 DATA = Path(__file__).parent.parent / "data" / "perf-7.2"

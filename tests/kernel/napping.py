@@ -23,8 +23,8 @@ import pytest
 from conftest import PATIENCE
 from kernel.bpf_output import Rings, Wait, parse
 
-from perf_offcpu.collect.bpf import OffCpuProgram
-from perf_offcpu.collect.bpf_config import OffCpuConfig
+from perf_offcpu.collect.bpf.config import OffCpuConfig
+from perf_offcpu.collect.bpf.program import OffCpuProgram
 
 NEVER = 10**12  # a threshold that no wait reaches
 ROUNDS = 20

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from conftest import PATIENCE
 
-from perf_offcpu.decode.garbage import GARBAGE
+from perf_offcpu.decode.trim_stacks import GARBAGE
 from perf_offcpu.model.recording import Recording, SampleFlag
 
 PROGRAM = [sys.executable, "-m", "perf_offcpu", "record"]

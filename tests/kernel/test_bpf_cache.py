@@ -16,21 +16,33 @@ import pytest
 from kernel.napping import python
 
 from perf_offcpu.cache import DiskCache
-from perf_offcpu.collect import (
-    bpf,
-    bpf_build,
-    bpf_compile,
-    bpf_defines,
-    bpf_load,
-    bpf_syscall,
+from perf_offcpu.collect.bpf import (
+    build as bpf_build,
+)
+from perf_offcpu.collect.bpf import (
+    compile as bpf_compile,
+)
+from perf_offcpu.collect.bpf import (
+    defines as bpf_defines,
+)
+from perf_offcpu.collect.bpf import (
     kprobe,
+)
+from perf_offcpu.collect.bpf import (
+    load as bpf_load,
+)
+from perf_offcpu.collect.bpf import (
+    program as bpf,
 )  # fmt: skip
-from perf_offcpu.collect.bpf import OffCpuProgram
-from perf_offcpu.collect.bpf_attr import ProgramType
-from perf_offcpu.collect.bpf_cache import ProgramCache, Recipe
-from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
-from perf_offcpu.collect.bpf_defines import SWITCHED
-from perf_offcpu.collect.bpf_object import describe, map_info
+from perf_offcpu.collect.bpf import (
+    syscall as bpf_syscall,
+)
+from perf_offcpu.collect.bpf.attr import ProgramType
+from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
+from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf.defines import SWITCHED
+from perf_offcpu.collect.bpf.object import describe, map_info
+from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.states import ShortWaits
 
 pytestmark = pytest.mark.beside

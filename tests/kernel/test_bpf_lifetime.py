@@ -11,9 +11,9 @@ import pytest
 from kernel.bpf_output import Wait
 from kernel.napping import MS, ROUNDS, Napper, python, read_int, recording, waits_of
 
-from perf_offcpu.collect import bpf_syscall
-from perf_offcpu.collect.bpf import OffCpuProgram
-from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf import syscall as bpf_syscall
+from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.errors import CapabilityError, RecordingError
 
 

@@ -29,12 +29,12 @@ from kernel.napping import (
     waits_of,
 )
 
-from perf_offcpu.collect.bpf import OffCpuProgram
-from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
-from perf_offcpu.collect.bpf_kernel import KernelFacts, explore
-from perf_offcpu.collect.bpf_maps import ProgramMaps
-from perf_offcpu.collect.btf import Btf
+from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf.kernel_facts import KernelFacts, explore
+from perf_offcpu.collect.bpf.maps import ProgramMaps
+from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.states import ShortWaits
+from perf_offcpu.collect.system.btf import Btf
 
 
 @both_forms
@@ -147,7 +147,7 @@ def test_user_frames_are_those_of_the_kernels_own_walk(
     config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, kernel_stacks=False, in_switch=in_switch)
     seen = []
     for find in (explore, without_own_walk):
-        monkeypatch.setattr("perf_offcpu.collect.bpf.explore", find)
+        monkeypatch.setattr("perf_offcpu.collect.bpf.program.explore", find)
         tallies, waits, _, counters = record_napper(napper, config)
         assert not counters["user_stack_failed"]
         kind_of = {(t.tid, t.syscall): t.kind for t in tallies}

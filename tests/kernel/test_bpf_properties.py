@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from kernel.napping import MS, recording, waits_of
 
-from perf_offcpu.collect.bpf import OffCpuProgram
-from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
-from perf_offcpu.collect.bpf_kernel import explore, pid_namespace_level
-from perf_offcpu.collect.btf import Btf
+from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf.kernel_facts import explore, pid_namespace_level
+from perf_offcpu.collect.bpf.program import OffCpuProgram
+from perf_offcpu.collect.system.btf import Btf
 
 pytestmark = pytest.mark.beside
 

@@ -22,9 +22,9 @@ from kernel.napping import (
     waits_of,
 )
 
-from perf_offcpu.collect.bpf import OffCpuProgram
-from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
-from perf_offcpu.collect.perf_event import set_filter
+from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf.program import OffCpuProgram
+from perf_offcpu.collect.events.perf_event import set_filter
 
 
 @both_forms

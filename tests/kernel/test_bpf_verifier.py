@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from kernel.napping import both_forms
 
-from perf_offcpu.collect import bpf_defines, bpf_load, bpf_syscall
-from perf_offcpu.collect.bpf import OffCpuProgram
-from perf_offcpu.collect.bpf_attr import AttachType, Command, ProgramLoad, ProgramType
-from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf import defines as bpf_defines
+from perf_offcpu.collect.bpf import load as bpf_load
+from perf_offcpu.collect.bpf import syscall as bpf_syscall
+from perf_offcpu.collect.bpf.attr import AttachType, Command, ProgramLoad, ProgramType
+from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf.program import OffCpuProgram
 
 pytestmark = pytest.mark.beside
 

@@ -18,8 +18,8 @@ from builders.perf_text import parse
 from builders.stock_perf import complaints, version
 from conftest import Command
 
-from perf_offcpu.collect.cpus import online_cpus
-from perf_offcpu.collect.events import probe_support, with_deferral
+from perf_offcpu.collect.events.evsels import probe_support, with_deferral
+from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording, SampleFlag
 from perf_offcpu.model.stacks import frames_of

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kernel.others import NOBODY, reachable
 
-from perf_offcpu.collect.bpf import OffCpuProgram
+from perf_offcpu.collect.bpf.program import OffCpuProgram
 
 pytestmark = pytest.mark.beside
 

@@ -12,8 +12,8 @@ from kernel.recorder import lost, perf, recorder, run
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType, SoftwareConfig
 from perf_offcpu.abi.records import Misc, RecordType
-from perf_offcpu.collect import perf_event
-from perf_offcpu.collect.cpus import online_cpus
+from perf_offcpu.collect.events import perf_event
+from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.perfdata.reader import PerfDataReader
 

@@ -13,8 +13,8 @@ import pytest
 from kernel.others import NOBODY, reachable
 from kernel.recorder import PROGRAM, perf, recorder
 
-from perf_offcpu.collect import bpf_syscall
-from perf_offcpu.collect.bpf_attr import ProgramType
+from perf_offcpu.collect.bpf import syscall as bpf_syscall
+from perf_offcpu.collect.bpf.attr import ProgramType
 from perf_offcpu.decode.load import load_recording
 
 pytestmark = pytest.mark.beside

@@ -29,8 +29,8 @@ from kernel.recorder import (
 
 from perf_offcpu.abi.counters import COUNTERS, MAGIC
 from perf_offcpu.cli import main
-from perf_offcpu.collect import bpf_syscall
-from perf_offcpu.collect.part import RESERVE
+from perf_offcpu.collect.bpf import syscall as bpf_syscall
+from perf_offcpu.collect.output_file import RESERVE
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.perfdata import losses

@@ -18,7 +18,7 @@ from builders.stock_perf import version
 from conftest import Command
 
 from perf_offcpu.abi.syscalls import syscall_names
-from perf_offcpu.symbolize.elf import load_elf_symbols
+from perf_offcpu.objects.elf.functions import load_elf_symbols
 
 pytestmark = pytest.mark.beside
 

@@ -25,7 +25,7 @@ from kernel.napping import (
     waits_of,
 )
 
-from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.collect.states import ShortWaits
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag

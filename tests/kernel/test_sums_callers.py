@@ -14,8 +14,8 @@ from conftest import Command
 from kernel.whole_stacks import ROOTS, STACKS, record, sum_wholeness, sums_by_stack
 
 from perf_offcpu.abi.attr import SampleType
-from perf_offcpu.decode.callers import NOT_COPIED
 from perf_offcpu.decode.load import load_recording
+from perf_offcpu.decode.stacks.callers import NOT_COPIED
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.perfdata.reader import PerfDataReader
 

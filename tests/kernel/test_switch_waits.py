@@ -20,8 +20,8 @@ from conftest import Command
 from workload.measured import Thread, parse
 
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.decode.switch_output import NO_ROOM
-from perf_offcpu.decode.switches import BEGAN_BEFORE, IN_GAP, NO_BEGIN, NO_END
+from perf_offcpu.decode.switches.intervals import BEGAN_BEFORE, IN_GAP, NO_BEGIN, NO_END
+from perf_offcpu.inject.switch_waits import NO_ROOM
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.model.stacks import frames_of

@@ -21,10 +21,10 @@ from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.decode.samples import is_offcpu
+from perf_offcpu.objects.search import Search
 from perf_offcpu.perfdata.reader import PerfDataReader
-from perf_offcpu.symbolize.search import Search
-from perf_offcpu.symbolize.unwind import unwind
-from perf_offcpu.symbolize.walk_state import End
+from perf_offcpu.unwind.state import End
+from perf_offcpu.unwind.unwinder import unwind
 
 pytestmark = pytest.mark.beside
 

@@ -21,7 +21,7 @@ from kernel.napping import (
 )
 from workload.measured import Thread, parse
 
-from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile

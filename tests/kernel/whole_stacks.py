@@ -15,9 +15,9 @@ import numpy as np
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Recording, SampleFlag
-from perf_offcpu.symbolize.search import Search
+from perf_offcpu.objects.search import Search
 from perf_offcpu.symbolize.symbolizer import symbolize
-from perf_offcpu.symbolize.unwind import unwind
+from perf_offcpu.unwind.unwinder import unwind
 
 RECORD = [sys.executable, "-m", "perf_offcpu", "record", "-q"]
 STACKS = Path(__file__).parents[1] / "workload" / "stacks"

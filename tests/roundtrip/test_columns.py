@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from perf_offcpu.abi.attr import BranchSampleType, ReadFormat, SampleType
 from perf_offcpu.abi.sample import SAMPLE, SampleShape
-from perf_offcpu.columnar import read_columns
-from perf_offcpu.gather import gather_bytes, gather_rows
-from perf_offcpu.layout import BYTE, STRING, U8, U16, U32, U64, Field, Int, Layout
-from perf_offcpu.perfdata.columns_write import pack_columns
+from perf_offcpu.binary.columnar import read_columns
+from perf_offcpu.binary.gather import gather_bytes, gather_rows
+from perf_offcpu.binary.layout import BYTE, STRING, U8, U16, U32, U64, Field, Int, Layout
+from perf_offcpu.perfdata.write.columns import pack_columns
 
 ORDERS = st.sampled_from(["<", ">"])
 INTS = st.sampled_from([U8, U16, U32, U64])

@@ -23,14 +23,18 @@ PACKAGE = ROOT / "perf_offcpu"
 # Lowest first. A room imports itself and rooms of lower layers; rooms of one layer do not know each other.
 LAYERS = (
     ("errors",),
-    ("layout", "resources"),
-    ("gather",),
-    ("columnar", "cache"),
-    ("abi", "model"),
+    ("binary", "resources", "text"),
+    ("abi", "model", "cache"),
     ("perfdata",),
     ("decode", "collect"),
+    ("inject",),
+    ("merge",),
+    ("objects",),
+    ("unwind",),
     ("symbolize",),
-    ("convert",),
+    ("analysis", "archive"),
+    ("callpaths",),
+    ("convert", "script"),
     ("report", "api"),
     ("commands",),
     ("cli",),
@@ -48,7 +52,7 @@ FORBIDDEN = {
 }
 
 # Each costs tens of milliseconds or more to import, so one place imports it, where it is used.
-SOLE_IMPORTERS = {"bcc": "collect/", "elftools": "symbolize/", "networkx": "convert/callgraph.py"}
+SOLE_IMPORTERS = {"bcc": "collect/", "elftools": "symbolize/", "networkx": "convert/callgraph/graph.py"}
 SOLE_IMPORTERS |= {"pandas": "convert/dataframe.py", "polars": "convert/dataframe.py"}
 
 

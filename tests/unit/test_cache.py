@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from perf_offcpu.cache import DiskCache, cache_name, pack, unpack
-from perf_offcpu.symbolize import elf_cache
-from perf_offcpu.symbolize.elf import ElfFile
-from perf_offcpu.symbolize.files import find_object
-from perf_offcpu.symbolize.symtab import SymbolTable
+from perf_offcpu.objects.elf import cache as elf_cache
+from perf_offcpu.objects.elf.functions import ElfFile
+from perf_offcpu.objects.files import find_object
+from perf_offcpu.objects.symtab import SymbolTable
 
 COLUMNS = {"start": np.arange(5, dtype=np.uint64), "text": np.frombuffer(b"abc", np.uint8)}
 NUMBERS = st.sampled_from([np.uint64, np.uint32, np.int64, np.int32, np.uint8])

@@ -35,7 +35,7 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
 
         module.add_parser, module.run = add_parser, run  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setattr(cli, "VERBS", ("fake",))
+        monkeypatch.setattr(cli, "VERBS", {"fake": "fake"})
 
     monkeypatch.delenv("PERF_OFFCPU_TRACEBACK", raising=False)
     return make

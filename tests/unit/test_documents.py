@@ -8,10 +8,10 @@ import pytest
 
 from perf_offcpu.abi.budget import BUDGET
 from perf_offcpu.abi.offcpu import EXTENSION, PAYLOAD
-from perf_offcpu.collect.event_names import SOFTWARE
+from perf_offcpu.binary.layout import Field, Int, Layout
+from perf_offcpu.collect.events.names import SOFTWARE
 from perf_offcpu.collect.options import DEFAULT_FREQUENCY_HZ, DEFAULT_THRESHOLD_NS
 from perf_offcpu.convert.registry import FORMATS
-from perf_offcpu.layout import Field, Int, Layout
 
 DOCUMENTS = Path(__file__).parents[2] / "Documentation"
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from perf_offcpu import cli
-from perf_offcpu.convert.perf_fields import OWN_FIELDS, PERF_FIELDS
-from perf_offcpu.convert.wait_rules import BY_LABEL
+from perf_offcpu.analysis.wait_rules import BY_LABEL
 from perf_offcpu.report.document import VERSION, document
 from perf_offcpu.report.keys import SORT_KEYS
 from perf_offcpu.report.summary import summarize
+from perf_offcpu.script.fields import OWN_FIELDS, PERF_FIELDS
 
 DOCUMENTATION = Path(__file__).resolve().parents[2] / "Documentation"
 VERBS = sorted(path.stem.removeprefix("perf-offcpu-") for path in DOCUMENTATION.glob("perf-offcpu-*.txt"))
@@ -44,7 +44,7 @@ def test_pages_have_the_parsers_options(verb: str) -> None:
 
 
 def test_how_a_recording_is_read_is_the_same_for_all_that_show_one() -> None:
-    """They share those options (`commands._profile`), and so what is said of them."""
+    """They share those options (`commands.shared.profile`), and so what is said of them."""
     texts = {page(f"perf-offcpu-{verb}") for verb in ("report", "script", "convert")}
     assert len({text[text.index("-f::\n") : text.index("\nSELECTION\n")] for text in texts}) == 1
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from perf_offcpu.abi.counters import COUNTERS, EVENT_ID, MAGIC
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.abi.sample import SAMPLE
-from perf_offcpu.collect.events import Support
-from perf_offcpu.collect.losses import Counter, Span, counters_event, counters_sample
+from perf_offcpu.collect.events.evsels import Support
+from perf_offcpu.collect.kernel_totals.losses import Counter, Span, counters_event, counters_sample
 from perf_offcpu.collect.summary import Summary
-from perf_offcpu.commands.record import summary_lines
+from perf_offcpu.commands.record.command import summary_lines
 
 COUNTED = {
     "samples": Counter(7, 7_000_000),

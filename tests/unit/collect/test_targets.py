@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from perf_offcpu.collect.cgroups import Hierarchy, hierarchies
+from perf_offcpu.collect.existing.cgroups import Hierarchy, hierarchies
 from perf_offcpu.collect.targets import (
     Target,
     TargetKind,

@@ -10,7 +10,7 @@ from builders.protobuf import read
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf_offcpu.convert.protobuf import (
+from perf_offcpu.convert.encode.protobuf import (
     constant,
     field,
     fixed64,

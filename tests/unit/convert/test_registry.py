@@ -11,14 +11,14 @@ import sys
 import pytest
 from builders.profile import ProfileBuilder
 
-from perf_offcpu.convert.options import Options
+from perf_offcpu.analysis.options import Options
 from perf_offcpu.convert.registry import FORMATS, Format
 from perf_offcpu.errors import UsageError
 
 
 @pytest.mark.parametrize("format_", FORMATS.values(), ids=lambda format_: format_.name)
 def test_every_row_is_kept(format_: Format) -> None:
-    module = importlib.import_module(f"perf_offcpu.convert.{format_.name.replace('-', '_')}")
+    module = importlib.import_module(f"perf_offcpu.convert.{format_.module}")
     assert callable(module.write)
     assert format_.options <= set(Options.__slots__)
     assert format_.suffix.startswith(".") and format_.doc
@@ -40,7 +40,7 @@ def test_options_that_a_format_does_not_know_are_refused() -> None:
 
 
 def test_a_format_in_time_needs_times() -> None:
-    timeline = Format("folded", ".x", "for this test", needs_times=True)
+    timeline = Format("folded", "folded", ".x", "for this test", needs_times=True)
     untimed = ProfileBuilder().sample("a", ["f"], 7, time_ns=-1)
     with pytest.raises(UsageError, match="no sample has a time"):
         timeline.write(untimed.build(), io.StringIO())

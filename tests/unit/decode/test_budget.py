@@ -13,17 +13,17 @@ from builders.recording import sample, write
 
 from perf_offcpu.abi.budget import BUDGET, BUDGETS, MAGIC, VERSION
 from perf_offcpu.abi.features import Feature
-from perf_offcpu.collect.events import Support
-from perf_offcpu.collect.losses import counters_event
+from perf_offcpu.binary.layout import Order
+from perf_offcpu.collect.events.evsels import Support
+from perf_offcpu.collect.kernel_totals.losses import counters_event
 from perf_offcpu.decode.budget import is_budget, joined_budget, read_budgets
 from perf_offcpu.decode.continued import without_continued
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.decode.merge import merge
-from perf_offcpu.decode.merge_plan import PID_STEP, MergeOptions
-from perf_offcpu.layout import Order
+from perf_offcpu.merge.merge import merge
+from perf_offcpu.merge.merge_plan import PID_STEP, MergeOptions
 from perf_offcpu.model.recording import SampleFlag, Samples
 from perf_offcpu.perfdata import losses
-from perf_offcpu.perfdata.features_write import feature_body, text_body
+from perf_offcpu.perfdata.write.features import feature_body, text_body
 
 COUNTERS = counters_event(Support())
 TIMES = [name for name in BUDGET.dtype("<").names or () if name.endswith("_ns")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perf_offcpu.decode.callers import NOT_COPIED, CallerRows, with_callers
+from perf_offcpu.decode.stacks.callers import NOT_COPIED, CallerRows, with_callers
 from perf_offcpu.model.columns import I32, U64
 from perf_offcpu.perfdata.losses import Losses
 

@@ -12,8 +12,8 @@ import pytest
 
 from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.abi.sample import SAMPLE, SampleShape
-from perf_offcpu.columnar import read_columns
-from perf_offcpu.decode.snapshots import NO_ROOM, SnapshotStore
+from perf_offcpu.binary.columnar import read_columns
+from perf_offcpu.decode.stacks.gather import NO_ROOM, SnapshotStore
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.scan import Chunk

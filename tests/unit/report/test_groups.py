@@ -8,8 +8,8 @@ import pytest
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 
+from perf_offcpu.analysis.classify import classify
 from perf_offcpu.commands.report import SORT_NAMES
-from perf_offcpu.convert.wait_classes import classify
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Comms, SampleFlag

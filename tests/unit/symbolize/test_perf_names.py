@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from perf_offcpu.symbolize.elf import load_elf_symbols
-from perf_offcpu.symbolize.kallsyms import load_kallsyms
-from perf_offcpu.symbolize.symtab import SymbolTable
+from perf_offcpu.objects.elf.functions import load_elf_symbols
+from perf_offcpu.objects.symtab import SymbolTable
+from perf_offcpu.symbolize.kernel.kallsyms import load_kallsyms
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "perf-7.2"
 BUILD_ID = "bd4ecdf6f09f8b8f43fe323ca8c80bd337706cc5"

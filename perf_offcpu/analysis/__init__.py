@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Select, classify and group samples; wake-ups and intervals of threads."""

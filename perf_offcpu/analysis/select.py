@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which samples a view shows.
+
+Selecting comes before converting: a converter writes every sample of the profile that it is given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perf_offcpu.abi.offcpu import EVENT_NAME
+from perf_offcpu.abi.task_state import state_letter
+from perf_offcpu.analysis.classify import Waits, classify
+from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.idle import of_idle_threads
+from perf_offcpu.analysis.time_windows import Window, in_windows
+from perf_offcpu.analysis.wait_rules import WaitClass
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.columns import I32, Bool, distinct
+from perf_offcpu.model.profile import Profile, ProfileSamples
+from perf_offcpu.model.recording import SampleFlag
+
+UNTIMED = "samples without a time of their own, left out by --time"
+KEPT_SUMS = "sums that --min-dur kept whole, although some of their waits are shorter"
+IDLE_CHOICES = ("show", "hide", "only")
+_SHOWN_CGROUPS = 10
+_IDS = 1 << 31
+"""No id of a process, thread or CPU is as large."""
+
+_MODIFIERS = re.compile(r":[ukhGHpPSDIWebR]+$")
+"""What perf may append to an event's name (tools/perf/util/parse-events.l: modifier_event)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Samples must match each kind that is given, by any of its values."""
+
+    events: tuple[str, ...] = ()
+    """Names of events, with or without modifiers (`cycles` is also `cycles:u`). Default: the off-cpu
+    events of the recording; if it has none, the first event that has samples."""
+    comms: tuple[str, ...] = ()
+    pids: tuple[int, ...] = ()
+    tids: tuple[int, ...] = ()
+    cpus: tuple[int, ...] = ()
+    """For a wait the CPU on which the thread went on."""
+    cgroups: tuple[str, ...] = ()
+    """Paths, those below them included, or ids."""
+    windows: tuple[Window, ...] = ()
+    """Spans of time; for a wait that of its end."""
+    idle: str = "show"
+    """`hide` leaves out the threads that merely wait for work, `only` all others; see `analysis.idle`."""
+    states: tuple[str, ...] = ()
+    """Letters of `abi.task_state`. This and what follows chooses among waits; other samples stay."""
+    classes: tuple[WaitClass, ...] = ()
+    min_ns: int = 0
+    """The shortest wait; of sums those that can hold one."""
+
+    @property
+    def is_of_waits(self) -> bool:
+        """Whether it asks for some waits only."""
+        return bool(self.states or self.classes or self.min_ns)
+
+
+def select(profile: Profile, selection: Selection) -> Profile:
+    """The profile with the chosen samples only.
+
+    Raises:
+        UsageError: an event or cgroup is named that the recording does not have.
+    """
+    return select_events(select_samples(profile, selection), selection.events)
+
+
+def select_samples(profile: Profile, selection: Selection) -> Profile:
+    """The profile with all that is chosen, of all events. What cannot be decided is told in `losses`.
+
+    Raises:
+        UsageError: a cgroup is named that the recording does not have.
+    """
+    profile = _kept(profile, _of_threads(profile, selection))
+    if selection.windows:
+        profile = _in_time(profile, selection.windows)
+    if selection.idle == "show" and not (selection.classes or selection.states or selection.min_ns):
+        return profile
+    waits = classify(profile) if selection.classes or selection.idle != "show" else None
+    rows = _of_waits(profile, selection, waits)
+    if selection.idle != "show" and waits is not None:
+        rows &= of_idle_threads(profile, waits) == (selection.idle == "only")
+    kept = _kept(profile, rows)
+    return _with_note(kept, KEPT_SUMS, _undecided_sums(kept, selection.min_ns)) if selection.min_ns else kept
+
+
+def _kept(profile: Profile, rows: Bool) -> Profile:
+    return profile if rows.all() else profile.select(rows)
+
+
+def _of_threads(profile: Profile, selection: Selection) -> Bool:
+    """Which samples are of the chosen threads, CPUs and cgroups."""
+    samples = profile.samples
+    rows = np.ones(len(samples), np.bool_)
+    if selection.comms:
+        known = [row for row in map(profile.strings.find, selection.comms) if row >= 0]
+        rows &= np.isin(samples.comm, np.array(known, np.uint32))
+    for column, numbers in (
+        (samples.pid, selection.pids),
+        (samples.tid, selection.tids),
+        (samples.cpu, selection.cpus),
+    ):
+        if numbers:
+            possible = [number for number in numbers if number < _IDS]
+            rows &= np.isin(column, np.array(possible, np.int64))
+    if selection.cgroups:
+        rows &= np.isin(samples.cgroup, np.array(_cgroup_ids(profile, selection.cgroups), np.uint64))
+    return rows
+
+
+def _cgroup_ids(profile: Profile, names: Sequence[str]) -> list[int]:
+    """Ids of the named cgroups and of those below them."""
+    ids: list[int] = []
+    used = distinct(profile.samples.cgroup).tolist()
+    for name in names:
+        whole = name.rstrip("/")
+        found = [
+            cgroup
+            for cgroup, path in profile.cgroups.items()
+            if path == name or f"{path}/".startswith(f"{whole}/")
+        ]
+        if name.isascii() and name.isdigit() and int(name) in used:
+            found.append(int(name))
+        if not found:
+            known = ", ".join(sorted(profile.cgroups.values())[:_SHOWN_CGROUPS]) or "none has a name"
+            raise UsageError(f"no cgroup '{name}' in {_source(profile)} (its cgroups: {known})")
+        ids += found
+    return ids
+
+
+def _in_time(profile: Profile, windows: tuple[Window, ...]) -> Profile:
+    times, meta = profile.samples.time_ns, profile.meta
+    inside = in_windows(windows, times, meta.first_ns, meta.last_ns)
+    return _with_note(_kept(profile, inside), UNTIMED, int((times < 0).sum()))
+
+
+def _with_note(profile: Profile, cause: str, count: int) -> Profile:
+    return replace(profile, losses=profile.losses | {cause: count}) if count else profile
+
+
+def _of_waits(profile: Profile, selection: Selection, waits: Waits | None) -> Bool:
+    """Which samples are chosen waits, or no waits at all."""
+    samples = profile.samples
+    rows = np.ones(len(samples), np.bool_)
+    if selection.states:
+        rows &= _in_states(samples, selection.states)
+    if selection.classes and waits is not None:
+        rows &= np.isin(waits.wait_class, np.array(selection.classes, np.uint8))
+    if selection.min_ns:
+        is_sum = _is_sum(samples)
+        longest = np.where(is_sum & (samples.longest_ns >= 0), samples.longest_ns, samples.period)
+        rows &= longest >= selection.min_ns
+    return rows | ~profile.is_offcpu()
+
+
+def _is_sum(samples: ProfileSamples) -> Bool:
+    is_sum: Bool = (samples.flags & np.uint16(SampleFlag.AGGREGATED | SampleFlag.UNTIMED)) != 0
+    return is_sum
+
+
+def _in_states(samples: ProfileSamples, letters: Sequence[str]) -> Bool:
+    preempted = (samples.flags & np.uint16(SampleFlag.PREEMPTED)) != 0
+    first, of = group(samples.state, preempted.astype(np.uint8))
+    matches = [
+        state_letter(state, was_preempted) in letters
+        for state, was_preempted in zip(samples.state[first].tolist(), preempted[first].tolist(), strict=True)
+    ]
+    return np.array(matches, np.bool_)[of]
+
+
+def _undecided_sums(profile: Profile, min_ns: int) -> int:
+    """Sums that may hold shorter waits, too: all but those of one wait."""
+    samples = profile.samples
+    untimed = (samples.flags & np.uint16(SampleFlag.UNTIMED)) != 0
+    return int((_is_sum(samples) & ((samples.count > 1) | untimed)).sum())
+
+
+def select_events(profile: Profile, names: Sequence[str] = ()) -> Profile:
+    """The profile with the samples of the named events; of the default ones if none is named.
+
+    Raises:
+        UsageError: an event is named that the recording does not have.
+    """
+    rows = np.isin(profile.samples.evsel, event_rows(profile, names))
+    return profile if rows.all() else profile.select(rows)
+
+
+def event_rows(profile: Profile, names: Sequence[str] = ()) -> I32:
+    """int32[k]: the rows in `profile.evsels` of the named events, or of the default ones; ascending.
+
+    Raises:
+        UsageError: an event is named that the recording does not have.
+    """
+    return distinct(np.array(_named(profile, names) if names else _default(profile), np.int32))
+
+
+def split_list(texts: Iterable[str]) -> tuple[str, ...]:
+    """The parts of comma-separated lists; commas between slashes belong to a name, as in
+    `cpu/event=0x3c,umask=1/,offcpu-time`."""
+    parts = [part for text in texts for part in re.findall(r"(?:/[^/]*/|[^,/]|/)+", text)]
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def _named(profile: Profile, names: Sequence[str]) -> list[int]:
+    rows = []
+    for name in names:
+        found = [row for row, event in enumerate(profile.evsels) if _matches(event.name, name)]
+        if not found:
+            known = ", ".join(event.name for event in profile.evsels) or "none"
+            raise UsageError(f"no event '{name}' in {_source(profile)} (its events: {known})")
+        rows += found
+    return rows
+
+
+def _source(profile: Profile) -> str:
+    return profile.meta.source or "the recording"
+
+
+def _matches(event: str, name: str) -> bool:
+    return name in (event, _MODIFIERS.sub("", event))
+
+
+def _default(profile: Profile) -> list[int]:
+    """Off-cpu events, also when nothing waited: CPU samples must never pass for them."""
+    by_name = {row for row, event in enumerate(profile.evsels) if event.name == EVENT_NAME}
+    flagged = distinct(profile.samples.evsel[profile.is_offcpu()]).tolist()
+    offcpu = sorted(by_name.union(flagged))
+    evsel = profile.samples.evsel
+    return offcpu or distinct(evsel[evsel >= 0])[:1].tolist()

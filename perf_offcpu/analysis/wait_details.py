@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a sample besides thread, time, weight and stack, in words: for the details of timelines.
+
+Nothing in it is a number that differs from wait to wait, so many samples share few sets of details.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perf_offcpu.abi.offcpu import SYSCALL_NONE
+from perf_offcpu.analysis.classify import Waits, classify
+from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.states import STATES, state_codes
+from perf_offcpu.analysis.wait_rules import WaitClass
+from perf_offcpu.analysis.wakeups import Wakeups
+from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.text import printable
+
+_NOTES = {
+    SampleFlag.STILL_BLOCKED: "still blocked when the recording ended",
+    SampleFlag.BEGAN_BEFORE: "began before the recording",
+    SampleFlag.AGGREGATED: "a sum of waits",
+}
+_NOTED = SampleFlag.STILL_BLOCKED | SampleFlag.BEGAN_BEFORE | SampleFlag.AGGREGATED
+
+
+@dataclass(slots=True)
+class Details:
+    """The different sets of details of n samples.
+
+    Args:
+        sets: name → text, printable; what is unknown is left out.
+        letters: the state's letter of each set; "" where there is none.
+        of: int64[n], the set of each sample.
+        preempted: bool[n], off-cpu samples of threads that wanted to run on.
+    """
+
+    sets: list[dict[str, str]]
+    letters: list[str]
+    of: I64
+    preempted: Bool
+
+
+def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -> Details:
+    """The details of all samples of a profile.
+
+    Args:
+        waits: what they wait for, if that has been found already.
+    """
+    samples, waits = profile.samples, waits or classify(profile)
+    state = state_codes(samples)
+    no_syscall = samples.syscall == SYSCALL_NONE
+    noted = samples.flags & np.uint16(_NOTED)
+    offcpu, interrupt = profile.is_offcpu(), wakeups.interrupt.astype(np.uint8)
+    facts = (waits.wait_class, waits.syscall, no_syscall.astype(np.uint8), samples.cgroup)
+    first, of = group(state, noted, *facts, wakeups.waker, interrupt)
+    sets = []
+    for row in first.tolist():
+        found = {}
+        if offcpu[row]:
+            found["state"] = STATES[state[row]].words
+            found["note"] = ", ".join(text for flag, text in _NOTES.items() if noted[row] & flag)
+            wait_class = WaitClass(waits.wait_class[row])
+            found["class"] = wait_class.label if wait_class != WaitClass.OTHER else ""
+            found["syscall"] = "none" if no_syscall[row] else waits.syscall_names[waits.syscall[row]]
+            found["woken by"] = _waker(wakeups, row)
+        found["cgroup"] = profile.cgroups.get(int(samples.cgroup[row]), "")
+        sets.append({name: printable(text) for name, text in found.items() if text})
+    letters = [STATES[code].letter for code in state[first].tolist()]
+    preempted = offcpu & np.array([one.letter == "R" for one in STATES])[state]
+    return Details(sets, letters, of, preempted)
+
+
+def _waker(wakeups: Wakeups, row: int) -> str:
+    waker = int(wakeups.waker[row])
+    if wakeups.interrupt[row]:
+        return "an interrupt"
+    return wakeups.tracks[waker].label if waker >= 0 else ""

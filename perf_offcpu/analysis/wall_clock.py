@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On-CPU and off-CPU samples as one: where the whole time of threads went, in ns.
+
+Events that count time are in ns already. Samples taken at a frequency (`-F 99 -e cycles`) stand for a fixed
+time each, whatever they count: 10^9 / frequency ns. What is sampled every so many occurrences says nothing of
+time. Of several on-CPU events only one can be added, or a thread would run twice at a time: the first that
+counts time, else the first with a frequency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from perf_offcpu.abi.attr import AttrFlag
+from perf_offcpu.analysis.select import event_rows
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.columns import distinct
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Evsel
+
+_NS_PER_S = 10**9
+
+
+def wall_clock(profile: Profile, names: Sequence[str] = ()) -> Profile:
+    """The off-cpu samples of a profile and those of one on-CPU event, all in ns.
+
+    Args:
+        names: events to take instead, any number of them.
+
+    Raises:
+        UsageError: a named event is not there, or says nothing of time; or none does.
+    """
+    chosen = event_rows(profile, names).tolist() if names else _usual(profile)
+    hopeless = [profile.evsels[row].name for row in chosen if not _sample_ns(profile.evsels[row])]
+    if hopeless:
+        raise UsageError(
+            f"{hopeless[0]} was sampled neither by time nor at a frequency: it says nothing of time"
+        )
+    samples = profile.samples
+    period, evsels = samples.period.copy(), list(profile.evsels)
+    for row in chosen:
+        event = profile.evsels[row]
+        if event.unit != "ns":
+            period[samples.evsel == row] = _sample_ns(event)
+            evsels[row] = replace(event, unit="ns")
+    scaled = replace(profile, samples=samples.with_columns(period=period), evsels=evsels)
+    rows = np.isin(samples.evsel, np.array(chosen, np.int32))
+    return scaled if rows.all() else scaled.select(rows)
+
+
+def _usual(profile: Profile) -> list[int]:
+    """The default off-cpu events, and the first fitting on-CPU event that has samples."""
+    offcpu: list[int] = distinct(profile.samples.evsel[profile.is_offcpu()]).tolist()
+    oncpu = [row for row in distinct(profile.samples.evsel).tolist() if row >= 0 and row not in offcpu]
+    fitting = [row for row in oncpu if profile.evsels[row].unit == "ns"]
+    fitting += [row for row in oncpu if _sample_ns(profile.evsels[row])]
+    return offcpu + (fitting[:1] or oncpu[:1])
+
+
+def _sample_ns(event: Evsel) -> int:
+    """How long a sample stands for: 1 where its period says it, 0 if that is unknown."""
+    if event.unit == "ns":
+        return 1
+    attr = event.attr
+    frequency = attr.sample_period if attr is not None and attr.flags & AttrFlag.FREQ else 0
+    return _NS_PER_S // frequency if frequency else 0

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Binary layouts as tables, and columns read by them."""

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole columns from many records at once, read by the same tables as single records (`layout`).
+
+Each record has a cursor; a field advances all cursors at once, by a constant or by that record's own
+count. So one pass over the *fields* reads any number of records, and no Python code runs per record.
+A record that does not fit its layout is dropped and reported in `ok`; its neighbours are untouched.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.binary.gather import I64, Rows, gather, gather_fields
+from perf_offcpu.binary.layout import Field, Int, Layout, Order, Shape, Special
+
+Bool = NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Columns:
+    """The fields of n records.
+
+    Args:
+        ok: bool[n], False where the record did not fit its layout; its values mean nothing.
+        scalars: name → array[n] in native byte order; 0 where a `where` field is absent.
+        arrays: name → Rows; read them with `gather_u64`, `gather_bytes`.
+    """
+
+    ok: Bool
+    scalars: dict[str, NDArray[Any]] = field(default_factory=dict)
+    arrays: dict[str, Rows] = field(default_factory=dict)
+    ends: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    """int64[n]: where the last field of each record ended."""
+
+
+def read_columns(
+    layout: Layout, data: NDArray[np.uint8], starts: I64, ends: I64, order: Order = "<", shape: Shape = None
+) -> Columns:
+    """Read all fields that records of one shape have.
+
+    Args:
+        layout: integers, integer arrays, nested layouts of fixed size, and BYTE arrays with a count.
+        data: the buffer that holds the records.
+        starts, ends: int64[n], each record's first byte and the byte behind its last.
+
+    Returns:
+        Columns of n records, in the given order.
+    """
+    reader = _Columnar(data, starts, ends, order, shape)
+    fields = layout.active(shape)
+    for one in fields[reader.read_prefix(fields) :]:
+        reader.read(one)
+    reader.columns.ends = reader.at
+    return reader.columns
+
+
+class _Columnar:
+    """n cursors that advance together."""
+
+    def __init__(self, data: NDArray[np.uint8], starts: I64, ends: I64, order: Order, shape: Shape) -> None:
+        self.data, self.order, self.shape = data, order, shape
+        self.at, self.limit = starts.astype(np.int64), ends
+        self.columns = Columns(ok=np.ones(len(starts), np.bool_))
+
+    def read_prefix(self, fields: tuple[Field, ...]) -> int:
+        """Read the scalars in front of the first field of any other kind, at once if no record is too short.
+
+        Returns:
+            How many fields have been read.
+        """
+        prefix = list(itertools.takewhile(_is_scalar, fields))
+        size = sum(one.type.size for one in prefix if isinstance(one.type, Int))
+        if not bool((self.limit - self.at >= size).all()):
+            return 0
+        if prefix:
+            self.columns.scalars.update(gather_fields(self.data, self.at, prefix, self.order))
+        self.at = self.at + size
+        return len(prefix)
+
+    def read(self, one: Field) -> None:
+        present = None if one.where is None else self.columns.scalars[one.where] != 0
+        if one.count is None and isinstance(one.type, Int):
+            self._scalar(one, one.type, present)
+        else:
+            self._array(one, present)
+
+    def _claim(self, sizes: I64 | int) -> I64:
+        """Advance the cursors; records that are too short stop being `ok` and stay where they are."""
+        left = self.limit - self.at
+        fits = (left >= sizes) & (np.asarray(sizes) >= 0)
+        self.columns.ok &= fits
+        start = self.at
+        self.at = start + np.where(fits, sizes, 0)
+        return start
+
+    def _scalar(self, one: Field, type_: Int, present: Bool | None) -> None:
+        sizes = type_.size if present is None else np.where(present, type_.size, 0).astype(np.int64)
+        start = self._claim(sizes)
+        readable = self.columns.ok if present is None else self.columns.ok & present
+        values = gather(self.data, np.where(readable, start, 0), type_, self.order)
+        if not readable.all():
+            values[~readable] = 0
+        self.columns.scalars[one.name] = values
+
+    def _array(self, one: Field, present: Bool | None) -> None:
+        width = _item_size(one, self.shape)
+        counts = self._counts(one)
+        if present is not None:
+            counts = np.where(present, counts, 0)
+        # A count from a hostile file may be 2^63: compare before multiplying.
+        sound = (counts >= 0) & (counts <= (self.limit - self.at) // width) & self.columns.ok
+        self.columns.ok &= sound
+        counts = np.where(sound, counts, 0)
+        start = self._claim(counts * width)
+        self.columns.arrays[one.name] = Rows(start, counts, width)
+
+    def _counts(self, one: Field) -> I64:
+        if isinstance(one.count, str):
+            counts = self.columns.scalars[one.count]
+            return counts.astype(np.int64)  # 2^63 and more turn negative, and are refused
+        fixed = one.count(self.shape) if callable(one.count) else one.count
+        return np.full(len(self.at), 1 if fixed is None else fixed, np.int64)
+
+
+def _is_scalar(one: Field) -> bool:
+    """Whether every record of its shape has the field, and once."""
+    return isinstance(one.type, Int) and one.count is None and one.where is None
+
+
+def _item_size(one: Field, shape: Shape) -> int:
+    if isinstance(one.type, Layout):
+        return one.type.size(shape)
+    if isinstance(one.type, Int):
+        return one.type.size
+    if one.type is Special.BYTE:
+        return 1
+    raise TypeError(f"{one.name}: no columns of {one.type}")

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Integers and arrays from many places of a buffer at once.
+
+Records lie anywhere in a file, and what they hold at any alignment. Here their places are columns, and what
+lies there is copied by a few steps of numpy, never record by record.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.binary.layout import Field, Int, Layout, Order
+
+BLOCK = 1 << 15
+"""Items that are worked on at once: what a core's cache holds, and worth a step of its own."""
+
+I64 = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Rows:
+    """One array field of n records: where its items lie, before anyone copies them.
+
+    Args:
+        starts: int64[n], byte offsets of each record's first item in the buffer.
+        counts: int64[n], items in each record.
+        width: bytes of one item.
+    """
+
+    starts: I64
+    counts: I64
+    width: int
+
+
+def gather_structs(
+    data: NDArray[np.uint8], at: I64, layout: Layout, order: Order = "<"
+) -> dict[str, NDArray[Any]]:
+    """The integers of a layout that holds nothing else, by name, at byte offsets `at` (int64[n])."""
+    return gather_fields(data, at, layout.active(), order)
+
+
+def gather_fields(
+    data: NDArray[np.uint8], at: I64, fields: Sequence[Field], order: Order
+) -> dict[str, NDArray[Any]]:
+    """Neighbouring integers, each record copied once."""
+    kinds = np.dtype([(one.name, one.type.dtype(order)) for one in fields if isinstance(one.type, Int)])
+    records = _windows(data, kinds.itemsize)[at].view(kinds)
+    return {one.name: records[one.name].astype(_native(one.type)) for one in fields}
+
+
+def gather(data: NDArray[np.uint8], at: I64, type_: Int, order: Order = "<") -> NDArray[Any]:
+    """The integers of one type at byte offsets `at` (int64[n], of any alignment), in native byte order."""
+    return _overlapping(data, type_.size, order)[at].astype(_native(type_), copy=False)
+
+
+def _native(type_: object) -> np.dtype[Any]:
+    """The native dtype of an integer type."""
+    assert isinstance(type_, Int)
+    return np.dtype(f"{'i' if type_.signed else 'u'}{type_.size}")
+
+
+def gather_u64(data: NDArray[np.uint8], at: I64, order: Order = "<") -> NDArray[np.uint64]:
+    """uint64[n]: the words at byte offsets `at` (RAW data lies at 4 mod 8, compressed records anywhere)."""
+    words: NDArray[np.uint64] = _overlapping(data, 8, order)[at].astype(np.uint64, copy=False)
+    return words
+
+
+def _overlapping(data: NDArray[np.uint8], size: int, order: Order) -> NDArray[Any]:
+    """A view of the buffer in which element i is the unsigned integer that begins at byte i."""
+    return np.ndarray((max(0, len(data) - size + 1),), f"{order}u{size}", data, strides=(1,))
+
+
+def _windows(data: NDArray[np.uint8], size: int, step: int = 1) -> NDArray[np.void]:
+    """A view of the buffer in which element i is the `size` bytes that begin at byte `i * step`.
+
+    Taking such elements copies each as a whole: several times faster than taking its words one by one.
+    """
+    return np.ndarray((max(0, (len(data) - size) // step + 1),), f"V{size}", data, strides=(step,))
+
+
+def ragged_offsets(counts: I64) -> I64:
+    """int64[n + 1]: where rows of these lengths begin and end, back to back."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def row_blocks(offsets: I64, items: int = BLOCK) -> Iterator[tuple[int, int]]:
+    """Cut ragged rows into runs (first, behind the last) of about so many items: work that stays in cache."""
+    cuts = np.searchsorted(offsets, np.arange(offsets[0], offsets[-1], items))
+    return itertools.pairwise(sorted({0, *cuts.tolist(), len(offsets) - 1}))
+
+
+def gather_rows(data: NDArray[np.uint8], rows: Rows, order: Order = "<") -> tuple[I64, NDArray[np.uint64]]:
+    """All u64 items of an array field (nested layouts of u64 included).
+
+    Returns:
+        (offsets int64[n + 1], values uint64[offsets[n]]); the items of record i are
+        `values[offsets[i]:offsets[i + 1]]`.
+    """
+    counts = rows.counts if rows.width == 8 else rows.counts * (rows.width // 8)
+    offsets = ragged_offsets(counts)
+    lengths = _lengths(counts)
+    if lengths is None:
+        return offsets, _gather_by_word(data, rows.starts, counts, offsets, order)
+    native = f"{order}u8"
+    if len(lengths) == 1 and lengths[0][0]:
+        values = _windows(data, 8 * lengths[0][0])[rows.starts].view(native)
+        return offsets, values.astype(np.uint64, copy=False)
+    values = np.empty(offsets[-1], native)
+    for length, which in lengths:
+        if length:
+            places = _windows(values.view(np.uint8), 8 * length, step=8)
+            places[offsets[which]] = _windows(data, 8 * length)[rows.starts[which]]
+    return offsets, values.astype(np.uint64, copy=False)
+
+
+_ROWS_OF_A_LENGTH = 16
+"""Rows of one length that are worth a step of their own."""
+
+
+def _lengths(counts: I64) -> list[tuple[int, I64]] | None:
+    """(length, which rows) of rows of n lengths, each length once; None if there are too many for that."""
+    if not len(counts):
+        return []
+    if bool((counts == counts[0]).all()):
+        return [(int(counts[0]), np.arange(len(counts)))]
+    if int(counts.max()) >= 1 << 16:
+        return None
+    order = np.argsort(counts.astype(np.uint16), kind="stable")  # of u16: by radix
+    ordered = counts[order]
+    cuts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    if len(cuts) * _ROWS_OF_A_LENGTH > len(counts):
+        return None
+    return [(int(counts[part[0]]), part) for part in np.split(order, cuts)]
+
+
+def row_groups(offsets: I64) -> Iterator[tuple[int, I64 | slice]] | None:
+    """Cut ragged rows into groups of one length, of at most `BLOCK` items: (length, which rows).
+
+    Rows of length 0 are in none. None if there are too many lengths for that.
+    """
+    lengths = _lengths(np.diff(offsets))
+    if lengths is None:
+        return None
+    whole = len(lengths) == 1
+
+    def groups() -> Iterator[tuple[int, I64 | slice]]:
+        for length, which in lengths:
+            count = max(1, BLOCK // max(1, length))
+            for at in range(0, len(which) if length else 0, count):
+                yield length, slice(at, min(at + count, len(which))) if whole else which[at : at + count]
+
+    return groups()
+
+
+def rows_of(values: NDArray[np.uint64], starts: I64, length: int) -> NDArray[np.uint64]:
+    """uint64[n, length]: the words from each of `starts` (int64[n]) on."""
+    found = _windows(values.view(np.uint8), 8 * length, step=8)[starts]
+    return found.view(np.uint64).reshape(-1, length)
+
+
+def _gather_by_word(
+    data: NDArray[np.uint8], starts: I64, counts: I64, offsets: I64, order: Order
+) -> NDArray[np.uint64]:
+    """The items of rows of many different lengths."""
+    shift = starts - 8 * offsets[:-1]
+    words = _overlapping(data, 8, order)
+    values = np.empty(offsets[-1], np.uint64)
+    for first, behind in row_blocks(offsets):
+        low, high = int(offsets[first]), int(offsets[behind])
+        at = np.repeat(shift[first:behind], counts[first:behind])
+        at += np.arange(8 * low, 8 * high, 8)
+        values[low:high] = words[at]
+    return values
+
+
+def gather_bytes(data: NDArray[np.uint8], rows: Rows) -> tuple[I64, NDArray[np.uint8]]:
+    """All bytes of a BYTE array field, as `gather_rows`."""
+    offsets = ragged_offsets(rows.counts)
+    at = np.repeat(rows.starts - offsets[:-1], rows.counts) + np.arange(offsets[-1])
+    return offsets, data[at]

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts together the tree of `callpaths.tree`, a level at a time.
+
+Up from the leaves with one `np.unique` a level to find the nodes that are needed, then down with one grouping
+a level to merge them by name. No step looks at single samples or whole paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.options import Options
+from perf_offcpu.callpaths.depths import path_lengths
+from perf_offcpu.callpaths.names import Name, NameKind, name_frames, waker_name
+from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.text import thread_label
+
+
+class PathBuilder:
+    """Nodes so far, level after level, and their names.
+
+    Args:
+        merged: addresses of one function share a name.
+    """
+
+    def __init__(self, merged: bool) -> None:
+        self.names: list[Name] = []
+        self.frames: list[I64] = []
+        self._merged = merged
+        self._parents: list[I64] = []
+        self._names: list[I64] = []
+        self._total = 0
+
+    def columns(self) -> tuple[I32, I32]:
+        """(parent, name) of all nodes."""
+        return _flat(self._parents), _flat(self._names)
+
+    def _add(self, parent: I64, name: I64) -> I64:
+        """Add nodes, one for each different (parent, name) pair; the node of each pair."""
+        first, of = group(parent, name)
+        self._parents.append(parent[first])
+        self._names.append(name[first])
+        self._total += len(first)
+        return of + (self._total - len(first))
+
+    def _new_names(self, names: list[Name], frames: I64 | None = None) -> int:
+        self.names += names
+        self.frames.append(np.full(len(names), -1) if frames is None else frames)
+        return len(self.names) - len(names)
+
+    def add_roots(
+        self, profile: Profile, columns: list[NDArray[np.integer]], groups: int, options: Options
+    ) -> I64:
+        """The node to which the frames of each group belong: its root; -1, none, if there are no columns."""
+        if not columns:
+            return np.full(groups, -1)
+        first, of = group(*columns)
+        comm, *ids = (column[first].tolist() for column in columns)
+        labels = [thread_label(profile.strings[row], *more) for row, *more in zip(comm, *ids, strict=True)]
+        self._new_names([Name(label, "", NameKind.ROOT) for label in labels])
+        return self._add(np.full(len(of), -1), of)
+
+    def add_stacks(self, profile: Profile, base: I64, stack: I64, options: Options) -> I64:
+        """The frames of each group below its base: the node of its leaf (the base if it has no stack)."""
+        frame = profile.stacks.frame
+        levels = _needed(profile.stacks.parent, base, stack)
+        name_of_frame = self._name_used_frames(profile, levels, options)
+        leaf, above = base.copy(), np.empty(0, np.int64)
+        for level in levels:
+            parent = above[level.parent] if len(above) else level.base
+            above = self._add(parent, name_of_frame[frame[level.stack]])
+            leaf[level.ending] = above[level.ends_at]
+        return leaf
+
+    def add_inverted(self, profile: Profile, node: I64, stack: I64, options: Options) -> I64:
+        """The frames of each group's waker below its node, leaf first; the node of its root (the same node if
+        there is no stack)."""
+        parent, frame = profile.stacks.parent, profile.stacks.frame
+        used, level = np.zeros(len(profile.frames), np.bool_), np.unique(stack[stack >= 0])
+        while len(level):
+            used[frame[level]] = True
+            level = np.unique(parent[level][parent[level] >= 0]).astype(np.int64)
+        name_of_frame = self._name_frames(profile, used, options, of_waker=True)
+        node, live, at = node.copy(), np.flatnonzero(stack >= 0), stack[stack >= 0]
+        while len(live):
+            node[live] = self._add(node[live], name_of_frame[frame[at]])
+            above = parent[at].astype(np.int64)
+            live, at = live[above >= 0], above[above >= 0]
+        return node
+
+    def _name_used_frames(self, profile: Profile, levels: list[_Level], options: Options) -> I64:
+        """int64[frames]: the name of each frame that some level shows."""
+        used = np.zeros(len(profile.frames), np.bool_)
+        for level in levels:
+            used[profile.stacks.frame[level.stack]] = True
+        return self._name_frames(profile, used, options)
+
+    def _name_frames(self, profile: Profile, used: Bool, options: Options, *, of_waker: bool = False) -> I64:
+        rows = np.flatnonzero(used)
+        names, of = name_frames(profile, rows, replace(options, kernel=False) if of_waker else options)
+        if of_waker:
+            names = [waker_name(name.label, name.dso) for name in names]
+        if not self._merged:
+            names, of = [names[name] for name in of.tolist()], np.arange(len(rows))
+        first = np.empty(len(names), np.int64)
+        first[of[::-1]] = rows[::-1]  # the last to be assigned stays
+        name_of_frame = np.full(len(used), -1, np.int64)
+        name_of_frame[rows] = self._new_names(names, first) + of
+        return name_of_frame
+
+    def add_leaves(self, node: I64, code: NDArray[np.integer], labels: Sequence[str]) -> I64:
+        """A further node below some: `labels[code]` below each whose code is not 0."""
+        return self.add_names(node, code, [Name(label, "", NameKind.MARK) for label in labels])
+
+    def add_names(self, node: I64, code: NDArray[np.integer], named: list[Name]) -> I64:
+        """The same with any names."""
+        names = self._new_names(named)
+        node, marked = node.copy(), np.flatnonzero(code)
+        node[marked] = self._add(node[marked], names + code[marked].astype(np.int64))
+        return node
+
+
+@dataclass(slots=True)
+class _Level:
+    """The (base, stack) pairs of one depth that some group needs, each once.
+
+    Args:
+        base: int64[k], the node below which the stack hangs.
+        stack: int64[k], rows in the profile's stacks, all of one depth.
+        ending: groups whose leaf is here.
+        ends_at: position in this level, for each of `ending`.
+        parent: int64[k], position of the parent in the level above; empty in the first.
+    """
+
+    base: I64
+    stack: I64
+    ending: I64
+    ends_at: I64
+    parent: I64
+
+
+def _needed(parent: I32, base: I64, stack: I64) -> list[_Level]:
+    """The levels of all pairs on the way from each (base, stack) to its root, root level first."""
+    depth = path_lengths(parent, stack)
+    order = np.argsort(depth, kind="stable")
+    bounds = np.searchsorted(depth[order], np.arange(int(depth.max(initial=0)) + 2))
+    levels: list[_Level] = []
+    nothing = np.empty(0, np.int64)
+    wanted = nothing  # keys of the parents of the level below
+    for at in range(len(bounds) - 2, 0, -1):
+        ending = order[bounds[at] : bounds[at + 1]]
+        own = (base[ending] + 1) * len(parent) + stack[ending]
+        keys, place = np.unique(np.concatenate([own, wanted]), return_inverse=True)
+        if levels:
+            levels[-1].parent = place[len(ending) :]
+        bases, stacks = keys // len(parent), keys % len(parent)
+        levels.append(_Level(bases - 1, stacks, ending, place[: len(ending)], nothing))
+        wanted = bases * len(parent) + parent[stacks]
+    return levels[::-1]
+
+
+def _flat(levels: list[I64]) -> I32:
+    return np.concatenate(levels).astype(np.int32) if levels else np.empty(0, np.int32)

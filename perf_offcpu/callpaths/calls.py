@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who calls whom, and how much time lies behind it: functions with their own and their inclusive time.
+
+Inclusive time counts each sample once for a function, however often the function is on its stack, and once
+for a call from one function to another: with recursion, only the outermost occurrence counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.options import Options
+from perf_offcpu.callpaths.depths import depths
+from perf_offcpu.callpaths.names import Name
+from perf_offcpu.callpaths.tree import PathTree, build_paths
+from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.profile import Profile
+
+
+@dataclass(slots=True)
+class Calls:
+    """Functions and the calls between them, in the unit of the profile.
+
+    Args:
+        names: the k functions that are on a stack.
+        own: int64[k], weight of samples that end in it.
+        inclusive: int64[k], weight of samples that have it on their stack.
+        waits: int64[k], waits (of other events: samples) that end in it.
+        caller, callee: int64[m], the two functions of each call, different pairs.
+        weight: int64[m], weight of samples that have this call on their stack.
+        total: the weight of all samples.
+    """
+
+    names: list[Name]
+    own: I64
+    inclusive: I64
+    waits: I64
+    caller: I64
+    callee: I64
+    weight: I64
+    total: int
+
+
+def calls_of(profile: Profile, options: Options, chosen: Bool) -> Calls:
+    """The calls on all stacks of a profile, threads together.
+
+    Args:
+        chosen: bool[samples], those that count; the others only lend their functions and calls.
+    """
+    tree = build_paths(profile, options, rooted=False)
+    own, waits = (
+        tree.total(np.where(chosen, column, 0)) for column in (profile.samples.period, profile.samples.count)
+    )
+    below = subtree_sums(tree, own)
+    used, function = np.unique(tree.name, return_inverse=True)
+    inner = np.flatnonzero(tree.parent >= 0)
+    first, pair_of_inner = group(function[tree.parent[inner]], function[inner])
+    pair = np.full(len(tree), -1, np.int64)
+    pair[inner] = pair_of_inner
+    calling = tree.parent[inner[first]]
+    return Calls(
+        [tree.names[row] for row in used.tolist()],
+        sum_by(function, own, len(used)),
+        sum_by(_only(function, outermost(tree.parent, function)), below, len(used)),
+        sum_by(function, waits, len(used)),
+        function[calling],
+        function[inner[first]],
+        sum_by(_only(pair, outermost(tree.parent, pair)), below, len(first)),
+        int(own.sum()),
+    )
+
+
+def subtree_sums(tree: PathTree, values: I64) -> I64:
+    """int64[nodes]: the sum over each node and everything below it."""
+    sums, depth = values.copy(), depths(tree.parent)
+    by_depth = np.argsort(-depth, kind="stable")
+    bounds = np.flatnonzero(np.diff(depth[by_depth], prepend=-1, append=-1))
+    for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+        level = by_depth[begin:end]
+        level = level[tree.parent[level] >= 0]
+        np.add.at(sums, tree.parent[level], sums[level])
+    return sums
+
+
+def outermost(parent: I32, key: NDArray[np.integer]) -> Bool:
+    """bool[nodes]: whether no node above has the same key; by climbing from all nodes at once."""
+    result = np.ones(len(parent), np.bool_)
+    node = np.flatnonzero(parent >= 0)
+    above = parent[node]
+    while len(node):
+        same = key[above] == key[node]
+        result[node[same]] = False
+        above = parent[above]
+        going = ~same & (above >= 0)
+        node, above = node[going], above[going]
+    return result
+
+
+def _only(key: NDArray[np.integer], chosen: Bool) -> I64:
+    """The key where chosen, -1 (in no group) elsewhere."""
+    return np.where(chosen, key, -1).astype(np.int64)

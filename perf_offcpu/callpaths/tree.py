@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tree that pictures and folded lines show: thread, then frames by name, from the root on.
+
+It differs from the profile's stack tree in three ways. Each root (a comm, or with options a process or a
+thread) has its own copy of the stacks that it used. Frames are merged by name. And what could not be
+recorded stands in it as a marked node, so that its time is seen:
+
+    comm ─ main ─ read                        a whole stack
+    comm ─ [truncated] ─ f ─ read             frames nearer to the root were cut
+    comm ─ [missed user stack] ─ schedule     only the kernel's part is there
+    comm ─ main ─ [missed kernel stack]       only the user's part is there
+    comm ─ [missed stack]                     neither; [no stack] if none was asked for
+
+Below that may come the task state, as a node like a frame, and who woke the sleeper, as in bcc's offwaketime:
+the waker's stack upside down, so that its leaf meets the sleeper's, and its name.
+
+    comm ─ main ─ read ─ -- ─ try_to_wake_up_[w] ─ write_[w] ─ main_[w] ─ waker_[w]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.options import Options
+from perf_offcpu.analysis.states import STATES, state_codes
+from perf_offcpu.callpaths.build import PathBuilder
+from perf_offcpu.callpaths.depths import path_lengths
+from perf_offcpu.callpaths.names import Name
+from perf_offcpu.callpaths.waker_names import WAKER_DELIMITER, wakers_of
+from perf_offcpu.model.callchains import Ragged, offsets_of
+from perf_offcpu.model.columns import I32, I64, U8, U64
+from perf_offcpu.model.profile import Profile, ProfileSamples
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.text import MISSED_KERNEL_STACK, MISSED_STACK, MISSED_USER_STACK, NO_STACK, TRUNCATED
+
+MARKS = ("", TRUNCATED, MISSED_USER_STACK, MISSED_STACK, NO_STACK)
+"""What can stand between a root and the frames, by code (see `marks_of`)."""
+_USER_LOST = SampleFlag.NO_USER_STACK | SampleFlag.UNMERGED
+_ANY_LOST = _USER_LOST | SampleFlag.NO_KERNEL_STACK
+
+
+@dataclass(slots=True)
+class PathTree:
+    """n nodes; `parent[node] < node`.
+
+    Args:
+        names: what nodes are called; several nodes may share one.
+        parent: int32[n]; -1 for a root.
+        name: int32[n], index into names.
+        of_sample: int32[samples], the node at which each sample ends.
+        frames: int64[names], the row in the profile's frames that a name stands for, the first if it stands
+            for several; -1 for what is no frame.
+    """
+
+    names: list[Name]
+    parent: I32
+    name: I32
+    of_sample: I32
+    frames: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    def total(self, values: NDArray[np.int64]) -> I64:
+        """int64[n]: the sum of a sample column over the samples that end at each node (exclusive)."""
+        return sum_by(self.of_sample.astype(np.int64), values, len(self))
+
+    def paths(self, nodes: I64) -> Ragged:
+        """The names (indices into `names`) on the way to each of the given nodes, root first."""
+        lengths = path_lengths(self.parent, nodes)
+        offsets = offsets_of(lengths)
+        values: U64 = np.empty(offsets[-1], np.uint64)
+        place, at = offsets[1:] - 1, nodes
+        while len(at):
+            values[place] = self.name[at]
+            above = self.parent[at]
+            place, at = place[above >= 0] - 1, above[above >= 0].astype(np.int64)
+        return Ragged(offsets, values)
+
+
+def build_paths(profile: Profile, options: Options, *, rooted: bool = True, merged: bool = True) -> PathTree:
+    """The tree of all samples of a profile.
+
+    Args:
+        options: choose roots (pid, tid), names (kernel, addrs) and leaves (state).
+        rooted: without, threads share one tree, and its roots are the outermost frames and marks.
+        merged: without, every address of a function is a name of its own.
+    """
+    samples = profile.samples
+    top, below = marks_of(samples)
+    state = state_codes(samples) if options.state else np.zeros(len(samples), np.uint8)
+    roots = _root_columns(samples, options) if rooted else []
+    waker = wakers_of(profile, options) if options.waker_stack else None
+    wakers: list[NDArray[np.integer]] = [waker.name, samples.waker_stack] if waker else []
+    first, of = group(*roots, top, below, state, *wakers, samples.stack)
+    builder = PathBuilder(merged)
+    base = builder.add_roots(profile, [column[first] for column in roots], len(first), options)
+    base = builder.add_leaves(base, top[first], MARKS)
+    leaf = builder.add_stacks(profile, base, samples.stack[first].astype(np.int64), options)
+    leaf = builder.add_leaves(leaf, below[first], ("", MISSED_KERNEL_STACK))
+    if options.state:
+        leaf = builder.add_leaves(
+            leaf, (state[first] + 1).astype(np.uint8), ("", *(f"[{one.words}]" for one in STATES))
+        )
+    if waker:
+        known = waker.name[first]
+        leaf = builder.add_leaves(leaf, np.minimum(known, 1), ("", WAKER_DELIMITER))
+        stack = np.where(known > 0, samples.waker_stack[first].astype(np.int64), -1)
+        leaf = builder.add_names(builder.add_inverted(profile, leaf, stack, options), known, waker.names)
+    frames = np.concatenate([np.empty(0, np.int64), *builder.frames])
+    return PathTree(builder.names, *builder.columns(), leaf.astype(np.int32)[of], frames)
+
+
+def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
+    """Per sample: the code of its mark above the frames, and whether it has one below them."""
+    flags = samples.flags
+    bare = samples.stack < 0
+    lost = (flags & np.uint16(_ANY_LOST)) != 0
+    user_lost = (flags & np.uint16(_USER_LOST)) != 0
+    cut = (flags & np.uint16(SampleFlag.TRUNCATED)) != 0
+    top = np.select([bare & lost, bare, user_lost, cut], [3, 4, 2, 1], 0).astype(np.uint8)
+    below = ~bare & ((flags & np.uint16(SampleFlag.NO_KERNEL_STACK)) != 0)
+    return top, below.astype(np.uint8)
+
+
+def _root_columns(samples: ProfileSamples, options: Options) -> list[NDArray[np.integer]]:
+    columns: list[NDArray[np.integer]] = [samples.comm]
+    if options.pid or options.tid:
+        columns.append(samples.pid)
+    if options.tid:
+        columns.append(samples.tid)
+    return columns

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights on their way to an output: what they count, which unit they have, and integers in a coarser one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perf_offcpu.analysis.options import UNITS
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.columns import I64, distinct
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Evsel
+from perf_offcpu.text import printable
+
+
+def events_of(profile: Profile) -> list[Evsel]:
+    """The events whose samples are in the profile, in file order."""
+    return [profile.evsels[row] for row in distinct(profile.samples.evsel).tolist() if row >= 0]
+
+
+def title_of(profile: Profile) -> str:
+    """What the samples of a profile are, of which machine and command; printable."""
+    off = profile.is_offcpu()
+    what = "Off-CPU time" if off.all() else "CPU samples" if not off.any() else "Off-CPU and CPU time"
+    events = ", ".join(event.name for event in events_of(profile))
+    host = f" on {profile.meta.hostname}" if profile.meta.hostname else ""
+    command = f": {' '.join(profile.meta.cmdline)}" if profile.meta.cmdline else ""
+    return printable(f"{what} ({events or 'no samples'}){host}{command}")
+
+
+def unit_of(profile: Profile) -> str:
+    """The unit of all weights of a profile: "ns", or "" for occurrences.
+
+    Raises:
+        UsageError: its events have different units, so that a sum would mean nothing.
+    """
+    units = {event.unit: event.name for event in events_of(profile)}
+    if len(units) > 1:
+        parts = " and ".join(f"{name} ({unit or 'events'})" for unit, name in sorted(units.items()))
+        raise UsageError(f"weights of {parts} do not add up: choose events of one unit with --event")
+    return next(iter(units), "")
+
+
+def unit_factor(profile: Profile, unit: str) -> int:
+    """How many of the profile's own units make one of the unit asked for ("" for its own).
+
+    Raises:
+        UsageError: the unit is one of time and the profile's weights are not.
+    """
+    own = unit_of(profile)
+    if unit and own != "ns" and len(profile.samples):
+        names = ", ".join(event.name for event in events_of(profile))
+        raise UsageError(f"{names} is not counted in time: --unit {unit} does not apply")
+    return UNITS[unit] if unit else 1
+
+
+def in_units(weights: I64, factor: int) -> I64:
+    """Weights divided by `factor`, as integers whose sum is the rounded sum of the weights.
+
+    Each is rounded down, and what the total then lacks goes, one each, to those that lost most (at a tie
+    the earlier ones). So every weight is off by less than one, the total by at most a half.
+    """
+    whole, rest = np.divmod(weights, factor)
+    missing = (int(rest.sum()) + factor // 2) // factor
+    whole[np.argsort(-rest, kind="stable")[:missing]] += 1
+    return whole

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled programs on disk, so that the compiler and its 100 MB are needed once, not at each start.
+
+    $XDG_CACHE_HOME/perf-offcpu/programs/HEX-HEX.program        (`perf_offcpu.cache` has the form)
+
+A name is made of everything that the instructions follow from: the first part of the sources and of what the
+running kernel is like, the second of what was asked for. What is compiled with is not part of it: the file
+tells, so that it can be used where there is no compiler any more.
+
+The recorder has every right on the machine, so it takes programs only from a place where nobody but its own
+user (and root) can have put them: each directory on the way there is looked at. What is read is checked
+for form, and then by the kernel's verifier as any other program is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.cache import DiskCache
+from perf_offcpu.collect.bpf.object import BpfObject, MapShape
+
+LIMIT = 32 << 20
+"""Bytes that all programs together may take."""
+_KIND = "programs"
+_SUFFIX = ".program"
+_KERNEL_NOTES = Path("/sys/kernel/notes")  # with its build-id
+_POSSIBLE_CPUS = Path("/sys/devices/system/cpu/possible")  # as many entries have maps of perf events
+_MAP_NUMBERS = 7  # of MapShape.numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What programs are made of."""
+
+    source: Path
+    """The C file; `include/` beside it serves as kernel headers."""
+    kernel: Mapping[str, int | str]
+    """Preprocessor constants that say what the running kernel is like."""
+    options: Mapping[str, int | str]
+    """Those that say what was asked for."""
+    functions: Sequence[str]
+    """Names of the programs wanted."""
+    maps: Sequence[str]
+    """Names of the maps wanted."""
+
+    @property
+    def defines(self) -> dict[str, int | str]:
+        """All constants."""
+        return {**self.kernel, **self.options}
+
+    def kernel_key(self) -> str:
+        """What all programs for this kernel, by these sources, have in common in their names."""
+        system = os.uname()
+        facts = [system.release, system.version, system.machine, sys.byteorder, sys.maxsize]
+        files = sorted(
+            path for path in self.source.parent.rglob("*") if path.is_file() and path.suffix in (".c", ".h")
+        )
+        parts = [(str(path.relative_to(self.source.parent)), path.read_bytes()) for path in files]
+        notes, cpus = (_read(path) for path in (_KERNEL_NOTES, _POSSIBLE_CPUS))
+        return _hash(facts, notes, cpus, parts, self.source.name, sorted(self.kernel.items()))
+
+    def name(self) -> str:
+        """The name of the file for these programs."""
+        asked = _hash(sorted(self.options.items()), list(self.functions), list(self.maps))
+        return f"{self.kernel_key()}-{asked}{_SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a file holds."""
+
+    made: BpfObject
+    compiler: str
+    """What it was compiled with, as `bpf_compile.compiler` tells."""
+
+
+class ProgramCache:
+    """Programs by recipe.
+
+    Args:
+        files: where they are kept.
+    """
+
+    def __init__(self, files: DiskCache) -> None:
+        self._files = files
+
+    @classmethod
+    def usual(cls) -> ProgramCache | None:
+        """The user's cache; None if he wants none, or others could write there."""
+        files = DiskCache.usual(_KIND, LIMIT)
+        return cls(files) if files is not None and _is_guarded(files.directory) else None
+
+    def read(self, recipe: Recipe) -> Kept | None:
+        """What was kept for a recipe; None if nothing was, or it is damaged."""
+        columns = self._files.read(recipe.name())
+        kept = None if columns is None else _from_columns(columns)
+        if kept is None or not set(recipe.functions) <= set(kept.made.functions):
+            return None
+        return kept if set(recipe.maps) <= {shape.name for shape in kept.made.maps} else None
+
+    def write(self, recipe: Recipe, made: BpfObject, compiler: str) -> None:
+        """Keep programs, if that is possible."""
+        self._files.write(recipe.name(), _to_columns(made, compiler))
+
+    def remove(self, recipe: Recipe) -> None:
+        """Forget what was kept for a recipe."""
+        self._files.remove(recipe.name())
+
+    def count(self, recipe: Recipe) -> int:
+        """How many programs there are for this kernel, whatever was asked for."""
+        try:
+            names = os.listdir(self._files.directory)
+        except OSError:
+            return 0
+        key = recipe.kernel_key()
+        return sum(name.startswith(key) and name.endswith(_SUFFIX) for name in names)
+
+
+def _hash(*facts: object) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _is_guarded(directory: str) -> bool:
+    """Whether nobody but this user and root can have put a directory, or what exists of its path, there."""
+    path = os.path.realpath(directory)
+    while True:
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return False
+        else:
+            others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+            if status.st_uid not in (0, os.geteuid()) or others:
+                return False
+        if path == os.path.dirname(path):
+            return True
+        path = os.path.dirname(path)
+
+
+def _to_columns(made: BpfObject, compiler: str) -> dict[str, NDArray[Any]]:
+    numbers = [shape.numbers for shape in made.maps]
+    return {
+        "compiler": _text([compiler]),
+        "functions": _text(made.functions),
+        "sizes": np.array([len(code) for code in made.functions.values()], np.uint32),
+        "code": np.frombuffer(b"".join(made.functions.values()), np.uint8),
+        "maps": _text(shape.name for shape in made.maps),
+        "shapes": np.array(numbers, np.uint32).reshape(-1),
+        "btf": np.frombuffer(made.btf, np.uint8),
+    }
+
+
+def _from_columns(columns: Mapping[str, NDArray[Any]]) -> Kept | None:
+    """What the columns hold; None if they do not belong together."""
+    try:
+        compiler, functions, maps = (_lines(columns[name]) for name in ("compiler", "functions", "maps"))
+        sizes, shapes = (columns[name].tolist() for name in ("sizes", "shapes"))
+        code, btf = columns["code"].tobytes(), columns["btf"].tobytes()
+    except (KeyError, UnicodeDecodeError):
+        return None
+    whole = len(compiler) == 1 and len(sizes) == len(functions) and sum(sizes) == len(code)
+    if not whole or len(shapes) != _MAP_NUMBERS * len(maps):
+        return None
+    ends = [sum(sizes[: row + 1]) for row in range(len(sizes))]
+    codes = [code[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    rows = [shapes[row : row + _MAP_NUMBERS] for row in range(0, len(shapes), _MAP_NUMBERS)]
+    described = tuple(MapShape(name, *row) for name, row in zip(maps, rows, strict=True))
+    made = BpfObject(dict(zip(functions, codes, strict=True)), described, btf)
+    return Kept(made, compiler[0]) if made.fits() else None
+
+
+def _text(lines: Any) -> NDArray[np.uint8]:
+    return np.frombuffer("\n".join(lines).encode(), np.uint8)
+
+
+def _lines(column: NDArray[Any]) -> list[str]:
+    return column.tobytes().decode().split("\n")

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what is to be recorded, and the running kernel, to programs: on which tracepoints, compiled how.
+
+The constants are explained at the top of bpf/off_cpu.bpf.c and targets.h, which ask for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf.kernel_facts import KernelFacts, controller_offset, pid_namespace_level
+from perf_offcpu.collect.states import ShortWaits, mode_mask
+from perf_offcpu.collect.system.btf import Btf
+from perf_offcpu.errors import CapabilityError
+
+SWITCHED = "offcpu_switched"
+_ON_SWITCH = {"offcpu_switch": "sched_switch"}
+_ON_EXIT = {SWITCHED: "sched_exit_tp"}
+_ON_WAKE_UP = {"offcpu_waking": "sched_waking"}
+_ON_BIRTH = {"offcpu_fork": "sched_process_fork", "offcpu_exec": "sched_process_exec"}
+PID_NAMESPACE = Path("/proc/self/ns/pid")
+FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
+_WINDOWS_A_SECOND = 10  # RATE_WINDOW_NS in bpf/output.h
+EARLY_BELOW_NS = 10_000
+"""Thresholds below which most waits of a busy machine become samples: their kernel stacks are taken early."""
+
+
+def tracepoints_of(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
+    """The programs to attach and where to, in this order: who is seen waiting has been seen coming."""
+    births = {} if config.targets is Targets.ALL else _ON_BIRTH
+    at_exit = _ON_EXIT if facts.has_exit_tp and not config.in_switch else {}
+    wake_ups = _ON_WAKE_UP if config.wakers else {}
+    return {**births, **wake_ups, **at_exit, **_ON_SWITCH}
+
+
+def option_defines(
+    config: OffCpuConfig, facts: KernelFacts, modes: Sequence[str], at_exit: bool, by_probe: bool
+) -> dict[str, int | str]:
+    """The constants that off_cpu.bpf.c asks for, besides those that the kernel decides."""
+    return {
+        "OFFCPU_AT_EXIT": int(at_exit),
+        "OFFCPU_BY_PROBE": int(by_probe),
+        "OFFCPU_KERNEL_EARLY": int(at_exit and config.kernel_stacks and config.threshold_ns < EARLY_BELOW_NS),
+        "OFFCPU_DEFER_USER": int(at_exit and config.deferred_stacks),
+        "OFFCPU_KERNEL_THREADS": int(config.kernel_threads),
+        "OFFCPU_STATES": mode_mask(config.states, modes),
+        "OFFCPU_KERNEL_STACKS": int(config.kernel_stacks),
+        "OFFCPU_SUM_STACKS": int(config.short_waits is ShortWaits.STACKS),
+        "OFFCPU_SUM_CALLERS": int(at_exit and tells_callers(config, facts)),
+        "OFFCPU_CALLERS": config.caller_entries if config.sum_callers else 1,
+        "OFFCPU_DROP_SHORT": int(config.short_waits is ShortWaits.DROP),
+        "OFFCPU_MIN_BLOCK_NS": config.min_block_ns,
+        "OFFCPU_MAX_RATE": max(1, config.max_rate // _WINDOWS_A_SECOND) if config.max_rate else 0,
+        "OFFCPU_WAKERS": int(config.wakers),
+        "OFFCPU_WAKER_STACKS": int(config.wakers and config.waker_stacks),
+        "OFFCPU_BUDGET": int(config.budget),
+        "OFFCPU_BUDGETS": config.budget_entries if config.budget else 1,
+        "OFFCPU_CGROUPS": int(config.cgroups and "TASK_CGROUPS" in facts.defines),
+        "OFFCPU_SUMS": config.sum_entries,
+        "OFFCPU_STACKS": config.stack_entries,
+        "OFFCPU_TARGETS_MAX": config.target_entries,
+    }
+
+
+def tells_callers(config: OffCpuConfig, facts: KernelFacts) -> bool:
+    """Whether sums shall be told by their callers, and can be if waits end in the sleeper's context."""
+    known = {"TASK_MM", "OFFCPU_FRAME_POINTERS"} <= facts.defines.keys()
+    return config.sum_callers and config.short_waits is ShortWaits.STACKS and known
+
+
+def target_defines(config: OffCpuConfig, facts: KernelFacts, btf: Btf) -> dict[str, int]:
+    """The constants that targets.h asks for.
+
+    Raises:
+        CapabilityError: the kernel's BTF has nothing that tells what is asked for.
+    """
+    namespace = PID_NAMESPACE.stat().st_ino
+    group = 0 if config.by_group is None else 2 if config.by_group else 1
+    css = controller_offset(btf, config.by_group) if config.by_group else 0
+    if css is None:
+        raise CapabilityError(
+            f"this kernel has no control group controller {config.by_group}",
+            "name a group of another hierarchy",
+        )
+    return {
+        "OFFCPU_EVERYBODY": int(config.targets is Targets.ALL),
+        "OFFCPU_BY_THREAD": int(config.targets in (Targets.TIDS, Targets.TASKS)),
+        "OFFCPU_BY_PROCESS": int(config.targets in (Targets.PIDS, Targets.TASKS, Targets.COMMAND)),
+        "OFFCPU_BY_CPU": int(config.by_cpu),
+        "OFFCPU_BY_USER": int(config.by_user),
+        "OFFCPU_BY_COMM": int(config.by_comm),
+        "OFFCPU_BY_GROUP": group,
+        "CSS_SET_CSS": css,
+        "OFFCPU_PID_LEVEL": 0 if namespace == FIRST_PID_NAMESPACE else pid_namespace_level(facts),
+        "OFFCPU_PID_NAMESPACE": namespace,
+    }

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A BPF program at the beginning of a function of the kernel, through perf's PMU of kprobes (Linux 4.17).
+
+Kernels before 6.16 have no tracepoint behind a switch, where the thread that comes is `current` already. All
+of them have finish_task_switch(), which it runs first. It is no part of the kernel's BTF, so that only a
+kprobe gets there, as in bcc's own offcputime.
+
+Source: perf_kprobe_init() in kernel/trace/trace_event_perf.c; `kprobe_func` and `probe_offset` in
+include/uapi/linux/perf_event.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+from pathlib import Path
+
+from perf_offcpu.abi.attr import Attr
+from perf_offcpu.collect.events import perf_event
+from perf_offcpu.collect.system.cpus import online_cpus
+
+TYPE = Path("/sys/bus/event_source/devices/kprobe/type")
+_SWITCH_END = re.compile(rb" [tT] (finish_task_switch(?:\.isra\.\d+)?)\n")
+
+
+class Kprobe:
+    """A place in the kernel, open for a program.
+
+    Args:
+        function: its name in kallsyms.
+
+    Raises:
+        OSError: the kernel has no kprobes, or none there.
+    """
+
+    def __init__(self, function: str) -> None:
+        name = ctypes.create_string_buffer(function.encode())
+        try:
+            kind = int(TYPE.read_text())
+        except (FileNotFoundError, ValueError):
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)) from None
+        # One is enough: the program runs on every CPU, whichever the event belongs to.
+        attr = Attr(type=kind, config1=ctypes.addressof(name), sample_period=1)
+        self._fd = perf_event.open_event(attr, online_cpus()[0])
+
+    def attach(self, program_fd: int) -> None:
+        """Have a program of type KPROBE run there, until `close`.
+
+        Raises:
+            OSError: as the kernel says.
+        """
+        perf_event.set_filter(self._fd, program_fd)
+        perf_event.enable(self._fd)
+
+    def close(self) -> None:
+        """Take the program away. Closing twice is allowed."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def switch_end(kallsyms: bytes) -> str:
+    """The function that a task runs first when it comes to a CPU; "" if that is not to be told for sure."""
+    names = _SWITCH_END.findall(kallsyms)
+    return names[0].decode() if len(names) == 1 else ""

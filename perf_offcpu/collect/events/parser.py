@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The on-CPU events that `-e` can name, spelled as in perf.
+
+* software, hardware and cache events by name: `cpu-clock`, `cycles`, `L1-dcache-load-misses`;
+* `rNNN`, a raw code of the machine's own PMU in hexadecimal;
+* `PMU/TERM=VALUE,.../`, as sysfs describes the PMU: `cpu/event=0xc0,umask=0x01/`;
+* `SYSTEM:NAME`, a tracepoint.
+
+Behind a colon (behind the slash of a PMU's) stand modifiers: `cycles:u`, `cpu/event=0xc0/pp`. `none` stands
+for a recording of off-CPU time alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
+from perf_offcpu.collect.events.names import (
+    CYCLES,
+    HARDWARE,
+    MODIFIERS,
+    SOFTWARE,
+    cache_config,
+    modifier_flags,
+)
+from perf_offcpu.collect.events.pmu import DEVICES, parse_pmu_event
+from perf_offcpu.collect.events.tracepoints import TRACEFS, tracepoint_id
+from perf_offcpu.errors import UsageError
+
+DEFAULT_EVENT = "cpu-clock"
+NO_EVENT = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingEvent:
+    """An on-CPU event to sample.
+
+    Args:
+        name: as the user wrote it, or named it (`name=`).
+        type, config, config1, config2, flags: of the attr.
+        period, frequency_hz: what the event itself says of them, 0 for nothing.
+        most_precise: whether its precise_ip shall be the highest that the kernel takes.
+    """
+
+    name: str
+    type: int
+    config: int
+    flags: AttrFlag = AttrFlag(0)
+    config1: int = 0
+    config2: int = 0
+    period: int = 0
+    frequency_hz: int = 0
+    most_precise: bool = False
+
+    @property
+    def needs_pmu(self) -> bool:
+        """Whether the machine's hardware counts it (virtual machines often have no such counters)."""
+        return self.type not in (PerfType.SOFTWARE, PerfType.TRACEPOINT)
+
+    @property
+    def is_tracepoint(self) -> bool:
+        """Whether it is a place in the kernel's source, with data of its own in each sample."""
+        return self.type == PerfType.TRACEPOINT
+
+    def fallback(self) -> SamplingEvent | None:
+        """What perf takes in its place where the hardware does not count it: for cycles the clock."""
+        if (self.type, self.config) != (PerfType.HARDWARE, CYCLES):
+            return None
+        precise = AttrFlag.PRECISE_IP_1 | AttrFlag.PRECISE_IP_2
+        name = re.sub("^(cpu-)?cycles", DEFAULT_EVENT, self.name)
+        clock = (name, PerfType.SOFTWARE, SoftwareConfig.CPU_CLOCK, self.flags & ~precise)
+        return SamplingEvent(*clock, period=self.period, frequency_hz=self.frequency_hz)
+
+
+def known_events() -> tuple[str, ...]:
+    """The names of software and hardware events that `-e` takes."""
+    return (*SOFTWARE, *HARDWARE)
+
+
+def parse_events(
+    texts: Iterable[str], devices: Path = DEVICES, tracefs: Path = TRACEFS
+) -> tuple[SamplingEvent, ...]:
+    """The events of all `-e` options together; each may be a list separated by commas.
+
+    Returns:
+        Events in the order given; () for `none`.
+
+    Raises:
+        UsageError: an event is unknown, named twice, or `none` is not alone.
+    """
+    names = [name.strip() for text in texts for name in _split(text)]
+    if NO_EVENT in names:
+        if len(names) > 1:
+            raise UsageError(f"-e none records off-CPU time alone: name no other event ({', '.join(names)})")
+        return ()
+    if len(set(names)) < len(names):
+        raise UsageError(f"-e names an event twice: {', '.join(names)}")
+    return tuple(_parse_event(name, devices, tracefs) for name in names)
+
+
+def _split(text: str) -> Iterator[str]:
+    """The parts between commas that do not stand between slashes."""
+    rest = text
+    while True:
+        found = re.match(r"(?:[^,/]|/[^/]*(?:/|$))*", rest)
+        end = found.end() if found else len(rest)
+        yield rest[:end]
+        if end == len(rest):
+            return
+        rest = rest[end + 1 :]
+
+
+def _parse_event(text: str, devices: Path, tracefs: Path) -> SamplingEvent:
+    if pmu := re.fullmatch(r"([^/:]*)/([^/]*)/:?(\w*)", text):
+        event = parse_pmu_event(text, pmu[1], pmu[2], devices)
+        configs = event.configs
+        found = SamplingEvent(
+            event.name or text, event.type, configs["config"],
+            config1=configs["config1"], config2=configs["config2"],
+            period=event.period, frequency_hz=event.frequency_hz,
+        )  # fmt: skip
+        return _modified(found, text, pmu[3])
+    parts = text.split(":")
+    if (known := _by_name(parts[0])) and len(parts) <= 2:
+        return _modified(SamplingEvent(text, *known), text, "".join(parts[1:]))
+    if len(parts) in (2, 3):
+        number = tracepoint_id(text, parts[0], parts[1], tracefs)
+        return _modified(SamplingEvent(text, PerfType.TRACEPOINT, number, period=1), text, "".join(parts[2:]))
+    known_names = ", ".join(known_events())
+    raise UsageError(
+        f"-e {text}: unknown event; known are {known_names}, cache events such as LLC-load-misses, "
+        "rNNN (raw, hexadecimal), PMU/TERM=VALUE/, tracepoints SYSTEM:NAME, and none"
+    )
+
+
+def _by_name(name: str) -> tuple[PerfType, int] | None:
+    if name in SOFTWARE:
+        return PerfType.SOFTWARE, int(SOFTWARE[name])
+    if name in HARDWARE:
+        return PerfType.HARDWARE, HARDWARE[name]
+    cache = cache_config(name)
+    if cache is not None:
+        return PerfType.HW_CACHE, cache
+    if re.fullmatch(r"r[0-9a-fA-F]{1,16}", name):
+        return PerfType.RAW, int(name[1:], 16)
+    return None
+
+
+def _modified(event: SamplingEvent, text: str, modifiers: str) -> SamplingEvent:
+    found = modifier_flags(modifiers)
+    if found is None:
+        raise UsageError(f"-e {text}: unknown modifier {modifiers!r}; known are {MODIFIERS}")
+    return replace(event, flags=found[0], most_precise=found[1])

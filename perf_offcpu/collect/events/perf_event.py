@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The system call perf_event_open(2) and the ioctls of its file descriptors.
+
+Python has no wrapper for the call, so it goes through libc's syscall(). Refusals are turned into sentences
+by `refusal`, because the same error number means different things for different events.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Final
+
+from perf_offcpu.abi.attr import Attr, PerfType
+from perf_offcpu.binary.layout import Order
+from perf_offcpu.collect.system.limits import privilege_remedy, too_many_files
+from perf_offcpu.errors import CapabilityError, PerfOffcpuError, RecordingError
+
+NATIVE: Final[Order] = "<" if sys.byteorder == "little" else ">"
+"""Byte order of this machine, and so of everything that it records."""
+
+# arch/*/kernel/syscalls; arm64, riscv and loongarch share the generic table.
+_SYSCALL_NUMBERS = {"x86_64": 298, "s390x": 331}
+_SYSCALL_NUMBER_GENERIC = 241
+
+_FLAG_FD_CLOEXEC = 1 << 3
+
+# _IO('$', n) and friends, include/uapi/linux/perf_event.h; the same on x86, arm64, riscv and s390.
+_IOC_ENABLE = 0x2400
+_IOC_DISABLE = 0x2401
+_IOC_SET_OUTPUT = 0x2405
+_IOC_SET_BPF = 0x40042408
+_IOC_ID = 0x80082407
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_SYSCALL = _LIBC.syscall
+_SYSCALL.restype = ctypes.c_long
+
+
+def open_event(attr: Attr, cpu: int) -> int:
+    """Open an event for every task on one CPU; it begins disabled if attr says so.
+
+    Returns:
+        A file descriptor that is closed on exec.
+
+    Raises:
+        OSError: as perf_event_open(2) gives it.
+    """
+    packed = attr.pack(order=NATIVE)
+    number = _SYSCALL_NUMBERS.get(platform.machine(), _SYSCALL_NUMBER_GENERIC)
+    fd = _SYSCALL(
+        ctypes.c_long(number),
+        ctypes.c_char_p(packed),
+        ctypes.c_long(-1),  # pid: every task
+        ctypes.c_long(cpu),
+        ctypes.c_long(-1),  # no group
+        ctypes.c_ulong(_FLAG_FD_CLOEXEC),
+    )
+    if fd < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return int(fd)
+
+
+def enable(fd: int) -> None:
+    """Let an event count."""
+    fcntl.ioctl(fd, _IOC_ENABLE, 0)
+
+
+def disable(fd: int) -> None:
+    """Stop an event; when this returns, it writes no more records."""
+    fcntl.ioctl(fd, _IOC_DISABLE, 0)
+
+
+def redirect(fd: int, ring_owner: int) -> None:
+    """Make an event write into the ring of another one of the same CPU and clock."""
+    fcntl.ioctl(fd, _IOC_SET_OUTPUT, ring_owner)
+
+
+def set_filter(fd: int, program_fd: int) -> None:
+    """Have a BPF program of type PERF_EVENT decide which samples of an event are written."""
+    fcntl.ioctl(fd, _IOC_SET_BPF, program_fd)
+
+
+def event_id(fd: int) -> int:
+    """The id by which the kernel names this event in its records."""
+    buffer = bytearray(8)
+    fcntl.ioctl(fd, _IOC_ID, buffer)
+    return int.from_bytes(buffer, sys.byteorder)
+
+
+def read_counts(fd: int) -> tuple[int, int, int]:
+    """(value, id, records lost) of an event whose read_format is ID | LOST."""
+    value, own_id, lost = memoryview(os.read(fd, 24)).cast("Q")
+    return value, own_id, lost
+
+
+def close_event(fd: int) -> None:
+    """Give an event back to the kernel."""
+    os.close(fd)
+
+
+def refusal(problem: OSError, name: str, attr: Attr) -> PerfOffcpuError:
+    """The sentence for an event that the kernel would not open."""
+    hardware = attr.type not in (PerfType.SOFTWARE, PerfType.TRACEPOINT)
+    if hardware and problem.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL):
+        return CapabilityError(
+            f"event {name}: this machine has no hardware counter for it (virtual machines often have none)",
+            "use -e cpu-clock",
+        )
+    if problem.errno in (errno.EACCES, errno.EPERM):
+        return CapabilityError(
+            f"event {name} may not be opened for all processes (kernel.perf_event_paranoid is {_paranoid()})",
+            privilege_remedy(),
+        )
+    if problem.errno in (errno.EMFILE, errno.ENFILE):
+        return too_many_files()
+    if problem.errno == errno.ENOSYS:
+        return CapabilityError("this kernel has no perf events", "use one built with CONFIG_PERF_EVENTS")
+    return RecordingError(f"event {name}: the kernel refuses it: {problem.strerror}")
+
+
+def _paranoid() -> str:
+    try:
+        return Path("/proc/sys/kernel/perf_event_paranoid").read_text().strip()
+    except OSError:
+        return "unknown"

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Control groups: those that exist when a recording begins, as CGROUP records, and those that `-G` names.
+
+The id that BPF and perf report is that of the unified hierarchy (cgroup2): the inode number of the
+directory. Groups made later announce themselves in the records of the tracker. `-G` can name groups of a v1
+hierarchy, too, which goes by one of its controllers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from perf_offcpu.collect.existing.records import cgroup
+from perf_offcpu.errors import TargetError, UsageError
+
+_V1_NAMES = {"blkio": "io"}  # mount option → name in the kernel, where they differ
+_NO_CONTROLLER = frozenset(("rw", "ro", "xattr", "noprefix", "clone_children", "all", "none"))
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """A mounted hierarchy: where, and a controller of it; "" for cgroup v2, None for one without."""
+
+    mount: str
+    controller: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A control group: its id within the hierarchy, and that by its controller, "" for cgroup v2."""
+
+    path: str
+    id: int
+    controller: str = ""
+
+
+def find_groups(names: Iterable[str]) -> tuple[Group, ...]:
+    """The groups that `-G` names: paths below a mount, or relative to cgroup v2, else to a v1 hierarchy.
+
+    Raises:
+        TargetError: there is no such group.
+        UsageError: they are of different hierarchies.
+    """
+    mounted = hierarchies(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"))
+    groups = tuple(_find_group(name, mounted) for name in names)
+    if len({group.controller for group in groups}) > 1:
+        raise UsageError(
+            f"-G: {' and '.join(group.path for group in groups)} are of different hierarchies: choose one"
+        )
+    return groups
+
+
+def _find_group(name: str, mounted: tuple[Hierarchy, ...]) -> Group:
+    for hierarchy in sorted(mounted, key=lambda one: (one.controller != "", -len(one.mount))):
+        if name.startswith("/") and Path(name).is_relative_to(hierarchy.mount):
+            path = Path(name)
+        else:
+            path = Path(hierarchy.mount, name.lstrip("/"))
+        if ".." in path.parts or not (path / "cgroup.procs").exists():
+            continue
+        if hierarchy.controller is None:
+            raise UsageError(f"-G {name}: the hierarchy {hierarchy.mount} has no controller to go by")
+        return Group(str(path), path.stat().st_ino, hierarchy.controller)
+    places = ", ".join(one.mount for one in mounted) or "no hierarchy, because none is mounted"
+    raise TargetError(f"-G {name}: there is no such control group in {places}")
+
+
+def hierarchies(mountinfo: str) -> tuple[Hierarchy, ...]:
+    """All mounted hierarchies, from the text of /proc/PID/mountinfo (proc(5)), in its order."""
+    found = []
+    for line in mountinfo.splitlines():
+        place, _, rest = line.partition(" - ")
+        kind, _, options = rest.split(" ", 2)
+        if kind not in ("cgroup", "cgroup2"):
+            continue
+        names = [one for one in options.split(",") if one not in _NO_CONTROLLER and "=" not in one]
+        v1 = _V1_NAMES.get(names[0], names[0]) if names else None
+        mount = place.split()[4].replace(r"\040", " ")
+        found.append(Hierarchy(mount, "" if kind == "cgroup2" else v1))
+    return tuple(found)
+
+
+def cgroup_records() -> Iterator[bytes]:
+    """One record for each group of the unified hierarchy, parents first; none if it is not mounted."""
+    mount = cgroup2_mount(Path("/proc/self/mountinfo").read_bytes())
+    if mount is None:
+        return
+    for directory, names, _ in os.walk(mount):
+        names.sort()
+        path = directory[len(mount) :] or b"/"
+        try:
+            yield cgroup(os.stat(directory).st_ino, path)
+        except FileNotFoundError:
+            continue
+
+
+def cgroup2_mount(mountinfo: bytes) -> bytes | None:
+    """Where the unified hierarchy is mounted, from the text of /proc/PID/mountinfo (proc(5))."""
+    for line in mountinfo.splitlines():
+        place, _, kind = line.partition(b" - ")
+        if kind.split()[0] == b"cgroup2":
+            return place.split()[4].replace(rb"\040", b" ")
+    return None

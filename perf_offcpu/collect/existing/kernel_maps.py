@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the kernel's own code lies: its text, its modules, and the BPF programs it has compiled.
+
+Without the first record perf warns that "kernel address maps were restricted" and names nothing. Addresses
+come from /proc/kallsyms, which shows zeros to those who may not see them (kernel.kptr_restrict); then there
+are no such records, and kernel frames stay numbers.
+
+Source: tools/perf/util/synthetic-events.c: perf_event__synthesize_kernel_mmap() and following.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from perf_offcpu.abi.records import KSYMBOL_TYPE_BPF, CpuMode, RecordType
+from perf_offcpu.collect.existing.build_ids import kernel_build_id, module_build_id
+from perf_offcpu.collect.existing.records import KERNEL_PID, mmap2, synthesized
+
+KERNEL_DSO = b"[kernel.kallsyms]"
+
+_LAST_BYTES = 4096
+"""Assumed for the last BPF program in memory; the length of the others is seen from their neighbours."""
+
+
+class KernelMaps:
+    """The records of kernel text, modules and BPF programs.
+
+    Attributes:
+        files: name → build-id of the kernel and of each module that has one.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[bytes, bytes] = {}
+        self._kallsyms = _read("/proc/kallsyms")
+
+    def records(self) -> Iterator[bytes]:
+        """One record after the other: the kernel, its modules, its BPF programs."""
+        yield from self._kernel()
+        yield from self._modules()
+        yield from self._bpf_programs()
+
+    def _kernel(self) -> Iterator[bytes]:
+        for name in (b"_text", b"_stext"):
+            start = self._address(name)
+            end = self._address(b"_edata") or self._address(b"_etext")
+            if start and end > start:
+                # pgoff repeats the address: a report compares it with where the symbol is by then.
+                yield self._mmap(KERNEL_DSO, name, start, end - start, start, kernel_build_id())
+                return
+
+    def _modules(self) -> Iterator[bytes]:
+        modules = [line.split() for line in _read("/proc/modules").splitlines()]
+        files = _module_files() if modules else {}
+        for module in modules:
+            name, size, address = module[0], int(module[1]), int(module[5], 16)
+            if address:
+                path = files.get(name, b"[" + name + b"]")
+                yield self._mmap(path, b"", address, size, 0, module_build_id(os.fsdecode(name)))
+
+    def _mmap(self, dso: bytes, suffix: bytes, start: int, size: int, pgoff: int, build_id: bytes) -> bytes:
+        if build_id:
+            self.files[dso] = build_id
+        values = {
+            "pid": KERNEL_PID,
+            "tid": 0,
+            "addr": start,
+            "len": size,
+            "pgoff": pgoff,
+            "prot": 0,
+            "flags": 0,
+            "filename": dso + suffix,
+        }
+        return mmap2(CpuMode.KERNEL, values, build_id)
+
+    def _bpf_programs(self) -> Iterator[bytes]:
+        programs = bpf_symbols(self._kallsyms)
+        ends = [address for address, _ in programs[1:]] + [
+            address + _LAST_BYTES for address, _ in programs[-1:]
+        ]
+        for (address, name), end in zip(programs, ends, strict=True):
+            if address and 0 < end - address < 1 << 32:
+                yield _ksymbol(address, end - address, name)
+
+    def _address(self, symbol: bytes) -> int:
+        """Address of a symbol of the kernel's, 0 if it is not listed."""
+        end = self._kallsyms.find(b" " + symbol + b"\n")
+        line = self._kallsyms.rfind(b"\n", 0, max(end, 0)) + 1
+        return int(self._kallsyms[line:end].split()[0], 16) if end >= 0 else 0
+
+
+def bpf_symbols(kallsyms: bytes) -> list[tuple[int, bytes]]:
+    """(address, name) of everything that BPF put into kernel memory, ascending."""
+    # They stand behind the kernel's own symbols, so that most of the text need not be searched.
+    begin = kallsyms.rfind(b"\n", 0, max(0, kallsyms.find(b"\t[bpf]"))) + 1
+    found = re.findall(rb"^([0-9a-f]+) . (\S+)\t\[bpf\]$", kallsyms[begin:], re.MULTILINE)
+    return sorted((int(address, 16), name) for address, name in found)
+
+
+def _ksymbol(address: int, size: int, name: bytes) -> bytes:
+    values = {"addr": address, "len": size, "ksym_type": KSYMBOL_TYPE_BPF, "flags": 0, "name": name}
+    return synthesized(RecordType.KSYMBOL, 0, values)
+
+
+def _module_files() -> dict[bytes, bytes]:
+    """Module name → path of its file, from the list that depmod keeps."""
+    directory = Path("/lib/modules", os.uname().release)
+    files = {}
+    for line in _read(directory / "modules.dep").splitlines():
+        path = line.partition(b":")[0]
+        name = path.rpartition(b"/")[2].partition(b".")[0].replace(b"-", b"_")
+        files[name] = os.fsencode(directory) + b"/" + path
+    return files
+
+
+def _read(path: str | Path) -> bytes:
+    """A file of the kernel's, b"" where it has none (no modules, no symbols)."""
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What already runs when a recording begins, read from /proc and told in the kernel's own records.
+
+For each process: FORK and COMM of every thread, then, where wanted, NAMESPACES and one MMAP2 for each
+executable mapping. The tracker events must be enabled first: what happens between their start and the scan
+then appears twice, which is harmless, and nothing appears never.
+
+Tasks come and go during the scan; one that is gone is left out. Names are bytes: /proc shows what programs
+chose, which need not be UTF-8.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+
+from perf_offcpu.abi.records import PROT_EXEC, CpuMode, Misc, RecordType
+from perf_offcpu.collect.existing.build_ids import BuildIdCache, build_id_of_memory
+from perf_offcpu.collect.existing.records import mmap2, synthesized
+
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError)
+
+# Order of the indices in PERF_RECORD_NAMESPACES, include/uapi/linux/perf_event.h
+_NAMESPACES = ("net", "uts", "ipc", "pid", "user", "mnt", "cgroup")
+
+_PROT = ((b"r", 1), (b"w", 2), (b"x", PROT_EXEC))
+_MAP_SHARED, _MAP_PRIVATE = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """One line of /proc/PID/maps."""
+
+    start: int
+    end: int
+    permissions: bytes
+    offset: int
+    device: tuple[int, int]
+    inode: int
+    name: bytes
+
+
+class ProcScan:
+    """One look at all processes.
+
+    Args:
+        mapped: processes whose maps and namespaces are wanted; of the others threads and names are told,
+            because they may be parents or wakers.
+        data_maps: tell of files mapped for reading, too.
+    """
+
+    def __init__(self, mapped: Container[int], data_maps: bool = False) -> None:
+        self.mapped, self.data_maps = mapped, data_maps
+        self.build_ids = BuildIdCache()
+        self.files: dict[bytes, bytes] = {}
+        """Path → build-id of every mapped file that has one."""
+        self._vdso = _vdso_build_id()
+
+    def records(self) -> Iterator[bytes]:
+        """Records of one process at a time, in ascending order of pids."""
+        for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+            try:
+                yield b"".join(self._process(pid))
+            except _GONE:
+                continue
+
+    def _process(self, pid: int) -> Iterator[bytes]:
+        parent = _parent(pid)
+        for tid in sorted(map(int, os.listdir(f"/proc/{pid}/task"))):
+            try:
+                comm = _read(f"/proc/{pid}/task/{tid}/comm")[:-1]
+            except _GONE:
+                continue
+            creator = parent if tid == pid else pid
+            fork = {"pid": pid, "ppid": creator, "tid": tid, "ptid": creator, "time": 0}
+            yield synthesized(RecordType.FORK, Misc.FORK_EXEC, fork)
+            yield synthesized(RecordType.COMM, 0, {"pid": pid, "tid": tid, "comm": comm})
+        if pid in self.mapped:
+            yield from self._maps(pid)
+
+    def _maps(self, pid: int) -> Iterator[bytes]:
+        mappings = [one for one in parse_maps(_read(f"/proc/{pid}/maps")) if self._is_told(one)]
+        if mappings:  # kernel threads have none
+            yield _namespaces(pid)
+        for mapping in mappings:
+            yield self._mmap(pid, mapping)
+
+    def _is_told(self, mapping: Mapping) -> bool:
+        data = self.data_maps and mapping.inode > 0 and mapping.permissions.startswith(b"r-")
+        return data or b"x" in mapping.permissions
+
+    def _mmap(self, pid: int, mapping: Mapping) -> bytes:
+        build_id = self._build_id(pid, mapping)
+        values = {
+            "pid": pid,
+            "tid": pid,
+            "addr": mapping.start,
+            "len": mapping.end - mapping.start,
+            "pgoff": mapping.offset,
+            "maj": mapping.device[0],
+            "min": mapping.device[1],
+            "ino": mapping.inode,
+            "ino_generation": 0,
+            "prot": sum(bit for letter, bit in _PROT if letter in mapping.permissions),
+            "flags": _MAP_SHARED if b"s" in mapping.permissions else _MAP_PRIVATE,
+            "filename": _shown_name(mapping.name),
+        }
+        misc = 0 if b"x" in mapping.permissions else Misc.MMAP_DATA
+        return mmap2(CpuMode.USER, values, build_id, misc)
+
+    def _build_id(self, pid: int, mapping: Mapping) -> bytes:
+        if mapping.name == b"[vdso]":
+            return self._vdso
+        if not mapping.inode:
+            return b""
+        build_id = self.build_ids.of_mapping(pid, f"{mapping.start:x}-{mapping.end:x}")
+        if build_id:
+            self.files[mapping.name] = build_id
+        return build_id
+
+
+def parse_maps(text: bytes) -> Iterator[Mapping]:
+    """The lines of a /proc/PID/maps."""
+    for line in text.splitlines():
+        place, permissions, offset, device, inode, *name = line.split(None, 5)
+        start, _, end = place.partition(b"-")
+        major, _, minor = device.partition(b":")
+        yield Mapping(
+            int(start, 16),
+            int(end, 16),
+            permissions,
+            int(offset, 16),
+            (int(major, 16), int(minor, 16)),
+            int(inode),
+            name[0].replace(rb"\012", b"\n") if name else b"",
+        )
+
+
+def _shown_name(name: bytes) -> bytes:
+    """The name as the kernel writes it in its own MMAP2 records."""
+    return b"//anon" if not name or name.startswith(b"/anon_hugepage") else name
+
+
+def _namespaces(pid: int) -> bytes:
+    links = [os.stat(f"/proc/{pid}/ns/{name}") for name in _NAMESPACES]
+    link_info = [{"dev": link.st_dev, "ino": link.st_ino} for link in links]
+    return synthesized(RecordType.NAMESPACES, 0, {"pid": pid, "tid": pid, "link_info": link_info})
+
+
+def _parent(pid: int) -> int:
+    """The parent's pid. In /proc/PID/stat it stands behind the comm, which may hold anything."""
+    return int(_read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])
+
+
+def _vdso_build_id() -> bytes:
+    for mapping in parse_maps(_read("/proc/self/maps")):
+        if mapping.name == b"[vdso]":
+            return build_id_of_memory(mapping.start, mapping.end - mapping.start)
+    return b""
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records that the recorder makes itself, in the kernel's form.
+
+They tell what was there before the recording began: running tasks, their maps, the kernel's own. Their
+trailer is zero, which to perf means "of the first event" and "deliver now, before anything with a time".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perf_offcpu.abi.records import CpuMode, Misc, RecordType
+from perf_offcpu.abi.sample import TRAILER
+from perf_offcpu.collect.events.evsels import SAMPLE_TYPE
+from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.perfdata.write.features import BUILD_ID_BYTES
+from perf_offcpu.perfdata.write.writer import pack_record
+
+KERNEL_PID = 2**32 - 1
+"""pid -1: the kernel's own maps belong to every process."""
+
+ZERO_TRAILER = bytes(TRAILER.size(SAMPLE_TYPE))
+
+_NO_INODE = {"maj": 0, "min": 0, "ino": 0, "ino_generation": 0}
+
+
+def synthesized(record_type: RecordType, misc: int, values: Mapping[str, Any]) -> bytes:
+    """A record about what was there before the recording."""
+    return pack_record(record_type, misc, values, ZERO_TRAILER, NATIVE)
+
+
+def trailer(**values: int) -> bytes:
+    """A trailer with some of its fields given (`abi.sample.TRAILER`), the rest zero."""
+    zeros = {field.name: 0 for field in TRAILER.active(SAMPLE_TYPE)}
+    return TRAILER.pack(zeros | values, NATIVE, SAMPLE_TYPE)
+
+
+def mmap2(cpumode: CpuMode, mapping: Mapping[str, Any], build_id: bytes = b"", misc: int = 0) -> bytes:
+    """An MMAP2 record; with a build-id in the form that carries it instead of the inode.
+
+    Args:
+        mapping: the record's other fields, as in `abi.records`; without `maj` and so on, they are 0.
+        misc: further bits of the header.
+    """
+    if not build_id:
+        return synthesized(RecordType.MMAP2, cpumode | misc, _NO_INODE | dict(mapping))
+    identity = {
+        "build_id_size": len(build_id),
+        "reserved_1": 0,
+        "reserved_2": 0,
+        "build_id": build_id.ljust(BUILD_ID_BYTES, b"\0"),
+    }
+    return synthesized(RecordType.MMAP2, cpumode | misc | Misc.MMAP_BUILD_ID, identity | dict(mapping))
+
+
+def cgroup(cgroup_id: int, path: bytes) -> bytes:
+    """A CGROUP record, its path padded as the kernel pads it."""
+    return synthesized(RecordType.CGROUP, 0, {"id": cgroup_id, "path": path})

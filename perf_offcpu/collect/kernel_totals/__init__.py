@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drain sums, budgets and task states from the BPF maps."""

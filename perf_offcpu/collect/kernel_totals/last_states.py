@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks at the end of a recording or of one of its files, as the BPF program's iterator shows them.
+
+A task is a header (`struct offcpu_last`), its budget as kept so far, and the frames of its stacks; the
+header says how many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.collect.bpf.header import SharedHeader
+
+U64 = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class LastTasks:
+    """Tasks that lived when the recording, or a file of it, ended.
+
+    Args:
+        end_ns: when that was.
+        tasks: rows of `struct offcpu_last`.
+        kernel, user: frames of each row, leaf first; none of those that do not wait.
+        budgets: rows of `struct offcpu_budget`, complete up to `end_ns` or a little later; empty if none were
+            kept.
+    """
+
+    end_ns: int
+    tasks: NDArray[Any]
+    kernel: tuple[U64, ...]
+    user: tuple[U64, ...]
+    budgets: NDArray[Any]
+
+    def waiting(self) -> NDArray[np.int64]:
+        """Rows of those that wait in a state that the user asked for."""
+        return np.flatnonzero(self.tasks["waits"])
+
+    def unless_disturbed(self, later: LastTasks) -> LastTasks:
+        """What is sure of a look at tasks that went on meanwhile.
+
+        A wait counts if it still goes on in a `later` look: then its stacks stood still in this one. A budget
+        counts if it adds up: if not, it was read while it changed, and that of the later look is taken. What
+        does not count is for a later file.
+        """
+        tasks = self.tasks.copy()
+        wait = ("tid", "mode", "switch_out_ns")
+        same = np.isin(_joined(tasks, wait), _joined(later.tasks[later.waiting()], wait))
+        tasks["waits"] *= same
+        sure, others = _sound(self.budgets), _sound(later.budgets)
+        thread = ("tid", "begin_ns")
+        others = others[np.isin(_joined(others, thread), _joined(self.budgets, thread))]
+        others = others[~np.isin(_joined(others, thread), _joined(sure, thread))]
+        return replace(self, tasks=tasks, budgets=np.concatenate([sure, others]))
+
+
+def _sound(budgets: NDArray[Any]) -> NDArray[Any]:
+    """Those that add up."""
+    adds_up = budgets["ns"].sum(axis=1) == budgets["end_ns"] - budgets["begin_ns"]
+    return budgets[np.flatnonzero(adds_up)]
+
+
+def _joined(rows: NDArray[Any], names: tuple[str, ...]) -> NDArray[Any]:
+    """These fields of each row as one value."""
+    fields = np.stack([rows[name].astype(np.uint64) for name in names], axis=1)
+    joined: NDArray[Any] = np.ascontiguousarray(fields).view(f"V{8 * len(names)}").reshape(-1)
+    return joined
+
+
+def parse_tasks(raw: bytes, header: SharedHeader, end_ns: int, with_budget: bool) -> LastTasks:
+    """Take the iterator's output apart.
+
+    Args:
+        raw: what it wrote.
+        header: what its structures look like.
+        end_ns: when the recording ended.
+        with_budget: whether budgets are among it.
+    """
+    task, budget = header.structs["last"], header.structs["budget"]
+    rows, budgets = [], []
+    kernel: list[U64] = []
+    user: list[U64] = []
+    at = 0
+    while at + task.itemsize <= len(raw):
+        row = np.frombuffer(raw, task, 1, at)
+        at += task.itemsize
+        if with_budget:
+            budgets.append(np.frombuffer(raw, budget, 1, at))
+            at += budget.itemsize
+        for frames, name in ((kernel, "nr_kernel"), (user, "nr_user")):
+            number = int(row[name][0])
+            frames.append(np.frombuffer(raw, np.uint64, number, at))
+            at += 8 * number
+        rows.append(row)
+    tasks = np.concatenate([np.empty(0, task), *rows])
+    kept = np.concatenate([np.empty(0, budget), *budgets])
+    if with_budget:
+        _complete(kept, tasks, header, end_ns)
+    return LastTasks(end_ns, tasks, tuple(kernel), tuple(user), kept)
+
+
+def _complete(budgets: NDArray[Any], tasks: NDArray[Any], header: SharedHeader, end_ns: int) -> None:
+    """Add the time from the last change up to the end, so that the buckets add up to the whole."""
+    modes = header.enums["mode"]
+    since = tasks["switch_out_ns"]
+    # A program that was at work when the recording ended may have noted a change just behind the end.
+    end = np.maximum(since, np.uint64(end_ns))
+    woken = np.clip(tasks["wakeup_ns"], since, end)
+    blocked = tasks["mode"] > modes.index("preempted")
+    border = np.where(blocked & (tasks["wakeup_ns"] != 0), woken, end)
+    rows = np.arange(len(tasks))
+    budgets["ns"][rows, tasks["mode"]] += border - since
+    budgets["ns"][rows, modes.index("runnable")] += end - border
+    budgets["pid"], budgets["tid"] = tasks["pid"], tasks["tid"]
+    budgets["end_ns"] = end

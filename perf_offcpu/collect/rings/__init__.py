@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drain the ring buffers of perf events."""

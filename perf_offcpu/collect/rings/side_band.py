@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The side-band records on their way into the file: MMAP2 records get the build-id of what was mapped.
+
+The kernel can put build-ids there itself (attr.build_id). But while one recorder asks for them, the records
+of all others on the machine claim to hold one, too, and perf 6.1 crashes on that (`perfdata.leaked_flag`). So
+the recorder reads them from the files, once per file, when the mapping comes by: from /proc/PID/map_files, or
+by its path if the process has ended already. The inode tells whether that still is the file. The claim, if
+another recorder's asking has put it into our records, is taken out.
+
+KSYMBOL and BPF_EVENT records are cut to their size. When several recorders listen, the kernel adds the size
+of the trailer to the same header once for each (kernel/events/core.c: perf_event_ksymbol_output() and
+perf_event_bpf_output(), seen in 6.18): all but the first get records with old bytes of their ring behind the
+trailer, where perf finds an unknown id and gives up.
+
+Side-band records have rings of their own: they are looked at one by one, and a ring full of samples is no
+reason to lose them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
+from perf_offcpu.binary.layout import Buffer
+from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.collect.existing.build_ids import build_id_of
+from perf_offcpu.collect.existing.records import ZERO_TRAILER
+from perf_offcpu.collect.rings.rings import Sink
+from perf_offcpu.errors import FileFullError
+from perf_offcpu.perfdata.write.features import BUILD_ID_BYTES
+
+_HEAD = RECORD_HEADER.size()
+_LAYOUT = RECORD_LAYOUTS[RecordType.MMAP2]
+_UNION = _HEAD + _LAYOUT.offset("maj", 0)
+_NAME = _HEAD + _LAYOUT.offset("filename", 0)
+_UNION_END = _UNION + 4 + BUILD_ID_BYTES
+_MISC = RECORD_HEADER.offset("misc")
+_GROWING = (int(RecordType.KSYMBOL), int(RecordType.BPF_EVENT))
+_SYMBOL_NAME = _HEAD + RECORD_LAYOUTS[RecordType.KSYMBOL].offset("name", 0)
+_BPF_EVENT_SIZE = _HEAD + RECORD_LAYOUTS[RecordType.BPF_EVENT].size() + len(ZERO_TRAILER)
+_MMAP2, _FLAG = int(RecordType.MMAP2), int(Misc.MMAP_BUILD_ID)
+
+
+def _true_size(kind: int, record: memoryview) -> int:
+    """Of a KSYMBOL or BPF_EVENT record: fixed fields, name padded to 8 bytes, trailer."""
+    if kind == RecordType.BPF_EVENT:
+        return _BPF_EVENT_SIZE
+    name = bytes(record[_SYMBOL_NAME:]).partition(b"\0")[0]
+    return _SYMBOL_NAME + (len(name) // 8 + 1) * 8 + len(ZERO_TRAILER)
+
+
+class SideBand:
+    """Between the rings and a file.
+
+    Args:
+        build_ids: gathers those of what is mapped.
+
+    Attributes:
+        sink: where the records go.
+    """
+
+    def __init__(self, build_ids: MappedBuildIds) -> None:
+        self._build_ids = build_ids
+        self.sink: Sink | None = None
+
+    def append(self, *pieces: Buffer) -> None:
+        """Take over whole records; errors as of the sink."""
+        assert self.sink is not None
+        data = bytearray().join(pieces)
+        try:
+            self.sink.append(*self._sound_pieces(data))
+        except FileFullError as problem:
+            # What was cut out makes bytes here and there differ: all of it counts as not taken.
+            raise FileFullError(str(problem), 0, 0) from None
+
+    def _sound_pieces(self, data: bytearray) -> list[Buffer]:
+        """The bytes of the records as they should be, old bytes behind some left out."""
+        pieces: list[Buffer] = []
+        view = memoryview(data)
+        types, shorts = view.cast("I"), view.cast("H")
+        at = kept = 0
+        while at < len(data) and (size := shorts[at // 2 + 3]):
+            kind = types[at // 4]
+            if kind == _MMAP2:
+                self._complete(view[at : at + size])
+            elif kind in _GROWING and (true_size := _true_size(kind, view[at : at + size])) < size:
+                view[at + 6 : at + 8] = true_size.to_bytes(2, sys.byteorder)
+                pieces.append(view[kept : at + true_size])
+                kept = at + size
+            at += size
+        return [*pieces, view[kept:]]
+
+    def _complete(self, record: memoryview) -> None:
+        misc = int.from_bytes(record[_MISC : _MISC + 2], sys.byteorder) & ~_FLAG
+        build_id = self._build_ids.of_record(record)
+        if build_id:
+            misc |= _FLAG
+            padded = bytes((len(build_id), 0, 0, 0)) + build_id.ljust(BUILD_ID_BYTES, b"\0")
+            record[_UNION:_UNION_END] = padded
+        record[_MISC : _MISC + 2] = misc.to_bytes(2, sys.byteorder)
+
+
+class MappedBuildIds:
+    """Build-ids of files by what MMAP2 records say of them.
+
+    Attributes:
+        files: path → build-id, of every file that has one.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[bytes, bytes] = {}
+        self._known: dict[bytes, bytes] = {}  # inode and name, as they stand in the record
+
+    def of_record(self, record: memoryview) -> bytes:
+        """The build-id of what a record of the kernel's maps; b"" if it has none or is not there any more."""
+        name = bytes(record[_NAME : len(record) - len(ZERO_TRAILER)])
+        if name[:1] != b"/" or name.startswith(b"//"):
+            return b""
+        key = bytes(record[_UNION:_UNION_END]) + name
+        if key not in self._known:
+            build_id = self._read(record, name.rstrip(b"\0"))
+            if build_id is None:
+                return b""
+            self._known[key] = build_id
+        return self._known[key]
+
+    def _read(self, record: memoryview, path: bytes) -> bytes | None:
+        """From the file; None if it is not to be had, from this process at least."""
+        values = _LAYOUT.unpack(bytes(record[_HEAD:_NAME]) + b"\0" * 8, NATIVE, 0)
+        mapping = f"{values['addr']:x}-{values['addr'] + values['len']:x}"
+        for place in (f"/proc/{values['pid']}/map_files/{mapping}".encode(), path):
+            build_id = _build_id(place, values["ino"])
+            if build_id is not None:
+                if build_id:
+                    self.files[path] = build_id
+                return build_id
+        return None
+
+
+def _build_id(path: bytes, inode: int) -> bytes | None:
+    """The build-id of a regular file, b"" if it has none; None if it is not there or another one."""
+    try:
+        info = os.stat(path)
+        if not stat.S_ISREG(info.st_mode) or info.st_ino != inode:
+            return None
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return None
+    try:
+        return build_id_of(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting for the next occasion to empty the rings, and for what ends a recording.
+
+A ring wakes the recorder when it has filled to some degree; a quiet one is looked at every now and then. The
+end comes from a signal, the end of the command, the end of the last target, or the clock.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterable
+
+from perf_offcpu.collect.system.signals import EndingSignals
+from perf_offcpu.collect.targets import TargetWatch
+
+FLUSH_S = 0.2
+"""Rings are emptied at least so often, full or not: as much as a killed recorder loses at most."""
+
+
+class Waiter:
+    """All that the recorder waits for.
+
+    Args:
+        rings: descriptors that become readable when a ring has filled.
+        endings: descriptors of which any ends the recording when it becomes readable.
+        signals: as well.
+        watch: the targets; the last one that ends does it, too.
+        duration_s: time from now after which it is over; None for no limit.
+    """
+
+    def __init__(
+        self,
+        rings: Iterable[int],
+        endings: Iterable[int],
+        signals: EndingSignals,
+        watch: TargetWatch,
+        duration_s: float | None,
+    ) -> None:
+        self._endings, self._watch, self._signals = set(endings), watch, signals
+        self._deadline = None if duration_s is None else time.monotonic() + duration_s
+        self._poll = select.poll()
+        for fd in (*rings, *self._endings, signals.fd, *watch.fds):
+            self._poll.register(fd, select.POLLIN)
+
+    def add_rings(self, rings: Iterable[int]) -> None:
+        """Wait for these, too."""
+        for fd in rings:
+            self._poll.register(fd, select.POLLIN)
+
+    def wait(self) -> bool:
+        """Wait for something to do; True if the recording is over."""
+        left_s = FLUSH_S if self._deadline is None else min(FLUSH_S, self._deadline - time.monotonic())
+        ready = self._poll.poll(max(0.0, left_s) * 1000)
+        over = [self._is_over(fd, flags) for fd, flags in ready]
+        return any(over) or (self._deadline is not None and time.monotonic() >= self._deadline)
+
+    def _is_over(self, fd: int, flags: int) -> bool:
+        if fd in self._endings:
+            return True
+        if fd == self._signals.fd:
+            return self._signals.ending()
+        if fd in self._watch.fds:
+            self._poll.unregister(fd)
+            return self._watch.ended(fd)
+        if flags & ~select.POLLIN:  # the event of a CPU that went offline: there is nothing to wait for
+            self._poll.unregister(fd)
+        return False

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the running kernel says about itself: member offsets and tracepoints, read from its BTF.
+
+BTF is the kernel's own compact type information (`/sys/kernel/btf/vmlinux`). bcc compiles without kernel
+headers and does no CO-RE relocation, so the few offsets that the BPF program needs come from here.
+
+The file is a header, a section of types and a section of strings. Types carry no ids and no index: the id
+of a type is its ordinal (1 first, 0 is `void`), and each record's length follows from its kind and from
+the count in its second word. Whoever wants an id has to find where all records begin (`btf_walk`), which is
+done at the first question for a name that the kernel has.
+
+Format: Documentation/bpf/btf.rst and include/uapi/linux/btf.h of the kernel. Byte order is the machine's.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from perf_offcpu.collect.system.btf_walk import Kind, TypeIndex, walk
+from perf_offcpu.errors import CapabilityError, FormatError
+
+VMLINUX_BTF = Path("/sys/kernel/btf/vmlinux")
+
+_MAGIC = 0xEB9F
+_HEADER = struct.Struct("=HBBIIIII")  # magic, version, flags, hdr_len, type_off, type_len, str_off, str_len
+_MAX_DEPTH = 32  # of typedefs and anonymous members: the kernel's stay below 10; damage can make circles
+
+
+_NAMED = frozenset((Kind.STRUCT, Kind.UNION, Kind.TYPEDEF, Kind.ENUM, Kind.FUNC, Kind.VAR, Kind.DATASEC))
+_COMPOSITE = frozenset((Kind.STRUCT, Kind.UNION))
+_TRANSPARENT = frozenset((Kind.TYPEDEF, Kind.VOLATILE, Kind.CONST, Kind.RESTRICT, Kind.TYPE_TAG))
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Where a member lies in its structure."""
+
+    offset: int
+    """Bytes from the start of the outermost structure."""
+    size: int
+    """Bytes; 0 if the type has no size of its own (an array, a function)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tracepoint:
+    """A tracepoint that a BPF program of the kind `tp_btf` can be attached to."""
+
+    btf_id: int
+    """Id of the typedef `btf_trace_<name>`, wanted by BPF_PROG_LOAD as attach_btf_id."""
+    args: int
+    """Number of arguments that the program gets."""
+
+
+class Btf:
+    """The types of a kernel.
+
+    Args:
+        data: the bytes of `/sys/kernel/btf/vmlinux` or of a file of the same form.
+        path: what to call them in errors.
+
+    Raises:
+        FormatError: header or sections are not BTF of this machine's byte order.
+    """
+
+    def __init__(self, data: bytes, path: str = str(VMLINUX_BTF)) -> None:
+        self._path = path
+        types, self._strings = self._sections(data)
+        self._words = memoryview(data)[types].cast("I")
+
+    @classmethod
+    def load(cls, path: Path = VMLINUX_BTF) -> Btf:
+        """Read the running kernel's BTF.
+
+        Raises:
+            CapabilityError: the kernel offers none.
+            FormatError: the file is damaged.
+        """
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise CapabilityError(
+                f"the kernel's type information {path} cannot be read ({error.strerror})",
+                "boot a kernel built with CONFIG_DEBUG_INFO_BTF=y, as those of all large distributions are",
+            ) from error
+        return cls(data, str(path))
+
+    def type_id(self, kind: Kind, name: str) -> int | None:
+        """The id of a structure, union, typedef, function or variable; None if there is none of this name."""
+        name_off = self._strings.find(b"\0" + name.encode() + b"\0") + 1
+        return self._index.find(kind, name_off) if name_off and kind in _NAMED else None
+
+    @functools.cached_property
+    def _index(self) -> TypeIndex:
+        """Where all types are, found out when it is first asked for."""
+        index = walk(self._words)
+        if index.problem:
+            raise self._damage(index.problem)
+        return index
+
+    def has_string(self, name: str) -> bool:
+        """Whether any type, member or enumerator bears this name (say `BPF_FUNC_task_pt_regs`)."""
+        return b"\0" + name.encode() + b"\0" in self._strings
+
+    def member(self, structure: str, path: str) -> Member | None:
+        """Where a member lies; None if the structure or the member does not exist.
+
+        Args:
+            structure: a `struct`'s name.
+            path: member name; names joined by dots go into embedded structures (`"thread.sp"`), never
+                through pointers. Members of anonymous structures and unions are found by their own name.
+
+        Raises:
+            FormatError: the types are damaged, or the member is a bit field.
+        """
+        type_id = self.type_id(Kind.STRUCT, structure)
+        offset = 0
+        for name in path.split("."):
+            found = None if type_id is None else self._find_member(self._resolve(type_id), name, _MAX_DEPTH)
+            if found is None:
+                return None
+            offset, type_id = offset + found[0], found[1]
+        return Member(offset, self._size(type_id or 0))
+
+    def enumerator(self, enumeration: str, name: str) -> int | None:
+        """The value of an enumerator of an `enum` of 32 bits; None if there is none."""
+        type_id = self.type_id(Kind.ENUM, enumeration)
+        if type_id is None:
+            return None
+        first = self._record(type_id) + 3
+        for index in range(first, first + 2 * self._vlen(type_id), 2):
+            if self._string(self._words[index]) == name:
+                return self._words[index + 1]
+        return None
+
+    def tracepoint(self, name: str) -> Tracepoint | None:
+        """The tracepoint `name`, found by its typedef `btf_trace_<name>`; None if the kernel lacks it."""
+        type_id = self.type_id(Kind.TYPEDEF, f"btf_trace_{name}")
+        if type_id is None:
+            return None
+        pointer = self._word(type_id, 2)
+        prototype = self._word(pointer, 2)
+        if (self._kind(pointer), self._kind(prototype)) != (Kind.PTR, Kind.FUNC_PROTO):
+            raise self._damage(f"btf_trace_{name} is not a pointer to a function")
+        return Tracepoint(type_id, self._vlen(prototype) - 1)  # the first is the probe's private `void *`
+
+    def per_cpu_offset(self, name: str) -> int | None:
+        """Where a per-CPU variable lies in each CPU's area, in bytes; None if it is not known."""
+        section, variable = self.type_id(Kind.DATASEC, ".data..percpu"), self.type_id(Kind.VAR, name)
+        if section is None or variable is None:
+            return None
+        first = self._record(section) + 3
+        entries = self._words[first : first + 3 * self._vlen(section)].tolist()  # type, offset, size
+        offsets = dict(zip(entries[::3], entries[1::3], strict=True))
+        return offsets.get(variable)
+
+    def _sections(self, data: bytes) -> tuple[slice, bytes]:
+        """The place of the types in `data`, and the strings."""
+        if len(data) < _HEADER.size:
+            raise self._damage(f"header wants {_HEADER.size} bytes, file has {len(data)}")
+        magic, _version, _flags, header, type_off, type_len, str_off, str_len = _HEADER.unpack_from(data)
+        if magic != _MAGIC:
+            raise self._damage(f"magic is {magic:#x}, expected {_MAGIC:#x}")
+        end = header + max(type_off + type_len, str_off + str_len)
+        if end > len(data) or type_len % 4:
+            raise self._damage(f"sections end at {end:#x}, file at {len(data):#x}")
+        types = slice(header + type_off, header + type_off + type_len)
+        return types, data[header + str_off : header + str_off + str_len]
+
+    def _record(self, type_id: int) -> int:
+        """Index of the first word of a type's record."""
+        if not 0 < type_id <= len(self._index.starts):
+            raise self._damage(f"type id {type_id} does not exist")
+        return int(self._index.starts[type_id - 1])
+
+    def _word(self, type_id: int, index: int) -> int:
+        """Word `index` of a type's record (0 name_off, 1 info, 2 size or type)."""
+        return self._words[self._record(type_id) + index]
+
+    def _kind(self, type_id: int) -> int:
+        return self._word(type_id, 1) >> 24 & 0x1F if type_id else Kind.VOID
+
+    def _vlen(self, type_id: int) -> int:
+        return self._word(type_id, 1) & 0xFFFF
+
+    def _resolve(self, type_id: int) -> int:
+        """The type behind typedefs and qualifiers."""
+        for _ in range(_MAX_DEPTH):
+            if self._kind(type_id) not in _TRANSPARENT:
+                return type_id
+            type_id = self._word(type_id, 2)
+        raise self._damage(f"type {type_id} is defined by itself")
+
+    def _size(self, type_id: int) -> int:
+        kind = self._kind(resolved := self._resolve(type_id))
+        if kind == Kind.PTR:
+            return struct.calcsize("P")
+        sized = kind in _COMPOSITE or kind in (Kind.INT, Kind.ENUM, Kind.ENUM64, Kind.FLOAT)
+        return self._word(resolved, 2) if sized else 0
+
+    def _find_member(self, type_id: int, name: str, depth: int) -> tuple[int, int] | None:
+        """(byte offset, type id) of a member, anonymous members searched too."""
+        if not depth:
+            raise self._damage(f"members of type {type_id} are nested too deeply")
+        if self._kind(type_id) not in _COMPOSITE:
+            return None
+        for member_name, member_type, bit_offset in self._members(type_id):
+            if member_name == name:
+                return self._whole_bytes(bit_offset, name), member_type
+            if not member_name:
+                inner = self._find_member(self._resolve(member_type), name, depth - 1)
+                if inner is not None:
+                    return self._whole_bytes(bit_offset, name) + inner[0], inner[1]
+        return None
+
+    def _members(self, type_id: int) -> Iterator[tuple[str, int, int]]:
+        """(name, type id, offset in bits) of each member; the offset is -1 for a bit field."""
+        first = self._record(type_id) + 3
+        with_widths = self._word(type_id, 1) >> 31  # kind_flag: the upper 8 bits of offsets are widths
+        for index in range(first, first + 3 * self._vlen(type_id), 3):
+            name_off, member_type, offset = self._words[index : index + 3].tolist()
+            yield self._string(name_off), member_type, -1 if with_widths and offset >> 24 else offset
+
+    def _whole_bytes(self, bit_offset: int, name: str) -> int:
+        if bit_offset < 0 or bit_offset % 8:
+            raise self._damage(f"member {name} is a bit field, which no single load reads")
+        return bit_offset // 8
+
+    def _string(self, offset: int) -> str:
+        end = self._strings.find(b"\0", offset)
+        if end < 0:
+            raise self._damage(f"a name at {offset:#x} lies outside the strings")
+        return self._strings[offset:end].decode("ascii", "replace")
+
+    def _damage(self, problem: str) -> FormatError:
+        return FormatError(self._path, "BTF", problem)

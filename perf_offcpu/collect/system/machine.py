@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a recording says of its machine: the features HOSTNAME to CMDLINE, PMU_MAPPINGS and clocks.
+
+perf shows them in the header of every report, and needs NRCPUS and HOSTNAME to accept a file at all. Features
+that perf 6.1 does not know (E_MACHINE and later) are left out: its `perf inject` reads past the end of its
+table of features when a file has one (seen to crash with bit 200).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from perf_offcpu.abi.features import Feature
+from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.collect.system import clock
+from perf_offcpu.collect.system.cpus import online_cpus, present_cpus
+from perf_offcpu.perfdata.write.features import cmdline_body, encoded, feature_body, text_body
+
+
+def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[int, bytes]:
+    """Bodies of the features that describe machine and recorder.
+
+    Args:
+        argv: the recorder's command line.
+        clock_pair: (CLOCK_REALTIME, recording's clock) of one moment near the start, ns.
+    """
+    system = os.uname()
+    texts = {
+        Feature.HOSTNAME: system.nodename,
+        Feature.OSRELEASE: system.release,
+        Feature.VERSION: f"perf-offcpu {version()}",
+        Feature.ARCH: system.machine,
+        Feature.CPUDESC: _cpu_description(),
+        Feature.CPUID: _cpu_id(),
+    }
+    bodies: dict[int, bytes] = {bit: text_body(text, NATIVE) for bit, text in texts.items() if text}
+    wall_ns, clock_ns = clock_pair
+    return bodies | {
+        Feature.NRCPUS: feature_body(
+            Feature.NRCPUS, NATIVE, available=max(present_cpus()) + 1, online=len(online_cpus())
+        ),
+        Feature.TOTAL_MEM: feature_body(Feature.TOTAL_MEM, NATIVE, kb=_total_memory_kb()),
+        Feature.CMDLINE: cmdline_body(argv, NATIVE),
+        Feature.PMU_MAPPINGS: feature_body(Feature.PMU_MAPPINGS, NATIVE, mappings=_pmus()),
+        Feature.CLOCKID: feature_body(Feature.CLOCKID, NATIVE, resolution=clock.resolution_ns()),
+        Feature.CLOCK_DATA: feature_body(
+            Feature.CLOCK_DATA,
+            NATIVE,
+            version=1,
+            clockid=clock.CLOCKID,
+            wall_clock=wall_ns,
+            clockid_time=clock_ns,
+        ),
+    }
+
+
+def version() -> str:
+    """This program's version, "unknown" where it runs without having been installed."""
+    try:
+        return importlib.metadata.version("perf-offcpu")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _cpu_field(name: str) -> str:
+    """A field of the first CPU in /proc/cpuinfo, "" where this architecture has no such field."""
+    found = re.search(rf"^{name}\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def _cpu_description() -> str:
+    return _cpu_field("model name") or _cpu_field("Model") or _cpu_field("cpu")
+
+
+def _cpu_id() -> str:
+    """As perf writes it on x86: vendor, family, model and stepping."""
+    fields = [_cpu_field(name) for name in ("vendor_id", "cpu family", "model", "stepping")]
+    return ",".join(fields) if all(fields) else ""
+
+
+def _total_memory_kb() -> int:
+    found = re.search(r"^MemTotal:\s+(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _pmus() -> list[dict[str, object]]:
+    """Event types of this machine by number: names for what attr.type may hold beyond the fixed ones."""
+    found = []
+    for directory in Path("/sys/bus/event_source/devices").glob("*"):
+        if (directory / "type").exists():
+            found.append((int(_read(directory / "type")), directory.name))
+    return [{"type": number, "name": encoded(name)} for number, name in sorted(found)]
+
+
+def _read(path: str | Path) -> str:
+    return Path(path).read_text(errors="surrogateescape")

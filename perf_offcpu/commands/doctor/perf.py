@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How perf on this machine gets on with recordings: the second half of `perf-offcpu doctor`.
+
+perf is not needed for anything, but people have it; what it can do with a recording depends on its
+version and on the Python that it was built with.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from perf_offcpu.collect.doctor.kernel import Finding, State
+
+READING, PERF = "reading", "perf"
+_RETYPES = (6, 16)
+"""perf from here on makes samples of the raw off-cpu ones by itself."""
+_EMBEDS_UNTIL = (7, 3)
+"""The last perf that runs Python scripts inside itself."""
+
+
+def examine_reading() -> Iterator[Finding]:
+    """What reading, naming and converting need."""
+    for package, purpose in (
+        ("numpy", ""),
+        ("zstandard", "compressed recordings"),
+        ("multi-demangle", "C++ names"),
+    ):
+        try:
+            found = metadata.version(package)
+            yield Finding(READING, package, State.WORKS, found)
+        except metadata.PackageNotFoundError:
+            advice = f"pip install {package}, for {purpose or 'everything'}"
+            yield Finding(READING, package, State.MISSING, "not installed", advice)
+
+
+def examine_perf() -> Iterator[Finding]:
+    """perf itself, its reading of off-cpu samples, and its Python."""
+    said = _output("perf", "--version")
+    match = re.search(r"(\d+)\.(\d+)\S*", said)
+    if match is None:
+        advice = "install perf (Debian: apt install linux-perf) to open recordings with it, too"
+        yield Finding(PERF, "perf", State.LIMITED, "not found, or not for this kernel", advice)
+        return
+    version = int(match[1]), int(match[2])
+    yield Finding(PERF, "perf", State.WORKS, f"{match[0]}, {shutil.which('perf')}")
+    if version >= _RETYPES:
+        yield Finding(PERF, "off-cpu samples", State.WORKS, "perf report shows recordings as they are")
+    else:
+        found = "perf before 6.16 shows their number, neither times nor stacks"
+        yield Finding(
+            PERF, "off-cpu samples", State.LIMITED, found, "perf-offcpu inject -i perf.data -o for-perf.data"
+        )
+    yield _python(version)
+
+
+def _python(version: tuple[int, int]) -> Finding:
+    part = "scripts/offcpu.py"
+    if version > _EMBEDS_UNTIL:
+        return Finding(PERF, part, State.WORKS, "this perf runs scripts as programs of their own")
+    library = embedded_python()
+    if library is None:
+        advice = "run scripts/offcpu.py -i perf.data without perf"
+        return Finding(PERF, part, State.LIMITED, "this perf was built without Python", advice)
+    if _has_numpy(library):
+        return Finding(PERF, part, State.WORKS, f"perf's Python is {library}, with numpy")
+    found = f"perf's Python is {library}, without numpy"
+    return Finding(
+        PERF, part, State.LIMITED, found, f"apt install python3-numpy, or numpy for Python {library}"
+    )
+
+
+def embedded_python() -> str | None:
+    """The version ("3.11") of the Python in perf; None if there is none."""
+    if re.search(r"libpython:\s*\[\s*OFF", _output("perf", "version", "--build-options")):
+        return None
+    path = shutil.which("perf")
+    linked = _output("ldd", str(Path(path).resolve())) if path else ""
+    match = re.search(r"libpython(\d+\.\d+)", linked)
+    return match[1] if match else None
+
+
+def _has_numpy(python: str) -> bool:
+    """Whether a system Python finds numpy, by asking its interpreter or, without one, where it would lie."""
+    if program := shutil.which(f"python{python}", path="/usr/bin:/usr/local/bin"):
+        return "yes" in _output(program, "-c", "import numpy; print('yes')")
+    places = ("/usr/lib/python3/dist-packages", f"/usr/local/lib/python{python}/dist-packages")
+    return any(Path(place, "numpy").is_dir() for place in places)
+
+
+def _output(*command: str) -> str:
+    """What a command prints; empty if there is no such command or it fails."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=120, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

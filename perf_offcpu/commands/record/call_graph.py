@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`record --call-graph`: how user stacks are taken, and what is best where nobody said.
+
+`auto` looks at the files that the target runs. If each of them keeps frame pointers, the kernel's walk finds
+every caller and costs the least (fp). If one does not, or it cannot be told, stacks are copied (cfi).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from perf_offcpu.errors import UsageError
+
+if TYPE_CHECKING:
+    from perf_offcpu.collect.targets import Target
+
+DEFAULT_BYTES: Final = 8192
+MAX_BYTES: Final = 32768
+MIN_BYTES: Final = 256
+_MAX_FILES: Final = 64
+_MAX_PIDS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CallGraph:
+    """How user stacks are taken.
+
+    Args:
+        stack_bytes: how much of them is copied; 0: they are walked along frame pointers.
+        deferred: they are walked when the thread returns to user mode, where the kernel can do that.
+    """
+
+    stack_bytes: int = 0
+    deferred: bool = False
+
+
+def choose_call_graph(text: str, no_bytes: bool, target: Target, command: tuple[str, ...]) -> CallGraph:
+    """How user stacks shall be taken.
+
+    Args:
+        text: of --call-graph: auto, fp, fp,defer, cfi or cfi,BYTES.
+        no_bytes: whether --no-stack-bytes was given.
+        target, command: whose stacks.
+
+    Raises:
+        UsageError: the text is none of these, or contradicts --no-stack-bytes.
+    """
+    method, comma, size = text.partition(",")
+    if text in ("fp", "fp,defer"):
+        return CallGraph(deferred=bool(comma))
+    if method == "cfi":
+        if no_bytes:
+            raise UsageError(f"--call-graph {text} and --no-stack-bytes contradict each other: choose one")
+        if not _can_unwind():
+            raise UsageError(f"--call-graph {text}: not on this machine ({platform.machine()}): use fp")
+        return CallGraph(_size(text, size) if comma else DEFAULT_BYTES)
+    if text != "auto":
+        raise UsageError(f"--call-graph {text}: known are auto, fp, fp,defer and cfi[,BYTES]")
+    copied = not no_bytes and _can_unwind() and lacks_frame_pointers(target, command)
+    return CallGraph(DEFAULT_BYTES if copied else 0)
+
+
+def _can_unwind() -> bool:
+    from perf_offcpu.abi.cfi import MACHINE_OF_ARCH
+
+    return platform.machine() in MACHINE_OF_ARCH
+
+
+def _size(text: str, size: str) -> int:
+    if not size.isascii() or not size.isdigit() or not MIN_BYTES <= int(size) <= MAX_BYTES:
+        raise UsageError(f"--call-graph {text}: BYTES is a number from {MIN_BYTES} to {MAX_BYTES}")
+    return (int(size) + 7) // 8 * 8  # as the kernel wants it
+
+
+def lacks_frame_pointers(target: Target, command: tuple[str, ...]) -> bool:
+    """Whether a file that the target runs has no frame pointers, or may have none."""
+    from perf_offcpu.unwind.frame_pointers import keeps_frame_pointers
+
+    files = list(_files_of_command(command[0]) if target.command else _files_of_processes(target))
+    return not files or len(files) > _MAX_FILES or not all(map(keeps_frame_pointers, files))
+
+
+def _files_of_command(name: str) -> Iterator[str]:
+    """The program's file and this system's C library; a script is no ELF file, so it cannot be told."""
+    yield shutil.which(name) or name
+    yield from sorted(path for path in _mapped("self") if re.search(r"/(libc\.so|libc\.musl|ld-musl)", path))
+
+
+def _files_of_processes(target: Target) -> Iterator[str]:
+    """What the processes have mapped; nothing for a system, whose processes come and go."""
+    if len(target.processes) <= _MAX_PIDS and not target.threads:
+        for pid in target.processes:
+            for path in _mapped(str(pid)):
+                yield f"/proc/{pid}/root{path}"
+
+
+def _mapped(pid: str) -> set[str]:
+    """Files with code that a process has mapped."""
+    paths = set()
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as lines:
+            for line in lines:
+                fields = line.rstrip(b"\n").split(None, 5)
+                if len(fields) == 6 and b"x" in fields[1] and fields[5].startswith(b"/"):
+                    paths.add(os.fsdecode(fields[5]))
+    except OSError:
+        return set()
+    return paths

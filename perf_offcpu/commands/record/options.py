@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the options of `perf-offcpu record` to the recording that they ask for, or to a word why not.
+
+Here only texts are read; whether this machine can do it is seen in `collect`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perf_offcpu.commands.record.arguments import MAX_COMPRESSION_LEVEL
+from perf_offcpu.commands.shared.streams import stdout_is_closed
+from perf_offcpu.errors import UsageError
+
+if TYPE_CHECKING:
+    from perf_offcpu.collect.options import RecordOptions
+    from perf_offcpu.collect.rotation import SwitchOutput
+    from perf_offcpu.collect.targets import TargetTexts
+
+_MAX_THRESHOLD_MS = 1e9
+_MOST_RATE = 10**9
+
+
+def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
+    """The recording that a command line asks for.
+
+    Raises:
+        UsageError: the options contradict each other or have impossible values.
+    """
+    from perf_offcpu.collect.events.parser import DEFAULT_EVENT, parse_events
+    from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
+    from perf_offcpu.collect.rings.rings import parse_ring_size
+    from perf_offcpu.collect.states import ShortWaits, parse_states
+    from perf_offcpu.collect.targets import choose_target
+    from perf_offcpu.commands.record.call_graph import choose_call_graph
+
+    if args.output == STANDARD_OUTPUT and stdout_is_closed():
+        raise UsageError("-o -: standard output is closed")
+    if args.output == STANDARD_OUTPUT and args.buildid_cache:
+        raise UsageError("--buildid-cache needs a file to read back, -o - is a pipe")
+    command = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
+    target = choose_target(_target_texts(args), bool(command))
+    call_graph = choose_call_graph(args.call_graph, args.no_stack_bytes, target, command)
+    options = RecordOptions(
+        target=target,
+        command=command,
+        argv=tuple(argv),
+        output=args.output,
+        switch=_switch_output(args),
+        compression_level=_compression_level(args),
+        threshold_ns=_threshold_ns(args.off_cpu_thresh),
+        events=parse_events(args.event or [DEFAULT_EVENT]),
+        frequency_hz=_frequency(args.freq),
+        period=_at_least("-c", 1, args.count) if args.count is not None else 0,
+        kernel_stacks=args.kernel_callchains,
+        deferred_stacks=call_graph.deferred,
+        stack_bytes=call_graph.stack_bytes,
+        all_cgroups=args.all_cgroups,
+        short_waits=ShortWaits(args.short_waits),
+        min_block_ns=_min_block_ns(args.min_block),
+        max_rate=_max_rate(args.max_rate),
+        states=parse_states(args.switch_states),
+        kernel_threads=args.kernel_threads,
+        wakers=_wakers(args),
+        waker_stacks=args.waker_stacks,
+        budget=args.budget,
+        ring_bytes=parse_ring_size(args.mmap_pages) if args.mmap_pages else 0,
+        realtime_priority=_at_least("--realtime", 0, args.realtime),
+        duration_s=args.duration if args.duration is None else _positive("--duration", args.duration),
+    )
+    return _check_tracepoints(options)
+
+
+def _switch_output(args: argparse.Namespace) -> SwitchOutput | None:
+    from perf_offcpu.collect.options import STANDARD_OUTPUT
+    from perf_offcpu.collect.rotation import parse_switch_output
+
+    _at_least("--switch-max-files", 0, args.switch_max_files)
+    if args.switch_output is None:
+        if args.switch_max_files:
+            raise UsageError("--switch-max-files needs --switch-output")
+        return None
+    if args.output == STANDARD_OUTPUT:
+        raise UsageError("--switch-output needs files, -o - is a pipe")
+    return parse_switch_output(args.switch_output, args.switch_max_files)
+
+
+def _compression_level(args: argparse.Namespace) -> int:
+    from perf_offcpu.collect.options import STANDARD_OUTPUT
+    from perf_offcpu.perfdata.compressed import zstd_library
+
+    level = int(args.compression_level)
+    if not 0 <= level <= MAX_COMPRESSION_LEVEL:
+        raise UsageError(f"--compression-level {level}: 1 to {MAX_COMPRESSION_LEVEL}, or 0 for none")
+    if level and args.output == STANDARD_OUTPUT:
+        raise UsageError("-z is for files; compress the pipe itself: -o - | zstd")
+    if level:
+        zstd_library()  # refuse now, not when the recording begins
+    return level
+
+
+def _check_tracepoints(options: RecordOptions) -> RecordOptions:
+    """A tracepoint's samples are of everybody: the kernel has no filter by task for one recorder alone."""
+    target = options.target
+    chosen = not target.is_system or target.users or target.comms or target.groups
+    for event in options.events:
+        if event.is_tracepoint and chosen:
+            raise UsageError(f"-e {event.name}: tracepoints are recorded of everybody only: use -a")
+    return options
+
+
+def _target_texts(args: argparse.Namespace) -> TargetTexts:
+    from perf_offcpu.collect.targets import TargetTexts
+
+    return TargetTexts(
+        system=args.all_cpus,
+        pids=args.pid,
+        tids=args.tid,
+        users=args.uid,
+        comms=args.comm,
+        cpus=args.cpu,
+        groups=args.cgroup,
+    )
+
+
+def _threshold_ns(milliseconds: float) -> int:
+    if not 0 <= milliseconds <= _MAX_THRESHOLD_MS:
+        raise UsageError(f"--off-cpu-thresh {milliseconds:g}: not a number of milliseconds, 0 or more")
+    return round(milliseconds * 1e6)
+
+
+def _min_block_ns(microseconds: float) -> int:
+    if not 0 <= microseconds <= _MAX_THRESHOLD_MS * 1e3:
+        raise UsageError(f"--min-block {microseconds:g}: not a number of microseconds, 0 or more")
+    return round(microseconds * 1e3)
+
+
+def _wakers(args: argparse.Namespace) -> bool:
+    if args.waker_stacks and not args.wakers:
+        raise UsageError("--waker-stacks and --no-wakers contradict each other")
+    return bool(args.wakers)
+
+
+def _frequency(text: str | None) -> int:
+    """Samples a second; the kernel refuses more than a limit that it lowers when sampling takes too long."""
+    from perf_offcpu.collect.options import DEFAULT_FREQUENCY_HZ
+
+    limit = int(Path("/proc/sys/kernel/perf_event_max_sample_rate").read_text())
+    if text is None:
+        return min(DEFAULT_FREQUENCY_HZ, limit)
+    if text == "max":
+        return limit
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise UsageError(f"-F {text}: not a frequency in Hz, nor max")
+    if int(text) > limit:
+        raise UsageError(
+            f"-F {text}: more than the kernel allows (kernel.perf_event_max_sample_rate is {limit})"
+        )
+    return int(text)
+
+
+def _max_rate(value: int) -> int:
+    if value > _MOST_RATE:
+        raise UsageError(f"--max-rate {value}: at most {_MOST_RATE}, or 0 for any number")
+    return _at_least("--max-rate", 10, value) if value else 0
+
+
+def _at_least(option: str, least: int, value: int) -> int:
+    if value < least:
+        raise UsageError(f"{option} {value}: at least {least}")
+    return value
+
+
+def _positive(option: str, value: float) -> float:
+    if not value > 0:
+        raise UsageError(f"{option} {value:g}: not a time in seconds, more than 0")
+    return value

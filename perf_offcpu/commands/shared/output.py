@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a verb writes: a file that is there whole or not at all, or standard output.
+
+`open_output` is for text and for what converters write, `write_recording` for recordings, whose writer goes
+back to the file's head.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from perf_offcpu.errors import UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+STDOUT = "-"
+_GZIP_LEVEL = 6
+
+_Result = TypeVar("_Result")
+
+
+def check_distinct(inputs: Iterable[str], output: str) -> None:
+    """Raise UsageError if the output, by whatever name, is one of the inputs."""
+    if output == STDOUT or not os.path.exists(output):
+        return
+    if any(os.path.exists(path) and os.path.samefile(path, output) for path in inputs):
+        raise UsageError(f"{output}: input and output are the same file: name another output")
+
+
+@contextlib.contextmanager
+def open_output(path: str, *, binary: bool) -> Iterator[IO[Any]]:
+    """A stream for bytes, or for text (UTF-8, `\\n`); `-` is standard output.
+
+    Text for a name that ends in `.gz` is compressed, always to the same bytes.
+
+    A file appears under its name, or replaces the one that had it, when the block ends without an
+    exception; until then it is a temporary file beside it. What is not a regular file (a FIFO, /dev/null)
+    is written as it is.
+
+    Raises:
+        UsageError: bytes for a terminal, or the name of a directory.
+        OSError: it cannot be written.
+    """
+    if path.endswith("/"):  # realpath() would drop it
+        raise UsageError(f"{path}: is the name of a directory: give that of a file")
+    if path.endswith(".gz") and not binary:
+        with (
+            open_output(path, binary=True) as raw,
+            gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0) as packed,
+            io.TextIOWrapper(packed, "utf-8", newline="\n") as out,
+        ):
+            yield out
+    elif path == STDOUT:
+        with _stdout(binary) as out:
+            yield out
+    elif os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+        with _open(os.open(path, os.O_WRONLY | os.O_CLOEXEC), path, binary) as out:
+            yield out
+    else:
+        with _replacing(os.path.realpath(path), binary) as out:
+            yield out
+
+
+def write_recording(output: str, write: Callable[[int, str], _Result]) -> _Result:
+    """Let `write(fd, name)` write to a file that is there whole or not at all, or to standard output.
+
+    Raises:
+        UsageError: standard output is a terminal.
+        RecordingError: the file cannot be made.
+    """
+    from perf_offcpu.perfdata.write.output import OutputFile
+
+    if output == STDOUT:
+        if os.isatty(1):
+            raise UsageError("a recording is not text: write it to a file with -o FILE, or into a pipe")
+        return write(1, "standard output")
+    with OutputFile(output) as file:
+        result = write(file.fd, output)
+        file.commit()
+    return result
+
+
+class NamedFile(io.FileIO):
+    """A file whose errors say the name that the user knows, also those of a full disk."""
+
+    def __init__(self, fd: int, shown: str) -> None:
+        super().__init__(fd, "wb")
+        self.shown = shown
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write what fits."""
+        try:
+            return super().write(data)
+        except OSError as problem:
+            problem.filename = self.shown
+            raise
+
+
+def _open(fd: int, shown: str, binary: bool) -> IO[Any]:
+    raw = io.BufferedWriter(NamedFile(fd, shown))
+    return raw if binary else io.TextIOWrapper(raw, "utf-8", newline="\n")
+
+
+@contextlib.contextmanager
+def _replacing(path: str, binary: bool) -> Iterator[IO[Any]]:
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as problem:
+        problem.filename = path  # the name that the user knows
+        raise
+    try:
+        with _open(fd, path, binary) as out:
+            yield out
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def _stdout(binary: bool) -> Iterator[IO[Any]]:
+    """Standard output as a file has it, whatever the locale says."""
+    out = sys.stdout
+    if binary:
+        if out.isatty():
+            raise UsageError("this format is not text: write it to a file with -o FILE")
+        out.flush()
+        yield out.buffer
+        out.buffer.flush()
+        return
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(encoding="utf-8", errors="strict", newline="\n")
+    yield out
+    out.flush()

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encode columns as protobuf and JSON."""

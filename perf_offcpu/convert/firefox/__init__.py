@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the Firefox Profiler's processed profile format."""

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all threads of a Firefox profile share: strings, libraries, functions, frames, stacks.
+
+A frame is an address, so that the profiler can show source lines and assembly; a function is what its
+addresses share, and the profiler's trees merge frames by it. The category of a frame colours what is drawn.
+That of the innermost frame is what was waited for, which is no property of the code: so the ends of stacks
+are rows of their own, one for each class of waits that ends there, with copies of the frames.
+
+Source of the format: src/types/profile.ts of https://github.com/firefox-devtools/profiler, version 70.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from perf_offcpu.analysis.classify import Waits, classify
+from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.options import Options
+from perf_offcpu.analysis.wait_rules import CLASS_MEANINGS, WaitClass
+from perf_offcpu.callpaths.names import Name, NameKind
+from perf_offcpu.callpaths.waker_paths import paths_with_wakers
+from perf_offcpu.convert.encode.json_numbers import array_items
+from perf_offcpu.convert.firefox.json_tables import Strings, table
+from perf_offcpu.model.columns import I64, U32, Bool
+from perf_offcpu.model.profile import Frames, Profile
+from perf_offcpu.text import printable
+
+_COLOURS = {
+    WaitClass.LOCK: "red",
+    WaitClass.DISK: "purple",
+    WaitClass.NETWORK: "green",
+    WaitClass.PIPE: "lightblue",
+    WaitClass.SLEEP: "darkgrey",
+    WaitClass.POLL: "blue",
+    WaitClass.FAULT: "magenta",
+    WaitClass.CHILD: "brown",
+    WaitClass.RUNQUEUE: "lightred",
+}
+_FIRST_COLOURS = {"other": "grey", "user": "yellow", "kernel": "orange"}
+"""The first grey one is the default of all that has none (CategoryList)."""
+_NAMES = [*_FIRST_COLOURS, *(one.label for one in CLASS_MEANINGS if one in _COLOURS)]
+CATEGORY_OF_CLASS = np.array([_NAMES.index(one.label) for one in WaitClass], np.int64)
+"""int64[classes]: the category of a WaitClass."""
+_CATEGORY_OF_KIND = {
+    NameKind.USER: _NAMES.index("user"),
+    NameKind.KERNEL: _NAMES.index("kernel"),
+    NameKind.MARK: _NAMES.index("other"),
+}
+CATEGORIES: list[dict[str, Any]] = [
+    {"name": name, "color": colour, "subcategories": ["Other"]}
+    for name, colour in zip(_NAMES, [*_FIRST_COLOURS.values(), *_COLOURS.values()], strict=True)
+]
+_KERNEL_LIBS = ("[kernel.kallsyms]", "[kernel]", "[guest.kernel.kallsyms]")
+_LIBRARY = 1
+_OWN = -1
+_MOST_ADDRESS = 2**31
+"""Addresses may be read into an Int32Array; -1 says that there is none."""
+
+
+@dataclass(slots=True)
+class Ends:
+    """Where the stacks of n samples end, in a tree and in the table of stacks made of it.
+
+    Args:
+        waits: what they wait for.
+        category: int64[n], that of the innermost frame; -1 that of its code.
+        node: int64[n]
+        waker_node: int64[n], of their wakers' stacks; -1 none.
+        stack: int64[n]
+        waker_stack: int64[n]; -1 none.
+    """
+
+    waits: Waits
+    category: I64
+    node: I64
+    waker_node: I64
+    stack: I64
+    waker_stack: I64
+
+
+class Tables:
+    """The shared tables of a profile."""
+
+    def __init__(self, profile: Profile, options: Options) -> None:
+        self.profile, self.strings = profile, Strings()
+        self.tree, waker_node = paths_with_wakers(profile, options, merged=False)
+        node, waits = self.tree.of_sample.astype(np.int64), classify(profile)
+        category = np.where(profile.is_offcpu(), CATEGORY_OF_CLASS[waits.wait_class], _OWN)
+        stacks = self._add_stacks(np.append(node, waker_node), np.append(category, np.full(len(node), _OWN)))
+        self.ends = Ends(waits, category, node, waker_node, *np.split(stacks, [len(node)]))
+        self._add_functions()
+        self._add_libs()
+
+    def _add_stacks(self, node: I64, category: I64) -> I64:
+        """int64[n]: the stack that ends at each node; -1 none."""
+        parent = self.tree.parent.astype(np.int64)
+        inner = np.zeros(len(parent), np.bool_)
+        inner[parent[parent >= 0]] = True
+        row_of = np.cumsum(inner) - 1
+        known = np.flatnonzero(node >= 0)
+        first, of = group(node[known], category[known])
+        ends = node[known[first]]
+        rows = int(inner.sum())
+        stack_of = np.full(len(node), -1)
+        stack_of[known] = rows + of
+        nodes = np.concatenate([np.flatnonzero(inner), ends])
+        above = parent[nodes]
+        at = np.arange(len(nodes))
+        self._prefix = np.where(above >= 0, at - row_of[above], 0)
+        categories = np.concatenate([np.full(rows, _OWN), category[known[first]]])
+        kept, self._frame_of_stack = group(self.tree.name[nodes], categories)
+        self._name_of_frame = self.tree.name[nodes[kept]].astype(np.int64)
+        self._category = categories[kept]
+        return stack_of
+
+    def _add_functions(self) -> None:
+        names = self.tree.names
+        self._functions: dict[Name, int] = {}
+        function = [self._functions.setdefault(name, len(self._functions)) for name in names]
+        self._function_of_name = np.array(function, np.int64)
+        self._labels = self.strings.rows([name.label for name in self._functions])
+        own = np.array([_CATEGORY_OF_KIND[name.kind] for name in names], np.int64)
+        self._category = np.where(self._category == _OWN, own[self._name_of_frame], self._category)
+
+    def label_of(self, node: I64) -> I64:
+        """int64[n]: the string that names the function of each node."""
+        return self._labels[self._function_of_name[self.tree.name[node]]]
+
+    def _add_libs(self) -> None:
+        frames = self.profile.frames
+        self._row = self.tree.frames[self._name_of_frame]
+        self._dsos = np.unique(frames.dso[self._row[self._row >= 0]]).astype(np.int64)
+        self._dsos = self._dsos[self._dsos > 0]
+        self._lib_of_dso = {dso: row for row, dso in enumerate(self._dsos.tolist())}
+
+    def libs(self) -> str:
+        """The JSON of `libs`."""
+        return json.dumps([self._lib(dso) for dso in self._dsos.tolist()], separators=(",", ":"))
+
+    def _lib(self, dso: int) -> dict[str, str | None]:
+        path = printable(self.profile.strings[dso])
+        name = path.rpartition("/")[2] or path
+        build_id = self.profile.build_ids.get(dso, "")
+        if not build_id and path in _KERNEL_LIBS:
+            build_id = self.profile.meta.kernel_build_id
+        return {
+            "arch": self.profile.meta.arch,
+            "name": name,
+            "path": path,
+            "debugName": name,
+            "debugPath": path,
+            "breakpadId": breakpad_id(build_id),
+            "codeId": build_id or None,
+        }
+
+    def shared(self) -> Iterator[str]:
+        """The JSON of `shared`, in parts. No string can be added afterwards."""
+        yield '{"stackTable":{"frame":['
+        yield from array_items(self._frame_of_stack)
+        yield '],"prefixOffset":['
+        yield from array_items(self._prefix)
+        yield f'],"length":{len(self._prefix)}}},"frameTable":'
+        yield from self._frame_table()
+        yield ',"funcTable":'
+        yield from self._function_table()
+        resources = self.strings.rows([self.profile.strings[dso] for dso in self._dsos.tolist()])
+        yield ',"resourceTable":'
+        yield from table(len(resources), name=resources, host=None, type=np.full(len(resources), _LIBRARY))
+        yield ',"nativeSymbols":'
+        yield from table(
+            len(self._symbols), libIndex=self._symbol_libs, address=self._symbols, name=self._symbol_names,
+            functionSize=None,
+        )  # fmt: skip
+        yield ',"sources":'
+        sources = self._sources
+        one = np.ones(len(sources), np.int64)
+        yield from table(
+            len(sources), id=None, filename=sources, startLine=one, startColumn=one, sourceMapURL=None,
+            content=None,
+        )  # fmt: skip
+        yield ',"sourceLocationTable":'
+        nothing = np.empty(0, np.int64)
+        yield from table(0, source=nothing, line=nothing, column=nothing)
+        yield ',"stringArray":'
+        yield self.strings.json()
+        yield "}"
+
+    def _frame_table(self) -> Iterator[str]:
+        row, real = self._row, self._row >= 0
+        frames = self.profile.frames if len(self.profile.frames) else Frames.filled(1)
+        frames = frames.take(np.maximum(row, 0))
+        dso, address, symbol = np.where(real, frames.dso, 0), frames.address, frames.symbol
+        lib = np.array([self._lib_of_dso.get(one, -1) for one in dso.tolist()], np.int64)
+        has_address = real & (lib >= 0) & (address > 0) & (address < _MOST_ADDRESS)
+        begin = address.astype(np.int64) - frames.offset.astype(np.int64)
+        native = self._native_symbols(has_address & (symbol > 0) & (begin >= 0), lib, begin, symbol)
+        self._lib_of_frame = lib
+        yield from table(
+            len(row),
+            address=np.where(has_address, address.astype(np.int64), -1),
+            lib=lib,
+            inlineDepth=np.where(real, frames.inline_depth, 0),
+            category=self._category,
+            subcategory=np.zeros(len(row), np.int64),
+            func=self._function_of_name[self._name_of_frame],
+            nativeSymbol=native,
+            innerWindowID=None,
+            line=np.where(real & (frames.line > 0), frames.line, -1),
+            column=None,
+            originalLocation=None,
+        )  # fmt: skip
+
+    def _native_symbols(self, has: Bool, lib: I64, begin: I64, symbol: U32) -> I64:
+        """int64[frames]: the symbol of each, -1 none."""
+        rows = np.flatnonzero(has)
+        first, of = group(lib[rows], begin[rows], symbol[rows])
+        self._symbol_libs, self._symbols = lib[rows[first]], begin[rows[first]]
+        strings = self.profile.strings
+        self._symbol_names = self.strings.rows([strings[one] for one in symbol[rows[first]].tolist()])
+        native = np.full(len(lib), -1)
+        native[rows] = of
+        return native
+
+    def _function_table(self) -> Iterator[str]:
+        """A function's library and file are those of its first frame."""
+        count, frames = len(self._functions), self.profile.frames
+        function = self._function_of_name[self._name_of_frame]
+        resource, source = np.full(count, -1), np.full(count, -1)
+        resource[function[::-1]] = self._lib_of_frame[::-1]
+        rows = np.flatnonzero(self._row >= 0)
+        rows = rows[frames.file[self._row[rows]] > 0]
+        files, of = np.unique(frames.file[self._row[rows]], return_inverse=True)
+        source[function[rows][::-1]] = of[::-1]
+        self._sources = self.strings.rows([self.profile.strings[one] for one in files.tolist()])
+        yield from table(
+            count,
+            name=self._labels,
+            isJS=False,
+            relevantForJS=False,
+            resource=resource,
+            source=source,
+            lineNumber=None,
+            columnNumber=None,
+            originalLocation=None,
+        )
+
+
+def breakpad_id(build_id: str) -> str:
+    """The id by which symbol servers know a file, of its build-id in hex; "" of none.
+
+    It is a GUID of the first 16 bytes, whose first three fields are little-endian, and the age 0.
+    """
+    if not build_id:
+        return ""
+    padded = bytes.fromhex(build_id)[:16].ljust(16, b"\0")
+    fields = (padded[3::-1], padded[5:3:-1], padded[7:5:-1], padded[8:])
+    return b"".join(fields).hex().upper() + "0"

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write an interactive flame graph as one HTML file."""

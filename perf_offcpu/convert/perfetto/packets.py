@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packets of a Perfetto trace: the frame around everything in it, the tracks, the clock.
+
+Source: protos/perfetto/trace/trace_packet.proto, track_event/*.proto, clock_snapshot.proto and
+generic_kernel/generic_task.proto of https://github.com/google/perfetto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.analysis.intervals import Track, process_names
+from perf_offcpu.convert.encode.protobuf import Rows, constant, field, joined, messages, numbers
+from perf_offcpu.model.columns import I64
+from perf_offcpu.model.profile import Profile
+
+MONOTONIC, _REALTIME = 3, 1
+SLICE_BEGIN, SLICE_END, INSTANT, COUNTER = 1, 2, 3, 4
+_PACKET, _TRACK_EVENT, _TASK_STATE = 1, 11, 117
+_FIRST = field(10, 1) + field(13, 1)
+"""trusted_packet_sequence_id; sequence_flags: SEQ_INCREMENTAL_STATE_CLEARED."""
+_LATER = field(10, 1) + field(13, 2)
+"""The same, SEQ_NEEDS_INCREMENTAL_STATE."""
+BLOCKED_UUID, RUNNABLE_UUID, _FIRST_UUID = 1, 2, 16
+
+
+def thread_uuid(track: int) -> int:
+    """The number of a thread's track."""
+    return _FIRST_UUID + 2 * track
+
+
+def sums_uuid(track: int) -> int:
+    """The number of the track of what has no place in a thread."""
+    return _FIRST_UUID + 2 * track + 1
+
+
+def packet(*fields: bytes) -> bytes:
+    """One packet."""
+    return field(_PACKET, _LATER + b"".join(fields))
+
+
+def first_packet() -> bytes:
+    """The packet that begins the sequence: from now on times are those of CLOCK_MONOTONIC."""
+    return field(_PACKET, _FIRST + field(59, field(58, MONOTONIC)))
+
+
+def clock_packet(profile: Profile) -> bytes:
+    """The trace's clock, and the wall clock beside it where it is known."""
+    meta = profile.meta
+    at = meta.wall_clock_at_ns if meta.wall_clock_ns else max(meta.first_ns, 0)
+    clocks = field(1, field(1, MONOTONIC) + field(2, at))
+    if meta.wall_clock_ns:
+        clocks += field(1, field(1, _REALTIME) + field(2, meta.wall_clock_ns))
+    return packet(field(8, at), field(6, clocks + field(2, MONOTONIC)))
+
+
+def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) -> Iterator[bytes]:
+    """Processes, threads, the tracks beside those that have sums, and the two counters.
+
+    Args:
+        with_sums: the tracks (their places in `tracks`) that have samples without place.
+    """
+    for row, (pid, name) in enumerate(process_names(profile, tracks).items()):
+        process = field(1, pid) + field(6, name)
+        yield packet(field(60, field(1, thread_uuid(len(tracks)) + row) + field(3, process)))
+    for row, track in enumerate(tracks):
+        thread = field(1, track.pid) + field(2, track.tid) + field(5, track.comm)
+        yield packet(field(60, field(1, thread_uuid(row)) + field(4, thread)))
+        if row in with_sums:
+            ids = field(1, sums_uuid(row)) + field(5, thread_uuid(row))
+            yield packet(field(60, ids + field(2, "sums of short waits: no time")))
+    for uuid, name in ((BLOCKED_UUID, "threads blocked"), (RUNNABLE_UUID, "threads runnable")):
+        yield packet(field(60, field(1, uuid) + field(2, name) + field(8, field(3, 2))))
+
+
+def events(time_ns: I64, kind: int, uuid: NDArray[np.integer], *more: Rows) -> bytes:
+    """Packets of n track events.
+
+    Args:
+        time_ns: int64[n], of the recording's clock.
+        kind: SLICE_BEGIN, …
+        uuid: int[n], their tracks.
+        more: further fields of TrackEvent.
+    """
+    event = joined(constant(field(9, kind), len(time_ns)), numbers(11, uuid), *more)
+    return _packets(time_ns, messages(_TRACK_EVENT, event))
+
+
+def task_states(time_ns: I64, state: NDArray[np.integer], tid: I64, cpu: I64, comm: Rows) -> bytes:
+    """Packets of n GenericKernelTaskStateEvents: from then on the thread is in that state."""
+    body = joined(numbers(1, cpu), comm, numbers(3, tid), numbers(4, state))
+    return _packets(time_ns, messages(_TASK_STATE, body))
+
+
+def _packets(time_ns: I64, body: Rows) -> bytes:
+    whole = joined(constant(_LATER, len(time_ns)), numbers(8, time_ns), body)
+    return messages(_PACKET, whole).flat()

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums by caller: many sums, one copy of the stack, which came with the first wait of that caller.
+
+Short waits of programs without frame pointers are told apart in the kernel by a number (`abi.offcpu.CALLER`),
+and only the first of each brings registers and stack along, as a sum of one wait. What is unwound from it is
+the user stack of all sums of that number. It stands before them in the file.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.binary.columnar import Columns
+from perf_offcpu.binary.layout import Order
+from perf_offcpu.decode.retype import callers_of
+from perf_offcpu.model.columns import I32, I64, U64
+from perf_offcpu.perfdata.losses import Losses
+
+NOT_COPIED = "sums whose callers' stack was not copied: their stacks end where frame pointers do"
+
+
+class CallerRows:
+    """Which row each caller has: of snapshots, or of callchains."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, int] = {}
+
+    def note(self, callers: U64, rows: I64 | I32) -> None:
+        """Remember rows; the first one of a caller counts."""
+        unique, first = np.unique(callers, return_index=True)
+        for caller, row in zip(unique.tolist(), rows[first].tolist(), strict=True):
+            self._rows.setdefault(caller, row)
+
+    def find(self, callers: U64) -> I64:
+        """int64[n]: the row of each, -1 where it is not known."""
+        unique, place = np.unique(callers, return_inverse=True)
+        rows = [self._rows.get(caller, -1) for caller in unique.tolist()]
+        return np.array(rows, np.int64)[place]
+
+
+def sum_callers(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
+    """uint64[n]: the callers of sums; 0 of other samples, and where samples have no copies of stacks.
+
+    Args:
+        data: the buffer that `columns` point into.
+        columns: the fields of raw or re-typed off-cpu samples of one evsel.
+    """
+    if "raw" not in columns.arrays or "stack_user" not in columns.arrays:
+        return np.zeros(len(columns.ok), np.uint64)
+    return callers_of(data, columns, order)
+
+
+def with_callers(snapshot: I32, callers: U64, known: CallerRows, counters: Losses) -> I32:
+    """The snapshots of n samples, sums having those of their callers.
+
+    Args:
+        snapshot: int32[n], the row in snapshots that each brought along, -1 none.
+        callers: uint64[n], as of `sum_callers`.
+        known: those of earlier samples; what these bring is added.
+        counters: where sums without are counted.
+    """
+    own = np.flatnonzero((callers != 0) & (snapshot >= 0))
+    known.note(callers[own], snapshot[own])
+    others = np.flatnonzero((callers != 0) & (snapshot < 0))
+    if not len(others):
+        return snapshot
+    result = snapshot.copy()
+    result[others] = known.find(callers[others])
+    counters.add(NOT_COPIED, int((result[others] < 0).sum()))
+    return result

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gathering snapshots of user stacks from samples with REGS_USER and STACK_USER.
+
+Their stacks are the bulk of a recording that has them. They stay in the file, if it can be read again
+(`decode.stacks.positions`). Otherwise all bytes after the first `MEMORY` go to an unnamed temporary file (in
+TMPDIR), so that memory stays bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from typing import BinaryIO, Final
+
+import numpy as np
+
+from perf_offcpu.abi.cfi import ABI_64
+from perf_offcpu.binary.columnar import Columns
+from perf_offcpu.binary.gather import Rows, gather_rows
+from perf_offcpu.binary.layout import Order
+from perf_offcpu.decode.stacks.callers import CallerRows
+from perf_offcpu.decode.stacks.positions import OpenFile, StackPlaces
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import I32, I64, U64, Bool
+from perf_offcpu.model.growing import GrowingArray
+from perf_offcpu.model.snapshots import Snapshots
+from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.perfdata.scan import Chunk
+
+MEMORY: Final = 1 << 28
+NO_ROOM = "user stacks not kept for unwinding: no room for them in TMPDIR"
+
+
+class SnapshotStore:
+    """Takes the snapshots of batch after batch of samples.
+
+    Args:
+        counters: where snapshots that cannot be kept are counted.
+        memory: bytes of stacks that are kept in memory.
+        reopen: gives a descriptor of the file that chunks of one origin are from, None if it cannot be read
+            again; None: all stacks are kept here.
+    """
+
+    def __init__(
+        self,
+        counters: Losses,
+        memory: int = MEMORY,
+        reopen: Callable[[str], int | None] | None = None,
+    ) -> None:
+        self.counters, self._reopen = counters, reopen
+        self._files: dict[str, OpenFile | None] = {}
+        self.callers = CallerRows()
+        """The snapshots of callers of sums so far."""
+        self._held, self._places = _Words(memory), StackPlaces()
+        self._registers, self._register_ends = GrowingArray("u8"), GrowingArray("i8")
+        self._mask = GrowingArray("u8")
+
+    def __len__(self) -> int:
+        return len(self._mask)
+
+    def add(self, chunk: Chunk, columns: Columns, mask: int, ok: Bool, order: Order) -> I32:
+        """Take up the snapshots of n samples of one evsel.
+
+        Args:
+            chunk: whose bytes `columns` point into.
+            mask: the evsel's sample_regs_user.
+            ok: bool[n], samples that are sound.
+
+        Returns:
+            int32[n]: the snapshot of each, -1 if it has none.
+        """
+        number = np.full(len(ok), -1, np.int32)
+        if "regs_user" not in columns.arrays or "stack_user" not in columns.arrays:
+            return number
+        registers, stack = columns.arrays["regs_user"], columns.arrays["stack_user"]
+        used = np.minimum(columns.scalars["stack_user_dyn_size"], stack.counts.astype(np.uint64))
+        words = used.astype(np.int64) // 8
+        wanted = np.flatnonzero(ok & (columns.scalars["regs_user_abi"] == ABI_64) & (words > 0))
+        if not len(wanted):
+            return number
+        if not self._place(chunk, stack.starts[wanted], words[wanted], order):
+            self.counters.add(NO_ROOM, len(wanted))
+            return number
+        number[wanted] = np.arange(len(self), len(self) + len(wanted))
+        own = gather_rows(chunk.data, Rows(registers.starts[wanted], registers.counts[wanted], 8), order)
+        self._register_ends.append(own[0][1:] + len(self._registers))
+        self._registers.append(own[1])
+        self._mask.append(np.full(len(wanted), mask, np.uint64))
+        return number
+
+    def _place(self, chunk: Chunk, starts: I64, words: I64, order: Order) -> bool:
+        """Note where stacks lie, or keep them; False if there is no room."""
+        file = self._file_of(chunk.origin) if order == "<" else None  # words of others must be turned round
+        if file is not None:
+            self._places.add(file, starts + chunk.file_offset, words)
+            return True
+        offsets, values = gather_rows(chunk.data, Rows(starts, words, 8), order)
+        before = len(self._held)
+        if not self._held.append(values):
+            return False
+        self._places.add(None, 8 * (offsets[:-1] + before), words)
+        return True
+
+    def _file_of(self, origin: str) -> OpenFile | None:
+        if origin not in self._files:
+            descriptor = self._reopen(origin) if self._reopen is not None else None
+            self._files[origin] = None if descriptor is None else OpenFile(descriptor)
+        return self._files[origin]
+
+    def release(self) -> Snapshots:
+        """All snapshots, no longer held here."""
+        self._places.settle(self._held.release())
+        ends = np.append(np.int64(0), self._register_ends.release())
+        registers = Ragged(ends, self._registers.release())
+        return Snapshots(self._mask.release(), registers, self._places)
+
+
+class _Words:
+    """Words that grow: in memory at first, then in a file."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory, self._held = memory, GrowingArray("u8")
+        self._file: BinaryIO | None = None
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, words: U64) -> bool:
+        """Add words; False if there is no room."""
+        if self._file is None and 8 * (len(self._held) + len(words)) > self._memory:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the store
+            if not self._write(self._held.release()):
+                return False
+        if self._file is None:
+            self._held.append(words)
+        elif not self._write(words):
+            return False
+        self._count += len(words)
+        return True
+
+    def _write(self, words: U64) -> bool:
+        assert self._file is not None
+        try:
+            self._file.write(words.data)
+            self._file.flush()
+        except OSError:
+            return False
+        return True
+
+    def release(self) -> OpenFile | U64:
+        """All words, in memory or in a file."""
+        if self._file is None:
+            return self._held.release()
+        with self._file as file:
+            return OpenFile(os.dup(file.fileno()))

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of user stacks left where they lie in the recording, and read once more when they are unwound.
+
+They are nearly all of a recording that has them: to keep them costs more than to unwind them. So only their
+places are kept. What cannot be read again, because it came through a pipe or compressed, is kept instead, in
+memory or in a temporary file (`decode.stacks.gather`), and read from there by the same means.
+
+Files are read with pread, not mapped: one that is cut short meanwhile gives shorter stacks, not SIGBUS.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.binary.gather import Rows, gather_rows
+from perf_offcpu.model.columns import I64, U64
+from perf_offcpu.model.growing import GrowingArray
+from perf_offcpu.model.snapshots import Stacks
+
+_GAP: Final = 1 << 14
+"""Bytes between two stacks that are read along: a call costs more than they do."""
+_WORD: Final = 8
+Bytes = NDArray[np.uint8]
+
+
+class OpenFile:
+    """A descriptor that is closed with its last user."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+    def read_into(self, room: Bytes, at: int) -> int:
+        """Fill `room` from offset `at` on; gives how many bytes there were."""
+        done = 0
+        while done < len(room):
+            try:
+                size = os.preadv(self.descriptor, [room[done:].data], at + done)
+            except OSError:
+                break
+            if not size:
+                break
+            done += size
+        return done
+
+
+class StackPlaces:
+    """n stacks, in files or in memory. Rows are added file by file."""
+
+    def __init__(self) -> None:
+        self._starts, self._words = GrowingArray("i8"), GrowingArray("i8")
+        self._sources: list[OpenFile | U64 | None] = []
+        self._first: list[int] = []
+        """The first row in each of them."""
+        self._room = np.empty(0, np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, source: OpenFile | None, starts: I64, words: I64) -> None:
+        """Add stacks: at byte offsets `starts` of a file, of so many words. None: `settle` says where."""
+        if not self._sources or self._sources[-1] is not source:
+            self._sources.append(source)
+            self._first.append(len(self))
+        self._starts.append(starts)
+        self._words.append(words)
+
+    def settle(self, source: OpenFile | U64) -> None:
+        """What was added without a source lies here."""
+        self._sources = [source if one is None else one for one in self._sources]
+
+    @property
+    def lengths(self) -> I64:
+        """int64[n], words of each stack."""
+        return self._words.view()
+
+    def look_at(self, rows: I64) -> Stacks:
+        """Some of them, to be used before the next are looked at. What cannot be read has no words."""
+        starts, words = self._starts.view()[rows], self._words.view()[rows]
+        sources = np.searchsorted(np.array(self._first), rows, side="right") - 1
+        if not len(rows) or (sources == sources[0]).all():
+            return self._of_source(self._sources[int(sources[0])], starts, words) if len(rows) else _none()
+        parts, order = list[Stacks](), list[I64]()
+        for number in sorted(set(sources.tolist())):
+            mine = np.flatnonzero(sources == number)
+            order.append(mine)
+            found = self._of_source(self._sources[number], starts[mine], words[mine])
+            parts.append(Stacks(found.words.copy(), found.begins, found.lengths))
+        return _joined(parts, np.argsort(np.concatenate(order)))
+
+    def _of_source(self, source: OpenFile | U64 | None, starts: I64, words: I64) -> Stacks:
+        assert source is not None, "settled before they are looked at"
+        if not isinstance(source, OpenFile):
+            return Stacks(source, starts // _WORD, words)
+        spans, place = _spans(starts, words)
+        if len(self._room) < spans.size:
+            # With room to spare: the next ones are about as many. In huge pages, where there are any.
+            self._room = GrowingArray("u1").extend((spans.size + spans.size // 4) // _WORD * _WORD)
+        have = spans.read(source, self._room)
+        words = np.minimum(words, np.maximum(0, have - place) // _WORD)
+        if not (place % _WORD).any():
+            return Stacks(self._room[: spans.size].view(np.uint64), place // _WORD, words)
+        offsets, found = gather_rows(self._room, Rows(place, words, _WORD))
+        return Stacks(np.append(found, np.uint64(0)), offsets[:-1], words)
+
+
+@dataclass(slots=True)
+class _Spans:
+    """Parts of a file that are read at once, and where in the room: neighbours, each at a multiple of 8."""
+
+    starts: list[int]
+    sizes: list[int]
+    at: list[int]
+    of_stack: I64
+    size: int = field(default=_WORD)
+
+    def read(self, source: OpenFile, room: Bytes) -> I64:
+        """Read them; gives for each stack where what could be read of its span ends in the room."""
+        ends = []
+        for start, size, at in zip(self.starts, self.sizes, self.at, strict=True):
+            ends.append(at + source.read_into(room[at : at + size], start))
+        return np.array(ends, np.int64)[self.of_stack]
+
+
+def _spans(starts: I64, words: I64) -> tuple[_Spans, I64]:
+    """The parts of a file in which stacks lie, and int64[n], where each begins in the room."""
+    ends = starts + _WORD * words
+    order = np.argsort(starts, kind="stable")
+    start, end = starts[order], np.maximum.accumulate(ends[order])
+    new = np.append(True, start[1:] > end[:-1] + _GAP)
+    first = np.flatnonzero(new)
+    begins = start[first]
+    sizes = end[np.append(first[1:], len(start)) - 1] - begins
+    rounded = -(-sizes // _WORD) * _WORD
+    at = np.cumsum(rounded) - rounded
+    of_stack = np.empty(len(starts), np.int64)
+    of_stack[order] = np.cumsum(new) - 1
+    spans = _Spans(begins.tolist(), sizes.tolist(), at.tolist(), of_stack, max(_WORD, int(rounded.sum())))
+    return spans, starts - begins[of_stack] + at[of_stack]
+
+
+def _none() -> Stacks:
+    return Stacks(np.zeros(1, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def _joined(parts: list[Stacks], order: I64) -> Stacks:
+    """Stacks of several sources as one, in another order."""
+    bases = np.cumsum([0, *(len(part.words) for part in parts)]).tolist()
+    begins = np.concatenate([part.begins + base for part, base in zip(parts, bases, strict=False)])
+    lengths = np.concatenate([part.lengths for part in parts])
+    return Stacks(np.concatenate([part.words for part in parts]), begins[order], lengths[order])

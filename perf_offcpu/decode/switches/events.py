@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Context switches as recordings hold them, to rows of `switch_table.Switches`.
+
+    perf record -e sched:sched_switch [-e sched:sched_waking] -g -a       tracepoints: raw data of samples
+    perf record --switch-events -e context-switches -c 1 -g [COMMAND]     SWITCH records and samples
+
+A tracepoint's sample is taken in the thread that goes out or that wakes another: ids and callchain are that
+thread's. Where the fields of its raw data lie, and which bit of prev_state is which state, the recording
+itself says (`perfdata.tracing_data`).
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
+from perf_offcpu.abi.features import Feature
+from perf_offcpu.abi.records import Misc, RecordType
+from perf_offcpu.binary.columnar import Columns
+from perf_offcpu.binary.gather import Rows, gather
+from perf_offcpu.binary.layout import Order
+from perf_offcpu.decode.switches.table import Switches, What
+from perf_offcpu.model.columns import I32, I64, U8, Bool
+from perf_offcpu.model.recording import Samples
+from perf_offcpu.perfdata.events import Events, EventSpec
+from perf_offcpu.perfdata.features import Features
+from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.perfdata.scan import Chunk
+from perf_offcpu.perfdata.tracing_data import TracepointFormat, tracepoint_formats
+from perf_offcpu.perfdata.trailers import NO_TIME, read_trailers
+
+SWITCH_RECORDS = frozenset({RecordType.SWITCH, RecordType.SWITCH_CPU_WIDE})
+
+UNREADABLE = "scheduler tracepoints whose raw data is not as their format says"
+
+_TRACEPOINTS = {
+    "sched_switch": What.SWITCH,
+    "sched_waking": What.WAKING,
+    "sched_wakeup": What.WAKEUP,
+    "sched_wakeup_new": What.NEW,
+}
+
+_IN_INTERRUPT = 0x08 | 0x10
+"""TRACE_FLAG_HARDIRQ, TRACE_FLAG_SOFTIRQ of common_flags (include/linux/trace_events.h)."""
+
+_PRINT_FLAG = re.compile(r'\{ ?(0x[0-9a-fA-F]{1,8}|[0-9]{1,9}), ?"(\w)" ?\}')
+_STATES = {"S": 0x1, "D": 0x2, "T": 0x4, "t": 0x8, "X": 0x10, "Z": 0x20, "P": 0x40, "I": 0x402}
+_STATES |= {"x": 0x80, "K": 0x100, "W": 0x200, "N": 0x400}  # up to 4.13, which shows every bit by itself
+"""TASK_* bits (include/linux/sched.h) by the letters that the kernel prints for them."""
+_FLAGS_SINCE_4_14 = [(str(1 << bit), letter) for bit, letter in enumerate("SDTtXZPI")]
+"""For formats that have lost their printing recipe."""
+
+
+def may_tell_of_switches(events: Events) -> bool:
+    """Whether a recording of these events may hold switches: a cheap look before an expensive one."""
+    return any(
+        spec.attr.type == PerfType.TRACEPOINT or spec.attr.flags & AttrFlag.CONTEXT_SWITCH
+        for spec in events.specs
+    )
+
+
+class SwitchDecoder:
+    """Finds context switches in a recording, chunk by chunk.
+
+    Args:
+        features: of the recording; in a pipe, the formats of tracepoints come with the first records.
+        counters: where tracepoints that cannot be read are counted.
+    """
+
+    def __init__(self, features: Features, counters: Losses) -> None:
+        self.features, self.counters = features, counters
+        self._formats: dict[int, TracepointFormat] = {}
+        self._body = b""
+
+    def of_samples(
+        self,
+        data: NDArray[np.uint8],
+        columns: Columns,
+        ok: Bool,
+        samples: Samples,
+        events: Events,
+        number: int,
+    ) -> Switches:
+        """Rows for n samples of evsel `number`, if they tell of switches.
+
+        Args:
+            data: the buffer that `columns` point into.
+            columns: the samples' fields.
+            ok: bool[n], False for samples that are damaged.
+            samples: their model rows; `callchain` is taken over.
+        """
+        spec = events.specs[number]
+        if _has_stacks(spec) and any(one.attr.flags & AttrFlag.CONTEXT_SWITCH for one in events.specs):
+            return _rows(samples, What.STACK).take(ok & (samples.time_ns > 0))
+        one = self._format(spec) if spec.attr.type == PerfType.TRACEPOINT else None
+        if one is None or "raw" not in columns.arrays or _is_repeated(events, number):
+            return Switches()
+        return self._of_tracepoint(one, _Raw(data, columns.arrays["raw"], ok, one, events.order), samples)
+
+    def _format(self, spec: EventSpec) -> TracepointFormat | None:
+        body = self.features.bodies.get(Feature.TRACING_DATA, b"")
+        if body is not self._body:
+            self._body, self._formats = body, tracepoint_formats(body, self.counters)
+        one = self._formats.get(spec.attr.config)
+        return one if one is not None and one.system == "sched" and one.name in _TRACEPOINTS else None
+
+    def _of_tracepoint(self, one: TracepointFormat, raw: _Raw, samples: Samples) -> Switches:
+        what = _TRACEPOINTS[one.name]
+        found = _rows(samples, what)
+        if what == What.SWITCH:
+            found.tid, found.next_tid = raw.ids("prev_pid"), raw.ids("next_pid")
+            found.state, found.preempted = _states(raw.field("prev_state"), one.print_fmt)
+        else:
+            found.tid = raw.ids("pid")
+            found.current, found.pid = _wakers(found, raw.field("common_flags"))
+        self.counters.add(UNREADABLE, int((raw.was_ok & ~raw.ok).sum()))
+        return found.take(raw.ok & (found.time_ns > 0))
+
+    def of_records(self, chunk: Chunk, events: Events) -> Switches:
+        """Rows for the SWITCH records of a chunk, and for LOST records, which say where some are missing."""
+        rows = np.flatnonzero(np.isin(chunk.types, [*SWITCH_RECORDS, RecordType.LOST]))
+        if not len(rows):
+            return Switches()
+        trailers = read_trailers(chunk, rows, events)
+        misc, lost = chunk.miscs[rows], chunk.types[rows] == RecordType.LOST
+        out = misc & np.uint16(Misc.SWITCH_OUT) != 0
+        timed = (trailers.time > 0) & (trailers.time < NO_TIME)
+        found = Switches.filled(
+            len(rows),
+            what=np.select([lost, out], [What.LOST, What.OUT], What.IN),
+            time_ns=np.where(timed, trailers.time, np.uint64(0)),
+            cpu=trailers.cpu,
+            tid=trailers.tid,
+            preempted=out & (misc & np.uint16(Misc.SWITCH_OUT_PREEMPT) != 0),
+            pid=trailers.pid,
+            current=trailers.tid,
+        )
+        return found.take(timed)
+
+
+class _Raw:
+    """The raw data of n samples of one tracepoint, read by its format."""
+
+    def __init__(
+        self, data: NDArray[np.uint8], raw: Rows, ok: Bool, one: TracepointFormat, order: Order
+    ) -> None:
+        self.data, self.raw, self.one, self.order = data, raw, one, order
+        self.was_ok, self.ok = ok, ok.copy()
+
+    def field(self, name: str) -> I64:
+        """int64[n]; rows that do not have the field stop being `ok`."""
+        place = self.one.fields.get(name)
+        if place is None or place.type is None:
+            self.ok[:] = False
+            return np.zeros(len(self.ok), np.int64)
+        self.ok &= self.raw.counts >= place.offset + place.size
+        at = np.where(self.ok, self.raw.starts + place.offset, 0)
+        values: I64 = gather(self.data, at, place.type, self.order).astype(np.int64)
+        return values
+
+    def ids(self, name: str) -> I32:
+        """int32[n]: a field of type pid_t."""
+        return self.field(name).astype(np.int32)
+
+
+def _has_stacks(spec: EventSpec) -> bool:
+    """Whether an evsel's samples are taken in the thread that goes out, just before its SWITCH record."""
+    attr = spec.attr
+    return attr.type == PerfType.SOFTWARE and attr.config == SoftwareConfig.CONTEXT_SWITCHES
+
+
+def _is_repeated(events: Events, number: int) -> bool:
+    """Whether an earlier evsel is the same tracepoint: each switch counts once."""
+    attr = events.specs[number].attr
+    return any((one.attr.type, one.attr.config) == (attr.type, attr.config) for one in events.specs[:number])
+
+
+def _rows(samples: Samples, what: What) -> Switches:
+    """Rows that happened to the thread that was sampled."""
+    return Switches.filled(
+        len(samples),
+        what=np.full(len(samples), what),
+        time_ns=samples.time_ns,
+        cpu=samples.cpu,
+        tid=samples.tid,
+        pid=samples.pid,
+        current=samples.tid,
+        callchain=samples.callchain,
+        ip=samples.ip,
+        cpumode=samples.cpumode,
+        cgroup=samples.cgroup,
+    )
+
+
+def _states(prev_state: I64, print_fmt: str) -> tuple[I32, U8]:
+    """(TASK_* bits, preempted) of what sched_switch calls prev_state.
+
+    Since 4.14 that is not the kernel's own mask but made for the tracepoint (include/trace/events/sched.h:
+    __trace_sched_switch_state()). The bit above all states says that the kernel itself was preempted. No
+    state at all says that the thread could have gone on, too: on its way back to user space, or it yielded.
+    """
+    flags = _PRINT_FLAG.findall(print_fmt) or _FLAGS_SINCE_4_14
+    bits = {int(number, 0): _STATES.get(letter, 0) for number, letter in flags}
+    in_kernel = prev_state & (2 * max(bits)) != 0
+    state = np.zeros(len(prev_state), np.int32)
+    for bit, task_bits in bits.items():
+        state |= np.where(prev_state & bit != 0, np.int32(task_bits), np.int32(0))
+    state[in_kernel] = 0
+    return state, (state == 0).astype(np.uint8)
+
+
+def _wakers(found: Switches, common_flags: I64) -> tuple[I32, I32]:
+    """(tid, pid) of who wakes: 0 for an interrupt, which is no doing of the thread that it interrupts."""
+    interrupt = common_flags & _IN_INTERRUPT != 0
+    none = np.int32(0)
+    return np.where(interrupt, none, found.current), np.where(interrupt, none, found.pid)

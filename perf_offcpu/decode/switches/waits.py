@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits between context switches as off-cpu samples, beside the samples that were recorded.
+
+They are what a recording with an off-cpu event would hold: one sample a wait, at the moment of the switch-in,
+whose period is the time off the CPU. So everything behind the Recording works on them. Each carries
+
+* the stack of the switch-out, where one was sampled (no stack is better than the stack of another moment);
+* the state, if sched_switch told it. Threads that could have gone on (preempted ones, and those that yielded)
+  are flagged PREEMPTED: all their time off the CPU is run-queue delay;
+* wake-up, waker and run-queue delay, if sched_waking or sched_wakeup told it. Their samples are taken in the
+  thread that wakes, so theirs is the stack of the waker. Where an interrupt woke the waker is 0, the idle
+  thread's number, flagged WAKER_INTERRUPT: what it interrupted has nothing to do with it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat, SampleType, SoftwareConfig
+from perf_offcpu.abi.offcpu import EVENT_NAME
+from perf_offcpu.decode.account import CollectorAccount
+from perf_offcpu.decode.switches.intervals import Waits, find_waits
+from perf_offcpu.decode.switches.table import Switches, What
+from perf_offcpu.decode.tasks.lookup import rows_at
+from perf_offcpu.model.columns import I32, I64, U16
+from perf_offcpu.model.recording import Evsel, SampleFlag, Samples, Tasks
+from perf_offcpu.perfdata.losses import Losses
+
+_SAMPLE_TYPE = (
+    SampleType.IDENTIFIER
+    | SampleType.IP
+    | SampleType.TID
+    | SampleType.TIME
+    | SampleType.CPU
+    | SampleType.PERIOD
+    | SampleType.CALLCHAIN
+)
+"""What perf 5.19 to 6.15 write for off-cpu time, and `inject` for that of any other."""
+
+
+def has_switches(switches: Switches) -> bool:
+    """Whether waits can be told from them at all."""
+    return bool(np.isin(switches.what, (What.SWITCH, What.OUT, What.IN)).any())
+
+
+def with_waits(
+    samples: Samples,
+    switches: Switches,
+    tasks: Tasks,
+    evsels: list[Evsel],
+    counters: Losses,
+    account: CollectorAccount,
+) -> Samples:
+    """The samples, and behind them those of the waits between switches.
+
+    Args:
+        evsels: the recording's; that of the waits is added.
+        counters: where it is counted what did not become a wait.
+        account: is told since when and until when waits are known, and that none was summed.
+    """
+    last_ns = max(int(times.max(initial=0)) for times in (samples.time_ns, switches.time_ns, tasks.end_ns))
+    waits = wait_samples(switches, tasks, last_ns, len(evsels), counters)
+    evsels.append(offcpu_evsel([evsel.attr for evsel in evsels]))
+    account.begin_ns, account.end_ns = int(switches.time_ns.min()), last_ns
+    return Samples.concat([samples, waits])
+
+
+def wait_samples(switches: Switches, tasks: Tasks, last_ns: int, evsel: int, counters: Losses) -> Samples:
+    """One off-cpu sample a wait, by (thread, time); comm and address space are still to be found.
+
+    Args:
+        tasks: lives of threads.
+        last_ns: the last moment of the recording.
+        evsel: their event's row.
+        counters: where it is counted what did not become a wait.
+    """
+    waits = find_waits(switches, tasks, last_ns, counters)
+    begun = switches.take(waits.out)
+    stacks = _chosen(switches, waits.stack)
+    pid, tid = _ids(begun, tasks)
+    runnable = begun.preempted != 0
+    samples = Samples.filled(
+        len(waits),
+        time_ns=waits.end_ns,
+        period=waits.end_ns - begun.time_ns,
+        evsel=np.full(len(waits), evsel),
+        pid=pid,
+        tid=tid,
+        cpu=np.where(waits.end >= 0, switches.cpu[waits.end], begun.cpu),
+        ip=stacks.ip,
+        callchain=stacks.callchain,
+        cpumode=stacks.cpumode,
+        flags=_flags(waits, begun, stacks),
+        state=begun.state,
+        switch_out_ns=begun.time_ns,
+        longest_ns=waits.end_ns - begun.time_ns,
+        cgroup=stacks.cgroup,
+    )
+    _add_wakeups(samples, _chosen(switches, np.where(runnable, -1, waits.wakeup)))
+    samples.runq_ns[runnable] = samples.period[runnable]
+    return samples
+
+
+def offcpu_evsel(attrs: list[Attr]) -> Evsel:
+    """The event of such samples, for a recording of events with these attrs, whose clock it shares."""
+    clocked = [attr for attr in attrs if attr.flags & AttrFlag.USE_CLOCKID]
+    attr = Attr(
+        type=PerfType.SOFTWARE,
+        config=SoftwareConfig.BPF_OUTPUT,
+        sample_period=1,
+        sample_type=_SAMPLE_TYPE,
+        read_format=ReadFormat.ID,
+        flags=AttrFlag.SAMPLE_ID_ALL | (AttrFlag.USE_CLOCKID if clocked else AttrFlag(0)),
+        clockid=clocked[0].clockid if clocked else 0,
+    )
+    return Evsel(EVENT_NAME, attr, "ns")
+
+
+def _chosen(switches: Switches, rows: I64) -> Switches:
+    """Some rows; for -1, one that knows nothing."""
+    nothing = Switches.filled(1)
+    columns = {
+        name: np.where(rows >= 0, getattr(switches, name)[rows], getattr(nothing, name))
+        for name in Switches.names()
+    }
+    return Switches(**columns)
+
+
+def _ids(begun: Switches, tasks: Tasks) -> tuple[I32, I32]:
+    """(pid, tid) of who waits: as sampled; else the scheduler's number, and the process that it is in."""
+    tid = np.where(begun.current > 0, begun.current, begun.tid)
+    life = rows_at(tasks.tid, tasks.begin_ns, tid, begun.time_ns)
+    known = np.append(tasks.pid, np.int32(-1))[life]
+    return np.where(begun.pid > 0, begun.pid, known), tid
+
+
+def _flags(waits: Waits, begun: Switches, stacks: Switches) -> U16:
+    flags = np.full(len(waits), SampleFlag.OFFCPU, np.uint16)
+    flags[begun.preempted != 0] |= np.uint16(SampleFlag.PREEMPTED)
+    flags[waits.end < 0] |= np.uint16(SampleFlag.STILL_BLOCKED)
+    flags[stacks.callchain < 0] |= np.uint16(SampleFlag.NO_USER_STACK | SampleFlag.NO_KERNEL_STACK)
+    return flags
+
+
+def _add_wakeups(samples: Samples, wakeups: Switches) -> None:
+    """Take over what is known of the wake-ups; those of time -1 are unknown."""
+    samples.wakeup_ns = wakeups.time_ns
+    samples.waker_pid, samples.waker_tid = wakeups.pid, wakeups.current
+    woken, interrupt = wakeups.time_ns >= 0, wakeups.current == 0
+    samples.flags |= np.where(woken & interrupt, np.uint16(SampleFlag.WAKER_INTERRUPT), np.uint16(0))
+    samples.waker_callchain = np.where(woken & ~interrupt, wakeups.callchain, np.int32(-1))
+    samples.runq_ns[woken] = (samples.time_ns - wakeups.time_ns)[woken]

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Address spaces over time: what was mapped where, when.
+
+A process begins with its parent's mappings (fork) or none (exec), and adds to them. A mapping that
+replaces another begins a new version of the space, so that within one version no two mappings overlap and
+any address has one answer. Versions are cheap where nothing is replaced: then there is only one.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from perf_offcpu.decode.tasks.map_runs import MapRuns
+from perf_offcpu.model.callchains import offsets_of, spread
+from perf_offcpu.model.columns import I32, I64
+from perf_offcpu.model.recording import Maps, Spaces
+
+KERNEL_SPACE = -1
+UNKNOWN_SPACE = -1
+_MAX_ADDRESS = 2**64
+
+MAX_MAPPINGS = 1 << 18
+"""Most mappings of one space: four times what the kernel allows a process (vm.max_map_count)."""
+
+_FREE_COPIES, _COPIES_PER_MAP = 1 << 20, 32
+"""How many mappings may be copied into new versions of spaces: at first, and more for each that a file holds.
+Real recordings stay far below; one made to harm could ask for the square of its records."""
+
+
+class Mapping(NamedTuple):
+    """[start, end) holds `dso` from file offset `pgoff` on."""
+
+    start: int
+    end: int
+    pgoff: int
+    dso: int
+
+    def cut(self, start: int, end: int) -> Mapping:
+        """The part of the mapping within [start, end)."""
+        return Mapping(start, end, self.pgoff + (start - self.start), self.dso)
+
+    def agrees(self, other: Mapping) -> bool:
+        """Whether both give every address the same place in the same file."""
+        return self.dso == other.dso and self.pgoff - self.start == other.pgoff - other.start
+
+
+@dataclass(slots=True)
+class _Space:
+    """One version of an address space: mappings by start, not overlapping."""
+
+    pid: int
+    begin_ns: int
+    starts: list[int] = field(default_factory=list)
+    mappings: list[Mapping] = field(default_factory=list)
+    previous: int = -1
+
+    def overlapping(self, new: Mapping) -> slice:
+        """Which mappings share an address with `new`."""
+        low = bisect.bisect_right(self.starts, new.start)
+        if low and self.mappings[low - 1].end > new.start:
+            low -= 1
+        return slice(low, bisect.bisect_left(self.starts, new.end, low))
+
+    def replace(self, where: slice, new: Mapping, *, keep: bool = True) -> None:
+        """Put `new` in, cutting away what it covers of the mappings `where`; without `keep`, only cut."""
+        if keep and where.start == where.stop:
+            self.mappings.insert(where.start, new)
+            self.starts.insert(where.start, new.start)
+            return
+        parts = [new] if keep else []
+        for old in self.mappings[where]:
+            if old.start < new.start:
+                parts.append(old.cut(old.start, new.start))
+            if old.end > new.end:
+                parts.append(old.cut(new.end, old.end))
+        self.mappings[where] = sorted(parts)
+        self.starts[where] = [mapping.start for mapping in sorted(parts)]
+
+
+class AddressSpaces:
+    """Replays mappings, forks and execs in time order, and gives the tables of the model.
+
+    Attributes:
+        forgotten: mappings that were not taken up because there are impossibly many; their addresses have no
+            name, rather than a wrong one.
+    """
+
+    def __init__(self) -> None:
+        self.forgotten = 0
+        self._copies_left = _FREE_COPIES
+        self._spaces: list[_Space] = []
+        self._current: dict[int, int] = {}
+        self._shared: set[int] = set()
+        self._execing: set[int] = set()
+        self._timeline: list[tuple[int, int, int]] = []
+        self._kernel = _Space(-1, 0)
+        self._run_of: dict[int, tuple[MapRuns, int]] = {}
+        """By space: the run that is all of its mappings, and they are not in the space itself."""
+
+    def map(self, pid: int, mapping: Mapping, time_ns: int) -> None:
+        """A process maps something (pid -1: the kernel)."""
+        if not mapping.start < mapping.end <= _MAX_ADDRESS:
+            return
+        self._copies_left += _COPIES_PER_MAP
+        if pid == KERNEL_SPACE:
+            self._put(self._kernel, self._kernel.overlapping(mapping), mapping)
+            return
+        number = self._current.get(pid, -1)
+        if number < 0 or pid in self._execing:
+            self._execing.discard(pid)
+            number = self._begin(_Space(pid, time_ns, previous=number))
+        space = self._space(number)
+        where = space.overlapping(mapping)
+        if where.start == where.stop and number not in self._shared and len(space.mappings) < MAX_MAPPINGS:
+            space.replace(where, mapping)  # as nearly always
+            return
+        changes = any(not old.agrees(mapping) for old in space.mappings[where])
+        is_shared = number in self._shared
+        if is_shared or (changes and time_ns > space.begin_ns):
+            if len(space.mappings) > self._copies_left:
+                self.forgotten += 1
+                space.replace(where, mapping, keep=False)
+                return
+            space = self._spaces[self._copy(space, pid, time_ns)]
+        self._put(space, where, mapping)
+
+    def map_run(self, runs: MapRuns, run: int) -> bool:
+        """A process maps a run of things, if that begins an address space; else nothing is done.
+
+        Args:
+            run: a sound one.
+
+        Returns:
+            Whether that was done.
+        """
+        first, size = int(runs.first[run]), int(runs.cuts[run + 1] - runs.cuts[run])
+        pid = int(runs.maps.pid[first])
+        number = self._current.get(pid, -1)
+        if (number >= 0 and pid not in self._execing) or size > MAX_MAPPINGS:
+            return False
+        self._copies_left += size * _COPIES_PER_MAP
+        self._execing.discard(pid)
+        number = self._begin(_Space(pid, int(runs.maps.time_ns[first]), previous=number))
+        self._run_of[number] = runs, run
+        return True
+
+    def _space(self, number: int) -> _Space:
+        """A space with its mappings."""
+        space = self._spaces[number]
+        if number in self._run_of:
+            runs, run = self._run_of.pop(number)
+            maps = runs.maps.take(slice(int(runs.cuts[run]), int(runs.cuts[run + 1])))
+            space.starts = maps.start.tolist()
+            ends = (maps.start + maps.size).tolist()
+            space.mappings = list(map(Mapping, space.starts, ends, maps.pgoff.tolist(), maps.dso.tolist()))
+        return space
+
+    def _put(self, space: _Space, where: slice, mapping: Mapping) -> None:
+        if len(space.mappings) >= MAX_MAPPINGS:
+            self.forgotten += 1
+        space.replace(where, mapping, keep=len(space.mappings) < MAX_MAPPINGS)
+
+    def fork(self, pid: int, parent: int, time_ns: int) -> None:
+        """A new process begins with its parent's mappings; both share them until one maps something."""
+        number = self._current.get(parent, -1)
+        if number < 0:
+            return
+        self._execing.discard(pid)
+        self._shared.add(number)
+        self._current[pid] = number
+        self._timeline.append((pid, time_ns, number))
+
+    def exec(self, pid: int, time_ns: int) -> None:
+        """A process begins anew: with the first thing that it maps, for until then it is in execve(), and
+        the caller of that is code of the old image. An old image that was not seen is unknown, not the
+        same as the new one."""
+        if pid not in self._current and time_ns > 0:
+            self._timeline.append((pid, 0, UNKNOWN_SPACE))
+        self._execing.add(pid)
+
+    def _begin(self, space: _Space) -> int:
+        self._spaces.append(space)
+        number = len(self._spaces) - 1
+        self._current[space.pid] = number
+        self._timeline.append((space.pid, space.begin_ns, number))
+        return number
+
+    def _copy(self, space: _Space, pid: int, time_ns: int) -> int:
+        self._copies_left -= len(space.mappings)
+        copy = _Space(pid, time_ns, list(space.starts), list(space.mappings), space.previous)
+        return self._begin(copy)
+
+    def tables(self) -> tuple[Spaces, Maps]:
+        """The spaces, and all mappings sorted by (space, start); the kernel's come first, as space -1."""
+        listed = [self._kernel, *self._spaces]
+        counts = np.array([len(space.mappings) for space in listed])
+        for number, (runs, run) in self._run_of.items():
+            counts[number + 1] = runs.cuts[run + 1] - runs.cuts[run]
+        offsets = offsets_of(counts)
+        maps = Maps.filled(int(offsets[-1]), space=np.repeat(np.arange(-1, len(self._spaces)), counts))
+        self._fill_in_lists(maps, listed, offsets)
+        self._fill_in_runs(maps, offsets)
+        return Spaces.from_rows([(space.pid, space.begin_ns, space.previous) for space in self._spaces]), maps
+
+    def _fill_in_lists(self, maps: Maps, spaces: list[_Space], offsets: I64) -> None:
+        sizes = np.array([len(space.mappings) for space in spaces])
+        mappings = [mapping for space in spaces for mapping in space.mappings]
+        places, last = spread(offsets[:-1], sizes, offsets_of(sizes)), _MAX_ADDRESS - 1
+        maps.start[places] = np.array([mapping.start for mapping in mappings], np.uint64)
+        maps.end[places] = np.array([min(mapping.end, last) for mapping in mappings], np.uint64)
+        maps.pgoff[places] = np.array([mapping.pgoff & last for mapping in mappings], np.uint64)
+        maps.dso[places] = np.array([mapping.dso for mapping in mappings], np.int32)
+
+    def _fill_in_runs(self, maps: Maps, offsets: I64) -> None:
+        for runs in {id(runs): runs for runs, _ in self._run_of.values()}.values():
+            pairs = [(number, run) for number, (of, run) in self._run_of.items() if of is runs]
+            number, run = np.array(pairs, np.int64).T
+            sizes = runs.cuts[run + 1] - runs.cuts[run]
+            places = spread(offsets[number + 1], sizes, offsets_of(sizes))
+            found = runs.maps.take(spread(runs.cuts[run], sizes, offsets_of(sizes)))
+            maps.start[places], maps.end[places] = found.start, found.start + found.size
+            maps.pgoff[places], maps.dso[places] = found.pgoff, found.dso
+
+    def timeline(self) -> tuple[I32, I64, I32]:
+        """(pid, begin_ns, space), sorted by (pid, begin): for `decode.tasks.lookup.rows_at`."""
+        pid, begin, space = np.array(self._timeline, np.int64).reshape(-1, 3).T
+        order = np.lexsort((begin, pid))
+        return pid[order].astype(np.int32), begin[order], space[order].astype(np.int32)

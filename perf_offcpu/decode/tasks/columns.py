@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records that tell of tasks, a whole chunk at a time.
+
+A machine that starts a process maps the same libraries again: such records differ in ids, addresses and
+times, which stand in front, and are alike in all that follows (names, build-ids, protection). So the fields
+in front are read as columns, and of those that are alike behind, one record is read as an example of all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_LAYOUTS, RecordType
+from perf_offcpu.binary.columnar import read_columns
+from perf_offcpu.binary.gather import Rows, gather_rows
+from perf_offcpu.binary.layout import Layout
+from perf_offcpu.errors import LayoutError
+from perf_offcpu.model.callchains import Ragged, unique_rows
+from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.perfdata import losses
+from perf_offcpu.perfdata.events import Events
+from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
+from perf_offcpu.perfdata.side_records import SideRecord
+from perf_offcpu.perfdata.trailers import NO_TIME, read_trailers
+
+_OWN_FIELDS: dict[int, int] = {
+    RecordType.COMM: 2,
+    RecordType.FORK: 5,
+    RecordType.EXIT: 5,
+    RecordType.MMAP: 5,
+    RecordType.MMAP2: 5,
+}
+"""By type: how many fields in front are ids, addresses and times, in which a record differs from its like."""
+
+_OWN = {
+    kind: Layout(layout.name, layout.fields[: _OWN_FIELDS.get(kind, 0)], layout.source)
+    for kind, layout in RECORD_LAYOUTS.items()
+}
+
+_LAST_TIME = np.uint64(2**63 - 1)
+
+
+@dataclass(slots=True)
+class TaskRecords:
+    """n records of one type, in file order.
+
+    Args:
+        kind: their type.
+        rows: int64[n], rows of their chunk.
+        time_ns: int64[n], of their trailers; 0 for records that describe what was there before.
+        own: name → array[n], the fields that each record has of its own.
+        example: int64[n], which of `examples` holds the other fields.
+        examples: records, in file order.
+    """
+
+    kind: int
+    rows: I64
+    time_ns: I64
+    own: dict[str, NDArray[np.unsignedinteger]]
+    example: I64
+    examples: list[SideRecord]
+
+
+def task_records(chunk: Chunk, kinds: frozenset[int], events: Events, counters: Losses) -> list[TaskRecords]:
+    """The records of some types (`kinds`); those that do not fit their layouts are counted."""
+    # Types that a chunk lacks, most of them, are found absent at once.
+    present = np.flatnonzero(np.bincount(np.minimum(chunk.types, 255).astype(np.uint8))).tolist()
+    return [_of_type(kind, chunk, events, counters) for kind in present if kind in kinds]
+
+
+def _of_type(kind: int, chunk: Chunk, events: Events, counters: Losses) -> TaskRecords:
+    rows = np.flatnonzero(chunk.types == kind)
+    # Where the event is unknown, the first one's trailer is the best guess: perf wants all of them alike.
+    trailers = read_trailers(chunk, rows, events, unknown=0)
+    starts = chunk.starts[rows]
+    ends = starts + chunk.sizes[rows] - trailers.size
+    if kind < FIRST_USER_TYPE and events.sample_id_all:
+        ends = np.where(trailers.size == 0, starts, ends)  # too short for a trailer, and for anything else
+    columns = read_columns(_OWN[kind], chunk.data, starts + HEADER_SIZE, ends, events.order)
+    example, firsts = _alike(
+        chunk, rows, Rows(columns.ends, np.maximum(ends - columns.ends, 0) // 8, 8), columns.ok
+    )
+    own = columns.scalars
+    times: I64 = np.where(trailers.time < NO_TIME, trailers.time, np.uint64(0)).astype(np.int64)
+    if "time" in own:  # without trailers, FORK and EXIT hold their time themselves
+        times = np.where(times == 0, np.minimum(own["time"], _LAST_TIME).astype(np.int64), times)
+    examples: list[SideRecord] = []
+    number = np.full(len(firsts), -1)
+    for which, row in enumerate(firsts):
+        start, misc = int(starts[row]), int(chunk.miscs[rows[row]])
+        try:
+            values = RECORD_LAYOUTS[kind].unpack(
+                chunk.data.data, events.order, misc, start + HEADER_SIZE, int(ends[row])
+            )
+        except LayoutError:
+            continue
+        number[which] = len(examples)
+        place = chunk.file_offset + start
+        examples.append(SideRecord(kind, misc, values, int(times[row]), -1, -1, -1, place))
+    example = number[example]
+    sound = np.flatnonzero(example >= 0)
+    counters.add(losses.BAD_RECORD, len(rows) - len(sound))
+    own = {name: values[sound] for name, values in own.items()}
+    return TaskRecords(kind, rows[sound], times[sound], own, example[sound], examples)
+
+
+def _alike(chunk: Chunk, rows: I64, rest: Rows, ok: Bool) -> tuple[I64, list[int]]:
+    """(int64[n], firsts): which kind of record each is, by misc and `rest`, and the first of each kind."""
+    same_rest = unique_rows(Ragged(*gather_rows(chunk.data, rest)))[1].astype(np.int64)
+    keys = same_rest << 17 | chunk.miscs[rows].astype(np.int64) << 1 | ok
+    _, first, kinds = np.unique(keys, return_index=True, return_inverse=True)
+    # In the order of the file, in which names are numbered.
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[kinds], np.sort(first).tolist()

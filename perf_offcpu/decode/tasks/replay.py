@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks over time: side-band records replayed in order.
+
+COMM, FORK, EXIT, MMAP and their kin tell which threads there were, what they were called, which process
+they belong to and what it had mapped. The replay keeps all of it with its times, dead tasks included, so
+that any sample can be given the comm and the address space of its moment. Rules as in perf's
+tools/perf/util/{machine,thread}.c where they are right.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable
+from operator import itemgetter
+from typing import Any, TypeVar
+
+import numpy as np
+
+from perf_offcpu.abi.records import RecordType
+from perf_offcpu.decode.tasks.address_spaces import AddressSpaces, Mapping
+from perf_offcpu.decode.tasks.columns import TaskRecords
+from perf_offcpu.decode.tasks.lookup import rows_at
+from perf_offcpu.decode.tasks.map_runs import MapEvents, MapRuns, map_runs
+from perf_offcpu.decode.tasks.notes import SIDE_TYPES, Note, TaskNotes
+from perf_offcpu.model.columns import I32, U32
+from perf_offcpu.model.recording import Comms, Dsos, KernelSymbols, Samples, Tasks
+from perf_offcpu.model.strings import Strings
+from perf_offcpu.perfdata.side_records import SideRecord
+
+__all__ = ["SIDE_TYPES", "TaskReplay"]
+
+Kind = TypeVar("Kind")
+
+_RUN = -1
+"""Type of the events that the replay makes itself: a process maps some things."""
+
+
+class TaskReplay:
+    """Takes side-band records; once they are replayed in time order, its tables and lookups are complete."""
+
+    def __init__(self, strings: Strings) -> None:
+        self.strings = strings
+        self.spaces = AddressSpaces()
+        self.cgroups: dict[int, str] = {}
+        self._notes = TaskNotes(strings)
+        self._comms: list[tuple[int, int, int, int]] = [(0, 0, 0, strings.intern("swapper"))]
+        self._comm_of: dict[int, int] = {0: strings.intern("swapper")}
+        self._tasks: list[list[int]] = []
+        self._task_of: dict[int, int] = {}
+        self._kernel_symbols: dict[int, tuple[int, int]] = {}
+        self._tables: dict[str, Any] = {}
+        """Those that have been made since the last replay."""
+
+    def note(self, record: SideRecord) -> None:
+        """Take up what one record of `SIDE_TYPES` says."""
+        self._notes.take(record)
+
+    def note_all(self, groups: list[TaskRecords]) -> None:
+        """Take up what the records of a chunk say."""
+        self._notes.take_all(groups)
+
+    def replay(self, records: Iterable[SideRecord] = ()) -> None:
+        """Act on all that was noted, and these records: in time order, time 0 first, ties in file order."""
+        for record in records:
+            self.note(record)
+        events, maps = self._notes.release()
+        runs = _runs(maps, events)
+        single: list[Note] = []  # a heap of mappings that must be taken up one by one
+        for event in heapq.merge(events, _run_events(runs)):
+            while single and single[0] < event:
+                self._map(runs.maps, heapq.heappop(single))
+            if event[2] == _RUN:
+                self._map_run(runs, event[3], single)
+            else:
+                _ACTS[event[2]](self, event[0], *event[3:])
+        while single:
+            self._map(runs.maps, heapq.heappop(single))
+        self._tables.clear()
+
+    def _map_run(self, runs: MapRuns, run: int, single: list[Note]) -> None:
+        """A process maps some things at once, or if that is not possible, one by one."""
+        if runs.sound[run] and self.spaces.map_run(runs, run):
+            return
+        for row in range(int(runs.cuts[run]), int(runs.cuts[run + 1])):
+            heapq.heappush(single, (int(runs.maps.time_ns[row]), int(runs.maps.number[row]), row))
+
+    def _map(self, maps: MapEvents, event: Note) -> None:
+        time_ns, _, row = event
+        start = int(maps.start[row])
+        mapping = Mapping(start, start + int(maps.size[row]), int(maps.pgoff[row]), int(maps.dso[row]))
+        self.spaces.map(int(maps.pid[row]), mapping, time_ns)
+
+    # What each type of record means at its time.
+
+    def _comm(self, time_ns: int, pid: int, tid: int, comm: int, is_exec: int) -> None:
+        self._name(tid, pid, time_ns, comm)
+        self._live(tid, pid, time_ns, born=False)
+        if is_exec:
+            self.spaces.exec(pid, time_ns)
+
+    def _fork(self, time_ns: int, pid: int, tid: int, parent: int, creator: int, is_bare: int) -> None:
+        # A bare one says that there was such a thread when a recording began: in a merged one, a later one.
+        self._live(tid, pid, time_ns, born=time_ns > 0 and not (is_bare and tid in self._task_of))
+        if creator in self._comm_of and time_ns > 0 and not is_bare:
+            self._name(tid, pid, time_ns, self._comm_of[creator])
+        if pid != parent and not is_bare:
+            self.spaces.fork(pid, parent, time_ns)
+        elif is_bare and pid == tid and time_ns > 0:
+            self.spaces.exec(pid, time_ns)
+
+    def _exit(self, time_ns: int, pid: int, tid: int, *_: int) -> None:
+        self._live(tid, pid, 0, born=False)
+        self._tasks[self._task_of.pop(tid)][3] = time_ns
+
+    def _ksymbol(self, _: int, start: int, end: int, name: int) -> None:
+        self._kernel_symbols[start] = (end, name)
+
+    def _cgroup(self, _: int, cgroup: int, path: str) -> None:
+        self.cgroups[cgroup] = path
+
+    def _name(self, tid: int, pid: int, time_ns: int, comm: int) -> None:
+        self._comm_of[tid] = comm
+        self._comms.append((tid, pid, time_ns, comm))
+
+    def _live(self, tid: int, pid: int, time_ns: int, born: bool) -> None:
+        """Note that a thread lives; a birth begins a new life even if no exit was seen."""
+        if tid in self._task_of and not born:
+            return
+        self._task_of[tid] = len(self._tasks)
+        self._tasks.append([tid, pid, time_ns if born else 0, -1])
+
+    # Tables.
+
+    def dsos(self) -> Dsos:
+        """All mapped objects; a map's `dso` is a row here."""
+        return self._notes.dsos()
+
+    def comms(self) -> Comms:
+        """All names, sorted by (tid, begin)."""
+        return self._once("comms", lambda: Comms.from_rows(sorted(self._comms, key=itemgetter(0, 2))))
+
+    def tasks(self) -> Tasks:
+        """All lives, sorted by (tid, begin)."""
+        return self._once("tasks", lambda: Tasks.from_rows(sorted(self._tasks, key=itemgetter(0, 2))))
+
+    def _once(self, name: str, make: Callable[[], Kind]) -> Kind:
+        if name not in self._tables:
+            self._tables[name] = make()
+        table: Kind = self._tables[name]
+        return table
+
+    def kernel_symbols(self) -> KernelSymbols:
+        """What KSYMBOL records named, sorted by address."""
+        rows = [(start, end, name) for start, (end, name) in sorted(self._kernel_symbols.items())]
+        return KernelSymbols.from_rows([row for row in rows if row[1] < 2**64])
+
+    def attribute(self, samples: Samples) -> Samples:
+        """The samples with `comm` and `space` of their thread and process at their time."""
+        comms = self.comms()
+        named = rows_at(comms.tid, comms.begin_ns, samples.tid, samples.time_ns)
+        comm = comms.comm[named]
+        comm[named < 0] = self._unnamed(samples.tid[named < 0])
+        pids, begins, spaces = self._once("timeline", self.spaces.timeline)
+        mapped = rows_at(pids, begins, samples.pid, samples.time_ns)
+        space = np.where(mapped >= 0, spaces[mapped], -1) if len(spaces) else mapped
+        return samples.with_columns(comm=comm.astype(np.uint32), space=space.astype(np.int32))
+
+    def _unnamed(self, tids: I32) -> U32:
+        """`:TID`, as perf names a thread of which it knows nothing else."""
+        unnamed, which = np.unique(tids, return_inverse=True)
+        return self.strings.intern_all(f":{tid}" for tid in unnamed.tolist())[which]
+
+
+def _runs(maps: MapEvents, events: list[Note]) -> MapRuns:
+    """The mappings, cut where an event may touch the address space of a process."""
+    touching = [
+        (pid, event[0], event[1])
+        for event in events
+        if (event[2] == RecordType.FORK and (event[3] != event[5] or event[7]))
+        or (event[2] == RecordType.COMM and event[6])
+        for pid in {event[3], event[5] if event[2] == RecordType.FORK else event[3]}
+    ]
+    pids, times, numbers = zip(*touching, strict=True) if touching else ((), (), ())
+    return map_runs(maps, np.array(pids, np.int32), np.array(times, np.int64), np.array(numbers, np.int64))
+
+
+def _run_events(runs: MapRuns) -> list[Note]:
+    """(time, number, type, run) of each run: when its first mapping happens."""
+    times, numbers = runs.maps.time_ns[runs.first], runs.maps.number[runs.first]
+    return sorted(
+        zip(times.tolist(), numbers.tolist(), itertools.repeat(_RUN), range(len(times)), strict=False)
+    )
+
+
+_ACTS: dict[int, Callable[..., None]] = {
+    RecordType.COMM: TaskReplay._comm,
+    RecordType.FORK: TaskReplay._fork,
+    RecordType.EXIT: TaskReplay._exit,
+    RecordType.KSYMBOL: TaskReplay._ksymbol,
+    RecordType.CGROUP: TaskReplay._cgroup,
+}

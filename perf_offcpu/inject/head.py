@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The head of a rewritten recording: events that perf 6.1 accepts, and features that still hold."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import or_
+
+from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat, SampleType, SoftwareConfig
+from perf_offcpu.abi.features import FEATURE_LAYOUTS, Feature
+from perf_offcpu.binary.layout import Order
+from perf_offcpu.errors import LayoutError
+from perf_offcpu.inject.retype_records import is_raw_offcpu, retyped
+from perf_offcpu.inject.survey import Survey
+from perf_offcpu.inject.unwind_records import without_stacks
+from perf_offcpu.perfdata import losses
+from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.features import Features
+from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.perfdata.tracing_data import tracepoint_formats
+from perf_offcpu.perfdata.trailers import NO_TIME
+from perf_offcpu.perfdata.write.features import event_desc_body, feature_body, text_body
+
+LAST_FEATURE_6_1 = Feature.PMU_CAPS
+"""perf 6.1 passes over later ones as it reads, but its own inject crashes on them."""
+
+LAST_BRANCH_TYPES_6_1 = (1 << 19) - 1
+"""Bits of branch_sample_type up to PRIV_SAVE; samples lose what the others added (`branch_counters`)."""
+
+_DROPPED = {
+    Feature.EVENT_DESC,  # written anew, with what changed;
+    Feature.DIR_FORMAT,  # the output is one file,
+    Feature.COMPRESSED,  # not compressed,
+    Feature.AUXTRACE,  # without processor traces;
+    Feature.BRANCH_STACK,  # set where samples have a branch stack: perf insists on it then
+}
+
+
+def output_events(
+    specs: Sequence[EventSpec],
+    *,
+    retype: bool,
+    merge: bool,
+    keep_stacks: bool = True,
+    tracepoints: Collection[int] = (),
+) -> list[EventSpec]:
+    """The events as they are written: named, with attrs of the size that perf 6.1 knows, no id twice.
+
+    Where no event has ids, nobody can tell samples apart; then all are the first event's, and perf reads
+    them so only if it is the only one.
+
+    Args:
+        tracepoints: those whose format is known. For any other perf refuses the file (its recorder was
+            killed before it wrote them): they become events of raw data.
+    """
+    known: set[int] = {0}
+    events = []
+    for spec in specs if any(spec.ids for spec in specs) else specs[:1]:
+        ids = tuple(one for one in dict.fromkeys(spec.ids) if one not in known)
+        known.update(ids)
+        new = (retyped(spec) if retype and is_raw_offcpu(spec) else spec).named()
+        new = new if keep_stacks else without_stacks(new)
+        if new.attr.type == PerfType.TRACEPOINT and new.attr.config not in tracepoints:
+            attr = replace(new.attr, type=PerfType.SOFTWARE, config=SoftwareConfig.BPF_OUTPUT)
+            new = replace(new, attr=attr)
+        events.append(replace(new, attr=_cut(new.attr, merge), ids=ids))
+    return events
+
+
+_SAMPLE_TYPES, _READ_FORMATS = reduce(or_, SampleType), reduce(or_, ReadFormat)
+
+
+def _cut(attr: Attr, merge: bool) -> Attr:
+    """Without what is newer than perf 6.1: it takes all that it does not know for damage.
+
+    The flags that ask for deferred callchains stay if these do.
+    """
+    deferring = attr.flags & (AttrFlag.DEFER_CALLCHAIN | AttrFlag.DEFER_OUTPUT)
+    cut = replace(
+        attr.cut(),
+        sample_type=attr.sample_type & _SAMPLE_TYPES,
+        read_format=attr.read_format & _READ_FORMATS,
+        branch_sample_type=attr.branch_sample_type & LAST_BRANCH_TYPES_6_1,
+        reserved_2=0,
+        aux_action=0,
+    )
+    return cut if merge else replace(cut, flags=cut.flags | deferring)
+
+
+def output_features(
+    found: Survey, events: Sequence[EventSpec], span: tuple[int, int], order: Order, counters: Losses
+) -> dict[int, bytes]:
+    """Bit → body of the features of the output.
+
+    Args:
+        events: of the output.
+        span: when its first and last sample were, ns; -1 without any.
+        counters: where damaged ones are counted.
+    """
+    known = {bit: body for bit, body in found.features.bodies.items() if bit <= LAST_FEATURE_6_1}
+    bodies = {bit: body for bit, body in known.items() if bit not in _DROPPED}
+    damaged = [bit for bit, body in bodies.items() if not is_whole(bit, body, order)]
+    counters.add(losses.BAD_FEATURE, len(damaged))
+    for bit in damaged:
+        del bodies[bit]
+    bodies[Feature.EVENT_DESC] = event_desc_body(events, order)
+    if any(event.attr.sample_type & SampleType.BRANCH_STACK for event in events):
+        bodies[Feature.BRANCH_STACK] = b""
+    if order == ">":
+        # perf finds out by this bit which way the bitmap of features was swapped.
+        bodies.setdefault(Feature.HOSTNAME, text_body("", order))
+    stated = bodies.pop(Feature.SAMPLE_TIME, b"")
+    return bodies | _sample_time(stated, span, order)
+
+
+def is_whole(bit: int, body: bytes, order: Order) -> bool:
+    """Whether perf can read a feature: from 7.0 on it refuses a file for a damaged one, and any perf for
+    formats of tracepoints that end too early."""
+    damage = Losses()
+    if bit == Feature.TRACING_DATA:
+        return bool(tracepoint_formats(body, damage)) and not damage
+    try:
+        if bit in FEATURE_LAYOUTS:
+            FEATURE_LAYOUTS[bit].unpack(body, order)
+    except LayoutError:
+        return False
+    return True
+
+
+def known_tracepoints(features: Features) -> Collection[int]:
+    """attr.config of the tracepoints whose format a recording holds."""
+    body = features.bodies.get(Feature.TRACING_DATA, b"")
+    damage = Losses()
+    found = tracepoint_formats(body, damage)
+    return () if damage else found.keys()
+
+
+def _sample_time(body: bytes, span: tuple[int, int], order: Order) -> dict[int, bytes]:
+    """The times of the first and last sample; as the file has them, if they are sane.
+
+    perf 7.2 takes in the dummy times of sums, and of a pipe knows only zeros.
+    """
+    first, last = span
+    if first < 0:
+        return {}
+    with contextlib.suppress(LayoutError):
+        stated = FEATURE_LAYOUTS[Feature.SAMPLE_TIME].unpack(body, order)
+        if 0 < stated["first"] <= first and last <= stated["last"] < NO_TIME:
+            return {Feature.SAMPLE_TIME: body}
+    return {Feature.SAMPLE_TIME: feature_body(Feature.SAMPLE_TIME, order, first=first, last=last)}

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits between context switches as records, for inject: off-cpu time for any perf, recorded without BPF.
+
+The event that they belong to stands beside those of the recording, so its samples have to say their id at the
+same place as all others do. A recording of one event whose samples carry no id has no room for a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perf_offcpu.abi.attr import SampleType, SoftwareConfig
+from perf_offcpu.binary.layout import Order
+from perf_offcpu.decode.deferred import merge_deferred
+from perf_offcpu.decode.load import read_recording
+from perf_offcpu.decode.switches.events import UNREADABLE
+from perf_offcpu.decode.switches.intervals import CAUSES
+from perf_offcpu.inject.payload_words import made_extensions, payloads, raw_bytes
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import I64
+from perf_offcpu.model.recording import Evsel, SampleFlag, Samples
+from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.perfdata.reader import PerfDataReader
+from perf_offcpu.perfdata.write.columns import Column, sample_records
+from perf_offcpu.perfdata.write.splice import Records
+from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
+
+NO_ROOM = "waits between switches not written: samples carry no id that would tell a second event apart"
+TOO_LONG = "waits between switches not written: their callchain is longer than a record can be"
+_WORDS_MAX = (RECORD_SIZE_MAX - 512) // 8
+"""A callchain stands in the field and in the payload, that of the waker in the payload alone."""
+
+_PLACES_OF_ID = (
+    SampleType.IDENTIFIER | SampleType.ID | SampleType.ADDR | SampleType.STREAM_ID | SampleType.CPU
+)
+"""Fields that decide where samples and trailers hold their id, and that must be as in the other events."""
+_IN_FRONT_OF_ID = SampleType.IP | SampleType.TID | SampleType.TIME
+_OWN = _IN_FRONT_OF_ID | SampleType.PERIOD | SampleType.CALLCHAIN | SampleType.RAW
+_ID_MAX = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class WaitRecords:
+    """Samples of one event, sorted by time: `records`, and when each was, int64[n] ns."""
+
+    spec: EventSpec
+    records: Records
+    times: I64
+
+
+def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None:
+    """The waits between the switches of a recording; None if it has none, or has an off-cpu event.
+
+    Args:
+        reader: at the beginning. The whole recording is read into memory.
+        counters: where it is counted what did not become a wait, and nothing else.
+    """
+    recording = merge_deferred(read_recording(reader))
+    specs = reader.events.specs
+    if len(recording.evsels) == len(specs):
+        return None
+    for cause in (*CAUSES, UNREADABLE):
+        counters.add(cause, recording.losses.get(cause, 0))
+    samples = recording.samples
+    samples = samples.take(samples.flags & np.uint16(SampleFlag.OFFCPU) != 0)
+    spec = _spec(recording.evsels[-1], specs)
+    if spec is None:
+        counters.add(NO_ROOM, len(samples))
+        return None
+    lengths = np.append(recording.callchains.lengths, 0)[[samples.callchain, samples.waker_callchain]]
+    long = 2 * lengths[0] + lengths[1] > _WORDS_MAX
+    counters.add(TOO_LONG, int(long.sum()))
+    samples = samples.take(~long)
+    records = _records(samples, recording.callchains, spec, reader.order)
+    return WaitRecords(spec, records, samples.time_ns)
+
+
+def _spec(evsel: Evsel, specs: Sequence[EventSpec]) -> EventSpec | None:
+    """The event as it stands in a file behind others; None if there is no room for it."""
+    ids = [one for spec in specs for one in spec.ids]
+    others = specs[0].attr.sample_type
+    kind = others & _PLACES_OF_ID | _OWN
+    by_identifier = bool(kind & SampleType.IDENTIFIER)
+    by_id = bool(kind & SampleType.ID) and others & _IN_FRONT_OF_ID == _IN_FRONT_OF_ID
+    if not ids or not (by_identifier or by_id) or max(ids) >= _ID_MAX:
+        return None
+    return EventSpec(
+        replace(evsel.attr, config=SoftwareConfig.CPU_CLOCK, sample_type=kind), evsel.name, (max(ids) + 1,)
+    )
+
+
+def _records(samples: Samples, callchains: Ragged, spec: EventSpec, order: Order) -> Records:
+    none = len(callchains)  # the row of an empty callchain, added here
+    with_none = Ragged(np.append(callchains.offsets, callchains.offsets[-1]), callchains.values)
+    chains = with_none.take(np.where(samples.callchain < 0, none, samples.callchain))
+    wakers = with_none.take(np.where(samples.waker_callchain < 0, none, samples.waker_callchain))
+    told = made_extensions(samples, np.ones(len(samples), np.bool_), order, wakers)
+    columns: dict[str, Column] = {
+        "identifier": spec.ids[0],
+        "ip": samples.ip,
+        "pid": samples.pid.view(np.uint32),
+        "tid": samples.tid.view(np.uint32),
+        "time": samples.time_ns,
+        "addr": 0,
+        "id": spec.ids[0],
+        "stream_id": 0,
+        "cpu": samples.cpu.view(np.uint32),
+        "cpu_res": 0,
+        "period": samples.period,
+        "callchain": (chains.offsets, chains.values),
+        "raw": raw_bytes(payloads(samples, chains, told, order), order),
+    }
+    offsets, data = sample_records(spec.shape, samples.cpumode, columns, len(samples), order)
+    return Records(data.view(np.uint64), offsets // 8)

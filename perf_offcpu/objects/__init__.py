@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find and read files with code: ELF objects, debug files, the vDSO, perf-PID.map."""

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Words for the values of any layout: what `perf-offcpu dump` prints.
+
+Which fields there are, and in which order, the layouts say; here stands only how some of them look: which
+numbers are read in hex, which are flags or enums, which bytes are a name. Names are shown as Python writes
+bytes (`b'blo\\x1bcker'`): exact, on one line, and nothing in them can drive a terminal.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from perf_offcpu.abi import offcpu
+from perf_offcpu.abi.attr import ATTR, AttrFlag, ReadFormat, SampleType
+from perf_offcpu.abi.records import CpuMode, Misc, RecordType
+from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.binary.layout import Field, Int, Layout, Special
+
+_HEX = frozenset(
+    {
+        "addr",
+        "branch_sample_type",
+        "callchain",
+        "config",
+        "config1",
+        "config2",
+        "config3",
+        "config4",
+        "cookie",
+        "data_src",
+        "features",
+        "flags",
+        "from",
+        "hw_id",
+        "ip",
+        "ips",
+        "len",
+        "magic",
+        "pgoff",
+        "phys_addr",
+        "prev_state",
+        "priv",
+        "prot",
+        "regs_intr",
+        "regs_user",
+        "sample_regs_intr",
+        "sample_regs_user",
+        "sig_data",
+        "to",
+        "transaction",
+    }
+)
+"""Numbers whose bits or digits are looked at; all others are decimal."""
+
+_NAMES = frozenset({"comm", "key", "msg", "name", "prog_name", "value"})
+"""Arrays of bytes that hold a NUL-padded text."""
+
+_ADDRESSES = frozenset({"callchain", "ips"})
+"""Arrays of addresses and context markers."""
+
+_ENUMS: dict[tuple[str, str], type[enum.IntEnum | enum.IntFlag]] = {
+    (ATTR.name, "sample_type"): SampleType,
+    (ATTR.name, "read_format"): ReadFormat,
+    (ATTR.name, "flags"): AttrFlag,
+    (offcpu.EXTENSION.name, "kind"): offcpu.Kind,
+    (offcpu.EXTENSION.name, "flags"): offcpu.WaitFlag,
+    (offcpu.EXTENSION.name, "lost"): offcpu.Lost,
+}
+
+_MAP_BITS = ("PROC_MAP_PARSE_TIMEOUT", "MMAP_DATA")
+_SWITCH_BITS = ("SWITCH_OUT", "SWITCH_OUT_PREEMPT")
+_MISC_BITS: dict[int, tuple[str, ...]] = {
+    RecordType.MMAP: _MAP_BITS,
+    RecordType.MMAP2: (*_MAP_BITS, "MMAP_BUILD_ID"),
+    RecordType.COMM: ("COMM_EXEC",),
+    RecordType.FORK: ("FORK_EXEC",),
+    RecordType.SWITCH: _SWITCH_BITS,
+    RecordType.SWITCH_CPU_WIDE: _SWITCH_BITS,
+    RecordType.SAMPLE: ("EXACT_IP",),
+    RecordType.LOST_SAMPLES: ("LOST_SAMPLES_BPF",),
+    RecordType.HEADER_BUILD_ID: ("BUILD_ID_SIZE",),
+}
+"""Members of Misc that a type of record can have: bits 12 to 15 mean different things by type."""
+
+_INLINE_BYTES = 24
+_BYTES_A_LINE = 16
+
+
+def record_name(kind: int) -> str:
+    """`PERF_RECORD_COMM`, as perf prints it; unknown types by number."""
+    known = kind in RecordType.__members__.values()
+    return f"PERF_RECORD_{RecordType(kind).name}" if known else f"record of unknown type {kind}"
+
+
+def describe_misc(kind: int, misc: int) -> str:
+    """A record header's misc in hex, with the cpumode and the bits that its type gives a meaning."""
+    mode = misc & Misc.CPUMODE_MASK
+    words = [CpuMode(mode).name] if 0 < mode <= max(CpuMode) else []
+    words += [name for name in _MISC_BITS.get(kind, ()) if misc & Misc[name]]
+    return f"{misc:#x} ({', '.join(words)})" if words else f"{misc:#x}"
+
+
+def field_lines(layout: Layout, values: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
+    """One line a field, in wire order; more for arrays of structures, of addresses, and of many bytes.
+
+    Args:
+        values: as `Layout.unpack` gives them; fields that are not there are left out.
+    """
+    for field in layout.fields:
+        if field.name not in values:
+            continue
+        value = values[field.name]
+        if isinstance(value, bytes) and _is_blob(field, value):
+            yield f"{indent}{field.name}: {len(value)} bytes"
+            yield from hex_lines(value, indent + "  ")
+        elif isinstance(value, list) and (field.name in _ADDRESSES or isinstance(field.type, Layout)):
+            yield from _item_lines(layout, field, value, indent)
+        else:
+            yield f"{indent}{field.name}: {_text(layout, field, value)}"
+
+
+def inline(layout: Layout, values: Mapping[str, Any]) -> str:
+    """All fields on one line: `{pid: 126, tid: 126}`."""
+    parts = (
+        f"{field.name}: {_text(layout, field, values[field.name])}"
+        for field in layout.fields
+        if field.name in values
+    )
+    return "{" + ", ".join(parts) + "}"
+
+
+def hex_lines(data: bytes, indent: str = "    ") -> Iterator[str]:
+    """Bytes in hex and ASCII, 16 a line, as perf prints raw events."""
+    for at in range(0, len(data), _BYTES_A_LINE):
+        line = data[at : at + _BYTES_A_LINE]
+        text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in line)
+        yield f"{indent}{at:04x}:  {line.hex(' '):<47}  {text}"
+
+
+def address(word: int) -> str:
+    """A word of a callchain in hex; context markers with their name."""
+    if word in CallchainContext.__members__.values():
+        return f"{word:#x} PERF_CONTEXT_{CallchainContext(word).name}"
+    return f"{word:#x}"
+
+
+def _is_blob(field: Field, value: bytes) -> bool:
+    return field.type is Special.BYTE and field.name not in _NAMES and len(value) > _INLINE_BYTES
+
+
+def _item_lines(layout: Layout, field: Field, items: list[Any], indent: str) -> Iterator[str]:
+    for number, item in enumerate(items):
+        yield f"{indent}{field.name}[{number}]: {_one(layout, field, item)}"
+
+
+def _text(layout: Layout, field: Field, value: Any) -> str:
+    if isinstance(value, bytes):
+        return _bytes(field, value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_one(layout, field, item) for item in value) + "]"
+    return _one(layout, field, value)
+
+
+def _bytes(field: Field, value: bytes) -> str:
+    if field.type is not Special.BYTE:
+        return repr(value)
+    return repr(value.rstrip(b"\0")) if field.name in _NAMES else value.hex() or "none"
+
+
+def _one(layout: Layout, field: Field, value: Any) -> str:
+    if isinstance(field.type, Layout):
+        return inline(field.type, value)
+    if field.name in _ADDRESSES:
+        return address(value)
+    if meaning := _ENUMS.get((layout.name, field.name)):
+        return _enum(meaning, value)
+    if field.name in _HEX:
+        return f"{value:#x}"
+    return str(_signed(field.type, value))
+
+
+def _signed(type_: Int | Special | Layout, value: int) -> int:
+    """All bits set is -1, "none", also where the header says unsigned."""
+    wide = isinstance(type_, Int) and not type_.signed and type_.size >= 4
+    return -1 if wide and isinstance(type_, Int) and value == (1 << 8 * type_.size) - 1 else value
+
+
+def _enum(meaning: type[enum.IntEnum | enum.IntFlag], value: int) -> str:
+    if issubclass(meaning, enum.IntFlag):
+        names = [str(bit.name) for bit in meaning if value & bit]
+        return f"{int(value):#x} {'|'.join(names)}".rstrip()
+    names = [str(one.name) for one in meaning if value == one]
+    return f"{int(value)} {' '.join(names)}".rstrip()

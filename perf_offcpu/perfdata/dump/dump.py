@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recording as text: every byte that means something, in the order of the file.
+
+    0x368 [0x30]: PERF_RECORD_COMM misc 0x2000 (COMM_EXEC)
+      pid: 9016
+      tid: 9016
+      comm: b'ls'
+      sample_id: {pid: 9016, tid: 9016, time: 4323278205115, cpu: 0, cpu_res: 0, identifier: 4094}
+
+In the manner of `perf script -D`, but of files that perf refuses, too: it shows what is written, without
+re-typing, merging, ordering or repairing anything. What does not fit its layout is shown as far as it does,
+with a line that begins with `!`, and the next record follows. Offsets are those of the file; records that
+came out of compressed ones are marked `zstd`, and count from the start of the decompressed stream.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterator
+from dataclasses import fields
+from typing import Any
+
+from perf_offcpu.abi import budget, counters, offcpu
+from perf_offcpu.abi.attr import ATTR, Attr, unpack_attr
+from perf_offcpu.abi.features import FEATURE_LAYOUTS, Feature
+from perf_offcpu.abi.file import FILE_HEADER, FILE_HEADER_SIZE, FILE_HEADER_SIZE_OLD
+from perf_offcpu.abi.records import CALLCHAIN_DEFERRED_V12, HEADER_ATTR_IDS, RECORD_LAYOUTS, Misc, RecordType
+from perf_offcpu.abi.sample import SAMPLE, TRAILER
+from perf_offcpu.binary.layout import Layout, Shape
+from perf_offcpu.errors import LayoutError
+from perf_offcpu.perfdata.dump.describe import describe_misc, field_lines, hex_lines, inline, record_name
+from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.features import Features
+from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.perfdata.reader import PerfDataReader
+from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
+from perf_offcpu.perfdata.trailers import trailer_type
+
+Lines = Iterator[str]
+
+_COMPRESSED = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
+
+
+def dump(reader: PerfDataReader) -> Lines:
+    """Yield a recording as lines: header, events, features, records, and how many there were of each type.
+
+    Args:
+        reader: just opened.
+
+    Raises:
+        CapabilityError: the recording is compressed, and there is no zstd for this Python.
+    """
+    return _Dump(reader).lines()
+
+
+class _Dump:
+    """One pass over one recording."""
+
+    def __init__(self, reader: PerfDataReader) -> None:
+        self.reader, self.order = reader, reader.order
+        self.told: Counter[str] = Counter()
+        self.types: Counter[str] = Counter()
+
+    def lines(self) -> Lines:
+        """All lines."""
+        yield from self._head()
+        yield from self._damage()
+        for chunk in self.reader.chunks(with_compressed=True):
+            yield from self._damage()
+            yield from self._records(chunk)
+        yield from self._damage()
+        yield f"{sum(self.types.values())} records"
+        for name, count in sorted(self.types.items()):
+            yield f"  {name}: {count}"
+
+    def _damage(self) -> Lines:
+        """What the reader has counted since it was last asked."""
+        now = Counter(self.reader.counters)
+        for cause, count in sorted((now - self.told).items()):
+            yield f"! {count} {cause}"
+        self.told = now
+
+    # Header, events, features. In the pipe form all of it comes as records.
+
+    def _head(self) -> Lines:
+        endian = "little-endian" if self.order == "<" else "big-endian"
+        form = "pipe" if self.reader.is_pipe else "file"
+        yield f"{self.reader.path!a}: {form} form, {endian}"
+        if self.reader.is_pipe:
+            return
+        yield from self._file_header()
+        for number, spec in enumerate(self.reader.events.specs):
+            yield f"event {number}"
+            yield from _event_lines(spec)
+        sections, bodies = self.reader.head.feature_sections, self.reader.features.bodies
+        for bit, (offset, size) in sections.items():
+            yield f"feature {bit} {_feature_name(bit)} at {offset:#x} [{size:#x}]"
+            yield from self._feature(bit, bodies[bit]) if bit in bodies else ("  ! not readable",)
+
+    def _file_header(self) -> Lines:
+        stream = self.reader.stream
+        stream.seek(0)
+        data = stream.read(FILE_HEADER_SIZE)
+        values = FILE_HEADER.unpack(data.ljust(FILE_HEADER_SIZE, b"\0"), self.order)
+        if values["size"] == FILE_HEADER_SIZE_OLD:
+            del values["features"]
+        yield f"0x0 [{values['size']:#x}]: {FILE_HEADER.name}"
+        yield from field_lines(FILE_HEADER, values)
+
+    def _feature(self, bit: int, body: bytes) -> Lines:
+        alone = Features({bit: body}, self.order, Losses())
+        if bit == Feature.BUILD_ID:
+            for entry in alone.build_ids():
+                text = f"pid: {entry.pid}, cpumode: {entry.cpumode}, build_id: {entry.build_id}"
+                yield f"  {{{text}, filename: {entry.filename!r}}}"
+        elif bit == Feature.EVENT_DESC and (specs := alone.event_specs()):
+            for number, spec in enumerate(specs):
+                yield f"  event {number}"
+                yield from _event_lines(spec, "    ")
+        elif layout := FEATURE_LAYOUTS.get(bit):
+            yield from self._structure(layout, body, 0, len(body))
+        else:
+            yield from hex_lines(body)
+
+    # Records.
+
+    def _records(self, chunk: Chunk) -> Lines:
+        evsels = self._evsels(chunk)
+        places, kinds = chunk.starts.tolist(), chunk.types.tolist()
+        for row, (start, kind, misc) in enumerate(zip(places, kinds, chunk.miscs.tolist(), strict=True)):
+            record = bytes(chunk.record(row))
+            name = record_name(kind)
+            self.types[name] += 1
+            origin = f"{chunk.origin} " if chunk.origin else ""
+            place = f"{origin}{chunk.file_offset + start:#x} [{len(record):#x}]"
+            yield f"{place}: {name} misc {describe_misc(kind, misc)}"
+            if kind == RecordType.SAMPLE:
+                yield from self._sample(record, evsels[row])
+            else:
+                yield from self._other(kind, misc, record)
+
+    def _evsels(self, chunk: Chunk) -> dict[int, int]:
+        """Row in the chunk → evsel, of samples; -1 where the id is unknown."""
+        rows = (chunk.types == RecordType.SAMPLE).nonzero()[0]
+        return dict(zip(rows.tolist(), self.reader.events.of_samples(chunk, rows).tolist(), strict=True))
+
+    def _sample(self, record: bytes, evsel: int) -> Lines:
+        if evsel < 0:
+            yield "  ! its id belongs to no event"
+            yield from hex_lines(record[HEADER_SIZE:])
+            return
+        spec = self.reader.events.specs[evsel]
+        yield f"  event: {evsel} {_name_of(spec)!r}"
+        values = yield from self._structure(SAMPLE, record, HEADER_SIZE, len(record), spec.shape)
+        if "raw" in values:
+            yield from self._payload(spec, values["raw"])
+
+    def _payload(self, spec: EventSpec, raw: bytes) -> Lines:
+        """What the raw bytes of this project's and upstream's off-cpu events mean."""
+        if spec.name == counters.EVENT_NAME:
+            is_budgets = raw[:4] == budget.MAGIC.to_bytes(4, "little" if self.order == "<" else "big")
+            layout = budget.BUDGETS if is_budgets else counters.COUNTERS
+            yield f"  {layout.name}"
+            yield from self._structure(layout, raw, 0, len(raw), indent="    ")
+        elif spec.name == offcpu.EVENT_NAME:
+            yield f"  {offcpu.PAYLOAD.name}"
+            values, at, problem = offcpu.PAYLOAD.unpack_sound(raw, self.order, None, 0, len(raw))
+            yield from field_lines(offcpu.PAYLOAD, values, "    ")
+            if problem is not None:
+                yield f"    ! {problem}"
+            elif self._is_extension(raw, at):
+                yield f"  {offcpu.EXTENSION.name}"
+                yield from self._structure(offcpu.EXTENSION, raw, at, len(raw), indent="    ")
+
+    def _is_extension(self, raw: bytes, at: int) -> bool:
+        values, _, _ = offcpu.EXTENSION.unpack_sound(raw, self.order, None, at, len(raw))
+        return values.get("magic") == offcpu.EXTENSION_MAGIC
+
+    def _other(self, kind: int, misc: int, record: bytes) -> Lines:
+        shape = trailer_type(kind, record, self.reader.events)
+        trailer = TRAILER.size(shape) if shape is not None else 0
+        end = len(record) - trailer
+        if end < HEADER_SIZE:
+            yield f"  ! {len(record)} bytes, too short for its sample_id of {trailer}"
+            yield from hex_lines(record[HEADER_SIZE:])
+            return
+        yield from self._body(kind, misc, record, end)
+        if trailer:
+            values = TRAILER.unpack(record, self.order, shape, end)
+            yield f"  {TRAILER.name}: {inline(TRAILER, values)}"
+
+    def _body(self, kind: int, misc: int, record: bytes, end: int) -> Lines:
+        """What stands between header and trailer."""
+        layout = RECORD_LAYOUTS.get(kind)
+        if kind == RecordType.HEADER_ATTR:
+            yield from self._header_attr(record)
+        elif kind == RecordType.HEADER_FEATURE:
+            yield from self._header_feature(record)
+        elif kind in _COMPRESSED:
+            yield f"  data: {end - HEADER_SIZE} bytes, decompressed below"
+        elif kind == RecordType.CALLCHAIN_DEFERRED and self._is_v12(record, end):
+            yield from self._structure(CALLCHAIN_DEFERRED_V12, record, HEADER_SIZE, end)
+        elif layout is None:
+            yield from hex_lines(record[HEADER_SIZE:end])
+        else:
+            yield from self._structure(layout, record, HEADER_SIZE, end, Misc(misc))
+
+    def _is_v12(self, record: bytes, end: int) -> bool:
+        """Whether a deferred callchain has the posted form, not the final one: only one can fit whole."""
+        words = (end - HEADER_SIZE) // 8
+        _, at, problem = CALLCHAIN_DEFERRED_V12.unpack_sound(record, self.order, None, HEADER_SIZE, end)
+        return words > 0 and problem is None and at == HEADER_SIZE + 8 * words
+
+    def _header_attr(self, record: bytes) -> Lines:
+        try:
+            attr = unpack_attr(record[HEADER_SIZE:], self.order)
+        except LayoutError as problem:
+            yield f"  ! {problem}"
+            yield from hex_lines(record[HEADER_SIZE:])
+            return
+        yield from _attr_lines(attr)
+        ids_at = min(HEADER_SIZE + attr.size, len(record))
+        yield from self._structure(HEADER_ATTR_IDS, record, ids_at, len(record))
+
+    def _header_feature(self, record: bytes) -> Lines:
+        layout = RECORD_LAYOUTS[RecordType.HEADER_FEATURE]
+        values, _, problem = layout.unpack_sound(record, self.order, None, HEADER_SIZE, len(record))
+        if problem is not None:
+            yield f"  ! {problem}"
+            return
+        bit = values["feat_id"]
+        yield f"  feat_id: {bit} {_feature_name(bit)}"
+        yield from self._feature(bit, values["data"])
+
+    def _structure(
+        self, layout: Layout, data: bytes, start: int, end: int, shape: Shape = None, indent: str = "  "
+    ) -> Generator[str, None, dict[str, Any]]:
+        """The fields of one structure, and whatever does not belong to it; gives the values."""
+        values, at, problem = layout.unpack_sound(data, self.order, shape, start, end)
+        yield from field_lines(layout, values, indent)
+        if problem is not None:
+            yield f"{indent}! {problem}"
+        if at < end:
+            yield f"{indent}rest: {end - at} bytes"
+            yield from hex_lines(data[at:end], indent + "  ")
+        return values
+
+
+def _event_lines(spec: EventSpec, indent: str = "  ") -> Lines:
+    yield f"{indent}name: {_name_of(spec)!r}"
+    yield f"{indent}ids: {list(spec.ids)}"
+    yield from _attr_lines(spec.attr, indent)
+
+
+def _attr_lines(attr: Attr, indent: str = "  ") -> Lines:
+    values = {field.name: getattr(attr, field.name) for field in fields(attr)}
+    yield from field_lines(ATTR, values, indent)
+
+
+def _name_of(spec: EventSpec) -> bytes:
+    return spec.name.encode("utf-8", "surrogateescape")
+
+
+def _feature_name(bit: int) -> str:
+    return Feature(bit).name if bit in Feature.__members__.values() else "unknown"

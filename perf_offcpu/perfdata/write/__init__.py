@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write perf.data: files, pipes, features, compressed and rewritten records."""

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing the pipe form: what a file keeps in its header travels as records in front of the data.
+
+    header 16 | ATTR per event | FEATURE per feature | name per event | TRACING_DATA | BUILD_IDs | data ...
+
+Nothing is sought and nothing is patched, so it goes to any descriptor. That costs what follows from a
+record's size of 64 KB: larger features are left out, and an event has 8169 ids at most.
+
+Source: tools/perf/util/synthetic-events.c: perf_event__synthesize_for_pipe().
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from perf_offcpu.abi.attr import ATTR_SIZE_PERF_6_1
+from perf_offcpu.abi.features import Feature
+from perf_offcpu.abi.file import MAGIC, PIPE_HEADER, PIPE_HEADER_SIZE
+from perf_offcpu.abi.records import EVENT_UPDATE_NAME, Misc, RecordType
+from perf_offcpu.binary.layout import Buffer, Order, padding
+from perf_offcpu.errors import RecordingError, UsageError
+from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.features import BuildId, Features
+from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.perfdata.write.features import BUILD_ID_BYTES, encoded
+from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX, frame_record, pack_record, write_all
+
+TOO_LARGE = "header features left out: too large for the pipe form"
+
+NATIVE: Order = "<" if sys.byteorder == "little" else ">"
+
+_HEAD = 8
+_MAX_IDS = (RECORD_SIZE_MAX - _HEAD - ATTR_SIZE_PERF_6_1) // 8
+
+_SYNTHESIZED = frozenset(Feature) - {
+    Feature.TRACING_DATA,  # has a record of its own
+    Feature.BUILD_ID,  # likewise
+    Feature.BRANCH_STACK,
+    Feature.AUXTRACE,
+    Feature.STAT,
+    Feature.CACHE,
+    Feature.DIR_FORMAT,
+    Feature.HYBRID_TOPOLOGY,
+    # `perf report` 6.1 stops at a FEATURE record that it does not know; in a file it passes over them.
+    Feature.CPU_DOMAIN_INFO,
+    Feature.E_MACHINE,
+    Feature.CLN_SIZE,
+}
+"""What perf 6.1 itself sends as FEATURE records (FEAT_OPR in tools/perf/util/header.c)."""
+
+
+class PipeWriter:
+    """One recording in pipe form in the making; the counterpart of `FileWriter`.
+
+    Args:
+        fd: open for writing. It stays the caller's.
+        events: as for `FileWriter`.
+        features: bit → body, complete: in this form they come first.
+        path: the output as the user named it, for messages.
+        order: byte order of the records that will be appended.
+        counters: where features that do not fit are counted.
+
+    Raises:
+        RecordingError: it cannot be written.
+        UsageError: an event has more ids than the form has room for, or the byte order is not this
+            machine's: perf 6.1 then exchanges pid and tid in samples, and does not turn features.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        events: Sequence[EventSpec],
+        features: Mapping[int, bytes],
+        path: str,
+        order: Order = "<",
+        counters: Losses | None = None,
+    ) -> None:
+        self.events, self.path, self.order = tuple(events), path, order
+        self.data_size = 0
+        self._fd, self._counters = fd, Losses() if counters is None else counters
+        if order != NATIVE:
+            raise UsageError(
+                "the recording is of a machine of other byte order, of which perf reads files only: name one"
+            )
+        head = PIPE_HEADER.pack({"magic": int.from_bytes(MAGIC, "little"), "size": PIPE_HEADER_SIZE}, order)
+        self._write([head, *self._attrs(), *self._features(features), *self._names()])
+        self._write([*self._tracing_data(features), *self._build_ids(features)])
+
+    def append(self, *pieces: Buffer) -> None:
+        """Add bytes that are, together, whole records.
+
+        Raises:
+            BrokenPipeError: the reader is gone.
+            RecordingError: they could not be written.
+        """
+        self._write(pieces)
+        self.data_size += sum(map(len, pieces))
+
+    def append_build_ids(self, entries: Iterable[BuildId]) -> None:
+        """Add which build of each file was mapped, where the features could not tell yet."""
+        self.append(*(self._build_id(entry) for entry in entries))
+
+    def finish(self, features: Mapping[int, bytes]) -> None:
+        """Nothing is left to be written: the form ends with its last record."""
+
+    def _attrs(self) -> list[bytes]:
+        return [self._attr(event) for event in self.events]
+
+    def _attr(self, event: EventSpec) -> bytes:
+        if len(event.ids) > _MAX_IDS:
+            raise UsageError(
+                f"event {event.name} has {len(event.ids)} ids, the pipe form has room for {_MAX_IDS}: "
+                "write a file"
+            )
+        byteorder: Literal["little", "big"] = "little" if self.order == "<" else "big"
+        ids = b"".join(one.to_bytes(8, byteorder) for one in event.ids)
+        return self._frame(RecordType.HEADER_ATTR, event.attr.pack(ATTR_SIZE_PERF_6_1, self.order) + ids)
+
+    def _features(self, features: Mapping[int, bytes]) -> list[bytes]:
+        records = []
+        for bit, body in sorted(features.items()):
+            if bit not in _SYNTHESIZED:
+                continue
+            if len(body) > RECORD_SIZE_MAX - _HEAD - 8:
+                self._counters.add(TOO_LARGE)
+                continue
+            values = {"feat_id": bit, "data": body}
+            records.append(pack_record(RecordType.HEADER_FEATURE, 0, values, order=self.order))
+        return records
+
+    def _names(self) -> list[bytes]:
+        return [
+            pack_record(
+                RecordType.EVENT_UPDATE,
+                0,
+                {"kind": EVENT_UPDATE_NAME, "id": event.ids[0], "data": encoded(event.name) + b"\0"},
+                order=self.order,
+            )
+            for event in self.events
+            if event.ids
+        ]
+
+    def _tracing_data(self, features: Mapping[int, bytes]) -> list[bytes]:
+        """A record that says how many bytes follow it, and these."""
+        body = features.get(Feature.TRACING_DATA, b"")
+        if not body:
+            return []
+        body += bytes(padding(len(body)))
+        return [
+            pack_record(RecordType.HEADER_TRACING_DATA, 0, {"size": len(body)}, order=self.order),
+            body,
+        ]
+
+    def _build_ids(self, features: Mapping[int, bytes]) -> list[bytes]:
+        return [self._build_id(entry) for entry in Features(features, self.order, Losses()).build_ids()]
+
+    def _build_id(self, entry: BuildId) -> bytes:
+        build_id = bytes.fromhex(entry.build_id)[:BUILD_ID_BYTES]
+        values = {"pid": entry.pid, "build_id": build_id, "size": len(build_id), "reserved": b""}
+        return pack_record(
+            RecordType.HEADER_BUILD_ID,
+            entry.cpumode | Misc.BUILD_ID_SIZE,
+            values | {"filename": entry.filename},
+            order=self.order,
+        )
+
+    def _frame(self, kind: RecordType, payload: bytes) -> bytes:
+        return frame_record(kind, 0, payload, self.order)
+
+    def _write(self, pieces: Sequence[Buffer]) -> None:
+        try:
+            write_all(self._fd, pieces)
+        except BrokenPipeError:
+            raise
+        except OSError as problem:
+            raise RecordingError(f"{self.path}: cannot write the recording: {problem.strerror}") from None

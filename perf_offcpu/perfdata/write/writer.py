@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing perf.data files that stock perf, from 6.1 on, opens without a word.
+
+A file grows in three steps, so that it can be read whatever becomes of its writer:
+
+1. `FileWriter(...)` writes a header that is right in all but two things: the data section has size 0, which
+   is how a recorder that was killed is recognised, and there are no features.
+2. `append` adds records. Nothing is kept in memory and nothing is parsed: ring buffers hold records in the
+   very form of the file.
+3. `finish` writes the feature table and the feature bodies behind the data, then the true header.
+
+    header 104 | ids of all events | attr entries | data ... | feature table | feature bodies
+
+What perf demands of a file (the sizes of attrs, ids, trailers) is said where it is met. Bodies of features
+come from `features_write`, records that are not the kernel's from `pack_record`.
+
+Source: tools/perf/util/header.c: perf_session__do_write_header(), perf_header__adds_write().
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from perf_offcpu.abi.attr import ATTR_SIZE_PERF_6_1
+from perf_offcpu.abi.file import FEATURE_BITS, FILE_HEADER, FILE_HEADER_SIZE, MAGIC, SECTION
+from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, RecordType
+from perf_offcpu.binary.layout import Buffer, Order
+from perf_offcpu.errors import FileFullError, LayoutError, RecordingError
+from perf_offcpu.perfdata.events import EventSpec
+
+ATTR_ENTRY_SIZE = ATTR_SIZE_PERF_6_1 + SECTION.size()
+"""Stride of the attr section. perf steps by attr.size + 16 of each entry: they must all be alike."""
+
+RECORD_SIZE_MAX = 65528
+"""Largest record: its size is a u16 and a multiple of 8."""
+
+_RECORD_HEADER_SIZE = RECORD_HEADER.size()
+
+
+class FileWriter:
+    """One perf.data file in the making.
+
+    Args:
+        fd: an empty file, open for writing and seekable. It stays the caller's, who closes it.
+        events: evsels in the order of the file, with names. If there are several, perf wants ids that are
+            unique over all of them and not 0, and at the same place in all samples and in all trailers:
+            IDENTIFIER in every sample_type sees to that. SAMPLE_ID_ALL must be set in all or none.
+        path: the file as the user named it, for messages.
+        order: byte order of the records that will be appended.
+
+    Raises:
+        RecordingError: the file cannot be written.
+    """
+
+    def __init__(self, fd: int, events: Sequence[EventSpec], path: str, order: Order = "<") -> None:
+        self.events, self.path, self.order = tuple(events), path, order
+        self._fd = fd
+        self._first_ids = ids = self._ids()
+        self._attrs_at = FILE_HEADER_SIZE + len(ids)
+        attrs = self._attr_entries(FILE_HEADER_SIZE)
+        self.data_offset = self._attrs_at + len(attrs)
+        self.data_size = 0
+        """Bytes of records appended so far, all of them whole."""
+        self._write([self._header(data_size=0, bits=()), ids, attrs])
+
+    def append(self, *pieces: Buffer) -> None:
+        """Add bytes that are, together, whole records.
+
+        Raises:
+            FileFullError: not all of them could be written; the file ends with the last record that could.
+        """
+        try:
+            write_all(self._fd, pieces)
+        except OSError as problem:
+            taken, records = whole_records(pieces, self._written(), self.order)
+            self.data_size += taken
+            self._cut_back()
+            raise FileFullError(str(self._failure(problem)), taken, records) from None
+        self.data_size += sum(map(len, pieces))
+
+    def finish(self, features: Mapping[int, bytes]) -> None:
+        """Write the features (bit → body) and the true header. Nothing can be appended afterwards.
+
+        Raises:
+            RecordingError: the file cannot be written; it stays readable as one whose writer was killed.
+        """
+        if not self.data_size:  # a data section of size 0 would say that the writer was killed
+            self.append(frame_record(RecordType.FINISHED_INIT, 0, b"", self.order))
+        bits = sorted(features)
+        bodies = [features[bit] for bit in bits]
+        offset = self.data_offset + self.data_size + len(bits) * SECTION.size()
+        self._write([self._sections(offset, bodies), *bodies])
+        try:
+            self._rewrite_ids(offset + sum(map(len, bodies)))
+            os.pwrite(self._fd, self._header(self.data_size, bits), 0)
+        except OSError as problem:
+            raise self._failure(problem) from None
+
+    def learn_ids(self, events: Sequence[EventSpec]) -> None:
+        """The same events with more ids, of CPUs that came later; readers know them once it is finished."""
+        self.events = tuple(events)
+
+    def _rewrite_ids(self, at: int) -> None:
+        """If there are more ids now than there is room for at the front, put them at the end."""
+        ids = self._ids()
+        if ids != self._first_ids:
+            write_all(self._fd, [ids])
+            os.pwrite(self._fd, self._attr_entries(at), self._attrs_at)
+
+    def _header(self, data_size: int, bits: Iterable[int]) -> bytes:
+        bitmap = sum(1 << bit for bit in bits)
+        attrs = {"offset": self._attrs_at, "size": ATTR_ENTRY_SIZE * len(self.events)}
+        return FILE_HEADER.pack(
+            {
+                "magic": int.from_bytes(MAGIC, "little"),
+                "size": FILE_HEADER_SIZE,
+                "attr_size": ATTR_ENTRY_SIZE,
+                "attrs": attrs,
+                "data": {"offset": attrs["offset"] + attrs["size"], "size": data_size},
+                "event_types": {"offset": 0, "size": 0},
+                "features": [bitmap >> at & (1 << 64) - 1 for at in range(0, FEATURE_BITS, 64)],
+            },
+            self.order,
+        )
+
+    def _ids(self) -> bytes:
+        byteorder = _byteorder(self.order)
+        return b"".join(one.to_bytes(8, byteorder) for event in self.events for one in event.ids)
+
+    def _attr_entries(self, at: int) -> bytes:
+        """The attrs; their ids begin at this place in the file."""
+        entries = []
+        for event in self.events:
+            section = {"offset": at, "size": 8 * len(event.ids)}
+            attr = event.attr.pack(ATTR_SIZE_PERF_6_1, self.order)
+            entries.append(attr + SECTION.pack(section, self.order))
+            at += section["size"]
+        return b"".join(entries)
+
+    def _sections(self, offset: int, bodies: Iterable[bytes]) -> bytes:
+        """The feature table: where each body lies, in ascending order of bits, bodies back to back."""
+        table = []
+        for body in bodies:
+            table.append(SECTION.pack({"offset": offset, "size": len(body)}, self.order))
+            offset += len(body)
+        return b"".join(table)
+
+    def _write(self, pieces: Sequence[Buffer]) -> None:
+        try:
+            write_all(self._fd, pieces)
+        except OSError as problem:
+            raise self._failure(problem) from None
+
+    def _written(self) -> int:
+        """Bytes behind the data that is known to be whole."""
+        try:
+            return os.lseek(self._fd, 0, os.SEEK_CUR) - self.data_offset - self.data_size
+        except OSError:
+            return 0
+
+    def _cut_back(self) -> None:
+        """Leave no half record; on a device that cannot be cut there is nothing to repair."""
+        end = self.data_offset + self.data_size
+        try:
+            os.ftruncate(self._fd, end)
+            os.lseek(self._fd, end, os.SEEK_SET)
+        except OSError:
+            pass
+
+    def _failure(self, problem: OSError) -> RecordingError:
+        return RecordingError(f"{self.path}: cannot write the recording: {problem.strerror}")
+
+
+def write_all(fd: int, pieces: Sequence[Buffer]) -> None:
+    """Write all bytes of `pieces` to `fd`, without copying them and however short single writes are.
+
+    Raises:
+        OSError: as write(2) gives it.
+    """
+    views = [memoryview(piece).cast("B") for piece in pieces]
+    left = [view for view in views if len(view)]
+    while left:
+        written = os.writev(fd, left[:_IOV_MAX])
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if written:
+            left[0] = left[0][written:]
+
+
+_IOV_MAX = os.sysconf("SC_IOV_MAX")
+
+
+def whole_records(pieces: Sequence[Buffer], limit: int, order: Order) -> tuple[int, int]:
+    """How much of some records, which may go on from piece to piece, fits into `limit` bytes.
+
+    Returns:
+        (bytes, records)
+    """
+    data = b"".join(pieces)
+    byteorder, size_at = _byteorder(order), RECORD_HEADER.offset("size")
+    at = records = 0
+    while at + _RECORD_HEADER_SIZE <= min(limit, len(data)):
+        size = int.from_bytes(data[at + size_at : at + size_at + 2], byteorder)
+        if size < _RECORD_HEADER_SIZE or at + size > limit:
+            break
+        at, records = at + size, records + 1
+    return at, records
+
+
+def pack_record(
+    record_type: int, misc: int, values: Mapping[str, Any], trailer: bytes = b"", order: Order = "<"
+) -> bytes:
+    """A record from the fields of its layout in `abi.records`.
+
+    Args:
+        values: the payload's fields, as the layout names them.
+        trailer: for kernel records other than SAMPLE: as long as the first event's trailer, all zero in
+            records that describe what was there before the recording ("first event", "deliver now").
+
+    Raises:
+        LayoutError: the values do not fit the layout, or the record would be too large.
+    """
+    payload = RECORD_LAYOUTS[record_type].pack(values, order, misc)
+    return frame_record(record_type, misc, payload + trailer, order)
+
+
+def frame_record(record_type: int, misc: int, payload: bytes, order: Order = "<") -> bytes:
+    """A record header in front of `payload`, zero-padded to the multiple of 8 that perf insists on.
+
+    Raises:
+        LayoutError: the record would be larger than its size field can say.
+    """
+    size = _RECORD_HEADER_SIZE + len(payload) + -len(payload) % 8
+    if size > RECORD_SIZE_MAX:
+        raise LayoutError(f"record of type {record_type}: {size} bytes, at most {RECORD_SIZE_MAX}")
+    header = RECORD_HEADER.pack({"type": record_type, "misc": misc, "size": size}, order)
+    return header + payload + bytes(-len(payload) % 8)
+
+
+def _byteorder(order: Order) -> Any:
+    return "little" if order == "<" else "big"

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a recording says of machine and run, as `perf script --header` prints it: lines with `#`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Meta
+from perf_offcpu.text import printable
+
+_RULE = "# ========"
+_MINUTE_NS = 60 * 10**9
+
+
+def header_lines(profile: Profile) -> Iterator[str]:
+    """The lines, without line ends; what is not known is left out."""
+    meta = profile.meta
+    facts = {
+        "captured on": _captured(meta),
+        "hostname": meta.hostname,
+        "os release": meta.os_release,
+        "perf version": meta.version,
+        "arch": meta.arch,
+        "nrcpus online": str(meta.nr_cpus or ""),
+        "cpudesc": meta.cpu_desc,
+        "cmdline": " ".join(meta.cmdline),
+    }
+    yield _RULE
+    yield from (_fact(name, text) for name, text in facts.items() if text)
+    yield from (_fact("event", f"name = {event.name}{_unit(event.unit)}") for event in profile.evsels)
+    if meta.threshold_ns >= 0:
+        yield _fact("off-cpu threshold", f"{meta.threshold_ns} ns")
+    if 0 < meta.begin_ns < meta.end_ns:
+        begin, end = (f"{ns // 10**9}.{ns % 10**9:09}" for ns in (meta.begin_ns, meta.end_ns))
+        yield _fact("recorded", f"from {begin} to {end}")
+    yield from (_RULE, "#")
+
+
+def _captured(meta: Meta) -> str:
+    """The date of the first sample; "" if the recording does not say what time it was.
+
+    perf notes the wall clock and the clock of its events before the first sample. Inside a time namespace it
+    sees another clock than the kernel that takes the samples; where that one is ahead, it shows.
+    """
+    if not meta.wall_clock_ns or meta.first_ns < 0:
+        return ""
+    if meta.wall_clock_at_ns > max(meta.last_ns, meta.end_ns) + _MINUTE_NS:
+        return "unknown, for by its clock perf began after the last sample (was it in a time namespace?)"
+    return _calendar(meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns)
+
+
+def _calendar(wall_ns: int) -> str:
+    return time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(wall_ns // 10**9))
+
+
+def _unit(unit: str) -> str:
+    return f", unit = {unit}" if unit else ""
+
+
+def _fact(name: str, text: str) -> str:
+    return f"# {name} : {printable(text)}"

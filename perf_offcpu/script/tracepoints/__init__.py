@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Print the data of tracepoints by the kernel's formats."""

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel's own symbol table, as /proc/kallsyms prints it.
+
+    ffffffff81000130 T entry_SYSCALL_64_after_hwframe
+    ffffffffc0a81000 t nf_nat_ipv4_fn	[nf_nat]
+
+Address (8 or 16 digits, all zero for readers who may not see it), type as in nm, name, and after a tab the
+module. All lines are read at once by numpy. The rules for choosing between names are in `symtab`; as in
+perf, types T and W name code, D and B bound it, and a symbol ends where the next one starts, but at the end
+of its page where the next one belongs to another module or to none (symbols__fixup_end).
+Without CONFIG_KALLSYMS_ALL there are no data symbols, and no `_edata`; code is named all the same.
+
+The table is of one boot. A recording of another boot of the same kernel build is read by `delta`: how far
+KASLR moved `_text` since. Modules do not move along, so they are not named then.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perf_offcpu.binary.gather import gather_u64
+from perf_offcpu.errors import FormatError
+from perf_offcpu.model.columns import I32, I64, U8, U64, Bool
+from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable, alias_rank, page_behind
+
+LIVE: Final = "/proc/kallsyms"
+MAX_BYTES: Final = 1 << 28
+"""Bytes of text that are read: a large kernel with all modules has some 20 MB."""
+_MAX_MODULE: Final = 64
+_TERMINATE: Final = bytes.maketrans(b"\t\n", b"\0\0")
+_ONES: Final = np.uint64(0x0101010101010101)
+_EVERY_OTHER: Final = {
+    4: np.uint64(0x00FF00FF00FF00FF),
+    8: np.uint64(0x0000FFFF0000FFFF),
+    16: np.uint64(0x00000000FFFFFFFF),
+}
+"""Every other nibble, byte and half word, by how far the others are shifted to them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kallsyms:
+    """Kernel functions by address.
+
+    Args:
+        symbols: the functions; `symbols.name(row)` has no module.
+        module: int32[len(symbols)], index into `modules`; -1 for the kernel itself.
+        modules: names as perf shows them, with brackets: `[nf_nat]`, `[bpf]`.
+        damaged: lines that are not of the form above.
+        hidden: True if addresses were withheld (kernel.kptr_restrict): then there are no symbols.
+    """
+
+    symbols: SymbolTable
+    module: I32
+    modules: tuple[str, ...]
+    damaged: int
+    hidden: bool
+    _text: bytes
+
+    def lookup(self, addresses: U64, delta: int = 0) -> I32:
+        """Name addresses of this boot, or of another one.
+
+        Args:
+            addresses: uint64[n], as recorded.
+            delta: this boot's address of a symbol minus the recorded one, see `delta`.
+
+        Returns:
+            int32[n]: rows of `symbols`, -1 where none covers the address.
+        """
+        rows = self.symbols.lookup(addresses + np.uint64(delta % 2**64))
+        if delta and len(self.module):
+            rows[(rows >= 0) & (self.module[rows] >= 0)] = -1
+        return rows
+
+    def module_name(self, row: int) -> str:
+        """The module that a row belongs to, with brackets; "" for the kernel itself."""
+        return self.modules[self.module[row]] if self.module[row] >= 0 else ""
+
+    def address_of(self, name: str) -> int | None:
+        """The address of a symbol of the kernel itself, of any type: `_text`, `_stext`, `_edata`, …"""
+        at = -1 if self.hidden else self._text.find(f" {name}\0".encode("utf-8", "surrogateescape"))
+        if at < 0:
+            return None
+        try:
+            return int(self._text[self._text.rfind(b"\0", 0, at) + 1 : at].split()[0], 16)
+        except (ValueError, IndexError):  # a damaged line
+            return None
+
+    def delta(self, name: str, recorded: int) -> int | None:
+        """How far this boot's kernel lies from the recorded one.
+
+        Args:
+            name: the reference symbol, from the name of the recorded kernel map: `[kernel.kallsyms]_text`.
+            recorded: its address then, the map's pgoff; 0 if that is unknown.
+
+        Returns:
+            What to add to recorded addresses; None if it cannot be known.
+        """
+        now = self.address_of(name)
+        return None if now is None or not recorded else now - recorded
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """The sound lines: offsets in the text, and their parts."""
+
+    start: I64
+    end: I64
+    address: U64
+    type: U8
+    name: I64
+
+
+def load_kallsyms(path: str = LIVE) -> Kallsyms:
+    """Read a file of that form, plain or gzip-compressed.
+
+    Raises:
+        OSError: it cannot be read.
+        FormatError: it is too large, or damaged as a gzip file.
+    """
+    with open(path, "rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    try:
+        with gzip.open(path) if packed else open(path, "rb") as file:
+            text = file.read(MAX_BYTES + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
+        raise FormatError(path, "gzip stream", str(problem)) from None
+    if len(text) > MAX_BYTES:
+        raise FormatError(path, "kernel symbols", f"more than {MAX_BYTES} bytes")
+    return parse_kallsyms(text)
+
+
+def parse_kallsyms(text: bytes) -> Kallsyms:
+    """As `load_kallsyms`, from the text. Lines of another form are counted and left out."""
+    if not text.endswith(b"\n"):
+        text += b"\n"
+    raw = np.frombuffer(text, np.uint8)
+    lines, damaged = _split(raw)
+    hidden = bool(len(lines.address)) and not lines.address.any()
+    rows = _functions(raw, lines)
+    rows = np.empty(0, np.int64) if hidden else rows[np.argsort(lines.address[rows], kind="stable")]
+    module, modules = _modules(raw, lines.name[rows], lines.end[rows])
+    strings = text.translate(_TERMINATE)
+    symbols = SymbolTable(_symbols(lines, rows, module), strings)
+    return Kallsyms(symbols, module[symbols.source], modules, damaged, hidden, strings)
+
+
+def _split(raw: U8) -> tuple[_Lines, int]:
+    """All lines of the right form, and how many others there are."""
+    end = np.flatnonzero(raw == ord("\n"))
+    start, total = np.append(0, end[:-1] + 1), len(end)
+    width = max(16, 8, key=lambda digits: np.count_nonzero(_has_space(raw, start, end, digits)))
+    fits = _has_space(raw, start, end, width) & _has_space(raw, start, end, width + 2)
+    start, end = start[fits], end[fits]
+    address, sound = _hexadecimal(raw, start, width)
+    sound &= end - start > width + 3
+    start, end, address = start[sound], end[sound], address[sound]
+    return _Lines(start, end, address, raw[start + width + 1], start + width + 3), total - len(start)
+
+
+def _has_space(raw: U8, start: I64, end: I64, place: int) -> Bool:
+    """Whether each line has a space there."""
+    found: Bool = (start + place < end) & (raw[np.minimum(start + place, len(raw) - 1)] == ord(" "))
+    return found
+
+
+def _hexadecimal(raw: U8, start: I64, width: int) -> tuple[U64, Bool]:
+    """Numbers of `width` lower-case digits, 8 or 16, and whether all of them are digits."""
+    value, sound = np.zeros(len(start), np.uint64), np.ones(len(start), bool)
+    for place in range(0, width, 8):
+        digits, good = _eight_digits(gather_u64(raw, start + place, ">"))
+        value = (value << np.uint64(32)) | digits
+        sound &= good
+    return value, sound
+
+
+def _eight_digits(text: U64) -> tuple[U64, Bool]:
+    """The numbers that words of eight characters spell, first one highest, and whether all are digits."""
+    letter = (text >> np.uint64(6)) & _ONES  # a to f are 0x61 to 0x66, 0 to 9 are 0x30 to 0x39
+    low = text & (_ONES * np.uint64(15))
+    nibble = low + letter * np.uint64(9)
+    sound = (text ^ low) == (_ONES + letter) * np.uint64(0x30)
+    # With 6 more, 0 to 9 stay below 16 and 10 to 15 do not; nothing is 16 already.
+    sound &= ((nibble + _ONES * np.uint64(6)) & (_ONES * np.uint64(16))) == letter * np.uint64(16)
+    sound &= (nibble & (_ONES * np.uint64(16))) == 0
+    for shift in (4, 8, 16):  # pairs of neighbours: 8 nibbles, 4 bytes, 2 halves
+        nibble = (nibble | (nibble >> np.uint64(shift))) & _EVERY_OTHER[shift]
+    return nibble, sound
+
+
+def _functions(raw: U8, lines: _Lines) -> I64:
+    """The lines that name or bound code: T, W, D, B in either case; no ARM mapping symbols (`$x`)."""
+    wanted = np.isin(lines.type, np.frombuffer(b"tTwWdDbB", np.uint8))
+    return np.flatnonzero(wanted & (raw[lines.name] != ord("$")))
+
+
+def _modules(raw: U8, name: I64, end: I64) -> tuple[I32, tuple[str, ...]]:
+    """int32[n], the module of each row, -1 for none; and the modules' names with brackets."""
+    tabs = np.flatnonzero(raw == ord("\t"))
+    tabs = np.append(tabs, len(raw))
+    tab = tabs[np.searchsorted(tabs, name)]
+    inside = np.flatnonzero(tab < end)
+    module, names = np.full(len(name), -1, np.int32), dict[str, int]()
+    for first, stop in _runs(raw, tab[inside] + 1, end[inside]):
+        row = inside[first]
+        text = raw[tab[row] + 1 : end[row]].tobytes().decode("utf-8", "surrogateescape")
+        module[inside[first:stop]] = names.setdefault(text, len(names))
+    return module, tuple(names)
+
+
+def _runs(raw: U8, start: I64, end: I64) -> Iterator[tuple[int, int]]:
+    """Neighbouring rows whose texts are equal (in their first bytes and length): first row, row behind."""
+    if not len(start):
+        return
+    columns = start[:, None] + np.arange(_MAX_MODULE)
+    text = np.where(columns < end[:, None], raw[np.minimum(columns, len(raw) - 1)], np.uint8(0))
+    changes = np.flatnonzero((text[1:] != text[:-1]).any(axis=1) | np.diff(end - start).astype(bool)) + 1
+    edges = [0, *changes.tolist(), len(start)]
+    yield from zip(edges, edges[1:], strict=False)
+
+
+def _symbols(lines: _Lines, rows: I64, module: I32) -> Symbols:
+    """The rows, sorted by address, as symbols of size 0 with their limits."""
+    start, type_ = lines.address[rows], lines.type[rows]
+    limit = np.full(len(rows), NO_ADDRESS)
+    last_of_module = np.flatnonzero(module[1:] != module[:-1])
+    limit[last_of_module] = page_behind(start[last_of_module])
+    weak, upper = type_ == ord("W"), type_ < ord("a")
+    return Symbols.filled(
+        len(rows),
+        start=start,
+        name=lines.name[rows],
+        limit=limit,
+        rank=alias_rank(np.zeros(len(rows), bool), weak, upper & ~weak),
+        code=np.isin(type_, np.frombuffer(b"tTwW", np.uint8)),
+    )

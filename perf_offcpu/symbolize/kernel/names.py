@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Naming kernel addresses: functions, modules, BPF programs.
+
+What the recording itself says comes first (KSYMBOL records name BPF programs and trampolines, which come
+and go). The rest is read from kallsyms or vmlinux of the recorded kernel, known by its build-id (see
+`kernel_files`). KASLR may have moved it since: the recorded address of the reference symbol tells how far.
+Modules that a kallsyms does not know, or of another boot, are named by their files.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perf_offcpu.errors import FormatError
+from perf_offcpu.model.columns import I32, I64, U64, distinct
+from perf_offcpu.model.mappings import KERNEL_SPACE
+from perf_offcpu.model.recording import Recording
+from perf_offcpu.model.strings import Strings
+from perf_offcpu.objects.elf.functions import ElfFile, elf_build_id, load_elf_symbols
+from perf_offcpu.objects.files import refusal
+from perf_offcpu.objects.origin import is_running_kernel, kernel_build_id
+from perf_offcpu.objects.symtab import SymbolTable
+from perf_offcpu.symbolize.kernel.files import (
+    KernelSources,
+    find_kallsyms,
+    find_vmlinux,
+    given_kallsyms,
+    given_vmlinux,
+    linked_at,
+    release_of,
+)
+from perf_offcpu.symbolize.kernel.kallsyms import Kallsyms
+from perf_offcpu.symbolize.kernel.modules import load_module, shown_name
+from perf_offcpu.symbolize.lines.names import LineNames
+from perf_offcpu.symbolize.symbol_names import Named, Unresolved, name_rows
+
+KERNEL_DSO = "[kernel.kallsyms]"
+OTHER_KERNEL = "kernel addresses: this machine runs another kernel than the recorded one (give --kallsyms)"
+HIDDEN = "kernel addresses: hidden by kernel.kptr_restrict"
+NO_SYMBOL = "kernel addresses outside every symbol"
+_PREFIX = "__pfx_"
+
+
+class KernelNames:
+    """Names addresses of the recorded kernel.
+
+    Args:
+        recording: its kernel maps, build-id and KSYMBOL records.
+        strings: where names are interned.
+        sources: where symbols are looked for.
+        unresolved: where addresses without a name are counted.
+        lines: what puts source lines to them; None: nothing.
+
+    Attributes:
+        build_id: the recorded kernel's; b"" unknown.
+        kallsyms_path: the kallsyms that is used; "" none.
+
+    Raises:
+        UsageError: a file that the user gave cannot be used.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        strings: Strings,
+        sources: KernelSources,
+        unresolved: Unresolved,
+        lines: LineNames | None = None,
+    ) -> None:
+        self.recording, self.strings, self.unresolved = recording, strings, unresolved
+        self.sources, self.lines = sources, lines
+        self._problem = ""
+        self._symbol, self._recorded_at, map_build_id = self._kernel_map()
+        self.build_id = bytes.fromhex(recording.meta.kernel_build_id or map_build_id)
+        self._kallsyms: Kallsyms | None = None
+        self.kallsyms_path = ""
+        self._vmlinux: ElfFile | None = None
+        self._load()
+
+    def name(self, addresses: U64) -> Named:
+        """The names of n addresses, as recorded."""
+        named = Named.filled(len(addresses), address=addresses)
+        named.dso[:] = self.strings.intern(KERNEL_DSO)
+        if self._kallsyms is not None:
+            self._by_kallsyms(self._kallsyms, addresses, named)
+        elif self._vmlinux is not None:
+            self._by_vmlinux(self._vmlinux, addresses, named)
+        self._by_modules(addresses, named)
+        self._by_recording(addresses, named)
+        self._add_lines(addresses, named)
+        missing = int((named.symbol == 0).sum())
+        if missing:
+            self.unresolved[self._problem or NO_SYMBOL] += missing
+        return named
+
+    def _kernel_map(self) -> tuple[str, int, str]:
+        """(reference symbol, its recorded address, build-id) of the kernel's own map; "" and 0 unknown."""
+        maps, dsos, strings = self.recording.maps, self.recording.dsos, self.recording.strings
+        for row in np.flatnonzero(maps.space == KERNEL_SPACE).tolist():
+            path = strings[int(dsos.path[maps.dso[row]])]
+            if path.startswith(KERNEL_DSO):
+                build_id = strings[int(dsos.build_id[maps.dso[row]])]
+                return path[len(KERNEL_DSO) :], int(maps.pgoff[row]), build_id
+        return "", 0, ""
+
+    def _load(self) -> None:
+        sources, meta = self.sources, self.recording.meta
+        if sources.kallsyms is not None:
+            self._kallsyms, self.kallsyms_path = given_kallsyms(sources.kallsyms), sources.kallsyms
+            if self._kallsyms.hidden:
+                self._kallsyms, self._problem = None, HIDDEN
+            return
+        if sources.vmlinux is not None:
+            self._vmlinux = given_vmlinux(sources.vmlinux, self.build_id)
+            return
+        is_running = self._is_running()
+        found = find_kallsyms(self.build_id, sources.search, is_running=is_running)
+        self._kallsyms, self.kallsyms_path, hidden = found
+        if self._kallsyms is None:
+            self._problem = HIDDEN if hidden else OTHER_KERNEL
+            path = find_vmlinux(self.build_id, release_of(meta.os_release), sources.search)
+            if path is not None:
+                self._vmlinux, self._problem = load_elf_symbols(path), ""
+
+    def _is_running(self) -> bool:
+        if self.build_id:
+            return kernel_build_id() == self.build_id
+        return is_running_kernel(self.recording.meta)
+
+    def _by_kallsyms(self, kallsyms: Kallsyms, addresses: U64, named: Named) -> None:
+        delta = kallsyms.delta(self._symbol, self._recorded_at) or 0
+        moved = addresses + np.uint64(delta % 2**64)
+        rows = _past_prefixes(kallsyms.symbols, kallsyms.lookup(addresses, delta), moved)
+        named.symbol, named.offset = name_rows(kallsyms.symbols, rows, moved, self.strings)
+        for row in distinct(rows[rows >= 0]).tolist():
+            if module := kallsyms.module_name(row):
+                named.dso[rows == row] = self.strings.intern(module)
+
+    def _by_vmlinux(self, vmlinux: ElfFile, addresses: U64, named: Named) -> None:
+        moved = self._as_linked(vmlinux, addresses)
+        rows = _past_prefixes(vmlinux.symbols, vmlinux.symbols.lookup(moved), moved)
+        named.symbol, named.offset = name_rows(vmlinux.symbols, rows, moved, self.strings)
+
+    def _as_linked(self, vmlinux: ElfFile, addresses: U64) -> U64:
+        """Recorded addresses as in a vmlinux."""
+        linked = linked_at(vmlinux)
+        delta = 0 if linked is None or not self._recorded_at else linked - self._recorded_at
+        return addresses + np.uint64(delta % 2**64)
+
+    def _by_modules(self, addresses: U64, named: Named) -> None:
+        """Names for what lies in a module's map and has none yet, from the module's file."""
+        maps, dsos = self.recording.maps, self.recording.dsos
+        unnamed = np.flatnonzero(named.symbol == 0)
+        for row in np.flatnonzero(maps.space == KERNEL_SPACE).tolist():
+            inside = (addresses[unnamed] >= maps.start[row]) & (addresses[unnamed] < maps.end[row])
+            path = self.strings[int(dsos.path[maps.dso[row]])]
+            if not inside.any() or path.startswith(KERNEL_DSO):
+                continue
+            rows = unnamed[inside]
+            named.dso[rows] = self.strings.intern(shown_name(path))
+            if table := self._module(path, self.strings[int(dsos.build_id[maps.dso[row]])]):
+                offsets = addresses[rows] - maps.start[row]
+                found = table.lookup(offsets)
+                named.symbol[rows], named.offset[rows] = name_rows(table, found, offsets, self.strings)
+
+    def _module(self, path: str, build_id: str) -> SymbolTable | None:
+        symfs = self.sources.search.symfs
+        if refusal(path, symfs):
+            return None
+        try:
+            return load_module(symfs + path, bytes.fromhex(build_id))
+        except (OSError, FormatError):
+            return None
+
+    def _by_recording(self, addresses: U64, named: Named) -> None:
+        known = self.recording.kernel_symbols
+        if not len(known):
+            return
+        slot = np.searchsorted(known.start, addresses, side="right") - 1
+        hit = (slot >= 0) & (addresses < known.end[slot])
+        named.symbol[hit] = named.dso[hit] = known.name[slot[hit]]
+        named.offset[hit] = addresses[hit] - known.start[slot[hit]]
+
+    def _add_lines(self, addresses: U64, named: Named) -> None:
+        """Source lines of the kernel itself, if a vmlinux of its build-id is at hand."""
+        rows: I64 = np.flatnonzero(named.dso == self.strings.intern(KERNEL_DSO))
+        if self.lines is None or not len(rows):
+            return
+        vmlinux = self._vmlinux
+        if vmlinux is None:
+            release = release_of(self.recording.meta.os_release)
+            path = find_vmlinux(self.build_id, release, self.sources.search)
+            if path is None or elf_build_id(path) != self.build_id:
+                return
+            vmlinux = load_elf_symbols(path)
+        moved = self._as_linked(vmlinux, addresses[rows])
+        self.lines.add(vmlinux, moved, rows, named, KERNEL_DSO)
+
+
+def _past_prefixes(symbols: SymbolTable, rows: I32, addresses: U64) -> I32:
+    """The rows of addresses, of the function behind where the row is the padding in front of it.
+
+    An address of a callchain is looked up a byte too low, because it is mostly a return address. But where an
+    interrupt or a fault hit the first instruction of a function, the byte before is its `__pfx_` padding
+    (CONFIG_PREFIX_SYMBOLS, since 6.2), in which there are no calls.
+    """
+    hit, inverse = np.unique(rows, return_inverse=True)
+    is_prefix = np.array([row >= 0 and symbols.name(row).startswith(_PREFIX) for row in hit.tolist()], bool)
+    at_end = np.append(symbols.start, np.uint64(0))[rows + 1] == addresses + np.uint64(1)
+    return np.where(is_prefix[inverse] & at_end, rows + 1, rows).astype(np.int32)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look up source lines and inlined functions in DWARF."""

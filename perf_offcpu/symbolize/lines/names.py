@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Source lines put to named addresses, and the functions inlined there."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from perf_offcpu.cache import DiskCache
+from perf_offcpu.model.columns import I64, U32, U64
+from perf_offcpu.model.strings import Strings
+from perf_offcpu.objects.elf.functions import ElfFile
+from perf_offcpu.objects.search import Search
+from perf_offcpu.symbolize.lines.lines import DWZ, Lines, NoLines, load_lines
+from perf_offcpu.symbolize.lines.symcache import Calls, Symcache
+from perf_offcpu.symbolize.symbol_names import Inlined, Named
+
+
+class LineNames:
+    """Looks up source lines and inlined functions.
+
+    Args:
+        strings: where names are interned.
+        search, cache: as for `load_lines`.
+        inline: give the inlined functions too, not only lines.
+
+    Attributes:
+        inlined: what was found so far; `place` counts the rows of whoever asked.
+        hindered: why → number of addresses whose lines could not be read although there may be some.
+    """
+
+    def __init__(self, strings: Strings, search: Search, cache: DiskCache | None, *, inline: bool) -> None:
+        self.strings, self.search, self.cache, self.inline = strings, search, cache, inline
+        self.inlined = Inlined()
+        self.hindered = Counter[str]()
+
+    def add(self, elf: ElfFile, addresses: U64, rows: I64, named: Named, shown: str) -> None:
+        """Fill in `file` and `line` of some rows of `named`, and remember what is inlined there.
+
+        Args:
+            elf: where the addresses lie.
+            addresses: uint64[n], as in the file.
+            rows: int64[n], the rows that they name.
+            shown: what the object is called in messages.
+        """
+        try:
+            lines = load_lines(elf.path, elf.build_id, self.search, self.cache)
+        except NoLines as problem:
+            if problem.cause:
+                self.hindered[f"{shown}: {problem.cause}"] += len(addresses)
+            return
+        nameless = self._put(lines, lines.lookup(addresses), rows, named)
+        if nameless and lines.shared:
+            self.hindered[f"{shown}: {DWZ}"] += nameless
+
+    def _put(self, lines: Lines, calls: Calls, rows: I64, named: Named) -> int:
+        """The number of inlined functions that are left out because they have no name."""
+        if not len(calls):
+            return 0
+        files = self._interned(calls.file, lines.table, names=False)
+        last = np.append(calls.row[1:] != calls.row[:-1], True)
+        first = np.append(True, last[:-1])
+        own = np.flatnonzero(last if self.inline else first)
+        named.file[rows[calls.row[own]]], named.line[rows[calls.row[own]]] = files[own], calls.line[own]
+        inner = np.flatnonzero(~last)
+        if not self.inline or not len(inner):
+            return 0
+        functions = self._interned(calls.function[inner], lines.table, names=True)
+        nameless = functions == 0
+        inner, functions = inner[~nameless], functions[~nameless]
+        depth = np.searchsorted(calls.row[inner], calls.row[inner], side="right") - np.arange(len(inner))
+        found = Inlined.filled(
+            len(inner),
+            place=rows[calls.row[inner]],
+            depth=depth,
+            symbol=functions,
+            file=files[inner],
+            line=calls.line[inner],
+        )
+        self.inlined = Inlined.concat([self.inlined, found])
+        return int(nameless.sum())
+
+    def _interned(self, indices: U32, table: Symcache, *, names: bool) -> U32:
+        """The strings of function or file indices, each different one made once."""
+        used, inverse = np.unique(indices, return_inverse=True)
+        text = table.function_name if names else table.file_path
+        return self.strings.intern_all(text(index) for index in used.tolist())[inverse]

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Source lines and inlined functions of one object, as columns: looked up for all addresses at once.
+
+The tables are those of a symcache, which the `symbolic` package makes of DWARF (see `lines_worker`). It
+is plain: code ranges by start, each with a source location {file, line, function, location inlined into},
+then files, functions and strings. So numpy answers from its bytes, a million addresses a second, and
+without the package.
+
+Source: symbolic-symcache/src/raw.rs and lookup.rs of symbolic 13, format version 9; numbers are those of the
+machine that made it, here always little-endian u32, and 0xffffffff is "none".
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.binary.layout import BYTE, U32, Field, Layout
+from perf_offcpu.errors import FormatError
+from perf_offcpu.model.columns import I32, I64, U64, Table, column
+from perf_offcpu.model.columns import U32 as U32Array
+
+VERSION: Final = 9
+MAX_DEPTH: Final = 256
+"""Functions inlined into each other that are shown: real code stays below 100."""
+_NONE: Final = 0xFFFFFFFF
+_MAX_TEXT: Final = 1 << 16
+_MAX_LENGTH_BYTES: Final = 5
+
+_HEADER: Final = Layout(
+    "symcache header",
+    (
+        Field("magic", BYTE, count=4),
+        Field("version", U32),
+        Field("debug_id", BYTE, count=32),
+        Field("arch", U32),
+        Field("num_files", U32),
+        Field("num_functions", U32),
+        Field("num_source_locations", U32),
+        Field("num_ranges", U32),
+        Field("string_bytes", U32),
+        Field("reserved", BYTE, count=16),
+    ),
+)
+_FILE: Final = Layout(
+    "symcache file",
+    (
+        Field("comp_dir", U32),
+        Field("directory", U32),
+        Field("path_name", U32),
+        Field("more", U32, count=3, doc="new in version 9: of the file's origin"),
+    ),
+)
+_FUNCTION: Final = Layout(
+    "symcache function",
+    (Field("name", U32), Field("comp_dir", U32), Field("entry_pc", U32), Field("lang", U32)),
+)
+_LOCATION: Final = Layout(
+    "symcache source location",
+    (Field("file", U32), Field("line", U32), Field("function", U32), Field("inlined_into", U32)),
+)
+
+
+@dataclass(slots=True)
+class Calls(Table):
+    """What stands at n addresses, by (row, depth): the innermost function first."""
+
+    row: I32 = column("i4", doc="which of the addresses")
+    function: U32Array = column("u4", doc="index for `Symcache.function_name`")
+    file: U32Array = column("u4", doc="index for `Symcache.file_path`; 0xffffffff unknown")
+    line: I32 = column("i4", sentinel=0, doc="source line: of the innermost, the code's; else the call's")
+
+
+class Symcache:
+    """The tables of one symcache.
+
+    Args:
+        data: its bytes.
+        path: how errors name it.
+
+    Raises:
+        FormatError: it is of another version, or does not hold what its header says.
+    """
+
+    def __init__(self, data: memoryview, path: str) -> None:
+        nothing: dict[str, Any] = {"magic": b"", "version": 0}
+        header = _HEADER.unpack(data) if len(data) >= _HEADER.size() else nothing
+        if header["magic"] != b"SYMC" or header["version"] != VERSION:
+            problem = f"version {header['version']} is not {VERSION}: another release of symbolic made it"
+            raise FormatError(path, "source line table", problem)
+        self._at, self._data, self._path = _HEADER.size(), data, path
+        self._files = self._table(_FILE, header["num_files"])
+        self._functions = self._table(_FUNCTION, header["num_functions"])
+        locations = self._table(_LOCATION, header["num_source_locations"])
+        self._locations = {name: locations[name] for name in locations.dtype.names or ()}
+        self._starts = self._take("<u4", header["num_ranges"])
+        self._strings = self._take("|u1", header["string_bytes"]).tobytes()
+        if len(self._starts) > len(locations):
+            raise FormatError(path, "source line table", "more code ranges than source locations")
+
+    def _table(self, layout: Layout, rows: int) -> NDArray[Any]:
+        return self._take(layout.dtype("<"), rows)
+
+    def _take(self, dtype: Any, items: int) -> NDArray[Any]:
+        kind = np.dtype(dtype)
+        end = self._at + items * kind.itemsize
+        if end > len(self._data):
+            raise FormatError(self._path, "source line table", f"{end} bytes, it has {len(self._data)}")
+        array = np.frombuffer(self._data, kind, items, self._at)
+        self._at = end + -end % 8
+        return array
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def has_lines(self) -> bool:
+        """Whether any address has a source line."""
+        known = self._locations["file"] < len(self._files)
+        return bool(np.any(known & (self._locations["line"] > 0)))
+
+    def lookup(self, addresses: U64) -> Calls:
+        """The functions at n addresses, relative to the object's first segment.
+
+        Addresses without a source line have no rows.
+        """
+        at = self._location(addresses)
+        rows = np.flatnonzero(at >= 0)
+        at, levels = at[rows], list[Calls]()
+        while len(at) and len(levels) < MAX_DEPTH:
+            levels.append(self._level(rows, at))
+            outer = self._locations["inlined_into"][at].astype(np.int64)
+            inside = outer < len(self._locations["line"])
+            rows, at = rows[inside], outer[inside]
+        calls = Calls.concat([Calls(), *levels])
+        return calls.take(np.argsort(calls.row, kind="stable"))
+
+    def _location(self, addresses: U64) -> I64:
+        """int64[n]: the innermost source location of each address; -1 if there is none, or without a line."""
+        if not len(self._starts):
+            return np.full(len(addresses), -1, np.int64)
+        slot = np.searchsorted(self._starts, np.minimum(addresses, np.uint64(_NONE)), side="right") - 1
+        # Locations that others are inlined into come first; the last ones belong to the ranges.
+        at = slot + len(self._locations["line"]) - len(self._starts)
+        known = (slot >= 0) & (addresses < np.uint64(_NONE))
+        known &= self._locations["function"][at] < len(self._functions)
+        known &= (self._locations["file"][at] < len(self._files)) & (self._locations["line"][at] != _NONE)
+        return np.where(known, at, -1)
+
+    def _level(self, rows: I64, at: I64) -> Calls:
+        line = self._locations["line"][at]
+        shown = np.where(line < 2**31, line, np.uint32(0))
+        return Calls.filled(
+            len(rows),
+            row=rows,
+            function=self._locations["function"][at],
+            file=self._locations["file"][at],
+            line=shown,
+        )
+
+    def function_name(self, index: int) -> str:
+        """A function's name, mangled if its language does that; "" unknown."""
+        return self._text(int(self._functions["name"][index])) if index < len(self._functions) else ""
+
+    def file_path(self, index: int) -> str:
+        """A source file's path, with the directory it was compiled in; "" unknown."""
+        if index >= len(self._files):
+            return ""
+        row = self._files[index]
+        parts = [self._text(int(row[name])) for name in ("comp_dir", "directory", "path_name")]
+        return posixpath.join(*parts)[:_MAX_TEXT]
+
+    def _text(self, at: int) -> str:
+        """A string: its length as LEB128, then its bytes."""
+        length = shift = 0
+        for step in range(_MAX_LENGTH_BYTES):
+            if at + step >= len(self._strings):
+                return ""
+            byte = self._strings[at + step]
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                start = at + step + 1
+                text = self._strings[start : start + min(length, _MAX_TEXT)]
+                return text.decode("utf-8", "surrogateescape")
+        return ""

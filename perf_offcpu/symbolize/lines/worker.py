@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process of its own that turns the DWARF of one object into a symcache:  worker.py FD BYTES SECONDS
+
+The object is open as FD, the symcache goes to standard output. DWARF can be made to cost any time or memory,
+or to find a fault in the library that reads it: here that ends this process, not the one that asked.
+It imports nothing of this project: half of what it costs is starting.
+
+Exit status: 0 done, 3 the package is missing, 4 the DWARF cannot be read (why: on standard error).
+"""
+
+import resource
+import sys
+
+
+def main() -> int:
+    """Do it; the exit status."""
+    fd, memory, seconds = map(int, sys.argv[1:])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    try:
+        from symbolic.debuginfo import Archive
+    except ImportError:
+        return 3
+    try:
+        (image,) = Archive.open(f"/proc/self/fd/{fd}").iter_objects()
+        image.make_symcache().dump_into(sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+    except Exception as problem:  # the package's errors have no common base but this
+        print(" ".join(str(problem).split())[:300] or type(problem).__name__, file=sys.stderr)
+        return 4
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

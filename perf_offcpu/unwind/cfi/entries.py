@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entries of .eh_frame and .debug_frame: which instructions describe which range of code.
+
+A CIE holds what many functions have in common, each FDE describes one function and names its CIE. The list is
+walked entry by entry, for only an entry's length tells where the next begins; what the entries hold is then
+read for all of them at once.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from perf_offcpu.abi.cfi import Pe
+from perf_offcpu.binary.gather import gather
+from perf_offcpu.binary.layout import S32, S64, U16, U32, U64, Int
+from perf_offcpu.model import columns as model
+from perf_offcpu.model.columns import I32, I64, U8, Bool, Table, column, distinct
+from perf_offcpu.unwind.cfi.leb128 import leb128, read_leb128
+
+PADDING: Final = 32
+"""Bytes behind a section's own, so that short reads at its end need no test."""
+MAX_FDES: Final = 1 << 22
+_MAX_CIES: Final = 1 << 16
+_MAX_TERMINATORS: Final = 1 << 12
+
+_FORMS: Final[dict[int, Int]] = {
+    Pe.ABSPTR: U64,
+    Pe.UDATA2: U16,
+    Pe.UDATA4: U32,
+    Pe.UDATA8: U64,
+    Pe.SDATA2: Int(2, signed=True),
+    Pe.SDATA4: S32,
+    Pe.SDATA8: S64,
+}
+
+
+@dataclass(slots=True)
+class Section:
+    """The bytes of a section of call frame information.
+
+    Args:
+        data: its bytes and PADDING more.
+        size: bytes of its own.
+        address: where it is in memory, for pointers relative to themselves.
+        is_eh: .eh_frame; else .debug_frame, which writes entries differently.
+    """
+
+    data: U8
+    size: int
+    address: int
+    is_eh: bool
+
+    @classmethod
+    def of(cls, content: bytes, address: int, is_eh: bool = True) -> Section:
+        """A section from its bytes."""
+        return cls(np.frombuffer(content + bytes(PADDING), np.uint8), len(content), address, is_eh)
+
+
+@dataclass(slots=True)
+class Cies(Table):
+    """Common information entries that can be used."""
+
+    at: I64 = column("i8", doc="offset in the section")
+    code_align: I64 = column("i8", doc="unit of advances")
+    data_align: I64 = column("i8", doc="unit of offsets")
+    ra: I64 = column("i8", doc="column of the return address")
+    encoding: I64 = column("i8", doc="Pe of FDEs' addresses")
+    has_augmentation: Bool = column("?", doc="FDEs hold augmentation data")
+    is_signal: Bool = column("?", doc="frames of signal handlers: their caller was interrupted")
+    begin: I64 = column("i8", doc="offset of the instructions")
+    end: I64 = column("i8", doc="offset behind them")
+
+
+@dataclass(slots=True)
+class Fdes(Table):
+    """Frame description entries, sorted by start and not overlapping."""
+
+    cie: I32 = column("i4", doc="row in the CIEs")
+    start: model.U64 = column("u8", doc="first address of the code")
+    end: model.U64 = column("u8", doc="address behind it")
+    begin: I64 = column("i8", doc="offset of the instructions")
+    stop: I64 = column("i8", doc="offset behind them")
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Where entries lie."""
+
+    cies: dict[int, int] = field(default_factory=dict)
+    """Offset of each usable CIE → row."""
+    cie_rows: list[tuple[int | bool, ...]] = field(default_factory=list)
+    fdes: list[tuple[int, int, int]] = field(default_factory=list)
+    """(offset of the CIE, offset behind the pointer to it, offset behind the entry)."""
+
+
+def read_entries(section: Section) -> tuple[Cies, Fdes]:
+    """All entries that can be used; damage ends the list, what is unknown in itself is left out."""
+    walk = _walk(section)
+    cies = Cies.from_rows(walk.cie_rows)
+    places = [(walk.cies[cie], begin, end) for cie, begin, end in walk.fdes if cie in walk.cies]
+    if not places:
+        return cies, Fdes()
+    cie, begin, end = np.array(places, np.int64).T
+    return cies, _without_overlaps(_read_fdes(section, cies, cie, begin, end))
+
+
+def _walk(section: Section) -> _Walk:
+    """Find all entries."""
+    walk, data, size = _Walk(), section.data.tobytes(), section.size
+    word, long_word = struct.Struct("<I").unpack_from, struct.Struct("<Q").unpack_from
+    marker = 0 if section.is_eh else 0xFFFFFFFF
+    at = terminators = 0
+    while at + 4 <= size and len(walk.fdes) < MAX_FDES:
+        start, (length,) = at, word(data, at)
+        body = at + 4
+        if not length:
+            at, terminators = body, terminators + 1
+            if terminators > _MAX_TERMINATORS:
+                break
+            continue
+        is_long = length == 0xFFFFFFFF
+        if is_long:
+            (length,) = long_word(data, body)
+            body += 8
+        at = body + length
+        wide = 8 if is_long and not section.is_eh else 4
+        if at > size or length < wide:
+            break
+        (pointer,) = (long_word if wide == 8 else word)(data, body)
+        if pointer == (2**64 - 1 if wide == 8 else marker):
+            _note_cie(walk, section, data, start, body + wide, at)
+        else:
+            walk.fdes.append((body - pointer if section.is_eh else pointer, body + wide, at))
+    return walk
+
+
+def _note_cie(walk: _Walk, section: Section, data: bytes, start: int, at: int, end: int) -> None:
+    row = _read_cie(section, data, start, at, end) if len(walk.cies) < _MAX_CIES else None
+    if row is not None:
+        walk.cies[start] = len(walk.cie_rows)
+        walk.cie_rows.append(row)
+
+
+def _read_cie(section: Section, data: bytes, start: int, at: int, end: int) -> tuple[int | bool, ...] | None:
+    """The row of one CIE (PADDING lets reads run on for a while); None if it is damaged or not understood."""
+    version = data[at]
+    text_end = data.find(b"\0", at + 1, end)
+    if text_end < 0 or version not in (1, 3, 4):
+        return None
+    augmentation, at = data[at + 1 : text_end], text_end + 1
+    if version == 4:
+        if data[at] != 8 or data[at + 1]:
+            return None  # addresses of other sizes, or with segments
+        at += 2
+    code_align, at = leb128(data, at)
+    data_align, at = leb128(data, at, signed=True)
+    ra, at = (data[at], at + 1) if version == 1 else leb128(data, at)
+    encoding, is_signal, has_augmentation = int(Pe.ABSPTR), False, augmentation.startswith(b"z")
+    if has_augmentation:
+        length, at = leb128(data, at)
+        known = _augmentation(augmentation[1:], data, at, end)
+        if known is None:
+            return None
+        encoding, is_signal = known
+        at += length
+    elif augmentation:
+        return None
+    if at > end or not 0 < code_align < 256 or not -256 < data_align < 256:
+        return None
+    return start, code_align, data_align, ra, encoding, has_augmentation, is_signal, at, end
+
+
+def _augmentation(letters: bytes, data: bytes, at: int, end: int) -> tuple[int, bool] | None:
+    """(encoding of addresses, whether it is a signal frame); None if a letter is not known."""
+    encoding, is_signal = int(Pe.ABSPTR), False
+    for letter in letters:
+        if at > end:
+            return None
+        if letter == ord("R"):
+            encoding, at = data[at], at + 1
+        elif letter == ord("L"):
+            at += 1
+        elif letter == ord("P"):
+            form = data[at] & 0x0F
+            if form not in _FORMS:
+                return None
+            at += 1 + _FORMS[form].size
+        elif letter == ord("S"):
+            is_signal = True
+        elif letter not in b"BG":  # arm64: signed with the other key; stack with memory tags
+            return None
+    return encoding, is_signal
+
+
+def _read_fdes(section: Section, cies: Cies, cie: I64, begin: I64, end: I64) -> Fdes:
+    """Range and instructions of FDEs, by the encoding of their CIE."""
+    parts = []
+    encodings = cies.encoding[cie]
+    for encoding in distinct(encodings).tolist():
+        form = _FORMS.get(encoding & 0x0F)
+        relative = encoding & 0xF0
+        if form is None or relative not in (0, Pe.PCREL):
+            continue
+        rows = np.flatnonzero((encodings == encoding) & (begin + 2 * form.size <= end))
+        at = begin[rows]
+        start = gather(section.data, at, form).astype(np.int64).astype(np.uint64)
+        if relative:
+            start += at.astype(np.uint64) + np.uint64(section.address)
+        span = gather(section.data, at + form.size, Int(form.size)).astype(np.uint64)
+        first = _behind_augmentation(section, cies, cie[rows], at + 2 * form.size, end[rows])
+        sound = (first <= end[rows]) & (span > 0) & (start + span > start)
+        part = Fdes.filled(
+            len(rows), cie=cie[rows], start=start, end=start + span, begin=first, stop=end[rows]
+        )
+        parts.append(part.take(sound))
+    return Fdes.concat(parts)
+
+
+def _behind_augmentation(section: Section, cies: Cies, cie: I64, at: I64, end: I64) -> I64:
+    """int64[n]: where each FDE's instructions begin."""
+    rows = np.flatnonzero(cies.has_augmentation[cie])
+    length, behind = read_leb128(section.data, np.minimum(at[rows], section.size))
+    first = at.copy()
+    first[rows] = behind + np.clip(length, 0, section.size + 1)
+    return np.maximum(first, at)
+
+
+def _without_overlaps(fdes: Fdes) -> Fdes:
+    """Sorted by start; of two with one start the first stays, one that reaches into the next is cut."""
+    fdes = fdes.take(np.argsort(fdes.start, kind="stable"))
+    fdes = fdes.take(np.append(True, fdes.start[1:] != fdes.start[:-1])[: len(fdes)])
+    if len(fdes):
+        fdes.end[:-1] = np.minimum(fdes.end[:-1], fdes.start[1:])
+    return fdes

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Call frame instructions, run for all functions at once.
+
+Each function (FDE) is a lane with a cursor, an address and a row of rules; a step takes one instruction of
+every lane, grouped by what it is. So the longest function decides how many numpy calls it takes.
+
+A rule is one int64, `value << 3 | Kind`:
+
+    SAME        the register keeps its value (the default)
+    UNDEFINED   its value is gone; of the return address: this is the outermost frame
+    OFFSET      it was saved at CFA + value
+    VAL_OFFSET  it was CFA + value
+    REGISTER    it is in register `value`; the CFA's: `offset << 8 | register`
+    EXPRESSION, VAL_EXPRESSION   saved at, or is, what an expression gives: `offset << 12 | length`
+    INVALID     nothing that can be followed
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perf_offcpu.abi.cfi import Cfa
+from perf_offcpu.binary.gather import gather
+from perf_offcpu.binary.layout import U8 as BYTE
+from perf_offcpu.binary.layout import U16, U32, U64
+from perf_offcpu.model import columns as model
+from perf_offcpu.model.columns import I32, I64, distinct
+from perf_offcpu.unwind.cfi.entries import Cies, Fdes, Section
+from perf_offcpu.unwind.cfi.leb128 import read_leb128
+
+BATCH: Final = 1 << 14
+"""Functions that are run together."""
+MAX_STEPS: Final = 1 << 15
+"""Instructions of one function; the longest that compilers write have some thousand."""
+MAX_ALL_STEPS: Final = 1 << 17
+"""Steps of all batches together: some ten seconds. The largest programs take a tenth of it."""
+MAX_ROWS: Final = 1 << 21
+"""Rows of one batch; a row takes 8 bytes for each register."""
+MAX_DEPTH: Final = 8
+"""Remembered states within each other; compilers write one."""
+MAX_EXPRESSION: Final = 256
+"""Bytes of one expression."""
+_MAX_VALUE: Final = 1 << 40
+
+
+class Kind(enum.IntEnum):
+    """Low three bits of a rule."""
+
+    SAME = 0
+    UNDEFINED = 1
+    OFFSET = 2
+    VAL_OFFSET = 3
+    REGISTER = 4
+    EXPRESSION = 5
+    VAL_EXPRESSION = 6
+    INVALID = 7
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rules by address.
+
+    Args:
+        start: uint64[n], sorted: each row holds up to the next one's.
+        rules: int64[n, registers + 1], the CFA's last.
+        fde: int32[n], the function that each belongs to.
+    """
+
+    start: model.U64
+    rules: I64
+    fde: I32
+
+
+def run_programs(section: Section, cies: Cies, fdes: Fdes, registers: int) -> Iterator[Rows]:
+    """The rows of all functions, batch by batch; a function whose instructions are damaged has none."""
+    initial = _initial_rules(section, cies, registers)
+    steps = MAX_ALL_STEPS
+    for first in range(0, len(fdes), BATCH):
+        batch = fdes.take(slice(first, first + BATCH))
+        machine = _Machine(section, cies, batch.cie, initial[batch.cie], registers)
+        steps -= machine.run(batch.begin, batch.stop, batch.start, batch.end, min(steps, MAX_STEPS))
+        yield machine.rows(first)
+
+
+def _initial_rules(section: Section, cies: Cies, registers: int) -> I64:
+    """int64[cies, registers + 2]: what the instructions of the CIEs themselves say."""
+    rules = np.zeros((len(cies), registers + 2), np.int64)
+    rules[:, registers] = Kind.INVALID
+    machine = _Machine(section, cies, np.arange(len(cies), dtype=np.int32), rules, registers)
+    everywhere = np.zeros(len(cies), np.uint64), np.full(len(cies), 2**63, np.uint64)
+    machine.run(cies.begin, cies.end, *everywhere, MAX_STEPS)
+    machine.state[machine.bad, registers] = Kind.INVALID
+    return machine.state
+
+
+class _Machine:
+    """n lanes. In `state` the CFA stands behind the registers, then what nobody follows."""
+
+    def __init__(self, section: Section, cies: Cies, cie: I32, initial: I64, registers: int) -> None:
+        self.data, self.registers = section.data, registers
+        self.code_align, self.data_align = cies.code_align[cie], cies.data_align[cie]
+        self.initial, self.state = initial, initial.copy()
+        self.bad = np.zeros(len(cie), np.bool_)
+        self.depth = np.zeros(len(cie), np.int64)
+        self.remembered: list[I64] = []
+        self._emitted: list[tuple[I64, model.U64, I64]] = []
+        self._rows = 0
+        self._limit = np.int64(section.size)
+
+    def run(self, at: I64, stop: I64, start: model.U64, end: model.U64, most: int) -> int:
+        """Take instructions from `at` to `stop`; rows outside of [start, end) are not kept.
+
+        Returns:
+            The number of steps, `most` at most: what is not at its end by then counts as damaged.
+        """
+        self.at, self.loc, self.end = at.copy(), start.copy(), end
+        live = np.flatnonzero(at < stop)
+        steps = 0
+        while len(live) and steps < most and self._rows < MAX_ROWS:
+            steps += 1
+            code = self.data[self.at[live]].astype(np.int64)
+            self.at[live] += 1
+            high = code & 0xC0
+            opcode = np.where(high != 0, high, code)
+            for one in np.flatnonzero(np.bincount(opcode)).tolist():
+                mine = np.flatnonzero(opcode == one)
+                self._take(one, live[mine], code[mine] & 0x3F)
+            self.bad[live] |= self.at[live] > stop[live]
+            live = live[(self.at[live] < stop[live]) & ~self.bad[live]]
+        self.bad[live] = True
+        self._emit(np.arange(len(at)))
+        return steps
+
+    def rows(self, base: int) -> Rows:
+        """What was emitted, sorted by address; lane 0 is function `base`."""
+        lanes, starts, rules = (np.concatenate(part) for part in zip(*self._emitted, strict=True))
+        order = np.argsort(starts, kind="stable")
+        order = order[~self.bad[lanes[order]]]
+        return Rows(starts[order], rules[order], (lanes[order] + base).astype(np.int32))
+
+    def _emit(self, lanes: I64) -> None:
+        lanes = lanes[self.loc[lanes] < self.end[lanes]]
+        self._rows += len(lanes)
+        self._emitted.append((lanes, self.loc[lanes], self.state[lanes, : self.registers + 1]))
+
+    def _take(self, opcode: int, lanes: I64, low: I64) -> None:
+        """One instruction, the same of all these lanes."""
+        if opcode == Cfa.ADVANCE_LOC:
+            self._advance(lanes, low)
+        elif opcode == Cfa.OFFSET:
+            self._set(lanes, low, Kind.OFFSET, self._operand(lanes) * self.data_align[lanes])
+        elif opcode == Cfa.RESTORE:
+            self._restore(lanes, low)
+        elif opcode in _HANDLERS:
+            _HANDLERS[opcode](self, lanes)
+        elif opcode not in (Cfa.NOP, Cfa.GNU_WINDOW_SAVE):
+            self.bad[lanes] = True
+
+    # Operands
+
+    def _operand(self, lanes: I64, signed: bool = False) -> I64:
+        at = np.minimum(self.at[lanes], self._limit)
+        value, self.at[lanes] = read_leb128(self.data, at, signed)
+        return value
+
+    def _column(self, lanes: I64, register: I64) -> I64:
+        """The column of a register in `state`; those that are not followed share the last."""
+        known = (register >= 0) & (register < self.registers)
+        return np.where(known, register, self.registers + 1)
+
+    def _set(self, lanes: I64, register: I64, kind: Kind, value: I64) -> None:
+        rule = np.where(np.abs(value) < _MAX_VALUE, value << 3 | kind, Kind.INVALID)
+        self.state[lanes, self._column(lanes, register)] = rule
+
+    def _set_cfa(self, lanes: I64, register: I64, offset: I64) -> None:
+        sound = (register >= 0) & (register < self.registers) & (np.abs(offset) < _MAX_VALUE)
+        rule = (offset << 8 | np.where(sound, register, 0)) << 3 | Kind.REGISTER
+        self.state[lanes, self.registers] = np.where(sound, rule, Kind.INVALID)
+
+    def _cfa(self, lanes: I64) -> tuple[I64, I64]:
+        """(register, offset) of the CFA as it is; of another kind, register -1."""
+        rule = self.state[lanes, self.registers]
+        is_register = rule & 7 == Kind.REGISTER
+        return np.where(is_register, rule >> 3 & 0xFF, -1), rule >> 11
+
+    def _block(self, lanes: I64) -> I64:
+        """An expression, as the value of a rule; -1 if it is too long."""
+        length = self._operand(lanes)
+        begin = self.at[lanes]
+        self.at[lanes] = begin + np.clip(length, 0, self._limit + 1)
+        sound = (length > 0) & (length < MAX_EXPRESSION) & (self.at[lanes] <= self._limit)
+        return np.where(sound, begin << 12 | np.where(sound, length, 0), -1)
+
+    # Instructions
+
+    def _advance(self, lanes: I64, delta: I64) -> None:
+        moved = lanes[delta > 0]
+        self._emit(moved)
+        units = delta[delta > 0] * self.code_align[moved]
+        self.loc[moved] += units.astype(np.uint64)
+        # Behind the end there is nothing to say, and adding on and on must not come around to 0.
+        self.loc[moved] = np.minimum(self.loc[moved], self.end[moved])
+
+    def _advance_by(self, lanes: I64, width: int) -> None:
+        delta = gather(self.data, np.minimum(self.at[lanes], self._limit), _WIDTHS[width])
+        self.at[lanes] += width
+        self._advance(lanes, delta.astype(np.int64))
+
+    def _restore(self, lanes: I64, register: I64) -> None:
+        columns = self._column(lanes, register)
+        self.state[lanes, columns] = self.initial[lanes, columns]
+
+    def _remember(self, lanes: I64) -> None:
+        deep = self.depth[lanes] >= MAX_DEPTH
+        self.bad[lanes[deep]] = True
+        lanes = lanes[~deep]
+        for depth in distinct(self.depth[lanes]).tolist():
+            if depth == len(self.remembered):
+                self.remembered.append(np.zeros_like(self.state))
+            mine = lanes[self.depth[lanes] == depth]
+            self.remembered[depth][mine] = self.state[mine]
+        self.depth[lanes] += 1
+
+    def _restore_state(self, lanes: I64) -> None:
+        empty = self.depth[lanes] <= 0
+        self.bad[lanes[empty]] = True
+        lanes = lanes[~empty]
+        self.depth[lanes] -= 1
+        for depth in distinct(self.depth[lanes]).tolist():
+            mine = lanes[self.depth[lanes] == depth]
+            self.state[mine] = self.remembered[depth][mine]
+
+    def _offset(self, lanes: I64, kind: Kind, signed: bool = False, sign: int = 1) -> None:
+        register = self._operand(lanes)
+        value = self._operand(lanes, signed)
+        self._set(lanes, register, kind, sign * value * self.data_align[lanes])
+
+    def _simple(self, lanes: I64, kind: Kind) -> None:
+        register = self._operand(lanes)
+        self._set(lanes, register, kind, np.zeros_like(register))
+
+    def _in_register(self, lanes: I64) -> None:
+        register = self._operand(lanes)
+        other = self._operand(lanes)
+        known = (other >= 0) & (other < self.registers)
+        self._set(lanes, register, Kind.REGISTER, np.where(known, other, _MAX_VALUE))
+
+    def _expression(self, lanes: I64, kind: Kind) -> None:
+        register = self._operand(lanes)
+        block = self._block(lanes)
+        rule = np.where(block < 0, Kind.INVALID, block << 3 | kind)
+        self.state[lanes, self._column(lanes, register)] = rule
+
+    def _def_cfa(self, lanes: I64, signed: bool = False) -> None:
+        register = self._operand(lanes)
+        offset = self._operand(lanes, signed)
+        self._set_cfa(lanes, register, offset * (self.data_align[lanes] if signed else 1))
+
+    def _def_cfa_register(self, lanes: I64) -> None:
+        register = self._operand(lanes)
+        self._set_cfa(lanes, register, self._cfa(lanes)[1])
+
+    def _def_cfa_offset(self, lanes: I64, signed: bool = False) -> None:
+        offset = self._operand(lanes, signed)
+        self._set_cfa(lanes, self._cfa(lanes)[0], offset * (self.data_align[lanes] if signed else 1))
+
+    def _def_cfa_expression(self, lanes: I64) -> None:
+        block = self._block(lanes)
+        rule = np.where(block < 0, Kind.INVALID, block << 3 | Kind.VAL_EXPRESSION)
+        self.state[lanes, self.registers] = rule
+
+    def _restore_extended(self, lanes: I64) -> None:
+        self._restore(lanes, self._operand(lanes))
+
+    def _skip_operand(self, lanes: I64) -> None:
+        self._operand(lanes)
+
+
+_WIDTHS: Final = {1: BYTE, 2: U16, 4: U32, 8: U64}
+
+_HANDLERS: Final[dict[int, Callable[[_Machine, I64], None]]] = {
+    Cfa.ADVANCE_LOC1: lambda m, lanes: m._advance_by(lanes, 1),
+    Cfa.ADVANCE_LOC2: lambda m, lanes: m._advance_by(lanes, 2),
+    Cfa.ADVANCE_LOC4: lambda m, lanes: m._advance_by(lanes, 4),
+    Cfa.OFFSET_EXTENDED: lambda m, lanes: m._offset(lanes, Kind.OFFSET),
+    Cfa.RESTORE_EXTENDED: _Machine._restore_extended,
+    Cfa.UNDEFINED: lambda m, lanes: m._simple(lanes, Kind.UNDEFINED),
+    Cfa.SAME_VALUE: lambda m, lanes: m._simple(lanes, Kind.SAME),
+    Cfa.REGISTER: _Machine._in_register,
+    Cfa.REMEMBER_STATE: _Machine._remember,
+    Cfa.RESTORE_STATE: _Machine._restore_state,
+    Cfa.DEF_CFA: _Machine._def_cfa,
+    Cfa.DEF_CFA_REGISTER: _Machine._def_cfa_register,
+    Cfa.DEF_CFA_OFFSET: _Machine._def_cfa_offset,
+    Cfa.DEF_CFA_EXPRESSION: _Machine._def_cfa_expression,
+    Cfa.EXPRESSION: lambda m, lanes: m._expression(lanes, Kind.EXPRESSION),
+    Cfa.OFFSET_EXTENDED_SF: lambda m, lanes: m._offset(lanes, Kind.OFFSET, signed=True),
+    Cfa.DEF_CFA_SF: lambda m, lanes: m._def_cfa(lanes, signed=True),
+    Cfa.DEF_CFA_OFFSET_SF: lambda m, lanes: m._def_cfa_offset(lanes, signed=True),
+    Cfa.VAL_OFFSET: lambda m, lanes: m._offset(lanes, Kind.VAL_OFFSET),
+    Cfa.VAL_OFFSET_SF: lambda m, lanes: m._offset(lanes, Kind.VAL_OFFSET, signed=True),
+    Cfa.VAL_EXPRESSION: lambda m, lanes: m._expression(lanes, Kind.VAL_EXPRESSION),
+    Cfa.GNU_ARGS_SIZE: _Machine._skip_operand,
+    Cfa.GNU_NEGATIVE_OFFSET_EXTENDED: lambda m, lanes: m._offset(lanes, Kind.OFFSET, sign=-1),
+}

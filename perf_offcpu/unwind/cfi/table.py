@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frame rules of one file, flat: for each address the rule set that finds its caller.
+
+Files repeat few rule sets many times (libc: 25 000 rows, some thousand sets), so rows hold an address and a
+number, and each set is kept once. Addresses are the file's own (as p_vaddr and st_value).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from perf_offcpu.abi import elf
+from perf_offcpu.abi.cfi import Registers
+from perf_offcpu.errors import FormatError
+from perf_offcpu.model import columns as model
+from perf_offcpu.model.columns import I32, I64, distinct
+from perf_offcpu.objects.elf import image as elf_image
+from perf_offcpu.objects.elf.image import ElfImage
+from perf_offcpu.unwind.cfi.entries import Section, read_entries
+from perf_offcpu.unwind.cfi.program import Kind, run_programs
+
+NO_RULES: Final = -1
+MAX_CONTENT: Final = 1 << 27
+"""Bytes of a section of call frame information; the largest browsers have some 20 MB."""
+MAX_ROWS: Final = 1 << 24
+MAX_EXPRESSIONS: Final = 1 << 12
+_HASH: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _words() -> model.U64:
+    return np.empty(0, np.uint64)
+
+
+@dataclass(slots=True)
+class CfiTable:
+    """Rules by address.
+
+    Args:
+        start: uint64[rows], sorted; a row holds up to the next one's start.
+        rule: int32[rows], row in `rules`; NO_RULES behind the end of a function.
+        rules: int64[sets, registers + 2]: a rule (`cfi_program`) of each register, of the CFA, and whether
+            the frame is a signal handler's. The value of an expression's rule is its number.
+        expressions: bytes of the different expressions.
+    """
+
+    start: model.U64 = field(default_factory=_words)
+    rule: I32 = field(default_factory=lambda: np.empty(0, np.int32))
+    rules: I64 = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    expressions: list[bytes] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def is_sound(self) -> bool:
+        """Whether rules name registers and expressions that there are; for tables from elsewhere."""
+        kind, value = self.rules & 7, self.rules >> 3
+        named = np.where(_is_expression(self.rules), value, 0)
+        registers = self.rules.shape[1] - 2
+        register = np.where(kind == Kind.REGISTER, value, 0)
+        register[:, registers] &= 0xFF
+        register[:, -1] = 0
+        return not (
+            bool(((named < 0) | (named >= max(1, len(self.expressions)))).any())
+            or bool(((register < 0) | (register >= registers)).any())
+            or (not self.expressions and bool(_is_expression(self.rules).any()))
+        )
+
+    def lookup(self, addresses: model.U64) -> I32:
+        """int32[n]: the rule set at each address, NO_RULES where there is none."""
+        if not len(self):
+            return np.full(len(addresses), NO_RULES, np.int32)
+        slot = np.searchsorted(self.start, addresses, side="right") - 1
+        return np.where(slot >= 0, self.rule[slot], np.int32(NO_RULES)).astype(np.int32)
+
+
+def frame_sections(image: ElfImage) -> list[Section]:
+    """The sections of call frame information of a little-endian 64-bit file, .eh_frame first.
+
+    Raises:
+        FormatError: one lies outside of the file, is too large or cannot be unpacked.
+    """
+    found = []
+    for name, is_eh in ((b".eh_frame", True), (b".debug_frame", False)):
+        section = image.section_named(name)
+        if section is not None and image.bits == elf.ElfClass.BITS64 and image.order == "<":
+            content = _content(image, section)
+            if content:
+                found.append(Section.of(content, section.addr, is_eh))
+    return found
+
+
+def _content(image: ElfImage, section: elf_image.Section) -> bytes:
+    """A section's bytes, unpacked if they are compressed."""
+    if section.size <= MAX_CONTENT:
+        content = image.unpacked(section, MAX_CONTENT + 1)
+        if len(content) <= MAX_CONTENT:
+            return content
+    name = section.name.decode("ascii", "replace")
+    raise FormatError(image.path, f"section {name}", f"{section.size} bytes are too many", section.offset)
+
+
+def build_table(sections: Iterable[Section], registers: Registers) -> CfiTable:
+    """The table of a file; where sections overlap, the first one's rules are taken."""
+    tables = [_section_table(section, registers) for section in sections]
+    tables = [table for table in tables if len(table)]
+    if not tables:
+        return CfiTable(rules=np.empty((0, registers.count + 2), np.int64))
+    table = tables[0]
+    for other in tables[1:]:
+        table = _joined(table, other)
+    return table
+
+
+def _section_table(section: Section, registers: Registers) -> CfiTable:
+    cies, fdes = read_entries(section)
+    usable = cies.ra[fdes.cie] == registers.ra if len(fdes) else np.empty(0, np.bool_)
+    fdes = fdes.take(usable)
+    sets, starts, rows, total = _RuleSets(registers.count + 2), [], [], 0
+    for part in run_programs(section, cies, fdes, registers.count):
+        signal = cies.is_signal[fdes.cie[part.fde]].astype(np.int64)
+        rows.append(sets.add(np.column_stack([part.rules, signal])))
+        starts.append(part.start)
+        total += len(part.start)
+        if total > MAX_ROWS:
+            break
+    if not total:
+        return CfiTable(rules=np.empty((0, registers.count + 2), np.int64))
+    rules, expressions = _number_expressions(sets.rules(), section)
+    start, rule = _with_ends(np.concatenate(starts), np.concatenate(rows), fdes.end)
+    return CfiTable(start, rule, rules, expressions)
+
+
+def _with_ends(start: model.U64, rule: I32, ends: model.U64) -> tuple[model.U64, I32]:
+    """The rows with one more, of no rules, at the end of each function; what says nothing new is left out."""
+    both = np.concatenate([start, ends])
+    rules = np.concatenate([rule, np.full(len(ends), NO_RULES, np.int32)])
+    # Of rows with one address the last counts (an advance by nothing); an end does not count where another
+    # function begins, so ends come first.
+    is_row = np.concatenate([np.ones(len(start), np.int8), np.zeros(len(ends), np.int8)])
+    order = np.lexsort((is_row, both))
+    both, rules = both[order], rules[order]
+    last = np.append(both[1:] != both[:-1], True)
+    both, rules = both[last], rules[last]
+    new = np.append(True, rules[1:] != rules[:-1])
+    return both[new], rules[new]
+
+
+def _joined(first: CfiTable, second: CfiTable) -> CfiTable:
+    """Two tables of one file: the second speaks where the first has no rules."""
+    starts = distinct(np.concatenate([first.start, second.start]))
+    mine, other = first.lookup(starts), second.lookup(starts)
+    base = len(first.rules)
+    rule = np.where(mine != NO_RULES, mine, np.where(other != NO_RULES, other + base, NO_RULES))
+    rules = np.concatenate([first.rules, _renumbered(second.rules, len(first.expressions))])
+    return CfiTable(starts, rule.astype(np.int32), rules, first.expressions + second.expressions)
+
+
+def _is_expression(rules: I64) -> model.Bool:
+    kind = rules & 7
+    found: model.Bool = (kind == Kind.EXPRESSION) | (kind == Kind.VAL_EXPRESSION)
+    found[:, -1] = False
+    return found
+
+
+def _renumbered(rules: I64, shift: int) -> I64:
+    return np.where(_is_expression(rules), rules + (shift << 3), rules)
+
+
+def _number_expressions(rules: I64, section: Section) -> tuple[I64, list[bytes]]:
+    """Rules that name an expression by its number, not by its place, and the expressions."""
+    place = np.argwhere(_is_expression(rules))
+    rules, numbers = rules.copy(), dict[bytes, int]()
+    words = rules[place[:, 0], place[:, 1]]
+    for word in distinct(words).tolist():
+        begin, length = word >> 15, word >> 3 & 0xFFF
+        code = section.data[begin : begin + length].tobytes()
+        number = numbers.setdefault(code, len(numbers)) if len(numbers) < MAX_EXPRESSIONS else -1
+        mine = place[words == word]
+        rules[mine[:, 0], mine[:, 1]] = Kind.INVALID if number < 0 else number << 3 | word & 7
+        if number < 0:
+            break
+    return rules, list(numbers)
+
+
+class _RuleSets:
+    """Rule sets, each different one once."""
+
+    def __init__(self, width: int) -> None:
+        self._width, self._parts, self._ids = width, list[I64](), dict[bytes, int]()
+
+    def add(self, rules: I64) -> I32:
+        """int32[n]: the numbers of n rule sets."""
+        if not len(rules):
+            return np.empty(0, np.int32)
+        first, inverse = _unique(rules)
+        known = [self._ids.setdefault(rules[row].tobytes(), len(self._ids)) for row in first.tolist()]
+        return np.array(known, np.int32)[inverse]
+
+    def rules(self) -> I64:
+        """int64[sets, width]."""
+        flat = np.frombuffer(b"".join(self._ids), np.int64)
+        return flat.reshape(-1, self._width)
+
+
+def _unique(rules: I64) -> tuple[I64, I64]:
+    """(first, inverse) of the different rows, as np.unique gives them."""
+    with np.errstate(over="ignore"):
+        powers = np.multiply.accumulate(np.full(rules.shape[1], _HASH))
+    words = rules.astype(np.uint64)
+    words ^= words >> np.uint64(29)
+    hashes = ((words * powers) ^ (words * powers >> np.uint64(32))) @ powers
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    if not np.array_equal(rules[first[inverse]], rules):
+        _, first, inverse = np.unique(rules, axis=0, return_index=True, return_inverse=True)
+    return first, inverse.reshape(-1)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From code addresses of a recording to frame rules: mapping, file, table, rule set.
+
+The rule sets of all files stand in one table, so that frames of different files are worked on together. Where
+an address leads is remembered: stacks go through the same few thousand addresses again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from perf_offcpu.abi.cfi import Registers
+from perf_offcpu.model.columns import I32, I64, U64, distinct
+from perf_offcpu.model.mappings import NO_MAP, find_mappings
+from perf_offcpu.model.recording import Recording
+from perf_offcpu.unwind.cfi.program import Kind
+from perf_offcpu.unwind.cfi.table import NO_RULES, CfiTable
+from perf_offcpu.unwind.trampolines import Trampolines, trampoline_rules
+
+OUTSIDE: Final = 0
+"""Rule set of addresses that no mapping covers."""
+NO_CFI: Final = 1
+"""Rule set of code without call frame information."""
+
+_SLOTS: Final = 1 << 18
+_SLOT_SHIFT: Final = np.uint64(64 - 18)
+_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
+_SPACE_SHIFT: Final = np.uint64(48)
+_WIDE_ADDRESS: Final = 1 << 48
+"""User addresses of 48 bits and address spaces of 16 make one key."""
+_WIDE_SPACE: Final = (1 << 16) - 1
+_NO_KEY: Final = np.uint64(2**64 - 1)
+
+TableOf = Callable[[int], "FileTable | None"]
+
+
+class FileTable:
+    """The table of one mapped object.
+
+    Args:
+        table: its rules, by addresses as in the file.
+        to_file: gives the file's addresses of file offsets.
+    """
+
+    def __init__(self, table: CfiTable, to_file: Callable[[U64], U64]) -> None:
+        self.table, self.to_file = table, to_file
+
+
+class Rules:
+    """All rule sets met so far.
+
+    Attributes:
+        words: int64[sets, registers + 2], as in `CfiTable`.
+    """
+
+    def __init__(self, registers: Registers) -> None:
+        self.registers = registers
+        self.expressions: list[bytes] = []
+        self.words = np.zeros((2, registers.count + 2), np.int64)
+        self.words[:, registers.count] = Kind.INVALID
+        self._derive()
+
+    def add(self, table: CfiTable) -> int:
+        """Take up the rule sets of a table; the number of the first."""
+        base = len(self.words)
+        kind = table.rules & 7
+        is_expression = (kind == Kind.EXPRESSION) | (kind == Kind.VAL_EXPRESSION)
+        is_expression[:, -1] = False
+        shift = len(self.expressions) << 3
+        self.words = np.concatenate([self.words, np.where(is_expression, table.rules + shift, table.rules)])
+        self.expressions += table.expressions
+        self._derive()
+        return base
+
+    def _derive(self) -> None:
+        """What the fast way needs of each set, in columns of its own."""
+        registers, words = self.registers, self.words
+        cfa, ra = words[:, registers.count], words[:, registers.ra]
+        self.cfa_offset = (cfa >> 11).astype(np.uint64)
+        self.from_fp = (cfa >> 3 & 0xFF) == registers.fp
+        self.ra_offset = (ra >> 3).astype(np.uint64)
+        self.is_signal = words[:, -1] != 0
+        simple = (cfa & 7 == Kind.REGISTER) & (self.from_fp | ((cfa >> 3 & 0xFF) == registers.sp))
+        simple &= (ra & 7 == Kind.OFFSET) & (words[:, registers.sp] & 7 == Kind.SAME) & ~self.is_signal
+        self.is_root = ra & 7 == Kind.UNDEFINED
+        saved = np.array(registers.saved)
+        kinds = words[:, saved] & 7
+        self.is_simple = simple & ((kinds == Kind.SAME) | (kinds == Kind.OFFSET)).all(axis=1)
+        offsets = self.ra_offset[self.is_simple]
+        one = offsets[0] if len(offsets) and bool((offsets == offsets[0]).all()) else None
+        self.common_ra_offset: np.uint64 | None = one
+        self.is_saved = np.ascontiguousarray((kinds == Kind.OFFSET).T)
+        self.saved_offset = np.ascontiguousarray((words[:, saved] >> 3).astype(np.uint64).T)
+
+
+class CfiLookup:
+    """Finds the rule set at addresses of a recording's processes.
+
+    Args:
+        recording: its spaces, maps and dsos.
+        registers: its machine's.
+        table_of: gives the table of a dso, by its row; asked once for each. None: there is none.
+        trampolines: what is known of code without a table; None: nothing.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        registers: Registers,
+        table_of: TableOf,
+        trampolines: Trampolines | None = None,
+    ) -> None:
+        self.recording, self.table_of, self.trampolines = recording, table_of, trampolines
+        self.rules = Rules(registers)
+        self._trampoline = self.rules.add(trampoline_rules(registers)) if trampolines else NO_CFI
+        self._tables: dict[int, tuple[FileTable, int] | None] = {}
+        self._keys = np.full(_SLOTS, _NO_KEY, np.uint64)
+        self._found = np.zeros(_SLOTS, np.int64)
+
+    def find(self, spaces: I32, addresses: U64) -> I64:
+        """int64[n]: the rule set at each (address space, address), row of `rules`."""
+        unsigned = spaces.view(np.uint32)
+        keys = unsigned.astype(np.uint64)
+        keys <<= _SPACE_SHIFT
+        keys ^= addresses
+        slot = keys * _MIX
+        slot >>= _SLOT_SHIFT
+        slot = slot.view(np.int64)
+        found = self._found.take(slot)
+        known = self._keys.take(slot) == keys
+        # Of wider numbers the key is not theirs alone: these are looked up each time.
+        if len(keys) and (
+            addresses.max() >= _WIDE_ADDRESS or spaces.max() >= _WIDE_SPACE or spaces.min() < 0
+        ):
+            narrow = (addresses < _WIDE_ADDRESS) & (spaces >= 0) & (spaces < _WIDE_SPACE)
+            keys[~narrow] = _NO_KEY
+            known &= narrow
+        if known.all():
+            return found
+        missing = np.flatnonzero(~known)
+        found[missing] = self._look_up(spaces[missing], addresses[missing])
+        self._keys[slot[missing]], self._found[slot[missing]] = keys[missing], found[missing]
+        return found
+
+    def _look_up(self, spaces: I32, addresses: U64) -> I32:
+        """The same for addresses that are not remembered."""
+        order = np.lexsort((addresses, spaces))
+        space, address = spaces[order], addresses[order]
+        new = np.append(True, (space[1:] != space[:-1]) | (address[1:] != address[:-1]))
+        rule = self._of_different(space[new], address[new])
+        found = np.empty(len(addresses), np.int32)
+        found[order] = rule[np.cumsum(new) - 1]
+        return found
+
+    def _of_different(self, spaces: I32, addresses: U64) -> I32:
+        maps = self.recording.maps
+        rows = find_mappings(maps, self.recording.spaces, spaces, addresses)
+        found = np.full(len(addresses), OUTSIDE, np.int32)
+        mapped = np.flatnonzero(rows != NO_MAP)
+        row = rows[mapped]
+        offsets = addresses[mapped] - maps.start[row] + maps.pgoff[row]
+        dsos = maps.dso[row]
+        for dso in distinct(dsos).tolist():
+            mine = np.flatnonzero(dsos == dso)
+            found[mapped[mine]] = self._in_file(dso, offsets[mine])
+            if self._tables[dso] is None and self.trampolines is not None:
+                at = mapped[mine]
+                found[at[self.trampolines.are_calls(spaces[at], addresses[at])]] = self._trampoline
+        return found
+
+    def _in_file(self, dso: int, offsets: U64) -> I32:
+        if dso not in self._tables:
+            found = self.table_of(dso)
+            self._tables[dso] = None if found is None else (found, self.rules.add(found.table))
+        entry = self._tables[dso]
+        if entry is None:
+            return np.full(len(offsets), NO_CFI, np.int32)
+        table, base = entry
+        rule = table.table.lookup(table.to_file(offsets))
+        return np.where(rule == NO_RULES, NO_CFI, rule + base).astype(np.int32)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where walks up the stack are: registers, program counter and how each ended, one lane a walk.
+
+Frames name all registers that they saved, but nearly no caller's frame is found by others than the stack and
+the frame pointer. So walks usually follow these alone. Where a rule asks for another register, and it may no
+longer hold what it did where the thread was interrupted, the lane is noted in `lost`: it must be walked once
+more, with all registers followed (`unwind_frames.walk_up`).
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from perf_offcpu.abi.cfi import Registers
+from perf_offcpu.model.columns import I32, I64, U64, Bool
+from perf_offcpu.model.snapshots import Stacks
+from perf_offcpu.unwind.lookup import CfiLookup
+
+_ONE = np.uint64(1)
+_THREE = np.uint64(3)
+_IN_WORD = np.uint64(7)
+
+
+class End(enum.IntEnum):
+    """How a walk ended."""
+
+    UNDER_WAY = 0
+    ROOT = 1
+    EXHAUSTED = 2
+    NO_CFI = 3
+    OUTSIDE = 4
+
+
+class WalkState:
+    """n walks up the stack.
+
+    Args:
+        lookup: finds frame rules.
+        spaces: int32[n], address spaces.
+        values: uint64[registers, n], by DWARF number; left unchanged.
+        known: uint64[n], which of them are known, bit by number; left unchanged.
+        stacks: their words, each from its stack pointer on.
+        follow_all: follow all registers that functions give back unchanged.
+    """
+
+    def __init__(
+        self,
+        lookup: CfiLookup,
+        registers: Registers,
+        spaces: I32,
+        values: U64,
+        known: U64,
+        stacks: Stacks,
+        follow_all: bool,
+    ) -> None:
+        self.lookup, self.registers, self.spaces, self.follow_all = lookup, registers, spaces, follow_all
+        self.words, self.begins, self.lengths = stacks.words, stacks.begins, stacks.lengths
+        always = {registers.sp, registers.fp, registers.ra}
+        self.values = [
+            column.copy() if follow_all or number in always else column
+            for number, column in enumerate(values)
+        ]
+        """By DWARF number; of registers that are not followed, those of the interrupted frame."""
+        self.sp, self.fp = self.values[registers.sp], self.values[registers.fp]
+        self.bottom, self.pc = values[registers.sp], values[registers.pc].copy()
+        self.known = known.copy()
+        self.exact = np.ones(len(spaces), np.bool_)
+        """Whether the thread was interrupted at `pc`; else it will return there."""
+        self.end = np.zeros(len(spaces), np.uint8)
+        self.is_first = True
+        self.has_exact = True
+        """Whether any walk may be at an exact pc."""
+        self.lacks_fp = not self.knows(np.arange(len(spaces)), registers.fp).all()
+        """Whether any walk may not know its frame pointer."""
+        self.lost: Bool | None = None
+        """bool[n]: walks that asked for a register that was not followed; None: none did."""
+        self.followed = frozenset(range(registers.count)) if follow_all else frozenset(always)
+        self._kept = np.uint64(sum(1 << number for number in (*registers.saved, registers.sp)))
+        self._code_mask = np.uint64((1 << registers.code_bits) - 1)
+
+    def read(self, lanes: I64, addresses: U64) -> tuple[U64, Bool]:
+        """(words, known): the words at addresses of these walks' stacks; 0 where the copy has none."""
+        away = addresses - self.bottom.take(lanes)
+        return self.read_at(away, self.begins.take(lanes), self.lengths.take(lanes))
+
+    def read_at(self, away: U64, begins: I64, lengths: I64) -> tuple[U64, Bool]:
+        """The same by bytes above the bottoms of stacks."""
+        index = (away >> _THREE).view(np.int64)  # 61 bits
+        known: Bool = index < lengths
+        known &= (away & _IN_WORD) == 0
+        if known.all():
+            return self.words.take(index + begins), known
+        place = np.where(known, begins + index, 0)
+        return np.where(known, self.words.take(place), np.uint64(0)), known
+
+    def knows(self, lanes: I64, number: int) -> Bool:
+        """Whether a register's value is known."""
+        known: Bool = (self.known[lanes] >> np.uint64(number) & _ONE) != 0
+        return known
+
+    def register(self, lanes: I64, number: int) -> tuple[U64, Bool]:
+        """(values, known) of a register.
+
+        Raises:
+            IndexError: it is none that is followed on this machine.
+        """
+        if number == self.registers.pc:
+            return self.pc[lanes], np.ones(len(lanes), np.bool_)
+        if number >= len(self.values):
+            raise IndexError(number)
+        if not self.is_first and not self.follow_all and not self._is_followed(lanes, number):
+            self._lose(lanes)
+        return self.values[number][lanes], self.knows(lanes, number)
+
+    def _is_followed(self, lanes: I64, number: int) -> bool:
+        if number == self.registers.ra:
+            return bool(self.exact[lanes].all())  # callers' are not restored: they are their callees' pc
+        return number in self.followed
+
+    def _lose(self, lanes: I64) -> None:
+        if self.lost is None:
+            self.lost = np.zeros(len(self.spaces), np.bool_)
+        self.lost[lanes] = True
+
+    def restore(self, lanes: I64, number: int, words: U64, known: Bool) -> None:
+        """Give a register the value that its caller had."""
+        bit = np.uint64(1 << number)
+        self.values[number][lanes] = words
+        before = self.known[lanes]
+        self.known[lanes] = np.where(known, before | bit, before & ~bit)
+        if number == self.registers.fp and not known.all():
+            self.lacks_fp = True
+
+    def advances(self, lanes: I64, sp: U64, cfa: U64) -> Bool:
+        """Whether the frame's end lies above its begin; equal will do for where a thread was interrupted."""
+        ahead: Bool = cfa > sp
+        if self.has_exact:
+            ahead |= (cfa == sp) & self.exact[lanes]
+        return ahead
+
+    def go_on(self, lanes: I64, sp: U64, pc: U64, exact: bool) -> None:
+        """Go to the caller's frame."""
+        self.sp[lanes] = sp
+        if self.has_exact and not exact:
+            self.known[lanes] &= self._kept
+        self.pc[lanes] = pc if self.registers.code_bits == 64 else pc & self._code_mask
+        if self.has_exact or exact:
+            self.exact[lanes] = exact

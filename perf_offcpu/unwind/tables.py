@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding the frame rules of mapped files, and keeping them on disk for the next time.
+
+The right file, and the debug file that may hold .debug_frame, are found as for symbols (`files`). Tables are
+kept under the identity of the very files that they were made from, as symbol tables are (`elf_cache`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from typing import Final
+
+import numpy as np
+
+from perf_offcpu.abi import elf
+from perf_offcpu.abi.cfi import REGISTERS, Registers
+from perf_offcpu.cache import Array, DiskCache, cache_name
+from perf_offcpu.errors import FormatError
+from perf_offcpu.model.recording import Recording
+from perf_offcpu.objects import vdso
+from perf_offcpu.objects.debug_files import open_debug
+from perf_offcpu.objects.elf.functions import ElfFile
+from perf_offcpu.objects.elf.image import ElfImage
+from perf_offcpu.objects.files import Refused, open_object
+from perf_offcpu.objects.origin import is_running_kernel, pids_of_dso, recorded_until
+from perf_offcpu.objects.search import Search
+from perf_offcpu.objects.symtab import SymbolTable, join
+from perf_offcpu.unwind.cfi.entries import Section
+from perf_offcpu.unwind.cfi.table import NO_RULES, CfiTable, build_table, frame_sections
+from perf_offcpu.unwind.lookup import FileTable
+
+KIND: Final = "frames1"
+"""The number changes whenever the form of tables does, or how they are made."""
+WORTH: Final = 100
+"""Rows from which on a table is kept: smaller ones are made as fast."""
+
+
+class FrameTables:
+    """The tables of a recording's objects.
+
+    Args:
+        recording: its dsos.
+        machine: what the recording was made on; files of others have no rules.
+        search: where files are looked for.
+        cache: where tables are kept; None: nowhere.
+    """
+
+    def __init__(
+        self, recording: Recording, machine: elf.Machine, search: Search, cache: DiskCache | None = None
+    ) -> None:
+        self.recording, self.machine, self.search, self.cache = recording, machine, search, cache
+        self._recorded_ns = recorded_until(recording.meta)
+
+    def of_dso(self, dso: int) -> FileTable | None:
+        """The table of one of the recording's dsos; None if there is none, for whatever reason."""
+        dsos, strings = self.recording.dsos, self.recording.strings
+        name = strings[int(dsos.path[dso])]
+        build_id = bytes.fromhex(strings[int(dsos.build_id[dso])])
+        if name == vdso.NAME and not build_id and not is_running_kernel(self.recording.meta):
+            return None
+        pids = pids_of_dso(self.recording, dso)
+        try:
+            with ExitStack() as stack:
+                image = open_object(
+                    name, build_id, self.search, pids, stack, changed_after_ns=self._recorded_ns
+                )
+                return self._of_image(image, stack)
+        except (OSError, FormatError, Refused):
+            return None
+
+    def _of_image(self, image: ElfImage, stack: ExitStack) -> FileTable | None:
+        if image.machine != self.machine:
+            return None
+        debug = open_debug(image, self.search, b".debug_frame", stack)
+        nameless = SymbolTable(*join([]))
+        placed = ElfFile(image.path, image.build_id, image.machine, image.loads, nameless, False)
+        return FileTable(self._table(image, debug), placed.file_offset_to_vaddr)
+
+    def _table(self, image: ElfImage, debug: ElfImage | None) -> CfiTable:
+        registers = REGISTERS[self.machine]
+        if self.cache is None or not image.identity:
+            return build_table(_sections(image, debug), registers)
+        name = cache_name(KIND, image.build_id, image.identity, debug.identity if debug else ())
+        columns = self.cache.read(name)
+        table = None if columns is None else table_from_columns(columns, registers)
+        if table is None:
+            table = build_table(_sections(image, debug), registers)
+            if len(table) >= WORTH:
+                self.cache.write(name, table_columns(table))
+        return table
+
+
+def _sections(image: ElfImage, debug: ElfImage | None) -> list[Section]:
+    """All call frame information; what is wrong with the debug file costs only that."""
+    sections = frame_sections(image)
+    if debug is not None and all(section.is_eh for section in sections):
+        with suppress(OSError, FormatError):
+            sections += [section for section in frame_sections(debug) if not section.is_eh]
+    return sections
+
+
+def table_columns(table: CfiTable) -> dict[str, Array]:
+    """A table as plain columns, for the cache."""
+    return {
+        "start": table.start,
+        "rule": table.rule,
+        "rules": table.rules.reshape(-1),
+        "lengths": np.array([len(code) for code in table.expressions], np.int64),
+        "expressions": np.frombuffer(b"".join(table.expressions), np.uint8),
+    }
+
+
+def table_from_columns(columns: Mapping[str, Array], registers: Registers) -> CfiTable | None:
+    """The table that such columns hold; None if they do not fit together."""
+    kinds = {"start": "u8", "rule": "i4", "rules": "i8", "lengths": "i8", "expressions": "u1"}
+    if any(name not in columns or columns[name].dtype != kind for name, kind in kinds.items()):
+        return None
+    start, rule, rules, lengths, flat = (columns[name] for name in kinds)
+    width = registers.count + 2
+    if len(rules) % width or len(start) != len(rule) or bool((start[1:] <= start[:-1]).any()):
+        return None
+    if len(rule) and not NO_RULES <= int(rule.min()) <= int(rule.max()) < len(rules) // width:
+        return None
+    if bool((lengths < 0).any()) or int(lengths.sum()) != len(flat):
+        return None
+    ends = np.cumsum(lengths).tolist()
+    codes = [flat[begin:end].tobytes() for begin, end in zip([0, *ends], ends, strict=False)]
+    table = CfiTable(start, rule, rules.reshape(-1, width), codes)
+    return table if table.is_sound() else None

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames of Python's trampolines: made at run time, without call frame information or frame pointer.
+
+With `-X perf` CPython gives every Python function an address by calling it through a copy of a few
+instructions of its own. On x86-64 (Python/asm_trampoline.S of 3.12 and 3.13), with or without the first:
+
+    endbr64; sub $8, %rsp; call *%rcx; add $8, %rsp; ret
+
+The map of the process tells which addresses are such copies: names that begin with `py::`, and this size.
+Copies of other sizes, of Pythons that keep a frame pointer there, are left to the usual way.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from perf_offcpu.abi.cfi import Registers
+from perf_offcpu.abi.elf import Machine
+from perf_offcpu.model.columns import I32, U64, Bool, distinct
+from perf_offcpu.model.recording import Recording
+from perf_offcpu.objects.jit_maps import JitMaps
+from perf_offcpu.unwind.cfi.program import Kind
+from perf_offcpu.unwind.cfi.table import CfiTable
+
+_CALL_IN: Final = {11: range(4, 6), 15: range(8, 10)}
+"""Bytes of the call in a copy, by its size: where its callee returns to lies just behind them."""
+_FRAME: Final = 16
+
+
+class Trampolines:
+    """Finds calls in trampolines.
+
+    Args:
+        recording: its spaces and tasks.
+        machine: what it was made on; trampolines of others are not known.
+        maps: the maps of its processes.
+    """
+
+    def __init__(self, recording: Recording, machine: Machine, maps: JitMaps) -> None:
+        self.recording, self.maps = recording, maps
+        self.is_known = machine == Machine.X86_64
+
+    def are_calls(self, spaces: I32, addresses: U64) -> Bool:
+        """bool[n]: whether each (address space, address) is a byte of the call in a trampoline."""
+        result = np.zeros(len(addresses), np.bool_)
+        if not self.is_known:
+            return result
+        pids = self.recording.spaces.pid[spaces]
+        for pid in distinct(pids[pids > 0]).tolist():
+            table, mine = self.maps.of(pid), np.flatnonzero(pids == pid)
+            if isinstance(table, str):
+                continue
+            found = table.lookup(addresses[mine])
+            mine, found = mine[found >= 0], found[found >= 0]
+            sizes, offsets = table.end[found] - table.start[found], addresses[mine] - table.start[found]
+            for size, call in _CALL_IN.items():
+                hits = np.flatnonzero((sizes == size) & (offsets >= call.start) & (offsets < call.stop))
+                is_python = [table.name(row).startswith("py::") for row in found[hits].tolist()]
+                result[mine[hits]] = is_python
+        return result
+
+
+def trampoline_rules(registers: Registers) -> CfiTable:
+    """One rule set, without addresses: that of x86-64's trampoline at its call."""
+    rules = np.zeros((1, registers.count + 2), np.int64)
+    rules[0, registers.count] = Kind.REGISTER | registers.sp << 3 | _FRAME << 11
+    rules[0, registers.ra] = Kind.OFFSET | -8 << 3
+    return CfiTable(rules=rules)

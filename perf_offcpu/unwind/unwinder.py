@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""unwind(): copies of user stacks become callchains. Recording to Recording, before symbolization.
+
+Programs built without frame pointers, as most distributions ship them, cannot be walked in the kernel. Their
+files say for every address how to find the caller's frame (.eh_frame), so a recording with registers and the
+top of the stack, `perf record --call-graph dwarf` or this project's `cfi`, is unwound here. Of the recorded
+callchain the kernel's part stays; the user's part, the kernel's walk along frame pointers, is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS, Registers
+from perf_offcpu.binary.gather import rows_of
+from perf_offcpu.cache import DiskCache
+from perf_offcpu.decode.stacks.user_parts import join_parts, kernel_parts
+from perf_offcpu.decode.trim_stacks import cut_garbage
+from perf_offcpu.inject.unwind_records import MakeUnwinder, UnwindSome, UserChains
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.chain_table import ChainTable
+from perf_offcpu.model.columns import I32, I64, U8, U64, distinct
+from perf_offcpu.model.recording import Recording, SampleFlag, Samples
+from perf_offcpu.model.snapshots import Snapshots
+from perf_offcpu.objects.jit_maps import JitMaps
+from perf_offcpu.objects.search import Search
+from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.unwind.lookup import CfiLookup
+from perf_offcpu.unwind.state import End
+from perf_offcpu.unwind.step import MAX_GENERAL, MORE_GENERAL, walk_up
+from perf_offcpu.unwind.tables import FrameTables
+from perf_offcpu.unwind.trampolines import Trampolines
+
+BATCH: Final = 1 << 14
+"""Stacks that are unwound together, at most; of so many words:"""
+BATCH_WORDS: Final = 1 << 23
+
+CAUSES: Final = {
+    End.EXHAUSTED: "user stacks cut: the copy ends before the stack (record with --call-graph cfi,BYTES)",
+    End.NO_CFI: "user stacks cut: code without call frame information and frame pointer",
+    End.OUTSIDE: "user stacks cut: the caller is outside of every mapping",
+}
+UNKNOWN_MACHINE: Final = "user stacks not unwound: recorded on a machine whose frames are not known here"
+
+_FLAG_OF_END: Final = {
+    End.EXHAUSTED: SampleFlag.STACK_EXHAUSTED | SampleFlag.TRUNCATED,
+    End.NO_CFI: SampleFlag.NO_CFI | SampleFlag.TRUNCATED,
+    End.OUTSIDE: SampleFlag.OUTSIDE_MAPS | SampleFlag.TRUNCATED,
+}
+_SETTLED: Final = SampleFlag.TRUNCATED | SampleFlag.NO_USER_STACK
+
+
+@dataclass(slots=True)
+class Unwound:
+    """User callchains of n snapshots: addresses leaf first, and how each walk ended (`End`)."""
+
+    chains: Ragged = field(default_factory=Ragged)
+    ends: U8 = field(default_factory=lambda: np.empty(0, np.uint8))
+
+
+class Unwinder:
+    """Unwinds snapshots of one recording.
+
+    Args:
+        recording: its maps and files; of its samples nothing is used.
+        search: where files are looked for.
+        cache: where their tables are kept; None: nowhere.
+    """
+
+    def __init__(self, recording: Recording, search: Search, cache: DiskCache | None) -> None:
+        machine = MACHINE_OF_ARCH[recording.meta.arch]
+        self.registers = REGISTERS[machine]
+        tables = FrameTables(recording, machine, search, cache)
+        trampolines = Trampolines(recording, machine, JitMaps(recording, search.symfs))
+        self._lookup = CfiLookup(recording, self.registers, tables.of_dso, trampolines)
+        self._budget = [MAX_GENERAL]
+
+    def unwind(self, snapshots: Snapshots, rows: I64 | I32, spaces: I32) -> Unwound:
+        """Unwind some snapshots together.
+
+        Args:
+            rows: int64[n], which.
+            spaces: int32[n], the address space of each.
+        """
+        values, known = _registers(snapshots, rows, self.registers)
+        self._budget[0] += MORE_GENERAL
+        stacks = snapshots.look_at(rows)
+        return Unwound(*walk_up(self._lookup, self.registers, spaces, values, known, stacks, self._budget))
+
+
+def unwinder_for(search: Search, cache: DiskCache | None) -> MakeUnwinder:
+    """What makes the unwinder of a recording that is rewritten (`inject.unwind_records`)."""
+
+    def make(recording: Recording) -> UnwindSome | None:
+        if recording.meta.arch not in MACHINE_OF_ARCH:
+            return None
+        unwinder = Unwinder(recording, search, cache)
+
+        def some(snapshots: Snapshots, spaces: I32, losses: Losses) -> UserChains:
+            parts = []
+            for first in range(0, len(snapshots), BATCH):
+                rows = np.arange(first, min(first + BATCH, len(snapshots)))
+                found = unwinder.unwind(snapshots, rows, spaces[rows])
+                _count(found, losses)
+                parts.append(UserChains(found.chains, np.isin(found.ends, list(CAUSES))))
+            return UserChains.concat(parts)
+
+        return some
+
+    return make
+
+
+def _count(found: Unwound, losses: Losses) -> None:
+    for end, cause in CAUSES.items():
+        losses.add(cause, int((found.ends == end).sum()))
+
+
+def unwind(recording: Recording, search: Search | None = None, cache: DiskCache | None = None) -> Recording:
+    """The recording with its snapshots unwound, and dropped.
+
+    A sample whose stack could not be followed to its root keeps what was found, has the flag TRUNCATED and
+    one that says why, and is counted in `losses`.
+
+    Args:
+        recording: left unchanged.
+        search: where files are looked for; None: at the recorded paths.
+        cache: where tables of their frames are kept; None: nowhere.
+    """
+    samples, losses = recording.samples, Losses(recording.losses)
+    rows = np.flatnonzero(samples.snapshot >= 0)
+    if not len(rows):
+        return recording.replaced(snapshots=Snapshots())
+    if recording.meta.arch not in MACHINE_OF_ARCH:
+        losses.add(UNKNOWN_MACHINE, len(rows))
+        return cut_garbage(_finished(recording, samples, recording.callchains, losses))
+    unwinder = Unwinder(recording, search or Search(), cache)
+    chains = ChainTable()
+    chains.add(recording.callchains)  # they are different, and keep their numbers
+    kept = kernel_parts(recording.callchains)
+    callchain, flags = samples.callchain.copy(), samples.flags.copy()
+    # Snapshots are in the order of the file, which samples need not be. Sums share those of their callers.
+    pairs = samples.snapshot[rows].astype(np.int64) << 32 | samples.space[rows] & np.int64(2**32 - 1)
+    order = np.argsort(pairs, kind="stable")
+    rows, pairs = rows[order], pairs[order]
+    new = np.append(True, pairs[1:] != pairs[:-1])
+    for part in _batches(recording.snapshots.stack.lengths[pairs >> 32]):
+        is_new = np.append(True, new[part][1:])
+        unique = pairs[part][is_new]
+        found = unwinder.unwind(recording.snapshots, unique >> 32, unique.astype(np.int32))
+        if not is_new.all():
+            place = np.cumsum(is_new) - 1
+            found = Unwound(found.chains.take(place), found.ends[place])
+        some = rows[part]
+        whole = join_parts(recording.callchains, kept, samples.callchain[some], found.chains)
+        callchain[some] = chains.add(whole)
+        flags[some] = flags_after(flags[some], found.ends)
+        _count(found, losses)
+    samples = samples.with_columns(callchain=callchain, flags=flags)
+    return _finished(recording, samples, chains.release(), losses)
+
+
+def _batches(words: I64) -> Iterator[slice]:
+    """Cut n stacks of so many words into runs that are unwound together."""
+    total, first = np.append(0, np.cumsum(words)), 0
+    while first < len(words):
+        fit = int(np.searchsorted(total, total[first] + BATCH_WORDS, side="right")) - 1
+        behind = max(first + 1, min(first + BATCH, fit))
+        yield slice(first, behind)
+        first = behind
+
+
+def _finished(recording: Recording, samples: Samples, chains: Ragged, losses: Losses) -> Recording:
+    """Put together, without snapshots and without callchains that nobody has any more."""
+    waker, deferred = samples.waker_callchain, recording.deferred.callchain
+    used = distinct(np.concatenate([samples.callchain, waker, deferred]))
+    used = used[used >= 0]
+    number = np.full(len(chains) + 1, -1, np.int32)
+    number[used] = np.arange(len(used), dtype=np.int32)
+    samples = samples.with_columns(
+        callchain=number[samples.callchain],
+        waker_callchain=number[waker],
+        snapshot=np.full(len(samples), -1, np.int32),
+    )
+    return recording.replaced(
+        samples=samples,
+        callchains=chains.take(used),
+        deferred=recording.deferred.with_columns(callchain=number[deferred]),
+        snapshots=Snapshots(),
+        losses=dict(losses),
+    )
+
+
+def flags_after(flags: np.ndarray[tuple[int], np.dtype[np.uint16]], ends: U8) -> U16Array:
+    """The flags of samples whose walks ended so."""
+    result = flags & ~np.uint16(_SETTLED)
+    for end, flag in _FLAG_OF_END.items():
+        result |= np.where(ends == end, np.uint16(flag), np.uint16(0))
+    return result
+
+
+U16Array = np.ndarray[tuple[int], np.dtype[np.uint16]]
+
+
+def _registers(snapshots: Snapshots, rows: I64 | I32, registers: Registers) -> tuple[U64, U64]:
+    """(values uint64[registers, n], known uint64[n]) of snapshots, by DWARF number."""
+    values = np.zeros((registers.count, len(rows)), np.uint64)
+    known = np.zeros(len(rows), np.uint64)
+    masks, begins = snapshots.mask[rows], snapshots.registers.offsets[rows]
+    for mask in sorted(set(masks.tolist())):
+        mine = np.flatnonzero(masks == mask)
+        lane: slice | I64 = slice(None) if len(mine) == len(rows) else mine
+        found = rows_of(snapshots.registers.values, begins[mine], mask.bit_count())
+        bits = [bit for bit in range(64) if mask >> bit & 1]
+        for place, bit in enumerate(bits):
+            number = registers.of_sample[bit] if bit < len(registers.of_sample) else -1
+            if number >= 0:
+                values[number, lane] = found[:, place]
+                known[lane] |= np.uint64(1 << number)
+    return values, known

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documentation/tables.md is made of the declarations of the model. After a change to them:
+
+.venv/bin/python tests/unit/abi/test_tables_page.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from perf_offcpu.model.columns import Table
+from perf_offcpu.model.profile import Frames, ProfileSamples, Stacks
+from perf_offcpu.model.recording import (
+    Budget,
+    Comms,
+    DeferredChains,
+    Dsos,
+    KernelSymbols,
+    Maps,
+    SampleFlag,
+    Samples,
+    Spaces,
+    Tasks,
+)
+
+PAGE = Path(__file__).parents[3] / "Documentation" / "tables.md"
+
+INTRODUCTION = """\
+# The tables of a Recording and a Profile
+
+What `decode` and `symbolize` make of a perf.data file, and what converters and reports read: arrays of equal
+length, one a column. A *row* column holds the number of a row in another table, a *string* column one of the
+table of strings, whose row 0 is "". Under *none* stands the value that means "not known" or "there is
+none", if there is one. Times are CLOCK_MONOTONIC.
+
+This page is made from the declarations in `perf_offcpu/model/`; a test holds the two together.
+"""
+
+TABLES: dict[str, tuple[type[Table], ...]] = {
+    "Recording: what the kernel said": (
+        Samples,
+        DeferredChains,
+        Spaces,
+        Maps,
+        Dsos,
+        Comms,
+        Tasks,
+        Budget,
+        KernelSymbols,
+    ),
+    "Profile: what people read": (ProfileSamples, Stacks, Frames),
+}
+
+
+def table(kind: type[Table]) -> str:
+    meaning = (kind.__doc__ or "").partition("\n")[0].replace("`", "")
+    rows = ["| column | dtype | unit | none | meaning |", "|---|---|---|---|---|"]
+    for field in dataclasses.fields(kind):
+        column = field.metadata
+        none = "" if column["sentinel"] is None else column["sentinel"]
+        rows.append(f"| `{field.name}` | {column['dtype']} | {column['unit']} | {none} | {column['doc']} |")
+    return f"### {kind.__name__}\n\n{meaning}\n\n" + "\n".join(rows) + "\n"
+
+
+def flags() -> str:
+    rows = [f"| {flag.value.bit_length() - 1} | `{flag.name}` |" for flag in SampleFlag]
+    return "### Bits of `flags`\n\n| bit | SampleFlag |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def page() -> str:
+    parts = [INTRODUCTION]
+    for title, kinds in TABLES.items():
+        parts += [f"## {title}\n", *map(table, kinds)]
+    return "\n".join([*parts, flags()])
+
+
+def test_the_page_shows_the_tables_as_they_are() -> None:
+    assert PAGE.read_text() == page(), __doc__
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

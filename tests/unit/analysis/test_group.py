@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grouping and exact sums, against dictionaries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from perf_offcpu.analysis.group import distinct, group, max_by, stable_order, sum_by
+from perf_offcpu.errors import PerfOffcpuError
+
+NARROW = st.integers(-1, 5)
+WIDE = st.integers(-(2**62), 2**62)
+
+
+def check_grouping(columns: list[NDArray[Any]]) -> None:
+    keys = list(zip(*(column.tolist() for column in columns), strict=True))
+    first, of = group(*columns)
+    different = sorted(set(keys))
+    assert [keys[row] for row in first.tolist()] == different, "groups are not in the order of their keys"
+    assert [different[number] for number in of.tolist()] == keys
+    assert first.tolist() == [keys.index(key) for key in different], "not the first row of its group"
+
+
+@given(st.lists(st.tuples(NARROW, WIDE, NARROW), max_size=60))
+def test_group_agrees_with_tuples(rows: list[tuple[int, int, int]]) -> None:
+    columns = [np.array([row[at] for row in rows], np.int64) for at in range(3)]
+    check_grouping(columns)
+    check_grouping(columns[:1])
+
+
+def test_group_of_columns_whose_packed_key_does_not_fit_64_bits() -> None:
+    rng = np.random.default_rng(3)
+    spread = [rng.integers(0, 2**60, 100_000) for _ in range(4)]
+    picked = rng.integers(0, 50, 3000)
+    check_grouping([column[picked] for column in spread])
+
+
+def test_group_of_unsigned_addresses() -> None:
+    high = np.array([2**64 - 1, 2**64 - 4096, 7, 2**64 - 1], np.uint64)
+    assert group(high)[1].tolist() == [2, 1, 0, 2]
+
+
+def test_group_of_nothing() -> None:
+    nothing = np.empty(0, np.int32)
+    first, of = group(nothing, nothing)
+    assert len(first) == len(of) == 0
+    assert sum_by(of, nothing, 0).tolist() == []
+
+
+def test_sums_are_exact_beyond_doubles() -> None:
+    """1000 threads that wait three hours, and one that waits a nanosecond."""
+    waits = np.array([10_800_000_000_000] * 1000 + [1], np.int64)
+    assert sum_by(np.zeros(1001, np.int64), waits, 1).tolist() == [10_800_000_000_000_001]
+
+
+def test_minus_one_belongs_to_no_group() -> None:
+    of, values = np.array([0, -1, 2]), np.array([5, 7, 9])
+    assert sum_by(of, values, 3).tolist() == [5, 0, 9]
+    assert max_by(of, values, 3).tolist() == [5, -1, 9]
+
+
+def test_sums_do_not_wrap() -> None:
+    damaged = np.full(4, 2**62, np.int64)
+    with pytest.raises(PerfOffcpuError, match="damaged"):
+        sum_by(np.zeros(4, np.int64), damaged, 1)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 2**56)), max_size=60))
+def test_sums_and_maxima_agree_with_a_loop(rows: list[tuple[int, int]]) -> None:
+    of, values = (np.array([row[at] for row in rows], np.int64) for at in range(2))
+    mine = [[value for number, value in rows if number == wanted] for wanted in range(4)]
+    assert sum_by(of, values, 4).tolist() == [sum(found) for found in mine]
+    assert max_by(of, values, 4).tolist() == [max(found, default=-1) for found in mine]
+
+
+def test_long_columns_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perf_offcpu.analysis.group._ROW_LIMIT", 7)
+    of, values = np.arange(40) % 3, np.arange(40) + 2**55
+    assert sum_by(of, values, 3).tolist() == [sum(values[of == number].tolist()) for number in range(3)]
+
+
+@given(st.lists(st.integers(0, 70_000), max_size=40))
+def test_orders_and_distinct_values(values: list[int]) -> None:
+    of = np.array(values, np.int64)
+    assert stable_order(of).tolist() == sorted(range(len(values)), key=values.__getitem__)
+    assert sorted(distinct(of, 70_001).tolist()) == sorted(set(values))
+
+
+def test_sums_of_small_and_negative_values_are_exact() -> None:
+    of = np.array([0, 1, 0, -1, 1])
+    for scale in (1, 2**40, 2**57):
+        assert sum_by(of, np.array([3, -2, 1, 9, 1]) * scale, 3).tolist() == [4 * scale, -scale, 0]
+    assert sum_by(of, np.array([1, 2, 3, 4, 5], np.uint64), 2).tolist() == [4, 7]

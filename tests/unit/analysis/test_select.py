@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which samples a view shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders.profile import ProfileBuilder
+
+from perf_offcpu.analysis.select import Selection, select, select_samples, split_list
+from perf_offcpu.analysis.time_windows import parse_windows
+from perf_offcpu.analysis.wait_rules import WaitClass
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+
+EVENTS = {"cycles:u": "", "offcpu-time": "ns", "cpu-clock": "ns", "sched:sched_switch": ""}
+
+
+def mixed() -> Profile:
+    builder = ProfileBuilder(events=EVENTS, meta={"source": "x.data"})
+    builder.sample("a", ["f"], 1, event="cycles:u", pid=10, tid=10)
+    builder.sample("a", ["f"], 2, pid=10, tid=11)
+    builder.sample("b", ["f"], 4, pid=20, tid=20)
+    builder.sample("b", ["f"], 8, event="cpu-clock", pid=20, tid=21)
+    builder.sample("a b", ["f"], 16, event="sched:sched_switch", pid=20, tid=21)
+    return builder.build()
+
+
+def weight(profile: Profile, **chosen: tuple[str, ...] | tuple[int, ...]) -> int:
+    """The samples' weights are powers of two: their sum names them."""
+    return int(select(profile, Selection(**chosen)).samples.period.sum())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("events", "samples"),
+    [
+        ((), 2 + 4),
+        (("offcpu-time",), 2 + 4),
+        (("cycles",), 1),
+        (("cycles:u",), 1),
+        (("cpu-clock", "cycles"), 8 + 1),
+        (("sched:sched_switch",), 16),
+    ],
+)
+def test_events(events: tuple[str, ...], samples: int) -> None:
+    assert weight(mixed(), events=events) == samples
+
+
+@pytest.mark.parametrize("name", ["cycle", "sched", "cycles:k", "", "sched_switch"])
+def test_an_unknown_event_is_told_with_those_that_there_are(name: str) -> None:
+    known = "cycles:u, offcpu-time, cpu-clock, sched:sched_switch"
+    with pytest.raises(UsageError, match=rf"no event '{name}' in x.data \(its events: {known}\)"):
+        select(mixed(), Selection(events=("cpu-clock", name)))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "samples"),
+    [
+        ({"comms": ("a",)}, 2),
+        ({"comms": ("a", "b", "never seen")}, 2 + 4),
+        ({"comms": ("never seen",)}, 0),
+        ({"pids": (20,)}, 4),
+        ({"pids": (10, 20), "tids": (11,)}, 2),
+        ({"pids": (20,), "tids": (11,)}, 0),
+        ({"comms": ("a b",), "events": ("sched:sched_switch",)}, 16),
+        ({"pids": (2**40,)}, 0),
+    ],
+)
+def test_threads(chosen: dict[str, tuple[str, ...] | tuple[int, ...]], samples: int) -> None:
+    assert weight(mixed(), **chosen) == samples
+
+
+def test_without_offcpu_time_the_first_event_that_has_samples_is_shown() -> None:
+    builder = ProfileBuilder(events={"dummy": "", "cycles": "", "cpu-clock": "ns"})
+    builder.sample("a", ["f"], 8, event="cpu-clock").sample("a", ["f"], 1, event="cycles")
+    assert weight(builder.build()) == 1
+
+
+def test_cpu_samples_never_pass_for_waits() -> None:
+    """Off-cpu time was recorded, nothing waited: the answer is nothing."""
+    profile = ProfileBuilder().sample("a", ["f"], 8, event="cpu-clock").build()
+    assert weight(profile) == 0
+
+
+def test_offcpu_samples_of_any_event_are_found() -> None:
+    """They are known by their flag: a file that was injected, or made from sched_switch, may name it else."""
+    profile = mixed()
+    profile.samples.flags[-1] |= 1
+    assert weight(profile) == 2 + 4 + 16
+
+
+def test_lists() -> None:
+    assert split_list(["a,b", " c ", ""]) == ("a", "b", "c")
+    assert split_list(["cpu/event=0x3c,umask=1/u,offcpu-time"]) == ("cpu/event=0x3c,umask=1/u", "offcpu-time")
+    assert split_list(["kworker/0:1,sh"]) == ("kworker/0:1", "sh")
+
+
+def waits() -> Profile:
+    """Waits of all kinds; the weights are powers of two, and so are the milliseconds that they took."""
+    builder = ProfileBuilder(
+        meta={"arch": "x86_64", "first_ns": 0, "last_ns": 100, "source": "x.data"}, losses={"old": 1}
+    )
+    builder.sample("a", [], 1 << 20, cpu=0, state=1, syscall=202, time_ns=10, cgroup=7)
+    builder.sample("a", [], 2 << 20, cpu=1, state=2, syscall=74, time_ns=20, cgroup=8)
+    builder.sample("b", [], 4 << 20, cpu=2, state=1, flags=SampleFlag.PREEMPTED, time_ns=30, cgroup=9)
+    summed = SampleFlag.AGGREGATED
+    builder.sample("b", [], 8 << 20, flags=summed, count=4, longest_ns=3 << 20, time_ns=40, syscall=7)
+    unknown = summed | SampleFlag.UNTIMED
+    builder.sample("b", [], 16 << 20, cpu=3, flags=unknown, time_ns=-1, cgroup=10)
+    builder.sample("b", [], 32 << 20, cpu=0, event="cpu-clock", time_ns=50)
+    profile = builder.build()
+    profile.cgroups = {7: "/", 8: "/system.slice", 9: "/system.slice/db", 10: "/system.slices"}
+    return profile
+
+
+CPU = 32
+
+
+@pytest.mark.parametrize(
+    ("chosen", "samples"),
+    [
+        ({"cpus": (0,)}, 1 + CPU),
+        ({"cpus": (1, 2)}, 2 + 4),
+        ({"cgroups": ("/system.slice",)}, 2 + 4),
+        ({"cgroups": ("/system.slice/", "10")}, 2 + 4 + 16),
+        ({"cgroups": ("/",)}, 1 + 2 + 4 + 16),
+        ({"windows": parse_windows("0.00000002,0.00000004")}, 2 + 4 + 8),
+        ({"windows": parse_windows("0%-20%,50%-60%")}, 1 + CPU),
+        ({"states": ("S",)}, 1 + CPU),
+        ({"states": ("D", "R")}, 2 + 4 + CPU),
+        ({"classes": (WaitClass.LOCK, WaitClass.POLL)}, 1 + 8 + CPU),
+        ({"classes": (WaitClass.RUNQUEUE,)}, 4 + CPU),
+        ({"min_ns": 2 << 20}, 2 + 4 + 8 + 16 + CPU),
+        ({"min_ns": (3 << 20) + 1}, 4 + 16 + CPU),
+        ({"min_ns": 1 << 30}, CPU),
+        ({"states": ("S",), "classes": (WaitClass.DISK,)}, CPU),
+        ({"idle": "hide"}, 63),
+    ],
+)
+def test_more_kinds(chosen: dict[str, Any], samples: int) -> None:
+    found = select_samples(waits(), Selection(**chosen))
+    assert int(found.samples.period.sum()) == samples << 20
+
+
+def test_what_cannot_be_decided_is_told() -> None:
+    timed = select_samples(waits(), Selection(windows=parse_windows("0,1")))
+    assert timed.losses == {"old": 1, "samples without a time of their own, left out by --time": 1}
+    long = select_samples(waits(), Selection(min_ns=2 << 20))
+    note = "sums that --min-dur kept whole, although some of their waits are shorter"
+    assert long.losses == {"old": 1, note: 2}
+    assert select_samples(waits(), Selection(min_ns=1 << 30)).losses == {"old": 1}
+
+
+def test_an_unknown_cgroup_is_told_with_those_that_there_are() -> None:
+    known = "/, /system.slice, /system.slice/db, /system.slices"
+    for name in ("/nowhere", "6", "/system"):
+        with pytest.raises(UsageError, match=rf"no cgroup '{name}' in x.data \(its cgroups: {known}\)"):
+            select_samples(waits(), Selection(cgroups=(name,)))

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recording packed with its symbols, and what another machine makes of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from builders.stock_perf import version
+
+from perf_offcpu.cli import main
+from perf_offcpu.objects.elf.functions import elf_build_id
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+PERF = DATA / "perf-7.2"
+BLOCKER = "/root/blocker"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """The recorded machine's files."""
+    root = tmp_path / "machine"
+    (root / "root").mkdir(parents=True)
+    shutil.copy(PERF / "blocker", f"{root}{BLOCKER}")
+    return root
+
+
+def packed(machine: Path, output: Path, *options: str) -> int:
+    symbols = ["--symfs", str(machine), "--kallsyms", str(PERF / "kallsyms.gz")]
+    return main(["archive", "-f", "-i", str(PERF / "direct.data"), "-o", str(output), *symbols, *options])
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tar.xz", ".tar.bz2"])
+def test_an_archive_gives_the_same_names_as_the_machine(
+    machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    archive, there = tmp_path / f"x{suffix}", tmp_path / "there"
+    assert packed(machine, archive) == 0
+    told = capsys.readouterr()
+    assert "not packed: /usr/lib/x86_64-linux-gnu/libc.so.6" in told.err
+    shutil.rmtree(machine / "root")
+    assert main(["archive", "--unpack", str(archive), "-C", str(there)]) == 0
+    assert (there / "perf.data").read_bytes() == (PERF / "direct.data").read_bytes()
+    capsys.readouterr()
+    assert main(["script", "-f", "-i", str(there / "perf.data"), "--symfs", str(there / "symbols")]) == 0
+    text = capsys.readouterr().out
+    assert "t_sleeper+" in text
+    assert "__x64_sys_clock_nanosleep+" in text or "do_nanosleep+" in text
+
+
+def test_the_layout_is_that_of_perfs_cache(machine: Path, tmp_path: Path) -> None:
+    assert packed(machine, tmp_path / "x.tar") == 0
+    with tarfile.open(tmp_path / "x.tar") as archive:
+        members = {member.name: member for member in archive}
+    build_id = elf_build_id(str(PERF / "blocker")).hex()
+    elf = f"symbols/root/blocker/{build_id}/elf"
+    assert members[elf].size == (PERF / "blocker").stat().st_size
+    link = members[f"symbols/.build-id/{build_id[:2]}/{build_id[2:]}"]
+    assert os.path.normpath(f"{os.path.dirname(link.name)}/{link.linkname}") == os.path.dirname(elf)
+    assert any(name.endswith("/kallsyms") for name in members)
+    assert {member.uid for member in members.values() if member.name != "perf.data"} == {0}
+
+
+def test_perf_names_frames_from_it(tmp_path: Path) -> None:
+    """The recorded program exists in the archive only."""
+    symbols = ["--symfs", str(DATA / "demo.symfs"), "--kallsyms", str(DATA / "demo.kallsyms")]
+    archive, there = str(tmp_path / "x.tar.gz"), tmp_path / "there"
+    assert main(["archive", "-f", "-i", str(DATA / "demo.data"), "-o", archive, *symbols]) == 0
+    assert main(["archive", "--unpack", archive, "-C", str(there)]) == 0
+    waits = str(there / "waits.data")  # as this perf, which is too old to know ours, reads them
+    assert main(["inject", "-f", "-i", str(there / "perf.data"), "-o", waits]) == 0
+    command = ["perf", "--buildid-dir", there / "symbols", "script", "-f", "-F", "comm,ip,sym,dso"]
+    command += ["-i", waits]
+    if version() >= (7, 0):  # which takes the running kernel's symbols, whatever the build-id
+        (kallsyms,) = there.glob("symbols/?kernel.kallsyms?/*/kallsyms")
+        command += ["--kallsyms", kallsyms]
+    text = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True).stdout
+    assert " run_worker (/tmp/demo/waiter)" in text
+    assert " futex_wait ([kernel.kallsyms])" in text
+
+
+def test_objects_that_are_not_the_recorded_ones_stay_out(
+    machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy("/bin/true", f"{machine}{BLOCKER}")
+    assert packed(machine, tmp_path / "x.tar") == 0
+    with tarfile.open(tmp_path / "x.tar") as archive:
+        assert not [name for name in archive.getnames() if name.endswith("/elf")]
+    assert "not packed: /root/blocker: the file here has another build-id" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["x.zip", "x", "x.tar.zst"])
+def test_other_compressions_are_refused(
+    machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert packed(machine, tmp_path / name) == 129
+    assert "must end in .tar" in capsys.readouterr().err
+    assert not (tmp_path / name).exists()
+
+
+def test_a_failed_packing_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tmp_path / "bad.data"
+    bad.write_bytes(b"PERFILE2" + bytes(10))
+    assert main(["archive", "-i", str(bad), "-o", str(tmp_path / "x.tar")]) == 1
+    assert main(["archive", "-i", "-", "-o", str(tmp_path / "x.tar")]) == 129
+    assert main(["archive", "-i", str(tmp_path / "none"), "-o", str(tmp_path / "x.tar")]) == 1
+    assert "none: cannot be opened: No such file or directory" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["bad.data"]
+
+
+@pytest.mark.parametrize("kind", ["absolute", "above", "link", "device", "damaged"])
+def test_hostile_archives_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    path, there = tmp_path / "hostile.tar", tmp_path / "there"
+    info = {
+        "absolute": tarfile.TarInfo("/../../escaped"),
+        "above": tarfile.TarInfo("../escaped"),
+        "link": tarfile.TarInfo("symbols"),
+        "device": tarfile.TarInfo("device"),
+        "damaged": tarfile.TarInfo("x"),
+    }[kind]
+    if kind == "link":
+        info.type, info.linkname = tarfile.SYMTYPE, "/etc"
+    if kind == "device":
+        info.type = tarfile.CHRTYPE
+    with tarfile.open(path, "w") as archive:
+        archive.addfile(info)
+    if kind == "damaged":
+        path.write_bytes(b"no tar" * 200)
+    assert main(["archive", "--unpack", str(path), "-C", str(there)]) == 1
+    assert str(path) in capsys.readouterr().err
+    assert not (tmp_path / "escaped").exists()

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stacks of wakers in every format that shows them."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from builders.profile import Code, ProfileBuilder, kernel
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
+from perf_offcpu.analysis.options import Options
+from perf_offcpu.callpaths.names import NameKind
+from perf_offcpu.convert.flamegraph.page import describe
+from perf_offcpu.convert.registry import FORMATS
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.script.fields import choose_fields
+from perf_offcpu.script.samples import TextOptions
+from perf_offcpu.script.samples import write as write_text
+
+WAKES = ["main", Code("un;lock", "/bin/w"), kernel("try_to_wake_up")]
+
+
+@pytest.fixture
+def profile() -> Profile:
+    builder = ProfileBuilder()
+    builder.sample("w 1", ["main"], 3, time_ns=10_000, tid=7, pid=7)
+    waker = {"waker_pid": 7, "waker_tid": 7, "waker_path": WAKES}
+    builder.sample("s", ["main", "lock"], 500, time_ns=20_000, tid=8, wakeup_ns=19_900, runq_ns=100, **waker)
+    builder.sample("s", ["main", "lock"], 700, time_ns=30_000, tid=8, wakeup_ns=29_000, **waker)
+    interrupt = {"flags": SampleFlag.WAKER_INTERRUPT, "waker_path": [kernel("hrtimer_wakeup")]}
+    builder.sample(
+        "s",
+        ["main", "sleep"],
+        40,
+        time_ns=40_000,
+        tid=8,
+        wakeup_ns=39_999,
+        waker_pid=7,
+        waker_tid=7,
+        **interrupt,
+    )
+    builder.sample("s", ["main"], 50, time_ns=50_000, tid=8, waker_pid=7, waker_tid=7)
+    builder.sample("s", ["main", "run"], 60, time_ns=60_000, tid=8)
+    return builder.build()
+
+
+def folded(profile: Profile, options: Options) -> list[str]:
+    out = io.StringIO()
+    FORMATS["folded"].write(profile, out, options)
+    return out.getvalue().splitlines()
+
+
+def test_folded_stacks_go_on_with_the_waker_upside_down(profile: Profile) -> None:
+    assert folded(profile, Options(waker_stack=True)) == [
+        "s;main;--;w 1_[w] 50",
+        "s;main;lock;--;try_to_wake_up_[w];un:lock_[w];main_[w];w 1_[w] 1200",
+        "s;main;run 60",
+        "s;main;sleep;--;hrtimer_wakeup_[w];[interrupt] 40",
+        "w_1;main 3",
+    ]
+
+
+def test_labels_are_those_of_the_options(profile: Profile) -> None:
+    shown = Options(waker_stack=True, tid=True, kernel=True, state=True)
+    line = folded(profile, shown)[1]
+    assert line == (
+        "s-100/8;main;lock;[state unknown];--;try_to_wake_up_[w];un:lock_[w];main_[w];w 1-7/7_[w] 1200"
+    )
+
+
+def test_the_flame_graph_tells_wakers_apart(profile: Profile) -> None:
+    names = describe(profile, Options(waker_stack=True))["names"]
+    kinds = dict(zip(names["label"], names["kind"], strict=True))
+    assert kinds["try_to_wake_up_[w]"] == kinds["w 1_[w]"] == NameKind.WAKER
+    assert kinds["--"] == kinds["[interrupt]"] == NameKind.MARK
+    assert all("_[w]" not in label for label in describe(profile, Options())["names"]["label"])
+
+
+def test_chrome_traces_have_it_in_their_details(profile: Profile) -> None:
+    out = io.StringIO()
+    FORMATS["chrome-trace"].write(profile, out)
+    events = json.loads(out.getvalue())["traceEvents"]
+    waits = [one["args"] for one in events if one.get("cat") == "offcpu"]
+    whole = "main;un:lock;try_to_wake_up"
+    assert [one.get("waker stack") for one in waits] == [None, whole, whole, "hrtimer_wakeup", None, None]
+    assert [one["stack"] for one in waits] == [
+        "main", "main;lock", "main;lock", "main;sleep", "main", "main;run"
+    ]  # fmt: skip
+
+
+def test_perfetto_has_it_at_the_mark_and_in_the_details(profile: Profile) -> None:
+    out = io.BytesIO()
+    FORMATS["perfetto"].write(profile, out)
+    trace, names, stacks, texts = Trace.FromString(out.getvalue()), {}, {}, {}
+    for packet in trace.packet:
+        names |= {one.iid: one.str.decode() for one in packet.interned_data.function_names}
+        stacks |= {one.iid: one.frame_ids for one in packet.interned_data.callstacks}
+        texts |= {one.iid: one.str.decode() for one in packet.interned_data.debug_annotation_string_values}
+        texts |= {-one.iid: one.name for one in packet.interned_data.debug_annotation_names}
+    events = [one.track_event for one in trace.packet if one.HasField("track_event")]
+    marks = [one for one in events if one.flow_ids]
+    assert [[names[frame] for frame in stacks[one.callstack_iid]] for one in marks] == [
+        ["main", "un;lock", "try_to_wake_up"]
+    ] * 2
+    details = [
+        {texts[-note.name_iid]: texts.get(note.string_value_iid) for note in one.debug_annotations}
+        for one in events
+    ]
+    found = [one["waker stack"] for one in details if "waker stack" in one]
+    assert found == ["main;un:lock;try_to_wake_up"] * 2 + ["hrtimer_wakeup"]
+
+
+def test_script_has_a_field(profile: Profile) -> None:
+    out = io.StringIO()
+    write_text(profile, out, TextOptions(choose_fields(["comm,waker_stack"])))
+    lines = [line.split() for line in out.getvalue().splitlines() if line.startswith(" ")]
+    told = [line[-1].partition("=")[2] for line in lines]
+    assert told == ["-", *["main;un:lock;try_to_wake_up"] * 2, "hrtimer_wakeup", "-", "-"]

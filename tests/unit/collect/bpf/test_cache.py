@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled programs on disk: what comes back, what is not believed, where nothing is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perf_offcpu.cache import DiskCache
+from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
+from perf_offcpu.collect.bpf.object import BpfObject, MapShape
+
+
+def load_map(row: int) -> bytes:
+    """r1 = map ll"""
+    return struct.pack("=BBhiq", 0x18, 0x11, 0, row, 0)
+
+
+EXIT = struct.pack("=BBhi", 0x95, 0, 0, 0)
+MADE = BpfObject(
+    {"one": load_map(1) + EXIT, "two": load_map(0) + load_map(1) + EXIT, "none": EXIT},
+    (MapShape("tasks", 29, 4, 1240, 0, 1, 1, 2), MapShape("events", 4, 4, 4, 2, 0, 0, 0)),
+    b"types",
+)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    source = tmp_path / "bpf" / "program.bpf.c"
+    (source.parent / "include" / "linux").mkdir(parents=True)
+    source.write_text("int a;")
+    source.with_name("part.h").write_text("int b;")
+    (source.parent / "include" / "linux" / "types.h").write_text("int c;")
+    return Recipe(source, {"TASK_PID": 8}, {"LIMIT": 1}, ("one", "two"), ("events",))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> DiskCache:
+    return DiskCache(str(tmp_path / "cache"))
+
+
+def only_file(files: DiskCache) -> Path:
+    (name,) = os.listdir(files.directory)
+    return Path(files.directory, name)
+
+
+def test_what_is_kept_comes_back(recipe: Recipe, files: DiskCache) -> None:
+    cache = ProgramCache(files)
+    assert cache.read(recipe) is None
+    cache.write(recipe, MADE, "bcc 1")
+    kept = cache.read(recipe)
+    assert kept is not None
+    assert (kept.made, kept.compiler) == (MADE, "bcc 1")
+    assert cache.count(recipe) == 1
+    cache.remove(recipe)
+    assert cache.read(recipe) is None and cache.count(recipe) == 0
+
+
+def test_all_that_the_instructions_follow_from_makes_another_name(recipe: Recipe) -> None:
+    names = {recipe.name()}
+    for change in (
+        {"kernel": {"TASK_PID": 16}}, {"options": {"LIMIT": 2}}, {"options": {"LIMIT": "1"}},
+        {"functions": ("one",)}, {"maps": ("tasks",)},
+    ):  # fmt: skip
+        names.add(dataclasses.replace(recipe, **change).name())
+    for part in ("program.bpf.c", "part.h", "include/linux/types.h"):
+        path = recipe.source.parent / part
+        path.write_text(path.read_text() + " ")
+        names.add(recipe.name())
+    (recipe.source.parent / "include" / "new.h").touch()
+    names.add(recipe.name())
+    assert len(names) == 10
+    other = dataclasses.replace(recipe, options={"LIMIT": 7})
+    assert other.kernel_key() == recipe.kernel_key() and other.name() != recipe.name()
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 8)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def give_away(path: Path) -> None:
+    os.chown(path, 65534, 65534)
+
+
+def let_others_write(path: Path) -> None:
+    path.chmod(0o620)
+
+
+def replace_by_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def name_twice(path: Path) -> None:
+    path.with_name("other").hardlink_to(path)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [cut, flip, empty, give_away, let_others_write, replace_by_link, name_twice],
+    ids=lambda f: f.__name__,
+)
+def test_what_is_damaged_or_not_ours_alone_is_not_believed_and_written_anew(
+    recipe: Recipe, files: DiskCache, harm: Callable[[Path], None]
+) -> None:
+    cache = ProgramCache(files)
+    cache.write(recipe, MADE, "bcc 1")
+    harm(only_file(files))
+    assert cache.read(recipe) is None
+    cache.write(recipe, MADE, "bcc 2")
+    again = cache.read(recipe)
+    assert again is not None and again.compiler == "bcc 2"
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"functions": {**MADE.functions, "one": load_map(2) + EXIT}},  # no such map
+        {"functions": {**MADE.functions, "one": load_map(-1) + EXIT}},
+        {"functions": {**MADE.functions, "one": EXIT + b"\0"}},  # no whole instruction
+        {"functions": {"one": EXIT}},  # not all that is wanted
+        {"maps": (MADE.maps[0], dataclasses.replace(MADE.maps[1], name="even"))},
+    ],
+)
+def test_parts_that_do_not_belong_together_are_refused(
+    recipe: Recipe, files: DiskCache, lie: dict[str, object]
+) -> None:
+    cache = ProgramCache(files)
+    cache.write(recipe, dataclasses.replace(MADE, **lie), "bcc 1")  # type: ignore[arg-type]
+    assert only_file(files).exists()
+    assert cache.read(recipe) is None
+
+
+class TestPlace:
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / "cache"))
+        monkeypatch.delenv("PERF_OFFCPU_CACHE_BYTES", raising=False)
+        (tmp_path / "home").mkdir()
+        return tmp_path / "home"
+
+    def test_a_home_of_ones_own(self, place: Path, recipe: Recipe) -> None:
+        cache = ProgramCache.usual()
+        assert cache is not None
+        cache.write(recipe, MADE, "bcc")
+        (path,) = (place / "cache" / "perf-offcpu" / "programs").iterdir()
+        modes = [one.stat().st_mode & 0o777 for one in (path, *list(path.parents)[:3])]
+        assert modes == [0o600, 0o700, 0o700, 0o700]
+        assert ProgramCache.usual() is not None
+
+    def test_the_home_of_somebody_else(self, place: Path) -> None:
+        os.chown(place, 65534, 65534)
+        assert ProgramCache.usual() is None
+
+    def test_a_home_that_others_may_change(self, place: Path) -> None:
+        place.chmod(0o777)
+        assert ProgramCache.usual() is None
+        place.chmod(0o1777)
+        assert ProgramCache.usual() is not None
+
+    def test_a_link_to_a_place_of_somebody_else(self, place: Path, tmp_path: Path) -> None:
+        (tmp_path / "theirs").mkdir()
+        os.chown(tmp_path / "theirs", 65534, 65534)
+        (place / "cache").symlink_to(tmp_path / "theirs")
+        assert ProgramCache.usual() is None
+
+    def test_switched_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PERF_OFFCPU_CACHE_BYTES", "0")
+        assert ProgramCache.usual() is None
+
+    def test_no_place_to_write_is_no_error(self, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+        cache = ProgramCache.usual()
+        assert cache is not None
+        cache.write(recipe, MADE, "bcc")
+        assert cache.read(recipe) is None and cache.count(recipe) == 0

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a kernel counts that it serves an interrupt, by its types: it has changed places several times."""
+
+from __future__ import annotations
+
+import pytest
+from builders.btf import BtfBuilder
+
+from perf_offcpu.collect.bpf.kernel_facts import _preempt_count
+from perf_offcpu.collect.system.btf import Btf
+
+OLDER, NEWER = 0x00FF0100, 0x1F000100
+"""include/linux/preempt.h of 6.18 and 7.3: NMI_MASK | HARDIRQ_MASK | SOFTIRQ_OFFSET."""
+OF_TASK, OF_CPU = 1, 2
+
+
+def kernel(per_cpu: dict[str, int], *, in_task: bool = False, hot_at: int | None = None) -> Btf:
+    """Task, run queue and per-CPU variables; the count is at 12 in the task, or at `hot_at` in pcpu_hot."""
+    b = BtfBuilder()
+    u32, u64 = b.integer("unsigned int", 4), b.integer("unsigned long", 8)
+    b.composite("cfs_rq", 64, ("rq", u64, 256))
+    entity = b.composite("sched_entity", 32, ("cfs_rq", u64, 64))
+    preempt = b.composite("preempt", 4, ("count", u32, 0))
+    members = [("se", entity, 512)]
+    if in_task:
+        members.append(("thread_info", b.composite("thread_info", 16, ("preempt", preempt, 96)), 0))
+    b.composite("task_struct", 128, *members)
+    if hot_at is not None:
+        b.composite("pcpu_hot", 64, ("preempt_count", u32, 8 * hot_at))
+    b.per_cpu(per_cpu)
+    return Btf(b.bytes())
+
+
+@pytest.mark.parametrize("disabling, mask", [({}, OLDER), ({"local_interrupt_disable_state": 512}, NEWER)])
+def test_locks_that_disable_interrupts_move_the_bits(disabling: dict[str, int], mask: int) -> None:
+    found = _preempt_count(kernel({"runqueues": 64, "__preempt_count": 16, **disabling}))
+    assert found["INTERRUPT_MASK"] == mask
+    assert _preempt_count(kernel(disabling, in_task=True))["INTERRUPT_MASK"] == mask
+
+
+def test_places() -> None:
+    variable = _preempt_count(kernel({"runqueues": 64, "__preempt_count": 16}))
+    assert (variable["OFFCPU_PREEMPT_COUNT"], variable["PREEMPT_COUNT"]) == (OF_CPU, "(-48LL)")
+    assert (variable["TASK_CFS_RQ"], variable["CFS_RQ_RQ"]) == (64 + 8, 32)
+    member = _preempt_count(kernel({"runqueues": 64, "pcpu_hot": 256}, hot_at=8))
+    assert (member["OFFCPU_PREEMPT_COUNT"], member["PREEMPT_COUNT"]) == (OF_CPU, "(200LL)")
+    task = _preempt_count(kernel({}, in_task=True))
+    assert (task["OFFCPU_PREEMPT_COUNT"], task["PREEMPT_COUNT"]) == (OF_TASK, 12)
+
+
+@pytest.mark.parametrize("known", [{}, {"runqueues": 64}, {"__preempt_count": 16}])
+def test_where_it_is_not_found_no_interrupt_is_told(known: dict[str, int]) -> None:
+    assert _preempt_count(kernel(known))["OFFCPU_PREEMPT_COUNT"] == 0

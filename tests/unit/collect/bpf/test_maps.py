@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What user space knows of the BPF program without running it: the shared header, stacks, kernel facts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perf_offcpu.abi import offcpu
+from perf_offcpu.abi.budget import BUDGET
+from perf_offcpu.collect.bpf.header import read_header
+from perf_offcpu.collect.bpf.kernel_facts import explore
+from perf_offcpu.collect.bpf.maps import UserStacks
+from perf_offcpu.collect.states import MODES
+from perf_offcpu.collect.system.btf import Btf
+from perf_offcpu.errors import CapabilityError
+from perf_offcpu.resources import bpf_dir
+
+HEADER = bpf_dir() / "off_cpu.h"
+
+
+def test_structures_have_the_sizes_that_c_gives_them() -> None:
+    structs = read_header(HEADER).structs
+    sizes = {name: dtype.itemsize for name, dtype in structs.items()}
+    assert sizes == {
+        "target_key": 8,
+        "comm": 16,
+        "control": 40,
+        "rate": 48,
+        "count": 16,
+        "sum_key": 16,
+        "sum": 96,
+        "stack_key": 16,
+        "stack": 1024,
+        "budget": 160,
+        "budget_key": 16,
+        "last": 96,
+    }
+    assert structs["stack"].fields is not None
+    assert structs["stack"].fields["ips"][1] == 8
+    assert structs["stack"]["ips"].shape == (127,)
+
+
+def test_enumerators_count_from_zero() -> None:
+    enums = read_header(HEADER).enums
+    assert enums["counter"][0] == "samples" and enums["counter"][-1] == "counters"
+    assert enums["target"] == ("target_active", "target_armed")
+
+
+def test_padding_comments_and_constants_of_a_header(tmp_path: Path) -> None:
+    path = tmp_path / "h"
+    path.write_text(
+        "#define OFFCPU_N 3 /* how many */\n"
+        "struct offcpu_a {\n\tu8 a;\t/* u64 hidden; */\n\tu32 b;\n\tu16 c[OFFCPU_N];\n\tu64 d;\n};\n"
+    )
+    (dtype,) = read_header(path).structs.values()
+    assert [dtype.fields[name][1] for name in "abcd"] == [0, 4, 8, 16]  # type: ignore[index]
+    assert dtype.itemsize == 24
+
+
+def test_the_header_agrees_with_the_payload_format() -> None:
+    defines = re.findall(r"#define OFFCPU_(\w+) (0x\w+|\d+)", HEADER.read_text())
+    number = {name: int(value, 0) for name, value in defines}
+    assert number["MAGIC"] == offcpu.EXTENSION_MAGIC
+    assert number["VERSION"] == offcpu.EXTENSION_VERSION
+    assert number["EXTENSION_WORDS"] == offcpu.EXTENSION_WORDS
+    assert number["KIND_WAIT"] == offcpu.Kind.WAIT
+    assert number["KIND_SUM"] == offcpu.Kind.SUM
+    assert number["KIND_BEGAN_BEFORE"] == offcpu.Kind.BEGAN_BEFORE
+    assert number["PREEMPTED_WAIT"] == offcpu.WaitFlag.PREEMPTED
+    assert number["WAKER_INTERRUPT"] == offcpu.WaitFlag.WAKER_INTERRUPT
+    assert number["YIELDED"] == offcpu.WaitFlag.YIELDED
+    assert number["BEGAN_BEFORE"] == offcpu.WaitFlag.BEGAN_BEFORE
+    assert number["LOST_USER_STACK"] == offcpu.Lost.USER_STACK
+    assert number["LOST_KERNEL_STACK"] == offcpu.Lost.KERNEL_STACK
+    assert number["LOST_USER_CUT"] == offcpu.Lost.USER_STACK_CUT
+    assert number["LOST_KERNEL_CUT"] == offcpu.Lost.KERNEL_STACK_CUT
+
+
+def test_every_mode_of_a_thread_has_a_bucket_and_a_field_in_the_file() -> None:
+    modes = read_header(HEADER).enums["mode"]
+    assert set(MODES.values()) < set(modes)
+    written = {field.name.removesuffix("_ns") for field in BUDGET.fields} - {"pid", "tid", "begin", "end"}
+    assert written == set(modes) - {"dead", "modes"} | {"switches"}
+    assert len(modes) <= read_header(HEADER).structs["budget"]["ns"].shape[0]
+
+
+@pytest.fixture
+def stacks() -> UserStacks:
+    entries = np.zeros(3, read_header(HEADER).structs["stack"])
+    for entry, frames in zip(entries, ([1, 2, 3], [], [4, 5]), strict=True):
+        entry["nr"], entry["ips"][: len(frames)] = len(frames), frames
+    return UserStacks.pack(np.array([30, 2**64 - 1, 10], np.uint64), entries)
+
+
+def test_stacks_are_kept_by_hash(stacks: UserStacks) -> None:
+    assert stacks.hashes.tolist() == [10, 30, 2**64 - 1]
+    assert stacks.offsets.tolist() == [0, 2, 5, 5]
+    assert stacks.ips.tolist() == [4, 5, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("hashes", "frames"),
+    [
+        ([], []),
+        ([30], [[1, 2, 3]]),
+        ([10, 30, 10], [[4, 5], [1, 2, 3], [4, 5]]),
+        ([0, 11, 2**64 - 2], [[], [], []]),  # before, between and behind the known ones
+        ([2**64 - 1, 30, 0, 10], [[], [1, 2, 3], [], [4, 5]]),
+    ],
+)
+def test_stacks_are_found_in_the_order_asked(
+    stacks: UserStacks, hashes: list[int], frames: list[list[int]]
+) -> None:
+    offsets, ips = stacks.find(np.array(hashes, np.uint64))
+    assert [ips[a:b].tolist() for a, b in zip(offsets, offsets[1:], strict=False)] == frames
+    assert len(offsets) == len(hashes) + 1 and offsets[-1] == len(ips)
+
+
+def test_nothing_is_found_where_nothing_is(stacks: UserStacks) -> None:
+    none = UserStacks(stacks.hashes[:0], stacks.offsets[:1], stacks.ips[:0])
+    offsets, ips = none.find(np.array([7, 0], np.uint64))
+    assert (offsets.tolist(), ips.tolist()) == ([0, 0, 0], [])
+
+
+def test_a_kernel_without_the_tracepoint_is_too_old() -> None:
+    empty = bytes.fromhex("9feb0100180000000000000000000000000000000100000000")
+    with pytest.raises(
+        CapabilityError, match=r"lacks the tracepoint sched_switch in its BTF: boot Linux 5\.15"
+    ):
+        explore(Btf(empty))

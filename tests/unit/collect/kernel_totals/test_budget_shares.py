@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each of several files gets of a thread's budget, and what is sure of threads that go on meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.collect.bpf.header import read_header
+from perf_offcpu.collect.kernel_totals.budget_shares import BudgetShares
+from perf_offcpu.collect.kernel_totals.last_states import LastTasks
+from perf_offcpu.resources import bpf_dir
+
+HEADER = read_header(bpf_dir() / "off_cpu.h")
+RUNNING, RUNNABLE, ASLEEP = (
+    HEADER.enums["mode"].index(name) for name in ("running", "runnable", "interruptible")
+)
+
+
+def budget(tid: int, begin: int, end: int, **spent: int) -> NDArray[Any]:
+    """What is not said of its time it slept."""
+    row = np.zeros(1, HEADER.structs["budget"])
+    row["pid"], row["tid"], row["begin_ns"], row["end_ns"] = 7, tid, begin, end
+    row["switches"] = end - begin
+    for name, value in spent.items():
+        row["ns"][0, HEADER.enums["mode"].index(name)] = value
+    row["ns"][0, ASLEEP] += np.uint64(end - begin - sum(spent.values()))
+    return row
+
+
+def rows(*several: NDArray[Any]) -> NDArray[Any]:
+    return np.concatenate(several)
+
+
+def told(shares: NDArray[Any]) -> list[tuple[int, ...]]:
+    """(tid, begin, end, running, asleep, switches) of each."""
+    columns = (shares["ns"][:, RUNNING], shares["ns"][:, ASLEEP], shares["switches"])
+    names = (shares[name] for name in ("tid", "begin_ns", "end_ns"))
+    return list(zip(*(column.tolist() for column in (*names, *columns)), strict=True))
+
+
+def test_files_share_a_life_without_gap_or_overlap() -> None:
+    shares = BudgetShares()
+    first = rows(budget(8, 5, 100, running=15), budget(9, 50, 100))
+    assert told(shares.share(first)) == [(8, 5, 100, 15, 80, 95), (9, 50, 100, 0, 50, 50)]
+    shares.note(first)
+    second = rows(budget(8, 5, 200, running=25), budget(9, 150, 200))  # 9 ended, and another has its number
+    assert told(shares.share(second)) == [(8, 100, 200, 10, 90, 100), (9, 150, 200, 0, 50, 50)]
+    shares.note(second)
+    ended = rows(budget(9, 50, 120, running=7), budget(8, 5, 230, running=30))
+    assert told(shares.share(ended)) == [(9, 100, 120, 7, 13, 20), (8, 200, 230, 5, 25, 30)]
+    assert first["ns"][0, RUNNING] == 15, "what the kernel gave stays as it was"
+
+
+def test_what_is_known_better_later_makes_nothing_negative() -> None:
+    """The wait seemed to be over at 60; a second wake-up showed that it was not."""
+    shares = BudgetShares()
+    shares.note(budget(8, 0, 100, runnable=40))
+    share = shares.share(budget(8, 0, 110, runnable=5))
+    assert share["ns"][0, RUNNABLE] == 0 and share["ns"][0].sum() == 10
+    ended_before_the_look = shares.share(budget(8, 0, 99, runnable=40))
+    assert ended_before_the_look["end_ns"] == 100 and ended_before_the_look["ns"].sum() == 0
+
+
+def look(*waits: tuple[int, int, int]) -> LastTasks:
+    """Waits (tid, since, mode) and a budget for each."""
+    tasks = np.zeros(len(waits), HEADER.structs["last"])
+    tasks["tid"], tasks["switch_out_ns"], tasks["mode"] = np.array(waits).T
+    tasks["waits"] = tasks["mode"] > RUNNABLE
+    nothing = (np.empty(0, np.uint64),) * len(waits)
+    return LastTasks(100, tasks, nothing, nothing, rows(*(budget(tid, 0, 100) for tid, _, _ in waits)))
+
+
+def test_only_what_stood_still_is_sure() -> None:
+    now = look((1, 50, ASLEEP), (2, 50, ASLEEP), (3, 60, RUNNING), (4, 50, ASLEEP), (5, 50, ASLEEP))
+    later = look((1, 50, ASLEEP), (2, 99, ASLEEP), (3, 99, ASLEEP), (5, 50, RUNNING))
+    now.budgets["ns"][1, RUNNING] += np.uint64(1)  # changed between the header and the budget
+    sure = now.unless_disturbed(later)
+    assert sure.tasks["tid"][sure.waiting()].tolist() == [1]
+    assert sure.budgets["tid"].tolist() == [1, 3, 4, 5, 2]
+    assert sure.budgets["ns"][4, RUNNING] == 0, "of the later look"
+    assert len(now.waiting()) == 4

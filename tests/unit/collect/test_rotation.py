@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When files are switched and what they are called; the line on the terminal."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from perf_offcpu.collect.progress import Progress
+from perf_offcpu.collect.rotation import FileNames, SwitchOutput, parse_switch_output
+from perf_offcpu.commands.record.live import LiveLine
+from perf_offcpu.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "switch"),
+    [
+        ("signal", SwitchOutput()),
+        ("100M", SwitchOutput(size_bytes=100 << 20)),
+        ("512K", SwitchOutput(size_bytes=512 << 10)),
+        ("7B", SwitchOutput(size_bytes=7)),
+        ("30s", SwitchOutput(seconds=30)),
+        ("5m", SwitchOutput(seconds=300)),
+        ("1d", SwitchOutput(seconds=86400)),
+    ],
+)
+def test_sizes_and_times(text: str, switch: SwitchOutput) -> None:
+    assert parse_switch_output(text) == switch
+
+
+@pytest.mark.parametrize("text", ["", "0s", "5", "sleep", "1.5s", "-1M", "9" * 40 + "G"])
+def test_what_is_neither_names_the_way_out(text: str) -> None:
+    with pytest.raises(UsageError, match="--switch-output=signal"):
+        parse_switch_output(text)
+
+
+def test_names_are_never_given_twice_and_the_oldest_go(tmp_path: Path) -> None:
+    names = FileNames(str(tmp_path / "perf.data"), SwitchOutput(max_files=2))
+    given = []
+    for _ in range(5):
+        given.append(names.next())
+        Path(given[-1]).touch()
+        names.forget_oldest()
+    assert len(set(given)) == 5
+    assert {str(path) for path in tmp_path.iterdir()} == set(given[-2:])
+
+
+def test_live_line_makes_way_for_what_stays() -> None:
+    out = io.StringIO()
+    out.fileno = lambda: -1  # type: ignore[method-assign]
+    progress = Progress(12.3, 5, 6, 0, 0.25, 1_000_000, 3 << 20)
+    with LiveLine(out) as live:
+        live.show(progress)
+        live.say("something")
+        live.show(progress)
+    line = "\r\x1b[Krecording 12 s: 5 samples, 6 sums, none lost, rings 25%, from 1 ms, 3.0 MB"
+    assert out.getvalue() == f"{line}\r\x1b[Ksomething\n{line}\r\x1b[K"
+
+
+def test_line_fits_a_terminal_after_days_of_recording() -> None:
+    progress = Progress(9e5, 99_999_999, 9_999_999, 99_999, 1.0, 1_000_000, 5 << 30)
+    assert len(f"recording {progress.line()}") < 110

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the command line of `record` to the recording it asks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from perf_offcpu.cli import Parser
+from perf_offcpu.collect.options import RecordOptions
+from perf_offcpu.collect.rotation import SwitchOutput
+from perf_offcpu.collect.targets import TargetKind
+from perf_offcpu.commands.record.command import add_parser
+from perf_offcpu.commands.record.options import options_of
+from perf_offcpu.errors import UsageError
+
+
+def options(*argv: str) -> RecordOptions:
+    verbs = Parser().add_subparsers()
+    add_parser(verbs)
+    return options_of(verbs.choices["record"].parse_args(argv), ["perf-offcpu", "record", *argv])
+
+
+def test_defaults() -> None:
+    found = options()
+    assert found.target.kind is TargetKind.SYSTEM
+    assert (found.command, found.output, found.threshold_ns) == ((), "perf.data", 1_000_000)
+    assert [event.name for event in found.events] == ["cpu-clock"]
+    assert (found.frequency_hz, found.period, found.kernel_stacks) == (99, 0, True)
+    assert (found.ring_bytes, found.realtime_priority, found.duration_s) == (0, 0, None)
+    assert found.argv == ("perf-offcpu", "record")
+
+
+@pytest.mark.parametrize("separator", [(), ("--",)])
+def test_what_follows_the_command_is_the_commands(separator: tuple[str, ...]) -> None:
+    found = options("-e", "none", *separator, "ls", "-a", "-o", "x")
+    assert found.command == ("ls", "-a", "-o", "x")
+    assert found.target.kind is TargetKind.COMMAND
+    assert (found.output, found.events) == ("perf.data", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "threshold_ns"), [("0", 0), ("0.25", 250_000), ("500", 500_000_000), ("1e-6", 1)]
+)
+def test_threshold_is_in_milliseconds(text: str, threshold_ns: int) -> None:
+    assert options("--off-cpu-thresh", text).threshold_ns == threshold_ns
+
+
+def test_every_other_option() -> None:
+    found = options(
+        *("-p", "1,2", "-o", "out", "-c", "7", "-m", "1M", "-r", "5", "--duration", "0.5"),
+        *("-e", "cs", "-e", "cycles:u", "--no-kernel-callchains", "-g", "-q"),
+    )
+    assert (found.target.kind, found.target.ids) == (TargetKind.PROCESSES, (1, 2))
+    assert (found.output, found.period, found.ring_bytes) == ("out", 7, 1 << 20)
+    assert (found.realtime_priority, found.duration_s, found.kernel_stacks) == (5, 0.5, False)
+    assert [event.name for event in found.events] == ["cs", "cycles:u"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--off-cpu-thresh", "-1"),
+        ("--off-cpu-thresh", "inf"),
+        ("--off-cpu-thresh", "nan"),
+        ("-c", "0"),
+        ("-F", "0"),
+        ("-F", "x"),
+        ("-r", "-1"),
+        ("--duration", "0"),
+        ("--duration", "nan"),
+        ("-o", "-", "-z"),
+        ("--compression-level", "23"),
+        ("--switch-max-files", "3"),
+        ("--call-graph", "lbr"),
+    ],
+)
+def test_impossible_values_name_the_option(argv: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as problem:
+        options(*argv)
+    assert argv[0].lstrip("-")[0] in str(problem.value)
+
+
+def test_max_is_the_kernels_limit() -> None:
+    assert options("-F", "max").frequency_hz > 99
+
+
+def test_compression_levels_are_attached_and_leave_the_command_alone() -> None:
+    assert options().compression_level == 0
+    found = options("-z", "sleep", "1")
+    assert (found.compression_level, found.command) == (1, ("sleep", "1"))
+    assert options("-z22", "sleep").compression_level == 22
+    assert options("--compression-level=7").compression_level == 7
+
+
+def test_switch_output() -> None:
+    assert options().switch is None
+    assert options("--switch-output", "-a").switch == SwitchOutput()
+    assert options("--switch-output=5M", "--switch-max-files", "3").switch == SwitchOutput(5 << 20, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("argv", "stack_bytes"),
+    [
+        (("--call-graph", "fp"), 0),
+        (("--no-stack-bytes",), 0),
+        (("--call-graph", "auto", "--no-stack-bytes"), 0),
+        (("--call-graph", "cfi"), 8192),
+        (("--call-graph", "cfi,1001"), 1008),
+        (("--call-graph", "cfi,32768"), 32768),
+        (("--call-graph", "auto", "-a"), 8192),  # who will run cannot be told
+        (("--call-graph", "auto", "--", "/etc/passwd"), 8192),  # no ELF file: it may be anything
+    ],
+)
+def test_how_user_stacks_are_taken(argv: tuple[str, ...], stack_bytes: int) -> None:
+    assert options(*argv).stack_bytes == stack_bytes
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--call-graph", "dwarf"),
+        ("--call-graph", "fp,4096"),
+        ("--call-graph", "cfi,"),
+        ("--call-graph", "cfi,x"),
+        ("--call-graph", "cfi,100"),
+        ("--call-graph", "cfi,32769"),
+        ("--call-graph", "cfi", "--no-stack-bytes"),
+    ],
+)
+def test_other_ways_are_refused(argv: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="--call-graph"):
+        options(*argv)
+
+
+@pytest.mark.parametrize("option", ["-p", "-t", "-u", "-C", "-G", "--comm"])
+def test_an_empty_list_is_nobody_not_everybody(option: str) -> None:
+    with pytest.raises(UsageError, match=f"^{option} '': nothing is named"):
+        options(option, "")
+
+
+@pytest.mark.parametrize("option", ["-z0", "-z23", "-zx"])
+def test_levels_that_are_none(option: str) -> None:
+    with pytest.raises(UsageError, match="^-z: levels are -z1 to -z22"):
+        options(option, "--", "true")
+
+
+@pytest.mark.parametrize("argv", [["-D", "100"], ["--no-inherit"], ["-k", "mono"], ["-b"], ["--filter", "x"]])
+def test_options_of_perf_are_told_what_there_is_instead(argv: list[str]) -> None:
+    with pytest.raises(UsageError, match=f"^{argv[0]}: "):
+        options(*argv, "--", "true")
+
+
+def test_options_of_perf_that_ask_for_what_is_done_anyway() -> None:
+    assert options("--off-cpu", "-T", "--sample-cpu", "--", "true").command == ("true",)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options that select, the same for every verb that shows samples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from perf_offcpu.cli import main
+from perf_offcpu.commands.shared.profile import duration_ns
+from perf_offcpu.errors import UsageError
+
+TESTS = Path(__file__).resolve().parents[2]
+DEMO = [
+    *("-f", "-i", str(TESTS / "data" / "demo.data"), "--symfs", str(TESTS / "data" / "demo.symfs")),
+    *("--kallsyms", str(TESTS / "data" / "demo.kallsyms")),
+]
+
+
+def folded_total(capsys: pytest.CaptureFixture[str], *options: str) -> int:
+    assert main(["convert", "--folded", "-o", "-", *DEMO, *options]) == 0
+    out, _ = capsys.readouterr()
+    return sum(int(line.rpartition(" ")[2]) for line in out.splitlines())
+
+
+def report_total(capsys: pytest.CaptureFixture[str], *options: str) -> int:
+    assert main(["report", "--json", *DEMO, *options]) == 0
+    return int(json.loads(capsys.readouterr().out)["subject"]["weight"])
+
+
+def script_total(capsys: pytest.CaptureFixture[str], *options: str) -> int:
+    assert main(["script", "-F", "period", "--event", "offcpu-time", *DEMO, *options]) == 0
+    return sum(map(int, capsys.readouterr().out.split()))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--class", "lock,pipe", "--class=disk"],
+        ["--state", "D"],
+        ["--cpu", "0-0"],
+        ["--time", "0%-50%"],
+        ["--min-dur", "12ms"],
+        ["--idle", "only"],
+        ["--comm", "poller,sleeper", "--time", "10%/2", "--class", "sleep"],
+    ],
+)
+def test_every_verb_selects_the_same(capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+    totals = {total(capsys, *options) for total in (folded_total, report_total, script_total)}
+    assert len(totals) == 1
+    assert (totals.pop() == folded_total(capsys)) == (options == [])
+
+
+def test_parts_of_the_time_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+    parts = [report_total(capsys, "--time", f"25%/{number}") for number in (1, 2, 3, 4)]
+    assert all(parts) and sum(parts) == report_total(capsys)
+
+
+def test_script_shows_waits_alone_where_waits_are_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    for options, events in ((["--class", "lock"], {"offcpu-time:"}), ([], {"offcpu-time:", "cpu-clock:"})):
+        assert main(["script", "-F", "event", *DEMO, *options]) == 0
+        assert set(capsys.readouterr().out.split()) == events
+
+
+def test_convert_shows_or_selects_states(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "--folded", "-o", "-", *DEMO, "--state", "D"]) == 0
+    assert "sleep]" not in capsys.readouterr().out
+    assert main(["convert", "--folded", "-o", "-", *DEMO, "--state"]) == 0
+    assert "interruptible sleep]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", [["report"], ["script"], ["convert", "--folded", "-o", "-"]])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("--class", "lcok"), ("--state", "Q"), ("--cpu", "3-1"), ("--cpu", "x"), ("--cpu", "0-99999999")),
+        *(("--min-dur", "5 minutes"), ("--min-dur", "-1"), ("--time", "yesterday"), ("--cgroup", "/none")),
+        *(("--idle", "maybe"), ("--pid", "x"), ("--event", "none")),
+    ],
+)
+def test_a_wrong_value_is_one_line(
+    capsys: pytest.CaptureFixture[str], verb: list[str], option: str, value: str
+) -> None:
+    assert main([*verb, *DEMO, option, value]) == 129
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert value in err
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [("5", 5_000_000), ("0.3ms", 300_000), ("250us", 250_000), ("1.5s", 1_500_000_000), ("7ns", 7), ("0", 0)],
+)
+def test_lengths_of_time(text: str, ns: int) -> None:
+    assert duration_ns("--min-dur", text) == ns
+    for wrong in (text + "x", "", "1e3", "ms", "\u0665"):
+        with pytest.raises(UsageError):
+            duration_ns("--min-dur", wrong)
+
+
+def test_ids_that_cannot_be_select_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for huge in ("2147483648", "9" * 30):
+        assert main(["script", "-F", "comm", *DEMO, "--pid", huge]) == 0
+        assert capsys.readouterr().out == ""
+    assert report_total(capsys, "--tid", f"29439,{'9' * 30}") == report_total(capsys, "--tid", "29439") > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--symfs", "/nowhere"], "--symfs /nowhere: there is no such directory"),
+        (["--kallsyms", "/nowhere"], "--kallsyms /nowhere: No such file or directory"),
+        (["--kallsyms", "/etc/passwd"], "--kallsyms /etc/passwd: no line of it names a function of a kernel"),
+    ],
+)
+def test_symbols_that_are_not_there_are_told(
+    capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+) -> None:
+    assert main(["report", "-f", "-i", str(TESTS / "data" / "demo.data"), *options]) == 129
+    out, said = capsys.readouterr()
+    assert out == "" and said.startswith(f"perf-offcpu report: {sentence}") and said.count("\n") == 1

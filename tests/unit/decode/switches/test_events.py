@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Context switches out of files: raw data by its own description, of old and new kernels; and damage."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders.switching import FORMAT, SwitchTable, write_switches
+
+from perf_offcpu.binary.layout import Order
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.decode.switches.events import UNREADABLE
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.recording import Recording, SampleFlag, Samples
+from perf_offcpu.perfdata import losses, reader
+
+# Linux 3.16 on a 32-bit machine: longs of 4 bytes, other offsets, one letter for each bit of the mask.
+OLD_FORMAT = """name: sched_switch
+ID: 310
+format:
+\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;
+\tfield:pid_t prev_pid;\toffset:8;\tsize:4;\tsigned:1;
+\tfield:long prev_state;\toffset:12;\tsize:4;\tsigned:1;
+\tfield:pid_t next_pid;\toffset:18;\tsize:4;\tsigned:1;
+
+print fmt: "%s%s", REC->prev_state & (1024-1) ? __print_flags(REC->prev_state & (1024-1), "|", { 1, "S"} , \
+{ 2, "D" }, { 4, "T" }, { 8, "t" }, { 16, "Z" }, { 32, "X" }, { 64, "x" }, { 128, "K"}, { 256, "W"}, \
+{ 512, "P" }) : "R", REC->prev_state & 1024 ? "+" : ""
+"""
+NEW_STATES = {0: 0, 1: 1, 2: 2, 4: 4, 8: 8, 0x40: 0x40, 0x80: 0x402, 0x100: 0}
+OLD_STATES = {0: 0, 1: 1, 2: 2, 2 | 128: 0x102, 4: 4, 8: 8, 512: 0x40, 1024: 0, 1 | 1024: 0}
+MS = 1_000_000
+
+
+def naps(states: list[int]) -> SwitchTable:
+    """Thread 7 naps for 1 ms in each state, in turns with the idle thread."""
+    rows = []
+    for number, state in enumerate(states):
+        begin = (10 + 2 * number) * MS
+        rows += [(begin, 0, 7, 0, state), (begin + MS, 0, 0, 7, 0)]
+    columns = [np.array(values) for values in zip(*rows, strict=True)]
+    chains = Ragged.from_lists([[2**64 - 128, 2**63 + number] for number in range(len(rows))])
+    return SwitchTable(*columns, chains)
+
+
+def waits_of(recording: Recording) -> Samples:
+    recording.check()
+    samples = recording.samples
+    return samples.take((samples.flags & np.uint16(SampleFlag.OFFCPU)) != 0)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize(
+    ("text", "states"),
+    [
+        (FORMAT, NEW_STATES),
+        (OLD_FORMAT, OLD_STATES),
+        (re.sub(r"print fmt:.*", "print fmt: (none)", FORMAT, flags=re.DOTALL), NEW_STATES),
+    ],
+    ids=["new", "old", "no flags"],
+)
+def test_states_of_any_kernel(tmp_path: Path, text: str, states: dict[int, int], order: Order) -> None:
+    write_switches(tmp_path / "perf.data", naps(list(states)), order=order, text=text)
+    waits = waits_of(load_recording(tmp_path / "perf.data"))
+    assert waits.state.tolist() == list(states.values())
+    assert waits.period.tolist() == [MS] * len(states)
+    assert set(waits.tid.tolist()) == {7}
+    preempted = (waits.flags & np.uint16(SampleFlag.PREEMPTED)) != 0
+    assert preempted.tolist() == [state == 0 for state in states.values()]
+
+
+def test_death_is_no_wait(tmp_path: Path) -> None:
+    write_switches(tmp_path / "perf.data", naps([1, 0x10, 1, 0x20]))
+    recording = load_recording(tmp_path / "perf.data")
+    assert len(waits_of(recording)) == 2
+    assert not recording.losses
+
+
+def test_stacks_are_those_of_the_thread_that_goes_out(tmp_path: Path) -> None:
+    write_switches(tmp_path / "perf.data", naps([1, 1, 2]))
+    recording = load_recording(tmp_path / "perf.data")
+    chains = [recording.callchains.row(row).tolist() for row in waits_of(recording).callchain.tolist()]
+    assert chains == [[2**64 - 128, 2**63 + number] for number in (0, 2, 4)]
+
+
+def test_rows_of_many_chunks_keep_their_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "PIECE", 1 << 20)
+    table = naps([1] * 40_000)
+    write_switches(tmp_path / "perf.data", table)
+    assert (tmp_path / "perf.data").stat().st_size > 2 << 20, "the reader takes several chunks"
+    recording = load_recording(tmp_path / "perf.data")
+    waits = waits_of(recording)
+    last = recording.callchains.values[recording.callchains.offsets[waits.callchain] + 1]
+    assert last.tolist() == [2**63 + 2 * number for number in range(40_000)]
+
+
+def test_a_tracepoint_that_was_asked_for_twice_counts_once(tmp_path: Path) -> None:
+    write_switches(tmp_path / "perf.data", naps([1, 2]), events=2)
+    recording = load_recording(tmp_path / "perf.data")
+    assert waits_of(recording).state.tolist() == [1, 2]
+    assert len(recording.samples) == 2 * 4 + 2
+    assert not recording.losses
+
+
+@pytest.mark.parametrize(
+    ("damage", "causes"),
+    [
+        (lambda text: text.replace("prev_pid", "prev_tid"), {UNREADABLE: 4}),
+        (lambda text: text.replace("offset:56", "offset:560"), {UNREADABLE: 4}),
+        (lambda text: text.replace("offset:24;\tsize:4", "offset:24;\tsize:3"), {UNREADABLE: 4}),
+        (lambda text: text.replace("ID: 310", "ID: 311"), {}),
+    ],
+)
+def test_formats_that_do_not_fit(tmp_path: Path, damage: object, causes: dict[str, int]) -> None:
+    """No waits, no exception: samples stay what they are."""
+    write_switches(tmp_path / "perf.data", naps([1, 2]))
+    data = (tmp_path / "perf.data").read_bytes()
+    text = damage(FORMAT)  # type: ignore[operator]
+    damaged = data.replace(FORMAT.encode(), text.encode().ljust(len(FORMAT))[: len(FORMAT)])
+    assert damaged != data
+    (tmp_path / "perf.data").write_bytes(damaged)
+    recording = load_recording(tmp_path / "perf.data")
+    assert len(recording.samples) == 4 and not len(waits_of(recording))
+    assert recording.losses == causes
+
+
+def test_damaged_formats_are_counted(tmp_path: Path) -> None:
+    write_switches(tmp_path / "perf.data", naps([1, 2]))
+    data = (tmp_path / "perf.data").read_bytes().replace(b"header_page", b"header_cage")
+    (tmp_path / "perf.data").write_bytes(data)
+    recording = load_recording(tmp_path / "perf.data")
+    assert len(recording.samples) == 4
+    assert recording.losses == {losses.BAD_FEATURE: 1}
+    assert not load_recording(tmp_path / "perf.data", switches=False).losses
+
+
+def test_nobody_has_to_have_waits(tmp_path: Path) -> None:
+    write_switches(tmp_path / "perf.data", naps([1, 2]))
+    recording = load_recording(tmp_path / "perf.data", switches=False)
+    assert [evsel.name for evsel in recording.evsels] == ["sched:sched_switch"]
+    assert len(recording.samples) == 4
+
+
+def test_the_recording_says_since_when_waits_are_known(tmp_path: Path) -> None:
+    write_switches(tmp_path / "perf.data", naps([1, 2]))
+    meta = load_recording(tmp_path / "perf.data").meta
+    assert (meta.begin_ns, meta.end_ns, meta.threshold_ns) == (10 * MS, 13 * MS, 0)

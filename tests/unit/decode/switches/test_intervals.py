@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits out of switches: timelines drawn by hand, and properties of random machines.
+
+A character of a timeline is a microsecond. Of the thread itself:
+
+    O I   a SWITCH record, out and in          o i   the same seen by sched_switch, from and to idle
+    p     sched_switch, preempted              z     sched_switch, as zombie
+    S     a sample of context-switches         W w   sched_waking, sched_wakeup
+    F X   fork and exit                        L     a LOST record of its CPU
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perf_offcpu.decode.switches.intervals import (
+    BEGAN_BEFORE,
+    BROKEN,
+    IN_GAP,
+    NO_BEGIN,
+    NO_END,
+    Waits,
+    find_waits,
+)
+from perf_offcpu.decode.switches.table import Switches, What
+from perf_offcpu.decode.switches.waits import wait_samples
+from perf_offcpu.model.recording import SampleFlag, Samples, Tasks
+from perf_offcpu.perfdata.losses import Losses
+
+US = 1000
+BEGIN = 5_000_000
+SLEEPING, ZOMBIE = 1, 0x20
+
+
+def at(place: int) -> int:
+    return BEGIN + place * US
+
+
+def row(what: What, time_ns: int, tid: int, **columns: int) -> dict[str, int]:
+    return {"what": what, "time_ns": time_ns, "tid": tid} | columns
+
+
+def table(rows: list[dict[str, int]]) -> Switches:
+    names = [name for name in Switches.names() if any(name in row for row in rows)]
+    nothing = Switches.filled(1)
+    columns = {name: [row.get(name, getattr(nothing, name)[0]) for row in rows] for name in names}
+    return Switches.filled(len(rows), **columns)
+
+
+def drawn(timelines: dict[int, str]) -> tuple[Switches, Tasks]:
+    """Timelines by tid."""
+    rows, tasks = [], []
+    for tid, line in timelines.items():
+        for place, sign in enumerate(line):
+            rows += _rows(sign, tid, at(place))
+        tasks += _lives(tid, line)
+    return table(rows), Tasks.from_rows(tasks)
+
+
+def _rows(sign: str, tid: int, time_ns: int) -> list[dict[str, int]]:
+    plain = {"O": What.OUT, "I": What.IN, "S": What.STACK, "W": What.WAKING, "w": What.WAKEUP}
+    if sign in plain:
+        return [row(plain[sign], time_ns, tid, cpu=0)]
+    if sign in "opz":
+        state = {"o": SLEEPING, "p": 0, "z": ZOMBIE}[sign]
+        return [row(What.SWITCH, time_ns, tid, next_tid=0, state=state, preempted=int(sign == "p"), cpu=0)]
+    if sign == "i":
+        return [row(What.SWITCH, time_ns, 0, next_tid=tid, state=0, preempted=1, cpu=0)]
+    return [row(What.LOST, time_ns, -1, cpu=0)] if sign == "L" else []
+
+
+def _lives(tid: int, line: str) -> Iterator[tuple[int, int, int, int]]:
+    """(tid, pid, begin, end) of each life: from a fork, or the beginning, to an exit, or the end."""
+    for number, part in enumerate(line.split("F")):
+        start = sum(len(before) + 1 for before in line.split("F")[:number])
+        begin = at(start - 1) if number else 0
+        end = at(start + part.index("X")) if "X" in part else -1
+        if part or number:
+            yield tid, 1, begin, end
+
+
+def found(timelines: dict[int, str], last: int = 100) -> tuple[list[tuple[int, int, int]], Losses]:
+    """([(tid, place of the out, place of the end)], what was counted)."""
+    switches, tasks = drawn(timelines)
+    counters = Losses()
+    waits = find_waits(switches, tasks, at(last), counters)
+    waits.check()
+    return sorted(_places(switches, waits)), counters
+
+
+def _places(switches: Switches, waits: Waits) -> Iterator[tuple[int, int, int]]:
+    for out, end_ns in zip(waits.out.tolist(), waits.end_ns.tolist(), strict=True):
+        begin = int(switches.time_ns[out])
+        yield int(switches.tid[out]), (begin - BEGIN) // US, (end_ns - BEGIN) // US
+
+
+@pytest.mark.parametrize(
+    ("line", "waits", "counted"),
+    [
+        ("I--O-----I-O--I", [(3, 9), (11, 14)], {BEGAN_BEFORE: 1}),
+        ("--o---i-----o-i", [(2, 6), (12, 14)], {}),
+        ("--O--", [(2, 100)], {}),  # lasts to the end of the recording
+        ("--oO----iI---oO--iI", [(2, 8), (13, 17)], {}),  # each switch seen twice: the tracepoint counts
+        ("--oO-----I---oO--I", [(2, 9), (13, 17)], {}),  # perf record COMMAND: only its own tracepoints
+        ("--O-----O---I", [(8, 12)], {NO_END: 1}),
+        ("--O--I--I--O--I", [(2, 5), (11, 14)], {NO_BEGIN: 1}),
+        ("--O--X", [], {NO_END: 1}),  # who exits has run before
+        ("--z", [], {}),  # death is no wait
+        ("-X-O", [], {}),
+        ("-X-O--I-O", [(3, 6)], {}),  # exiting takes waits, too
+        ("-F--I--O--I", [(7, 10)], {}),  # new threads did not wait before
+        ("--z-F-I--O-I", [(9, 11)], {}),  # the tid is used again
+        ("--O-F-I--O-I", [(9, 11)], {NO_END: 1}),
+        ("-X-O-F-I-O-I", [(9, 11)], {}),
+        ("-X-O-F-I-O--", [(9, 100)], {}),
+        ("", [], {}),
+        ("FX", [], {}),
+    ],
+)
+def test_timelines(line: str, waits: list[tuple[int, int]], counted: dict[str, int]) -> None:
+    counters: dict[str, int]
+    places, counters = found({7: line})
+    assert [place[1:] for place in places] == waits
+    assert counters == counted
+
+
+def test_threads_do_not_see_each_other() -> None:
+    places, counters = found({7: "--O----I", 8: "----O----I", 9: "-----O"})
+    assert places == [(7, 2, 7), (8, 4, 9), (9, 5, 100)]
+    assert not counters
+
+
+def test_thread_ids_of_any_size() -> None:
+    """Linux gives up to 2^22."""
+    places, counters = found({7: "-O--I", 7 + (1 << 16): "--O--I", 7 + (1 << 21): "I--O--I", 263: "-O-I"})
+    assert places == [(7, 1, 4), (263, 1, 3), (7 + (1 << 16), 2, 5), (7 + (1 << 21), 3, 6)]
+    assert counters == {BEGAN_BEFORE: 1}
+
+
+def test_idle_threads_and_those_without_number_have_no_waits() -> None:
+    assert found({0: "-O---I--O", -1: "-O---I"}) == ([], Losses())
+
+
+def test_lasting_needs_a_recording_that_sees_every_end() -> None:
+    """Only the switches away from a command's own threads: whether it is back nobody knows."""
+    rows = [row(What.SWITCH, at(3), 7, next_tid=8, state=1), row(What.SWITCH, at(9), 8, next_tid=7, state=1)]
+    counters = Losses()
+    waits = find_waits(table(rows), Tasks(), at(20), counters)
+    assert waits.end_ns.tolist() == [at(9)]
+    assert counters == {NO_END: 1, BEGAN_BEFORE: 1}
+
+
+def test_threads_that_are_never_seen_to_go_out_are_none_of_the_recordings() -> None:
+    places, counters = found({7: "-o-i", 8: "---i--i--i", 9: "--i"})
+    assert places == [(7, 1, 3)]
+    assert set(counters) == {BROKEN}
+
+
+@pytest.mark.parametrize(
+    ("line", "waits", "dropped"),
+    [
+        ("--O--------L---I-O---I", [(17, 21)], 1),  # an I and an O may be missing in front of L
+        ("--O---I--O--I--L--O---I", [(2, 6), (18, 22)], 1),  # what is missing came behind 9, or 12
+        ("--O-----IW--L", [(2, 8)], 0),
+        ("L-O-----I", [(2, 8)], 0),
+        ("--O-----L", [], 1),
+    ],
+)
+def test_no_wait_outlasts_a_loss(line: str, waits: list[tuple[int, int]], dropped: int) -> None:
+    places, counters = found({7: line})
+    assert [place[1:] for place in places] == waits
+    assert counters[IN_GAP] == dropped
+
+
+def test_a_loss_lasts_since_the_record_before_on_its_cpu() -> None:
+    rows = [
+        row(What.OUT, at(1), 7, cpu=0),
+        row(What.OUT, at(2), 8, cpu=1),
+        row(What.OUT, at(5), 6, cpu=0),
+        row(What.IN, at(6), 8, cpu=1),
+        row(What.OUT, at(7), 0, cpu=1),
+        row(What.LOST, at(9), -1, cpu=1),  # since 6: thread 8 had come back by then
+        row(What.IN, at(10), 7, cpu=0),
+    ]
+    counters = Losses()
+    waits = find_waits(table(rows), Tasks(), at(20), counters)
+    assert waits.end_ns.tolist() == [at(6)]
+    assert counters == {IN_GAP: 2}
+    rows[5]["cpu"] = -1  # of no known CPU: since any time
+    assert len(find_waits(table(rows), Tasks(), at(20), Losses())) == 0
+
+
+def samples_of(timelines: dict[int, str], last: int = 100) -> Samples:
+    switches, tasks = drawn(timelines)
+    switches.callchain = np.arange(len(switches), dtype=np.int32)
+    samples = wait_samples(switches, tasks, at(last), 3, Losses())
+    samples.check()
+    return samples
+
+
+def test_samples_say_what_is_known() -> None:
+    one = samples_of({7: "--o---W--i"})
+    assert one.time_ns.tolist() == [at(9)] and one.period.tolist() == [7 * US]
+    assert one.switch_out_ns.tolist() == [at(2)] and one.longest_ns.tolist() == [7 * US]
+    assert one.wakeup_ns.tolist() == [at(6)] and one.runq_ns.tolist() == [3 * US]
+    assert one.state.tolist() == [SLEEPING] and one.evsel.tolist() == [3] and one.count.tolist() == [1]
+    assert one.flags.tolist() == [SampleFlag.OFFCPU] and one.syscall.tolist() == [-2]
+    assert (one.tid.tolist(), one.pid.tolist()) == ([7], [1])
+
+
+def test_the_first_wake_up_counts_and_waking_is_better_than_wakeup() -> None:
+    assert samples_of({7: "-o-w-w--i"}).wakeup_ns.tolist() == [at(3)]
+    assert samples_of({7: "-o-w-W-Wi"}).wakeup_ns.tolist() == [at(5)]
+    assert samples_of({7: "Wo------i"}).wakeup_ns.tolist() == [-1]
+    assert samples_of({7: "-o--i-W-o--i"}).wakeup_ns.tolist() == [-1, -1]
+    assert samples_of({7: "-o--i-o", 8: "-------W-i"}).wakeup_ns.tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("waker", [0, 5])
+def test_the_stack_of_a_waker_is_that_of_its_sample(waker: int) -> None:
+    """An interrupt has none of its own."""
+    switches, tasks = drawn({7: "--o---W--i"})
+    switches.callchain = np.arange(len(switches), dtype=np.int32)
+    waking = switches.what == What.WAKING
+    switches.current[waking] = switches.pid[waking] = waker
+    one = wait_samples(switches, tasks, at(100), 3, Losses())
+    assert (one.waker_tid.tolist(), one.waker_pid.tolist()) == ([waker], [waker])
+    interrupt = SampleFlag.WAKER_INTERRUPT if waker == 0 else SampleFlag(0)
+    assert one.flags.tolist() == [SampleFlag.OFFCPU | interrupt]
+    assert one.waker_callchain.tolist() == ([-1] if waker == 0 else np.flatnonzero(waking).tolist())
+
+
+def test_who_could_have_gone_on_only_waits_for_a_cpu() -> None:
+    one = samples_of({7: "-p--W--i"})
+    assert one.flags.tolist() == [SampleFlag.OFFCPU | SampleFlag.PREEMPTED]
+    assert one.runq_ns.tolist() == one.period.tolist() == [6 * US]
+    assert one.wakeup_ns.tolist() == [-1] and one.waker_tid.tolist() == [-1]
+
+
+def test_what_lasts_is_flagged_and_ends_with_the_recording() -> None:
+    one = samples_of({7: "-o--W", 8: "i"}, last=50)
+    assert one.flags.tolist() == [SampleFlag.OFFCPU | SampleFlag.STILL_BLOCKED]
+    assert one.time_ns.tolist() == [at(50)] and one.period.tolist() == [49 * US]
+    assert one.runq_ns.tolist() == [46 * US]
+
+
+@pytest.mark.parametrize(
+    ("line", "stacks"),
+    [
+        ("-SO--I", [0]),
+        ("-SSO--I", [1]),  # the last one before the switch
+        ("-o--i", [0]),  # its own
+        ("-SoO-I", [1]),  # row 1 is the tracepoint's
+        ("-S-I-O--I", [-1]),  # a stack of the time before is none of this wait
+        ("-O--I", [-1]),
+        ("-OS-I", [-1]),
+        ("-O-SI-O-I", [-1, -1]),
+    ],
+)
+def test_stacks_are_those_of_the_switch(line: str, stacks: list[int]) -> None:
+    samples = samples_of({7: line, 8: "-S"})
+    assert samples.callchain.tolist() == stacks
+    none = int(SampleFlag.NO_USER_STACK | SampleFlag.NO_KERNEL_STACK)
+    assert [int(flags) & none for flags in samples.flags] == [none * (stack < 0) for stack in stacks]
+
+
+# Random machines.
+
+
+@dataclass
+class Machine:
+    """CPUs that switch between threads; `rows` is what sched_switch tells, `waits` what really happened."""
+
+    cpus: int
+    threads: int
+    running: list[int] = field(default_factory=list)
+    rows: list[dict[str, int]] = field(default_factory=list)
+    waits: set[tuple[int, int, int]] = field(default_factory=set)
+    out_since: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.running = [0] * self.cpus
+
+    def switch(self, cpu: int, tid: int, time_ns: int) -> None:
+        """Thread `tid`, 0 for idle, runs on a CPU, if it does not on another."""
+        before = self.running[cpu]
+        if tid == before or (tid and tid in self.running):
+            return
+        self.rows.append(row(What.SWITCH, time_ns, before, next_tid=tid, cpu=cpu, state=SLEEPING, pid=1))
+        if before:
+            self.out_since[before] = time_ns
+        if tid in self.out_since:
+            self.waits.add((tid, self.out_since.pop(tid), time_ns))
+        self.running[cpu] = tid
+
+    @property
+    def last_ns(self) -> int:
+        return max((one["time_ns"] for one in self.rows), default=BEGIN)
+
+    def lasting(self) -> set[tuple[int, int, int]]:
+        return {(tid, since, self.last_ns) for tid, since in self.out_since.items()}
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Machine:
+    machine = Machine(draw(st.integers(1, 3)), draw(st.integers(1, 5)))
+    steps = st.tuples(st.integers(0, machine.cpus - 1), st.integers(0, machine.threads), st.integers(1, 9))
+    now = BEGIN
+    for cpu, tid, pause in draw(st.lists(steps, max_size=60)):
+        now += pause
+        machine.switch(cpu, tid, now)
+    return machine
+
+
+def told(rows: list[dict[str, int]], last_ns: int) -> tuple[list[tuple[int, int, int]], Losses]:
+    switches, counters = table(rows), Losses()
+    waits = find_waits(switches, Tasks(), last_ns, counters)
+    begins = switches.time_ns[waits.out]
+    tids = switches.tid[waits.out]
+    return list(zip(tids.tolist(), begins.tolist(), waits.end_ns.tolist(), strict=True)), counters
+
+
+def sees_ends(rows: list[dict[str, int]]) -> bool:
+    return any(one["tid"] == 0 for one in rows)
+
+
+@given(machines())
+def test_what_was_seen_whole_is_found_whole(machine: Machine) -> None:
+    waits, counters = told(machine.rows, machine.last_ns)
+    lasting = machine.lasting() if sees_ends(machine.rows) else set()
+    assert len(waits) == len(set(waits))
+    assert set(waits) == machine.waits | lasting
+    assert not counters[BROKEN] and not counters[NO_BEGIN] and not counters[IN_GAP]
+
+
+@given(machines())
+def test_time_adds_up(machine: Machine) -> None:
+    """Between the first and the last switch of a thread, it either waits or runs."""
+    waits, _ = told(machine.rows, machine.last_ns)
+    for tid in range(1, machine.threads + 1):
+        own = [one for one in machine.rows if tid in (one["tid"], one["next_tid"])]
+        if not own:
+            continue
+        ran = sum(
+            second["time_ns"] - first["time_ns"]
+            for first, second in zip(own, own[1:], strict=False)
+            if first["next_tid"] == tid
+        )
+        ended = sum(
+            end - begin for who, begin, end in waits if who == tid and (tid, begin, end) in machine.waits
+        )
+        assert ran + ended == own[-1]["time_ns"] - own[0]["time_ns"]
+
+
+@given(machines(), st.randoms(use_true_random=False))
+def test_the_order_of_the_file_does_not_matter(machine: Machine, random: object) -> None:
+    rows = list(machine.rows)
+    random.shuffle(rows)  # type: ignore[attr-defined]
+    assert told(rows, machine.last_ns) == told(machine.rows, machine.last_ns)
+
+
+@given(machines())
+def test_a_switch_seen_twice_counts_once(machine: Machine) -> None:
+    records = [
+        row(what, one["time_ns"], one[name], cpu=one["cpu"])
+        for one in machine.rows
+        for what, name in ((What.OUT, "tid"), (What.IN, "next_tid"))
+    ]
+    waits, _ = told(machine.rows, machine.last_ns)
+    both, _ = told([*records, *machine.rows], machine.last_ns)
+    alone, _ = told(records, machine.last_ns)
+    assert both == alone
+    assert set(waits) <= set(both) == machine.waits | machine.lasting()
+
+
+@given(machines(), st.data())
+def test_only_own_switches_give_only_true_waits(machine: Machine, data: st.DataObject) -> None:
+    """perf record COMMAND, without -a: switch-outs of the command's own threads, to whatever comes next."""
+    own = data.draw(st.sets(st.integers(1, machine.threads)))
+    rows = [one for one in machine.rows if one["tid"] in own]
+    waits, _ = told(rows, machine.last_ns)
+    assert set(waits) <= machine.waits
+
+
+@settings(max_examples=300)
+@given(machines(), st.data())
+def test_losses_give_only_true_waits(machine: Machine, data: st.DataObject) -> None:
+    """Each ring loses runs of records, and says so in front of the next one."""
+    rows = []
+    for cpu in range(machine.cpus):
+        ring = [one for one in machine.rows if one["cpu"] == cpu]
+        kept = data.draw(st.lists(st.booleans(), min_size=len(ring), max_size=len(ring)))
+        kept = [*kept[:-1], True][: len(ring)]
+        for place, one in enumerate(ring):
+            if kept[place] and place and not kept[place - 1]:
+                rows.append(row(What.LOST, one["time_ns"], -1, cpu=cpu))
+            rows += [one] if kept[place] else []
+    waits, counters = told(rows, machine.last_ns)
+    assert all(end >= begin for _, begin, end in waits)
+    assert set(waits) <= machine.waits | machine.lasting()
+    if all("next_tid" in one for one in rows):
+        assert not counters[IN_GAP]
+
+
+@given(machines(), st.data())
+def test_whatever_is_missing_waits_do_not_overlap(machine: Machine, data: st.DataObject) -> None:
+    """Even if nothing says that records are missing."""
+    kept = data.draw(st.lists(st.booleans(), min_size=len(machine.rows), max_size=len(machine.rows)))
+    waits, _ = told([one for one, keep in zip(machine.rows, kept, strict=True) if keep], machine.last_ns)
+    for (tid, _, end), (next_tid, begin, next_end) in zip(waits, waits[1:], strict=False):
+        assert tid < next_tid or (tid == next_tid and end <= begin <= next_end)

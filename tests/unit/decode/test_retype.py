@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Raw off-cpu samples: whose they are, what the collector adds, and what it says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders.recording import (
+    BASE,
+    DUMMY_TIME,
+    KERNEL,
+    USER,
+    S,
+    comm,
+    event,
+    raw_wait,
+    sample,
+    side,
+    task,
+    write,
+)
+
+from perf_offcpu.abi import counters as counters_abi
+from perf_offcpu.abi import offcpu
+from perf_offcpu.abi.records import RecordType
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.decode.swapped_ids import FOREIGN_IDS
+from perf_offcpu.decode.trim_stacks import GARBAGE
+from perf_offcpu.model.recording import Recording, SampleFlag
+from perf_offcpu.perfdata import losses
+from perf_offcpu.perfdata.events import EventSpec
+
+CLOCK = event("cpu-clock", (1,), BASE | S.CALLCHAIN)
+WAITS = event("offcpu-time", (3,), BASE | S.RAW)
+
+
+def load(path: Path, *records: bytes, more: tuple[EventSpec, ...] = ()) -> Recording:
+    recording = load_recording(write(path / "x.data", [CLOCK, WAITS, *more], records))
+    recording.check()
+    return recording
+
+
+def pair(low: int, high: int, time: int, path: Path, *known: bytes) -> tuple[int, int, bool]:
+    """(pid, tid, exchanged) of a sample of upstream's."""
+    table = load(path, *known, sample(WAITS, time=time, raw=raw_wait(low, high, 10, [USER, 9]))).samples
+    return int(table.pid[0]), int(table.tid[0]), bool(table.flags[0] & SampleFlag.REPAIRED_IDS)
+
+
+LEADER, THREAD = comm(CLOCK, 70, 70, "main"), comm(CLOCK, 70, 71, "thread")
+
+
+@pytest.mark.parametrize("time", [500, DUMMY_TIME])
+def test_the_recording_knows_better_than_the_path(time: int, tmp_path: Path) -> None:
+    assert pair(71, 70, time, tmp_path, LEADER, THREAD) == (70, 71, True)
+    assert pair(70, 71, time, tmp_path, LEADER, THREAD) == (70, 71, False)
+    assert pair(70, 70, time, tmp_path, LEADER) == (70, 70, False)
+
+
+def test_of_unknown_threads_the_path_decides(tmp_path: Path) -> None:
+    """Sent directly: tid first. At the end: pid first."""
+    assert pair(71, 70, 500, tmp_path) == (70, 71, True)
+    assert pair(70, 71, DUMMY_TIME, tmp_path) == (70, 71, False)
+
+
+def test_a_thread_that_has_ended_is_known(tmp_path: Path) -> None:
+    ended = task(CLOCK, RecordType.EXIT, 70, 71, 400)
+    assert pair(70, 71, 500, tmp_path, LEADER, ended) == (70, 71, False)
+
+
+def test_the_bogus_33rd_frame_is_none(tmp_path: Path) -> None:
+    chain = [USER, *range(0x1000, 0x1021)]
+    recording = load(tmp_path, sample(WAITS, time=5, raw=raw_wait(7, 7, 10, chain, cgroup=9)))
+    assert len(recording.callchains.row(int(recording.samples.callchain[0]))) == 33
+
+
+def extended(path: Path, **values: Any) -> Recording:
+    """A wait of our collector's, with these fields of its extension."""
+    told = {one.name: 0 for one in offcpu.EXTENSION.fields} | {
+        "magic": offcpu.EXTENSION_MAGIC, "version": 1, "nwords": offcpu.EXTENSION_WORDS, "kind": 1,
+    }  # fmt: skip
+    raw = raw_wait(70, 71, 900, [KERNEL, 1 << 63, USER, 9], cgroup=5)[:-4]
+    raw += offcpu.EXTENSION.pack(told | values) + bytes(4)
+    return load(path, LEADER, THREAD, sample(WAITS, time=2000, raw=raw))
+
+
+def test_what_is_unknown_is_not_0(tmp_path: Path) -> None:
+    table = extended(
+        tmp_path, runq_ns=2**64 - 1, prev_state=2**32 - 1, longest_ns=2**64 - 1, syscall=-2
+    ).samples
+    sentinels = ("state", "wakeup_ns", "runq_ns", "switch_out_ns", "longest_ns", "waker_tid")
+    assert [int(getattr(table, name)[0]) for name in sentinels] == [-1] * 6
+    assert (int(table.syscall[0]), int(table.count[0])) == (-2, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "flag"),
+    [
+        ({"kind": 2}, SampleFlag.AGGREGATED),
+        ({"kind": 3}, SampleFlag.STILL_BLOCKED),
+        ({"kind": 4}, SampleFlag.BEGAN_BEFORE),
+        ({"flags": 1}, SampleFlag.PREEMPTED),
+        ({"lost": 1}, SampleFlag.NO_USER_STACK),
+        ({"lost": 2}, SampleFlag.NO_KERNEL_STACK),
+        ({"lost": 8}, SampleFlag.TRUNCATED),
+        ({"kind": 999}, SampleFlag(0)),
+    ],
+)
+def test_what_kind_of_wait(values: dict[str, int], flag: SampleFlag, tmp_path: Path) -> None:
+    recording = extended(tmp_path, **values)
+    assert int(recording.samples.flags[0]) == flag | SampleFlag.OFFCPU
+    assert not recording.samples.flags[0] & SampleFlag.REPAIRED_IDS
+
+
+@pytest.mark.parametrize("nwords", [0, offcpu.EXTENSION_WORDS - 1])
+def test_an_extension_that_is_too_short_is_none(nwords: int, tmp_path: Path) -> None:
+    table = extended(tmp_path, nwords=nwords, count=5).samples
+    assert (table.period.tolist(), table.count.tolist()) == ([900], [1])
+
+
+def test_the_collectors_own_account(tmp_path: Path) -> None:
+    """Not a sample of the machine's; of several, from the first begin to the last end."""
+    spec = event(counters_abi.EVENT_NAME, (9,), BASE | S.RAW, config=10)
+    counts = {b"waits-lost": 3, b"new\x1b": 2, b"samples": 8, b"ring-full": 0}
+    lost = [{"events": events, "ns": 0, "name": name} for name, events in counts.items()]
+    payloads = [
+        counters_abi.COUNTERS.pack(
+            {"magic": counters_abi.MAGIC, "version": 1, "nr": 4, "begin_ns": begin, "end_ns": begin + 50,
+             "threshold_ns": 7, "counters": lost}
+        ) for begin in (100, 20)
+    ]  # fmt: skip
+    samples = [sample(spec, time=5, raw=payload + bytes(4)) for payload in payloads]
+    broken = sample(spec, time=5, raw=payloads[0][:36])
+    recording = load(tmp_path, *samples, broken, more=(spec,))
+    assert len(recording.samples) == 0
+    meta = recording.meta
+    assert (meta.begin_ns, meta.end_ns, meta.threshold_ns) == (20, 150, 7)
+    assert recording.losses == {
+        "waits lost: neither sent nor summed": 6, "collector: new\x1b": 4, losses.BAD_SAMPLE: 1,
+    }  # fmt: skip
+
+
+def mapping(pid: int, addr: int, path: str, time: int = 0) -> bytes:
+    return side(
+        CLOCK, RecordType.MMAP2, 2, time=time, pid=pid, tid=pid, addr=addr, len=0x1000, pgoff=0, maj=8, min=1,
+        ino=5, ino_generation=0, prot=5, flags=2, filename=path.encode(),
+    )  # fmt: skip
+
+
+def chain_of(path: Path, chain: list[int], *known: bytes) -> tuple[list[int], int]:
+    recording = load(path, LEADER, *known, sample(CLOCK, pid=70, tid=70, time=900, callchain=chain))
+    return recording.callchains.row(int(recording.samples.callchain[0])).tolist(), recording.losses.get(
+        GARBAGE, 0
+    )
+
+
+def test_garbage_is_cut_at_the_root_only(tmp_path: Path) -> None:
+    """A return address may stand right behind its mapping; the innermost frame stays whatever it is."""
+    code = mapping(70, 0x400000, "/bin/main")
+    chain = [USER, 0x10, 0x400010, 0x20, 0x401000, 0x30, 0x40]
+    assert chain_of(tmp_path, chain, code) == (chain[:5], 2)
+    assert chain_of(tmp_path, [USER, 0x10, 0x20], code) == ([USER, 0x10], 1)
+    assert chain_of(tmp_path, [KERNEL, 1 << 63, USER, 0x10], code) == ([KERNEL, 1 << 63, USER, 0x10], 0)
+
+
+def test_of_a_process_without_maps_nothing_is_cut(tmp_path: Path) -> None:
+    assert chain_of(tmp_path, [USER, 0x10, 0x20]) == ([USER, 0x10, 0x20], 0)
+
+
+def test_ids_of_another_pid_namespace_are_named(tmp_path: Path) -> None:
+    """perf in a container: BPF says 4070, the kernel's records 70."""
+    foreign = sample(WAITS, time=5, raw=raw_wait(4071, 4070, 10, [USER, 9]))
+    known = sample(WAITS, time=6, raw=raw_wait(71, 70, 10, [USER, 9]))
+    assert load(tmp_path, LEADER, THREAD, foreign, known).losses == {FOREIGN_IDS: 1}
+    assert load(tmp_path, foreign).losses == {}, "nobody is known: nothing to compare with"

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Separate debug files, files by build-id, and files that are not the recorded ones."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from perf_offcpu.objects.debug_files import debug_link
+from perf_offcpu.objects.elf.functions import elf_build_id, load_elf_symbols
+from perf_offcpu.objects.elf.image import open_elf
+from perf_offcpu.objects.files import Cause, find_object, open_object
+from perf_offcpu.objects.search import Search, by_build_id
+
+PROGRAM = """
+#include <unistd.h>
+static int __attribute__((noinline)) hidden(int n) { return n * 3 + getpid(); }
+int main(int argc, char **argv) { (void)argv; return argc > 1 ? (int)sleep(100) : hidden(argc); }
+"""
+
+
+class Built:
+    """A program, the same stripped, and its debug file."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.whole, self.stripped, self.debug = (directory / name for name in ("whole", "program", "d.debug"))
+        (directory / "program.c").write_text(PROGRAM)
+        run("gcc", "-O1", "-g", *options, "-o", self.whole, directory / "program.c")
+        run("objcopy", "--only-keep-debug", self.whole, self.debug)
+        run("strip", "-o", self.stripped, self.whole)
+        self.build_id = elf_build_id(str(self.whole))
+
+
+def run(*command: str | Path) -> None:
+    subprocess.run(command, check=True, timeout=60)
+
+
+def link_debug(built: Built) -> None:
+    run("objcopy", f"--add-gnu-debuglink={built.debug}", built.stripped)
+
+
+def is_named(path: Path, search: Search) -> bool:
+    """Whether the local function that only debug files know is known."""
+    elf = load_elf_symbols(str(path), search)
+    return "hidden" in elf.symbols.names(range(len(elf.symbols)))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return Built(tmp_path_factory.mktemp("built"), "-Wl,--build-id=sha1")
+
+
+@pytest.fixture(scope="module")
+def without_id(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return Built(tmp_path_factory.mktemp("without"), "-Wl,--build-id=none")
+
+
+@pytest.fixture
+def copy(built: Built, tmp_path: Path) -> Path:
+    """The stripped program where no debug file is near."""
+    return Path(shutil.copy(built.stripped, tmp_path / "program"))
+
+
+def put(source: Path, target: str) -> None:
+    Path(target).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source, target)
+
+
+@pytest.mark.parametrize(
+    ("place", "tail"), [("debug_roots", ".debug"), ("buildid_dir", "/debug"), ("symfs", "/debug")]
+)
+def test_debug_files_are_found_by_build_id(
+    built: Built, copy: Path, tmp_path: Path, place: str, tail: str
+) -> None:
+    root = str(tmp_path / "root")
+    search = Search(debug_roots=(root,)) if place == "debug_roots" else Search(**{place: root})
+    assert not is_named(copy, search)
+    put(built.debug, by_build_id(root, built.build_id, tail))
+    assert is_named(copy, search)
+
+
+def test_debug_roots_stand_below_symfs_too(built: Built, copy: Path, tmp_path: Path) -> None:
+    put(built.debug, by_build_id(f"{tmp_path}/sys/usr/lib/debug", built.build_id, ".debug"))
+    assert is_named(copy, Search(symfs=str(tmp_path / "sys")))
+
+
+def test_debuginfods_cache_is_used(built: Built, tmp_path: Path) -> None:
+    put(built.debug, f"{tmp_path}/{built.build_id.hex()}/debuginfo")
+    put(built.stripped, f"{tmp_path}/{built.build_id.hex()}/executable")
+    found = find_object("/gone", built.build_id, Search(debuginfod_dir=str(tmp_path)))
+    assert found.elf is not None
+    assert found.elf.full
+
+
+@pytest.mark.parametrize("where", ["", ".debug/", "root/"])
+def test_a_debuglink_leads_to_the_file_of_the_right_crc(
+    without_id: Built, tmp_path: Path, where: str
+) -> None:
+    program = tmp_path / "bin" / "program"
+    link_debug(without_id)
+    put(without_id.stripped, str(program))
+    root = tmp_path / "root"
+    directory = Path(f"{root}{program.parent}") if where == "root/" else program.parent / where
+    search = Search(debug_roots=(str(root),))
+    assert not is_named(program, search)
+    put(without_id.debug, str(directory / "d.debug"))
+    assert is_named(program, search)
+    with (directory / "d.debug").open("ab") as file:
+        file.write(b"changed")
+    assert not is_named(program, search)
+
+
+def test_the_crc_is_that_of_the_file(without_id: Built) -> None:
+    link_debug(without_id)
+    with open_elf(str(without_id.stripped)) as image:
+        assert debug_link(image) == ("d.debug", zlib.crc32(without_id.debug.read_bytes()))
+
+
+def test_a_build_id_outweighs_a_debuglink(built: Built, without_id: Built, tmp_path: Path) -> None:
+    """The linked file is of another build: its name does not help."""
+    other = Built(tmp_path / "other", "-Wl,--build-id=sha1", "-DOTHER", "-O2")
+    put(built.stripped, str(tmp_path / "program"))
+    run("objcopy", f"--add-gnu-debuglink={other.debug}", tmp_path / "program")
+    put(other.debug, str(tmp_path / "d.debug"))
+    assert not is_named(tmp_path / "program", Search())
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", "", "a\x1bb"])
+def test_a_debuglink_cannot_leave_its_directory(tmp_path: Path, name: str) -> None:
+    from perf_offcpu.objects.search import debug_by_link
+
+    assert list(debug_by_link(str(tmp_path / "program"), name, Search())) == []
+
+
+def test_debug_files_with_the_objects_own_path_need_its_build_id(
+    built: Built, without_id: Built, tmp_path: Path
+) -> None:
+    search = Search(debug_roots=(str(tmp_path / "root"),))
+    for name, one, is_found in (("with", built, True), ("without", without_id, False)):
+        put(one.stripped, f"{tmp_path}/{name}/program")
+        put(one.debug, f"{tmp_path}/root{tmp_path}/{name}/program.debug")
+        assert is_named(tmp_path / name / "program", search) == is_found
+
+
+def test_an_object_is_found_by_its_build_id_alone(built: Built, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    search = Search(buildid_dir=cache)
+    assert find_object("/gone/program", built.build_id, search).cause is Cause.MISSING
+    put(built.whole, by_build_id(cache, built.build_id, "/elf"))
+    assert find_object("/gone/program", built.build_id, search).elf is not None
+    assert find_object("/gone/program (deleted)", built.build_id, search).elf is not None
+    assert find_object("/gone/program", b"", search).cause is Cause.MISSING
+
+
+def test_what_lies_under_a_build_id_must_have_it(built: Built, tmp_path: Path) -> None:
+    wrong = bytes(20)
+    put(built.whole, by_build_id(str(tmp_path), wrong, "/elf"))
+    assert find_object("/gone/program", wrong, Search(buildid_dir=str(tmp_path))).cause is Cause.MISSING
+
+
+def test_a_debug_file_is_not_taken_for_the_object(built: Built, tmp_path: Path) -> None:
+    """It has no bytes of code, and its program headers say nothing of the object's."""
+    put(built.debug, by_build_id(str(tmp_path), built.build_id, "/elf"))
+    assert find_object("/gone/program", built.build_id, Search(buildid_dir=str(tmp_path))).elf is None
+
+
+def test_another_build_at_the_path_does_not_hide_the_recorded_one(built: Built, tmp_path: Path) -> None:
+    put(built.whole, by_build_id(str(tmp_path), built.build_id, "/elf"))
+    here = os.path.realpath(sys.executable)
+    assert find_object(here, built.build_id, Search(buildid_dir=str(tmp_path))).elf is not None
+    assert find_object(here, built.build_id, Search()).cause is Cause.OTHER_BUILD
+
+
+def test_without_a_build_id_a_file_changed_since_is_refused(without_id: Built) -> None:
+    changed = os.stat(without_id.whole).st_mtime_ns
+    path = str(without_id.whole)
+    assert find_object(path, changed_after_ns=changed - 1).cause is Cause.CHANGED
+    assert find_object(path, changed_after_ns=changed).cause is None
+    assert find_object(path, changed_after_ns=0).cause is None
+
+
+class TestProcesses:
+    """The file is gone from its path, but a process has it mapped."""
+
+    @pytest.fixture
+    def running(self, built: Built, tmp_path: Path) -> Iterator[tuple[Path, int]]:
+        program = Path(shutil.copy(built.whole, tmp_path / "running"))
+        with subprocess.Popen([program, "sleep"]) as process:
+            while str(program) not in Path(f"/proc/{process.pid}/maps").read_text():  # until execve() is over
+                assert process.poll() is None
+            yield program, process.pid
+            process.kill()
+
+    def test_a_deleted_program_is_found_through_its_process(
+        self, built: Built, running: tuple[Path, int]
+    ) -> None:
+        program, pid = running
+        program.unlink()
+        name = f"{program} (deleted)"
+        assert find_object(name, built.build_id, Search(processes=True), [pid]).elf is not None
+        assert find_object(name, built.build_id, Search(), [pid]).cause is Cause.DELETED
+        assert find_object(name, b"", Search(processes=True), [pid]).cause is Cause.DELETED
+        assert find_object(name, bytes(20), Search(processes=True), [pid]).cause is Cause.DELETED
+
+    def test_another_root_is_looked_into(self, built: Built, tmp_path: Path) -> None:
+        """As in a container: the path is the process's own."""
+        root = tmp_path / "root"
+        put(static(tmp_path), f"{root}/bin/run")
+        put(built.whole, f"{root}/app/program")
+        with subprocess.Popen(["chroot", root, "/bin/run", "sleep"]) as process:
+            try:
+                while os.readlink(f"/proc/{process.pid}/root") != str(root):
+                    assert process.poll() is None
+                search = Search(processes=True)
+                found = find_object("/app/program", built.build_id, search, [process.pid])
+                assert found.elf is not None
+                assert found.elf.path.startswith(f"/proc/{process.pid}/root/")
+            finally:
+                process.kill()
+
+
+def static(directory: Path) -> Path:
+    (directory / "static.c").write_text(PROGRAM)
+    run("gcc", "-static", "-o", directory / "static", directory / "static.c")
+    return directory / "static"
+
+
+def test_links_to_acting_files_are_not_opened_wherever_they_stand(built: Built, tmp_path: Path) -> None:
+    link = Path(by_build_id(str(tmp_path), built.build_id, "/elf"))
+    link.parent.mkdir(parents=True)
+    link.symlink_to("/proc/version")
+    with ExitStack() as stack, pytest.raises(Exception, match="no such file"):
+        open_object("/gone", built.build_id, Search(buildid_dir=str(tmp_path)), (), stack)

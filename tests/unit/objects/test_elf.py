@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ELF files: hand-made ones of every kind, freshly compiled ones, and this system's own."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import random
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders.elf import (
+    AARCH64,
+    ABS,
+    ARM,
+    DATA,
+    EXEC,
+    GNU_IFUNC,
+    HIDDEN,
+    LOCAL,
+    NOTYPE,
+    OBJECT,
+    REL,
+    TEXT,
+    ElfBuilder,
+    Load,
+    R,
+    Sec,
+    Sym,
+    X,
+)
+from elftools.elf.elffile import ELFFile
+
+from perf_offcpu.errors import FormatError
+from perf_offcpu.objects.elf.functions import ElfFile, elf_build_id, load_elf_symbols, read_elf_symbols
+from perf_offcpu.objects.elf.image import ElfImage
+from perf_offcpu.objects.elf.source import BytesSource
+from perf_offcpu.objects.search import Search
+from perf_offcpu.objects.symtab import NO_ADDRESS
+
+KINDS = [(64, "<"), (64, ">"), (32, "<"), (32, ">")]
+FUNCTIONS = "TtWwi"  # nm's letters for code symbols, "i" for IFUNCs
+
+PROGRAM = """
+#include <stdio.h>
+#include <string.h>
+static int __attribute__((noinline)) hidden(int n) { return n * 3 + (int)strlen("x"); }
+int __attribute__((noinline)) shown(int n) { return hidden(n) + getchar(); }
+int main(int argc, char **argv) { (void)argv; return printf("%d", shown(argc)); }
+"""
+
+
+def read(builder: ElfBuilder) -> ElfFile:
+    return read_elf_symbols(ElfImage(BytesSource(builder.build()), "made"))
+
+
+def names_at(elf: ElfFile, *addresses: int) -> list[str]:
+    rows = elf.symbols.lookup(np.array(addresses, np.uint64))
+    return [elf.symbols.name(row) if row >= 0 else "" for row in rows.tolist()]
+
+
+def compiled(directory: Path, *options: str) -> Path:
+    """PROGRAM, compiled."""
+    source, program = directory / "program.c", directory / "program"
+    source.write_text(PROGRAM)
+    subprocess.run(["gcc", "-O1", *options, "-o", program, source], check=True, timeout=60)
+    return program
+
+
+def mapped(*beginnings: str) -> str | None:
+    """A file that this process has mapped, by the beginning of its name."""
+    paths = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line]
+    return next((path for path in paths if Path(path).name.startswith(beginnings)), None)
+
+
+def libc() -> str:
+    """The C library of this process."""
+    path = mapped("libc.so", "libc-2")
+    assert path is not None, "no C library is mapped"
+    return path
+
+
+def interpreter() -> str:
+    """Where Python's own functions are: the program, or its library."""
+    return mapped("libpython3") or os.path.realpath(sys.executable)
+
+
+class TestHandMade:
+    @pytest.mark.parametrize(("bits", "order"), KINDS)
+    def test_functions_of_either_class_and_byte_order(self, bits: int, order: str) -> None:
+        symbols = [Sym("main", 0x1100, 0x20), Sym("helper", 0x1200, 0x10, bind=LOCAL)]
+        elf = read(ElfBuilder(symbols, bits=bits, order=order, build_id=bytes(range(20))))
+        assert names_at(elf, 0x1100, 0x111F, 0x1120, 0x1200) == ["main", "main", "", "helper"]
+        assert elf.build_id == bytes(range(20))
+        assert elf.full
+
+    @pytest.mark.parametrize(("bits", "order"), KINDS)
+    def test_segments_of_either_class_and_byte_order(self, bits: int, order: str) -> None:
+        loads = [Load(0, 0x400000, 0x500, flags=R), Load(0x1000, 0x402000, 0x800, 0x900)]
+        elf = read(ElfBuilder([Sym("f", 0x1000)], loads=loads, bits=bits, order=order, type=EXEC))
+        assert elf.loads.vaddr.tolist() == [0x400000, 0x402000]
+        assert elf.loads.memsz.tolist() == [0x500, 0x900]
+        offsets = np.array([0, 0x4FF, 0x1000, 0x17FF], np.uint64)
+        assert elf.file_offset_to_vaddr(offsets).tolist() == [0x400000, 0x4004FF, 0x402000, 0x4027FF]
+
+    def test_what_names_code_is_what_perf_accepts(self) -> None:
+        note = Sec(".gnu.warning.f", data=b"x", flags=0)
+        symbols = [
+            Sym("function", 0x1000, 8),
+            Sym("ifunc", 0x1010, 8, type=GNU_IFUNC),
+            Sym("label_in_text", 0x1020, 8, type=NOTYPE),
+            Sym("hidden_label", 0x1030, 8, type=NOTYPE, other=HIDDEN),
+            Sym("object_in_text", 0x1040, 8, type=OBJECT),
+            Sym("undefined", 0x1050, 8, section=0),
+            Sym("absolute", 0x1060, 8, section=ABS),
+            Sym("not_loaded", 0x1070, 8, section=".gnu.warning.f"),
+            Sym("label_in_data", 0x3000, 8, type=NOTYPE, section=".data"),
+            Sym("", 0x1080, 8),
+        ]
+        elf = read(ElfBuilder(symbols, sections=[TEXT, DATA, note]))
+        assert elf.symbols.names(range(len(elf.symbols))) == ["function", "ifunc", "label_in_text"]
+
+    def test_a_function_without_size_ends_at_data_or_with_its_section(self) -> None:
+        symbols = [
+            Sym("asm", 0x1000),
+            Sym("table", 0x1080, 8, type=OBJECT),
+            Sym("last", 0x1F00),
+            Sym("far", 0x9000, 8, section=".far"),
+        ]
+        far = Sec(".far", addr=0x9000, data=bytes(16))
+        elf = read(ElfBuilder(symbols, sections=[TEXT, far]))
+        assert names_at(elf, 0x107F, 0x1080, 0x1FFF, 0x2000, 0x9000) == ["asm", "", "last", "", "far"]
+
+    def test_mapping_symbols_of_arm_are_no_functions(self) -> None:
+        symbols = [Sym("f", 0x1000, 8), Sym("$x", 0x1004, type=NOTYPE), Sym("$d.7", 0x1100, type=NOTYPE)]
+        symbols += [Sym("$tmp", 0x1200, 8)]
+        elf = read(ElfBuilder(symbols, machine=AARCH64))
+        assert elf.symbols.names(range(len(elf.symbols))) == ["f", "$tmp"]
+
+    def test_the_thumb_bit_is_no_part_of_the_address(self) -> None:
+        elf = read(ElfBuilder([Sym("thumb", 0x1001, 8)], machine=ARM, bits=32))
+        assert elf.symbols.start.tolist() == [0x1000]
+
+    def test_dynsym_alone_is_used_and_said(self) -> None:
+        elf = read(ElfBuilder(dynamic=[Sym("exported", 0x1000, 8)]))
+        assert names_at(elf, 0x1000) == ["exported"]
+        assert not elf.full
+
+    def test_both_tables_are_merged(self) -> None:
+        elf = read(ElfBuilder([Sym("local", 0x1000, 8)], [Sym("exported", 0x1010, 8)]))
+        assert names_at(elf, 0x1000, 0x1010) == ["local", "exported"]
+
+    def test_mini_debug_info_is_unpacked(self) -> None:
+        inner = ElfBuilder([Sym("local", 0x1010, 8, bind=LOCAL)]).build()
+        packed = Sec(".gnu_debugdata", data=lzma.compress(inner), flags=0)
+        elf = read(ElfBuilder(dynamic=[Sym("exported", 0x1000, 8)], sections=[TEXT, packed]))
+        assert names_at(elf, 0x1000, 0x1010) == ["exported", "local"]
+
+    def test_an_unlinked_object_is_refused(self) -> None:
+        with pytest.raises(FormatError, match="type 1 is not an executable or shared object"):
+            read(ElfBuilder([Sym("f", 0)], type=REL))
+
+
+class TestFileOffsets:
+    def test_the_executable_segment_wins_where_two_hold_a_byte(self) -> None:
+        loads = [Load(0, 0, 0x2000, flags=R), Load(0x1000, 0x5000, 0x1000, flags=R | X)]
+        elf = read(ElfBuilder([Sym("f", 0x1000)], loads=loads))
+        offsets = np.array([0xFFF, 0x1000, 0x1FFF], np.uint64)
+        assert elf.file_offset_to_vaddr(offsets).tolist() == [0xFFF, 0x5000, 0x5FFF]
+
+    def test_the_rest_of_an_executable_segments_pages_belongs_to_it(self) -> None:
+        elf = read(ElfBuilder([Sym("f", 0x1000)], loads=[Load(0x1100, 0x401100, 0x200)]))
+        offsets = np.array([0xFFF, 0x1000, 0x1FFF, 0x2000], np.uint64)
+        assert elf.file_offset_to_vaddr(offsets).tolist() == [
+            *(int(NO_ADDRESS), 0x401000, 0x401FFF, int(NO_ADDRESS))
+        ]
+
+    def test_segments_that_wrap_around_hold_nothing(self) -> None:
+        elf = read(ElfBuilder([Sym("f", 0x1000)], loads=[Load(2**64 - 16, 0, 32), Load(0, 2**64 - 16, 32)]))
+        assert not len(elf.loads)
+        assert elf.file_offset_to_vaddr(np.array([0, 5], np.uint64)).tolist() == [int(NO_ADDRESS)] * 2
+
+    @pytest.mark.parametrize("options", [("-no-pie",), ("-fPIE", "-pie")])
+    def test_code_is_found_where_the_kernel_maps_it(self, tmp_path: Path, options: tuple[str, ...]) -> None:
+        """A running program's own map, and where it says that `main` is, against our arithmetic."""
+        source, program = tmp_path / "where.c", tmp_path / "where"
+        source.write_text(
+            '#include <stdio.h>\nint main(void) { printf("%p\\n", (void *)main); fflush(stdout);'
+            ' FILE *f = fopen("/proc/self/maps", "r"); char l[512];'
+            " while (fgets(l, sizeof l, f)) fputs(l, stdout); return 0; }\n"
+        )
+        subprocess.run(["gcc", "-O1", *options, "-o", program, source], check=True, timeout=60)
+        lines = subprocess.run([program], check=True, timeout=20, capture_output=True, text=True).stdout
+        first, *maps = lines.splitlines()
+        ip = int(first, 16)
+        for line in maps:
+            span, _, pgoff, *_ = line.split()
+            start, end = (int(part, 16) for part in span.split("-"))
+            if start <= ip < end:
+                elf = load_elf_symbols(str(program))
+                vaddr = elf.file_offset_to_vaddr(np.array([ip - start + int(pgoff, 16)], np.uint64))
+                assert names_at(elf, int(vaddr[0])) == ["main"]
+                assert elf.symbols.start_of(int(elf.symbols.lookup(vaddr)[0])) == int(vaddr[0])
+                return
+        pytest.fail("main lies in no mapping")
+
+
+class TestSeparateDebugFiles:
+    def test_the_debug_file_of_the_same_build_gives_local_functions(self, tmp_path: Path) -> None:
+        program = compiled(tmp_path, "-Wl,--build-id=0xabcdef0123456789")
+        debug = tmp_path / "debug" / ".build-id" / "ab" / "cdef0123456789.debug"
+        debug.parent.mkdir(parents=True)
+        subprocess.run(["objcopy", "--only-keep-debug", program, debug], check=True, timeout=60)
+        whole = load_elf_symbols(str(program))
+        subprocess.run(["strip", program], check=True, timeout=60)
+        stripped = load_elf_symbols(str(program))
+        again = load_elf_symbols(
+            str(program), Search(debug_roots=(str(tmp_path / "nothing"), str(tmp_path / "debug")))
+        )
+        assert "hidden" not in stripped.symbols.names(range(len(stripped.symbols)))
+        assert again.symbols.names(range(len(again.symbols))) == whole.symbols.names(
+            range(len(whole.symbols))
+        )
+        assert "hidden" in whole.symbols.names(range(len(whole.symbols)))
+        assert (stripped.full, again.full) == (False, True)
+
+    @pytest.mark.parametrize("content", [b"", b"no ELF", ElfBuilder([Sym("f", 1)], build_id=b"ot").build()])
+    def test_a_damaged_or_foreign_debug_file_is_passed_over(self, tmp_path: Path, content: bytes) -> None:
+        program, debug = tmp_path / "program", tmp_path / ".build-id" / "61" / "62.debug"
+        program.write_bytes(ElfBuilder(dynamic=[Sym("exported", 0x1000, 8)], build_id=b"ab").build())
+        debug.parent.mkdir(parents=True)
+        debug.write_bytes(content)
+        elf = load_elf_symbols(str(program), Search(debug_roots=(str(tmp_path),)))
+        assert names_at(elf, 0x1000) == ["exported"]
+
+
+class TestPlt:
+    @pytest.mark.parametrize(
+        "options",
+        [
+            ("-no-pie", "-Wl,-z,lazy", "-fcf-protection=none"),
+            ("-pie", "-fPIE", "-Wl,-z,lazy", "-fcf-protection=full", "-Wl,-z,ibtplt"),
+            ("-pie", "-fPIE", "-Wl,-z,now"),
+        ],
+    )
+    def test_stubs_are_named_as_objdump_names_them(self, tmp_path: Path, options: tuple[str, ...]) -> None:
+        program = compiled(tmp_path, *options)
+        elf = load_elf_symbols(str(program))
+        listing = subprocess.run(
+            ["objdump", "-d", "-j", ".plt", "-j", ".plt.sec", "-j", ".plt.got", program],
+            check=False,  # 1: one of the sections is not there
+            timeout=60,
+            capture_output=True,
+            text=True,
+        ).stdout
+        stubs = {
+            int(line.split()[0], 16): line.split("<")[1].split(">")[0].split("@")[0]
+            for line in listing.splitlines()
+            if line.endswith("@plt>:")
+        }
+        assert {"printf", "getchar"} & {name.removesuffix("_chk").strip("_") for name in stubs.values()}
+        for address, name in stubs.items():
+            assert names_at(elf, address, address + 5) == [f"{name}@plt"] * 2
+
+    def test_a_static_programs_ifunc_stubs_carry_the_functions_name(self, tmp_path: Path) -> None:
+        elf = load_elf_symbols(str(compiled(tmp_path, "-static")))
+        names = elf.symbols.names(range(len(elf.symbols)))
+        stubs = [name.removesuffix("@plt") for name in names if name.endswith("@plt")]
+        assert stubs
+        assert set(stubs) & {"strlen", "memcpy", "strchr", "__strchrnul", "strchrnul", "mempcpy"}
+
+
+class TestThisSystem:
+    """Against pyelftools and binutils, on files that nobody made for this test."""
+
+    @pytest.mark.parametrize("path", [libc(), os.path.realpath(sys.executable)])
+    def test_headers_are_those_that_pyelftools_reads(self, path: str) -> None:
+        elf = load_elf_symbols(path)
+        with open(path, "rb") as file:
+            other = ELFFile(file)
+            loads = [s for s in other.iter_segments() if s["p_type"] == "PT_LOAD"]
+            for field in ("offset", "vaddr", "filesz", "memsz", "flags"):
+                assert getattr(elf.loads, field).tolist() == [load[f"p_{field}"] for load in loads]
+            notes = other.get_section_by_name(".note.gnu.build-id")
+            expected = "" if notes is None else next(notes.iter_notes())["n_desc"]
+        assert elf.build_id.hex() == expected == elf_build_id(path).hex()
+
+    @pytest.mark.parametrize("path", [libc(), interpreter()])
+    def test_each_function_that_nm_lists_is_found_at_its_address(self, path: str) -> None:
+        """Any of its aliases may be shown; nm lists the dynamic symbols of both and the full ones if any."""
+        names_of, end_of = nm(path)
+        elf = load_elf_symbols(path)
+        starts = np.array(sorted(names_of), np.uint64)
+        rows = elf.symbols.lookup(starts)
+        assert len(starts) > 1000
+        assert (rows >= 0).all()
+        assert elf.symbols.start[rows].tolist() == starts.tolist()
+        for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
+            assert elf.symbols.name(row) in names_of[start]
+            assert int(elf.symbols.end[row]) in end_of[start]
+
+    def test_random_addresses_get_the_name_that_addr2line_gives(self, tmp_path: Path) -> None:
+        """A static program holds half the C library; stripped of DWARF, so that symbols meet symbols."""
+        path = str(compiled(tmp_path, "-static", "-Wl,--strip-debug"))
+        names_of, _ = nm(path)
+        elf = load_elf_symbols(path)
+        addresses = sized_addresses(elf, 3000)
+        command, asked = ["addr2line", "-f", "-e", path], "\n".join(map(hex, addresses))
+        out = subprocess.run(
+            command, input=asked, check=True, timeout=60, capture_output=True, text=True
+        ).stdout
+        starts = elf.symbols.start[elf.symbols.lookup(np.array(addresses, np.uint64))].tolist()
+        answers = {at: answer for at, answer in zip(addresses, out.splitlines()[::2], strict=True)}
+        sized = [(at, start) for at, start in zip(addresses, starts, strict=True) if start in names_of]
+        assert len(sized) > 0.9 * len(addresses)
+        assert [hex(at) for at, start in sized if answers[at] not in names_of[start]] == []
+
+
+def sized_addresses(elf: ElfFile, count: int) -> list[int]:
+    """Random addresses inside of functions."""
+    draw = random.Random(4)
+    rows = [draw.randrange(len(elf.symbols)) for _ in range(count)]
+    return [draw.randrange(int(elf.symbols.start[row]), int(elf.symbols.end[row])) for row in rows]
+
+
+def nm(path: str) -> tuple[dict[int, set[str]], dict[int, set[int]]]:
+    """Names and ends of functions with a size, by start, in all symbol tables of a file."""
+    names, ends = defaultdict[int, set[str]](set), defaultdict[int, set[int]](set)
+    for table in ((), ("-D",)):
+        command = ["nm", "-S", "--defined-only", *table, path]
+        lines = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True).stdout
+        for fields in map(str.split, lines.splitlines()):
+            if len(fields) == 4 and fields[2] in FUNCTIONS:
+                start, size = int(fields[0], 16), int(fields[1], 16)
+                names[start].add(fields[3].split("@")[0])
+                ends[start].add(start + size)
+    return names, ends
+
+
+def test_sections_of_their_own_for_each_function_change_nothing(tmp_path: Path) -> None:
+    program = compiled(tmp_path, "-ffunction-sections", "-Wl,--gc-sections")
+    elf = load_elf_symbols(str(program))
+    assert {"main", "shown", "hidden"} <= set(elf.symbols.names(range(len(elf.symbols))))

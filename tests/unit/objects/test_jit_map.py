@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Maps of code that programs make: which are believed, and what their lines name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.errors import FormatError
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Dsos, Evsel, Maps, Meta, Recording, Samples, Spaces, Tasks
+from perf_offcpu.model.strings import Strings
+from perf_offcpu.objects.jit_map import (
+    JitName,
+    MapRefused,
+    is_jit_memory,
+    load_jit_map,
+    parse_jit_map,
+    read_jit_name,
+)
+from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
+
+PID = 2**22 - 7  # of no process: beyond what the kernel gives out by default, and free
+
+
+def names_at(text: bytes, *addresses: int) -> list[str]:
+    table = parse_jit_map(text)
+    rows = table.lookup(np.array(addresses, np.uint64))
+    return [table.name(row) if row >= 0 else "" for row in rows.tolist()]
+
+
+def test_lines_name_ranges() -> None:
+    text = b"1000 10 first\n1020 20 second with blanks\nffff800000000000 8 far\n"
+    assert names_at(text, 0xFFF, 0x1000, 0x100F, 0x1010, 0x1020, 0x103F, 0x1040) == [
+        *("", "first", "first", ""),
+        *("second with blanks", "second with blanks", ""),
+    ]
+    assert names_at(text, 0xFFFF800000000007) == ["far"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"", b"1000", b"1000 10", b"1000 10 ", b"x 10 f", b"1000 y f", b"-1000 10 f", b"1000 -10 f"),
+        *(b"1000 0 f", b"10000000000000000 10 f", b"ffffffffffffffff 10 f", b"\xff\xff \x00 f"),
+    ],
+)
+def test_other_lines_are_passed_over(line: bytes) -> None:
+    assert names_at(line + b"\n2000 10 good\n", 0x1000, 0x2000) == ["", "good"]
+
+
+def test_a_last_line_that_is_being_written_does_no_harm() -> None:
+    assert names_at(b"1000 10 f\n2000 10", 0x1000, 0x2000) == ["f", ""]
+
+
+def test_code_that_was_replaced_is_gone() -> None:
+    """Later lines win: over the same place, and over what they overlap."""
+    text = b"1000 100 old\n3000 10 other\n1000 100 new\n"
+    assert names_at(text, 0x1000, 0x3000) == ["new", "other"]
+    text = b"1000 100 old\n1080 100 new\n"
+    assert names_at(text, 0x1000, 0x1080, 0x117F) == ["", "new", "new"]
+    text = b"1080 100 old\n1000 100 new\n"
+    assert names_at(text, 0x1000, 0x10FF, 0x1100) == ["new", "new", ""]
+
+
+def test_what_lies_inside_something_larger_is_shown() -> None:
+    text = b"1000 1000 whole\n1100 10 part\n"
+    assert names_at(text, 0x1000, 0x1100, 0x1110) == ["whole", "part", "whole"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 60)), max_size=30))
+def test_no_address_gets_the_name_of_code_that_was_replaced(rows: list[tuple[int, int]]) -> None:
+    """Whatever was mapped when: a name that is found covers its address, and no later line overlaps it
+    but those that lie inside."""
+    text = b"".join(b"%x %x n%d\n" % (start, size, row) for row, (start, size) in enumerate(rows))
+    for address, name in enumerate(names_at(text, *range(400))):
+        covering = [row for row, (start, size) in enumerate(rows) if start <= address < start + size]
+        if not name:
+            continue
+        row = int(name[1:])
+        assert row in covering
+        start, size = rows[row]
+        for later, more in rows[row + 1 :]:
+            apart = later >= start + size or later + more <= start
+            inside = start <= later and later + more <= start + size
+            assert apart or inside
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("py::work:/srv/app.py", JitName("work (app.py)", "/srv/app.py")),
+        ("py::Klass.run:/a:b/c.py", JitName("Klass.run (c.py)", "/a:b/c.py")),
+        ("py::<module>:<frozen importlib>", JitName("<module> (<frozen importlib>)", "<frozen importlib>")),
+        ("py::", JitName("py::")),
+        ("JS:*work /srv/app.js:12:9", JitName("JS:*work /srv/app.js:12:9", "/srv/app.js", 12)),
+        ("JS:~ file:///srv/a.mjs:1:1", JitName("JS:~ file:///srv/a.mjs:1:1", "/srv/a.mjs", 1)),
+        ("LazyCompile:~f node:internal/x:4:2", JitName("LazyCompile:~f node:internal/x:4:2")),
+        ("Lcom/acme/Main;::run", JitName("Lcom/acme/Main;::run")),
+        ("Interpreter", JitName("Interpreter")),
+    ],
+)
+def test_names_of_languages(raw: str, shown: JitName) -> None:
+    assert read_jit_name(raw) == shown
+
+
+def test_which_memory_may_hold_made_code() -> None:
+    for name in ("//anon", "[heap]", "[anon:v8]", "/memfd:doublemapper (deleted)", "/dev/zero (deleted)"):
+        assert is_jit_memory(name)
+    for name in ("[vdso]", "/usr/bin/node", "[vsyscall]", "[uprobes]", ""):
+        assert not is_jit_memory(name)
+
+
+class TestWhichAreBelieved:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> str:
+        path = tmp_path / "perf-1.map"
+        path.write_text("1000 10 f\n")
+        return str(path)
+
+    def test_another_users_map_is_not(self, path: str) -> None:
+        assert len(load_jit_map(path)) == 1
+        os.chown(path, 65534, 65534)
+        with pytest.raises(MapRefused, match="belongs to another user"):
+            load_jit_map(path)
+        assert len(load_jit_map(path, force=True)) == 1
+
+    def test_nor_is_another_users_link_to_a_good_one(self, path: str, tmp_path: Path) -> None:
+        link = tmp_path / "link.map"
+        link.symlink_to(path)
+        assert len(load_jit_map(str(link))) == 1
+        os.lchown(link, 65534, 65534)
+        with pytest.raises(MapRefused, match="belongs to another user"):
+            load_jit_map(str(link))
+
+    def test_times_of_another_process_tell(self, path: str) -> None:
+        second = 10**9
+        os.utime(path, ns=(0, 1000 * second))
+        assert len(load_jit_map(path, born_ns=990 * second, died_ns=1001 * second)) == 1
+        with pytest.raises(MapRefused, match="older than the process"):
+            load_jit_map(path, born_ns=1010 * second)
+        with pytest.raises(MapRefused, match="after the process had ended"):
+            load_jit_map(path, died_ns=990 * second)
+
+    def test_nothing_but_a_regular_file_is_opened(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "fifo")
+        for path in (tmp_path / "fifo", tmp_path):
+            with pytest.raises(FormatError):
+                load_jit_map(str(path))
+
+
+class TestSymbolize:
+    """From a sample in anonymous memory to the name in a map."""
+
+    @pytest.fixture
+    def map_file(self) -> Iterator[Path]:
+        path = Path(f"/tmp/perf-{PID}.map")
+        path.write_text("7f0000001000 100 py::handle:/srv/app.py\n7f0000001100 40 JS:*f /srv/f.js:3:1\n")
+        yield path
+        path.unlink(missing_ok=True)
+
+    def profile(self, **options: object) -> Profile:
+        user = int(CallchainContext.USER)
+        chain = [user, 0x7F0000001010, 0x7F0000001121, 0x7F0000001F00]
+        recording = Recording(
+            samples=Samples.filled(1, evsel=[0], callchain=[0], space=[0], time_ns=[5]),
+            callchains=Ragged.from_lists([chain]),
+            evsels=[Evsel("cpu-clock", None, "ns")],
+            strings=Strings(["//anon"]),
+            spaces=Spaces.filled(1, pid=[PID]),
+            maps=Maps.from_rows([(0, 0x7F0000001000, 0x7F0000002000, 0, 0)]),
+            dsos=Dsos.from_rows([(1, 0, CpuMode.USER)]),
+            tasks=Tasks.from_rows([(PID, PID, 10, -1)]),
+            meta=Meta(wall_clock_ns=1, wall_clock_at_ns=1),
+        )
+        profile = symbolize(recording, SymbolizeOptions(**options))
+        profile.check()
+        return profile
+
+    def frames(self, profile: Profile) -> set[tuple[str, str, int, int]]:
+        table, strings = profile.frames, profile.strings
+        columns = (table.symbol, table.file, table.line, table.offset)
+        return {
+            (strings[symbol], strings[file], line, offset)
+            for symbol, file, line, offset in zip(*(column.tolist() for column in columns), strict=True)
+        }
+
+    def test_frames_have_the_names_of_the_map(self, map_file: Path) -> None:
+        profile = self.profile()
+        assert self.frames(profile) == {
+            ("handle (app.py)", "/srv/app.py", 0, 0x10),
+            ("JS:*f /srv/f.js:3:1", "/srv/f.js", 3, 0x21),
+            ("", "", 0, 0),
+        }
+        assert {profile.strings[row] for row in profile.frames.dso.tolist()} == {str(map_file)}
+        assert profile.frames.address.min() > 0x7F0000000000
+        assert sum(count for cause, count in profile.losses.items() if str(map_file) in cause) == 1
+
+    def test_symfs_holds_maps_too(self, map_file: Path, tmp_path: Path) -> None:
+        (tmp_path / "tmp").mkdir()
+        map_file.rename(tmp_path / "tmp" / map_file.name)
+        assert ("", "", 0, 0) in self.frames(self.profile())
+        assert len(self.frames(self.profile(symfs=str(tmp_path)))) == 3
+
+    def test_without_a_map_the_cause_is_counted(self) -> None:
+        assert any("without a map" in cause for cause in self.profile().losses)
+
+    def test_a_refused_map_is_named_and_forced(self, map_file: Path) -> None:
+        os.chown(map_file, 65534, 65534)
+        profile = self.profile()
+        assert self.frames(profile) == {("", "", 0, 0)}
+        assert any(str(map_file) in cause and "another user" in cause for cause in profile.losses)
+        assert len(self.frames(self.profile(force=True))) == 3

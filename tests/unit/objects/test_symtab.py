@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SymbolTable: which symbol covers an address."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perf_offcpu.objects.symtab import MAX_NAME, NO_ADDRESS, Symbols, SymbolTable, alias_rank, join
+
+LOCAL, WEAK, GLOBAL, LABEL = 1, 3, 0, 5  # alias_rank of typed local, weak, global and NOTYPE local symbols
+
+
+def table(
+    *rows: tuple[int, int, str] | tuple[int, int, str, int], limit: int = int(NO_ADDRESS)
+) -> SymbolTable:
+    """A table of (start, size, name[, rank]) rows; names in capitals only bound others."""
+    strings, offsets = b"\0", []
+    for row in rows:
+        offsets.append(len(strings))
+        strings += row[2].encode("utf-8", "surrogateescape") + b"\0"
+    symbols = Symbols.filled(
+        len(rows),
+        start=np.array([row[0] for row in rows], np.uint64),
+        size=np.array([row[1] for row in rows], np.uint64),
+        name=offsets,
+        limit=np.full(len(rows), limit, np.uint64),
+        rank=[row[3] if len(row) > 3 else GLOBAL for row in rows],
+        code=[not row[2].isupper() for row in rows],
+    )
+    return SymbolTable(symbols, strings)
+
+
+def names_at(symbols: SymbolTable, *addresses: int) -> list[str]:
+    rows = symbols.lookup(np.array(addresses, np.uint64))
+    return [symbols.name(row) if row >= 0 else "" for row in rows.tolist()]
+
+
+def test_a_symbol_covers_its_first_byte_and_not_the_one_behind_it() -> None:
+    symbols = table((0x100, 0x10, "main"), (0x200, 0x10, "exit"))
+    assert names_at(symbols, 0xFF, 0x100, 0x10F, 0x110, 0x200, 0x20F, 0x210) == [
+        *("", "main", "main", "", "exit", "exit", "")
+    ]
+    assert symbols.start_of(1) == 0x200
+
+
+def test_an_empty_table_names_nothing() -> None:
+    assert names_at(table(), 0, 1, 2**64 - 1) == ["", "", ""]
+
+
+def test_source_tells_the_row_a_name_came_from() -> None:
+    symbols = table((0x200, 1, "late"), (0x100, 1, "early"), (0x100, 1, "alias_that_wins"))
+    assert symbols.names(range(len(symbols))) == ["alias_that_wins", "late"]
+    assert symbols.source.tolist() == [2, 0]
+
+
+class TestSizeZero:
+    def test_it_reaches_to_the_next_symbol(self) -> None:
+        assert names_at(table((0x100, 0, "asm"), (0x140, 8, "next")), 0x13F, 0x140) == ["asm", "next"]
+
+    def test_it_is_bounded_by_data_which_names_nothing(self) -> None:
+        symbols = table((0x100, 0, "asm"), (0x120, 8, "TABLE"), (0x140, 8, "next"))
+        assert names_at(symbols, 0x11F, 0x120, 0x130, 0x140) == ["asm", "", "", "next"]
+
+    def test_it_ends_with_its_section(self) -> None:
+        assert names_at(table((0x100, 0, "asm"), (0x9000, 8, "far"), limit=0x180), 0x17F, 0x180) == [
+            "asm",
+            "",
+        ]
+
+    @pytest.mark.parametrize(("start", "end"), [(0x1001, 0x3000), (0x1000, 0x2000), (0x1FFF, 0x3000)])
+    def test_the_last_one_reaches_to_the_end_of_the_page_behind_its_own(self, start: int, end: int) -> None:
+        assert names_at(table((start, 0, "last")), end - 1, end) == ["last", ""]
+
+    def test_at_the_top_of_the_address_space_nothing_wraps(self) -> None:
+        assert names_at(table((2**64 - 8, 0, "top")), 0, 5) == ["", ""]
+        assert names_at(table((2**64 - 8, 2**63, "top")), 2**64 - 8, 0, 2**63) == ["top", "", ""]
+
+    def test_a_label_inside_a_function_is_not_a_function(self) -> None:
+        symbols = table((0x100, 0x80, "function"), (0x140, 0, "loop", LABEL), (0x180, 0, "behind", LABEL))
+        assert names_at(symbols, 0x13F, 0x140, 0x17F, 0x180) == ["function"] * 3 + ["behind"]
+
+
+class TestAliases:
+    """choose_best_symbol of tools/perf/util/symbol.c, rule by rule."""
+
+    @pytest.mark.parametrize(
+        ("loser", "winner"),
+        [
+            ((0x100, 0, "no_size_although_longer"), (0x100, 8, "sized", WEAK)),
+            ((0x100, 8, "label_with_longer_name", LABEL), (0x100, 8, "weak", WEAK)),
+            ((0x100, 8, "weak_with_longer_name", WEAK), (0x100, 8, "local", LOCAL)),
+            ((0x100, 8, "local_with_longer_name", LOCAL), (0x100, 8, "global")),
+            ((0x100, 8, "__with_underscores"), (0x100, 8, "_fewer")),
+            ((0x100, 8, "short"), (0x100, 8, "longer")),
+            ((0x100, 8, "_underscore"), (0x100, 8, "_ZN3fooEv")),
+            ((0x100, 8, "_underscore"), (0x100, 8, "_RNvC1a1b")),
+        ],
+    )
+    def test_the_better_one_wins_in_either_order(
+        self, loser: tuple[int, int, str], winner: tuple[int, int, str]
+    ) -> None:
+        assert names_at(table(loser, winner), 0x100) == [winner[2]]
+        assert names_at(table(winner, loser), 0x100) == [winner[2]]
+
+    def test_equals_in_all_that_counts_the_first_stays(self) -> None:
+        assert names_at(table((0x100, 8, "first"), (0x100, 8, "other")), 0x100) == ["first"]
+
+    def test_of_several_without_size_the_last_gets_the_range(self) -> None:
+        symbols = table((0x100, 0, "longer_name"), (0x100, 0, "last", LOCAL), (0x180, 8, "next"))
+        assert names_at(symbols, 0x100, 0x17F) == ["last", "last"]
+
+    def test_the_end_is_the_winners_own(self) -> None:
+        assert names_at(table((0x100, 0x40, "a", WEAK), (0x100, 8, "b")), 0x107, 0x108) == ["b", ""]
+
+    def test_ranks_order_as_perf_compares(self) -> None:
+        flags = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 0, 1], [1, 0, 0], [1, 1, 0]], bool)
+        ranks = alias_rank(flags[:, 0], flags[:, 1], flags[:, 2])
+        assert np.diff(ranks.astype(int)).min() > 0
+
+
+class TestOverlaps:
+    def test_the_inner_symbol_wins_and_the_outer_goes_on_behind_it(self) -> None:
+        symbols = table((0x100, 0x100, "outer"), (0x140, 0x10, "inner"), (0x180, 0x10, "second"))
+        assert names_at(symbols, 0x13F, 0x140, 0x150, 0x17F, 0x185, 0x190, 0x1FF, 0x200) == [
+            *("outer", "inner", "outer", "outer", "second", "outer", "outer", "")
+        ]
+
+    @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=40))
+    def test_an_address_gets_a_name_exactly_if_a_symbol_covers_it(
+        self, ranges: list[tuple[int, int]]
+    ) -> None:
+        unique = {start: (start, size, f"s{start}") for start, size in ranges}
+        symbols = table(*unique.values())
+        for address, name in enumerate(names_at(symbols, *range(100))):
+            covering = {row[2] for row in unique.values() if row[0] <= address < row[0] + row[1]}
+            assert (name in covering) if covering else name == ""
+
+    @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=40))
+    def test_the_last_to_start_wins_where_it_reaches(self, ranges: list[tuple[int, int]]) -> None:
+        unique = {start: (start, size, f"s{start}") for start, size in ranges}
+        symbols = table(*unique.values())
+        for address, name in enumerate(names_at(symbols, *range(100))):
+            latest = max((row for row in unique.values() if row[0] <= address), default=None)
+            if latest is not None and address < latest[0] + latest[1]:
+                assert name == latest[2]
+
+
+def test_join_keeps_rows_in_order_and_their_names() -> None:
+    first = Symbols.filled(1, start=[0x200], size=[8], name=[1], limit=[2**63], code=[1])
+    second = Symbols.filled(1, start=[0x100], size=[8], name=[1], limit=[2**63], code=[1])
+    symbols = SymbolTable(*join([(first, b"\0one\0"), (second, b"\0two\0")]))
+    assert names_at(symbols, 0x100, 0x200) == ["two", "one"]
+    assert first.name.tolist() == [1]
+
+
+def test_names_are_decoded_as_they_are_and_cut_when_monstrous() -> None:
+    symbols = table((1, 1, "caf\u00e9"), (2, 1, "\udcff"), (3, 1, "x" * (MAX_NAME + 5)))
+    assert symbols.names(range(2)) == ["caf\u00e9", "\udcff"]
+    assert len(symbols.name(2)) == MAX_NAME
+
+
+def test_a_name_that_runs_to_the_end_of_the_strings_ends_there() -> None:
+    rows = Symbols.filled(2, start=[1, 1], size=[1, 1], name=[1, 3], limit=[9, 9], code=[1, 1])
+    assert SymbolTable(rows, b"\0a\0longer").name(0) == "longer"

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OutputFile: all or nothing, and nobody else's to read."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from perf_offcpu.errors import RecordingError
+from perf_offcpu.perfdata.write.output import OutputFile
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def write(path: Path, text: bytes, keep_old: bool = True) -> None:
+    with OutputFile(path, keep_old) as output:
+        os.write(output.fd, text)
+        output.commit()
+
+
+def test_committed_file_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "perf.data"
+    before = os.umask(0)
+    try:
+        write(path, b"one")
+    finally:
+        os.umask(before)
+    assert path.read_bytes() == b"one"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert names(tmp_path) == ["perf.data"]
+
+
+def test_without_commit_nothing_has_happened(tmp_path: Path) -> None:
+    path = tmp_path / "perf.data"
+    path.write_bytes(b"older")
+    with OutputFile(path, keep_old=True) as output:
+        os.write(output.fd, b"half")
+    assert names(tmp_path) == ["perf.data"]
+    assert path.read_bytes() == b"older"
+
+
+def test_older_file_is_kept_once(tmp_path: Path) -> None:
+    for text in (b"one", b"two", b"three"):
+        write(tmp_path / "perf.data", text)
+    assert names(tmp_path) == ["perf.data", "perf.data.old"]
+    assert (tmp_path / "perf.data").read_bytes() == b"three"
+    assert (tmp_path / "perf.data.old").read_bytes() == b"two"
+
+
+def test_empty_file_is_not_worth_keeping(tmp_path: Path) -> None:
+    (tmp_path / "perf.data").touch()
+    write(tmp_path / "perf.data", b"one")
+    assert names(tmp_path) == ["perf.data"]
+
+
+def test_without_keep_old_it_is_replaced(tmp_path: Path) -> None:
+    for text in (b"one", b"two"):
+        write(tmp_path / "out", text, keep_old=False)
+    assert names(tmp_path) == ["out"]
+    assert (tmp_path / "out").read_bytes() == b"two"
+
+
+def test_link_is_replaced_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    (tmp_path / "perf.data").symlink_to(victim)
+    write(tmp_path / "perf.data", b"one")
+    assert victim.read_bytes() == b"precious"
+    assert not (tmp_path / "perf.data").is_symlink()
+
+
+def test_a_name_that_ends_like_a_directorys_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match=r"x/: is the name of a directory: give that of a file"):
+        OutputFile(f"{tmp_path}/x/")
+    assert names(tmp_path) == []
+
+
+def test_device_is_written_to() -> None:
+    with OutputFile("/dev/null", keep_old=True) as output:
+        assert os.write(output.fd, b"gone") == 4
+        output.commit()
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match=r"nowhere/out: cannot be written: No such file or directory$"):
+        OutputFile(tmp_path / "nowhere" / "out")
+    with pytest.raises(RecordingError, match="is no regular file"):
+        OutputFile(tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(RecordingError, match="is no regular file"):
+        OutputFile(tmp_path / "fifo")
+    assert names(tmp_path) == ["fifo"]
+
+
+def test_room_held_on_the_disk_is_there_when_it_is_full(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256K", "none", disk], check=True)
+    try:
+        with OutputFile(disk / "perf.data", reserve=64 << 10) as output:
+            with pytest.raises(OSError, match="No space left on device"):
+                while True:
+                    os.write(output.fd, bytes(4096))
+            assert os.fstat(output.fd).st_size == 192 << 10
+            assert output.release() and not output.release()
+            assert os.write(output.fd, bytes(64 << 10)) == 64 << 10
+            assert names(disk) != []
+        assert names(disk) == []
+        with OutputFile(disk / "perf.data", reserve=1 << 20) as output:
+            assert not output.release()  # no such room: a file without
+            os.write(output.fd, b"one")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_the_oldest_is_unlinked_and_freed_at_the_end(tmp_path: Path) -> None:
+    for text in (b"one", b"two"):
+        write(tmp_path / "perf.data", text)
+    with OutputFile(tmp_path / "perf.data", keep_old=True) as output:
+        assert open_but_unlinked(tmp_path) == []
+        output.commit()
+        assert open_but_unlinked(tmp_path) == ["perf.data.old (deleted)"]
+    assert open_but_unlinked(tmp_path) == []
+
+
+def open_but_unlinked(directory: Path) -> list[str]:
+    fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    targets = [Path(os.readlink(fd)) for fd in fds if os.path.islink(fd)]
+    return [path.name for path in targets if path.parent == directory and "(deleted)" in path.name]

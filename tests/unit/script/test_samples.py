@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples as text: columns, times, stacks, this project's own fields."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import numpy as np
+import pytest
+from builders.large import large_profile
+from builders.perf_text import parse
+from builders.profile import Code, ProfileBuilder, kernel
+
+from perf_offcpu.abi.attr import Attr, PerfType, SampleType
+from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Evsel, SampleFlag
+from perf_offcpu.script import frames as perf_frames
+from perf_offcpu.script.fields import choose_fields
+from perf_offcpu.script.samples import TextOptions, write
+
+LIBC = "/usr/lib/libc.so.6"
+
+
+def text(profile: Profile, fields: str = "", **options: bool) -> str:
+    out = io.StringIO()
+    write(profile, out, TextOptions(choose_fields([fields]), **options))
+    return out.getvalue()
+
+
+def with_ips(profile: Profile, ips: dict[str, int], offset: int = 0x1D) -> Profile:
+    """The profile with addresses for its symbols, each `offset` bytes into its function."""
+    names = [profile.strings[row] for row in profile.frames.symbol.tolist()]
+    profile.frames.ip = np.array([ips.get(name, 0) for name in names], np.uint64)
+    profile.frames.offset = np.full(len(names), offset, np.uint64)
+    return profile
+
+
+def test_a_wait_as_perf_prints_it() -> None:
+    builder = ProfileBuilder().sample(
+        "reader",
+        [Code("main", "/root/app"), Code("read", LIBC), kernel("schedule"), kernel("__schedule")],
+        10208510,
+        tid=128,
+        time_ns=13_959_392_149,
+        cpu=1,
+    )
+    ips = {"main": 0x55A162D0C32C, "read": 0x7FCA03D37EFE, "__schedule": 2**64 - 2**31}
+    assert text(with_ips(builder.build(), ips)) == (
+        "reader     128 [001]    13.959392:   10208510 offcpu-time: \n"
+        "\tffffffff80000000 __schedule+0x1d ([kernel.kallsyms])\n"
+        "\t               0 schedule+0x1d ([kernel.kallsyms])\n"
+        "\t    7fca03d37efe read+0x1d (/usr/lib/libc.so.6)\n"
+        "\t    55a162d0c32c main+0x1d (/root/app)\n"
+        "\n"
+    )
+
+
+def test_what_is_not_known_says_so() -> None:
+    profile = ProfileBuilder().sample("a", [Code("", "/lib/x"), Code("", "")], 1, time_ns=0, cpu=0).build()
+    assert text(profile, "sym,dso").splitlines()[1:3] == ["\t[unknown] ([unknown])", "\t[unknown] (/lib/x)"]
+
+
+def test_times_are_cut_off_as_perfs_or_whole() -> None:
+    profile = ProfileBuilder().sample("a", [], 5, time_ns=1_234_567_890_999).build()
+    assert text(profile, "time") == " 1234.567890: \n"
+    assert text(profile, "time", nanoseconds=True) == " 1234.567890999: \n"
+
+
+def test_sums_have_no_time_and_come_last() -> None:
+    both = SampleFlag.UNTIMED | SampleFlag.AGGREGATED
+    builder = ProfileBuilder().sample("sum", [], 7, time_ns=-1, flags=both)
+    builder.sample("wait", [], 5, time_ns=2_000_000_000)
+    lines = text(builder.build(), "comm,time,period").splitlines()
+    assert [line.split() for line in lines] == [["wait", "2.000000:", "5"], ["sum", "-:", "7"]]
+    assert len({line.index(":") for line in lines}) == 1
+
+
+def test_own_fields_show_on_off_cpu_samples_only() -> None:
+    builder = ProfileBuilder().sample(
+        "waiter",
+        [],
+        1000,
+        flags=SampleFlag.TRUNCATED,
+        state=2,
+        syscall=35,
+        count=3,
+        longest_ns=600,
+        switch_out_ns=1_500_000_000,
+        wakeup_ns=1_999_999_000,
+        waker_pid=7,
+        waker_tid=8,
+        runq_ns=90,
+    )
+    builder.sample("other", [], 1, event="cpu-clock").sample("unknown", [], 2)
+    lines = text(
+        builder.build(), "event,state,syscall,count,longest,switch_out,wakeup,waker,runq,flags"
+    ).splitlines()
+    assert lines == [
+        "offcpu-time: state=D syscall=35 count=3 longest=600 switch_out=1.500000 wakeup=1.999999 waker=7/8 "
+        "runq=90 flags=truncated ",
+        "  cpu-clock: ",
+        "offcpu-time: state=- syscall=- count=1 longest=- switch_out=- wakeup=- waker=- runq=- flags=- ",
+    ]
+
+
+def test_a_preempted_thread_was_runnable_and_a_page_fault_is_no_system_call() -> None:
+    profile = ProfileBuilder().sample("a", [], 1, state=1, flags=SampleFlag.PREEMPTED, syscall=-1).build()
+    assert text(profile, "state,syscall,flags") == "state=R syscall=none flags=preempted \n"
+
+
+def test_system_calls_have_names_and_waits_a_class() -> None:
+    builder = ProfileBuilder(meta={"arch": "aarch64"})
+    builder.sample("a", [], 1, syscall=98).sample("a", [], 1, syscall=4000)
+    builder.sample("a", [], 1, event="cpu-clock")
+    assert text(builder.build(), "event,class,syscall").splitlines() == [
+        "offcpu-time: class=lock syscall=futex ",
+        "offcpu-time: class=other syscall=4000 ",
+        "  cpu-clock: ",
+    ]
+
+
+def test_ids() -> None:
+    profile = (
+        ProfileBuilder().sample("a", [], 1, pid=4, tid=123456).sample("b", [], 1, pid=-1, tid=-1).build()
+    )
+    assert text(profile, "tid").splitlines() == [" 123456 ", "     -1 "]
+    assert text(profile, "pid").splitlines() == ["      4 ", "     -1 "]
+    assert text(profile, "pid,tid").splitlines() == ["      4/123456  ", "     -1/-1      "]
+
+
+def test_cpus_are_left_out_where_an_event_has_none() -> None:
+    builder = ProfileBuilder().sample("a", [], 1, cpu=3).sample("b", [], 1, event="cpu-clock", cpu=-1)
+    assert "[" not in text(builder.build(), "-ip,-sym,-dso,-symoff")
+    assert text(builder.build(), "cpu") == "[003] \n[  -] \n"
+
+
+def test_cgroups() -> None:
+    profile = ProfileBuilder().sample("a", [], 1, cgroup=9).sample("b", [], 1, cgroup=10).build()
+    profile.cgroups[9] = "/system.slice/x\n"
+    assert text(profile, "cgroup") == "/system.slice/x\\n \n- \n"
+
+
+def test_one_line_a_sample() -> None:
+    profile = ProfileBuilder().sample("a", ["main", "leaf"], 1).sample("b", [], 1).build()
+    assert text(with_ips(profile, {"leaf": 0x10}), "comm,sym,ip", call_graph=False) == (
+        "               a                10 leaf\n               b  \n"
+    )
+
+
+def test_an_event_without_callchains_is_on_one_line_by_itself() -> None:
+    profile = ProfileBuilder().sample("a", ["leaf"], 1, event="cpu-clock").build()
+    profile.evsels[1] = Evsel("cpu-clock", Attr(sample_type=SampleType.IP), "ns")
+    assert text(profile, "comm,sym") == "               a  leaf\n"
+    profile.evsels[1] = Evsel("cpu-clock", Attr(sample_type=SampleType.CALLCHAIN), "ns")
+    assert text(profile, "comm,sym") == "a \n\tleaf\n\n"
+
+
+def test_tracepoints_have_no_period_unless_asked() -> None:
+    profile = ProfileBuilder().sample("a", [], 1, event="cpu-clock").build()
+    profile.evsels[1] = Evsel("sched:sched_switch", Attr(type=PerfType.TRACEPOINT))
+    assert text(profile, "-tid,-cpu,-time").strip() == "a sched:sched_switch:"
+    assert text(profile, "+period,-tid,-cpu,-time").split() == ["a", "1", "sched:sched_switch:"]
+
+
+def test_inlined_functions_are_marked_as_perf_marks_them() -> None:
+    profile = with_ips(
+        ProfileBuilder().sample("a", [Code("f", "/x"), Code("g", "/x")], 1).build(), {"f": 1, "g": 1}
+    )
+    profile.frames.inline_depth[0] = 1  # g, the leaf, was declared first
+    assert text(profile, "ip,sym,dso").splitlines()[1:3] == [
+        "\t               1 g (inlined)",
+        "\t               1 f (/x)",
+    ]
+
+
+def test_names_cannot_break_lines_or_drive_a_terminal() -> None:
+    profile = ProfileBuilder().sample(b"\x1b[2J\n\xff", [Code("f\u202e\n", "/tmp/\x07")], 1).build()
+    shown = text(profile)
+    assert "\\x1b[2J\\n\\xff" in shown
+    assert "f\\u202e\\n" in shown and "/tmp/\\x07" in shown
+    assert all(char.isprintable() or char in "\n\t" for char in shown)
+
+
+def test_a_deferred_callchain_has_its_cookie_in_front() -> None:
+    profile = ProfileBuilder().sample("a", ["main", "(cookie)"], 0).sample("a", [], 0).build()
+    profile.samples.evsel[:] = -1
+    profile.frames.cpumode[0] = CpuMode.UNKNOWN
+    shown = text(with_ips(profile, {"(cookie)": 0x300000001}, offset=0), "comm,event,period,ip,sym")
+    assert shown == (
+        "a DEFERRED CALLCHAIN [cookie: 300000001]\n\t               0 main\n\na DEFERRED CALLCHAIN\n\n"
+    )
+
+
+def test_blocks_and_forgotten_stacks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept of stacks is bounded; the text does not show where a block or the memory ended."""
+    profile = large_profile(3000, 400)
+    whole = text(profile)
+    monkeypatch.setattr(perf_frames, "_CACHED_TEXT", 5000)
+    monkeypatch.setattr("perf_offcpu.script.samples._BLOCK", 7)
+    assert text(profile) == whole
+    assert len(parse(whole)) == 3000
+
+
+def test_the_text_says_what_the_profile_says() -> None:
+    profile = large_profile(500, 60)
+    samples, stacks, strings = profile.samples, profile.stacks, profile.strings
+    for row, shown in zip(range(500), parse(text(profile)), strict=True):
+        assert (shown.comm, shown.tid) == (strings[samples.comm[row]], samples.tid[row])
+        assert (shown.period, shown.cpu) == (samples.period[row], samples.cpu[row])
+        assert int(shown.time.replace(".", "")) == samples.time_ns[row] // 1000
+        node, names = int(samples.stack[row]), []
+        while node >= 0:
+            names.append(strings[profile.frames.symbol[stacks.frame[node]]])
+            node = int(stacks.parent[node])
+        assert [frame.sym.partition("+")[0] for frame in shown.frames] == names
+
+
+def test_nothing_gives_nothing() -> None:
+    assert text(ProfileBuilder().build()) == ""
+
+
+@pytest.mark.parametrize(
+    "fields", [*itertools.combinations(["comm", "time", "sym", "state"], 2)], ids=",".join
+)
+def test_every_sample_has_its_line(fields: tuple[str, str]) -> None:
+    profile = ProfileBuilder().sample("a", ["f"], 1).sample("b", ["f"], 1).build()
+    lines = text(profile, ",".join(fields)).splitlines()
+    assert len([line for line in lines if line and not line.startswith("\t")]) == 2

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inlined functions in stacks: a real program's, symbolized as from a recording of it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from unit.symbolize.lines.test_lines import EXPECTED, addresses_of, build
+
+from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Dsos, Evsel, Maps, Recording, Samples, Spaces
+from perf_offcpu.model.stacks import frames_of
+from perf_offcpu.model.strings import Strings
+from perf_offcpu.script.fields import choose_fields
+from perf_offcpu.script.samples import TextOptions, write
+from perf_offcpu.symbolize.lines import lines
+from perf_offcpu.symbolize.lines.symcache import Symcache
+from perf_offcpu.symbolize.symbolizer import NO_LINES, SymbolizeOptions, symbolize
+
+BASE = 0x7F0000000000
+
+
+def recording(program: Path, chains: list[list[int]]) -> Recording:
+    """A recording in which the whole file is mapped at BASE; chains of addresses as in the file."""
+    user = int(CallchainContext.USER)
+    return Recording(
+        samples=Samples.filled(
+            len(chains),
+            time_ns=np.arange(len(chains)),
+            evsel=np.zeros(len(chains)),
+            callchain=np.arange(len(chains)),
+            space=np.zeros(len(chains)),
+        ),
+        callchains=Ragged.from_lists([[user, *(BASE + at for at in chain)] for chain in chains]),
+        evsels=[Evsel("cpu-clock", None, "ns")],
+        strings=Strings([str(program)]),
+        spaces=Spaces.filled(1, pid=[1]),
+        maps=Maps.from_rows([(0, BASE, BASE + 0x10000, 0, 0)]),
+        dsos=Dsos.from_rows([(1, 0, CpuMode.USER)]),
+    )
+
+
+def frames(profile: Profile, sample: int = 0) -> list[tuple[str, str, int, int]]:
+    """(symbol, file, line, inline depth) of a sample, leaf first."""
+    table, strings = profile.frames, profile.strings
+    stack = frames_of(profile.stacks.parent, profile.stacks.frame, int(profile.samples.stack[sample]))
+    return [
+        (
+            strings[table.symbol[row]],
+            Path(strings[table.file[row]]).name,
+            int(table.line[row]),
+            int(table.inline_depth[row]),
+        )
+        for row in reversed(stack)
+    ]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("inlined"))
+
+
+@pytest.fixture(scope="module")
+def marks(program: Path) -> dict[str, int]:
+    return dict(zip(EXPECTED, addresses_of(program, *EXPECTED), strict=True))
+
+
+def test_inlined_functions_stand_above_the_one_they_are_in(program: Path, marks: dict[str, int]) -> None:
+    (main,) = addresses_of(program, "main")
+    profile = symbolize(
+        recording(program, [[marks["mark_deepest"], main + 5], [marks["mark_outer"]]]),
+        SymbolizeOptions(inline=True),
+    )
+    profile.check()
+    *inlined, outer, caller = frames(profile)
+    assert inlined == [("deepest", "program.cc", 3, 2), ("middle", "program.cc", 5, 1)]
+    assert outer == ("outer", "program.cc", 10, 0)
+    assert caller[0] == "main"
+    assert frames(profile, 1) == [("outer", "program.cc", 11, 0)]
+
+
+def test_a_return_address_shows_the_line_of_its_call(program: Path, marks: dict[str, int]) -> None:
+    """The byte before it belongs to the inlined function, the byte itself no more."""
+    behind = marks["mark_deepest"] + 1  # as if the nop had been a call
+    profile = symbolize(recording(program, [[0x10, behind], [behind]]), SymbolizeOptions(inline=True))
+    assert [frame[0] for frame in frames(profile)[1:]] == ["deepest", "middle", "outer"]
+    assert "deepest" not in [frame[0] for frame in frames(profile, 1)]
+
+
+def test_stacks_without_inlining_can_have_lines_too(program: Path, marks: dict[str, int]) -> None:
+    both = [[marks["mark_deepest"]]]
+    assert frames(symbolize(recording(program, both))) == [("outer", "", 0, 0)]
+    with_lines = symbolize(recording(program, both), SymbolizeOptions(srcline=True))
+    assert frames(with_lines) == [("outer", "program.cc", 3, 0)]
+
+
+def test_what_prevents_lines_is_counted(tmp_path: Path) -> None:
+    program = build(tmp_path, "-gsplit-dwarf")
+    (at,) = addresses_of(program, "mark_outer")
+    profile = symbolize(recording(program, [[at]]), SymbolizeOptions(inline=True))
+    (cause,) = [cause for cause in profile.losses if cause.startswith(NO_LINES)]
+    assert str(program) in cause
+    assert ".dwo" in cause
+    assert profile.losses[cause] == 1
+
+
+def test_dwarf_shared_by_dwz_is_told_where_it_hides_names(
+    program: Path, marks: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names of inlined functions are in the other file: their frames are left out, lines are right."""
+    names = Symcache.function_name
+    hidden = {"_ZL6middlev", "middle"}
+    monkeypatch.setattr(
+        Symcache,
+        "function_name",
+        lambda self, index: "" if names(self, index) in hidden else names(self, index),
+    )
+    monkeypatch.setattr(lines, "_ALTLINK", b".comment")  # as if that section were the link
+    profile = symbolize(recording(program, [[marks["mark_deepest"]]]), SymbolizeOptions(inline=True))
+    profile.check()
+    assert frames(profile) == [("deepest", "program.cc", 3, 1), ("outer", "program.cc", 10, 0)]
+    assert profile.losses[f"{NO_LINES}{program}: {lines.DWZ}"] == 1
+
+
+def test_text_is_laid_out_as_perfs(program: Path, marks: dict[str, int]) -> None:
+    options = SymbolizeOptions(inline=True, keep_ips=True)
+    profile = symbolize(recording(program, [[marks["mark_middle"]], [0x9000]]), options)
+    out = io.StringIO()
+    write(profile, out, TextOptions(choose_fields(["ip,sym,dso,srcline"])))
+    ip = BASE + marks["mark_middle"]
+    first, second, *_ = out.getvalue().split("\n\n")
+    assert first.splitlines()[-4:] == [
+        f"\t{ip:16x} middle",
+        "  program.cc:6 (inlined)",
+        f"\t{ip:16x} outer ({program})",
+        "  program.cc:10",
+    ]
+    assert second.splitlines()[-1].startswith("  program[")
+    whole = io.StringIO()
+    write(profile, whole, TextOptions(choose_fields(["ip,sym,dso,srcline"]), full_source_path=True))
+    assert f"  {program.parent}/program.cc:10\n" in whole.getvalue()

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Source lines and inlined functions: against a program that says its own, and against addr2line."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perf_offcpu.cache import DiskCache
+from perf_offcpu.errors import FormatError
+from perf_offcpu.objects.elf.functions import elf_build_id, load_elf_symbols
+from perf_offcpu.objects.search import Search
+from perf_offcpu.symbolize.lines import lines
+from perf_offcpu.symbolize.lines.lines import Lines, NoLines, load_lines
+from perf_offcpu.symbolize.lines.symcache import Symcache
+
+HEADER = """#define INLINE static inline __attribute__((always_inline))
+#define MARK(name) asm volatile(".globl " #name "\\n" #name ":\\n nop")
+"""
+PROGRAM = """#include "inner.h"
+int shared;
+INLINE void deepest(void) { MARK(mark_deepest); }
+INLINE void middle(void) {
+    deepest();
+    MARK(mark_middle);
+}
+__attribute__((noinline)) int outer(int n)
+{
+    middle();
+    MARK(mark_outer);
+    for (int i = 0; i < n; i++) shared += i;
+    return shared;
+}
+int main(int argc, char **argv) { (void)argv; return outer(argc); }
+"""
+EXPECTED = {
+    "mark_deepest": [("deepest", "program.cc", 3), ("middle", "program.cc", 5), ("outer", "program.cc", 10)],
+    "mark_middle": [("middle", "program.cc", 6), ("outer", "program.cc", 10)],
+    "mark_outer": [("outer", "program.cc", 11)],
+}
+Chain = list[tuple[str, str, int]]
+
+
+def build(directory: Path, *options: str) -> Path:
+    (directory / "inner.h").write_text(HEADER)
+    (directory / "program.cc").write_text(PROGRAM)
+    command = ["g++", "-O2", "-g", *options, "program.cc", "-o", "program"]
+    subprocess.run(command, cwd=directory, check=True, timeout=60)
+    return directory / "program"
+
+
+def addresses_of(program: Path, *names: str) -> list[int]:
+    out = subprocess.run(["nm", program], check=True, timeout=60, capture_output=True, text=True).stdout
+    found = {line.split()[-1]: int(line.split()[0], 16) for line in out.splitlines() if line[0] != " "}
+    return [found[name] for name in names]
+
+
+def loaded(program: Path, search: Search | None = None, cache: DiskCache | None = None) -> Lines:
+    return load_lines(str(program), elf_build_id(str(program)), search or Search(), cache)
+
+
+def chains(found: Lines, addresses: list[int]) -> list[Chain]:
+    """Innermost first; functions without parameters, files without directory."""
+    calls = found.lookup(np.array(addresses, np.uint64))
+    result: list[Chain] = [[] for _ in addresses]
+    for row, function, file, line in zip(
+        *(getattr(calls, name).tolist() for name in ("row", "function", "file", "line")), strict=True
+    ):
+        name = found.table.function_name(function)
+        bare = re.sub(r"^_Z\d+([a-z]+)[vi]$", r"\1", name)
+        result[row].append((bare, os.path.basename(found.table.file_path(file)), line))
+    return result
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-gdwarf-4",),
+        ("-gdwarf-5",),
+        ("-gdwarf-4", "-no-pie"),
+        ("-gdwarf-5", "-gz=zlib"),
+        ("-shared", "-fPIC"),
+        ("-Wl,--build-id=none",),
+        ("-Wl,-Ttext-segment=0x10000000", "-no-pie"),
+    ],
+    ids=" ".join,
+)
+def test_a_program_is_told_where_its_marks_are(tmp_path: Path, options: tuple[str, ...]) -> None:
+    program = build(tmp_path, *options)
+    marks = addresses_of(program, *EXPECTED)
+    assert chains(loaded(program), marks) == list(EXPECTED.values())
+    calls = loaded(program).lookup(np.array(marks, np.uint64))
+    calls.check()
+    assert loaded(program).table.file_path(int(calls.file[0])) == str(tmp_path / "program.cc")
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("lines"), "-Wl,--build-id=sha1")
+
+
+def test_addresses_outside_have_no_lines(program: Path) -> None:
+    high = 2**64 - 1
+    assert chains(loaded(program), [0, 1, high, 2**32, 2**33]) == [[]] * 5
+    assert chains(loaded(program), []) == []
+
+
+def test_each_address_has_what_addr2line_says(program: Path) -> None:
+    """Names are left out: addr2line gives the innermost function the name of the nearest label."""
+    elf = load_elf_symbols(str(program))
+    names = elf.symbols.names(range(len(elf.symbols)))
+    own = [row for row, name in enumerate(names) if name in ("main", "_Z5outeri")]
+    addresses = [at for row in own for at in range(int(elf.symbols.start[row]), int(elf.symbols.end[row]))]
+    command = ["addr2line", "-i", "-a", "-e", program, *map(hex, addresses)]
+    out = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
+    expected: list[list[tuple[str, int]]] = []
+    for text in out.splitlines():
+        if text.startswith("0x"):
+            expected.append([])
+        else:
+            path, _, number = text.partition(" (")[0].rpartition(":")
+            expected[-1].append((os.path.basename(path), int(number)))
+    assert len(addresses) > 30
+    assert [[one[1:] for one in chain] for chain in chains(loaded(program), addresses)] == expected
+
+
+class TestDebugFiles:
+    def test_dwarf_in_a_separate_file_is_found(self, program: Path, tmp_path: Path) -> None:
+        debug = tmp_path / "p.debug"
+        stripped = tmp_path / "program"
+        subprocess.run(["objcopy", "--only-keep-debug", program, debug], check=True, timeout=60)
+        subprocess.run(["strip", "-g", "-o", stripped, program], check=True, timeout=60)
+        with pytest.raises(NoLines, match=r"^$"):
+            loaded(stripped)
+        build_id = elf_build_id(str(program))
+        place = tmp_path / "root" / ".build-id" / build_id.hex()[:2] / f"{build_id.hex()[2:]}.debug"
+        place.parent.mkdir(parents=True)
+        shutil.copy(debug, place)
+        found = loaded(stripped, Search(debug_roots=(str(tmp_path / "root"),)))
+        assert chains(found, addresses_of(program, *EXPECTED)) == list(EXPECTED.values())
+
+    def test_split_dwarf_is_named_as_what_prevents_lines(self, tmp_path: Path) -> None:
+        with pytest.raises(NoLines, match=re.escape(lines.SPLIT)):
+            loaded(build(tmp_path, "-gsplit-dwarf"))
+
+    def test_a_file_replaced_by_another_build_has_none(self, program: Path) -> None:
+        with pytest.raises(NoLines, match=r"^$"):
+            load_lines(str(program), bytes(20), Search(), None)
+
+    def test_nothing_that_is_no_file_is_opened(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "fifo")
+        for path in (tmp_path / "fifo", tmp_path, tmp_path / "none", Path("[vdso]")):
+            with pytest.raises(NoLines, match=r"^$"):
+                load_lines(str(path), b"", Search(), None)
+
+
+class TestWorker:
+    def test_without_the_package_the_reason_is_told(
+        self, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "symbolic.py").write_text("raise ImportError")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        with pytest.raises(NoLines, match=re.escape(lines.NO_PACKAGE)):
+            loaded(program)
+
+    @pytest.mark.parametrize(
+        "fault",
+        [
+            "import os; os.kill(os.getpid(), 11)",
+            "bytearray(1 << 40)",
+            "while True: pass",
+            "raise SystemExit(1)",
+        ],
+    )
+    def test_a_library_that_fails_costs_its_own_process_only(
+        self, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+    ) -> None:
+        (tmp_path / "symbolic").mkdir()
+        (tmp_path / "symbolic" / "__init__.py").touch()
+        (tmp_path / "symbolic" / "debuginfo.py").write_text(fault)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setattr(lines, "_SECONDS", 1)
+        with pytest.raises(NoLines, match=re.escape(lines.STOPPED)):
+            loaded(program)
+
+    def test_a_file_too_large_is_not_tried(self, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(lines, "MAX_FILE", 100)
+        with pytest.raises(NoLines, match=re.escape(lines.TOO_LARGE)):
+            loaded(program)
+
+
+class TestCache:
+    def test_the_second_time_nothing_is_read_again(
+        self, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cache = DiskCache(str(tmp_path / "cache"))
+        first = chains(loaded(program, cache=cache), addresses_of(program, *EXPECTED))
+        (name,) = os.listdir(cache.directory)
+        assert name.startswith(elf_build_id(str(program)).hex())
+        monkeypatch.setattr(lines, "_made", lambda _: pytest.fail("it was made again"))
+        assert chains(loaded(program, cache=cache), addresses_of(program, *EXPECTED)) == first
+
+    def test_a_damaged_table_is_made_again(self, program: Path, tmp_path: Path) -> None:
+        cache = DiskCache(str(tmp_path / "cache"))
+        loaded(program, cache=cache)
+        (name,) = os.listdir(cache.directory)
+        path = Path(cache.directory, name)
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        assert chains(loaded(program, cache=cache), addresses_of(program, *EXPECTED)) == list(
+            EXPECTED.values()
+        )
+
+
+@pytest.fixture(scope="module")
+def data(program: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    cache = DiskCache(str(tmp_path_factory.mktemp("cache")))
+    loaded(program, cache=cache)
+    (name,) = os.listdir(cache.directory)
+    columns = cache.read(name)
+    assert columns is not None
+    return bytes(columns["symcache"])
+
+
+class TestSymcache:
+    def test_another_version_is_refused(self, data: bytes) -> None:
+        with pytest.raises(FormatError, match="version 8 is not 9"):
+            Symcache(memoryview(data[:4] + b"\x08" + data[5:]), "made")
+
+    def test_every_cut_is_refused(self, data: bytes) -> None:
+        Symcache(memoryview(data), "made")
+        for length in range(0, len(data), 7):
+            with pytest.raises(FormatError):
+                Symcache(memoryview(data[:length]), "made")
+
+    def test_whatever_the_numbers_are_lookups_end(self, data: bytes) -> None:
+        """Rows that lead to themselves, beyond their tables, or to strings that are none."""
+        draw = np.random.default_rng(1)
+        addresses = np.arange(0, 0x3000, 5, dtype=np.uint64)
+        for _ in range(300):
+            broken = np.frombuffer(data, np.uint8).copy()
+            at = draw.integers(64, len(broken), 8)
+            broken[at] = draw.integers(0, 256, 8)
+            table = Symcache(memoryview(broken.tobytes()), "made")
+            calls = table.lookup(addresses)
+            calls.check()
+            assert len(calls) <= len(addresses) * 256
+            for index in np.unique(calls.function).tolist():
+                table.function_name(index)
+            for index in np.unique(calls.file).tolist():
+                table.file_path(index)

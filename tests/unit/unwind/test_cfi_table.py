@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Call frame information becomes tables: against pyelftools on a real program, and by hand."""
+
+from __future__ import annotations
+
+import random
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders.cfi import RBP, RIP, RSP, X86, cie, entry, section, table_of, uleb
+from elftools.dwarf.callframe import FDE
+from elftools.elf.elffile import ELFFile
+
+from perf_offcpu.abi.cfi import Cfa
+from perf_offcpu.abi.elf import SectionFlag
+from perf_offcpu.objects.elf.image import open_elf
+from perf_offcpu.unwind.cfi import program as cfi_program
+from perf_offcpu.unwind.cfi.entries import Section
+from perf_offcpu.unwind.cfi.program import Kind
+from perf_offcpu.unwind.cfi.table import NO_RULES, CfiTable, build_table, frame_sections
+
+BLOCKER = Path(__file__).parents[2] / "data" / "perf-7.2" / "blocker"
+CFA = X86.count
+
+
+def rules_at(table: CfiTable, address: int) -> Any:
+    row = int(table.lookup(np.array([address], np.uint64))[0])
+    return None if row == NO_RULES else table.rules[row]
+
+
+def cfa_of(table: CfiTable, address: int) -> tuple[int, int]:
+    rule = int(rules_at(table, address)[CFA])
+    assert rule & 7 == Kind.REGISTER
+    return rule >> 3 & 0xFF, rule >> 11
+
+
+def as_ours(rule: Any, table: CfiTable) -> int | None:
+    """A rule of pyelftools as one of ours; None for an expression, whose number we do not know."""
+    if rule is None or rule.type == "SAME_VALUE":
+        return 0
+    if rule.type in ("EXPRESSION", "VAL_EXPRESSION"):
+        return None
+    return (rule.arg or 0) << 3 | Kind[rule.type]
+
+
+def test_the_table_of_a_real_program_is_what_pyelftools_reads() -> None:
+    with open_elf(str(BLOCKER)) as image:
+        table = build_table(frame_sections(image), X86)
+    compared = 0
+    with BLOCKER.open("rb") as file:
+        for function in ELFFile(file).get_dwarf_info().EH_CFI_entries():
+            for row in function.get_decoded().table if isinstance(function, FDE) else ():
+                found = rules_at(table, row["pc"])
+                cfa = row["cfa"]
+                if cfa.expr is not None:
+                    assert found[CFA] & 7 == Kind.VAL_EXPRESSION
+                    assert table.expressions[found[CFA] >> 3] == bytes(cfa.expr)
+                else:
+                    assert found[CFA] == (cfa.offset << 8 | cfa.reg) << 3 | Kind.REGISTER
+                for register in range(X86.count):
+                    expected = as_ours(row.get(register), table)
+                    assert expected is None or found[register] == expected
+                compared += 1
+    assert compared > 50
+
+
+def test_rows_follow_advances_and_end_with_their_function() -> None:
+    push = bytes([0x41, Cfa.DEF_CFA_OFFSET, 16, 0x80 | RBP, 2])
+    move = bytes([0x43, Cfa.DEF_CFA_REGISTER, RBP])
+    table = table_of(section((0x1000, 0x20, push + move), (0x1100, 8, b"")))
+    assert cfa_of(table, 0x1000) == (RSP, 8)
+    assert cfa_of(table, 0x1001) == cfa_of(table, 0x1003) == (RSP, 16)
+    assert cfa_of(table, 0x101F) == (RBP, 16)
+    assert rules_at(table, 0x1004)[RBP] == -16 << 3 | Kind.OFFSET
+    assert rules_at(table, 0x1004)[RIP] == -8 << 3 | Kind.OFFSET
+    assert rules_at(table, 0xFFF) is None and rules_at(table, 0x1020) is None
+    assert cfa_of(table, 0x1107) == (RSP, 8) and rules_at(table, 0x1108) is None
+
+
+def test_states_are_remembered_and_restored_with_the_cfa() -> None:
+    program = bytes([Cfa.REMEMBER_STATE, 0x41, Cfa.DEF_CFA_OFFSET, 64, 0x80 | RBP, 3])
+    program += bytes([0x41, Cfa.RESTORE_STATE, 0x41, 0x80 | RBP, 3, 0x41, 0xC0 | RBP])
+    table = table_of(section((0x1000, 0x10, program)))
+    assert [cfa_of(table, 0x1000 + i)[1] for i in range(5)] == [8, 64, 8, 8, 8]
+    assert [int(rules_at(table, 0x1000 + i)[RBP]) & 7 for i in range(5)] == [0, 2, 0, 2, 0]
+
+
+def test_signal_frames_are_known_by_their_augmentation() -> None:
+    table = table_of(section((0x1000, 4, b""), common=cie(augmentation=b"zRS")))
+    assert rules_at(table, 0x1000)[-1] == 1
+
+
+def test_addresses_relative_to_themselves_and_debug_frame() -> None:
+    common = cie(data=b"\x1b")
+    at = len(common)
+    fde = entry(struct.pack("<IiI", at + 4, 0x500, 8) + b"\0")
+    assert cfa_of(table_of(common + fde, address=0x10000), 0x10000 + at + 8 + 0x500) == (RSP, 8)
+    body = bytes([3]) + b"\0" + bytes([1, 0x78, RIP]) + bytes([0x0C, RBP, 16])
+    content = entry(struct.pack("<I", 0xFFFFFFFF) + body) + entry(struct.pack("<IQQ", 0, 0x2000, 4))
+    assert cfa_of(build_table([Section.of(content, 0, is_eh=False)], X86), 0x2003) == (RBP, 16)
+
+
+@pytest.mark.parametrize("kind", ["zlib", "zstd"])
+def test_compressed_sections_are_unpacked(tmp_path: Path, kind: str) -> None:
+    """As debug files of distributions have them."""
+    functions = [
+        f"int f{n}(int x) {{ volatile int y[{n + 1}]; y[{n}] = x; return y[{n}]; }}" for n in range(99)
+    ]
+    (tmp_path / "x.c").write_text("\n".join([*functions, "int main(void) { return f7(7); }"]))
+    options = ["-O1", "-g", "-fno-asynchronous-unwind-tables", "-fno-exceptions"]
+    subprocess.run(["gcc", *options, "-o", "plain", "x.c"], cwd=tmp_path, check=True)
+    pack = ["objcopy", f"--compress-debug-sections={kind}", "plain", "packed"]
+    subprocess.run(pack, cwd=tmp_path, check=True)
+    with open_elf(str(tmp_path / "plain")) as plain, open_elf(str(tmp_path / "packed")) as packed:
+        section_ = packed.section_named(b".debug_frame")
+        assert section_ is not None and section_.flags & SectionFlag.COMPRESSED
+        sections = [[one.data.tobytes() for one in frame_sections(image)] for image in (plain, packed)]
+    assert sections[0] == sections[1]
+    assert len(sections[0]) == 2 and len(sections[0][1]) > 99 * 24
+
+
+def test_a_second_section_speaks_where_the_first_is_silent() -> None:
+    first = Section.of(section((0x1000, 4, b"")), 0)
+    second = Section.of(section((0x1000, 16, bytes([Cfa.DEF_CFA_OFFSET, 99]))), 0)
+    table = build_table([first, second], X86)
+    assert [cfa_of(table, place)[1] for place in (0x1000, 0x1003, 0x1004, 0x100F)] == [8, 8, 99, 99]
+
+
+def test_expressions_are_kept_once() -> None:
+    block = bytes([0x77, 8, 0x06])
+    program = bytes([Cfa.DEF_CFA_EXPRESSION, len(block)]) + block
+    table = table_of(section((0x1000, 4, program), (0x2000, 4, program)))
+    assert table.expressions == [block]
+    assert rules_at(table, 0x2000)[CFA] == Kind.VAL_EXPRESSION
+
+
+def test_registers_that_do_not_exist_change_nothing() -> None:
+    program = bytes([Cfa.OFFSET_EXTENDED]) + uleb(2**40) + uleb(2**62)
+    program += bytes([Cfa.REGISTER]) + uleb(3) + uleb(999)
+    table = table_of(section((0x1000, 4, program), (0x2000, 4, bytes([Cfa.DEF_CFA, 200, 1, 8]))))
+    assert cfa_of(table, 0x1000) == (RSP, 8)
+    assert rules_at(table, 0x1000)[3] == Kind.INVALID
+    assert rules_at(table, 0x2000)[CFA] == Kind.INVALID
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        bytes([0x3F]),  # unknown
+        bytes([Cfa.RESTORE_STATE]),  # nothing remembered
+        bytes([Cfa.REMEMBER_STATE] * 20),
+        bytes([Cfa.ADVANCE_LOC4, 1]),  # cut
+        bytes([Cfa.DEF_CFA_EXPRESSION, 0x7F, 1]),
+    ],
+)
+def test_a_damaged_function_has_no_rules_and_harms_no_other(program: bytes) -> None:
+    table = table_of(section((0x1000, 8, program), (0x2000, 8, b"")))
+    assert cfa_of(table, 0x2000) == (RSP, 8)
+    found = rules_at(table, 0x1000)
+    assert found is None or found[CFA] & 7 in (Kind.INVALID, Kind.REGISTER)
+
+
+def test_a_function_of_endless_instructions_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cfi_program, "MAX_STEPS", 500)
+    endless = bytes([0x41, 0x0E, 16, 0x41, 0x0E, 8]) * 500
+    table = table_of(section((0x1000, 2**40, endless), (2**41, 8, b"")))
+    assert rules_at(table, 0x1001) is None and cfa_of(table, 2**41) == (RSP, 8)
+
+
+def test_a_hundred_thousand_rows_are_a_table() -> None:
+    program = bytes([0x41, 0x0E, 16, 0x41, 0x0E, 8]) * 50
+    table = table_of(section(*((0x1000 + 0x1000 * i, 0x1000, program) for i in range(1000))))
+    assert len(table) == 1000 * 100 + 1 + 1
+    assert len(table.rules) == 2
+    assert cfa_of(table, 0x1001) == (RSP, 16) and cfa_of(table, 0x1002 + 0x1000 * 999) == (RSP, 8)
+
+
+def test_any_damage_gives_a_table() -> None:
+    with open_elf(str(BLOCKER)) as image:
+        whole = frame_sections(image)[0]
+    content = whole.data[: whole.size].tobytes()
+    randomly = random.Random(6)
+    for _ in range(150):
+        damaged = bytearray(content[: randomly.randrange(len(content))])
+        for _ in range(randomly.randrange(1, 8) if damaged else 0):
+            damaged[randomly.randrange(len(damaged))] = randomly.randrange(256)
+        table = build_table([Section.of(bytes(damaged), whole.address)], X86)
+        assert bool((table.start[1:] > table.start[:-1]).all())
+        assert len(table.rule) == len(table.start) and int(table.rule.max(initial=-1)) < len(table.rules)

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stacks made by hand are unwound: every kind of rule, every kind of end, and rules made to harm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders.cfi import RBP, RBX, RIP, RSP, USUAL, cie, section, table_of, uleb
+
+from perf_offcpu.abi.cfi import Cfa, Op
+from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, SampleFlag, Samples, Spaces
+from perf_offcpu.model.snapshots import Snapshots
+from perf_offcpu.objects.search import Search
+from perf_offcpu.unwind import unwinder as module
+from perf_offcpu.unwind.lookup import FileTable
+from perf_offcpu.unwind.state import End
+from perf_offcpu.unwind.step import Walk
+from perf_offcpu.unwind.unwinder import CAUSES, UNKNOWN_MACHINE, unwind
+
+KERNEL, USER = int(CallchainContext.KERNEL), int(CallchainContext.USER)
+CODE, JIT, STACK = 0x400000, 0x7000000, 0x7FF000
+PLAIN, FRAMED, ROOT, BARE = 0x1000, 0x1100, 0x1200, 0x1300
+PERF_BP, PERF_SP, PERF_IP = 6, 7, 8
+MASK = 1 << PERF_BP | 1 << PERF_SP | 1 << PERF_IP
+
+FUNCTIONS = [
+    (PLAIN, 0x40, bytes([Cfa.DEF_CFA_OFFSET, 24])),  # RSP+24
+    (FRAMED, 0x40, bytes([Cfa.DEF_CFA, RBP, 16, 0x80 | RBP, 2])),  # push rbp; mov rsp, rbp
+    (ROOT, 0x40, bytes([Cfa.UNDEFINED, RIP])),
+]
+
+
+class Tables:
+    """What stands for the recording's files."""
+
+    def __init__(self, content: bytes) -> None:
+        self.table = table_of(content)
+
+    def of_dso(self, dso: int) -> FileTable | None:
+        return FileTable(self.table, lambda offsets: offsets) if dso == 0 else None
+
+
+def recording_of(
+    stacks: Sequence[Sequence[int]],
+    pcs: Sequence[int],
+    *,
+    fps: Sequence[int] | None = None,
+    chain: Sequence[int] = (KERNEL, 2**64 - 5000, USER, CODE + 1),
+    arch: str = "x86_64",
+) -> Recording:
+    """Samples of one process, each with a stack from STACK on; a file is mapped at CODE, JIT code at JIT."""
+    number = len(stacks)
+    registers = [[fp, STACK, pc] for fp, pc in zip(fps or [0] * number, pcs, strict=True)]
+    recording = Recording(
+        samples=Samples.filled(
+            number,
+            time_ns=np.arange(number),
+            space=np.zeros(number),
+            callchain=np.zeros(number),
+            snapshot=np.arange(number),
+            flags=np.full(number, SampleFlag.NO_USER_STACK),
+        ),
+        callchains=Ragged.from_lists([list(chain)]),
+        snapshots=Snapshots(
+            np.full(number, MASK, np.uint64),
+            Ragged.from_lists(registers),
+            Ragged.from_lists([list(stack) for stack in stacks]),
+        ),
+        spaces=Spaces.filled(1),
+        maps=Maps.filled(
+            2,
+            start=np.array([CODE, JIT], np.uint64),
+            end=np.array([CODE + 0x10000, JIT + 0x10000], np.uint64),
+            dso=np.array([0, 1]),
+        ),
+        dsos=Dsos.filled(2),
+        meta=Meta(arch=arch),
+    )
+    recording.samples.evsel[:] = -1
+    recording.check()
+    return recording
+
+
+def unwound(
+    monkeypatch: pytest.MonkeyPatch,
+    recording: Recording,
+    content: bytes | None = None,
+    search: Search | None = None,
+) -> tuple[Recording, list[list[int]]]:
+    tables = Tables(section(*FUNCTIONS) if content is None else content)
+    monkeypatch.setattr(module, "FrameTables", lambda *_: tables)
+    result = unwind(recording, search)
+    result.check()
+    assert not len(result.snapshots)
+    return result, [result.callchains.row(row).tolist() for row in result.samples.callchain.tolist()]
+
+
+def test_a_stack_is_followed_to_its_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    framed = STACK + 24 + 8  # where FRAMED keeps its caller's frame pointer
+    stack = [7, 7, CODE + FRAMED + 5, 9, 0, CODE + ROOT + 8]
+    result, chains = unwound(monkeypatch, recording_of([stack], [CODE + PLAIN], fps=[framed]))
+    user = [USER, CODE + PLAIN, CODE + FRAMED + 5, CODE + ROOT + 8]
+    assert chains == [[KERNEL, 2**64 - 5000, *user]]
+    assert result.samples.flags.tolist() == [0] and result.losses == {}
+
+
+def test_many_stacks_of_different_depth_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    depths = [1, 2, 30, 5, 900, 3]
+    stacks = [[0, 0, CODE + PLAIN + 4] * (depth - 1) + [0, 0, CODE + ROOT + 1] for depth in depths]
+    _, chains = unwound(monkeypatch, recording_of(stacks, [CODE + PLAIN] * len(depths), chain=()))
+    for depth, chain in zip(depths, chains, strict=True):
+        callers = [CODE + PLAIN + 4] * (depth - 1)
+        assert chain == [USER, CODE + PLAIN, *callers, CODE + ROOT + 1]
+
+
+def test_the_end_of_the_copy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, chains = unwound(monkeypatch, recording_of([[0, 0, CODE + PLAIN + 4, 0]], [CODE + PLAIN]))
+    assert chains[0][-2:] == [CODE + PLAIN, CODE + PLAIN + 4]
+    assert result.samples.flags.tolist() == [SampleFlag.TRUNCATED | SampleFlag.STACK_EXHAUSTED]
+    assert result.losses == {CAUSES[End.EXHAUSTED]: 1}
+
+
+def test_a_return_address_outside_of_every_map_is_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, chains = unwound(monkeypatch, recording_of([[0, 0, 0xDEAD0000, 0, 0]], [CODE + PLAIN]))
+    assert chains[0][-2:] == [USER, CODE + PLAIN]
+    assert result.samples.flags.tolist() == [SampleFlag.TRUNCATED | SampleFlag.OUTSIDE_MAPS]
+
+
+def test_code_without_rules_is_passed_by_its_frame_pointer(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = [1, 2, JIT + 0x100, 3, 0, CODE + ROOT + 1]
+    recording = recording_of([stack], [CODE + PLAIN], fps=[STACK + 32])
+    result, chains = unwound(monkeypatch, recording)
+    assert chains[0][-3:] == [CODE + PLAIN, JIT + 0x100, CODE + ROOT + 1]
+    assert result.samples.flags.tolist() == [0]
+
+
+@pytest.mark.parametrize("size, call", [(0xF, 10), (0xB, 6)], ids=["with endbr64", "without"])
+def test_pythons_trampolines_are_passed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, call: int
+) -> None:
+    """Two Python functions, and one that is not Python's but as large."""
+    (tmp_path / "tmp").mkdir()
+    names = ["py::inner:/x.py", "py::outer:/x.py", "other"]
+    lines = [f"{JIT + 0x10 * at:x} {size:x} {name}\n" for at, name in enumerate(names)]
+    (tmp_path / "tmp/perf-77.map").write_text("".join(lines))
+    inner, outer, other = (JIT + 0x10 * at + call for at in range(3))
+    python = [0, 0, inner, 0, CODE + PLAIN + 4, 0, 0, outer, 0, CODE + ROOT + 1]
+    stacks = [python, [0, 0, other, 0, CODE + ROOT + 1]]
+    recording = recording_of(stacks, [CODE + PLAIN] * 2, fps=[12345] * 2, chain=())
+    recording.spaces.pid[:] = 77
+    result, chains = unwound(monkeypatch, recording, search=Search(symfs=str(tmp_path)))
+    assert chains[0] == [USER, CODE + PLAIN, inner, CODE + PLAIN + 4, outer, CODE + ROOT + 1]
+    assert chains[1] == [USER, CODE + PLAIN, other]
+    assert result.samples.flags.tolist() == [0, SampleFlag.TRUNCATED | SampleFlag.NO_CFI]
+
+
+def test_code_without_rules_and_frame_pointer_ends_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = [1, 2, JIT + 0x100, 3, 0, 0x1234]
+    wild = recording_of([stack, stack], [CODE + PLAIN] * 2, fps=[12345, STACK + 32])
+    result, chains = unwound(monkeypatch, wild)
+    assert [chain[-2:] for chain in chains] == [[CODE + PLAIN, JIT + 0x100]] * 2
+    assert result.samples.flags.tolist() == [SampleFlag.TRUNCATED | SampleFlag.NO_CFI] * 2
+
+
+def test_a_frame_pointer_of_zero_is_the_outermost_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, _ = unwound(monkeypatch, recording_of([[0, 0, JIT + 8, 1]], [CODE + PLAIN], fps=[0]))
+    assert result.samples.flags.tolist() == [0]
+
+
+def test_rules_that_do_not_advance_end_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    still = bytes([Cfa.DEF_CFA_OFFSET, 0, 0x05]) + uleb(RIP) + uleb(0)
+    back = bytes([Cfa.DEF_CFA_OFFSET_SF]) + b"\x01"  # RSP-8
+    content = section(*FUNCTIONS, (BARE, 0x20, still), (BARE + 0x20, 0x20, back))
+    stack = [CODE + BARE + 4] * 50
+    result, chains = unwound(
+        monkeypatch, recording_of([stack, stack], [CODE + BARE, CODE + BARE + 0x24]), content
+    )
+    assert max(map(len, chains)) <= 6
+    assert (result.samples.flags & np.uint16(SampleFlag.TRUNCATED)).all()
+
+
+def test_rules_that_leave_the_return_address_out_end_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = section((BARE, 0x40, b""), common=cie(bytes([Cfa.DEF_CFA, RSP, 8])))
+    result, chains = unwound(monkeypatch, recording_of([[CODE + BARE + 4] * 50], [CODE + BARE]), content)
+    assert chains[0][-2:] == [USER, CODE + BARE]
+    assert result.samples.flags.tolist() == [SampleFlag.TRUNCATED | SampleFlag.NO_CFI]
+
+
+def test_a_plt_stub_and_its_expression(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What linkers write: CFA = rsp + 8 + ((rip & 15) >= 11) * 8
+    block = bytes([Op.BREG0 + 7, 8, Op.BREG0 + 16, 0, 0x3F, Op.AND, 0x3B, Op.GE, 0x33, Op.SHL, Op.PLUS])
+    content = section(*FUNCTIONS, (BARE, 0x20, bytes([Cfa.DEF_CFA_EXPRESSION, len(block)]) + block))
+    recording = recording_of(
+        [[CODE + ROOT + 1, 0], [7, CODE + ROOT + 1]], [CODE + BARE + 0x10, CODE + BARE + 0x1B]
+    )
+    result, chains = unwound(monkeypatch, recording, content)
+    assert [chain[-1] for chain in chains] == [CODE + ROOT + 1] * 2
+    assert result.samples.flags.tolist() == [0, 0]
+
+
+def test_a_signal_frame_gives_the_registers_that_were_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at(register: int, offset: int) -> bytes:
+        block = bytes([Op.BREG0 + 7]) + bytes([offset])
+        return bytes([Cfa.EXPRESSION, register, len(block)]) + block
+
+    frame = bytes([Op.BREG0 + 7, 16, Op.DEREF])
+    program = bytes([Cfa.DEF_CFA_EXPRESSION, 3]) + frame + at(RBP, 8) + at(RSP, 16) + at(RIP, 24)
+    common = cie(USUAL + b"\0\0", b"zRS")
+    content = section((BARE, 0x20, program), common=common)[:-4]
+    other = section(*FUNCTIONS)
+    # The second CIE stands behind the first function: its FDEs count from there.
+    content += other
+    interrupted = CODE + FRAMED  # the first byte of a function: no byte before it would do
+    stack = [0, STACK + 6 * 8, STACK + 5 * 8, interrupted, 0, 0, 0, CODE + ROOT + 1]
+    recording = recording_of([stack], [CODE + BARE + 1])
+    result, chains = unwound(monkeypatch, recording, content)
+    assert chains[0][-3:] == [CODE + BARE + 1, interrupted, CODE + ROOT + 1]
+    assert result.samples.flags.tolist() == [0]
+
+
+def test_a_frame_that_another_register_leads_to_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its callee has saved that register, and two others have not touched it; neighbours go without."""
+    saves = bytes([Cfa.DEF_CFA_OFFSET, 24, 0x80 | RBX, 2])
+    by_rbx = bytes([Cfa.DEF_CFA, RBX, 16])
+    content = section(*FUNCTIONS, (BARE, 0x20, saves), (BARE + 0x20, 0x20, by_rbx))
+    inner = [7, STACK + 10 * 8, CODE + PLAIN + 4, 0, 0, CODE + BARE + 0x24]
+    stack = [*inner, 1, 2, 3, 4, 5, CODE + ROOT + 1]
+    other = [7, STACK + 10 * 8, CODE + PLAIN + 4, 0, 0, CODE + ROOT + 1]
+    recording = recording_of([other, stack, other], [CODE + BARE + 1] * 3)
+    result, chains = unwound(monkeypatch, recording, content)
+    plain = [USER, CODE + BARE + 1, CODE + PLAIN + 4]
+    assert chains[1][2:] == [*plain, CODE + BARE + 0x24, CODE + ROOT + 1]
+    assert chains[0][2:] == chains[2][2:] == [*plain, CODE + ROOT + 1]
+    assert result.samples.flags.tolist() == [0] * 3
+
+
+def test_slow_rules_are_counted_by_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long recording of PLT stubs is no hostile one."""
+    slow = bytes([Cfa.DEF_CFA_EXPRESSION, 2, Op.BREG0 + 7, 8])
+    content = section(*FUNCTIONS, (BARE, 0x20, slow))
+    recording = recording_of([[CODE + ROOT + 1]] * 40, [CODE + BARE + 1] * 40)
+    monkeypatch.setattr(module, "MAX_GENERAL", 8)
+    monkeypatch.setattr(module, "BATCH", 1)
+    monkeypatch.setattr(module, "MORE_GENERAL", 1)
+    assert not unwound(monkeypatch, recording, content)[0].losses
+    monkeypatch.setattr(module, "MORE_GENERAL", 0)
+    assert unwound(monkeypatch, recording, content)[0].losses == {CAUSES[End.NO_CFI]: 32}
+
+
+def hostile() -> tuple[Recording, bytes]:
+    seeded = np.random.default_rng(6)
+    functions = []
+    for place in range(0, 0x8000, 0x40):
+        program = bytes([Cfa.DEF_CFA, int(seeded.integers(20)), *uleb(int(seeded.integers(64)))])
+        program += seeded.integers(256, size=6, dtype=np.uint8).tobytes()
+        functions.append((0x1000 + place, 0x40, program))
+    number = 300
+    words = seeded.integers(CODE + 0x1000, CODE + 0x9000, size=(number, 64)).tolist()
+    pcs = seeded.integers(CODE + 0x1000, CODE + 0x9000, size=number).tolist()
+    fps = (STACK + 8 * seeded.integers(80, size=number)).tolist()
+    return recording_of(words, pcs, fps=fps), section(*functions)
+
+
+def test_hostile_rules_and_stacks_cost_no_more_than_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, chains = unwound(monkeypatch, *hostile())
+    assert len(chains) == 300 and max(map(len, chains)) <= 64 + 4
+    assert all(word >= CODE for chain in chains for word in chain)
+
+
+def test_walks_that_follow_only_what_is_asked_for_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, chains = unwound(monkeypatch, *hostile())
+    monkeypatch.setattr(module, "walk_up", lambda *rest: Walk(*rest, follow_all=True).run())
+    whole, others = unwound(monkeypatch, *hostile())
+    assert chains == others and result.samples.flags.tolist() == whole.samples.flags.tolist()
+
+
+def test_a_machine_without_rules_here_keeps_its_callchains(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, chains = unwound(monkeypatch, recording_of([[0]], [CODE + PLAIN], arch="s390x"))
+    assert chains == [[KERNEL, 2**64 - 5000, USER, CODE + 1]]
+    assert result.losses == {UNKNOWN_MACHINE: 1}
