@@ -2,8 +2,8 @@
 """How fast recordings are written anew: `python benchmarks/rewrite.py [--samples N]`.
 
 Each row is a fresh process, so that its peak memory is its own: inject with all that it does, inject that
-only copies, inject into compressed records, and merge of two recordings of two machines. Recordings are made
-(tests/builders/large_recording.py) and deleted in the end; the default is some 300 MB each.
+only copies, and inject into compressed records. The recording is made (tests/builders/large_recording.py) and
+deleted at the end; the default is some 300 MB.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("", "tests")]
 
 from perf_offcpu.inject.rewrite import RewriteOptions, rewrite  # noqa: E402
-from perf_offcpu.merge.merge import merge  # noqa: E402
-from perf_offcpu.merge.merge_plan import MergeOptions  # noqa: E402
 
 WORK: dict[str, Callable[[list[str], int], object]] = {
     "inject": lambda paths, fd: rewrite(paths[0], fd, "out"),
@@ -30,7 +28,6 @@ WORK: dict[str, Callable[[list[str], int], object]] = {
         paths[0], fd, "out", RewriteOptions(retype=False, merge=False)
     ),
     "inject -z": lambda paths, fd: rewrite(paths[0], fd, "out", RewriteOptions(compress=True)),
-    "merge --from-start": lambda paths, fd: merge(paths, fd, "out", [], MergeOptions(from_start=True)),
 }
 
 
@@ -46,13 +43,11 @@ def main() -> None:
     from builders.large_recording import write_large_recording
 
     with tempfile.TemporaryDirectory() as directory:
-        paths = [Path(directory) / f"{number}.data" for number in range(2)]
-        for seed, path in enumerate(paths):
-            write_large_recording(path, args.samples, seed=seed)
+        path = Path(directory) / "perf.data"
+        write_large_recording(path, args.samples, seed=0)
         print(f"{'':42} {'CPU s':>6} {'MB/s':>6} {'peak MB':>8}")
         for name in WORK:
-            inputs = paths if name.startswith("merge") else paths[:1]
-            subprocess.run([sys.executable, __file__, "--row", name, *inputs], check=True)
+            subprocess.run([sys.executable, __file__, "--row", name, path], check=True)
 
 
 def _measure(name: str, paths: list[str]) -> None:

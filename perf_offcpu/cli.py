@@ -39,7 +39,6 @@ VERBS = {
     "script": "script",
     "convert": "convert",
     "inject": "inject",
-    "merge": "merge",
     "archive": "archive",
     "dump": "dump",
     "doctor": "doctor.command",

@@ -27,7 +27,7 @@ def test_there_are_some_of_each_page() -> None:
     assert len(COMMANDS) > 20
     assert {where.partition(":")[0] for where in shown()} >= {
         "README.md",
-        *(f"perf-offcpu-{verb}.txt" for verb in ("convert", "inject", "merge", "record", "report", "script")),
+        *(f"perf-offcpu-{verb}.txt" for verb in ("convert", "inject", "record", "report", "script")),
     }
 
 

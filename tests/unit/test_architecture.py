@@ -28,7 +28,6 @@ LAYERS = (
     ("perfdata",),
     ("decode", "collect"),
     ("inject",),
-    ("merge",),
     ("objects",),
     ("unwind",),
     ("symbolize",),

@@ -54,7 +54,7 @@ _ADVICE: Mapping[str, Mapping[tuple[str, ...], str]] = {
         ("-b", "--branch-any", "-j", "--branch-filter", "-d", "--data", "-W", "--weight", "-I", "--intr-regs",
          "--user-regs", "--phys-data", "-S", "--snapshot", "--overwrite", "--aux-sample", "--per-thread",
          "--control", "--group", "-s", "--stat", "-R", "--raw-samples",
-         "-n", "--no-samples"): "perf record does that; record with both, merge puts the files together",
+         "-n", "--no-samples"): "perf record does that; record with both, and give both files to -i",
     },
     "report": _COMMON
     | {

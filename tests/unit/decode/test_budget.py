@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from perf_offcpu.collect.kernel_totals.losses import counters_event
 from perf_offcpu.decode.budget import is_budget, joined_budget, read_budgets
 from perf_offcpu.decode.continued import without_continued
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.merge.merge import merge
-from perf_offcpu.merge.merge_plan import PID_STEP, MergeOptions
 from perf_offcpu.model.recording import SampleFlag, Samples
 from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.write.features import feature_body, text_body
@@ -147,30 +144,6 @@ def test_damaged_blocks_of_a_file_are_counted_and_the_others_are_read(tmp_path: 
     recording = load_recording(file(tmp_path / "a", too_many, sound, sound[:12]))
     assert recording.budget.tid.tolist() == [8]
     assert recording.losses == {losses.BAD_SAMPLE: 2}
-
-
-def test_budgets_of_several_files_stand_side_by_side(tmp_path: Path) -> None:
-    """On one machine ids and times stay; those of another machine become others, by the wall clock."""
-    paths = [
-        file(tmp_path / "a", block(row(8, 100, 200, running_ns=100))),
-        file(tmp_path / "b", block(row(8, 201, 300, idle_ns=99), row(9, 250, 300))),
-        file(tmp_path / "c", block(row(8, 100, 150, other_ns=50)), host="there"),
-    ]
-    out = tmp_path / "out"
-    fd = os.open(out, os.O_RDWR | os.O_CREAT)
-    try:
-        merge([str(path) for path in paths], fd, "out", ["merge"], MergeOptions())
-    finally:
-        os.close(fd)
-    recording = load_recording(out)
-    recording.check()
-    budget = recording.budget
-    begin = (budget.begin_ns - WALL_NS).tolist()
-    rows = list(zip(budget.pid.tolist(), budget.tid.tolist(), begin, strict=True))
-    assert rows == [(7, 8, 100), (7, 8, 201), (7, 9, 250), (7 + PID_STEP, 8 + PID_STEP, 100)]
-    assert budget.running_ns.tolist() == [100, 0, 0, 0]
-    assert budget.idle_ns.tolist() == [0, 99, 0, 0]
-    assert budget.other_ns.tolist() == [0, 0, 0, 50]
 
 
 def test_a_wait_that_is_told_again_counts_once() -> None:
