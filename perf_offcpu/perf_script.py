@@ -296,7 +296,7 @@ def _samples(events: list[dict[str, Any]], number: dict[str, int]) -> Samples:
         cpu=np.array([cpu % 2**32 for cpu in column("cpu")], np.uint32).view(np.int32),
         ip=np.array(column("ip"), np.uint64),
         cpumode=column("cpumode"),
-        flags=np.where(untimed, np.uint16(SampleFlag.UNTIMED), np.uint16(0)),
+        flags=np.where(untimed, np.uint32(SampleFlag.UNTIMED), np.uint32(0)),
     )
 
 
@@ -320,9 +320,9 @@ def _retyped(events: list[dict[str, Any]], number: dict[str, int]) -> Batch:
 def _ordinary(events: list[dict[str, Any]], number: dict[str, int], offcpu: set[str]) -> Batch:
     samples = _samples(events, number)
     is_off = np.array([event["name"] in offcpu for event in events], np.bool_)
-    samples.flags |= np.where(is_off, np.uint16(SampleFlag.OFFCPU), np.uint16(0))
-    untimed = (samples.flags & np.uint16(SampleFlag.UNTIMED)) != 0
-    samples.flags |= np.where(is_off & untimed, np.uint16(SampleFlag.AGGREGATED), np.uint16(0))
+    samples.flags |= np.where(is_off, np.uint32(SampleFlag.OFFCPU), np.uint32(0))
+    untimed = (samples.flags & np.uint32(SampleFlag.UNTIMED)) != 0
+    samples.flags |= np.where(is_off & untimed, np.uint32(SampleFlag.AGGREGATED), np.uint32(0))
     samples.callchain = np.arange(len(events), dtype=np.int32)
     chains = Ragged.from_lists([_with_markers([node["ip"] for node in e["chain"]]) for e in events])
     return Batch(samples, chains, np.zeros(len(events), np.bool_))

@@ -59,7 +59,7 @@ def classify(profile: Profile) -> Waits:
     samples = profile.samples
     kinds, kind_of = _evidence(profile)
     judge = _Judge(profile.meta.arch)
-    preempted = (samples.flags & np.uint16(SampleFlag.PREEMPTED)) != 0
+    preempted = (samples.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
     columns = [kind_of, samples.syscall, samples.state, preempted, profile.is_offcpu()]
     columns = [column.astype(np.int64) for column in columns]
     first, of = group(*columns)

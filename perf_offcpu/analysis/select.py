@@ -163,12 +163,12 @@ def _of_waits(profile: Profile, selection: Selection, waits: Waits | None) -> Bo
 
 
 def _is_sum(samples: ProfileSamples) -> Bool:
-    is_sum: Bool = (samples.flags & np.uint16(SampleFlag.AGGREGATED | SampleFlag.UNTIMED)) != 0
+    is_sum: Bool = (samples.flags & np.uint32(SampleFlag.AGGREGATED | SampleFlag.UNTIMED)) != 0
     return is_sum
 
 
 def _in_states(samples: ProfileSamples, letters: Sequence[str]) -> Bool:
-    preempted = (samples.flags & np.uint16(SampleFlag.PREEMPTED)) != 0
+    preempted = (samples.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
     first, of = group(samples.state, preempted.astype(np.uint8))
     matches = [
         state_letter(state, was_preempted) in letters
@@ -180,7 +180,7 @@ def _in_states(samples: ProfileSamples, letters: Sequence[str]) -> Bool:
 def _undecided_sums(profile: Profile, min_ns: int) -> int:
     """Sums that may hold shorter waits, too: all but those of one wait."""
     samples = profile.samples
-    untimed = (samples.flags & np.uint16(SampleFlag.UNTIMED)) != 0
+    untimed = (samples.flags & np.uint32(SampleFlag.UNTIMED)) != 0
     return int((_is_sum(samples) & ((samples.count > 1) | untimed)).sum())
 
 

@@ -45,8 +45,8 @@ _CODE = {state.letter: code for code, state in enumerate(STATES) if code}
 
 def state_codes(samples: ProfileSamples) -> U8:
     """uint8[samples]: the number of each sample's state in STATES."""
-    offcpu = (samples.flags & np.uint16(SampleFlag.OFFCPU)) != 0
-    preempted = (samples.flags & np.uint16(SampleFlag.PREEMPTED)) != 0
+    offcpu = (samples.flags & np.uint32(SampleFlag.OFFCPU)) != 0
+    preempted = (samples.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
     pairs, of = np.unique(samples.state.astype(np.int64) * 2 + preempted, return_inverse=True)
     codes = [_CODE[state_letter(pair >> 1, bool(pair & 1))] for pair in pairs.tolist()]
     return np.where(offcpu, np.array(codes, np.uint8)[of], np.uint8(RUNNING)).astype(np.uint8)

@@ -55,7 +55,7 @@ def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -
     samples, waits = profile.samples, waits or classify(profile)
     state = state_codes(samples)
     no_syscall = samples.syscall == SYSCALL_NONE
-    noted = samples.flags & np.uint16(_NOTED)
+    noted = samples.flags & np.uint32(_NOTED)
     offcpu, interrupt = profile.is_offcpu(), wakeups.interrupt.astype(np.uint8)
     facts = (waits.wait_class, waits.syscall, no_syscall.astype(np.uint8), samples.cgroup)
     first, of = group(state, noted, *facts, wakeups.waker, interrupt)

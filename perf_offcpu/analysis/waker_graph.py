@@ -46,7 +46,7 @@ def waker_graph_of(profile: Profile) -> WakerGraph:
     """The wake-ups of all off-cpu samples of a profile whose waker is known."""
     samples, timeline = profile.samples, timeline_of(profile)
     tracks, waker = with_wakers(profile, timeline)
-    interrupt = (samples.flags & np.uint16(SampleFlag.WAKER_INTERRUPT)) != 0
+    interrupt = (samples.flags & np.uint32(SampleFlag.WAKER_INTERRUPT)) != 0
     waker = np.where(interrupt, len(tracks), waker)
     offcpu = profile.is_offcpu()
     off_cpu = sum_by(timeline.track, np.where(offcpu, samples.period, 0), len(tracks) + 1)

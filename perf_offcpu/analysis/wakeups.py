@@ -46,7 +46,7 @@ def wakeups_of(profile: Profile, timeline: Timeline) -> Wakeups:
     """The wake-ups of all samples of a profile."""
     samples = profile.samples
     tracks, waker = with_wakers(profile, timeline)
-    interrupt = (samples.flags & np.uint16(SampleFlag.WAKER_INTERRUPT)) != 0
+    interrupt = (samples.flags & np.uint32(SampleFlag.WAKER_INTERRUPT)) != 0
     queued = _queued(profile, timeline)
     woken = timeline.waits & (samples.wakeup_ns >= 0) & (waker >= 0) & ~interrupt
     arrows = np.flatnonzero(woken & (waker != timeline.track))

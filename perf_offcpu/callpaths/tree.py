@@ -119,11 +119,11 @@ def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
     """Per sample: the code of its mark above the frames, and whether it has one below them."""
     flags = samples.flags
     bare = samples.stack < 0
-    lost = (flags & np.uint16(_ANY_LOST)) != 0
-    user_lost = (flags & np.uint16(_USER_LOST)) != 0
-    cut = (flags & np.uint16(SampleFlag.TRUNCATED)) != 0
+    lost = (flags & np.uint32(_ANY_LOST)) != 0
+    user_lost = (flags & np.uint32(_USER_LOST)) != 0
+    cut = (flags & np.uint32(SampleFlag.TRUNCATED)) != 0
     top = np.select([bare & lost, bare, user_lost, cut], [3, 4, 2, 1], 0).astype(np.uint8)
-    below = ~bare & ((flags & np.uint16(SampleFlag.NO_KERNEL_STACK)) != 0)
+    below = ~bare & ((flags & np.uint32(SampleFlag.NO_KERNEL_STACK)) != 0)
     return top, below.astype(np.uint8)
 
 

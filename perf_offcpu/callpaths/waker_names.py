@@ -44,7 +44,7 @@ def wakers_of(profile: Profile, options: Options) -> Wakers:
         labels.append(thread_label(track.comm, pid, track.tid if options.tid else None))
     different = sorted(set(labels))
     of_track = np.array([different.index(label) for label in labels], np.int64)
-    interrupt = (samples.flags & np.uint16(SampleFlag.WAKER_INTERRUPT)) != 0
+    interrupt = (samples.flags & np.uint32(SampleFlag.WAKER_INTERRUPT)) != 0
     name = np.where(interrupt, len(different), of_track[waker + 1])
     name = np.where(profile.is_offcpu(), name, 0)
     first, of = group(np.append(0, name))

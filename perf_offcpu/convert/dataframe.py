@@ -101,7 +101,7 @@ def _installed(library: str) -> str:
 def _columns(profile: Profile) -> Iterator[tuple[str, Texts | tuple[NDArray[Any], Bool | None]]]:
     """The columns: texts, or (values, which are not known)."""
     samples, waits = profile.samples, classify(profile)
-    sums = (samples.flags & np.uint16(SampleFlag.AGGREGATED | SampleFlag.UNTIMED)) != 0
+    sums = (samples.flags & np.uint32(SampleFlag.AGGREGATED | SampleFlag.UNTIMED)) != 0
     offcpu = profile.is_offcpu()
     made: dict[str, Any] = {
         "event": Texts([printable(event.name) for event in profile.evsels], samples.evsel.astype(np.int64)),
@@ -145,7 +145,7 @@ def _unique(texts: Sequence[str], codes: I64) -> Texts:
 
 def _states(profile: Profile) -> Texts:
     samples = profile.samples
-    preempted = (samples.flags & np.uint16(SampleFlag.PREEMPTED)) != 0
+    preempted = (samples.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
     first, of = group(samples.state, preempted.astype(np.uint8))
     letters = [state_letter(int(samples.state[row]), bool(preempted[row])) for row in first.tolist()]
     made = _unique(letters, of)

@@ -101,7 +101,7 @@ def merge_deferred(recording: Recording) -> Recording:
     # The user part was walked later than the sample was taken: perhaps after an exec.
     walked = deferred.space[found[found >= 0]]
     space[waiting[found >= 0]] = np.where(walked >= 0, walked, space[waiting[found >= 0]])
-    flags[waiting[found < 0]] |= np.uint16(SampleFlag.UNMERGED | SampleFlag.NO_USER_STACK)
+    flags[waiting[found < 0]] |= np.uint32(SampleFlag.UNMERGED | SampleFlag.NO_USER_STACK)
     callchains, ids = united(recording.callchains, completed)
     # The stack of a waker may be that of a sample, the one of its sched_waking.
     successor = np.arange(len(recording.callchains), dtype=np.int32)

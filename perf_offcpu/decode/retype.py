@@ -22,7 +22,7 @@ from perf_offcpu.binary.gather import Rows, gather_rows, gather_u64
 from perf_offcpu.binary.layout import Layout, Order
 from perf_offcpu.decode.batch import Batch
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I64, U16, U64, Bool
+from perf_offcpu.model.columns import I64, U32, U64, Bool
 from perf_offcpu.model.recording import SampleFlag, Samples
 
 _FIXED_WORDS = 4
@@ -37,7 +37,7 @@ _TAIL = Layout(abi.EXTENSION.name, (abi.PAYLOAD.fields[-1], *abi.EXTENSION.field
 _UPSTREAM_MAX_CHAIN = 33
 """Upstream keeps 32 frames and one marker."""
 
-_FLAG_OF_KIND = np.zeros(max(abi.Kind) + 1, np.uint16)
+_FLAG_OF_KIND = np.zeros(max(abi.Kind) + 1, np.uint32)
 _FLAG_OF_KIND[abi.Kind.SUM] = SampleFlag.AGGREGATED
 _FLAG_OF_KIND[abi.Kind.STILL_BLOCKED] = SampleFlag.STILL_BLOCKED
 _FLAG_OF_KIND[abi.Kind.BEGAN_BEFORE] = SampleFlag.BEGAN_BEFORE
@@ -74,7 +74,7 @@ def retype(data: NDArray[np.uint8], columns: Columns, samples: Samples, order: O
         time_ns=samples.time_ns,
         evsel=samples.evsel,
         cpu=samples.cpu,
-        flags=samples.flags | np.uint16(SampleFlag.OFFCPU),
+        flags=samples.flags | np.uint32(SampleFlag.OFFCPU),
         pid=payload.head["pid"].view(np.int32),
         tid=payload.head["tid"].view(np.int32),
         period=payload.head["offcpu_ns"].view(np.int64),
@@ -222,15 +222,15 @@ def _apply_extension(samples: Samples, extension: Columns) -> None:
         waker = known(name, -1, np.int32, unknown=0)
         setattr(samples, name, np.where(by_interrupt, fields[name].astype(np.int32), waker))
     samples.count = np.maximum(known("count", 1, np.int64), 1)
-    samples.flags |= np.where(ok, _extension_flags(fields), np.uint16(0))
-    samples.time_ns[(samples.flags & np.uint16(SampleFlag.UNTIMED)) != 0] = -1
+    samples.flags |= np.where(ok, _extension_flags(fields), np.uint32(0))
+    samples.time_ns[(samples.flags & np.uint32(SampleFlag.UNTIMED)) != 0] = -1
 
 
-def _extension_flags(fields: dict[str, NDArray[Any]]) -> U16:
+def _extension_flags(fields: dict[str, NDArray[Any]]) -> U32:
     kind = np.where(fields["kind"] < len(_FLAG_OF_KIND), fields["kind"], 0)  # newer ones: nothing is known
-    flags: U16 = _FLAG_OF_KIND[kind]
+    flags: U32 = _FLAG_OF_KIND[kind]
     for name, table in (("flags", _FLAG_OF_WAIT), ("lost", _FLAG_OF_LOST)):
         values = fields[name]
         for bits, flag in table if values.any() else ():
-            flags = flags | np.where(values & values.dtype.type(bits) != 0, np.uint16(flag), np.uint16(0))
+            flags = flags | np.where(values & values.dtype.type(bits) != 0, np.uint32(flag), np.uint32(0))
     return flags

@@ -178,9 +178,9 @@ def model_samples(columns: Columns, spec: EventSpec, number: int, miscs: NDArray
     time_ns, untimed = _times(scalars.get("time"), rows)
     # perf 5.19 to 6.15, and re-typed files: an ordinary sample whose period is the time off cpu.
     all_flags = SampleFlag.OFFCPU if is_offcpu(spec) else SampleFlag(0)
-    flags = np.full(rows, all_flags, np.uint16)
+    flags = np.full(rows, all_flags, np.uint32)
     if untimed.any():
-        flags[untimed] |= np.uint16(SampleFlag.UNTIMED | (SampleFlag.AGGREGATED if all_flags else 0))
+        flags[untimed] |= np.uint32(SampleFlag.UNTIMED | (SampleFlag.AGGREGATED if all_flags else 0))
     return Samples.sparse(
         rows,
         time_ns=time_ns,

@@ -149,14 +149,14 @@ _LOST = (
 def _kinds(samples: Samples) -> NDArray[np.uint16]:
     kinds = np.full(len(samples), abi.Kind.WAIT, np.uint16)
     for flag, kind in _KINDS:
-        kinds[(samples.flags & np.uint16(flag)) != 0] = kind
+        kinds[(samples.flags & np.uint32(flag)) != 0] = kind
     return kinds
 
 
 def _marks(samples: Samples, flags: Iterable[tuple[int, int]]) -> NDArray[np.uint16]:
     marks = np.zeros(len(samples), np.uint16)
     for flag, mark in flags:
-        marks |= np.where(samples.flags & np.uint16(flag), np.uint16(mark), np.uint16(0))
+        marks |= np.where(samples.flags & np.uint32(flag), np.uint16(mark), np.uint16(0))
     return marks
 
 

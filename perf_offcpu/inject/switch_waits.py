@@ -66,7 +66,7 @@ def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None
     for cause in (*CAUSES, UNREADABLE):
         counters.add(cause, recording.losses.get(cause, 0))
     samples = recording.samples
-    samples = samples.take(samples.flags & np.uint16(SampleFlag.OFFCPU) != 0)
+    samples = samples.take(samples.flags & np.uint32(SampleFlag.OFFCPU) != 0)
     spec = _spec(recording.evsels[-1], specs)
     if spec is None:
         counters.add(NO_ROOM, len(samples))

@@ -72,7 +72,7 @@ class Profile:
 
     def is_offcpu(self) -> Bool:
         """bool[samples]: which samples are off-cpu time."""
-        offcpu: Bool = (self.samples.flags & np.uint16(SampleFlag.OFFCPU)) != 0
+        offcpu: Bool = (self.samples.flags & np.uint32(SampleFlag.OFFCPU)) != 0
         return offcpu
 
     def select(self, rows: Bool | I64) -> Self:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Table, check_rows, column
+from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Table, check_rows, column
 from perf_offcpu.model.sample_fields import SampleFields
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.model.strings import Strings
@@ -57,7 +57,7 @@ class SampleColumns(Table):
     cpu: I32 = column("i4", sentinel=-1, doc="CPU number")
     comm: U32 = column("u4", doc="string: comm of the thread at that time")
     field_row: I32 = column("i4", sentinel=-1, doc="row in the table of its event in fields")
-    flags: U16 = column("u2", doc="SampleFlag")
+    flags: U32 = column("u4", doc="SampleFlag")
     state: I32 = column("i4", sentinel=-1, doc="raw task state at switch-out (TASK_* bits)")
     wakeup_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="when the sleeper was woken")
     runq_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="run-queue delay within period")

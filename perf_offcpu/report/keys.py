@@ -118,7 +118,7 @@ def _leaf_dso(profile: Profile) -> tuple[I64, Label]:
 
 def _state(profile: Profile) -> tuple[I64, Label]:
     samples = profile.samples
-    preempted = (samples.flags & np.uint16(SampleFlag.PREEMPTED)) != 0
+    preempted = (samples.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
     pairs = samples.state.astype(np.int64) * 2 + preempted
     different, of = np.unique(pairs, return_inverse=True)
     letters = [state_letter(pair >> 1, bool(pair & 1)) or "?" for pair in different.tolist()]
@@ -130,7 +130,7 @@ def _state(profile: Profile) -> tuple[I64, Label]:
 def _waker(profile: Profile) -> tuple[I64, Label]:
     """Threads; interrupts are one waker, whatever they interrupted."""
     samples = profile.samples
-    interrupt = (samples.flags & np.uint16(SampleFlag.WAKER_INTERRUPT)) != 0
+    interrupt = (samples.flags & np.uint32(SampleFlag.WAKER_INTERRUPT)) != 0
     column = np.where(interrupt, -2, samples.waker_tid.astype(np.int64))
 
     def label(row: int) -> str:

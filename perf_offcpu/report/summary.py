@@ -236,7 +236,7 @@ def _stacks(subject: Profile, waits: Waits, limit: int | None) -> tuple[list[Sta
     totals = totals_of(samples, rank[of], len(kept))
     states = by_state(samples, rank[of], len(kept), samples.period)
     classes = _by_class(samples, waits, rank[of], len(kept))
-    unfinished = (samples.flags & np.uint16(SampleFlag.STILL_BLOCKED)) != 0
+    unfinished = (samples.flags & np.uint32(SampleFlag.STILL_BLOCKED)) != 0
     still_blocked = np.bincount(rank[of[unfinished]] + 1, minlength=len(kept) + 1)[1:].tolist()
     paths = tree.paths(node[kept].astype(np.int64))
     rows = []
@@ -266,5 +266,5 @@ def _notes(samples: ProfileSamples) -> dict[str, int]:
     """How many samples lack a stack or a part of it, or are not over; only what happened."""
     notes = {"no stack at all": int((samples.stack < 0).sum())}
     for flag, note in (STACK_NOTES | LIFE_NOTES).items():
-        notes[note] = int(((samples.flags & np.uint16(flag)) != 0).sum())
+        notes[note] = int(((samples.flags & np.uint32(flag)) != 0).sum())
     return {note: count for note, count in notes.items() if count}

@@ -38,11 +38,11 @@ class Total:
 def totals_of(samples: ProfileSamples, of: I64, groups: int, rows: Bool | None = None) -> list[Total]:
     """The total of each group, over the samples in `rows` (default: all)."""
     of = of if rows is None else np.where(rows, of, -1)
-    is_sum = (samples.flags & np.uint16(SUM_FLAGS)) != 0
+    is_sum = (samples.flags & np.uint32(SUM_FLAGS)) != 0
     known = ~is_sum | (samples.longest_ns >= 0)
     longest = max_by(np.where(known, of, -1), np.where(is_sum, samples.longest_ns, samples.period), groups)
     unknown = max_by(of[~known], samples.period[~known], groups)  # bounds the waits within
-    uncounted = of[(samples.flags & np.uint16(SampleFlag.UNTIMED)) != 0]
+    uncounted = of[(samples.flags & np.uint32(SampleFlag.UNTIMED)) != 0]
     columns = (
         sum_by(of, samples.period, groups),
         sum_by(of, samples.count, groups),
@@ -70,7 +70,7 @@ def by_state(samples: ProfileSamples, of: I64, groups: int, values: I64) -> list
         of: int64[n], the group of each sample; -1 belongs to none.
         values: int64[n].
     """
-    preempted = (samples.flags & np.uint16(SampleFlag.PREEMPTED)) != 0
+    preempted = (samples.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
     first, pair = group(of, samples.state, preempted.astype(np.uint8))
     sums = sum_by(pair, values, len(first)).tolist()
     result: list[dict[str, int]] = [{} for _ in range(groups)]

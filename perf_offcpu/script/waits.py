@@ -47,7 +47,7 @@ class OwnTexts:
             rows: int64[n], of the profile's samples.
             samples: the same, taken.
         """
-        offcpu: Bool = (samples.flags & np.uint16(SampleFlag.OFFCPU)) != 0
+        offcpu: Bool = (samples.flags & np.uint32(SampleFlag.OFFCPU)) != 0
         makers: dict[str, Callable[[ProfileSamples, I64], list[str]]] = {
             "state": lambda waits, _: _states(waits),
             "class": lambda _, at: self._classes(at),
@@ -120,7 +120,7 @@ def times(values: I64, digits: int, end: str = "") -> list[str]:
 
 
 def _states(samples: ProfileSamples) -> list[str]:
-    preempted = (samples.flags & np.uint16(SampleFlag.PREEMPTED)) != 0
+    preempted = (samples.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
     pairs = samples.state.astype(np.int64) * 2 + preempted
     return each(pairs, lambda pair: state_letter(pair >> 1, bool(pair & 1)) or UNKNOWN_VALUE)
 

@@ -194,15 +194,15 @@ def _finished(recording: Recording, samples: Samples, chains: Ragged, losses: Lo
     )
 
 
-def flags_after(flags: np.ndarray[tuple[int], np.dtype[np.uint16]], ends: U8) -> U16Array:
+def flags_after(flags: np.ndarray[tuple[int], np.dtype[np.uint32]], ends: U8) -> U32Array:
     """The flags of samples whose walks ended so."""
-    result = flags & ~np.uint16(_SETTLED)
+    result = flags & ~np.uint32(_SETTLED)
     for end, flag in _FLAG_OF_END.items():
-        result |= np.where(ends == end, np.uint16(flag), np.uint16(0))
+        result |= np.where(ends == end, np.uint32(flag), np.uint32(0))
     return result
 
 
-U16Array = np.ndarray[tuple[int], np.dtype[np.uint16]]
+U32Array = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
 
 def _registers(snapshots: Snapshots, rows: I64 | I32, registers: Registers) -> tuple[U64, U64]:

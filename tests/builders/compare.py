@@ -89,6 +89,6 @@ HOW_RECORDED = SampleFlag.REPAIRED_IDS | SampleFlag.UNMERGED | SampleFlag.NO_USE
 
 def _rows(recording: Recording, chosen: Any) -> list[tuple[Any, ...]]:
     samples = recording.samples.take(chosen)
-    flags = samples.flags & ~np.uint16(HOW_RECORDED)
+    flags = samples.flags & ~np.uint32(HOW_RECORDED)
     blind = np.full(len(samples), -1, np.int32)
     return sample_rows(recording.replaced(samples=samples.with_columns(flags=flags, space=blind)))

@@ -133,15 +133,15 @@ def test_who_never_comes_back_is_there_with_stack_and_time(
     recording_.check()
     profile = symbolize(recording_)
     samples = profile.samples
-    blocked = np.uint16(SampleFlag.STILL_BLOCKED)
+    blocked = np.uint32(SampleFlag.STILL_BLOCKED)
     rows = np.flatnonzero((samples.flags & blocked) != 0)
     old = [row for row in rows.tolist() if samples.tid[row] == stuck.pid]
     new = [row for row in rows.tolist() if samples.tid[row] == int(done.stdout)]
     assert len(old) == 1 and len(new) == 1
     assert all(recording_.strings[int(samples.comm[row])] == "sleep" for row in old + new)
-    assert samples.flags[old[0]] & np.uint16(SampleFlag.BEGAN_BEFORE)
+    assert samples.flags[old[0]] & np.uint32(SampleFlag.BEGAN_BEFORE)
     assert samples.period[old[0]] >= 300 * MS
-    assert not samples.flags[new[0]] & np.uint16(SampleFlag.BEGAN_BEFORE)
+    assert not samples.flags[new[0]] & np.uint32(SampleFlag.BEGAN_BEFORE)
     for row in old + new:
         frames = frames_of(profile.stacks.parent, profile.stacks.frame, int(samples.stack[row]))
         names = [profile.strings[name] for name in profile.frames.symbol[frames].tolist()]

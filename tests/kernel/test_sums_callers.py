@@ -99,7 +99,7 @@ def test_sums_of_programs_as_debian_ships_them_reach_the_root(
 def test_few_stacks_are_copied(tmp_path: Path) -> None:
     record(tmp_path / "x.data", "/usr/bin/python3", STACKS / "waits.py", options=ALL_SHORT)
     recording = load_recording(tmp_path / "x.data", snapshots=True)
-    is_sum = (recording.samples.flags & np.uint16(SampleFlag.AGGREGATED)) != 0
+    is_sum = (recording.samples.flags & np.uint32(SampleFlag.AGGREGATED)) != 0
     assert int(recording.samples.count[is_sum].sum()) > 500
     assert len(recording.snapshots) < 150
 

@@ -31,7 +31,7 @@ RECORDS = ("--switch-events", "-e", "context-switches", "-c", "1", "-g")
 TRACEPOINTS = ("-e", "sched:sched_switch", "-e", "sched:sched_waking", "-g")
 ROUNDS = ("--rounds", "10")
 
-PREEMPTED, LASTS = np.uint16(SampleFlag.PREEMPTED), np.uint16(SampleFlag.STILL_BLOCKED)
+PREEMPTED, LASTS = np.uint32(SampleFlag.PREEMPTED), np.uint32(SampleFlag.STILL_BLOCKED)
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Run:
     def samples(self, thread: Thread) -> Samples:
         """The thread's waits while it measured itself."""
         samples = self.recording.samples
-        mine = (samples.flags & np.uint16(SampleFlag.OFFCPU) != 0) & (samples.tid == thread.tid)
+        mine = (samples.flags & np.uint32(SampleFlag.OFFCPU) != 0) & (samples.tid == thread.tid)
         within = (thread.begin_ns <= samples.switch_out_ns) & (samples.switch_out_ns < thread.end_ns)
         return samples.take(mine & within)
 

@@ -48,7 +48,7 @@ class Run:
     def summed(self, thread: Thread) -> int:
         """Number of waits of a thread that are in sums."""
         samples, rows = self.profile.samples, self.rows(thread)
-        in_sums = (samples.flags[rows] & np.uint16(SampleFlag.AGGREGATED)) != 0
+        in_sums = (samples.flags[rows] & np.uint32(SampleFlag.AGGREGATED)) != 0
         return int(samples.count[rows[in_sums]].sum())
 
     def classes(self, thread: Thread) -> Counter[str]:
@@ -123,7 +123,7 @@ def test_ids_and_names(run: Run) -> None:
 def test_short_waits_are_sums_or_samples(run: Run) -> None:
     thread = run.threads[SHORT_SLEEPS]
     samples, rows = run.profile.samples, run.rows(thread)
-    summed = rows[(samples.flags[rows] & np.uint16(SampleFlag.AGGREGATED)) != 0]
+    summed = rows[(samples.flags[rows] & np.uint32(SampleFlag.AGGREGATED)) != 0]
     if run.profile.meta.threshold_ns:
         # As many as were short by the program's own clock, which runs a little longer than the wait. On a
         # slow machine that may be few of the naps of 0.2 ms.

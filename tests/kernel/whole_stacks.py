@@ -46,7 +46,7 @@ def record(output: Path, *arguments: str | Path, options: tuple[str, ...] = (), 
 def waits(recording: Recording) -> np.ndarray:
     """Rows of waits that were recorded one by one."""
     flags = recording.samples.flags
-    off, aggregated = np.uint16(SampleFlag.OFFCPU), np.uint16(SampleFlag.AGGREGATED)
+    off, aggregated = np.uint32(SampleFlag.OFFCPU), np.uint32(SampleFlag.AGGREGATED)
     return np.flatnonzero((flags & (off | aggregated)) == off)
 
 
@@ -66,7 +66,7 @@ def wholeness(path: Path) -> dict[str, Wholeness]:
     comms = recorded.samples.comm[rows]
     for comm in np.unique(comms).tolist():
         mine = rows[comms == comm]
-        cut = (unwound.samples.flags[mine] & np.uint16(SampleFlag.TRUNCATED)) != 0
+        cut = (unwound.samples.flags[mine] & np.uint32(SampleFlag.TRUNCATED)) != 0
         found[recorded.strings[comm]] = Wholeness(
             len(mine),
             int((~cut & (recorded.samples.snapshot[mine] >= 0)).sum()),
@@ -88,7 +88,7 @@ class SumWholeness:
 
 def sums(recording: Recording) -> np.ndarray:
     """Rows of sums of waits."""
-    return np.flatnonzero(recording.samples.flags & np.uint16(SampleFlag.AGGREGATED))
+    return np.flatnonzero(recording.samples.flags & np.uint32(SampleFlag.AGGREGATED))
 
 
 def sum_wholeness(path: Path) -> dict[str, SumWholeness]:
@@ -96,7 +96,7 @@ def sum_wholeness(path: Path) -> dict[str, SumWholeness]:
     recorded = load_recording(path, snapshots=True)
     samples = unwind(recorded, Search.usual()).samples
     rows = sums(recorded)
-    whole = (samples.flags[rows] & np.uint16(SampleFlag.TRUNCATED)) == 0
+    whole = (samples.flags[rows] & np.uint32(SampleFlag.TRUNCATED)) == 0
     whole &= recorded.samples.snapshot[rows] >= 0
     found = {}
     for comm in np.unique(samples.comm[rows]).tolist():

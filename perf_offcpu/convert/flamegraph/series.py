@@ -51,7 +51,7 @@ def _by_waker(profile: Profile, place: I64, rows: I64) -> list[dict[str, Any]]:
     """The wakers that most time was waited for, the others together; unknown ones are in none."""
     tracks, waker = with_wakers(profile, timeline_of(profile))
     labels = [*(track.comm for track in tracks), "an interrupt"]
-    interrupt = (profile.samples.flags & np.uint16(SampleFlag.WAKER_INTERRUPT)) != 0
+    interrupt = (profile.samples.flags & np.uint32(SampleFlag.WAKER_INTERRUPT)) != 0
     waker = np.where(interrupt, len(tracks), waker)[rows]
     names = sorted(set(labels))
     of_track = np.array([names.index(label) for label in labels], np.int64)

@@ -34,7 +34,7 @@ def state_packets(profile: Profile, timeline: Timeline, wakeups: Wakeups) -> Ite
     cpu = np.maximum(samples.cpu.astype(np.int64), 0)
     left = _previous(timeline.track[waits], cpu[waits])
     comms = from_bytes([field(2, track.comm) for track in timeline.tracks] or [b""])
-    went_on = (samples.flags[waits] & np.uint16(SampleFlag.STILL_BLOCKED)) == 0
+    went_on = (samples.flags[waits] & np.uint32(SampleFlag.STILL_BLOCKED)) == 0
     queued = (wakeups.queued_ns[waits] < timeline.end_ns[waits]) & (told[waits] != _RUNNABLE)
     everyone = np.ones(len(waits), np.bool_)
     for time_ns, state, at, chosen in (

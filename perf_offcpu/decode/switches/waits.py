@@ -22,7 +22,7 @@ from perf_offcpu.decode.account import CollectorAccount
 from perf_offcpu.decode.switches.intervals import Waits, find_waits
 from perf_offcpu.decode.switches.table import Switches, What
 from perf_offcpu.decode.tasks.lookup import rows_at
-from perf_offcpu.model.columns import I32, I64, U16
+from perf_offcpu.model.columns import I32, I64, U32
 from perf_offcpu.model.recording import Evsel, SampleFlag, Samples, Tasks
 from perf_offcpu.perfdata.losses import Losses
 
@@ -134,11 +134,11 @@ def _ids(begun: Switches, tasks: Tasks) -> tuple[I32, I32]:
     return np.where(begun.pid > 0, begun.pid, known), tid
 
 
-def _flags(waits: Waits, begun: Switches, stacks: Switches) -> U16:
-    flags = np.full(len(waits), SampleFlag.OFFCPU, np.uint16)
-    flags[begun.preempted != 0] |= np.uint16(SampleFlag.PREEMPTED)
-    flags[waits.end < 0] |= np.uint16(SampleFlag.STILL_BLOCKED)
-    flags[stacks.callchain < 0] |= np.uint16(SampleFlag.NO_USER_STACK | SampleFlag.NO_KERNEL_STACK)
+def _flags(waits: Waits, begun: Switches, stacks: Switches) -> U32:
+    flags = np.full(len(waits), SampleFlag.OFFCPU, np.uint32)
+    flags[begun.preempted != 0] |= np.uint32(SampleFlag.PREEMPTED)
+    flags[waits.end < 0] |= np.uint32(SampleFlag.STILL_BLOCKED)
+    flags[stacks.callchain < 0] |= np.uint32(SampleFlag.NO_USER_STACK | SampleFlag.NO_KERNEL_STACK)
     return flags
 
 
@@ -147,6 +147,6 @@ def _add_wakeups(samples: Samples, wakeups: Switches) -> None:
     samples.wakeup_ns = wakeups.time_ns
     samples.waker_pid, samples.waker_tid = wakeups.pid, wakeups.current
     woken, interrupt = wakeups.time_ns >= 0, wakeups.current == 0
-    samples.flags |= np.where(woken & interrupt, np.uint16(SampleFlag.WAKER_INTERRUPT), np.uint16(0))
+    samples.flags |= np.where(woken & interrupt, np.uint32(SampleFlag.WAKER_INTERRUPT), np.uint32(0))
     samples.waker_callchain = np.where(woken & ~interrupt, wakeups.callchain, np.int32(-1))
     samples.runq_ns[woken] = (samples.time_ns - wakeups.time_ns)[woken]

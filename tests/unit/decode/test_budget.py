@@ -126,7 +126,7 @@ def test_what_files_in_turn_have_of_a_life_is_one_row() -> None:
         5,
         tid=np.array([8, 8, 8, 9, 10], np.int32),
         time_ns=np.array([9, 9, 20, 9, 9]),
-        flags=np.array([BLOCKED, SampleFlag.OFFCPU, BLOCKED, BLOCKED, BLOCKED], np.uint16),
+        flags=np.array([BLOCKED, SampleFlag.OFFCPU, BLOCKED, BLOCKED, BLOCKED], np.uint32),
     )
     kept = without_continued(samples, borders, end_ns=20)
     assert list(zip(kept.tid.tolist(), kept.time_ns.tolist(), strict=True)) == [
@@ -153,7 +153,7 @@ def test_a_wait_that_is_told_again_counts_once() -> None:
         tid=np.array([8, 9, 8, 9, 10], np.int32),
         time_ns=np.array([50, 50, 70, 90, 90]),
         switch_out_ns=np.array([20, 20, 20, 60, 10]),
-        flags=np.array([BLOCKED, BLOCKED, SampleFlag.OFFCPU, BLOCKED, BLOCKED], np.uint16),
+        flags=np.array([BLOCKED, BLOCKED, SampleFlag.OFFCPU, BLOCKED, BLOCKED], np.uint32),
     )
     none = joined_budget([])[1]
     kept = without_continued(samples, none, end_ns=90)

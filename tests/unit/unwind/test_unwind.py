@@ -181,7 +181,7 @@ def test_rules_that_do_not_advance_end_the_stack(monkeypatch: pytest.MonkeyPatch
         monkeypatch, recording_of([stack, stack], [CODE + BARE, CODE + BARE + 0x24]), content
     )
     assert max(map(len, chains)) <= 6
-    assert (result.samples.flags & np.uint16(SampleFlag.TRUNCATED)).all()
+    assert (result.samples.flags & np.uint32(SampleFlag.TRUNCATED)).all()
 
 
 def test_rules_that_leave_the_return_address_out_end_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
