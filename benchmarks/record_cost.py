@@ -44,9 +44,9 @@ sys.path.insert(0, str(ROOT))
 import references  # noqa: E402
 from other_tools import Stats  # noqa: E402
 
-from perf_offcpu.cli import Parser  # noqa: E402
 from perf_offcpu.collect.session import record  # noqa: E402
 from perf_offcpu.commands.record.command import add_parser, options_of  # noqa: E402
+from perf_offcpu.commands.shared.parsers import Parser  # noqa: E402
 
 STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
 EVERY = ["--off-cpu-thresh", "0"]

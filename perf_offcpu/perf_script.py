@@ -132,8 +132,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         UsageError: it is wrong.
         SystemExit: it asks for help.
     """
-    from perf_offcpu.cli import Parser
     from perf_offcpu.commands import convert
+    from perf_offcpu.commands.shared.parsers import Parser
     from perf_offcpu.convert.registry import FORMATS
 
     words = [word for place, word in enumerate(argv) if not (place == 0 and word == "--")]

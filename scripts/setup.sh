@@ -70,7 +70,6 @@ needs() {
     has_command man || echo "man-db|to see that it finds the man pages"
     has_command asciidoctor || echo "asciidoctor|for the man pages"
     has_command zsh || echo "zsh|to try completion in it"
-    has_command shellcheck || echo "shellcheck|to check the completion for bash"
     system_python_finds numpy ||
         echo "python3-numpy|for scripts/offcpu.py inside perf's own Python"
 }

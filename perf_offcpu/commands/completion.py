@@ -1,136 +1,135 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`perf-offcpu completion bash|zsh`: completion for shells, made from the parsers.
+"""perf-offcpu completion: print a completion script for a shell.
 
-What a value can be is read off its parser: choices; lists of known words (`--class`, `--sort`, `--fields`); a
-file or directory by the name of its metavar; else nothing is offered.
+shtab writes it from the parsers. Added here are the completions that a parser does not express: files,
+directories, commands and lists of words separated by commas.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import pkgutil
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from shlex import quote
 from typing import Any
-
-from perf_offcpu import commands
 
 EXAMPLES = """examples:
   source <(perf-offcpu completion bash)                      in ~/.bashrc
   perf-offcpu completion bash > /etc/bash_completion.d/perf-offcpu
   perf-offcpu completion zsh > "${fpath[1]}/_perf-offcpu"    then start a new zsh
+  perf-offcpu completion tcsh > ~/.perf-offcpu.tcsh          and source it in ~/.tcshrc
 """
-_FILES = frozenset(("FILE", "OUT", "OLD", "DIR"))
+_FILES = frozenset(("FILE", "OUT", "OLD", "ARCHIVE"))
 
+_BASH = """
+# $1: the word typed so far, $2: the words that the list may hold
+_perf_offcpu_list() {
+    local listed="" typed=${COMP_WORDS[COMP_CWORD]}
+    if [[ $typed == -* ]]; then # an option follows one that may go without its value
+        compgen -W "${current_option_strings[*]}" -- "$typed"
+        return
+    fi
+    [[ $1 == *,* ]] && listed=${1%,*},
+    compgen -P "$listed" -W "$2" -- "${1##*,}"
+}
+_perf_offcpu_command() { compgen -c -f -- "$1"; }
+"""
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """What can stand behind an option."""
-
-    words: tuple[str, ...] = ()
-    is_list: bool = False
-    """Several of the words, separated by commas."""
-    is_file: bool = False
-    is_optional: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option of a verb; `value` is None for a flag."""
-
-    names: tuple[str, ...]
-    help: str
-    value: Value | None
-
-
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """A verb with its options. `has_command`: a command with arguments follows them."""
-
-    name: str
-    help: str
-    options: tuple[Option, ...]
-    words: tuple[str, ...]
-    """What its positional argument can be."""
-    has_command: bool
+_BASH_END = """
+# Bash splits --unit=ms into three words; the parser's values follow their options.
+_perf_offcpu() {
+    local word words=() last=${COMP_WORDS[COMP_CWORD]}
+    for word in "${COMP_WORDS[@]:0:COMP_CWORD}"; do
+        [[ $word == = ]] || words+=("$word")
+    done
+    local COMP_WORDS=("${words[@]}" "${last#=}")
+    local COMP_CWORD=${#words[@]}
+    case ${words[COMP_CWORD-1]} in # a comma may follow the word
+        LISTS) compopt -o nospace 2>/dev/null ;;
+    esac
+    _shtab_perf_offcpu
+}
+complete -o bashdefault -F _perf_offcpu perf-offcpu"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
     parser = subparsers.add_parser(
         "completion",
-        help="print what lets bash or zsh complete this command's options",
-        description="Print a script for the shell, made from the options that this version has.",
+        help="print a completion script for bash, zsh or tcsh",
+        description="Print a completion script for a shell, made from the options of this version.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("shell", choices=("bash", "zsh"), help="for which shell")
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb; the exit status."""
-    from perf_offcpu.commands.completion_shells import bash, zsh
+    """Run the verb and return the exit status."""
+    import shtab
 
-    print({"bash": bash, "zsh": zsh}[args.shell](verbs()), end="")
+    from perf_offcpu.commands.shared.parsers import VERBS, make_parsers
+
+    parser, verbs = make_parsers(VERBS)
+    lists = _lists()
+    for verb in verbs.values():
+        for action in verb._actions:
+            _set_completion(action, lists)
+            if args.shell == "zsh":
+                _set_zsh_form(action)
+    bash = args.shell == "bash"
+    print(shtab.complete(parser, args.shell, preamble=_BASH + _bash_functions(lists) if bash else ""))
+    if bash:
+        print(_BASH_END.replace("LISTS", "|".join(("-s", "-F", *lists))))
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    """Takes what `cli.Parser` takes."""
+def _set_completion(action: Any, lists: dict[str, str]) -> None:
+    """Set shtab's attribute `complete` of an action by its metavar or name."""
+    from shtab import DIRECTORY, FILE
 
-    def __init__(self, *, dashed_values: object = None, advice: object = None, **options: Any) -> None:
-        super().__init__(**options)
+    if action.nargs == argparse.REMAINDER:
+        action.help = "the command to record"
+        action.complete = {"bash": "_perf_offcpu_command", "zsh": "_normal", "tcsh": "c"}
+    elif action.metavar in _FILES:
+        action.complete = FILE
+    elif action.metavar == "DIR":
+        action.complete = DIRECTORY
+    elif option := next((name for name in action.option_strings if name in lists), None):
+        words = lists[option]
+        zsh = f"_values -s , value {words}"
+        action.complete = {"bash": _function(option), "zsh": zsh, "tcsh": f"({words})"}
 
 
-def verbs() -> list[Verb]:
-    """All verbs, from their parsers, by name."""
-    parser = argparse.ArgumentParser()
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser] = parser.add_subparsers(
-        parser_class=_Parser
+def _set_zsh_form(action: Any) -> None:
+    """Let zsh accept `--unit=ms` next to `--unit ms`, and options that may go without their value."""
+    if action.option_strings and action.nargs != 0:
+        action.option_strings = [f"{name}=" if name[1] == "-" else name for name in action.option_strings]
+    if action.option_strings and action.nargs == "?":
+        action.metavar = f":{action.metavar or action.dest}"
+
+
+def _function(option: str) -> str:
+    return f"_perf_offcpu_{option.lstrip('-')}"
+
+
+def _bash_functions(lists: dict[str, str]) -> str:
+    """Return one function for each list: shtab calls a function by its name alone."""
+    return "\n".join(
+        f'{_function(option)}() {{ _perf_offcpu_list "$1" {quote(words)}; }}'
+        for option, words in lists.items()
     )
-    found = pkgutil.walk_packages(commands.__path__, f"{commands.__name__}.")
-    modules = [importlib.import_module(one.name) for one in found if not one.ispkg]
-    for module in sorted(modules, key=lambda one: one.__name__):
-        if hasattr(module, "add_parser"):
-            module.add_parser(subparsers)
-    summaries = {action.dest: action.help or "" for action in subparsers._choices_actions}
-    return [_verb(name, summaries[name], made) for name, made in subparsers.choices.items()]
 
 
-def _verb(name: str, summary: str, parser: argparse.ArgumentParser) -> Verb:
-    actions = [action for action in parser._actions if action.option_strings]
-    others = [action for action in parser._actions if not action.option_strings]
-    words = [str(choice) for action in others for choice in action.choices or ()]
-    has_command = any(action.nargs == argparse.REMAINDER for action in others)
-    return Verb(name, summary, tuple(map(_option, actions)), tuple(words), has_command)
-
-
-def _option(action: argparse.Action) -> Option:
-    hidden = action.help == argparse.SUPPRESS
-    text = "as always" if hidden else re.sub(r"%%", "%", action.help or "")
-    return Option(tuple(action.option_strings), text, None if action.nargs == 0 else _value(action))
-
-
-def _value(action: argparse.Action) -> Value:
-    optional = action.nargs == "?"
-    if action.choices is not None:
-        return Value(tuple(map(str, action.choices)), is_optional=optional)
-    if words := _lists().get(action.option_strings[-1]):
-        return Value(tuple(words), is_list=True, is_optional=optional)
-    return Value(is_file=action.metavar in _FILES, is_optional=optional)
-
-
-def _lists() -> dict[str, Iterable[str]]:
-    """Options whose values are lists of known words."""
+def _lists() -> dict[str, str]:
+    """Return option → the words that its list may hold."""
     from perf_offcpu.abi.task_state import STATE_NAMES
     from perf_offcpu.commands.report import SORT_NAMES
     from perf_offcpu.commands.shared.profile import CLASS_NAMES
     from perf_offcpu.script.fields import OWN_FIELDS, PERF_FIELDS
 
-    return {
+    words: dict[str, Iterable[str]] = {
         "--class": CLASS_NAMES,
         "--state": STATE_NAMES,
         "--sort": SORT_NAMES,
         "--fields": [*PERF_FIELDS, *OWN_FIELDS],
     }
+    return {option: " ".join(names) for option, names in words.items()}

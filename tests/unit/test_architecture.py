@@ -53,6 +53,7 @@ FORBIDDEN = {
 # Each costs tens of milliseconds or more to import, so one place imports it, where it is used.
 SOLE_IMPORTERS = {"bcc": "collect/", "elftools": "symbolize/", "networkx": "convert/callgraph/graph.py"}
 SOLE_IMPORTERS |= {"pandas": "convert/dataframe.py", "polars": "convert/dataframe.py"}
+SOLE_IMPORTERS |= {"shtab": "commands/completion.py"}
 
 
 def modules() -> list[Path]:

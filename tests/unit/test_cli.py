@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from perf_offcpu import cli
+from perf_offcpu.commands.shared.parsers import VERBS
 from perf_offcpu.errors import CapabilityError, PerfOffcpuError, UsageError
 
 Run = Callable[[argparse.Namespace], int]
@@ -35,7 +36,7 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
 
         module.add_parser, module.run = add_parser, run  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setattr(cli, "VERBS", {"fake": "fake"})
+        monkeypatch.setitem(VERBS, "fake", "fake")
 
     monkeypatch.delenv("PERF_OFFCPU_TRACEBACK", raising=False)
     return make
@@ -134,7 +135,7 @@ def test_wrong_usage(
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(any(f"\n    {name}{end}" in shown for end in " \n") for name in cli.VERBS)
+    assert all(any(f"\n    {name}{end}" in shown for end in " \n") for name in VERBS)
     assert cli.main(["--version"]) == 0
     assert re.fullmatch(r"perf-offcpu version \d+\.\d+\.\d+\n", capsys.readouterr().out)
     assert cli.main(["--version", "-vv"]) == 0
@@ -145,7 +146,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == "" and err == shown
 
 
-@pytest.mark.parametrize("name", cli.VERBS)
+@pytest.mark.parametrize("name", VERBS)
 def test_every_verb_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([name, "--help"]) == 0
     assert capsys.readouterr().out.startswith(f"usage: perf-offcpu {name} ")
@@ -166,7 +167,7 @@ def test_help_is_instant(argv: list[str]) -> None:
     assert min(cpu_seconds(*argv) for _ in range(3)) < 0.2
 
 
-@pytest.mark.parametrize("name", cli.VERBS)
+@pytest.mark.parametrize("name", VERBS)
 def test_help_imports_nothing_that_costs(name: str) -> None:
     script = (
         "import sys; from perf_offcpu.cli import main; main(sys.argv[1:]);"

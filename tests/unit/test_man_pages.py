@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from perf_offcpu import cli
 from perf_offcpu.analysis.wait_rules import BY_LABEL
+from perf_offcpu.commands.shared.parsers import VERBS, make_parsers
 from perf_offcpu.report.document import VERSION, document
 from perf_offcpu.report.keys import SORT_KEYS
 from perf_offcpu.report.summary import summarize
 from perf_offcpu.script.fields import OWN_FIELDS, PERF_FIELDS
 
 DOCUMENTATION = Path(__file__).resolve().parents[2] / "Documentation"
-VERBS = sorted(path.stem.removeprefix("perf-offcpu-") for path in DOCUMENTATION.glob("perf-offcpu-*.txt"))
+PAGES = sorted(path.stem.removeprefix("perf-offcpu-") for path in DOCUMENTATION.glob("perf-offcpu-*.txt"))
 _OPTION = re.compile(r"^(-{1,2}[A-Za-z][\w-]*)(?:\[?=.*)?::$", re.M)
 
 
@@ -26,17 +26,15 @@ def page(name: str) -> str:
     return (DOCUMENTATION / f"{name}.txt").read_text()
 
 
-def parser_of(verb: str) -> argparse.ArgumentParser:
-    return cli._parsers((verb,))[1][verb]
-
-
 def options_of(verb: str, *, shown: bool = False) -> set[str]:
     """The options of a verb, or those that its help shows."""
-    actions = [one for one in parser_of(verb)._actions if not shown or one.help != argparse.SUPPRESS]
+    actions = [
+        one for one in make_parsers((verb,))[1][verb]._actions if not shown or one.help != argparse.SUPPRESS
+    ]
     return {option for one in actions for option in one.option_strings} - {"-h", "--help"}
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", PAGES)
 def test_pages_have_the_parsers_options(verb: str) -> None:
     """All that the help shows, and nothing that is not there; what it does not show (-z9) may be missing."""
     named = set(_OPTION.findall(page(f"perf-offcpu-{verb}")))
@@ -56,8 +54,7 @@ def test_the_page_of_the_command_lists_all_verbs() -> None:
     )
     assert verbs == {
         action.dest: action.help
-        for verb in cli.VERBS
-        for group in cli._parsers((verb,))[0]._subparsers._group_actions  # type: ignore[union-attr]
+        for group in make_parsers(VERBS)[0]._subparsers._group_actions  # type: ignore[union-attr]
         for action in group._choices_actions  # type: ignore[attr-defined]
     }
 

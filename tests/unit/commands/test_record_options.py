@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from perf_offcpu.cli import Parser
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.rotation import SwitchOutput
 from perf_offcpu.collect.targets import TargetKind
 from perf_offcpu.commands.record.command import add_parser
 from perf_offcpu.commands.record.options import options_of
+from perf_offcpu.commands.shared.parsers import Parser
 from perf_offcpu.errors import UsageError
 
 

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Argument parsers of the command and its verbs.
+
+Only the module of the verb that runs is imported; the overall help and `completion` need all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from perf_offcpu.commands.shared.perf_habits import advice_on
+from perf_offcpu.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Command(Protocol):
+        """Interface of a verb's module."""
+
+        def add_parser(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+            """Declare the verb's options and help with `subparsers.add_parser(…)`."""
+
+        def run(self, args: argparse.Namespace) -> int:
+            """Run the verb and return the exit status."""
+
+
+PROGRAM = "perf-offcpu"
+VERBS = {
+    "record": "record.command",
+    "report": "report",
+    "script": "script",
+    "convert": "convert",
+    "inject": "inject",
+    "archive": "archive",
+    "dump": "dump",
+    "doctor": "doctor.command",
+    "scripts": "scripts",
+    "completion": "completion",
+}
+"""Verb → its module in `commands`."""
+_IGNORED_VALUE = re.compile(r"argument (-\w): ignored explicit argument '(.*)'")
+"""argparse's message about `-z99`, where `-z` takes no value."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser that takes long options in full only and raises UsageError.
+
+    Args:
+        dashed_values: options whose value may begin with a dash (`-F -sym`) → their long form.
+        advice: option of perf that does not exist here → what to use instead (`perf_habits.advice_of`).
+        options: arguments of argparse.ArgumentParser.
+    """
+
+    def __init__(
+        self,
+        *,
+        dashed_values: Mapping[str, str] | None = None,
+        advice: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        self.dashed_values, self.advice = dashed_values or {}, advice or {}
+        options["description"] = textwrap.fill(options.get("description") or "", 100)
+        options.setdefault("allow_abbrev", False)
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        self._words: list[str] = []
+        super().__init__(**options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does; `error` needs the words as they were typed."""
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def attached(self, words: Iterable[str]) -> list[str]:
+        """Return the words with `-F -sym`, which argparse takes for two options, as `--fields=-sym`."""
+        result: list[str] = []
+        for word in words:
+            option = self.dashed_values.get(result[-1]) if result else None
+            if option and word.startswith("-"):
+                result[-1:] = [f"{option}={word}"]
+            else:
+                result.append(word)
+        return result
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError with argparse's message, or with advice on an option of perf."""
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if value := _IGNORED_VALUE.fullmatch(message):
+            unknown = "".join(value.groups())
+        elif unknown != message:
+            unknown = " ".join(map(self._as_typed, unknown.split()))
+            message = f"unrecognized arguments: {unknown}"
+        if unknown != message and (advice := advice_on(unknown.split(), self.advice)):
+            raise UsageError(advice)
+        raise UsageError(f"{message} (see '{self.prog} --help')")
+
+    def _as_typed(self, word: str) -> str:
+        """Return the typed word: argparse of Python 3.14 takes `-z` out of `-z99` and reports `-99`."""
+        if word in self._words:
+            return word
+        attached = re.compile(f"-[^-]{re.escape(word[1:])}")
+        return next(filter(attached.fullmatch, self._words), word)
+
+
+def load_verb(verb: str) -> Command:
+    """Import the module of a verb."""
+    return cast("Command", importlib.import_module(f"perf_offcpu.commands.{VERBS[verb]}"))
+
+
+def make_parsers(verbs: Iterable[str]) -> tuple[Parser, dict[str, Parser]]:
+    """Return the parser of the options before the verb, and verb → its parser."""
+    parser = Parser(
+        prog=PROGRAM,
+        usage=f"{PROGRAM} [--version [-vv]] [--traceback] VERB [OPTIONS]",
+        description="Where a program waits: record, read and show off-CPU time.",
+        epilog=f"Options of a verb: {PROGRAM} VERB --help",
+    )
+    parser.add_argument(
+        "--version", action="store_true", help="print the version and exit; with -vv also the environment"
+    )
+    parser.add_argument("-v", "--verbose", action="count", default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--traceback", action="store_true", help="show Python's traceback of an error")
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser] = parser.add_subparsers(
+        title="verbs", metavar="VERB", prog=PROGRAM, parser_class=Parser
+    )
+    for verb in verbs:
+        load_verb(verb).add_parser(subparsers)
+    return parser, cast("dict[str, Parser]", dict(subparsers.choices))
