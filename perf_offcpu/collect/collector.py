@@ -172,7 +172,7 @@ class Collector:
         """The event of the counters' sample."""
         return self._counters_event
 
-    def deaf_cpus(self) -> list[int]:
+    def cpus_without_ring(self) -> list[int]:
         """CPUs on which samples of waits found no event since the last call: they were offline meanwhile."""
         before, self._failures = self._failures, self.program.output_failures()
         return [cpu for cpu, (new, old) in enumerate(zip(self._failures, before, strict=True)) if new > old]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perf_offcpu.collect.events.parser import DEFAULT_EVENT, SamplingEvent, parse_events
-from perf_offcpu.collect.rotation import SwitchOutput
+from perf_offcpu.collect.rotation import Rotation
 from perf_offcpu.collect.states import DEFAULT_STATES, ShortWaits
 from perf_offcpu.collect.targets import Target
 
@@ -25,7 +25,7 @@ class RecordOptions:
         command: the command to start, () for none.
         argv: the recorder's own command line, for the file.
         output: the file as the user named it; "-" is standard output, in pipe form.
-        switch: when the recording goes on in a new file; None: never.
+        rotation: when the recording goes on in a new file; None: never.
         compression_level: of zstd, 0 for plain records.
         threshold_ns: waits from here on become samples of their own, shorter ones are summed; 0: none are.
         events: on-CPU events to sample; () for off-CPU time alone.
@@ -54,7 +54,7 @@ class RecordOptions:
     command: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
     output: str = DEFAULT_OUTPUT
-    switch: SwitchOutput | None = None
+    rotation: Rotation | None = None
     compression_level: int = 0
     threshold_ns: int = DEFAULT_THRESHOLD_NS
     events: tuple[SamplingEvent, ...] = parse_events([DEFAULT_EVENT])

@@ -29,7 +29,7 @@ from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import BuildId
 from perf_offcpu.perfdata.write.compressed import CompressedWriter
 from perf_offcpu.perfdata.write.features import HOST_PID, build_id_body, event_desc_body, feature_body
-from perf_offcpu.perfdata.write.output import OutputFile
+from perf_offcpu.perfdata.write.output import AtomicFile
 from perf_offcpu.perfdata.write.pipe import PipeWriter
 from perf_offcpu.perfdata.write.writer import FileWriter
 
@@ -39,7 +39,7 @@ RESERVE = 512 << 10
 _SLACK = 64 << 10  # of the reserve: for the account, and for blocks that are not full
 
 
-class Part:
+class OutputFile:
     """A file or pipe in the making.
 
     Args:
@@ -63,7 +63,7 @@ class Part:
         self._finished = False
         self._counters = collector.counters()
         self._lost = collector.lost_by_id()
-        self._output = None if path == STANDARD_OUTPUT else OutputFile(path, keep_old=True, reserve=RESERVE)
+        self._output = None if path == STANDARD_OUTPUT else AtomicFile(path, keep_old=True, reserve=RESERVE)
         try:
             self._writer = self._make_writer(collector.events)
         except BaseException:

@@ -22,7 +22,7 @@ _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, slots=True)
-class SwitchOutput:
+class Rotation:
     """What begins a new file, beside SIGUSR2, which always does.
 
     Args:
@@ -36,14 +36,14 @@ class SwitchOutput:
     max_files: int = 0
 
 
-def parse_switch_output(text: str, max_files: int = 0) -> SwitchOutput:
+def parse_rotation(text: str, max_files: int = 0) -> Rotation:
     """`signal`, a size such as 100M, or a time such as 30s.
 
     Raises:
         UsageError: it is none of these.
     """
     if text == "signal":
-        return SwitchOutput(max_files=max_files)
+        return Rotation(max_files=max_files)
     found = re.fullmatch(r"([1-9]\d{0,15})([BKMGsmhd])", text, re.ASCII)
     if not found:
         raise UsageError(
@@ -52,15 +52,15 @@ def parse_switch_output(text: str, max_files: int = 0) -> SwitchOutput:
         )
     number, unit = int(found[1]), found[2]
     if unit in _SIZES:
-        return SwitchOutput(size_bytes=number * _SIZES[unit], max_files=max_files)
-    return SwitchOutput(seconds=number * _TIMES[unit], max_files=max_files)
+        return Rotation(size_bytes=number * _SIZES[unit], max_files=max_files)
+    return Rotation(seconds=number * _TIMES[unit], max_files=max_files)
 
 
 class FileNames:
     """Names of the files of one recording, in turn; the oldest files are removed as `max_files` says."""
 
-    def __init__(self, path: str, switch: SwitchOutput) -> None:
-        self._path, self._switch = path, switch
+    def __init__(self, path: str, rotation: Rotation) -> None:
+        self._path, self._rotation = path, rotation
         self._names: deque[str] = deque()
         self._hundredths = 0
 
@@ -74,7 +74,7 @@ class FileNames:
 
     def forget_oldest(self) -> None:
         """Remove files beyond the number that is wanted."""
-        while self._switch.max_files and len(self._names) > self._switch.max_files:
+        while self._rotation.max_files and len(self._names) > self._rotation.max_files:
             Path(self._names.popleft()).unlink(missing_ok=True)
 
     def _name(self) -> str:

@@ -10,7 +10,7 @@
 Whatever fails before the file has its name leaves an older file as it was. Whatever happens later leaves a
 file that can be read: complete, or, if the recorder is killed, as far as it got.
 
-With `--switch-output` a file ends, and a new one begins, while all of this goes on (`part`).
+With `--switch-output` a file ends, and a new one begins, while all of this goes on (`rotation`).
 
 No FINISHED_ROUND records are written. They let perf sort and forget as it reads, but sums carry the time of
 their last wait, which is long past when they are written. Without them perf sorts everything at the end.
@@ -33,11 +33,11 @@ from perf_offcpu.collect.kernel_totals.losses import Counter
 from perf_offcpu.collect.kernel_totals.rest import counter, rest
 from perf_offcpu.collect.kernel_totals.sums import BATCH as SUMS_AT_ONCE
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
-from perf_offcpu.collect.output_file import Part
+from perf_offcpu.collect.output_file import OutputFile
 from perf_offcpu.collect.progress import Progress
 from perf_offcpu.collect.rings.pressure import Pressure, remedy
 from perf_offcpu.collect.rings.waiter import FLUSH_S, Waiter
-from perf_offcpu.collect.rotation import FileNames, SwitchOutput
+from perf_offcpu.collect.rotation import FileNames, Rotation
 from perf_offcpu.collect.summary import Summary
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.cpus import CpuNews, CpuWatch
@@ -85,7 +85,7 @@ def record(options: RecordOptions, say: Say, show: Show | None = None) -> Summar
         if options.command:
             output_fd = _STANDARD_ERROR if options.output == STANDARD_OUTPUT else 1
             workload = stack.enter_context(contextlib.closing(Workload(options.command, output_fd)))
-        with EndingSignals(switching=options.switch is not None) as signals:
+        with EndingSignals(rotating=options.rotation is not None) as signals:
             summary = _record(options, workload, watch, signals, say, show)
         # From here on the file is whole, and a further signal ends the recorder at once.
         if workload:
@@ -127,24 +127,24 @@ class _Session:
     ) -> None:
         self.options, self.collector, self.signals = options, collector, signals
         self.say, self.show = say, show
-        self.names = FileNames(options.output, options.switch or SwitchOutput())
-        path = self.names.next() if options.switch else options.output
+        self.names = FileNames(options.output, options.rotation or Rotation())
+        path = self.names.next() if options.rotation else options.output
         self.pressure = Pressure()
-        self.part = Part(options, collector, path, options.target, self.pressure)
-        self.part_since = time.monotonic()
+        self.file = OutputFile(options, collector, path, options.target, self.pressure)
+        self.file_since = time.monotonic()
         self.unwritten_sums = Counter(0)
-        self.summary = Summary(self.part.shown, ring_bytes=collector.rings.data_bytes)
+        self.summary = Summary(self.file.shown, ring_bytes=collector.rings.data_bytes)
 
     def __enter__(self) -> _Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.part.close()
+        self.file.close()
 
     def open(self, workload: Workload | None) -> None:
         """Up to the moment when the command runs and the file has its name."""
         self.collector.track()
-        self.part.describe()
+        self.file.describe()
         if self.signals.received:
             raise _interrupted(self.signals.received)
         command = workload if self.options.target.command else None
@@ -152,7 +152,7 @@ class _Session:
         self.collector.begin(command.pid if command else None)
         if workload:
             workload.start()
-        self.part.commit()
+        self.file.commit()
 
     def run(self, workload: Workload | None, watch: TargetWatch) -> Summary:
         """From there to the finished file."""
@@ -171,7 +171,7 @@ class _Session:
                 "records-unwritten": Counter(self.collector.waiting_records()),
                 "sums-unwritten": self.unwritten_sums,
             }
-            self.part.finish_somehow(self.collector.span, unwritten, rest(self.collector.kept))
+            self.file.finish_somehow(self.collector.span, unwritten, rest(self.collector.kept))
             raise
         self.summary.cpu_s = time.process_time() - begin_s
         return self.summary
@@ -183,7 +183,7 @@ class _Session:
         next_sums, next_show, next_look = now + pace_s, now + PROGRESS_S, now
         cpus = CpuWatch(self.collector.rings.owner.fds)
         while not waiter.wait():
-            self._drain(self.part)
+            self._drain(self.file)
             now = time.monotonic()
             if now >= next_sums:
                 filled = self._write_sums() / self.collector.kept.sum_capacity
@@ -191,7 +191,7 @@ class _Session:
                 pace_s = _pace(pace_s, filled)
                 next_sums = time.monotonic() + pace_s
             if now >= next_look:
-                for cpu in self.collector.deaf_cpus():
+                for cpu in self.collector.cpus_without_ring():
                     cpus.forget(cpu)
                 waiter.add_rings(self._follow(cpus.news()))
                 next_look = now + FLUSH_S
@@ -199,8 +199,8 @@ class _Session:
                 if self.show:
                     self.show(self._progress())
                 next_show = time.monotonic() + PROGRESS_S
-            if self.options.switch and self._is_full(self.options.switch):
-                self._switch()
+            if self.options.rotation and self._is_full(self.options.rotation):
+                self._rotate()
 
     def _follow(self, news: CpuNews) -> Iterator[int]:
         """Record on CPUs that came; gives descriptors of their rings."""
@@ -211,15 +211,15 @@ class _Session:
                 self.say(f"CPU {cpu} came online: in a pipe, only waits are recorded there, as sums")
                 continue
             try:
-                yield from self.collector.revive(cpu, self.part)
+                yield from self.collector.revive(cpu, self.file)
                 self.say(f"CPU {cpu} came online, and is recorded from here on")
             except OSError as problem:
                 self.say(f"CPU {cpu} came online and cannot be recorded in full: {problem.strerror}")
 
-    def _drain(self, part: Part) -> None:
+    def _drain(self, file: OutputFile) -> None:
         """Empty the rings."""
         with self.pressure.looking(lambda: self.collector.fill):
-            self.collector.drain(part)
+            self.collector.drain(file)
 
     def _write_sums(self, *, end_of_file: bool = False) -> int:
         """Move the sums gathered so far to the file; returns how many there were.
@@ -230,14 +230,14 @@ class _Session:
         sums = self.collector.kept.drain_sums(end_of_file=end_of_file)
         try:
             if not end_of_file:
-                self.collector.drain(self.part)  # the stacks of their callers come before them
+                self.collector.drain(self.file)  # the stacks of their callers come before them
         except FileFullError:
             self.unwritten_sums = counter(sums)
             raise
         written = 0
         try:
             for records in self.collector.kept.sum_records(sums):
-                self.part.append(records)
+                self.file.append(records)
                 written = min(written + SUMS_AT_ONCE, len(sums))
         except FileFullError as problem:
             self.unwritten_sums = counter(sums[written + problem.records :])
@@ -249,23 +249,23 @@ class _Session:
         """Move the budgets of threads that have ended to the file; returns how many there were."""
         budgets = self.collector.kept.drain_budgets()
         for records in self.collector.kept.budget_records(budgets):
-            self.part.append(records)
+            self.file.append(records)
         return len(budgets)
 
     def _write_last(self, last: LastTasks) -> None:
         """Write who waits, and the budgets of those that live."""
         for records in self.collector.kept.last_records(last):
-            self.part.append(records)
+            self.file.append(records)
 
-    def _is_full(self, switch: SwitchOutput) -> bool:
+    def _is_full(self, rotation: Rotation) -> bool:
         """Whether a new file shall begin."""
-        asked, self.signals.switch = self.signals.switch, False
-        too_large = 0 < switch.size_bytes <= self.part.size
-        return asked or too_large or 0 < switch.seconds <= time.monotonic() - self.part_since
+        asked, self.signals.rotate = self.signals.rotate, False
+        too_large = 0 < rotation.size_bytes <= self.file.size
+        return asked or too_large or 0 < rotation.seconds <= time.monotonic() - self.file_since
 
-    def _switch(self) -> None:
+    def _rotate(self) -> None:
         """End the file and go on in a new one; what comes meanwhile waits in the rings."""
-        old = self.part
+        old = self.file
         self._drain(old)
         self._write_sums(end_of_file=True)
         self._write_budgets()
@@ -275,13 +275,13 @@ class _Session:
         old.finish(replace(self.collector.span, end_ns=present.end_ns))
         self.summary.file_bytes += old.size
         # Maps of everybody: children of the target are recorded, too, and nobody knows their ids.
-        self.part = Part(self.options, self.collector, self.names.next(), Target(), self.pressure)
-        self.part.begin_ns, self.part_since = present.end_ns, time.monotonic()
+        self.file = OutputFile(self.options, self.collector, self.names.next(), Target(), self.pressure)
+        self.file.begin_ns, self.file_since = present.end_ns, time.monotonic()
         old.close()
-        self.part.describe()
-        self.part.commit()
+        self.file.describe()
+        self.file.commit()
         self.names.forget_oldest()
-        self.summary.path, self.summary.files = self.part.shown, self.summary.files + 1
+        self.summary.path, self.summary.files = self.file.shown, self.summary.files + 1
         self.say(f"[ perf-offcpu record: dump {old.path} ]")
 
     def _progress(self) -> Progress:
@@ -294,19 +294,19 @@ class _Session:
             lost=sum(summary.losses().values()),
             ring_fill=collector.rings.recent_fill(),
             threshold_ns=collector.threshold_ns,
-            file_bytes=self.part.size,
+            file_bytes=self.file.size,
         )
 
     def _end(self) -> None:
         collector = self.collector
         collector.end()
-        self._drain(self.part)
+        self._drain(self.file)
         self._write_sums()
         self._write_budgets()
         last = collector.kept.last_tasks()
         self._write_last(last)
         self.summary.still_blocked = len(last.waiting())
-        self.part.finish(collector.span)
+        self.file.finish(collector.span)
         self._sum_up()
 
     def _sum_up(self) -> None:
@@ -315,7 +315,7 @@ class _Session:
         summary.sums += summary.events("snapshots")
         summary.oncpu_samples, summary.lost_records = collector.oncpu_samples(), collector.lost()
         summary.ring_fullest, summary.programs = collector.rings.fullest, collector.run_stats()
-        summary.file_bytes += self.part.size
+        summary.file_bytes += self.file.size
         if summary.rings_overflowed():
             compressed = bool(self.options.compression_level)
             summary.remedy = remedy(self.pressure.full, self.options.stack_bytes > 0, compressed)

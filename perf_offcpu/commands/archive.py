@@ -120,13 +120,13 @@ def _without_stacks(path: str, output: str, search: Search) -> Iterator[str]:
     """The recording as `inject` writes it, without copies of stacks, in a file beside `output`."""
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.inject.rewrite import RewriteOptions, rewrite
-    from perf_offcpu.perfdata.write.output import OutputFile
+    from perf_offcpu.perfdata.write.output import AtomicFile
     from perf_offcpu.unwind.unwinder import unwinder_for
 
     options = RewriteOptions(unwinder=unwinder_for(search, DiskCache.usual()))
     temporary = f"{output}.{os.getpid()}.data.tmp"
     try:
-        with OutputFile(temporary) as file:
+        with AtomicFile(temporary) as file:
             done = rewrite(path, file.fd, output, options)
             file.commit()
         print(

@@ -140,7 +140,7 @@ def start(preparation: str = "") -> str:
     script = f"""
         import sys
         {preparation}
-        from perf_offcpu.collect.bpf import *
+        from perf_offcpu.collect.bpf.program import OffCpuProgram
         try:
             OffCpuProgram().close()
             print("compiled" if "libbcc" in open("/proc/self/maps").read() else "kept")

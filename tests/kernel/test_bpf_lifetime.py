@@ -20,7 +20,8 @@ from perf_offcpu.errors import CapabilityError, RecordingError
 def test_a_killed_recorder_leaves_nothing_behind() -> None:
     before = set(bpf_syscall.program_ids())
     recorder = """
-        from perf_offcpu.collect.bpf import *
+        from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
+        from perf_offcpu.collect.bpf.program import OffCpuProgram
         program = OffCpuProgram(OffCpuConfig(targets=Targets.COMMAND))
         program.attach(); program.enable()
         print(1, flush=True); input()
@@ -138,7 +139,7 @@ def failure(preparation: str) -> str:
     script = f"""
         import os
         os.environ["PERF_OFFCPU_CACHE_BYTES"] = "0"
-        from perf_offcpu.collect.bpf import OffCpuProgram
+        from perf_offcpu.collect.bpf.program import OffCpuProgram
         {preparation}
         try:
             OffCpuProgram()

@@ -140,7 +140,7 @@ IN_NAMESPACE = f"""
 import os, subprocess, sys, time
 sys.path[:0] = {[str(Path(__file__).parents[1]), *sys.path]!r}
 from kernel.napping import MS, recording, waits_of
-from perf_offcpu.collect.bpf_config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 child = subprocess.Popen([sys.executable, "-c", {NAPPING!r}])
 for targets in (Targets.PIDS, Targets.ALL):
     with recording(OffCpuConfig(targets=targets, threshold_ns=MS)) as (program, rings):

@@ -19,18 +19,18 @@ class EndingSignals:
     because shells ignore it for commands in the background, and `kill -INT` is how scripts end a recording.
     """
 
-    def __init__(self, switching: bool = False) -> None:
-        self._also = (signal.SIGUSR2,) if switching else ()
+    def __init__(self, rotating: bool = False) -> None:
+        self._also = (signal.SIGUSR2,) if rotating else ()
         self.received: int | None = None
         """The first signal that came."""
-        self.switch = False
+        self.rotate = False
         """Whether SIGUSR2 came, which begins a new file; whoever does that sets it to False again."""
         self.fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         """Readable once a signal has come."""
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if signum == signal.SIGUSR2:
-            self.switch = True
+            self.rotate = True
         elif self.received is None:
             self.received = signum
 

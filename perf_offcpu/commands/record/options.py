@@ -17,7 +17,7 @@ from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
     from perf_offcpu.collect.options import RecordOptions
-    from perf_offcpu.collect.rotation import SwitchOutput
+    from perf_offcpu.collect.rotation import Rotation
     from perf_offcpu.collect.targets import TargetTexts
 
 _MAX_THRESHOLD_MS = 1e9
@@ -49,7 +49,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         command=command,
         argv=tuple(argv),
         output=args.output,
-        switch=_switch_output(args),
+        rotation=_rotation(args),
         compression_level=_compression_level(args),
         threshold_ns=_threshold_ns(args.off_cpu_thresh),
         events=parse_events(args.event or [DEFAULT_EVENT]),
@@ -74,9 +74,9 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
     return _check_tracepoints(options)
 
 
-def _switch_output(args: argparse.Namespace) -> SwitchOutput | None:
+def _rotation(args: argparse.Namespace) -> Rotation | None:
     from perf_offcpu.collect.options import STANDARD_OUTPUT
-    from perf_offcpu.collect.rotation import parse_switch_output
+    from perf_offcpu.collect.rotation import parse_rotation
 
     _at_least("--switch-max-files", 0, args.switch_max_files)
     if args.switch_output is None:
@@ -85,7 +85,7 @@ def _switch_output(args: argparse.Namespace) -> SwitchOutput | None:
         return None
     if args.output == STANDARD_OUTPUT:
         raise UsageError("--switch-output needs files, -o - is a pipe")
-    return parse_switch_output(args.switch_output, args.switch_max_files)
+    return parse_rotation(args.switch_output, args.switch_max_files)
 
 
 def _compression_level(args: argparse.Namespace) -> int:

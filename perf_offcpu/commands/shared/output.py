@@ -76,13 +76,13 @@ def write_recording(output: str, write: Callable[[int, str], _Result]) -> _Resul
         UsageError: standard output is a terminal.
         RecordingError: the file cannot be made.
     """
-    from perf_offcpu.perfdata.write.output import OutputFile
+    from perf_offcpu.perfdata.write.output import AtomicFile
 
     if output == STDOUT:
         if os.isatty(1):
             raise UsageError("a recording is not text: write it to a file with -o FILE, or into a pipe")
         return write(1, "standard output")
-    with OutputFile(output) as file:
+    with AtomicFile(output) as file:
         result = write(file.fd, output)
         file.commit()
     return result

@@ -35,7 +35,7 @@ def _hold(directory: Path, size: int) -> int:
     return fd
 
 
-class OutputFile:
+class AtomicFile:
     """A file in the making. Use as a context manager; what is not committed by its end is removed.
 
     Args:

@@ -9,35 +9,35 @@ from pathlib import Path
 import pytest
 
 from perf_offcpu.collect.progress import Progress
-from perf_offcpu.collect.rotation import FileNames, SwitchOutput, parse_switch_output
+from perf_offcpu.collect.rotation import FileNames, Rotation, parse_rotation
 from perf_offcpu.commands.record.live import LiveLine
 from perf_offcpu.errors import UsageError
 
 
 @pytest.mark.parametrize(
-    ("text", "switch"),
+    ("text", "rotation"),
     [
-        ("signal", SwitchOutput()),
-        ("100M", SwitchOutput(size_bytes=100 << 20)),
-        ("512K", SwitchOutput(size_bytes=512 << 10)),
-        ("7B", SwitchOutput(size_bytes=7)),
-        ("30s", SwitchOutput(seconds=30)),
-        ("5m", SwitchOutput(seconds=300)),
-        ("1d", SwitchOutput(seconds=86400)),
+        ("signal", Rotation()),
+        ("100M", Rotation(size_bytes=100 << 20)),
+        ("512K", Rotation(size_bytes=512 << 10)),
+        ("7B", Rotation(size_bytes=7)),
+        ("30s", Rotation(seconds=30)),
+        ("5m", Rotation(seconds=300)),
+        ("1d", Rotation(seconds=86400)),
     ],
 )
-def test_sizes_and_times(text: str, switch: SwitchOutput) -> None:
-    assert parse_switch_output(text) == switch
+def test_sizes_and_times(text: str, rotation: Rotation) -> None:
+    assert parse_rotation(text) == rotation
 
 
 @pytest.mark.parametrize("text", ["", "0s", "5", "sleep", "1.5s", "-1M", "9" * 40 + "G"])
 def test_what_is_neither_names_the_way_out(text: str) -> None:
     with pytest.raises(UsageError, match="--switch-output=signal"):
-        parse_switch_output(text)
+        parse_rotation(text)
 
 
 def test_names_are_never_given_twice_and_the_oldest_go(tmp_path: Path) -> None:
-    names = FileNames(str(tmp_path / "perf.data"), SwitchOutput(max_files=2))
+    names = FileNames(str(tmp_path / "perf.data"), Rotation(max_files=2))
     given = []
     for _ in range(5):
         given.append(names.next())

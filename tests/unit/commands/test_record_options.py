@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from perf_offcpu.collect.options import RecordOptions
-from perf_offcpu.collect.rotation import SwitchOutput
+from perf_offcpu.collect.rotation import Rotation
 from perf_offcpu.collect.targets import TargetKind
 from perf_offcpu.commands.record.command import add_parser
 from perf_offcpu.commands.record.options import options_of
@@ -92,10 +92,10 @@ def test_compression_levels_are_attached_and_leave_the_command_alone() -> None:
     assert options("--compression-level=7").compression_level == 7
 
 
-def test_switch_output() -> None:
-    assert options().switch is None
-    assert options("--switch-output", "-a").switch == SwitchOutput()
-    assert options("--switch-output=5M", "--switch-max-files", "3").switch == SwitchOutput(5 << 20, 0, 3)
+def test_rotation() -> None:
+    assert options().rotation is None
+    assert options("--switch-output", "-a").rotation == Rotation()
+    assert options("--switch-output=5M", "--switch-max-files", "3").rotation == Rotation(5 << 20, 0, 3)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shift of a time namespace, as /proc says it; tests/kernel/test_merge.py records in a real one."""
+"""The shift of a time namespace, from the text of /proc/PID/timens_offsets."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OutputFile: all or nothing, and nobody else's to read."""
+"""AtomicFile: all or nothing, and nobody else's to read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perf_offcpu.errors import RecordingError
-from perf_offcpu.perfdata.write.output import OutputFile
+from perf_offcpu.perfdata.write.output import AtomicFile
 
 
 def names(directory: Path) -> list[str]:
@@ -19,7 +19,7 @@ def names(directory: Path) -> list[str]:
 
 
 def write(path: Path, text: bytes, keep_old: bool = True) -> None:
-    with OutputFile(path, keep_old) as output:
+    with AtomicFile(path, keep_old) as output:
         os.write(output.fd, text)
         output.commit()
 
@@ -39,7 +39,7 @@ def test_committed_file_is_private(tmp_path: Path) -> None:
 def test_without_commit_nothing_has_happened(tmp_path: Path) -> None:
     path = tmp_path / "perf.data"
     path.write_bytes(b"older")
-    with OutputFile(path, keep_old=True) as output:
+    with AtomicFile(path, keep_old=True) as output:
         os.write(output.fd, b"half")
     assert names(tmp_path) == ["perf.data"]
     assert path.read_bytes() == b"older"
@@ -77,12 +77,12 @@ def test_link_is_replaced_not_followed(tmp_path: Path) -> None:
 
 def test_a_name_that_ends_like_a_directorys_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match=r"x/: is the name of a directory: give that of a file"):
-        OutputFile(f"{tmp_path}/x/")
+        AtomicFile(f"{tmp_path}/x/")
     assert names(tmp_path) == []
 
 
 def test_device_is_written_to() -> None:
-    with OutputFile("/dev/null", keep_old=True) as output:
+    with AtomicFile("/dev/null", keep_old=True) as output:
         assert os.write(output.fd, b"gone") == 4
         output.commit()
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
@@ -90,12 +90,12 @@ def test_device_is_written_to() -> None:
 
 def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match=r"nowhere/out: cannot be written: No such file or directory$"):
-        OutputFile(tmp_path / "nowhere" / "out")
+        AtomicFile(tmp_path / "nowhere" / "out")
     with pytest.raises(RecordingError, match="is no regular file"):
-        OutputFile(tmp_path)
+        AtomicFile(tmp_path)
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(RecordingError, match="is no regular file"):
-        OutputFile(tmp_path / "fifo")
+        AtomicFile(tmp_path / "fifo")
     assert names(tmp_path) == ["fifo"]
 
 
@@ -104,7 +104,7 @@ def test_room_held_on_the_disk_is_there_when_it_is_full(tmp_path: Path) -> None:
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256K", "none", disk], check=True)
     try:
-        with OutputFile(disk / "perf.data", reserve=64 << 10) as output:
+        with AtomicFile(disk / "perf.data", reserve=64 << 10) as output:
             with pytest.raises(OSError, match="No space left on device"):
                 while True:
                     os.write(output.fd, bytes(4096))
@@ -113,7 +113,7 @@ def test_room_held_on_the_disk_is_there_when_it_is_full(tmp_path: Path) -> None:
             assert os.write(output.fd, bytes(64 << 10)) == 64 << 10
             assert names(disk) != []
         assert names(disk) == []
-        with OutputFile(disk / "perf.data", reserve=1 << 20) as output:
+        with AtomicFile(disk / "perf.data", reserve=1 << 20) as output:
             assert not output.release()  # no such room: a file without
             os.write(output.fd, b"one")
     finally:
@@ -123,7 +123,7 @@ def test_room_held_on_the_disk_is_there_when_it_is_full(tmp_path: Path) -> None:
 def test_the_oldest_is_unlinked_and_freed_at_the_end(tmp_path: Path) -> None:
     for text in (b"one", b"two"):
         write(tmp_path / "perf.data", text)
-    with OutputFile(tmp_path / "perf.data", keep_old=True) as output:
+    with AtomicFile(tmp_path / "perf.data", keep_old=True) as output:
         assert open_but_unlinked(tmp_path) == []
         output.commit()
         assert open_but_unlinked(tmp_path) == ["perf.data.old (deleted)"]
