@@ -32,7 +32,7 @@ from perf_offcpu.objects.elf.functions import ElfFile, load_elf_symbols  # noqa:
 from perf_offcpu.objects.files import find_object  # noqa: E402
 from perf_offcpu.symbolize.demangle import Demangler  # noqa: E402
 from perf_offcpu.symbolize.kernel.kallsyms import load_kallsyms, parse_kallsyms  # noqa: E402
-from perf_offcpu.symbolize.symbol_names import name_rows  # noqa: E402
+from perf_offcpu.symbolize.symbol_names import symbols_and_offsets  # noqa: E402
 
 MADE_SYMBOLS = 500_000
 LOOKUPS = 1_000_000
@@ -136,7 +136,7 @@ def measure_names(elf: ElfFile) -> None:
 
     def work() -> int:
         places = elf.file_offset_to_vaddr(addresses)
-        return len(name_rows(elf.symbols, elf.symbols.lookup(places), places, Strings())[0])
+        return len(symbols_and_offsets(elf.symbols, elf.symbols.lookup(places), places, Strings())[0])
 
     seconds, count = best(work, runs=3)
     show(f"name {count} different addresses", f"{seconds * 1e3:.0f} ms", f"{count / seconds / 1e6:.1f} M/s")

@@ -15,6 +15,7 @@ recorded ones.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -31,14 +32,13 @@ from perf_offcpu.objects.debug_files import open_debug
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.elf.source import FileSource, open_regular
 from perf_offcpu.objects.files import Refused, open_object, refusal
-from perf_offcpu.objects.jit_map import existing, is_jit_memory, map_paths
 from perf_offcpu.objects.origin import pids_of_dso, recorded_until
+from perf_offcpu.objects.perf_map import is_jit_memory, perf_map_paths
 from perf_offcpu.objects.search import DELETED, Search
 from perf_offcpu.symbolize.kernel.files import KernelSources
 from perf_offcpu.symbolize.kernel.kallsyms import MAX_BYTES
 from perf_offcpu.symbolize.kernel.names import KERNEL_DSO, KernelNames
-from perf_offcpu.symbolize.symbol_names import Unresolved
-from perf_offcpu.symbolize.symbolizer import places_of
+from perf_offcpu.symbolize.symbolizer import locations_of
 
 _BLOCK: Final = 1 << 20
 
@@ -102,12 +102,12 @@ class SymbolSaver:
 
     def save(self) -> Saved:
         """Do it."""
-        _, places, _, _ = places_of(self.recording)
-        rows = find_mappings(self.recording.maps, self.recording.spaces, places.space, places.lookup)
+        _, locations, _, _ = locations_of(self.recording)
+        rows = find_mappings(self.recording.maps, self.recording.spaces, locations.space, locations.lookup)
         dsos = np.unique(self.recording.maps.dso[rows[rows != NO_MAP]]).tolist()
         for dso in dsos:
             self._save_dso(dso)
-        if bool((places.cpumode == CpuMode.KERNEL).any()):
+        if bool((locations.cpumode == CpuMode.KERNEL).any()):
             self._save_kernel()
         return self.saved
 
@@ -146,7 +146,7 @@ class SymbolSaver:
     def _save_maps(self, pids: list[int]) -> None:
         """Maps of made code; who may be believed is decided again when they are read."""
         for pid in pids:
-            for path in existing(map_paths(pid, self.search.symfs)):
+            for path in perf_map_paths(pid, self.search.symfs):
                 try:
                     self._copy(f"tmp/perf-{pid}.map", path)
                     break
@@ -158,7 +158,7 @@ class SymbolSaver:
             self.recording,
             self.recording.strings.copy(),
             KernelSources(kallsyms=self.kallsyms, search=self.search),
-            Unresolved(),
+            Counter[str](),
         )
         if not names.kallsyms_path:
             self.missing[KERNEL_DSO] = "there are no symbols of the recorded kernel here"

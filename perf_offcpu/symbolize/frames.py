@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From named places to frames: each different one once, and the functions inlined at a place above its own.
+"""Build frames from named locations: each distinct frame once, inlined functions above their caller.
 
-place ──> [innermost inlined, …, function itself]       leaf first, as in a callchain
+location ──> [innermost inlined, …, the function itself]       leaf first, as in a callchain
 """
 
 from __future__ import annotations
@@ -11,62 +11,64 @@ import numpy as np
 from perf_offcpu.model.callchains import Ragged, offsets_of, spread
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Frames
-from perf_offcpu.symbolize.places import Places
-from perf_offcpu.symbolize.symbol_names import Inlined, Named
+from perf_offcpu.symbolize.locations import Locations
+from perf_offcpu.symbolize.symbol_names import InlinedFunctions, SymbolNames
 
 
-def build_frames(named: Named, inlined: Inlined, places: Places, *, keep_ips: bool) -> tuple[Frames, Ragged]:
-    """The different frames of n places.
+def build_frames(
+    names: SymbolNames, inlined: InlinedFunctions, locations: Locations, *, keep_ips: bool
+) -> tuple[Frames, Ragged]:
+    """Return the distinct frames of n locations.
 
     Args:
-        named: n names of functions.
-        inlined: what was inlined there, sorted by (place, innermost first) within each place.
-        keep_ips: frames of one place at different addresses are different.
+        names: the n names of their functions.
+        inlined: the functions inlined there.
+        keep_ips: distinguish frames of one function offset at different addresses.
 
     Returns:
-        (frames, frames_of_place): row i of the latter holds the frames of place i, leaf first.
+        (frames, frames_of_location): row i of the latter holds the frames of location i, leaf first.
     """
-    offsets, inner, own = _slots(inlined, len(named))
-    every = np.concatenate([inlined.place.astype(np.int64), np.arange(len(named))])
-    slot = np.concatenate([inner, own])
-    ips = places.ip if keep_ips else np.zeros_like(places.ip)
+    offsets, inlined_slot, own_slot = _slots(inlined, len(names))
+    location = np.concatenate([inlined.location.astype(np.int64), np.arange(len(names))])
+    slot = np.concatenate([inlined_slot, own_slot])
+    ips = locations.ip if keep_ips else np.zeros_like(locations.ip)
     rows = Frames.filled(
-        len(every),
-        symbol=np.concatenate([inlined.symbol, named.symbol]),
-        dso=named.dso[every],
-        address=named.address[every],
-        offset=named.offset[every],
-        file=np.concatenate([inlined.file, named.file]),
-        line=np.concatenate([inlined.line, named.line]),
-        inline_depth=np.concatenate([inlined.depth, np.zeros(len(named), np.int32)]),
-        cpumode=places.cpumode[every],
-        ip=ips[every],
+        len(location),
+        symbol=np.concatenate([inlined.symbol, names.symbol]),
+        dso=names.dso[location],
+        address=names.address[location],
+        offset=names.offset[location],
+        file=np.concatenate([inlined.file, names.file]),
+        line=np.concatenate([inlined.line, names.line]),
+        inline_depth=np.concatenate([inlined.depth, np.zeros(len(names), np.int32)]),
+        cpumode=locations.cpumode[location],
+        ip=ips[location],
     )
-    first, frame_of_row = _different(rows)
-    frame_at = np.empty(len(every), np.uint64)
+    first, frame_of_row = _distinct(rows)
+    frame_at = np.empty(len(location), np.uint64)
     frame_at[slot] = frame_of_row.astype(np.uint64)
     return rows.take(first), Ragged(offsets, frame_at)
 
 
-def expand(chains: Ragged, frames_of_place: Ragged) -> Ragged:
-    """Chains of frames instead of chains of places."""
-    place = chains.values.astype(np.int64)
-    lengths = frames_of_place.lengths[place]
+def expand(chains: Ragged, frames_of_location: Ragged) -> Ragged:
+    """Turn chains of locations into chains of frames."""
+    location = chains.values.astype(np.int64)
+    lengths = frames_of_location.lengths[location]
     offsets = offsets_of(lengths)
-    values = frames_of_place.values[spread(frames_of_place.offsets[place], lengths, offsets)]
+    values = frames_of_location.values[spread(frames_of_location.offsets[location], lengths, offsets)]
     return Ragged(offsets[chains.offsets], values)
 
 
-def _slots(inlined: Inlined, places: int) -> tuple[I64, I64, I64]:
-    """(offsets of each place's frames, where each inlined one goes, where each function itself goes)."""
-    count = np.bincount(inlined.place, minlength=places)
+def _slots(inlined: InlinedFunctions, locations: int) -> tuple[I64, I64, I64]:
+    """Return (offsets of each location's frames, slots of inlined functions, slots of own functions)."""
+    count = np.bincount(inlined.location, minlength=locations)
     offsets = offsets_of(count + 1)
     own = offsets[1:] - 1
-    return offsets, own[inlined.place] - inlined.depth, own
+    return offsets, own[inlined.location] - inlined.depth, own
 
 
-def _different(rows: Frames) -> tuple[I64, I64]:
-    """(first, inverse) of the different frames, as np.unique gives them."""
+def _distinct(rows: Frames) -> tuple[I64, I64]:
+    """Return (first, inverse) of the distinct frames, as np.unique does."""
     keys = np.stack(
         [
             rows.address.view(np.int64),

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What naming an address gives, and where the reasons for not naming one are counted."""
+"""Columns of names: the function at each address, and the functions inlined there."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +13,8 @@ from perf_offcpu.objects.symtab import SymbolTable
 
 
 @dataclass(slots=True)
-class Named(Table):
-    """Names of n addresses, in the order asked."""
+class SymbolNames(Table):
+    """The names of n addresses, in the order of the addresses."""
 
     symbol: U32 = column("u4", doc='string: as the file spells it, not demangled; "" unknown')
     dso: U32 = column("u4", doc='string: path or pseudo name; "" unknown')
@@ -26,27 +25,23 @@ class Named(Table):
 
 
 @dataclass(slots=True)
-class Inlined(Table):
-    """Functions inlined at some of n addresses, by (place, innermost first): what stands above `Named`."""
+class InlinedFunctions(Table):
+    """Functions inlined at some of n addresses, sorted by (address, innermost first)."""
 
-    place: I32 = column("i4", doc="which of the addresses")
+    location: I32 = column("i4", doc="row of the address in `SymbolNames`")
     depth: I32 = column("i4", doc="1: inlined into the function itself, 2: into that, …")
     symbol: U32 = column("u4", doc="string: as the DWARF spells it, not demangled")
     file: U32 = column("u4", doc='string: source file; "" unknown')
     line: I32 = column("i4", sentinel=0, doc="source line; 0 unknown")
 
 
-class Unresolved(Counter[str]):
-    """Cause → how many different addresses could not be named for it."""
-
-
-def name_rows(table: SymbolTable, rows: I32, addresses: U64, strings: Strings) -> tuple[U32, U64]:
-    """(symbol, offset) of addresses that were looked up; only symbols that were hit are decoded.
+def symbols_and_offsets(table: SymbolTable, rows: I32, addresses: U64, strings: Strings) -> tuple[U32, U64]:
+    """Return (symbol, offset) of addresses that were looked up; decode only the symbols that were hit.
 
     Args:
-        table: where they were looked up.
+        table: the table in which they were looked up.
         rows: int32[n], the result of `table.lookup`.
-        addresses: uint64[n], of the same kind as the table's.
+        addresses: uint64[n], in the address space of the table.
     """
     hit, inverse = np.unique(rows, return_inverse=True)
     ids = strings.intern_all("" if row < 0 else table.name(row) for row in hit.tolist())

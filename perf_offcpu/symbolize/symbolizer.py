@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""symbolize(): a Recording becomes a Profile.
+"""symbolize(): turn a Recording into a Profile.
 
-    samples ──> different (address space, callchain) pairs ──> different places ──> names ──> frames
+    samples ──> distinct (address space, callchain) pairs ──> distinct locations ──> names ──> frames
                                                           └──> stack tree <───────────────────┘
 
-Every step works on what is different, once: a recording of a million waits has some thousand callchains
-and some thousand addresses.
+Each step works on distinct values: a recording of a million waits has some thousand callchains and some
+thousand addresses.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,35 +33,35 @@ from perf_offcpu.symbolize.frames import build_frames, expand
 from perf_offcpu.symbolize.kernel.files import KernelSources
 from perf_offcpu.symbolize.kernel.names import KernelNames
 from perf_offcpu.symbolize.lines.names import LineNames
-from perf_offcpu.symbolize.places import Places, find_places
-from perf_offcpu.symbolize.symbol_names import Inlined, Named, Unresolved
+from perf_offcpu.symbolize.locations import Locations, find_locations
+from perf_offcpu.symbolize.symbol_names import InlinedFunctions, SymbolNames
 from perf_offcpu.symbolize.user import UserNames
 
 NOT_MAPPED = "user addresses outside every mapping"
 NO_NAME = "no name: "
-"""Begins the causes of `Profile.losses` that are addresses without a name."""
+"""Prefix of the causes in `Profile.losses` that count addresses without a name."""
 NO_LINES = "no source lines: "
-"""Begins the causes of `Profile.losses` that are addresses whose source lines could not be read."""
+"""Prefix of the causes in `Profile.losses` that count addresses whose source lines could not be read."""
 COOKIE = "(cookie)"
-"""What stands for a user callchain that comes in a record of its own, as perf script prints it."""
+"""Symbol shown for the cookie of a deferred user callchain, as perf script prints it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SymbolizeOptions:
-    """Choices of symbolization.
+    """Options of symbolization.
 
     Args:
         demangle: show C++ and Rust names as written. Default: True.
-        kallsyms: a kallsyms file of the recorded kernel. Default: None, the running kernel's if they are one.
-        vmlinux: an ELF file of the recorded kernel. Default: None, look for one where there are no kallsyms.
+        kallsyms: a kallsyms file of the recorded kernel. Default: None, the running kernel if it is the same.
+        vmlinux: an ELF file of the recorded kernel. Default: None, look for one where there is no kallsyms.
         symfs: look for files below this directory. Default: None, the recorded paths.
         buildid_dir: a cache of files by build-id, as perf's. Default: None, PERF_BUILDID_DIR or ~/.debug.
-        keep_ips: frames keep the addresses of their processes (`Frames.ip`). The same code of two processes
-            is then two frames. Default: False, one frame.
-        inline: inlined functions are frames of their own, and frames have source lines. Default: no.
-        srcline: frames have source lines, even without `inline`: then the innermost. Default: no.
-        force: believe maps of code that programs made (/tmp/perf-PID.map) whoever wrote them. Default: no.
-        cache: where symbol tables and source lines are kept from one run to the next. Default: None, nowhere.
+        keep_ips: frames keep the addresses in their processes (`Frames.ip`), so the same code in two
+            processes makes two frames. Default: False, one frame.
+        inline: inlined functions get frames of their own, and frames have source lines. Default: False.
+        srcline: frames have source lines; without `inline`, the innermost. Default: False.
+        force: accept maps of generated code (/tmp/perf-PID.map) of any user. Default: False.
+        cache: where symbol tables and source lines are kept between runs. Default: None, nowhere.
     """
 
     demangle: bool = True
@@ -76,7 +77,7 @@ class SymbolizeOptions:
 
 
 def is_mismatch(cause: str) -> bool:
-    """Whether a cause in `Profile.losses` is that a file here is not the recorded one."""
+    """Return True for a cause in `Profile.losses` that says that a file is not the recorded one."""
     return cause.startswith(NO_NAME) and cause.endswith((Cause.OTHER_BUILD.value, Cause.CHANGED.value))
 
 
@@ -88,21 +89,21 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
         options: see SymbolizeOptions.
 
     Returns:
-        A Profile with one frame for each different place, and the recording's losses plus one cause for
-        each reason why addresses have no name.
+        A Profile with one frame for each distinct named location. Its losses are the recording's and one
+        cause for each reason why addresses have no name.
 
     Raises:
         UsageError: a file that the options name cannot be read.
     """
     options = options or SymbolizeOptions()
     strings = recording.strings.copy()
-    samples, places, rows, pair_of = places_of(recording)
-    unresolved = Unresolved()
-    named, inlined = _name(recording, places, strings, options, unresolved)
+    samples, locations, rows, pair_of = locations_of(recording)
+    unresolved = Counter[str]()
+    names, inlined = _name(recording, locations, strings, options, unresolved)
     if options.demangle:
-        _demangle(named, inlined, strings)
-    frames, frames_of_place = build_frames(named, inlined, places, keep_ips=options.keep_ips)
-    parent, frame, stack = build_stack_tree(expand(rows, frames_of_place))
+        _demangle(names, inlined, strings)
+    frames, frames_of_location = build_frames(names, inlined, locations, keep_ips=options.keep_ips)
+    parent, frame, stack = build_stack_tree(expand(rows, frames_of_location))
     stack_of = (np.where(pair_of >= 0, stack[pair_of], -1) if len(stack) else pair_of).astype(np.int32)
     nameless = {
         cause if cause.startswith(NO_LINES) else f"{NO_NAME}{cause}": count
@@ -126,13 +127,13 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
     )
 
 
-def places_of(recording: Recording) -> tuple[Samples, Places, Ragged, I32]:
-    """What is different in a recording's callchains, once.
+def locations_of(recording: Recording) -> tuple[Samples, Locations, Ragged, I32]:
+    """Find the distinct locations and callchains of a recording.
 
     Returns:
-        (samples, places, rows, pair_of): the samples, each with a callchain of at least its address; their
-        places; row i of `rows` holds the places of the i-th different (address space, callchain), leaf first;
-        that pair of each sample, and then of each sample's waker, -1 for none.
+        (samples, locations, rows, pair_of): the samples, each with a callchain of at least its address;
+        their locations; row i of `rows` holds the locations of the i-th distinct (address space, callchain)
+        pair, leaf first; the pair of each sample, then of each sample's waker, -1 for none.
     """
     samples, callchains = _with_leaves(recording.samples, recording.callchains)
     wakers = _waker_spaces(samples, recording.spaces)
@@ -141,11 +142,11 @@ def places_of(recording: Recording) -> tuple[Samples, Places, Ragged, I32]:
         np.concatenate([samples.callchain, samples.waker_callchain]),
         callchains,
     )
-    return samples, *find_places(chains, spaces), pair_of
+    return samples, *find_locations(chains, spaces), pair_of
 
 
 def _with_leaves(samples: Samples, callchains: Ragged) -> tuple[Samples, Ragged]:
-    """Of a sample without callchain at least the sampled address is known: a callchain of that alone."""
+    """Give each sample without a callchain one that consists of the sampled address."""
     bare = np.append(callchains.lengths == 0, True)[samples.callchain]
     known = np.isin(samples.cpumode, (CpuMode.KERNEL, CpuMode.USER)) & (samples.ip != 0)
     rows = np.flatnonzero(bare & known)
@@ -161,7 +162,7 @@ def _with_leaves(samples: Samples, callchains: Ragged) -> tuple[Samples, Ragged]
 
 
 def _build_ids(recording: Recording) -> dict[int, str]:
-    """The build-id of each path; a path under which there were several files has none."""
+    """Return the build-id of each path; omit paths under which the recording has several files."""
     found: dict[int, set[str]] = {}
     for path, build_id in zip(recording.dsos.path.tolist(), recording.dsos.build_id.tolist(), strict=True):
         if build_id:
@@ -170,7 +171,7 @@ def _build_ids(recording: Recording) -> dict[int, str]:
 
 
 def _waker_spaces(samples: Samples, spaces: Spaces) -> I32:
-    """The address space of each sample's waker when it woke; -1 if that is not known, or there is none."""
+    """Return the address space of each sample's waker at the wake-up; -1 if unknown or without a waker."""
     space = np.full(len(samples), -1, np.int32)
     rows = np.flatnonzero(samples.waker_callchain >= 0)
     if len(rows):
@@ -183,7 +184,7 @@ def _waker_spaces(samples: Samples, spaces: Spaces) -> I32:
 
 
 def _pairs(space: I32, callchain: I32, callchains: Ragged) -> tuple[Ragged, I32, I32]:
-    """The different (space, callchain) pairs in use: (chains, spaces, pair of each row or -1)."""
+    """Return the distinct (space, callchain) pairs in use: (chains, spaces, pair of each row or -1)."""
     has_chain = callchain >= 0
     key = (space.astype(np.int64) + 1) << 32 | callchain.astype(np.int64)
     pairs, inverse = np.unique(key[has_chain], return_inverse=True)
@@ -194,79 +195,63 @@ def _pairs(space: I32, callchain: I32, callchains: Ragged) -> tuple[Ragged, I32,
 
 
 def _name(
-    recording: Recording, places: Places, strings: Strings, options: SymbolizeOptions, unresolved: Unresolved
-) -> tuple[Named, Inlined]:
-    """The names of all places, by whose code they are, and what is inlined there."""
-    namer = _Namer(recording, strings, options, unresolved, len(places))
-    kernel = np.flatnonzero(places.cpumode == CpuMode.KERNEL)
+    recording: Recording,
+    locations: Locations,
+    strings: Strings,
+    options: SymbolizeOptions,
+    unresolved: Counter[str],
+) -> tuple[SymbolNames, InlinedFunctions]:
+    """Name all locations, kernel and user, and list the functions inlined there; count what has no name."""
+    search = Search.usual(options.symfs, options.buildid_dir)
+    names, inlined = SymbolNames.filled(len(locations)), [InlinedFunctions()]
+
+    def line_names() -> LineNames | None:
+        if not (options.inline or options.srcline):
+            return None
+        return LineNames(strings, search, options.cache, inline=options.inline)
+
+    def put(rows: I64, part: SymbolNames, lines: LineNames | None) -> None:
+        for column in SymbolNames.names():
+            getattr(names, column)[rows] = getattr(part, column)
+        if lines is not None:
+            location = rows[lines.inlined.location].astype(np.int32)
+            inlined.append(lines.inlined.with_columns(location=location))
+            for cause, count in lines.hindered.items():
+                unresolved[f"{NO_LINES}{cause}"] += count
+
+    kernel = np.flatnonzero(locations.cpumode == CpuMode.KERNEL)
     if len(kernel):
-        sources = KernelSources(options.kallsyms, options.vmlinux, namer.search, options.cache)
-        names = KernelNames(recording, strings, sources, unresolved, lines := namer.lines())
-        namer.put(kernel, names.name(places.lookup[kernel]), lines)
-    map_rows = find_mappings(recording.maps, recording.spaces, places.space, places.lookup)
-    user = places.cpumode == CpuMode.USER
-    unmapped = int((user & (map_rows == NO_MAP)).sum())
-    if unmapped:
+        sources = KernelSources(options.kallsyms, options.vmlinux, search, options.cache)
+        of_kernel = KernelNames(recording, strings, sources, unresolved, lines := line_names())
+        put(kernel, of_kernel.name(locations.lookup[kernel]), lines)
+    map_rows = find_mappings(recording.maps, recording.spaces, locations.space, locations.lookup)
+    user = locations.cpumode == CpuMode.USER
+    if unmapped := int((user & (map_rows == NO_MAP)).sum()):
         unresolved[NOT_MAPPED] += unmapped
     mapped = np.flatnonzero(user & (map_rows != NO_MAP))
     if len(mapped):
-        users = UserNames(
-            *(recording, strings, namer.search, options.cache, unresolved, lines := namer.lines()),
-            force=options.force,
-        )
-        namer.put(mapped, users.name(places.lookup[mapped], map_rows[mapped]), lines)
-    named, inlined = namer.named, namer.inlined
-    _shift_back(named, places)
-    named.symbol[places.is_cookie] = strings.intern(COOKIE)
-    return named, inlined
+        kept = (strings, search, options.cache, unresolved, lines := line_names())
+        of_user = UserNames(recording, *kept, force=options.force)
+        put(mapped, of_user.name(locations.lookup[mapped], map_rows[mapped]), lines)
+    _shift_back(names, locations)
+    names.symbol[locations.is_cookie] = strings.intern(COOKIE)
+    return names, InlinedFunctions.concat(inlined)
 
 
-class _Namer:
-    """Puts the names of kernel and user addresses together."""
-
-    def __init__(
-        self,
-        recording: Recording,
-        strings: Strings,
-        options: SymbolizeOptions,
-        unresolved: Unresolved,
-        places: int,
-    ) -> None:
-        self.recording, self.strings, self.options, self.unresolved = recording, strings, options, unresolved
-        self.search = Search.usual(options.symfs, options.buildid_dir)
-        self.named, self.inlined = Named.filled(places), Inlined()
-
-    def lines(self) -> LineNames | None:
-        """What looks source lines up, if they are wanted."""
-        if not (self.options.inline or self.options.srcline):
-            return None
-        return LineNames(self.strings, self.search, self.options.cache, inline=self.options.inline)
-
-    def put(self, rows: I64, part: Named, lines: LineNames | None) -> None:
-        """Take over the names of some places, and what is inlined there."""
-        for column in Named.names():
-            getattr(self.named, column)[rows] = getattr(part, column)
-        if lines is not None:
-            found = lines.inlined.with_columns(place=rows[lines.inlined.place].astype(np.int32))
-            self.inlined = Inlined.concat([self.inlined, found])
-            for cause, count in lines.hindered.items():
-                self.unresolved[f"{NO_LINES}{cause}"] += count
+def _shift_back(names: SymbolNames, locations: Locations) -> None:
+    """Show addresses and offsets as recorded, although the byte before was looked up."""
+    shift = locations.ip - locations.lookup
+    names.address += np.where(names.address != 0, shift, np.uint64(0))
+    names.offset += np.where(names.symbol != 0, shift, np.uint64(0))
+    unknown = names.dso == 0
+    names.address[unknown] = locations.ip[unknown]
 
 
-def _shift_back(named: Named, places: Places) -> None:
-    """Addresses and offsets are shown as recorded, although the byte before was looked up."""
-    shift = places.ip - places.lookup
-    named.address += np.where(named.address != 0, shift, np.uint64(0))
-    named.offset += np.where(named.symbol != 0, shift, np.uint64(0))
-    unknown = named.dso == 0
-    named.address[unknown] = places.ip[unknown]
-
-
-def _demangle(named: Named, inlined: Inlined, strings: Strings) -> None:
-    """Exchange the symbols of both for readable ones, in one call, which costs a process."""
-    used, inverse = np.unique(np.concatenate([named.symbol, inlined.symbol]), return_inverse=True)
+def _demangle(names: SymbolNames, inlined: InlinedFunctions, strings: Strings) -> None:
+    """Replace the symbols of both tables by readable ones, in one call, because a call costs a process."""
+    used, inverse = np.unique(np.concatenate([names.symbol, inlined.symbol]), return_inverse=True)
     shown = strings.intern_all(demangle([strings[row] for row in used.tolist()]))[inverse]
-    named.symbol, inlined.symbol = shown[: len(named.symbol)], shown[len(named.symbol) :]
+    names.symbol, inlined.symbol = shown[: len(names.symbol)], shown[len(names.symbol) :]
 
 
 def _profile_samples(samples: Samples, stack: I32, waker_stack: I32) -> ProfileSamples:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Naming user addresses: from the mapping to the file, from the file to its functions.
+"""Name user addresses: from the mapping to the file, from the file to its functions.
 
-An address in a mapping is a byte of a file (address − start + pgoff); program headers say where the file
-wants that byte (its virtual address), and that is what symbol tables speak of.
+An address in a mapping is a byte of a file (address − start + pgoff). The program headers of the file place
+that byte at a virtual address, which its symbol table names. Memory that is no file's may hold generated
+code, which the perf map of the process names.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 import numpy as np
 
@@ -16,27 +19,27 @@ from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects import vdso
 from perf_offcpu.objects.elf.functions import ElfFile
 from perf_offcpu.objects.files import Cause, Found, find_object
-from perf_offcpu.objects.jit_map import is_jit_memory
 from perf_offcpu.objects.origin import is_running_kernel, pids_of_dso, recorded_until
+from perf_offcpu.objects.perf_map import PerfMaps, is_jit_memory, read_jit_name
 from perf_offcpu.objects.search import Search
-from perf_offcpu.symbolize.jit_names import JitNames
+from perf_offcpu.objects.symtab import SymbolTable
 from perf_offcpu.symbolize.lines.names import LineNames
-from perf_offcpu.symbolize.symbol_names import Named, Unresolved, name_rows
+from perf_offcpu.symbolize.symbol_names import SymbolNames, symbols_and_offsets
 
 NO_SYMBOL = "addresses outside every symbol of their file"
 
 
 class UserNames:
-    """Names addresses in mappings of user space.
+    """Name addresses in mappings of user space.
 
     Args:
         recording: its maps and dsos.
-        strings: where names are interned.
-        search: where files are looked for.
+        strings: names are interned there.
+        search: where files are looked up.
         cache: where symbol tables are kept; None: nowhere.
-        unresolved: where addresses without a name are counted.
-        lines: what puts source lines to them; None: nothing.
-        force: believe maps of code made by programs whoever wrote them.
+        unresolved: cause → number of addresses without a name; updated.
+        lines: adds source lines; None: no source lines.
+        force: accept perf maps of any user.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class UserNames:
         strings: Strings,
         search: Search,
         cache: DiskCache | None,
-        unresolved: Unresolved,
+        unresolved: Counter[str],
         lines: LineNames | None = None,
         *,
         force: bool = False,
@@ -53,34 +56,36 @@ class UserNames:
         self.recording, self.strings, self.unresolved = recording, strings, unresolved
         self.search, self.cache, self.lines = search, cache, lines
         self._recorded_ns = recorded_until(recording.meta)
-        self._jit = JitNames(recording, strings, search.symfs, unresolved, force=force)
+        self._perf_maps = PerfMaps(recording, search.symfs, force=force)
 
-    def name(self, addresses: U64, map_rows: I32) -> Named:
-        """The names of n addresses, each in the mapping of the same place in `map_rows`."""
+    def name(self, addresses: U64, map_rows: I32) -> SymbolNames:
+        """Return the names of n addresses; `map_rows` holds the mapping of each."""
         maps, dsos = self.recording.maps, self.recording.dsos
-        named = Named.filled(len(addresses), dso=dsos.path[maps.dso[map_rows]])
-        places = addresses - maps.start[map_rows] + maps.pgoff[map_rows]
-        named.address = places
-        dso_of_place = maps.dso[map_rows]
-        for dso in distinct(dso_of_place).tolist():
-            rows = np.flatnonzero(dso_of_place == dso)
+        dso_of_address = maps.dso[map_rows]
+        file_offsets = addresses - maps.start[map_rows] + maps.pgoff[map_rows]
+        names = SymbolNames.filled(len(addresses), dso=dsos.path[dso_of_address], address=file_offsets)
+        for dso in distinct(dso_of_address).tolist():
+            rows = np.flatnonzero(dso_of_address == dso)
             if is_jit_memory(self.strings[int(dsos.path[dso])]):
-                self._jit.name(addresses[rows], maps.space[map_rows[rows]], rows, named)
+                names.address[rows] = addresses[rows]
+                self._by_perf_maps(maps.space[map_rows[rows]], rows, names)
             elif (elf := self._open(dso, len(rows))) is not None:
-                self._by_file(elf, rows, places[rows], named)
-        return named
+                self._by_file(elf, rows, file_offsets[rows], names)
+        return names
 
-    def _by_file(self, elf: ElfFile, rows: I64, places: U64, named: Named) -> None:
-        addresses = elf.file_offset_to_vaddr(places)
+    def _by_file(self, elf: ElfFile, rows: I64, file_offsets: U64, names: SymbolNames) -> None:
+        addresses = elf.file_offset_to_vaddr(file_offsets)
         found = elf.symbols.lookup(addresses)
-        named.address[rows] = addresses
-        named.symbol[rows], named.offset[rows] = name_rows(elf.symbols, found, addresses, self.strings)
+        names.address[rows] = addresses
+        symbols, offsets = symbols_and_offsets(elf.symbols, found, addresses, self.strings)
+        names.symbol[rows], names.offset[rows] = symbols, offsets
         if missing := int((found < 0).sum()):
             self.unresolved[NO_SYMBOL] += missing
         if self.lines is not None:
-            self.lines.add(elf, addresses, rows, named, self.strings[int(named.dso[rows[0]])])
+            self.lines.add(elf, addresses, rows, names, self.strings[int(names.dso[rows[0]])])
 
-    def _open(self, dso: int, places: int) -> ElfFile | None:
+    def _open(self, dso: int, addresses: int) -> ElfFile | None:
+        """Return the functions of a dso; on failure count the cause for its addresses."""
         path = self.strings[int(self.recording.dsos.path[dso])]
         build_id = self.strings[int(self.recording.dsos.build_id[dso])]
         if path == vdso.NAME and not build_id and not is_running_kernel(self.recording.meta):
@@ -95,5 +100,29 @@ class UserNames:
                 cache=self.cache,
             )
         if found.cause is not None:
-            self.unresolved[f"{path}: {found.cause.value}"] += places
+            self.unresolved[f"{path}: {found.cause.value}"] += addresses
         return found.elf
+
+    def _by_perf_maps(self, spaces: I32, rows: I64, names: SymbolNames) -> None:
+        """Fill in rows whose addresses lie in memory without a file, process by process."""
+        pids = self.recording.spaces.pid[spaces]
+        for pid in distinct(pids).tolist():
+            table, mine = self._perf_maps.of(pid), rows[pids == pid]
+            if isinstance(table, str):
+                self.unresolved[table] += len(mine)
+            else:
+                self._by_perf_map(f"/tmp/perf-{pid}.map", table, mine, names)
+
+    def _by_perf_map(self, path: str, table: SymbolTable, rows: I64, names: SymbolNames) -> None:
+        """Fill in rows from one map; as in perf, `path` is shown as the dso wherever the map was found."""
+        addresses = names.address[rows]
+        found = table.lookup(addresses)
+        names.dso[rows] = self.strings.intern(path)
+        for row in distinct(found[found >= 0]).tolist():
+            function, at = read_jit_name(table.name(row)), rows[found == row]
+            names.symbol[at] = self.strings.intern(function.symbol)
+            names.file[at], names.line[at] = self.strings.intern(function.file), function.line
+        hit = found >= 0
+        names.offset[rows[hit]] = addresses[hit] - table.start[found[hit]]
+        if missing := int((~hit).sum()):
+            self.unresolved[f"{path}: addresses that it does not list"] += missing

@@ -20,7 +20,7 @@ from perf_offcpu.abi.cfi import Registers
 from perf_offcpu.abi.elf import Machine
 from perf_offcpu.model.columns import I32, U64, Bool, distinct
 from perf_offcpu.model.recording import Recording
-from perf_offcpu.objects.jit_maps import JitMaps
+from perf_offcpu.objects.perf_map import PerfMaps
 from perf_offcpu.unwind.cfi.program import Kind
 from perf_offcpu.unwind.cfi.table import CfiTable
 
@@ -38,7 +38,7 @@ class Trampolines:
         maps: the maps of its processes.
     """
 
-    def __init__(self, recording: Recording, machine: Machine, maps: JitMaps) -> None:
+    def __init__(self, recording: Recording, machine: Machine, maps: PerfMaps) -> None:
         self.recording, self.maps = recording, maps
         self.is_known = machine == Machine.X86_64
 

@@ -26,7 +26,7 @@ from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.columns import I32, I64, U8, U64, distinct
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.model.snapshots import Snapshots
-from perf_offcpu.objects.jit_maps import JitMaps
+from perf_offcpu.objects.perf_map import PerfMaps
 from perf_offcpu.objects.search import Search
 from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.unwind.lookup import CfiLookup
@@ -75,7 +75,7 @@ class Unwinder:
         machine = MACHINE_OF_ARCH[recording.meta.arch]
         self.registers = REGISTERS[machine]
         tables = FrameTables(recording, machine, search, cache)
-        trampolines = Trampolines(recording, machine, JitMaps(recording, search.symfs))
+        trampolines = Trampolines(recording, machine, PerfMaps(recording, search.symfs))
         self._lookup = CfiLookup(recording, self.registers, tables.of_dso, trampolines)
         self._budget = [MAX_GENERAL]
 

@@ -33,7 +33,7 @@ from perf_offcpu.objects.debug_files import debug_link  # noqa: E402
 from perf_offcpu.objects.elf.functions import listed_symbols, read_elf_symbols  # noqa: E402
 from perf_offcpu.objects.elf.image import ElfImage  # noqa: E402
 from perf_offcpu.objects.elf.source import BytesSource  # noqa: E402
-from perf_offcpu.objects.jit_map import parse_jit_map, read_jit_name  # noqa: E402
+from perf_offcpu.objects.perf_map import parse_perf_map, read_jit_name  # noqa: E402
 from perf_offcpu.objects.symtab import SymbolTable  # noqa: E402
 from perf_offcpu.symbolize.kernel.kallsyms import parse_kallsyms  # noqa: E402
 from perf_offcpu.symbolize.kernel.modules import section_places  # noqa: E402
@@ -101,7 +101,7 @@ READERS: Sequence[Callable[[bytes], None]] = (
     read_elf,
     read_module,
     read_kallsyms,
-    lambda data: look(parse_jit_map(data)),
+    lambda data: look(parse_perf_map(data)),
     read_cache,
     read_symcache,
 )

@@ -4,10 +4,12 @@
 What the recording itself says comes first (KSYMBOL records name BPF programs and trampolines, which come
 and go). The rest is read from kallsyms or vmlinux of the recorded kernel, known by its build-id (see
 `kernel_files`). KASLR may have moved it since: the recorded address of the reference symbol tells how far.
-Modules that a kallsyms does not know, or of another boot, are named by their files.
+Modules that a kallsyms does not know, or of another boot, are names by their files.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 import numpy as np
 
@@ -32,7 +34,7 @@ from perf_offcpu.symbolize.kernel.files import (
 from perf_offcpu.symbolize.kernel.kallsyms import Kallsyms
 from perf_offcpu.symbolize.kernel.modules import load_module, shown_name
 from perf_offcpu.symbolize.lines.names import LineNames
-from perf_offcpu.symbolize.symbol_names import Named, Unresolved, name_rows
+from perf_offcpu.symbolize.symbol_names import SymbolNames, symbols_and_offsets
 
 KERNEL_DSO = "[kernel.kallsyms]"
 OTHER_KERNEL = "kernel addresses: this machine runs another kernel than the recorded one (give --kallsyms)"
@@ -64,7 +66,7 @@ class KernelNames:
         recording: Recording,
         strings: Strings,
         sources: KernelSources,
-        unresolved: Unresolved,
+        unresolved: Counter[str],
         lines: LineNames | None = None,
     ) -> None:
         self.recording, self.strings, self.unresolved = recording, strings, unresolved
@@ -77,21 +79,21 @@ class KernelNames:
         self._vmlinux: ElfFile | None = None
         self._load()
 
-    def name(self, addresses: U64) -> Named:
+    def name(self, addresses: U64) -> SymbolNames:
         """The names of n addresses, as recorded."""
-        named = Named.filled(len(addresses), address=addresses)
-        named.dso[:] = self.strings.intern(KERNEL_DSO)
+        names = SymbolNames.filled(len(addresses), address=addresses)
+        names.dso[:] = self.strings.intern(KERNEL_DSO)
         if self._kallsyms is not None:
-            self._by_kallsyms(self._kallsyms, addresses, named)
+            self._by_kallsyms(self._kallsyms, addresses, names)
         elif self._vmlinux is not None:
-            self._by_vmlinux(self._vmlinux, addresses, named)
-        self._by_modules(addresses, named)
-        self._by_recording(addresses, named)
-        self._add_lines(addresses, named)
-        missing = int((named.symbol == 0).sum())
+            self._by_vmlinux(self._vmlinux, addresses, names)
+        self._by_modules(addresses, names)
+        self._by_recording(addresses, names)
+        self._add_lines(addresses, names)
+        missing = int((names.symbol == 0).sum())
         if missing:
             self.unresolved[self._problem or NO_SYMBOL] += missing
-        return named
+        return names
 
     def _kernel_map(self) -> tuple[str, int, str]:
         """(reference symbol, its recorded address, build-id) of the kernel's own map; "" and 0 unknown."""
@@ -127,19 +129,19 @@ class KernelNames:
             return kernel_build_id() == self.build_id
         return is_running_kernel(self.recording.meta)
 
-    def _by_kallsyms(self, kallsyms: Kallsyms, addresses: U64, named: Named) -> None:
+    def _by_kallsyms(self, kallsyms: Kallsyms, addresses: U64, names: SymbolNames) -> None:
         delta = kallsyms.delta(self._symbol, self._recorded_at) or 0
         moved = addresses + np.uint64(delta % 2**64)
         rows = _past_prefixes(kallsyms.symbols, kallsyms.lookup(addresses, delta), moved)
-        named.symbol, named.offset = name_rows(kallsyms.symbols, rows, moved, self.strings)
+        names.symbol, names.offset = symbols_and_offsets(kallsyms.symbols, rows, moved, self.strings)
         for row in distinct(rows[rows >= 0]).tolist():
             if module := kallsyms.module_name(row):
-                named.dso[rows == row] = self.strings.intern(module)
+                names.dso[rows == row] = self.strings.intern(module)
 
-    def _by_vmlinux(self, vmlinux: ElfFile, addresses: U64, named: Named) -> None:
+    def _by_vmlinux(self, vmlinux: ElfFile, addresses: U64, names: SymbolNames) -> None:
         moved = self._as_linked(vmlinux, addresses)
         rows = _past_prefixes(vmlinux.symbols, vmlinux.symbols.lookup(moved), moved)
-        named.symbol, named.offset = name_rows(vmlinux.symbols, rows, moved, self.strings)
+        names.symbol, names.offset = symbols_and_offsets(vmlinux.symbols, rows, moved, self.strings)
 
     def _as_linked(self, vmlinux: ElfFile, addresses: U64) -> U64:
         """Recorded addresses as in a vmlinux."""
@@ -147,21 +149,23 @@ class KernelNames:
         delta = 0 if linked is None or not self._recorded_at else linked - self._recorded_at
         return addresses + np.uint64(delta % 2**64)
 
-    def _by_modules(self, addresses: U64, named: Named) -> None:
+    def _by_modules(self, addresses: U64, names: SymbolNames) -> None:
         """Names for what lies in a module's map and has none yet, from the module's file."""
         maps, dsos = self.recording.maps, self.recording.dsos
-        unnamed = np.flatnonzero(named.symbol == 0)
+        unnamed = np.flatnonzero(names.symbol == 0)
         for row in np.flatnonzero(maps.space == KERNEL_SPACE).tolist():
             inside = (addresses[unnamed] >= maps.start[row]) & (addresses[unnamed] < maps.end[row])
             path = self.strings[int(dsos.path[maps.dso[row]])]
             if not inside.any() or path.startswith(KERNEL_DSO):
                 continue
             rows = unnamed[inside]
-            named.dso[rows] = self.strings.intern(shown_name(path))
+            names.dso[rows] = self.strings.intern(shown_name(path))
             if table := self._module(path, self.strings[int(dsos.build_id[maps.dso[row]])]):
                 offsets = addresses[rows] - maps.start[row]
                 found = table.lookup(offsets)
-                named.symbol[rows], named.offset[rows] = name_rows(table, found, offsets, self.strings)
+                names.symbol[rows], names.offset[rows] = symbols_and_offsets(
+                    table, found, offsets, self.strings
+                )
 
     def _module(self, path: str, build_id: str) -> SymbolTable | None:
         symfs = self.sources.search.symfs
@@ -172,18 +176,18 @@ class KernelNames:
         except (OSError, FormatError):
             return None
 
-    def _by_recording(self, addresses: U64, named: Named) -> None:
+    def _by_recording(self, addresses: U64, names: SymbolNames) -> None:
         known = self.recording.kernel_symbols
         if not len(known):
             return
         slot = np.searchsorted(known.start, addresses, side="right") - 1
         hit = (slot >= 0) & (addresses < known.end[slot])
-        named.symbol[hit] = named.dso[hit] = known.name[slot[hit]]
-        named.offset[hit] = addresses[hit] - known.start[slot[hit]]
+        names.symbol[hit] = names.dso[hit] = known.name[slot[hit]]
+        names.offset[hit] = addresses[hit] - known.start[slot[hit]]
 
-    def _add_lines(self, addresses: U64, named: Named) -> None:
+    def _add_lines(self, addresses: U64, names: SymbolNames) -> None:
         """Source lines of the kernel itself, if a vmlinux of its build-id is at hand."""
-        rows: I64 = np.flatnonzero(named.dso == self.strings.intern(KERNEL_DSO))
+        rows: I64 = np.flatnonzero(names.dso == self.strings.intern(KERNEL_DSO))
         if self.lines is None or not len(rows):
             return
         vmlinux = self._vmlinux
@@ -194,7 +198,7 @@ class KernelNames:
                 return
             vmlinux = load_elf_symbols(path)
         moved = self._as_linked(vmlinux, addresses[rows])
-        self.lines.add(vmlinux, moved, rows, named, KERNEL_DSO)
+        self.lines.add(vmlinux, moved, rows, names, KERNEL_DSO)
 
 
 def _past_prefixes(symbols: SymbolTable, rows: I32, addresses: U64) -> I32:

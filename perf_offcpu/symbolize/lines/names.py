@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Source lines put to named addresses, and the functions inlined there."""
+"""Source lines put to names addresses, and the functions inlined there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perf_offcpu.objects.elf.functions import ElfFile
 from perf_offcpu.objects.search import Search
 from perf_offcpu.symbolize.lines.lines import DWZ, Lines, NoLines, load_lines
 from perf_offcpu.symbolize.lines.symcache import Calls, Symcache
-from perf_offcpu.symbolize.symbol_names import Inlined, Named
+from perf_offcpu.symbolize.symbol_names import InlinedFunctions, SymbolNames
 
 
 class LineNames:
@@ -26,17 +26,17 @@ class LineNames:
         inline: give the inlined functions too, not only lines.
 
     Attributes:
-        inlined: what was found so far; `place` counts the rows of whoever asked.
+        inlined: what was found so far; `location` counts the rows of whoever asked.
         hindered: why → number of addresses whose lines could not be read although there may be some.
     """
 
     def __init__(self, strings: Strings, search: Search, cache: DiskCache | None, *, inline: bool) -> None:
         self.strings, self.search, self.cache, self.inline = strings, search, cache, inline
-        self.inlined = Inlined()
+        self.inlined = InlinedFunctions()
         self.hindered = Counter[str]()
 
-    def add(self, elf: ElfFile, addresses: U64, rows: I64, named: Named, shown: str) -> None:
-        """Fill in `file` and `line` of some rows of `named`, and remember what is inlined there.
+    def add(self, elf: ElfFile, addresses: U64, rows: I64, names: SymbolNames, shown: str) -> None:
+        """Fill in `file` and `line` of some rows of `names`, and remember what is inlined there.
 
         Args:
             elf: where the addresses lie.
@@ -50,11 +50,11 @@ class LineNames:
             if problem.cause:
                 self.hindered[f"{shown}: {problem.cause}"] += len(addresses)
             return
-        nameless = self._put(lines, lines.lookup(addresses), rows, named)
+        nameless = self._put(lines, lines.lookup(addresses), rows, names)
         if nameless and lines.shared:
             self.hindered[f"{shown}: {DWZ}"] += nameless
 
-    def _put(self, lines: Lines, calls: Calls, rows: I64, named: Named) -> int:
+    def _put(self, lines: Lines, calls: Calls, rows: I64, names: SymbolNames) -> int:
         """The number of inlined functions that are left out because they have no name."""
         if not len(calls):
             return 0
@@ -62,7 +62,7 @@ class LineNames:
         last = np.append(calls.row[1:] != calls.row[:-1], True)
         first = np.append(True, last[:-1])
         own = np.flatnonzero(last if self.inline else first)
-        named.file[rows[calls.row[own]]], named.line[rows[calls.row[own]]] = files[own], calls.line[own]
+        names.file[rows[calls.row[own]]], names.line[rows[calls.row[own]]] = files[own], calls.line[own]
         inner = np.flatnonzero(~last)
         if not self.inline or not len(inner):
             return 0
@@ -70,15 +70,15 @@ class LineNames:
         nameless = functions == 0
         inner, functions = inner[~nameless], functions[~nameless]
         depth = np.searchsorted(calls.row[inner], calls.row[inner], side="right") - np.arange(len(inner))
-        found = Inlined.filled(
+        found = InlinedFunctions.filled(
             len(inner),
-            place=rows[calls.row[inner]],
+            location=rows[calls.row[inner]],
             depth=depth,
             symbol=functions,
             file=files[inner],
             line=calls.line[inner],
         )
-        self.inlined = Inlined.concat([self.inlined, found])
+        self.inlined = InlinedFunctions.concat([self.inlined, found])
         return int(nameless.sum())
 
     def _interned(self, indices: U32, table: Symcache, *, names: bool) -> U32:

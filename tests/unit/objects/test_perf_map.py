@@ -19,12 +19,12 @@ from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Dsos, Evsel, Maps, Meta, Recording, Samples, Spaces, Tasks
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.objects.jit_map import (
+from perf_offcpu.objects.perf_map import (
     JitName,
     MapRefused,
     is_jit_memory,
-    load_jit_map,
-    parse_jit_map,
+    load_perf_map,
+    parse_perf_map,
     read_jit_name,
 )
 from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
@@ -33,7 +33,7 @@ PID = 2**22 - 7  # of no process: beyond what the kernel gives out by default, a
 
 
 def names_at(text: bytes, *addresses: int) -> list[str]:
-    table = parse_jit_map(text)
+    table = parse_perf_map(text)
     rows = table.lookup(np.array(addresses, np.uint64))
     return [table.name(row) if row >= 0 else "" for row in rows.tolist()]
 
@@ -128,34 +128,34 @@ class TestWhichAreBelieved:
         return str(path)
 
     def test_another_users_map_is_not(self, path: str) -> None:
-        assert len(load_jit_map(path)) == 1
+        assert len(load_perf_map(path)) == 1
         os.chown(path, 65534, 65534)
         with pytest.raises(MapRefused, match="belongs to another user"):
-            load_jit_map(path)
-        assert len(load_jit_map(path, force=True)) == 1
+            load_perf_map(path)
+        assert len(load_perf_map(path, force=True)) == 1
 
     def test_nor_is_another_users_link_to_a_good_one(self, path: str, tmp_path: Path) -> None:
         link = tmp_path / "link.map"
         link.symlink_to(path)
-        assert len(load_jit_map(str(link))) == 1
+        assert len(load_perf_map(str(link))) == 1
         os.lchown(link, 65534, 65534)
         with pytest.raises(MapRefused, match="belongs to another user"):
-            load_jit_map(str(link))
+            load_perf_map(str(link))
 
     def test_times_of_another_process_tell(self, path: str) -> None:
         second = 10**9
         os.utime(path, ns=(0, 1000 * second))
-        assert len(load_jit_map(path, born_ns=990 * second, died_ns=1001 * second)) == 1
+        assert len(load_perf_map(path, born_ns=990 * second, died_ns=1001 * second)) == 1
         with pytest.raises(MapRefused, match="older than the process"):
-            load_jit_map(path, born_ns=1010 * second)
+            load_perf_map(path, born_ns=1010 * second)
         with pytest.raises(MapRefused, match="after the process had ended"):
-            load_jit_map(path, died_ns=990 * second)
+            load_perf_map(path, died_ns=990 * second)
 
     def test_nothing_but_a_regular_file_is_opened(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "fifo")
         for path in (tmp_path / "fifo", tmp_path):
             with pytest.raises(FormatError):
-                load_jit_map(str(path))
+                load_perf_map(str(path))
 
 
 class TestSymbolize:

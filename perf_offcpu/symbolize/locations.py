@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the words of callchains to places: which address, in whose code, in which mapping.
+"""Split raw callchains into locations: each distinct code address of each address space, once.
 
-Pure column work, no files. A callchain is a row of words, leaf first; markers say whose addresses follow
-(user's, if none has been seen). The same words mean different places in different address spaces, so the
-unit is a pair (address space, callchain), and each different (space, address) is one place.
+Works on columns and opens no files. A callchain is a row of words, leaf first; a context marker says whose
+addresses follow it (before the first marker: the user's). The same words mean different code in different
+address spaces, so the unit is a pair (address space, callchain).
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ _MODE_OF_MARKER = {
 
 
 @dataclass(slots=True)
-class Places(Table):
-    """Each different code address of a recording, once."""
+class Locations(Table):
+    """The distinct code addresses of a recording."""
 
     space: I32 = column("i4", doc="row in spaces; -1 the kernel's")
     ip: U64 = column("u8", doc="the address as recorded")
     lookup: U64 = column("u8", doc="the address to look up: a byte of the call, for return addresses")
     cpumode: U8 = column("u1", doc="abi.records.CpuMode")
-    is_cookie: Bool = column("?", doc="no address, but the name of a user callchain that comes later")
+    is_cookie: Bool = column("?", doc="the cookie of a deferred user callchain in place of an address")
 
 
-def find_places(chains: Ragged, spaces: I32) -> tuple[Places, Ragged]:
-    """The places of n (callchain, address space) pairs.
+def find_locations(chains: Ragged, spaces: I32) -> tuple[Locations, Ragged]:
+    """Return the locations of n (callchain, address space) pairs.
 
     Args:
         chains: n rows of raw words.
         spaces: int32[n], the address space of each row's user addresses.
 
     Returns:
-        (places, rows): `rows` holds, for each pair, the places of its frames, leaf first; markers are gone.
+        (locations, rows): `rows` holds, for each pair, the locations of its frames, leaf first, without
+        the markers.
     """
     words = chains.values
     is_marker = words >= np.uint64(CallchainContext.MAX)
@@ -56,7 +57,7 @@ def find_places(chains: Ragged, spaces: I32) -> tuple[Places, Ragged]:
     ip, mode, is_exact, is_cookie = words[frame], mode[frame], is_exact[frame], is_cookie[frame]
     space = np.where(mode == CpuMode.USER, spaces[chains.row_of_value()[frame]], KERNEL_SPACE)
     first, inverse = _unique(space, ip, is_exact, is_cookie)
-    places = Places(
+    locations = Locations(
         space[first].astype(np.int32),
         ip[first],
         np.where(is_exact[first] | (ip[first] == 0), ip[first], ip[first] - np.uint64(1)),
@@ -64,28 +65,28 @@ def find_places(chains: Ragged, spaces: I32) -> tuple[Places, Ragged]:
         is_cookie[first],
     )
     frames_before = offsets_of(frame.astype(np.int64))[chains.offsets]
-    return places, Ragged(frames_before, inverse.astype(np.uint64))
+    return locations, Ragged(frames_before, inverse.astype(np.uint64))
 
 
 def _modes(chains: Ragged, is_marker: Bool) -> tuple[U8, Bool, Bool]:
-    """(cpumode, is_exact, is_cookie) of each word, by the last marker before it.
+    """Return (cpumode, is_exact, is_cookie) of each word, by the last marker before it.
 
-    The first word after a marker is where the thread was, the others are return addresses.
+    The first word after a marker is the address that was executing (exact), the others are return addresses.
     """
-    position = np.arange(len(chains.values))
+    index = np.arange(len(chains.values))
     start = np.repeat(chains.offsets[:-1], chains.lengths)
-    last_marker = np.maximum.accumulate(np.where(is_marker, position, -1)) if len(position) else position
-    governed = last_marker >= start
-    marker = np.where(governed, chains.values[last_marker], np.uint64(CallchainContext.USER))
-    mode = np.full(len(position), CpuMode.UNKNOWN, np.uint8)
+    last_marker = np.maximum.accumulate(np.where(is_marker, index, -1)) if len(index) else index
+    has_marker = last_marker >= start
+    marker = np.where(has_marker, chains.values[last_marker], np.uint64(CallchainContext.USER))
+    mode = np.full(len(index), CpuMode.UNKNOWN, np.uint8)
     for word, cpumode in _MODE_OF_MARKER.items():
         mode[marker == np.uint64(word)] = cpumode
-    is_exact = position == np.where(governed, last_marker + 1, start)
+    is_exact = index == np.where(has_marker, last_marker + 1, start)
     return mode, is_exact, marker == np.uint64(CallchainContext.USER_DEFERRED)
 
 
 def _unique(space: I32, ip: U64, is_exact: Bool, is_cookie: Bool) -> tuple[I64, I64]:
-    """(first, inverse) of the different (space, ip, is_exact, is_cookie), as np.unique gives them."""
+    """Return (first, inverse) of the distinct (space, ip, is_exact, is_cookie), as np.unique does."""
     _, rank = np.unique(ip, return_inverse=True)
     key = ((space.astype(np.int64) + 1) << 34) | (rank.astype(np.int64) << 2)
     key |= (is_exact.astype(np.int64) << 1) | is_cookie

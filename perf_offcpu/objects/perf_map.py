@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code that programs generate at run time, named by the perf map that they write: /tmp/perf-PID.map.
+
+    7f4b3c00 20 py::work:/srv/app.py          start and size in hexadecimal, the rest is the name
+    3f2a1000 1c8 JS:*handle /srv/app.js:12:9
+
+Java, Node, Python (-X perf), .NET and others write it. Later lines replace earlier ones, because the memory
+of discarded code is reused. As in perf, a map counts only if it belongs to root or to the user (dso__load in
+tools/perf/util/symbol.c). The map of a process in a container is looked up inside it, under the pid that the
+process has there. A map of an earlier or later process with the same pid is refused, where times tell.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import re
+import stat
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from perf_offcpu.errors import FormatError
+from perf_offcpu.model.columns import I64, U64
+from perf_offcpu.model.recording import Recording
+from perf_offcpu.objects.elf.source import open_regular
+from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable
+
+MAX_BYTES: Final = 1 << 28
+NO_MAP: Final = "code that a program made itself, without a map of it (/tmp/perf-PID.map)"
+_SLACK_NS: Final = 2 * 10**9
+_MEMORY: Final = ("//anon", "/dev/zero", "/anon_hugepage", "[heap]", "[stack", "/SYSV", "[anon", "/memfd:")
+_PYTHON: Final = re.compile(r"py::(?P<name>.+?):(?P<file>.*)", re.DOTALL)
+_SCRIPT: Final = re.compile(r"[A-Za-z]+:\S* (?:file://)?(?P<file>/[^ ]*?):(?P<line>\d{1,9})(?::\d+)?$")
+
+
+class JitName(NamedTuple):
+    """A function of generated code: its symbol, source file ("" unknown) and line (0 unknown)."""
+
+    symbol: str
+    file: str = ""
+    line: int = 0
+
+
+class MapRefused(Exception):
+    """A map exists and is not used; the text says why."""
+
+
+class PerfMaps:
+    """Find the perf maps of a recording's processes; each is read once.
+
+    Args:
+        recording: its tasks and wall clock, which tell when a process lived.
+        symfs: directory below which maps are looked up; "" the running system.
+        force: accept maps of other users.
+    """
+
+    def __init__(self, recording: Recording, symfs: str, *, force: bool = False) -> None:
+        self.recording, self.symfs, self.force = recording, symfs, force
+        self._found: dict[int, SymbolTable | str] = {}
+
+    def of(self, pid: int) -> SymbolTable | str:
+        """Return the functions of a process, or the reason why there are none."""
+        if pid not in self._found:
+            self._found[pid] = self._load(pid)
+        return self._found[pid]
+
+    def _load(self, pid: int) -> SymbolTable | str:
+        born, died = self._lifetime(pid)
+        cause = NO_MAP
+        for path in perf_map_paths(pid, self.symfs):
+            try:
+                return load_perf_map(path, force=self.force, born_ns=born, died_ns=died)
+            except MapRefused as problem:
+                cause = f"{path}: {problem}"
+            except OSError as problem:
+                cause = f"{path}: {problem.strerror}"
+            except FormatError:
+                cause = f"{path}: it is not a regular file"
+        return cause
+
+    def _lifetime(self, pid: int) -> tuple[int, int]:
+        """Return wall-clock birth and death of a process, 0 where unknown or where its pid was reused."""
+        meta, tasks = self.recording.meta, self.recording.tasks
+        lives = np.flatnonzero(tasks.tid == pid)
+        if not meta.wall_clock_ns or len(lives) != 1:
+            return 0, 0
+        begin, end = int(tasks.begin_ns[lives[0]]), int(tasks.end_ns[lives[0]])
+        shift = meta.wall_clock_ns - meta.wall_clock_at_ns
+        return (begin + shift if begin > 0 else 0), (end + shift if end > 0 else 0)
+
+
+def is_jit_memory(path: str) -> bool:
+    """Return True if a mapping of this name may hold generated code: memory that is no file's."""
+    return path.startswith(_MEMORY)
+
+
+def perf_map_paths(pid: int, symfs: str) -> Iterator[str]:
+    """Yield the existing paths at which the map of a process may be, best first."""
+    if symfs:
+        paths = [f"{symfs}/tmp/perf-{pid}.map"]
+    else:
+        inner = _namespaced_pid(pid)
+        inside = [f"/proc/{pid}/root/tmp/perf-{inner}.map"] if inner else []
+        paths = [*inside, f"/tmp/perf-{pid}.map"]
+    yield from filter(os.path.lexists, paths)
+
+
+def _namespaced_pid(pid: int) -> int:
+    """Return the pid of a running process in its own pid namespace; 0 if that is this one, or unknown."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            found = re.search(rb"^NStgid:((?:\t\d+)+)$", file.read(1 << 16), re.MULTILINE)
+    except OSError:
+        return 0
+    pids = found[1].split() if found else []
+    return int(pids[-1]) if len(pids) > 1 else 0
+
+
+def load_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: int = 0) -> SymbolTable:
+    """Read the functions of a map, by address in the process.
+
+    Args:
+        force: accept a map of any user.
+        born_ns, died_ns: wall-clock time of the process's birth and death; 0 unknown.
+
+    Raises:
+        OSError: it cannot be read.
+        MapRefused: it must not be trusted, or is too large.
+    """
+    fd = open_regular(path)
+    try:
+        status = os.fstat(fd)
+        owners = {status.st_uid, os.lstat(path).st_uid}  # a link must be trusted as well
+        if not force and not owners <= {0, os.geteuid()}:
+            raise MapRefused("it belongs to another user (-f reads it anyway)")
+        _check_time(status.st_mtime_ns, born_ns, died_ns)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            raise MapRefused(f"it is larger than {MAX_BYTES} bytes")
+        with open(fd, "rb", closefd=False) as file:
+            return parse_perf_map(file.read(MAX_BYTES))
+    finally:
+        os.close(fd)
+
+
+def _check_time(changed_ns: int, born_ns: int, died_ns: int) -> None:
+    if born_ns and changed_ns < born_ns - _SLACK_NS:
+        raise MapRefused("it is older than the process")
+    if died_ns and changed_ns > died_ns + _SLACK_NS:
+        raise MapRefused("it was written after the process had ended")
+
+
+def parse_perf_map(text: bytes) -> SymbolTable:
+    """Parse the text of a map; skip lines of another form."""
+    start, size, name = [], [], []
+    line_at = 0
+    for line in text.split(b"\n"):
+        if parsed := _parse_line(line):
+            start.append(parsed[0])
+            size.append(parsed[1])
+            name.append(line_at + parsed[2])
+        line_at += len(line) + 1
+    rows = Symbols.filled(
+        len(start),
+        start=np.array(start, np.uint64),
+        size=np.array(size, np.uint64),
+        name=name,
+        limit=np.full(len(start), NO_ADDRESS),
+        code=np.ones(len(start)),
+    )
+    return SymbolTable(rows.take(_not_replaced(rows.start, rows.size)), text.replace(b"\n", b"\0"))
+
+
+def _parse_line(line: bytes) -> tuple[int, int, int] | None:
+    """Return (start, size, offset of the name in the line); None if the line has another form."""
+    parts = line.split(b" ", 2)
+    if len(parts) < 3 or not parts[2].strip() or max(map(len, parts[:2])) > 18:
+        return None
+    try:
+        start, size = int(parts[0], 16), int(parts[1], 16)
+    except ValueError:
+        return None
+    sound = 0 <= start < 2**64 and 0 < size <= 2**64 - 1 - start
+    return (start, size, len(parts[0]) + len(parts[1]) + 2) if sound else None
+
+
+def _not_replaced(start: U64, size: U64) -> I64:
+    """Return the rows that no later row overlaps; a row that wholly contains a later one stays."""
+    order = np.argsort(start, kind="stable")
+    end = start + size
+    if not np.any(start[order][1:] < np.maximum.accumulate(end[order])[:-1]):
+        return np.arange(len(start))
+    starts, ends, kept = list[int](), list[int](), list[int]()  # disjoint ranges of the later rows, sorted
+    for row in range(len(start) - 1, -1, -1):
+        low, high = int(start[row]), int(end[row])
+        first = bisect.bisect_right(ends, low)
+        last = bisect.bisect_left(starts, high, first)
+        if first == last or (low < starts[first] and ends[last - 1] <= high):
+            kept.append(row)  # else a later line has taken some of its memory
+        else:
+            low, high = min(low, starts[first]), max(high, ends[last - 1])
+        starts[first:last], ends[first:last] = [low], [high]
+    return np.array(kept[::-1], np.int64)
+
+
+def read_jit_name(name: str) -> JitName:
+    """Split a name of a map into what is shown as symbol, file and line.
+
+    `py::Class.method:/srv/app.py` is the function Class.method of that file, and shown as
+    `Class.method (app.py)`. Node's names hold file and line. Names of other languages stay as they are.
+    """
+    if python := _PYTHON.fullmatch(name):
+        file = python["file"]
+        return JitName(f"{python['name']} ({os.path.basename(file) or file})", file)
+    if script := _SCRIPT.search(name):
+        return JitName(name, script["file"], int(script["line"]))
+    return JitName(name)
