@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf-offcpu script: samples as text, as perf script prints them."""
+"""perf-offcpu script: print samples as text, as perf script does."""
 
 from __future__ import annotations
 
@@ -23,15 +23,12 @@ from perf_offcpu.script.fields import DEFAULT_FIELDS, OWN_FIELDS, PERF_FIELDS
 
 if TYPE_CHECKING:
     from perf_offcpu.model.profile import Profile
-    from perf_offcpu.script.field_places import FieldPlaces
-    from perf_offcpu.script.fields import FieldChoice
 
 EXAMPLES = """examples:
   perf-offcpu script                                  all samples of perf.data
   perf-offcpu script -F +state,+class,+syscall,+waker --event offcpu-time
   perf-offcpu script -F +srcline                      with source lines, where there is DWARF
   perf-offcpu script -F comm,tid,time,period          one line a sample
-  perf-offcpu script -F trace:comm,time,event,trace   what tracepoints said
   perf-offcpu script | stackcollapse-perf.pl          for tools that read the text of perf script
 """
 
@@ -86,38 +83,36 @@ def run(args: argparse.Namespace) -> int:
     options = TextOptions(fields, args.ns, not args.hide_call_graph, args.full_source_path)
     args.srcline |= "srcline" in fields.anywhere()
     with busy("reading"):
-        profile, places = _profile(args, fields)
+        profile = _profile(args)
     with open_output(STDOUT, binary=False) as out:
         if args.header or args.header_only:
             out.writelines(f"{line}\n" for line in header_lines(profile))
         if not args.header_only:
-            write(profile, out, options, places)
+            write(profile, out, options)
     for cause, count in profile.losses.items():
         if not cause.startswith(NO_NAME) or is_mismatch(cause):  # else frames show that themselves
             print(f"perf-offcpu script: {count} {printable(cause)}", file=sys.stderr)
     return 0
 
 
-def _profile(args: argparse.Namespace, fields: FieldChoice) -> tuple[Profile, FieldPlaces]:
+def _profile(args: argparse.Namespace) -> Profile:
     from perf_offcpu.analysis.select import select_events, select_samples, split_list
     from perf_offcpu.commands.shared.ownership import check_ownership
     from perf_offcpu.decode.load import load_recording
     from perf_offcpu.decode.unmerged import deferred_as_samples
-    from perf_offcpu.script.field_places import symbolize_fields
+    from perf_offcpu.symbolize.symbolizer import symbolize
 
     selection = selection_from_args(args)
     check_ownership(args.input, args.force)
     events = split_list(args.event)
     # Waits that follow from context switches were not recorded: they show where off-cpu time is asked for.
     merge = not args.no_merge_callchains
-    recording = load_recording(
-        args.input, merge=merge, switches=bool(events), snapshots=True, fields=fields.to_load()
-    )
+    recording = load_recording(args.input, merge=merge, switches=bool(events), snapshots=True)
     recording = unwound(args, recording)
     options = dataclasses.replace(symbol_options(args), keep_ips=True)
-    profile, places = symbolize_fields(deferred_as_samples(recording), options)
+    profile = symbolize(deferred_as_samples(recording), options)
     profile = select_samples(profile, selection)
-    return (select_events(profile, events) if events or selection.is_of_waits else profile), places
+    return select_events(profile, events) if events or selection.is_of_waits else profile
 
 
 def _describe_fields() -> str:

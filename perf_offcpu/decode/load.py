@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RECORD_LAYOUTS, RecordType
 from perf_offcpu.decode.account import CollectorAccount
 from perf_offcpu.decode.batch import Batch, Gathering
 from perf_offcpu.decode.budget import joined_budget
 from perf_offcpu.decode.continued import without_continued
-from perf_offcpu.decode.counter_reads import deliver_counts
+from perf_offcpu.decode.counter_reads import CounterReads
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
-from perf_offcpu.decode.field_store import TRACE, FieldStore
 from perf_offcpu.decode.meta import evsel_of, read_meta
 from perf_offcpu.decode.samples import SampleDecoder, is_offcpu, ranks
 from perf_offcpu.decode.stacks.gather import SnapshotStore
@@ -42,7 +40,6 @@ from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.side_records import side_records
-from perf_offcpu.perfdata.tracing_data import read_tracing_data
 
 _LOSS_CAUSES: dict[int, str] = {
     RecordType.LOST: losses.LOST_RECORDS,
@@ -69,7 +66,6 @@ def load_recording(
     merge: bool = True,
     switches: bool = True,
     snapshots: bool = False,
-    fields: Collection[str] = (),
 ) -> Recording:
     """Read a recording.
 
@@ -81,15 +77,12 @@ def load_recording(
             off-cpu event, add one: a sample for each wait between two switches
             (`decode.switches.intervals`). The recorded samples stay.
         snapshots: keep copies of user stacks, for `unwind.unwinder`.
-        fields: keep these fields of samples in `Recording.fields`: names of `decode.field_store.ALL_FIELDS`.
 
     Raises:
         FormatError: it cannot be opened, or is no perf.data. Damage inside is counted in `losses`.
     """
     with PerfDataReader.open(path) as reader, _no_search_for_cycles():
-        recording = read_recording(
-            reader, retype=retype, switches=switches, snapshots=snapshots, fields=fields
-        )
+        recording = read_recording(reader, retype=retype, switches=switches, snapshots=snapshots)
         return cut_garbage(merge_deferred(recording) if merge else recording)
 
 
@@ -99,19 +92,18 @@ def read_recording(
     retype: bool = True,
     switches: bool = True,
     snapshots: bool = False,
-    fields: Collection[str] = (),
 ) -> Recording:
     """As `load_recording`, from an open reader; deferred callchains stay apart."""
     _keep_freed_memory()
     gathering, tasks = Gathering(), TaskReplay(Strings())
     account = CollectorAccount()
     switch_decoder = SwitchDecoder(reader.features, reader.counters)
-    store, field_store = SnapshotStore(reader.counters, reopen=reader.reopen), FieldStore(fields)
+    store, reads = SnapshotStore(reader.counters, reopen=reader.reopen), CounterReads()
     for chunk in reader.chunks():
         wanted = switch_decoder if switches and not any(map(is_offcpu, reader.events.specs)) else None
         stacks = store if snapshots else None
         decoder = SampleDecoder(
-            reader.events, reader.counters, account, retype, wanted, stacks, field_store, gathering.chains
+            reader.events, reader.counters, account, retype, wanted, stacks, reads, gathering.chains
         )
         places, parts = decoder.decode_parts(chunk)
         gathering.add_all(parts, ranks(places))
@@ -120,15 +112,8 @@ def read_recording(
             gathering.add(Batch(switches=wanted.of_records(chunk, reader.events)))
         tasks.note_all(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
         _count_losses(chunk, reader)
-    recording = assemble(reader, gathering.batch(), tasks, account)
-    found = field_store.release()
-    recording = deliver_counts(recording, found, reader.events)
-    recording = recording.replaced(snapshots=store.release(), fields=field_store.asked(found))
-    body = reader.features.bodies.get(Feature.TRACING_DATA, b"")
-    if not body or not {"raw", TRACE} & set(fields):
-        return recording
-    # Its damage is counted where switches are looked for in any recording.
-    return recording.replaced(tracing=read_tracing_data(body, Losses()))
+    batch = reads.split(gathering.batch(), reader.events, reader.counters)
+    return assemble(reader, batch, tasks, account).replaced(snapshots=store.release())
 
 
 @contextlib.contextmanager

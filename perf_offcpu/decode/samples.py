@@ -21,7 +21,7 @@ from perf_offcpu.binary.gather import Rows, gather_bytes, gather_rows
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.account import CollectorAccount, is_counters
 from perf_offcpu.decode.batch import Batch, in_table, interleave
-from perf_offcpu.decode.field_store import FieldStore
+from perf_offcpu.decode.counter_reads import CounterReads, has_reads
 from perf_offcpu.decode.retype import retype
 from perf_offcpu.decode.stacks.callers import sum_callers, with_callers
 from perf_offcpu.decode.stacks.gather import SnapshotStore
@@ -60,7 +60,7 @@ class SampleDecoder:
         retype_offcpu: turn raw off-cpu samples into off-cpu samples; else leave them as recorded.
         switches: takes up what samples tell of context switches; None if nobody wants to know.
         snapshots: takes up copies of user stacks; None if nobody unwinds them.
-        fields: takes up what else samples hold; None if nobody wants to know.
+        reads: gathers counters that samples bring along; None if they are not to be split.
         chains: takes up callchains, and gives the rows of samples in it; None if each batch has its own.
     """
 
@@ -72,11 +72,11 @@ class SampleDecoder:
         retype_offcpu: bool = True,
         switches: SwitchDecoder | None = None,
         snapshots: SnapshotStore | None = None,
-        fields: FieldStore | None = None,
+        reads: CounterReads | None = None,
         chains: ChainTable | None = None,
     ) -> None:
         self.events, self.counters, self.account = events, counters, account
-        self.fields, self.chains = fields, chains
+        self.reads, self.chains = reads, chains
         self.retype_offcpu, self.switches, self.snapshots = retype_offcpu, switches, snapshots
 
     def decode(self, chunk: Chunk) -> tuple[I64, Batch]:
@@ -141,8 +141,8 @@ class SampleDecoder:
                 callers = np.where(ok, sum_callers(chunk.data, columns, self.events.order), np.uint64(0))
                 snapshot = with_callers(snapshot, callers, self.snapshots.callers, self.counters)
             batch.samples.snapshot = snapshot
-        if self.fields is not None and self.fields.wants(spec):
-            batch.samples.field_row = self.fields.add(chunk.data, columns, ok, number, self.events.order)
+        if self.reads is not None and has_reads(spec):
+            self.reads.add(chunk.data, columns, np.flatnonzero(ok), self.events, number)
         self.counters.add(losses.BAD_SAMPLE, int((~ok).sum()))
         if not ok.all():
             batch.samples, batch.from_upstream = batch.samples.take(ok), batch.from_upstream[ok]

@@ -8,13 +8,12 @@ can be handed unsymbolized data by mistake. A sample's weight is its `period`: a
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, check_rows, column
 from perf_offcpu.model.recording import Budget, Comms, Evsel, Meta, SampleColumns, SampleFlag, Tasks
-from perf_offcpu.model.sample_fields import SampleFields
 from perf_offcpu.model.strings import Strings
 
 
@@ -64,9 +63,6 @@ class Profile:
     cgroups: dict[int, str] = field(default_factory=dict)
     build_ids: dict[int, str] = field(default_factory=dict)
     """Row in strings of a dso → its build-id in hex, where it is known and the same all the time."""
-    fields: SampleFields = field(default_factory=SampleFields)
-    tracing: Any = None
-    """These two as in Recording."""
     losses: dict[str, int] = field(default_factory=dict)
     meta: Meta = field(default_factory=Meta)
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Table, check_rows, column
-from perf_offcpu.model.sample_fields import SampleFields
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.model.strings import Strings
 
@@ -56,7 +55,6 @@ class SampleColumns(Table):
     tid: I32 = column("i4", sentinel=-1, doc="thread id")
     cpu: I32 = column("i4", sentinel=-1, doc="CPU number")
     comm: U32 = column("u4", doc="string: comm of the thread at that time")
-    field_row: I32 = column("i4", sentinel=-1, doc="row in the table of its event in fields")
     flags: U32 = column("u4", doc="SampleFlag")
     state: I32 = column("i4", sentinel=-1, doc="raw task state at switch-out (TASK_* bits)")
     wakeup_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="when the sleeper was woken")
@@ -226,11 +224,6 @@ class Recording:
     callchains: Ragged = field(default_factory=Ragged)
     snapshots: Snapshots = field(default_factory=Snapshots)
     """Empty unless asked for (`decode.load`), and once they are unwound."""
-    fields: SampleFields = field(default_factory=SampleFields)
-    """What else samples hold; empty unless asked for (`decode.load`)."""
-    tracing: Any = None
-    """A perfdata.tracing_data.TracingData, untyped as `Evsel.attr`: how raw data of tracepoints is laid out;
-    None unless that was asked for, or if there is none."""
     evsels: list[Evsel] = field(default_factory=list)
     strings: Strings = field(default_factory=Strings)
     spaces: Spaces = field(default_factory=Spaces)
@@ -259,7 +252,6 @@ class Recording:
         for table in (samples, *tables, self.deferred):
             table.check()
         self.callchains.check()
-        self.fields.check()
         check_rows("samples.evsel", samples.evsel, len(self.evsels))
         self.snapshots.check()
         check_rows("samples.callchain", samples.callchain, len(self.callchains))

@@ -1,24 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The feature TRACING_DATA: how the kernel that was recorded lays out its tracepoints.
+"""Read the feature TRACING_DATA: the layouts of the recorded kernel's tracepoints.
 
 A tracepoint's raw data is a C structure that differs between kernels, architectures and configurations, so
-perf stores the kernel's own description: what tracefs showed in events/SYSTEM/NAME/format at that time. It
-lies in a container made for trace-cmd (trace.dat(5)); perf's writer is tools/perf/util/trace-event-info.c.
+perf stores the kernel's own description: the files events/SYSTEM/NAME/format of tracefs at that time. They
+lie in a container made for trace-cmd (trace.dat(5)); perf's writer is tools/perf/util/trace-event-info.c.
 Numbers are in the byte order that the container itself names, texts are those of the kernel:
 
     23 8 68 "tracing" | version, NUL | u8 big-endian, u8 long size, u32 page size
     "header_page", NUL, file | "header_event", NUL, file
     u32 n, n × file                                          ftrace's own events
     u32 systems × { name, NUL | u32 events, events × file }  the formats
-    u32 size, symbols (perf writes none) | u32 size, printk formats
-    u64 size, comms                                          not needed here
+    u32 size, symbols (perf writes none) | u32 size, printk formats | u64 size, comms: not read here
 
-where a file is {u64 size, bytes}. Pipes carry the same bytes behind a HEADER_TRACING_DATA record.
+where a file is {u64 size, bytes}. Pipes carry the same bytes after a HEADER_TRACING_DATA record.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +45,6 @@ _FIELD = re.compile(
     re.MULTILINE,
 )
 _DECLARED = re.compile(r"(\w+)(?:\[[^\]]*\])?$")
-_STRING = re.compile(r'^0x([0-9a-f]{1,16}) : "(.{0,400})"$', re.MULTILINE)
 _PRINT_FMT = re.compile(r"^print fmt:(.*)", re.MULTILINE | re.DOTALL)
 
 
@@ -58,22 +55,20 @@ class TracepointField:
     offset: int
     size: int
     signed: bool = False
-    declaration: str = field(default="", compare=False)
-    """As in C, with the name: `pid_t prev_pid`, `char comm[16]`, `__data_loc char[] name`."""
 
     @property
     def type(self) -> Int | None:
-        """The field as an integer; None if it is none (a comm, an array)."""
+        """The field's integer type; None for a comm or another array."""
         return Int(self.size, self.signed) if self.size in (1, 2, 4, 8) else None
 
 
 @dataclass(frozen=True, slots=True)
 class TracepointFormat:
-    """One tracepoint, as tracefs describes it.
+    """One tracepoint as tracefs describes it.
 
     Args:
         id: attr.config of its events.
-        print_fmt: the kernel's recipe for a line of text, in C; the only place that names flags.
+        print_fmt: the kernel's format for a line of text, in C; the only place that names flags.
     """
 
     system: str
@@ -83,45 +78,24 @@ class TracepointFormat:
     print_fmt: str = ""
 
 
-@dataclass(slots=True)
-class TracingData:
-    """All that a recording says of its tracepoints.
-
-    Args:
-        order: byte order, long_size: size of longs and pointers, of the kernel.
-        formats: by id.
-        strings: texts that tracepoints name by their address in the kernel.
-    """
-
-    order: Order = "<"
-    long_size: int = 8
-    formats: dict[int, TracepointFormat] = field(default_factory=dict)
-    strings: dict[int, str] = field(default_factory=dict)
-
-
 def tracepoint_formats(body: bytes, counters: Losses) -> dict[int, TracepointFormat]:
-    """The tracepoints that a recording describes, by id.
+    """Return the tracepoints that a recording describes, by id.
 
     Args:
-        body: of the feature TRACING_DATA; b"" gives none.
-        counters: damage is counted here, and ends the reading: what came before it is sound.
+        body: of the feature TRACING_DATA; b"" for none.
+        counters: damage is counted here and ends the reading; the formats before it are returned.
     """
-    return read_tracing_data(body, counters).formats
-
-
-def read_tracing_data(body: bytes, counters: Losses) -> TracingData:
-    """As `tracepoint_formats`, with what else is told."""
-    found = TracingData()
+    formats: dict[int, TracepointFormat] = {}
     try:
         if body:
-            _read(_Cursor(body), found)
+            _read(_Cursor(body), formats)
     except LayoutError:
         counters.add(losses.BAD_FEATURE)
-    return found
+    return formats
 
 
 def parse_format(system: str, text: str) -> TracepointFormat | None:
-    """A `format` file of tracefs; None if it names no event."""
+    """Parse a `format` file of tracefs; None if it names no event."""
     name, number = _NAME.search(text), _ID.search(text)
     if name is None or number is None:
         return None
@@ -129,17 +103,19 @@ def parse_format(system: str, text: str) -> TracepointFormat | None:
     for match in _FIELD.finditer(text):
         declared = _DECLARED.search(match["declaration"])
         if declared is not None:
-            place = int(match["offset"]), int(match["size"])
-            fields[declared[1]] = TracepointField(*place, match["signed"] == "1", match["declaration"])
-    recipe = _PRINT_FMT.search(text)
-    return TracepointFormat(system, name[1], int(number[1]), fields, recipe[1].strip() if recipe else "")
+            offset, size = int(match["offset"]), int(match["size"])
+            fields[declared[1]] = TracepointField(offset, size, match["signed"] == "1")
+    print_fmt = _PRINT_FMT.search(text)
+    return TracepointFormat(
+        system, name[1], int(number[1]), fields, print_fmt[1].strip() if print_fmt else ""
+    )
 
 
-def _read(cursor: _Cursor, found: TracingData) -> None:
+def _read(cursor: _Cursor, formats: dict[int, TracepointFormat]) -> None:
     cursor.expect(MAGIC)
     cursor.text()  # version
-    cursor.order = found.order = ">" if cursor.body[cursor.at : cursor.at + 1] == b"\1" else "<"
-    found.long_size = 4 if cursor.read(MACHINE)["long_size"] == 4 else 8
+    cursor.order = ">" if cursor.body[cursor.at : cursor.at + 1] == b"\1" else "<"
+    cursor.read(MACHINE)
     for name in (b"header_page\0", b"header_event\0"):
         cursor.expect(name)
         cursor.file()
@@ -150,11 +126,7 @@ def _read(cursor: _Cursor, found: TracingData) -> None:
         for _ in range(cursor.count()):
             one = parse_format(system, cursor.file().decode("latin-1"))
             if one is not None:
-                found.formats.setdefault(one.id, one)
-    with contextlib.suppress(LayoutError):  # strings are a nicety
-        cursor.skip(cursor.count())
-        text = cursor.skip(cursor.count()).decode("latin-1")
-        found.strings = {int(match[1], 16): match[2] for match in _STRING.finditer(text)}
+                formats.setdefault(one.id, one)
 
 
 class _Cursor:
@@ -175,11 +147,6 @@ class _Cursor:
     def file(self) -> bytes:
         data: bytes = self.read(FILE)["data"]
         return data
-
-    def skip(self, size: int) -> bytes:
-        """The bytes that follow, as many as there are."""
-        begin, self.at = self.at, self.at + size
-        return self.body[begin : self.at]
 
     def text(self) -> str:
         end = self.body.find(b"\0", self.at)

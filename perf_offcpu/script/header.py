@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recording says of machine and run, as `perf script --header` prints it: lines with `#`."""
+"""Print what a recording says of machine and run in lines with `#`, as `perf script --header` does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MINUTE_NS = 60 * 10**9
 
 
 def header_lines(profile: Profile) -> Iterator[str]:
-    """The lines, without line ends; what is not known is left out."""
+    """Return the lines, without line ends; unknown facts are left out."""
     meta = profile.meta
     facts = {
         "captured on": _captured(meta),
@@ -39,15 +39,15 @@ def header_lines(profile: Profile) -> Iterator[str]:
 
 
 def _captured(meta: Meta) -> str:
-    """The date of the first sample; "" if the recording does not say what time it was.
+    """Return the date of the first sample; "" if the recording has no wall clock.
 
     perf notes the wall clock and the clock of its events before the first sample. Inside a time namespace it
-    sees another clock than the kernel that takes the samples; where that one is ahead, it shows.
+    sees another clock than the kernel that takes the samples; where perf's is ahead, that shows.
     """
     if not meta.wall_clock_ns or meta.first_ns < 0:
         return ""
     if meta.wall_clock_at_ns > max(meta.last_ns, meta.end_ns) + _MINUTE_NS:
-        return "unknown, for by its clock perf began after the last sample (was it in a time namespace?)"
+        return "unknown, by its clock perf began after the last sample (in a time namespace?)"
     return _calendar(meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns)
 
 

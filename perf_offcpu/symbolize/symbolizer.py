@@ -120,8 +120,6 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
         budget=recording.budget,
         cgroups=recording.cgroups,
         build_ids=_build_ids(recording),
-        fields=recording.fields,
-        tracing=recording.tracing,
         losses=recording.losses | nameless,
         meta=recording.meta,
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from perf_offcpu.model.recording import Recording, SampleFlag
 
-_ROWS_ELSEWHERE = ("comm", "space", "callchain", "waker_callchain", "field_row", "snapshot")
+_ROWS_ELSEWHERE = ("comm", "space", "callchain", "waker_callchain", "snapshot")
 
 
 def sample_rows(recording: Recording, without: Iterable[str] = ()) -> list[tuple[Any, ...]]:

@@ -20,11 +20,10 @@ from perf_offcpu.objects.search import Search
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import summarize
 from perf_offcpu.report.terminal import render
-from perf_offcpu.script.field_places import symbolize_fields
 from perf_offcpu.script.fields import OWN_FIELDS, PERF_FIELDS, FieldChoice
 from perf_offcpu.script.header import header_lines
 from perf_offcpu.script.samples import TextOptions, write
-from perf_offcpu.symbolize.symbolizer import SymbolizeOptions
+from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
 from perf_offcpu.unwind.unwinder import unwind
 
 _KALLSYMS = Path(__file__).resolve().parent.parent / "data" / "demo.kallsyms"
@@ -52,11 +51,11 @@ def show(path: str, merge: bool = True) -> None:
         PerfOffcpuError: it is none, or there is nothing to show.
     """
     options = _options()
-    recording = load_recording(path, merge=merge, snapshots=True, fields=EVERY_FIELD.to_load())
+    recording = load_recording(path, merge=merge, snapshots=True)
     recording = unwind(recording, Search.usual(options.symfs, options.buildid_dir))
-    profile, places = symbolize_fields(deferred_as_samples(recording), options)
+    profile = symbolize(deferred_as_samples(recording), options)
     deque(header_lines(profile), maxlen=0)
-    write(profile, io.StringIO(), TextOptions(EVERY_FIELD, nanoseconds=True), places)
+    write(profile, io.StringIO(), TextOptions(EVERY_FIELD, nanoseconds=True))
     if merge:
         deque(render(summarize(profile, children=True), Style()), maxlen=0)
         FORMATS["folded"].write(select_events(profile, ()), io.StringIO())

@@ -17,14 +17,12 @@ from builders.perf_text import Frame, Printed, parse
 from builders.stock_perf import version
 from conftest import Command
 
-from perf_offcpu.abi.syscalls import syscall_names
 from perf_offcpu.objects.elf.functions import load_elf_symbols
 
 pytestmark = pytest.mark.beside
 
 UNKNOWN = "[unknown]"
 LIBC = f"/usr/lib/{platform.machine()}-linux-gnu/libc.so.6"
-TRACEPOINT = Path("/sys/kernel/tracing/events/syscalls")
 
 RECORDINGS = {
     "chains": ["-g", "-e", "cpu-clock", "-F", "2000"],
@@ -146,84 +144,22 @@ def test_plt_entries_are_those_of_objdump() -> None:
 
 
 WORK = ["sh", "-c", "ls -R /etc/ssl > /dev/null; sleep 0.01; echo x | cat > /dev/null"]
-TRACEPOINTS = (
-    "sched",
-    "irq",
-    "timer",
-    "kmem",
-    "signal",
-    "task",
-    "raw_syscalls",
-    "workqueue",
-    "mmap",
-    "filemap",
-)
 
 FIELDS = {
-    "data addresses": (
-        ["-e", "page-faults", "-c", "1", "-d", "--phys-data", "-W"],
-        "time,addr,weight,phys_addr",
-    ),
-    "registers": (
-        ["-e", "cpu-clock", "-F", "4000", "-d", "--intr-regs=ax,sp,ip", "--user-regs=bp,sp,ip"],
-        "time,iregs,uregs,addr" + (",data_src" if version() < (6, 2) else ""),  # later it has other names
-    ),
-    "page sizes": (
-        ["-e", "cpu-clock", "-F", "4000", "--data-page-size", "--code-page-size"],
-        "time,data_page_size,code_page_size",
-    ),
-    "tracepoints": (
-        [word for name in TRACEPOINTS for word in ("-e", f"{name}:*")], "trace:comm,time,event,trace",
-    ),
-}  # fmt: skip
+    "ids and weights": (["-e", "cpu-clock", "-F", "4000"], "comm,pid,tid,time,period,event"),
+    "tracepoints": (["-e", "sched:*", "-e", "raw_syscalls:sys_enter"], "trace:comm,pid,time,event"),
+}
 
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_fields_that_are_asked_for(name: str, perf_offcpu: Command, tmp_path: Path) -> None:
-    same_fields(tmp_path / "perf.data", *FIELDS[name], perf_offcpu)
-
-
-def test_texts_of_system_calls(perf_offcpu: Command, tmp_path: Path) -> None:
-    """Of all that the work makes; perf takes half a minute to close the events of all there are."""
-    recorded(tmp_path / "calls.data", ["-e", "raw_syscalls:sys_enter"])
-    text = output("perf", "script", "-i", str(tmp_path / "calls.data"), "-F", "trace")
-    numbers = set(map(int, re.findall(r"^ *NR (\d+) ", text, re.MULTILINE)))
-    names = syscall_names(platform.machine())
-    called = {name for number in numbers for name in traced(names[number])}
-    assert len(called) > 40
-    options = [word for name in sorted(called) for word in ("-e", f"syscalls:{name}")]
-    shown = same_fields(tmp_path / "perf.data", options, "trace:event,trace", perf_offcpu)
-    # exit and execve come back elsewhere; a signal's return and a restarted call have no texts at all.
-    assert len(called - {line.split(":")[1] for line in shown}) <= 6
-
-
-def traced(call: str) -> set[str]:
-    """The tracepoints of a system call, which the kernel names after its functions: newfstat, sendfile64."""
-    spellings = (call, f"new{call}", f"{call}64", call.removesuffix("2"))
-    found = (f"sys_{side}_{name}" for name in spellings for side in ("enter", "exit"))
-    return {name for name in found if (TRACEPOINT / name).exists()}
-
-
-def recorded(path: Path, options: list[str]) -> None:
-    command = ["perf", "record", "-q", "-B", "-m", "4M", "-o", path, *options, "--", *WORK]
-    subprocess.run(command, cwd=path.parent, capture_output=True, check=True, timeout=120)
-
-
-def same_fields(path: Path, options: list[str], fields: str, perf_offcpu: Command) -> list[str]:
-    """Records, and compares what perf and we print; returns that."""
-    recorded(path, options)
-    perf = ["perf", "script", "--ns", "-i", path, "-F", fields]
-    text = subprocess.run(perf, capture_output=True, text=True, check=True, timeout=120).stdout
+    options, fields = FIELDS[name]
+    path = tmp_path / "perf.data"
+    record = ["perf", "record", "-q", "-B", "-m", "4M", "-o", path, *options, "--", *WORK]
+    subprocess.run(record, cwd=tmp_path, capture_output=True, check=True, timeout=120)
+    perf = output("perf", "script", "--ns", "-i", str(path), "-F", fields)
     done = perf_offcpu("script", "--ns", "-i", path, "-F", fields, timeout_s=120)
     assert done.returncode == 0, done.stderr
-    theirs, own = text.splitlines(), done.stdout.splitlines()
-    assert len(own) == len(theirs) > 3
-    # Samples of one moment on two CPUs have no order.
-    different = [pair for pair in zip(sorted(theirs), sorted(own), strict=True) if pair[0] != pair[1]]
-    assert [pair for pair in different if not is_perfs_flag(*pair)] == []
-    return own
-
-
-def is_perfs_flag(perf: str, own: str) -> bool:
-    """Of flags whose numbers the kernel's recipe does not say perf prints all, or the first."""
-    return re.sub(r"(flags|state)=\S*", "", perf) == re.sub(r"(flags|state)=\S*", "", own)
+    # Samples of one moment on two CPUs have no order, and columns are wider in later perfs.
+    theirs, ours = (sorted(line.split() for line in text.splitlines()) for text in (perf, done.stdout))
+    assert len(theirs) > 3 and ours == theirs

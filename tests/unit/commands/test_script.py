@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from builders.foreign import big_endian
 from builders.perf_text import DEFERRED, Printed, parse
 
 from perf_offcpu.cli import EXIT_BROKEN_PIPE, main
@@ -62,6 +63,19 @@ def test_fields_are_given_as_to_perf(script: Script) -> None:
     ]
 
 
+def test_fields_of_events_of_a_type(script: Script) -> None:
+    of_all = script("sched", "-F", "time,event")
+    assert script("sched", "-F", "trace:time,event") == of_all
+    assert script("sched", "-F", "trace:") == ""
+    both = script("sched", "--event", "offcpu-time,sched:sched_wakeup", "-F", "trace:event", "-F", "sw:comm")
+    assert "sched:sched_wakeup: \n" in both and "offcpu-time" not in both
+
+
+def test_tracepoints_of_both_byte_orders(script: Script, tmp_path: Path) -> None:
+    (tmp_path / "big.data").write_bytes(big_endian(DATA / "sched.data"))
+    assert script(str(tmp_path / "big")) == script("sched")
+
+
 def test_times_with_all_digits(script: Script) -> None:
     assert heads(script("direct", "--ns", "-F", "time"))[0] == "   13.865517009: "
 
@@ -106,7 +120,14 @@ def test_damage_is_told_on_standard_error(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    for options in (["-F", "nonsense"], ["-F", "comm,+tid"], ["--event", "nonsense"], ["--pid", "x"], ["-F"]):
+    for options in (
+        ["-F", "nonsense"],
+        ["-F", "+brstack"],
+        ["-F", "comm,+tid"],
+        ["--event", "nonsense"],
+        ["--pid", "x"],
+        ["-F"],
+    ):
         assert main(["script", "-i", str(DATA / "atend.data"), *options]) == 129
         out, err = capsys.readouterr()
         assert out == ""
@@ -127,7 +148,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(verb: str) -> None:
 def test_help_lists_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["script", "--help"]) == 0
     out = capsys.readouterr().out
-    assert "\n  waker           pid/tid of who woke it\n" in out
+    assert "\n  waker        pid/tid of who woke it\n" in out
 
 
 def test_a_dump_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:

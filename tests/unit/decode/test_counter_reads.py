@@ -27,11 +27,9 @@ def read(path: Path, *samples: tuple[int, list[tuple[int, int]]]) -> list[tuple[
         )
         for time, counts in samples
     ]
-    recording = load_recording(write(path / "x.data", [LEADER, MEMBER], records), fields=("addr",))
+    recording = load_recording(write(path / "x.data", [LEADER, MEMBER], records))
     recording.check()
     table = recording.samples
-    assert set(recording.fields.events[0].scalars) == {"addr"}
-    assert (table.field_row[table.evsel == 1] == -1).all()
     names = [recording.evsels[row].name for row in table.evsel.tolist()]
     return list(zip(table.time_ns.tolist(), names, table.period.tolist(), strict=True))
 
@@ -90,4 +88,3 @@ def test_counters_without_a_group(extra: ReadFormat, tmp_path: Path) -> None:
     ]
     recording = load_recording(write(tmp_path / "x.data", [spec], records))
     assert recording.samples.period.tolist() == [5, 4]
-    assert recording.fields.events == {}

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from perf_offcpu.decode.field_store import ALL_FIELDS
 from perf_offcpu.errors import UsageError
-from perf_offcpu.script.fields import DEFAULT_FIELDS, OWN_FIELDS, PERF_FIELDS, choose_fields
+from perf_offcpu.script.fields import DEFAULT_FIELDS, LEFT_TO_PERF, OWN_FIELDS, PERF_FIELDS, choose_fields
 
 
 def test_the_defaults_are_perfs() -> None:
@@ -43,23 +42,32 @@ def test_what_cannot_be_meant_is_refused(texts: list[str]) -> None:
 
 
 def test_an_unknown_field_names_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"no field 'insn' \(known: comm, .*, waker"):
-        choose_fields(["insn"])
+    with pytest.raises(UsageError, match=r"no field 'lock_owner' \(known: comm, .*, waker"):
+        choose_fields(["lock_owner"])
+
+
+@pytest.mark.parametrize("text", ["+brstack", "comm,data_src", "trace:trace"])
+def test_fields_that_only_perf_prints_are_refused_with_what_to_use(text: str) -> None:
+    name = text.replace("+", ",").replace(":", ",").split(",")[-1]
+    with pytest.raises(UsageError, match=rf"'{name}' is printed by perf script; .*perf-offcpu inject"):
+        choose_fields([text])
+    assert name in LEFT_TO_PERF
+
+
+def test_a_field_that_only_perf_prints_may_be_left_out() -> None:
+    assert choose_fields(["-trace,-cpu"]) == choose_fields(["-cpu"])
+
+
+def test_no_field_is_both_here_and_left_to_perf() -> None:
+    assert not LEFT_TO_PERF & {*PERF_FIELDS, *OWN_FIELDS}
 
 
 def test_fields_of_events_of_a_type() -> None:
-    choice = choose_fields(["trace:comm,trace", "+period", "sw:-cpu", "hw:"])
+    choice = choose_fields(["trace:comm,event", "+period", "sw:-cpu", "hw:"])
     assert choice.shown == {*DEFAULT_FIELDS, "period"}
-    assert choice.of_type["trace"].shown == {"comm", "trace"}
+    assert choice.of_type["trace"].shown == choice.of_type["trace"].asked == {"comm", "event"}
     assert choice.of_type["sw"].shown == {*DEFAULT_FIELDS, "period"} - {"cpu"}
     assert choice.of_type["hw"].shown == set()
-    assert choice.all_asked() == {"period", "comm", "trace"}
+    assert choice.anywhere() == {*DEFAULT_FIELDS, "period"}
     with pytest.raises(UsageError, match=r"no type of events 'cpu-clock' \(known: hw, sw, trace"):
         choose_fields(["cpu-clock:comm"])
-
-
-def test_what_has_to_be_loaded() -> None:
-    assert choose_fields([]).to_load() == {"trace"}
-    assert choose_fields(["comm,weight", "trace:brstack"]).to_load() == {"weight", "var1_dw", "branch_stack"}
-    every = choose_fields([",".join(PERF_FIELDS)]).to_load()
-    assert every <= set(ALL_FIELDS)
