@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from itertools import repeat
 from typing import TextIO
 
 import numpy as np
@@ -32,12 +31,13 @@ from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import wakeups_of
 from perf_offcpu.callpaths.waker_paths import paths_with_wakers
 from perf_offcpu.callpaths.weights import title_of, unit_of
-from perf_offcpu.convert.encode.json_columns import (
+from perf_offcpu.convert.encode.text_columns import (
+    blocks,
     joined,
-    members,
     microseconds,
     path_texts,
     picked,
+    plain_labels,
     running_sums,
 )
 from perf_offcpu.model.columns import I64, Bool
@@ -49,7 +49,6 @@ SUMS_PID = 2**22 + 1
 """The process of what has no place; no real one can have that number (PID_MAX_LIMIT)."""
 SUMS_NAME = "no time: sums of short waits"
 _BETWEEN_SUMS_NS = 1_000
-_BLOCK = 1 << 14
 
 
 def write(profile: Profile, out: TextIO, options: Options) -> None:
@@ -68,7 +67,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
     }
     out.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(facts)},"traceEvents":[')
     separator = "\n"
-    for events in writer.blocks():
+    for events in writer.events():
         if events:
             out.write(separator)
             out.write(",\n".join(events))
@@ -85,23 +84,36 @@ class _Writer:
         self.track = self.timeline.track
         self.wakeups = wakeups_of(profile, self.timeline)
         self.details = details_of(profile, self.wakeups)
-        tree, self.waker_node = paths_with_wakers(profile, options)
-        self.node = tree.of_sample.astype(np.int64)
-        wakers = np.unique(self.waker_node[self.waker_node >= 0])
-        self.names, self.stacks = path_texts(tree, np.append(self.node, wakers))
-        self.waker_stacks = [f'"waker stack":{stack},' if stack else "" for stack in self.stacks]
-        self.waker_stacks.append("")  # where -1 finds it
+        self.tree, self.waker_node = paths_with_wakers(profile, options)
+        self.node = self.tree.of_sample.astype(np.int64)
+        self.labels = [json.dumps(name.label) for name in self.tree.names]
+        self.stacks = self._stacks(self.node)
+        wakers = self._stacks(self.waker_node[self.waker_node >= 0])
+        self.waker_stacks = {-1: ""} | {node: f'"waker stack":{text},' for node, text in wakers.items()}
         self.ids = [f',"pid":{track.pid},"tid":{track.tid},"ts":' for track in self.wakeups.tracks]
-        self.known = [members(one) for one in self.details.sets]
+        self.known = [
+            "".join(f"{json.dumps(name)}:{json.dumps(text)}," for name, text in one.items())
+            for one in self.details.sets
+        ]
         self.arrow = np.full(len(self.samples), -1, np.int64)
         self.arrow[self.wakeups.arrows] = np.arange(len(self.wakeups.arrows))
 
-    def blocks(self) -> Iterator[list[str]]:
-        """All events, in lists of bounded length."""
+    def _stacks(self, nodes: I64) -> dict[int, str]:
+        """Return node → the JSON string of its path."""
+        used = np.unique(nodes)
+        texts = path_texts(self.tree, used, plain_labels(self.tree))
+        return dict(zip(used.tolist(), map(json.dumps, texts), strict=True))
+
+    def _names(self, rows: I64) -> Iterable[str]:
+        """Return the innermost name of each sample, as JSON."""
+        return picked(self.labels, self.tree.name[self.node[rows]].astype(np.int64))
+
+    def events(self) -> Iterator[list[str]]:
+        """Return all events, in lists of bounded length."""
         yield self._metadata()
-        for rows in _parts(self.timeline.waits):
+        for rows in blocks(self.timeline.waits):
             yield from self._waits(rows)
-        for rows in _parts(self.timeline.moments):
+        for rows in blocks(self.timeline.moments):
             yield self._moments(rows)
         yield from self._sums(~self.timeline.placed)
 
@@ -120,7 +132,7 @@ class _Writer:
         """The members of `args`, and the end of the event."""
         known = picked(self.known, self.details.of[rows])
         wakers = picked(self.waker_stacks, self.waker_node[rows])
-        return joined(known, wakers, repeat('"stack":'), picked(self.stacks, self.node[rows]), repeat("}}"))
+        return joined(known, wakers, '"stack":', picked(self.stacks, self.node[rows]), "}}")
 
     def _ids(self, tracks: I64) -> Iterable[str]:
         return picked(self.ids, tracks)
@@ -130,17 +142,17 @@ class _Writer:
         arrow comes after the wait in which it ends, and before the run queue within."""
         begin, queued, end = self._times(rows)
         yield joined(
-            repeat('{"ph":"X","cat":"offcpu","name":'),
-            picked(self.names, self.node[rows]),
+            '{"ph":"X","cat":"offcpu","name":',
+            self._names(rows),
             *self._when(self.track[rows], begin, end),
-            repeat(',"args":{'),
+            ',"args":{',
             self._args(rows),
         )
         yield from self._arrows(rows[self.arrow[rows] >= 0])
         late = queued < end
-        inner = joined(microseconds((end - queued)[late] - 1), repeat("9"))
-        when = (self._ids(self.track[rows[late]]), microseconds(queued[late]), repeat(',"dur":'), inner)
-        yield joined(repeat('{"ph":"X","cat":"runqueue","name":"run queue"'), *when, repeat("}"))
+        inner = joined(microseconds((end - queued)[late] - 1), "9")
+        when = (self._ids(self.track[rows[late]]), microseconds(queued[late]), ',"dur":', inner)
+        yield joined('{"ph":"X","cat":"runqueue","name":"run queue"', *when, "}")
         yield from self._states(rows)
 
     def _times(self, rows: I64) -> tuple[I64, I64, I64]:
@@ -150,7 +162,7 @@ class _Writer:
     def _when(self, tracks: I64, begin_ns: I64, end_ns: I64) -> tuple[Iterable[str], ...]:
         """The members pid, tid, ts and dur."""
         duration = microseconds(end_ns - begin_ns)
-        return self._ids(tracks), microseconds(begin_ns), repeat(',"dur":'), duration
+        return self._ids(tracks), microseconds(begin_ns), ',"dur":', duration
 
     def _states(self, rows: I64) -> Iterator[list[str]]:
         """Asleep until the wake-up, then runnable; a preempted thread is so all the time."""
@@ -159,20 +171,20 @@ class _Writer:
         queued = np.where(preempted, begin, queued)
         asleep, runnable = np.flatnonzero(begin < queued), np.flatnonzero(queued < end)
         yield joined(
-            repeat('{"ph":"T","name":"'),
+            '{"ph":"T","name":"',
             picked(self.details.letters, self.details.of[rows[asleep]]),
-            repeat('"'),
+            '"',
             *self._when(self.track[rows[asleep]], begin[asleep], queued[asleep]),
-            repeat(',"args":{"blocked_function":'),
-            picked(self.names, self.node[rows[asleep]]),
-            repeat("}}"),
+            ',"args":{"blocked_function":',
+            self._names(rows[asleep]),
+            "}}",
         )
         yield joined(
-            repeat('{"ph":"T","name":"'),
+            '{"ph":"T","name":"',
             np.where(preempted[runnable], "R+", "R").tolist(),
-            repeat('"'),
+            '"',
             *self._when(self.track[rows[runnable]], queued[runnable], end[runnable]),
-            repeat("}"),
+            "}",
         )
 
     def _arrows(self, rows: I64) -> Iterator[list[str]]:
@@ -180,24 +192,24 @@ class _Writer:
         arrow, at, waker = self.arrow[rows], self.wakeups.queued_ns[rows], self.wakeups.waker[rows]
         labels = [json.dumps(f"wakes {track.comm}-{track.tid}") for track in self.timeline.tracks]
         when = self._when(waker, at, at + self.wakeups.mark_ns[arrow])
-        head = repeat('{"ph":"X","cat":"wakeup","name":')
-        yield joined(head, picked(labels, self.track[rows]), *when, repeat("}"))
+        head = '{"ph":"X","cat":"wakeup","name":'
+        yield joined(head, picked(labels, self.track[rows]), *when, "}")
         numbers, times = list(map(str, (arrow + 1).tolist())), microseconds(at)
         flow = '","cat":"wakeup","name":"wake-up","id":'
-        yield joined(repeat(f'{{"ph":"s{flow}'), numbers, self._ids(waker), times, repeat("}"))
+        yield joined(f'{{"ph":"s{flow}', numbers, self._ids(waker), times, "}")
         sleeper = self._ids(self.track[rows])
-        yield joined(repeat(f'{{"ph":"f","bp":"e{flow}'), numbers, sleeper, times, repeat("}"))
+        yield joined(f'{{"ph":"f","bp":"e{flow}', numbers, sleeper, times, "}")
 
     def _moments(self, rows: I64) -> list[str]:
         events = [json.dumps(printable(event.name)) for event in self.profile.evsels]
         return joined(
-            repeat('{"ph":"i","s":"t","cat":"cpu","name":'),
+            '{"ph":"i","s":"t","cat":"cpu","name":',
             picked(events, self.samples.evsel[rows].astype(np.int64)),
             self._ids(self.track[rows]),
             microseconds(self.timeline.begin_ns[rows]),
-            repeat(',"args":{"weight":'),
+            ',"args":{"weight":',
             map(str, self.samples.period[rows].tolist()),
-            repeat(","),
+            ",",
             self._args(rows),
         )
 
@@ -208,26 +220,19 @@ class _Writer:
         tids = range(SUMS_PID + 1, SUMS_PID + 1 + len(self.timeline.tracks))
         ids = [f',"pid":{SUMS_PID},"tid":{tid},"ts":' for tid in tids]
         category = np.where(self.profile.is_offcpu(), "offcpu", "cpu")
-        for rows in _parts(chosen):
+        for rows in blocks(chosen):
             yield joined(
-                repeat('{"ph":"X","cat":"'),
+                '{"ph":"X","cat":"',
                 category[rows].tolist(),
-                repeat('","name":'),
-                picked(self.names, self.node[rows]),
+                '","name":',
+                self._names(rows),
                 picked(ids, self.track[rows]),
                 microseconds(begins[rows]),
-                repeat(',"dur":'),
+                ',"dur":',
                 microseconds(weight[rows]),
-                repeat(',"args":{'),
+                ',"args":{',
                 self._args(rows),
             )
-
-
-def _parts(chosen: Bool) -> Iterator[I64]:
-    """The chosen rows, some thousands at a time."""
-    rows = np.flatnonzero(chosen)
-    for begin in range(0, len(rows), _BLOCK):
-        yield rows[begin : begin + _BLOCK]
 
 
 def _named(kind: str, pid: int, tid: int, name: str) -> str:

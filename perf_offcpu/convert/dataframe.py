@@ -20,6 +20,7 @@ from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.options import Options
 from perf_offcpu.analysis.wait_rules import WaitClass
 from perf_offcpu.callpaths.tree import build_paths
+from perf_offcpu.convert.encode.text_columns import path_texts, plain_labels
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, Bool
@@ -173,12 +174,8 @@ def _cgroups(profile: Profile) -> Texts:
 def _stacks(profile: Profile) -> Texts:
     tree = build_paths(profile, Options())
     nodes, of = np.unique(tree.of_sample, return_inverse=True)
-    paths = tree.paths(nodes.astype(np.int64))
-    labels = [name.label.replace(";", ":") for name in tree.names]
-    names = [labels[name] for name in paths.values.tolist()]
-    ends = paths.offsets.tolist()
     # The root of each path is the comm, which has a column of its own.
-    texts = [";".join(names[begin + 1 : end]) for begin, end in zip(ends, ends[1:], strict=False)]
+    texts = [text.partition(";")[2] for text in path_texts(tree, nodes.astype(np.int64), plain_labels(tree))]
     return _unique(texts, of.reshape(-1).astype(np.int64))
 
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from perf_offcpu.analysis.options import Options
 from perf_offcpu.callpaths.names import Name, NameKind
-from perf_offcpu.callpaths.tree import PathTree, build_paths
+from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import in_units, unit_factor
-from perf_offcpu.model.columns import I64
+from perf_offcpu.convert.encode.text_columns import path_texts
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import folded_field, folded_root
 
@@ -58,17 +58,11 @@ def folded_totals(profile: Profile, options: Options) -> dict[str, int]:
     weight = tree.total(profile.samples.period)
     nodes = np.flatnonzero(weight)
     totals: dict[str, int] = {}
-    for line, ns in zip(_lines(tree, nodes), weight[nodes].tolist(), strict=True):
+    for line, ns in zip(
+        path_texts(tree, nodes, list(map(_field, tree.names))), weight[nodes].tolist(), strict=True
+    ):
         totals[line] = totals.get(line, 0) + ns  # names that differ only in dso or `;` meet here
     return totals
-
-
-def _lines(tree: PathTree, nodes: I64) -> list[str]:
-    fields = [_field(name) for name in tree.names]
-    paths = tree.paths(nodes)
-    texts = [fields[name] for name in paths.values.tolist()]
-    ends = paths.offsets.tolist()
-    return [";".join(texts[begin:end]) for begin, end in zip(ends, ends[1:], strict=False)]
 
 
 def _field(name: Name) -> str:

@@ -21,8 +21,9 @@ import numpy as np
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.intervals import Timeline, Track, timeline_of
 from perf_offcpu.analysis.options import Options
-from perf_offcpu.callpaths.tree import PathTree, build_paths
+from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import title_of, unit_of
+from perf_offcpu.convert.encode.text_columns import path_texts
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version
@@ -54,7 +55,11 @@ class _Writer:
         self.no_place = len(self.tree.names) + len(self.timeline.tracks)
         self.node = self.tree.of_sample.astype(np.int64)
         self.weight = profile.samples.period
-        self._stacks = _stacks(self.tree, self.node)
+        used = np.unique(self.node[self.node >= 0])
+        frames = path_texts(self.tree, used, list(map(str, range(len(self.tree.names)))), ",")
+        self._stacks = {-1: "[]"} | {
+            node: f"[{one}]" for node, one in zip(used.tolist(), frames, strict=True)
+        }
 
     def write(self, out: TextIO) -> None:
         profile = self.profile
@@ -89,7 +94,8 @@ class _Writer:
         weights = sum_by(of, self.weight, len(first))
         roots = (self.timeline.track[first] + len(self.tree.names)).tolist()
         stacks = [
-            _below(root, self._stacks[node]) for root, node in zip(roots, self.node[first], strict=True)
+            _below(root, self._stacks[node])
+            for root, node in zip(roots, self.node[first].tolist(), strict=True)
         ]
         return self._profile(ALL_THREADS, stacks, weights)
 
@@ -129,19 +135,6 @@ def in_time(timeline: Timeline, track: Track, node: I64, weight: I64) -> tuple[I
     weights = np.stack([gap, np.append(weight[rows], 0)], axis=1).ravel()[:-1]
     kept = (nodes != _GAP) | (weights > 0)
     return nodes[kept], weights[kept]
-
-
-def _stacks(tree: PathTree, node: I64) -> list[str]:
-    """The JSON array of frames of each node that some sample ends at, by node; an empty one behind the last,
-    where -1 finds it."""
-    texts = ["[]"] * (len(tree) + 1)
-    used = np.unique(node[node >= 0])
-    paths = tree.paths(used)
-    frames = list(map(str, paths.values.tolist()))
-    ends = paths.offsets.tolist()
-    for at, begin, end in zip(used.tolist(), ends, ends[1:], strict=False):
-        texts[at] = f"[{','.join(frames[begin:end])}]"
-    return texts
 
 
 def _below(root: int, stack: str) -> str:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 from perf_offcpu.callpaths.names import Name, NameKind
-from perf_offcpu.report.budget import BudgetTable
 from perf_offcpu.report.functions import FunctionTable
 from perf_offcpu.report.groups import GroupTable
 from perf_offcpu.report.histogram import Histogram
 from perf_offcpu.report.summary import EventRow, StackRow, Summary, ThreadRow
+from perf_offcpu.report.thread_budgets import BudgetTable
 from perf_offcpu.report.totals import Total
 from perf_offcpu.text import printable
 

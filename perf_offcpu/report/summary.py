@@ -25,10 +25,10 @@ from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
-from perf_offcpu.report.budget import BudgetTable, budget_table
 from perf_offcpu.report.functions import FunctionTable, function_table
 from perf_offcpu.report.groups import GroupTable, group_table
 from perf_offcpu.report.histogram import Histogram, histogram
+from perf_offcpu.report.thread_budgets import BudgetTable, budget_table
 from perf_offcpu.report.totals import Total, by_state, heaviest, largest_first, totals_of
 
 LEFT_OUT = (UNTIMED, KEPT_SUMS)

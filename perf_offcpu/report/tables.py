@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from perf_offcpu.analysis.options import UNITS
 from perf_offcpu.analysis.wait_rules import BY_LABEL, CLASS_MEANINGS
-from perf_offcpu.report.budget import BudgetRow, BudgetTable
 from perf_offcpu.report.functions import FunctionTable
 from perf_offcpu.report.groups import GroupRow
 from perf_offcpu.report.histogram import Histogram
@@ -27,7 +26,8 @@ from perf_offcpu.report.style import (
     what,
 )
 from perf_offcpu.report.summary import Summary, ThreadRow
-from perf_offcpu.report.table import Column, lay_out
+from perf_offcpu.report.text_table import Column, lay_out
+from perf_offcpu.report.thread_budgets import BudgetRow, BudgetTable
 from perf_offcpu.text import printable, thread_label
 
 _BAR = 40

@@ -15,8 +15,8 @@ from perf_offcpu.callpaths.names import Name, NameKind
 from perf_offcpu.report import style as say
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import EventRow, StackRow, Summary
-from perf_offcpu.report.table import cut
 from perf_offcpu.report.tables import budget, functions, groups, histogram, threads
+from perf_offcpu.report.text_table import cut
 from perf_offcpu.text import printable
 
 _INDENT = " " * 12

@@ -18,7 +18,7 @@ from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import frames_of
-from perf_offcpu.report.budget import budget_table
+from perf_offcpu.report.thread_budgets import budget_table
 from perf_offcpu.symbolize.symbolizer import symbolize
 
 SHORT_SLEEPS = "short-sleeper"

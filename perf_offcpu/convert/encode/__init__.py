@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encode columns as protobuf and JSON."""
+"""Encode columns as protobuf and as text."""

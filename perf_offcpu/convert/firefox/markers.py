@@ -7,9 +7,7 @@ https://github.com/firefox-devtools/profiler.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,9 @@ import numpy as np
 from perf_offcpu.analysis.intervals import Timeline
 from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import Wakeups
-from perf_offcpu.convert.encode.json_columns import joined, path_texts, picked
-from perf_offcpu.convert.encode.json_numbers import array_items
-from perf_offcpu.convert.firefox.tables import CATEGORIES, Tables
+from perf_offcpu.convert.encode.text_columns import joined, path_texts, picked, plain_labels
+from perf_offcpu.convert.firefox.json_tables import array_items
+from perf_offcpu.convert.firefox.shared import CATEGORIES, SharedTables
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 
@@ -69,7 +67,7 @@ SCHEMA: list[dict[str, Any]] = [
 class Markers:
     """The markers of all threads. All their strings are numbered when this is made."""
 
-    def __init__(self, profile: Profile, tables: Tables, timeline: Timeline, wakeups: Wakeups) -> None:
+    def __init__(self, profile: Profile, tables: SharedTables, timeline: Timeline, wakeups: Wakeups) -> None:
         ends = tables.ends
         self.timeline, self.wakeups, self.ends = timeline, wakeups, ends
         details = details_of(profile, wakeups, ends.waits)
@@ -80,13 +78,11 @@ class Markers:
         self.sets = [self._members(one, row) for one in details.sets]
         self.functions = tables.label_of(ends.node)
         self.sleepers = [str(row(track.label)) for track in timeline.tracks]
-        known = np.flatnonzero(ends.waker_node >= 0)
-        self.waker_text = [""] * len(tables.tree)
-        if len(known):
-            _, texts = path_texts(tables.tree, ends.waker_node[known])
-            for node, text in enumerate(texts):
-                if text:
-                    self.waker_text[node] = f',"wakerstack":{row(json.loads(text))}'
+        nodes = np.unique(ends.waker_node[ends.waker_node >= 0])
+        stacks = path_texts(tables.tree, nodes, plain_labels(tables.tree))
+        rows = (row(stack) for stack in stacks)
+        self.waker_text = {node: f',"wakerstack":{at}' for node, at in zip(nodes.tolist(), rows, strict=True)}
+        self.waker_text[-1] = ""
         self.runq_ns = np.where(timeline.waits, timeline.end_ns - wakeups.queued_ns, 0)
         arrows = wakeups.arrows[
             np.lexsort((wakeups.queued_ns[wakeups.arrows], wakeups.waker[wakeups.arrows]))
@@ -134,22 +130,21 @@ class Markers:
 
     def _waits(self, rows: I64) -> list[str]:
         runq = self.runq_ns[rows]
-        waker = self.ends.waker_node[rows]
         return joined(
-            repeat('{"type":"Wait","function":'),
+            '{"type":"Wait","function":',
             map(str, self.functions[rows].tolist()),
             picked(self.sets, self.details.of[rows]),
             [f',"runq":{_ms(one)}' if one else "" for one in runq.tolist()],
-            [self.waker_text[one] if one >= 0 else "" for one in waker.tolist()],
-            repeat(',"cause":{"stack":'),
+            picked(self.waker_text, self.ends.waker_node[rows]),
+            ',"cause":{"stack":',
             map(str, self.ends.stack[rows].tolist()),
-            repeat("}}"),
+            "}}",
         )
 
     def _woken(self, rows: I64) -> list[str]:
         stacks = self.ends.waker_stack[rows].tolist()
         return joined(
-            repeat('{"type":"Wake-up","sleeper":'),
+            '{"type":"Wake-up","sleeper":',
             picked(self.sleepers, self.timeline.track[rows]),
             [f',"cause":{{"stack":{one}}}}}' if one >= 0 else "}" for one in stacks],
         )

@@ -28,10 +28,10 @@ from perf_offcpu.analysis.intervals import Track, process_names, timeline_of
 from perf_offcpu.analysis.options import Options
 from perf_offcpu.analysis.wakeups import wakeups_of
 from perf_offcpu.callpaths.weights import title_of, unit_of
-from perf_offcpu.convert.encode.json_columns import running_sums
-from perf_offcpu.convert.encode.json_numbers import array_items
+from perf_offcpu.convert.encode.text_columns import running_sums
+from perf_offcpu.convert.firefox.json_tables import array_items
 from perf_offcpu.convert.firefox.markers import SCHEMA, Markers
-from perf_offcpu.convert.firefox.tables import CATEGORIES, Tables
+from perf_offcpu.convert.firefox.shared import CATEGORIES, SharedTables
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version
@@ -78,7 +78,7 @@ class _Writer:
         self.decimals = _MS_DIGITS if unit_of(profile) == "ns" else 0
         self.timeline = timeline_of(profile)
         self.wakeups = wakeups_of(profile, self.timeline)
-        self.tables = Tables(profile, options)
+        self.tables = SharedTables(profile, options)
         self.stack = self.tables.ends.stack
         self.markers = Markers(profile, self.tables, self.timeline, self.wakeups)
         self.processes = process_names(profile, self.wakeups.tracks)

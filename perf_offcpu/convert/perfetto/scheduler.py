@@ -12,12 +12,14 @@ from perf_offcpu.analysis.intervals import Timeline
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wakeups import Wakeups
 from perf_offcpu.convert.encode.protobuf import field, from_bytes, numbers
+from perf_offcpu.convert.encode.text_columns import blocks
 from perf_offcpu.convert.perfetto.packets import BLOCKED_UUID, COUNTER, RUNNABLE_UUID, events, task_states
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
-_BLOCK = 1 << 15
+BLOCK = 1 << 15
+"""Events that are encoded at once."""
 _RUNNABLE, _RUNNING = 2, 3
 _TOLD = {"R": _RUNNABLE, "S": 4, "D": 5, "I": 4, "T": 6, "t": 6, "P": 4}
 """Letter → GenericKernelTaskStateEvent.TaskStateEnum; of others nothing is said."""
@@ -47,7 +49,7 @@ def state_packets(profile: Profile, timeline: Timeline, wakeups: Wakeups) -> Ite
             went_on & (samples.cpu[waits] >= 0),
         ),
     ):
-        for rows in blocks(chosen):
+        for rows in blocks(chosen, BLOCK):
             track = timeline.track[waits[rows]]
             tid = samples.tid[waits[rows]].astype(np.int64)
             yield task_states(
@@ -62,16 +64,9 @@ def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
     for uuid, since, until in ((BLOCKED_UUID, begin, queued), (RUNNABLE_UUID, queued, end)):
         some = since < until
         time_ns, value = _counts(since[some], until[some])
-        for rows in blocks(np.ones(len(time_ns), np.bool_)):
+        for rows in blocks(np.ones(len(time_ns), np.bool_), BLOCK):
             track = np.full(len(rows), uuid)
             yield events(time_ns[rows] + timeline.origin_ns, COUNTER, track, numbers(30, value[rows]))
-
-
-def blocks(chosen: Bool) -> Iterator[I64]:
-    """The chosen rows, some thousands at a time."""
-    rows = np.flatnonzero(chosen)
-    for begin in range(0, len(rows), _BLOCK):
-        yield rows[begin : begin + _BLOCK]
 
 
 def _counts(since: I64, until: I64) -> tuple[I64, I64]:

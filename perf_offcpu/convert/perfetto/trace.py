@@ -14,7 +14,6 @@ protos/perfetto/trace of https://github.com/google/perfetto.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -26,7 +25,6 @@ from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import wakeups_of
 from perf_offcpu.callpaths.waker_paths import paths_with_wakers
 from perf_offcpu.callpaths.weights import unit_of
-from perf_offcpu.convert.encode.json_columns import path_texts, running_sums
 from perf_offcpu.convert.encode.protobuf import (
     Rows,
     constant,
@@ -37,6 +35,7 @@ from perf_offcpu.convert.encode.protobuf import (
     messages,
     numbers,
 )
+from perf_offcpu.convert.encode.text_columns import blocks, path_texts, plain_labels, running_sums
 from perf_offcpu.convert.perfetto.interned import Interned, callstacks, frames
 from perf_offcpu.convert.perfetto.packets import (
     INSTANT,
@@ -50,7 +49,7 @@ from perf_offcpu.convert.perfetto.packets import (
     thread_uuid,
     track_packets,
 )
-from perf_offcpu.convert.perfetto.scheduler import blocks, counter_packets, state_packets
+from perf_offcpu.convert.perfetto.scheduler import BLOCK, counter_packets, state_packets
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import printable
@@ -102,10 +101,8 @@ class _Writer:
         """The stacks of wakers as details of the waits: wake-ups by interrupts have no mark to show them."""
         nodes, self.waker_text = np.unique(self.waker_node, return_inverse=True)
         there = nodes[nodes >= 0]
-        _, stacks = path_texts(self.tree, there)
-        texts = [
-            field(4, interned.annotation("waker stack", json.loads(stacks[node]))) for node in there.tolist()
-        ]
+        stacks = path_texts(self.tree, there, plain_labels(self.tree))
+        texts = [field(4, interned.annotation("waker stack", stack)) for stack in stacks]
         self.waker_details = from_bytes([b""] * (len(nodes) - len(there)) + texts)
 
     def parts(self) -> Iterator[bytes]:
@@ -117,11 +114,11 @@ class _Writer:
             yield packet(field(12, stacks))
         without_place = set(self.timeline.track[~self.timeline.placed].tolist())
         yield from track_packets(self.profile, self.wakeups.tracks, without_place)
-        for rows in blocks(self.timeline.waits):
+        for rows in blocks(self.timeline.waits, BLOCK):
             yield from self._waits(rows)
-        for rows in blocks(self.timeline.moments):
+        for rows in blocks(self.timeline.moments, BLOCK):
             yield self._weighed(rows, INSTANT, self._time(self.timeline.end_ns[rows]), self.uuid[rows])
-        for rows in blocks(~self.timeline.placed):
+        for rows in blocks(~self.timeline.placed, BLOCK):
             yield from self._sums(rows)
         yield from state_packets(self.profile, self.timeline, self.wakeups)
         yield from counter_packets(self.timeline, self.wakeups)

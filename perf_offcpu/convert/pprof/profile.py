@@ -25,7 +25,7 @@ from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import wakeups_of
 from perf_offcpu.convert.encode import protobuf
 from perf_offcpu.convert.encode.protobuf import Rows, field, from_bytes, joined, ragged, varints
-from perf_offcpu.convert.pprof.tables import Tables
+from perf_offcpu.convert.pprof.locations import Locations
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import printable
@@ -45,7 +45,7 @@ def write(profile: Profile, out: BinaryIO, options: Options) -> None:
 class _Writer:
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.samples = profile, profile.samples
-        self.tables = Tables(profile, options)
+        self.tables = Locations(profile, options)
         self.types, self.values = _values(profile)
 
     def parts(self) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ from builders.profile import ProfileBuilder
 
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget, Comms, SampleFlag, Tasks
-from perf_offcpu.report.budget import BudgetRow, budget_table
+from perf_offcpu.report.thread_budgets import BudgetRow, budget_table
 
 S, D = 1, 2
 

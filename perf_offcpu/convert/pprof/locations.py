@@ -24,7 +24,7 @@ from perf_offcpu.text import MISSED_KERNEL_STACK, printable
 _KERNEL_NAMES = ("[kernel.kallsyms]", "[kernel]", "[guest.kernel.kallsyms]")
 
 
-class Tables:
+class Locations:
     """Numbers things as they come; all but strings from 1."""
 
     def __init__(self, profile: Profile, options: Options) -> None:

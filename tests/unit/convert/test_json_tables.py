@@ -9,7 +9,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from perf_offcpu.convert.encode.json_numbers import array_items
+from perf_offcpu.convert.firefox.json_tables import array_items
 
 
 def written(values: list[int], decimals: int = 0, null: list[bool] | None = None) -> list[object]:

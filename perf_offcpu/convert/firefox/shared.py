@@ -24,8 +24,7 @@ from perf_offcpu.analysis.options import Options
 from perf_offcpu.analysis.wait_rules import CLASS_MEANINGS, WaitClass
 from perf_offcpu.callpaths.names import Name, NameKind
 from perf_offcpu.callpaths.waker_paths import paths_with_wakers
-from perf_offcpu.convert.encode.json_numbers import array_items
-from perf_offcpu.convert.firefox.json_tables import Strings, table
+from perf_offcpu.convert.firefox.json_tables import StringArray, array_items, table
 from perf_offcpu.model.columns import I64, U32, Bool
 from perf_offcpu.model.profile import Frames, Profile
 from perf_offcpu.text import printable
@@ -83,11 +82,11 @@ class Ends:
     waker_stack: I64
 
 
-class Tables:
+class SharedTables:
     """The shared tables of a profile."""
 
     def __init__(self, profile: Profile, options: Options) -> None:
-        self.profile, self.strings = profile, Strings()
+        self.profile, self.strings = profile, StringArray()
         self.tree, waker_node = paths_with_wakers(profile, options, merged=False)
         node, waits = self.tree.of_sample.astype(np.int64), classify(profile)
         category = np.where(profile.is_offcpu(), CATEGORY_OF_CLASS[waits.wait_class], _OWN)
