@@ -44,6 +44,7 @@ sys.path.insert(0, str(ROOT))
 import references  # noqa: E402
 from other_tools import Stats  # noqa: E402
 
+from perf_offcpu import losses  # noqa: E402
 from perf_offcpu.collect.session import record  # noqa: E402
 from perf_offcpu.commands.record.command import add_parser, options_of  # noqa: E402
 from perf_offcpu.commands.shared.parsers import Parser  # noqa: E402
@@ -108,11 +109,11 @@ def _record(argv: list[str]) -> None:
     add_parser(parser.add_subparsers())
     summary = record(options_of(parser.parse_args(["record", *argv]), argv), lambda text: None)
     row = {
-        "samples": summary.events("samples"),
+        "samples": summary.events(losses.SAMPLES),
         "sums": summary.sums,
         "oncpu": summary.oncpu_samples,
         "lost": sum(summary.losses().values()),
-        "losses": summary.losses(),
+        "losses": {cause.text: count for cause, count in summary.losses().items()},
         "bytes": summary.file_bytes,
         "cpu_s": summary.cpu_s,
         "fullest": summary.ring_fullest,

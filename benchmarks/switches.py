@@ -26,10 +26,10 @@ from builders.switching import SwitchTable, write_switches  # noqa: E402
 from perf_offcpu.decode.load import load_recording  # noqa: E402
 from perf_offcpu.decode.switches.table import Switches, What  # noqa: E402
 from perf_offcpu.decode.switches.waits import wait_samples  # noqa: E402
+from perf_offcpu.losses import Losses  # noqa: E402
 from perf_offcpu.model.callchains import Ragged  # noqa: E402
 from perf_offcpu.model.columns import I64  # noqa: E402
 from perf_offcpu.model.recording import Tasks  # noqa: E402
-from perf_offcpu.perfdata.losses import Losses  # noqa: E402
 
 CPUS = 16
 THREADS = 4000

@@ -3,7 +3,7 @@
 
 Libraries raise these; only `commands/` and `cli.py` print them and choose the exit status. The text of
 each is one sentence that a user can act on: what is wrong, where, and what to do. Damage inside a file is
-not an error of the whole: readers count it (see `perfdata.losses`) and go on with what is sound.
+not an error of the whole: readers count it (see `losses`) and go on with what is sound.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ from perf_offcpu.decode.stacks.borrow import with_snapshots_of
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_garbage
 from perf_offcpu.errors import FormatError
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag, Samples
@@ -45,7 +46,6 @@ from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.search import Search
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.features import Features
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.side_records import SideRecord
 from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize

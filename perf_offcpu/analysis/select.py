@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.analysis.classify import Waits, classify
@@ -20,12 +21,11 @@ from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.analysis.time_windows import Window, in_windows
 from perf_offcpu.analysis.wait_rules import WaitClass
 from perf_offcpu.errors import UsageError
+from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, Bool, distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
 
-UNTIMED = "samples without a time of their own, left out by --time"
-KEPT_SUMS = "sums that --min-dur kept whole, although some of their waits are shorter"
 IDLE_CHOICES = ("show", "hide", "only")
 _SHOWN_CGROUPS = 10
 _IDS = 1 << 31
@@ -90,7 +90,7 @@ def select_samples(profile: Profile, selection: Selection) -> Profile:
     if selection.idle != "show" and waits is not None:
         rows &= of_idle_threads(profile, waits) == (selection.idle == "only")
     kept = _kept(profile, rows)
-    return _with_note(kept, KEPT_SUMS, _undecided_sums(kept, selection.min_ns)) if selection.min_ns else kept
+    return _with_note(kept, losses.KEPT_SUMS, _undecided_sums(kept, selection.min_ns))
 
 
 def _kept(profile: Profile, rows: Bool) -> Profile:
@@ -140,10 +140,10 @@ def _cgroup_ids(profile: Profile, names: Sequence[str]) -> list[int]:
 def _in_time(profile: Profile, windows: tuple[Window, ...]) -> Profile:
     times, meta = profile.samples.time_ns, profile.meta
     inside = in_windows(windows, times, meta.first_ns, meta.last_ns)
-    return _with_note(_kept(profile, inside), UNTIMED, int((times < 0).sum()))
+    return _with_note(_kept(profile, inside), losses.UNTIMED, int((times < 0).sum()))
 
 
-def _with_note(profile: Profile, cause: str, count: int) -> Profile:
+def _with_note(profile: Profile, cause: LossCause, count: int) -> Profile:
     return replace(profile, losses=profile.losses | {cause: count}) if count else profile
 
 
@@ -178,7 +178,9 @@ def _in_states(samples: ProfileSamples, letters: Sequence[str]) -> Bool:
 
 
 def _undecided_sums(profile: Profile, min_ns: int) -> int:
-    """Sums that may hold shorter waits, too: all but those of one wait."""
+    """Return the number of sums that may hold shorter waits, too: all but those of one wait."""
+    if not min_ns:
+        return 0
     samples = profile.samples
     untimed = (samples.flags & np.uint32(SampleFlag.UNTIMED)) != 0
     return int((_is_sum(samples) & ((samples.count > 1) | untimed)).sum())

@@ -15,7 +15,6 @@ recorded ones.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ import numpy as np
 
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.errors import FormatError
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.mappings import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects import vdso
@@ -158,7 +158,7 @@ class SymbolSaver:
             self.recording,
             self.recording.strings.copy(),
             KernelSources(kallsyms=self.kallsyms, search=self.search),
-            Counter[str](),
+            Losses(),
         )
         if not names.kallsyms_path:
             self.missing[KERNEL_DSO] = "there are no symbols of the recorded kernel here"

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import AttrFlag, PerfType
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
@@ -48,6 +49,7 @@ from perf_offcpu.collect.rings.side_band import MappedBuildIds, SideBand
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.collect.targets import TargetKind
+from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.events import EventSpec
 
 SIDE_RING_BYTES = 512 << 10
@@ -284,15 +286,18 @@ class Collector:
         counted = sum(event.counted() // event.attr.sample_period for event in unfiltered)
         return self.program.counters()["oncpu_samples"] + counted - lost
 
-    def counters(self) -> dict[str, Counter]:
-        """What the BPF program counted of waits, by name (`enum offcpu_counter`, bpf/off_cpu.h)."""
+    def counters(self) -> dict[LossCause, Counter]:
+        """Return the counters of waits: those of the BPF program and of the rate limit."""
         counts = self.program.counters()
         for name in ("oncpu_samples", "oncpu_samples_ns"):
             del counts[name]
-        names = [name for name in counts if f"{name.removesuffix('_ns')}_ns" != name]
-        found = {name.replace("_", "-"): Counter(counts[name], counts.get(f"{name}_ns", 0)) for name in names}
+        found = {
+            losses.CAUSES[name.replace("_", "-")]: Counter(count, counts.get(f"{name}_ns", 0))
+            for name, count in counts.items()
+            if not name.endswith("_ns")
+        }
         rate = self.program.rate()
-        return found | {"threshold-raised": Counter(rate["raised"], rate["highest_ns"])}
+        return found | {losses.THRESHOLD_RAISED: Counter(rate["raised"], rate["highest_ns"])}
 
     @property
     def threshold_ns(self) -> int:

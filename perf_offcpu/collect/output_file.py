@@ -25,6 +25,7 @@ from perf_offcpu.collect.system.clock import now_ns, wall_clock_pair
 from perf_offcpu.collect.system.machine import machine_features
 from perf_offcpu.collect.targets import Target
 from perf_offcpu.errors import RecordingError
+from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import BuildId
 from perf_offcpu.perfdata.write.compressed import CompressedWriter
@@ -124,13 +125,16 @@ class OutputFile:
         self._writer.finish(self._features(last))
 
     def finish_somehow(
-        self, last: Span, unwritten: Mapping[str, Counter], more: Iterable[tuple[str, Counter, bytes]]
+        self,
+        last: Span,
+        unwritten: Mapping[LossCause, Counter],
+        more: Iterable[tuple[LossCause, Counter, bytes]],
     ) -> None:
         """Write an end of a file that takes no more records, into the room that was held for it.
 
         Args:
             unwritten: what should have gone into it.
-            more: what is to be written if there is room, else counted: (name, count, records).
+            more: what is to be written if there is room, else counted: (cause, count, records).
         """
         if self._finished:
             return
@@ -155,7 +159,7 @@ class OutputFile:
         if self._output is not None:
             self._file.learn_ids(self.collector.events)
 
-    def _write_account(self, last: Span, more: Mapping[str, Counter]) -> None:
+    def _write_account(self, last: Span, more: Mapping[LossCause, Counter]) -> None:
         """What was counted since the part began, and what the kernel lost."""
         lost = {one: count - self._lost.get(one, 0) for one, count in self.collector.lost_by_id().items()}
         counters = _since(self.collector.counters(), self._counters) | dict(more)
@@ -205,7 +209,7 @@ def _sum(one: Counter | None, other: Counter) -> Counter:
     return Counter(one.events + other.events, one.ns + other.ns) if one else other
 
 
-def _since(now: Mapping[str, Counter], before: Mapping[str, Counter]) -> dict[str, Counter]:
+def _since(now: Mapping[LossCause, Counter], before: Mapping[LossCause, Counter]) -> dict[LossCause, Counter]:
     """What was counted between two moments."""
     return {
         name: Counter(counter.events - before[name].events, counter.ns - before[name].ns)

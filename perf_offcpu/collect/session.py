@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from perf_offcpu import losses
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.kernel_totals.last_states import LastTasks
 from perf_offcpu.collect.kernel_totals.losses import Counter
@@ -168,8 +169,8 @@ class _Session:
             # A full disk, most likely: what is in the file is worth an end of its own, if there is room.
             self.collector.end()
             unwritten = {
-                "records-unwritten": Counter(self.collector.waiting_records()),
-                "sums-unwritten": self.unwritten_sums,
+                losses.RECORDS_UNWRITTEN: Counter(self.collector.waiting_records()),
+                losses.SUMS_UNWRITTEN: self.unwritten_sums,
             }
             self.file.finish_somehow(self.collector.span, unwritten, rest(self.collector.kept))
             raise
@@ -289,7 +290,7 @@ class _Session:
         summary.counters, summary.lost_records = collector.counters(), collector.lost()
         return Progress(
             elapsed_s=(now_ns() - collector.span.begin_ns) / 1e9,
-            samples=summary.events("samples"),
+            samples=summary.events(losses.SAMPLES),
             sums=summary.sums,
             lost=sum(summary.losses().values()),
             ring_fill=collector.rings.recent_fill(),
@@ -312,7 +313,7 @@ class _Session:
     def _sum_up(self) -> None:
         summary, collector = self.summary, self.collector
         summary.counters, summary.span = collector.counters(), collector.span
-        summary.sums += summary.events("snapshots")
+        summary.sums += summary.events(losses.SNAPSHOTS)
         summary.oncpu_samples, summary.lost_records = collector.oncpu_samples(), collector.lost()
         summary.ring_fullest, summary.programs = collector.rings.fullest, collector.run_stats()
         summary.file_bytes += self.file.size

@@ -6,22 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from perf_offcpu import losses
 from perf_offcpu.collect.kernel_totals.losses import Counter, Span
-
-# Counters of bpf/off_cpu.h that stand for something missing in the file, and what that is. The others count
-# what went another way: sum-map-full waits, for example, became samples.
-_LOSSES = {
-    "waits-lost": "waits neither sampled nor summed",
-    "ring-full": "waits summed without stack (ring full)",
-    "output-failed": "waits summed without stack (no event on their CPU)",
-    "stack-map-full": "waits summed without stack (stack map full)",
-    "stack-collision": "waits summed without stack (hash collision)",
-    "user-stack-failed": "user stacks not readable",
-    "snapshots-lost": "short waits whose stack was not copied (ring full)",
-    "kernel-stack-failed": "kernel stacks not readable",
-    "storage-failed": "switch-outs not noted (no memory)",
-    "missed-runs": "switches not seen (BPF program busy)",
-}
+from perf_offcpu.losses import LossCause
 
 
 @dataclass(slots=True)
@@ -53,7 +40,7 @@ class Summary:
     still_blocked: int = 0
     oncpu_samples: int = 0
     lost_records: int = 0
-    counters: Mapping[str, Counter] = field(default_factory=dict)
+    counters: Mapping[LossCause, Counter] = field(default_factory=dict)
     span: Span = Span(0, 0, 0)
     ring_bytes: int = 0
     ring_fullest: float = 0.0
@@ -61,16 +48,16 @@ class Summary:
     remedy: str = ""
     programs: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
-    def events(self, counter: str) -> int:
-        """A counter by its name; 0 if the BPF program has none of that name."""
-        return self.counters[counter].events if counter in self.counters else 0
+    def events(self, cause: LossCause) -> int:
+        """Return the events of a counter; 0 if it was not counted."""
+        return self.counters[cause].events if cause in self.counters else 0
 
     def rings_overflowed(self) -> bool:
         """Whether anything found a ring full."""
-        return bool(self.lost_records or self.events("ring-full"))
+        return bool(self.lost_records or self.events(losses.RING_FULL))
 
-    def losses(self) -> dict[str, int]:
-        """What is missing in the file → how often, only what happened."""
-        found = {"records (ring full)": self.lost_records}
-        found |= {what: self.events(name) for name, what in _LOSSES.items()}
-        return {what: count for what, count in found.items() if count}
+    def losses(self) -> dict[LossCause, int]:
+        """Return what is missing in the file by cause, only what happened."""
+        counts = {losses.LOST_RECORDS: self.lost_records}
+        counts |= {cause: counter.events for cause, counter in self.counters.items() if cause.in_last_line}
+        return {cause: count for cause, count in counts.items() if count}

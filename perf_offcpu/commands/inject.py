@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.commands.shared.ownership import check_ownership
     from perf_offcpu.inject.rewrite import RewriteOptions, Rewritten, rewrite
+    from perf_offcpu.losses import by_text
     from perf_offcpu.objects.search import Search
     from perf_offcpu.unwind.unwinder import unwinder_for
 
@@ -95,6 +96,6 @@ def run(args: argparse.Namespace) -> int:
         )
         if done.unwound:
             print(f"{done.unwound} user stacks unwound", file=sys.stderr)
-    for cause, count in sorted(done.losses.items()):
+    for cause, count in by_text(done.losses).items():
         print(f"perf-offcpu inject: {count} {cause}", file=sys.stderr)
     return 0

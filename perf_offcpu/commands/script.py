@@ -73,10 +73,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
+    from perf_offcpu import losses
     from perf_offcpu.script.fields import choose_fields
     from perf_offcpu.script.header import header_lines
     from perf_offcpu.script.samples import TextOptions, write
-    from perf_offcpu.symbolize.symbolizer import NO_NAME, is_mismatch
     from perf_offcpu.text import printable
 
     fields = choose_fields(args.fields)
@@ -89,9 +89,10 @@ def run(args: argparse.Namespace) -> int:
             out.writelines(f"{line}\n" for line in header_lines(profile))
         if not args.header_only:
             write(profile, out, options)
-    for cause, count in profile.losses.items():
-        if not cause.startswith(NO_NAME) or is_mismatch(cause):  # else frames show that themselves
-            print(f"perf-offcpu script: {count} {printable(cause)}", file=sys.stderr)
+    mismatches = {losses.OTHER_BUILD.name, losses.FILE_CHANGED.name}
+    for cause, count in losses.by_text(profile.losses).items():
+        if cause.stage is not losses.Stage.NAMES or cause.name in mismatches:  # frames show the others
+            print(f"perf-offcpu script: {count} {printable(str(cause))}", file=sys.stderr)
     return 0
 
 

@@ -7,42 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import PerfType, SoftwareConfig
 from perf_offcpu.abi.counters import COUNTERS, EVENT_NAME, MAGIC
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.budget import is_budget, read_budgets
 from perf_offcpu.errors import LayoutError
+from perf_offcpu.losses import LossCause, Losses, Stage
 from perf_offcpu.model.recording import Budget
-from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.losses import Losses
-
-_NO_LOSS = {"samples", "snapshots"}
-_CAUSES = {
-    "ring-full": "waits without own sample because the ring was full (their time is in the sums)",
-    "output-failed": "waits without own sample because their CPU had no event (their time is in the sums)",
-    "sum-map-full": "short waits kept as samples because the map of sums was full (nothing is missing)",
-    "stack-map-full": "waits summed without stack because the map of stacks was full",
-    "stack-collision": "waits summed without stack because of a hash collision",
-    "waits-lost": "waits lost: neither sent nor summed",
-    "too-short": "waits left out because they were shorter than asked for (--min-block)",
-    "dropped": "waits under the threshold left out as asked for (--short-waits drop)",
-    "rate-limited": "waits over the threshold summed to limit the rate of samples (--max-rate)",
-    "threshold-raised": "times that the threshold rose to limit the rate of samples (--max-rate)",
-    "budgets-lost": "threads that ended and whose budget found no room",
-    "ends-missed": "waits whose end the kernel did not tell",
-    "begins-missed": "times off the CPU whose begin the kernel did not tell",
-    "wakeups-missed": "waits whose wake-up the kernel did not tell (their run-queue delay is not known)",
-    "snapshots-lost": "short waits summed without a copy of their stack because the ring was full",
-    "user-stack-failed": "user stacks that could not be walked",
-    "kernel-stack-failed": "kernel stacks that could not be walked",
-    "storage-failed": "switches not noted for want of memory in the kernel",
-    "records-unwritten": "records not written because the file took no more (disk full)",
-    "sums-unwritten": "sums of short waits not written because the file took no more (disk full)",
-    "still-blocked-unwritten": "threads still blocked not written because the file took no more (disk full)",
-    "budgets-unwritten": "budgets of threads not written because the file took no more (disk full)",
-    "missed-runs": "switches not noted because the BPF program was already running on that CPU",
-}
 
 
 def is_counters(spec: EventSpec) -> bool:
@@ -66,8 +39,7 @@ class CollectorAccount:
     begin_ns: int = 0
     end_ns: int = 0
     threshold_ns: int = 0
-    counted: dict[str, int] = field(default_factory=dict)
-    """Losses by cause."""
+    counted: Losses = field(default_factory=Losses)
     budgets: list[Budget] = field(default_factory=list)
     """What threads did with their time, in the order of the file."""
 
@@ -101,7 +73,14 @@ class CollectorAccount:
         self.end_ns = max(end, self.end_ns)
         self.threshold_ns = max(threshold, self.threshold_ns)
         for counter in values["counters"]:
-            name = counter["name"].split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
-            if counter["events"] and name not in _NO_LOSS:
-                cause = _CAUSES.get(name, f"collector: {name}")
-                self.counted[cause] = self.counted.get(cause, 0) + counter["events"]
+            cause = _cause(counter["name"].split(b"\0", 1)[0].decode("utf-8", "surrogateescape"))
+            if cause.is_loss:
+                self.counted.add(cause, counter["events"])
+
+
+def _cause(name: str) -> LossCause:
+    """Return the row of a counter; a row made of its name if a newer recorder wrote it."""
+    cause = losses.CAUSES.get(name)
+    if cause is not None and cause.stage in (Stage.BPF, Stage.RECORDER):
+        return cause
+    return LossCause(Stage.RECORDER, name, f"collector: {name}")

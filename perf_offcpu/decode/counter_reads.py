@@ -18,17 +18,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import AttrFlag, ReadFormat, SampleType
 from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.gather import Rows, gather_rows
 from perf_offcpu.decode.batch import Batch
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.model.growing import GrowingArray
-from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.events import Events, EventSpec
-from perf_offcpu.perfdata.losses import Losses
-
-BACKWARDS = "counts that were lower than before, left out"
 
 
 def has_reads(spec: EventSpec) -> bool:
@@ -108,7 +106,7 @@ class CounterReads:
         counts = self._counts(batch, events)
         evsel, period = events.lookup(counts.ids), _differences(counts)
         counters.add(losses.UNKNOWN_ID, int((evsel < 0).sum()))
-        counters.add(BACKWARDS, int((period < 0).sum()))
+        counters.add(losses.BACKWARDS, int((period < 0).sum()))
         moved = (period > 0) & (evsel >= 0)
         others = np.flatnonzero(~np.isin(samples.evsel, list(self._reads)))
         rows = np.concatenate([others, counts.rows[moved]])

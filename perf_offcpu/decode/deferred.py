@@ -20,21 +20,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.binary.gather import gather_u64
 from perf_offcpu.decode.batch import Batch
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, offsets_of, spread
 from perf_offcpu.model.chain_table import united
 from perf_offcpu.model.columns import I32, I64, U64, Bool
 from perf_offcpu.model.recording import DeferredChains, Recording, SampleFlag
-from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.events import Events
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.perfdata.trailers import read_trailers
 
-UNMERGED = "samples whose deferred user callchain never came"
 _MARKER = np.uint64(CallchainContext.USER_DEFERRED)
 _USER = np.uint64(CallchainContext.USER)
 
@@ -110,7 +109,7 @@ def merge_deferred(recording: Recording) -> Recording:
     ids = np.append(ids, np.int32(-1))  # of no callchain, row -1
     callchain, wakers = ids[callchain], ids[wakers]
     lost = Losses(recording.losses)
-    lost.add(UNMERGED, int((found < 0).sum()))
+    lost.add(losses.UNMERGED, int((found < 0).sum()))
     return recording.replaced(
         samples=samples.with_columns(callchain=callchain, waker_callchain=wakers, flags=flags, space=space),
         callchains=callchains,

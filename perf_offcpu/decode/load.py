@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_LAYOUTS, RecordType
 from perf_offcpu.decode.account import CollectorAccount
 from perf_offcpu.decode.batch import Batch, Gathering
@@ -25,23 +26,22 @@ from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
 from perf_offcpu.decode.meta import evsel_of, read_meta
 from perf_offcpu.decode.samples import SampleDecoder, is_offcpu, ranks
 from perf_offcpu.decode.stacks.gather import SnapshotStore
-from perf_offcpu.decode.swapped_ids import FOREIGN_IDS, count_foreign_ids, repair_ids
+from perf_offcpu.decode.swapped_ids import count_foreign_ids, repair_ids
 from perf_offcpu.decode.switches.events import SWITCH_RECORDS, SwitchDecoder
 from perf_offcpu.decode.switches.waits import has_switches, with_waits
 from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_garbage
+from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.model.recording import DeferredChains, Recording, Samples
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.events import Events
 from perf_offcpu.perfdata.features import Features
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.side_records import side_records
 
-_LOSS_CAUSES: dict[int, str] = {
+_LOSS_CAUSES: dict[int, LossCause] = {
     RecordType.LOST: losses.LOST_RECORDS,
     RecordType.LOST_SAMPLES: losses.LOST_SAMPLES,
 }
@@ -173,7 +173,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
     head.counters.add(losses.MAPS_FORGOTTEN, tasks.spaces.forgotten)
     evsels = [evsel_of(spec) for spec in head.events.specs]
     samples = repair_ids(batch.samples, batch.from_upstream, tasks.tasks())
-    head.counters.add(FOREIGN_IDS, count_foreign_ids(samples, tasks.tasks()))
+    head.counters.add(losses.FOREIGN_IDS, count_foreign_ids(samples, tasks.tasks()))
     if has_switches(batch.switches):
         samples = with_waits(samples, batch.switches, tasks.tasks(), evsels, head.counters, account)
     budget, borders = joined_budget(account.budgets)

@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu import losses
 from perf_offcpu.abi import offcpu as abi
 from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
 from perf_offcpu.abi.records import Misc, RecordType
@@ -26,13 +27,12 @@ from perf_offcpu.decode.retype import retype
 from perf_offcpu.decode.stacks.callers import sum_callers, with_callers
 from perf_offcpu.decode.stacks.gather import SnapshotStore
 from perf_offcpu.decode.switches.events import SwitchDecoder
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.columns import I32, I64, U64
 from perf_offcpu.model.recording import SampleFlag, Samples
-from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.events import Events, EventSpec
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 
 _OFFCPU_CONFIGS = (SoftwareConfig.BPF_OUTPUT, SoftwareConfig.CPU_CLOCK)

@@ -13,11 +13,6 @@ import numpy as np
 from perf_offcpu.model.columns import I32, Bool
 from perf_offcpu.model.recording import SampleFlag, Samples, Tasks
 
-FOREIGN_IDS = (
-    "off-cpu samples of threads that the recording does not name: "
-    "made in a container, it has ids of two pid namespaces"
-)
-
 
 def count_foreign_ids(samples: Samples, tasks: Tasks) -> int:
     """How many off-cpu samples have thread ids that no other record of the recording has.

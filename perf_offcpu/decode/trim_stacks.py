@@ -13,15 +13,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, offsets_of, spread
 from perf_offcpu.model.chain_table import united
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.mappings import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording, Samples
-from perf_offcpu.perfdata.losses import Losses
-
-GARBAGE = "words at the root of callchains that are no code, cut off"
 
 _KERNEL_HALF = np.uint64(1 << 63)
 
@@ -39,8 +38,8 @@ def cut_garbage(recording: Recording) -> Recording:
     if not words:
         return recording
     unique, ids = united(chains, shorter)
-    losses = Losses(recording.losses)
-    losses.add(GARBAGE, words)
+    counters = Losses(recording.losses)
+    counters.add(losses.GARBAGE, words)
     return recording.replaced(
         samples=samples.with_columns(
             callchain=_renumbered(samples, known, pairs, ids),
@@ -49,7 +48,7 @@ def cut_garbage(recording: Recording) -> Recording:
             ),
         ),
         callchains=unique,
-        losses=dict(losses),
+        losses=dict(counters),
     )
 
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.gather import Rows, gather_rows
 from perf_offcpu.binary.layout import Order
-from perf_offcpu.decode.deferred import UNMERGED, DeferredIndex, complete, wanting_of
+from perf_offcpu.decode.deferred import DeferredIndex, complete, wanting_of
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U64, Bool
 from perf_offcpu.model.recording import DeferredChains
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.trailers import NO_TIME
 from perf_offcpu.perfdata.write.splice import Cut, Records, with_callchains
@@ -62,7 +63,7 @@ class Completer:
         kept = (skipped + wanting.kept)[waiting]
         match = self._match(columns, waiting, wanting.cookie[waiting])
         self.completed += int((match >= 0).sum())
-        self.counters.add(UNMERGED, int((match < 0).sum()))
+        self.counters.add(losses.UNMERGED, int((match < 0).sum()))
         tail = np.append(self.deferred.callchain, np.int32(-1))[match].astype(np.int64)
         records, fits = self._rewritten(chunk, rows[waiting], own, complete(heads, kept, self.chains, tail))
         if fits.all():
@@ -71,7 +72,7 @@ class Completer:
         alone = complete(heads, kept, self.chains, np.full(len(waiting), -1))
         rest = Ragged.take(alone, np.flatnonzero(~fits))
         left = Rows(own.starts[~fits], own.counts[~fits], 8)
-        self.counters.add(UNMERGED, int((~fits).sum()))
+        self.counters.add(losses.UNMERGED, int((~fits).sum()))
         more, _ = self._rewritten(chunk, rows[waiting][~fits], left, rest)
         both = np.concatenate([rows[waiting][fits], rows[waiting][~fits]])
         return both, Records.concat([records, more])

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import reduce
 from operator import or_
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat, SampleType, SoftwareConfig
 from perf_offcpu.abi.features import FEATURE_LAYOUTS, Feature
 from perf_offcpu.binary.layout import Order
@@ -16,10 +17,9 @@ from perf_offcpu.errors import LayoutError
 from perf_offcpu.inject.retype_records import is_raw_offcpu, retyped
 from perf_offcpu.inject.survey import Survey
 from perf_offcpu.inject.unwind_records import without_stacks
-from perf_offcpu.perfdata import losses
+from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import Features
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.tracing_data import tracepoint_formats
 from perf_offcpu.perfdata.trailers import NO_TIME
 from perf_offcpu.perfdata.write.features import event_desc_body, feature_body, text_body

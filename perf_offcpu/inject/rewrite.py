@@ -26,6 +26,7 @@ from typing import Protocol
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.binary.layout import Buffer
@@ -39,10 +40,10 @@ from perf_offcpu.inject.spool import repeatable
 from perf_offcpu.inject.survey import Survey, survey
 from perf_offcpu.inject.switch_waits import WaitRecords, wait_records
 from perf_offcpu.inject.unwind_records import MakeUnwinder, StackCutter, frames_of, has_stacks
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import Bool
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.leaked_flag import with_written_miscs
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.write.compressed import CompressedWriter
@@ -50,9 +51,6 @@ from perf_offcpu.perfdata.write.pipe import PipeWriter
 from perf_offcpu.perfdata.write.sound import sound_events, sound_records
 from perf_offcpu.perfdata.write.splice import aligned, interleave
 from perf_offcpu.perfdata.write.writer import FileWriter
-
-NOT_COPIED = "records left out because perf 6.1 cannot read their type"
-NO_TRACES = "records of processor traces (AUX area) left out: only samples are copied"
 
 _HEADER_TYPES = (
     RecordType.HEADER_ATTR,
@@ -224,8 +222,8 @@ class _Rewriter:
         traces = np.isin(kinds, _TRACE_TYPES)
         known = (kinds >= RecordType.MMAP) & (kinds <= RecordType.AUX_OUTPUT_HW_ID)
         known |= (kinds >= RecordType.HEADER_ATTR) & (kinds <= RecordType.FINISHED_INIT)
-        self.counters.add(NO_TRACES, int(traces.sum()))
-        self.counters.add(NOT_COPIED, int((~known & ~deferred).sum()))
+        self.counters.add(losses.NO_TRACES, int(traces.sum()))
+        self.counters.add(losses.UNREADABLE_BY_PERF, int((~known & ~deferred).sum()))
         copied: Bool = known & ~traces & ~np.isin(kinds, _HEADER_TYPES)
         if not self.options.merge:
             copied |= deferred

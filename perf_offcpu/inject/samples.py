@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.abi.sample import SAMPLE
 from perf_offcpu.binary.columnar import Columns, read_columns
@@ -19,10 +20,9 @@ from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.inject.complete_records import Completer
 from perf_offcpu.inject.retype_records import Retyper, is_raw_offcpu, retyped, with_payloads_again
 from perf_offcpu.inject.unwind_records import StackCutter, has_stacks, without_stacks
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, Bool
-from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.events import Events, EventSpec
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.perfdata.trailers import NO_TIME, record_times
 from perf_offcpu.perfdata.write.splice import Placed, Records, chunk_of

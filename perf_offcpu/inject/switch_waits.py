@@ -12,25 +12,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import SampleType, SoftwareConfig
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.deferred import merge_deferred
 from perf_offcpu.decode.load import read_recording
-from perf_offcpu.decode.switches.events import UNREADABLE
-from perf_offcpu.decode.switches.intervals import CAUSES
 from perf_offcpu.inject.payload_words import made_extensions, payloads, raw_bytes
+from perf_offcpu.losses import Losses, Stage
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.recording import Evsel, SampleFlag, Samples
 from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.write.columns import Column, sample_records
 from perf_offcpu.perfdata.write.splice import Records
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
 
-NO_ROOM = "waits between switches not written: samples carry no id that would tell a second event apart"
-TOO_LONG = "waits between switches not written: their callchain is longer than a record can be"
 _WORDS_MAX = (RECORD_SIZE_MAX - 512) // 8
 """A callchain stands in the field and in the payload, that of the waker in the payload alone."""
 
@@ -63,17 +60,17 @@ def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None
     specs = reader.events.specs
     if len(recording.evsels) == len(specs):
         return None
-    for cause in (*CAUSES, UNREADABLE):
-        counters.add(cause, recording.losses.get(cause, 0))
+    for cause, count in recording.losses.items():
+        counters.add(cause, count if cause.stage is Stage.SWITCHES else 0)
     samples = recording.samples
     samples = samples.take(samples.flags & np.uint32(SampleFlag.OFFCPU) != 0)
     spec = _spec(recording.evsels[-1], specs)
     if spec is None:
-        counters.add(NO_ROOM, len(samples))
+        counters.add(losses.NO_ID_IN_SAMPLES, len(samples))
         return None
     lengths = np.append(recording.callchains.lengths, 0)[[samples.callchain, samples.waker_callchain]]
     long = 2 * lengths[0] + lengths[1] > _WORDS_MAX
-    counters.add(TOO_LONG, int(long.sum()))
+    counters.add(losses.CALLCHAIN_TOO_LONG, int(long.sum()))
     samples = samples.take(~long)
     records = _records(samples, recording.callchains, spec, reader.order)
     return WaitRecords(spec, records, samples.time_ns)

@@ -15,21 +15,22 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.abi.cfi import ABI_64
 from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.gather import Rows, gather_rows
 from perf_offcpu.binary.layout import Order
-from perf_offcpu.decode.stacks.callers import NOT_COPIED, CallerRows, sum_callers
+from perf_offcpu.decode.stacks.callers import CallerRows, sum_callers
 from perf_offcpu.decode.stacks.gather import SnapshotStore
 from perf_offcpu.decode.stacks.user_parts import join_parts, kernel_parts
 from perf_offcpu.decode.tasks.replay import TaskReplay
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, offsets_of, spread
 from perf_offcpu.model.columns import I8, I32, I64, U64, Bool
 from perf_offcpu.model.recording import Meta, Recording, Samples
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.write.splice import Cut, Records, chunk_of, records_of, with_callchains, with_words
 
@@ -184,7 +185,7 @@ class StackCutter:
         others[found] = False
         borrowed = np.flatnonzero(others)
         known = self._callers.find(callers[borrowed])
-        self.counters.add(NOT_COPIED, int((known < 0).sum()))
+        self.counters.add(losses.CALLERS_NOT_COPIED, int((known < 0).sum()))
         return borrowed[known >= 0], self._of_callers.take(known[known >= 0])
 
     def _spaces(self, columns: Columns) -> I32:

@@ -12,6 +12,7 @@ from typing import Self
 
 import numpy as np
 
+from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, check_rows, column
 from perf_offcpu.model.recording import Budget, Comms, Evsel, Meta, SampleColumns, SampleFlag, Tasks
 from perf_offcpu.model.strings import Strings
@@ -63,7 +64,7 @@ class Profile:
     cgroups: dict[int, str] = field(default_factory=dict)
     build_ids: dict[int, str] = field(default_factory=dict)
     """Row in strings of a dso → its build-id in hex, where it is known and the same all the time."""
-    losses: dict[str, int] = field(default_factory=dict)
+    losses: dict[LossCause, int] = field(default_factory=dict)
     meta: Meta = field(default_factory=Meta)
 
     def is_offcpu(self) -> Bool:

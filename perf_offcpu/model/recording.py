@@ -12,6 +12,7 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from perf_offcpu.losses import LossCause
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Table, check_rows, column
 from perf_offcpu.model.snapshots import Snapshots
@@ -237,7 +238,7 @@ class Recording:
     deferred: DeferredChains = field(default_factory=DeferredChains)
     """Empty once they are merged."""
     cgroups: dict[int, str] = field(default_factory=dict)
-    losses: dict[str, int] = field(default_factory=dict)
+    losses: dict[LossCause, int] = field(default_factory=dict)
     """Cause → how many; only causes that happened. Shown by every report."""
     meta: Meta = field(default_factory=Meta)
 

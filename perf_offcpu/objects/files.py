@@ -11,7 +11,6 @@ refused, its frames stay [unknown], and the cause is counted and told.
 
 from __future__ import annotations
 
-import enum
 import os
 import re
 from collections.abc import Sequence
@@ -19,8 +18,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
+from perf_offcpu import losses
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
+from perf_offcpu.losses import LossCause
 from perf_offcpu.objects import vdso
 from perf_offcpu.objects.elf.cache import read_through_cache
 from perf_offcpu.objects.elf.functions import ElfFile, full_table_of, read_elf_symbols
@@ -34,21 +35,6 @@ _MAX_PATH: Final = 4096
 _JITTED: Final = re.compile(r"/jitted-\d+-\d+\.so$")  # perf's genelf.h: one file a function, made afterwards
 
 
-class Cause(enum.Enum):
-    """Why nothing can be named in a mapping; the value completes "no symbols for NAME: …"."""
-
-    PSEUDO = "it is memory without a file"
-    DELETED = "the file was deleted"
-    UNSAFE = "its path is not followed (relative, .., control characters, or in /dev, /proc, /sys)"
-    MISSING = "there is no such file here"
-    DENIED = "the file may not be read"
-    NOT_REGULAR = "it is not a regular file"
-    DAMAGED = "it is not an ELF executable or shared object, or is damaged"
-    OTHER_BUILD = "the file here has another build-id than the recorded one"
-    CHANGED = "the file was changed after the recording, which holds no build-id of it"
-    NO_SYMBOLS = "it holds no symbols"
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
     """An object's functions, or the cause why there are none.
@@ -60,7 +46,7 @@ class Found:
     """
 
     elf: ElfFile | None = None
-    cause: Cause | None = None
+    cause: LossCause | None = None
     detail: str = ""
 
 
@@ -71,9 +57,9 @@ class Refused(Exception):
         cause, detail: as in `Found`.
     """
 
-    def __init__(self, cause: Cause, detail: str = "") -> None:
+    def __init__(self, cause: LossCause, detail: str = "") -> None:
         self.cause, self.detail = cause, detail
-        super().__init__(cause.value)
+        super().__init__(cause.text)
 
 
 def find_object(
@@ -104,10 +90,10 @@ def find_object(
         except Refused as problem:
             return Found(cause=problem.cause, detail=problem.detail)
         except FormatError as problem:
-            return Found(cause=Cause.DAMAGED, detail=str(problem))
+            return Found(cause=losses.FILE_DAMAGED, detail=str(problem))
         except OSError:
-            return Found(cause=Cause.DENIED)
-    return Found(elf) if len(elf.symbols) else Found(cause=Cause.NO_SYMBOLS)
+            return Found(cause=losses.FILE_DENIED)
+    return Found(elf) if len(elf.symbols) else Found(cause=losses.NO_SYMBOLS)
 
 
 def open_object(
@@ -127,10 +113,10 @@ def open_object(
     try:
         image = _by_name(name, search.symfs, stack)
         if build_id and not same_build(image.build_id, build_id):
-            raise Refused(Cause.OTHER_BUILD)
+            raise Refused(losses.OTHER_BUILD)
         may_be_younger = search.symfs or _JITTED.search(name)
         if not build_id and 0 < changed_after_ns < image.changed_ns and not may_be_younger:
-            raise Refused(Cause.CHANGED)
+            raise Refused(losses.FILE_CHANGED)
         return image
     except Refused as problem:
         if found := _by_build_id(name, build_id, search, pids, stack, at_path=problem.cause):
@@ -138,14 +124,14 @@ def open_object(
         raise
 
 
-def refusal(name: str, symfs: str = "") -> Cause | None:
+def refusal(name: str, symfs: str = "") -> LossCause | None:
     """Why a name from a recording is not opened, without opening anything; None if it may be."""
     if not name or name.startswith(_PSEUDO):
-        return Cause.PSEUDO
+        return losses.NO_FILE
     if name.endswith(DELETED):
-        return Cause.DELETED
+        return losses.FILE_DELETED
     if not _plain(name) or any(path.startswith(_ACTING) for path in (name, _real(symfs + name))):
-        return Cause.UNSAFE
+        return losses.UNSAFE_PATH
     return None
 
 
@@ -163,11 +149,11 @@ def _by_name(name: str, symfs: str, stack: ExitStack) -> ElfImage:
 
 
 def _by_build_id(
-    name: str, build_id: bytes, search: Search, pids: Sequence[int], stack: ExitStack, at_path: Cause
+    name: str, build_id: bytes, search: Search, pids: Sequence[int], stack: ExitStack, at_path: LossCause
 ) -> ElfImage | None:
     """The same object at another place, known by its build-id; None without one."""
     paths = list(objects_by_build_id(build_id.rstrip(b"\0"), search)) if build_id else []
-    if build_id and search.processes and _plain(name) and at_path is not Cause.PSEUDO:
+    if build_id and search.processes and _plain(name) and at_path is not losses.NO_FILE:
         paths += objects_of_processes(name, pids)
     for path in paths:
         try:
@@ -184,24 +170,24 @@ def _by_build_id(
 def _opened(path: str, stack: ExitStack) -> ElfImage:
     try:
         if os.stat(path).st_dev in _acting_devices():
-            raise Refused(Cause.UNSAFE)
+            raise Refused(losses.UNSAFE_PATH)
         return stack.enter_context(open_elf(path))
     except NotRegularError:
-        raise Refused(Cause.NOT_REGULAR) from None
+        raise Refused(losses.NOT_REGULAR) from None
     except FormatError as problem:
-        raise Refused(Cause.DAMAGED, str(problem)) from None
+        raise Refused(losses.FILE_DAMAGED, str(problem)) from None
     except OSError as problem:
         missing = isinstance(problem, FileNotFoundError | NotADirectoryError)
-        raise Refused(Cause.MISSING if missing else Cause.DENIED) from None
+        raise Refused(losses.FILE_MISSING if missing else losses.FILE_DENIED) from None
 
 
 def _running_vdso() -> ElfImage:
     try:
         return ElfImage(BytesSource(vdso.vdso_image()), vdso.NAME)
     except FormatError as problem:
-        raise Refused(Cause.DAMAGED, str(problem)) from None
+        raise Refused(losses.FILE_DAMAGED, str(problem)) from None
     except OSError:
-        raise Refused(Cause.DENIED) from None
+        raise Refused(losses.FILE_DENIED) from None
 
 
 def _acting_devices() -> set[int]:

@@ -21,14 +21,15 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.errors import FormatError
+from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.elf.source import open_regular
 from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable
 
 MAX_BYTES: Final = 1 << 28
-NO_MAP: Final = "code that a program made itself, without a map of it (/tmp/perf-PID.map)"
 _SLACK_NS: Final = 2 * 10**9
 _MEMORY: Final = ("//anon", "/dev/zero", "/anon_hugepage", "[heap]", "[stack", "/SYSV", "[anon", "/memfd:")
 _PYTHON: Final = re.compile(r"py::(?P<name>.+?):(?P<file>.*)", re.DOTALL)
@@ -58,26 +59,26 @@ class PerfMaps:
 
     def __init__(self, recording: Recording, symfs: str, *, force: bool = False) -> None:
         self.recording, self.symfs, self.force = recording, symfs, force
-        self._found: dict[int, SymbolTable | str] = {}
+        self._found: dict[int, SymbolTable | LossCause] = {}
 
-    def of(self, pid: int) -> SymbolTable | str:
+    def of(self, pid: int) -> SymbolTable | LossCause:
         """Return the functions of a process, or the reason why there are none."""
         if pid not in self._found:
             self._found[pid] = self._load(pid)
         return self._found[pid]
 
-    def _load(self, pid: int) -> SymbolTable | str:
+    def _load(self, pid: int) -> SymbolTable | LossCause:
         born, died = self._lifetime(pid)
-        cause = NO_MAP
+        cause = losses.NO_PERF_MAP
         for path in perf_map_paths(pid, self.symfs):
             try:
                 return load_perf_map(path, force=self.force, born_ns=born, died_ns=died)
             except MapRefused as problem:
-                cause = f"{path}: {problem}"
+                cause = losses.PERF_MAP_REFUSED.about(path, str(problem))
             except OSError as problem:
-                cause = f"{path}: {problem.strerror}"
+                cause = losses.PERF_MAP_REFUSED.about(path, problem.strerror or "")
             except FormatError:
-                cause = f"{path}: it is not a regular file"
+                cause = losses.NOT_REGULAR.about(path)
         return cause
 
     def _lifetime(self, pid: int) -> tuple[int, int]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_LAYOUTS
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.errors import CapabilityError, LayoutError
-from perf_offcpu.perfdata import losses
-from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.pieces import joined
 from perf_offcpu.perfdata.scan import HEADER_SIZE
 

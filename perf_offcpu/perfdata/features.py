@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import unpack_attr
 from perf_offcpu.abi.features import (
     BUILD_ID_ENTRY,
@@ -23,9 +24,8 @@ from perf_offcpu.abi.features import (
 from perf_offcpu.abi.records import Misc
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.errors import LayoutError
-from perf_offcpu.perfdata import losses
+from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.losses import Losses
 
 MAX_EVENTS = 65536
 """As perf 7.2 limits it; a larger number is damage."""

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import ATTR_SIZE_VER0, unpack_attr
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.file import (
@@ -29,10 +30,9 @@ from perf_offcpu.abi.file import (
 )
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.errors import FormatError
-from perf_offcpu.perfdata import losses
+from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import MAX_EVENTS
-from perf_offcpu.perfdata.losses import Losses
 
 MAX_IDS = 1 << 24
 MAX_FEATURE_SIZE = 256 << 20
@@ -122,7 +122,7 @@ class _HeadReader:
         end = self.size if killed else min(data["offset"] + data["size"], self.size)
         missing = data["offset"] + data["size"] - end
         if not killed:
-            self.counters.add(losses.TRUNCATED, max(0, missing))
+            self.counters.add(losses.FILE_CUT, max(0, missing))
         return FileHead(
             self.order,
             is_pipe=False,

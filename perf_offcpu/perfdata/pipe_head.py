@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import ATTR_SIZE_MAX, unpack_attr
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.file import FEATURE_BITS
 from perf_offcpu.abi.records import EVENT_UPDATE_NAME, RECORD_LAYOUTS, RecordType
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.errors import LayoutError
-from perf_offcpu.perfdata import losses
+from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.features import MAX_EVENTS, Features
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 
 MAX_PIPE_IDS = 1 << 22

@@ -21,16 +21,16 @@ from typing import BinaryIO, Self
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.errors import FormatError
-from perf_offcpu.perfdata import losses
+from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.compressed import Decompressor
 from perf_offcpu.perfdata.events import Events
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.header import FileHead, read_head
 from perf_offcpu.perfdata.leaked_flag import without_leaked_flags
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.pipe_head import PipeHead
 from perf_offcpu.perfdata.scan import Chunk, Scanner
 from perf_offcpu.perfdata.source import Source, open_file, open_source
@@ -149,7 +149,7 @@ class PerfDataReader:
                 self.counters.add(losses.UNREADABLE)
                 return
             if not size:
-                self.counters.add(losses.TRUNCATED, left or 0)
+                self.counters.add(losses.FILE_CUT, left or 0)
                 return
             if left is not None:
                 left -= size

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.binary.gather import gather_structs
 from perf_offcpu.binary.layout import Buffer, Order
-from perf_offcpu.perfdata import losses
-from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.walk import HEADER_SIZE, Walk
 
 __all__ = ["HEADER_SIZE", "MAX_TRACING_DATA", "Chunk", "Scanner"]
@@ -118,7 +118,7 @@ class Scanner:
 
     def finish(self) -> None:
         """Count what is left behind the last whole record."""
-        self.counters.add(losses.TRUNCATED, len(self._rest))
+        self.counters.add(losses.FILE_CUT, len(self._rest))
         self._rest = b""
 
     def resume(self) -> None:

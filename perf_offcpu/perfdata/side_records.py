@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu import losses
 from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_LAYOUTS, RecordType
 from perf_offcpu.errors import LayoutError
-from perf_offcpu.perfdata import losses
+from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import Events
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.perfdata.trailers import NO_TIME, read_trailers
 

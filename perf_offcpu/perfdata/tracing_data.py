@@ -21,10 +21,10 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from perf_offcpu import losses
 from perf_offcpu.binary.layout import BYTE, U8, U32, U64, Field, Int, Layout, Order
 from perf_offcpu.errors import LayoutError
-from perf_offcpu.perfdata import losses
-from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.losses import Losses
 
 MAGIC = b"\x17\x08Dtracing"
 MACHINE = Layout(

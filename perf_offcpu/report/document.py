@@ -42,8 +42,8 @@ def document(summary: Summary) -> dict[str, Any]:
         "groups": _groups(summary.groups),
         "functions": _functions(summary.functions),
         "histogram": _histogram(summary.histogram),
-        "notes": summary.notes,
-        "losses": {printable(cause): count for cause, count in summary.losses.items()},
+        "notes": {str(cause): count for cause, count in summary.notes.items()},
+        "losses": {printable(str(cause)): count for cause, count in summary.losses.items()},
     }
 
 

@@ -13,15 +13,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.analysis.classify import Waits, classify
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.options import Options
-from perf_offcpu.analysis.select import KEPT_SUMS, UNTIMED, event_rows
+from perf_offcpu.analysis.select import event_rows
 from perf_offcpu.analysis.wait_rules import WaitClass
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import unit_of
+from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
@@ -31,16 +33,13 @@ from perf_offcpu.report.histogram import Histogram, histogram
 from perf_offcpu.report.thread_budgets import BudgetTable, budget_table
 from perf_offcpu.report.totals import Total, by_state, heaviest, largest_first, totals_of
 
-LEFT_OUT = (UNTIMED, KEPT_SUMS)
-STACK_NOTES = {
-    SampleFlag.NO_USER_STACK: "user stack not recorded",
-    SampleFlag.NO_KERNEL_STACK: "kernel stack not recorded",
-    SampleFlag.UNMERGED: "deferred user stack never came",
-    SampleFlag.TRUNCATED: "stack cut before its root",
-}
-LIFE_NOTES = {
-    SampleFlag.STILL_BLOCKED: "still waiting when the recording ended",
-    SampleFlag.BEGAN_BEFORE: "waiting since before the recording began",
+_CAUSE_OF_FLAG = {
+    SampleFlag.NO_USER_STACK: losses.NO_USER_STACK,
+    SampleFlag.NO_KERNEL_STACK: losses.NO_KERNEL_STACK,
+    SampleFlag.UNMERGED: losses.NO_DEFERRED_STACK,
+    SampleFlag.TRUNCATED: losses.STACK_CUT,
+    SampleFlag.STILL_BLOCKED: losses.STILL_BLOCKED,
+    SampleFlag.BEGAN_BEFORE: losses.BEGAN_BEFORE,
 }
 
 
@@ -110,9 +109,9 @@ class Summary:
     """None unless asked for."""
     histogram: Histogram | None
     """Of off-cpu time only."""
-    losses: dict[str, int]
-    notes: dict[str, int] = field(default_factory=dict)
-    """What is to be known of the subject's samples → how many of them."""
+    losses: dict[LossCause, int]
+    notes: dict[LossCause, int] = field(default_factory=dict)
+    """Properties of the subject's samples that are no losses → number of samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +154,7 @@ def summarize(
     threads, more_threads = _threads(profile, chosen, beside_row, limits.threads)
     waits = classify(subject)
     stacks, more_stacks = _stacks(subject, waits, limits.stacks)
-    is_offcpu = _is_offcpu(subject, chosen_events)
+    is_offcpu, counts = _is_offcpu(subject, chosen_events), losses.by_text(profile.losses)
     return Summary(
         meta=profile.meta,
         events=[table[row] for row in sorted(table)],
@@ -172,8 +171,8 @@ def summarize(
         groups=group_table(subject, waits, keys, limits.groups),
         functions=function_table(subject, limits.groups) if children else None,
         histogram=histogram(subject.samples) if is_offcpu else None,
-        losses={cause: count for cause, count in sorted(profile.losses.items()) if cause not in LEFT_OUT},
-        notes=_notes(subject.samples) | {note: n for note, n in profile.losses.items() if note in LEFT_OUT},
+        losses={cause: count for cause, count in counts.items() if cause.is_loss},
+        notes=_notes(subject.samples) | {one: count for one, count in counts.items() if not one.is_loss},
     )
 
 
@@ -262,9 +261,9 @@ def _by_class(
     return [(largest_first(classes), largest_first(syscalls)) for classes, syscalls in result]
 
 
-def _notes(samples: ProfileSamples) -> dict[str, int]:
-    """How many samples lack a stack or a part of it, or are not over; only what happened."""
-    notes = {"no stack at all": int((samples.stack < 0).sum())}
-    for flag, note in (STACK_NOTES | LIFE_NOTES).items():
-        notes[note] = int(((samples.flags & np.uint32(flag)) != 0).sum())
-    return {note: count for note, count in notes.items() if count}
+def _notes(samples: ProfileSamples) -> dict[LossCause, int]:
+    """Return the number of samples without stack, with a part of it, or of waits without begin or end."""
+    notes = {losses.NO_STACK: int((samples.stack < 0).sum())}
+    for flag, cause in _CAUSE_OF_FLAG.items():
+        notes[cause] = int(((samples.flags & np.uint32(flag)) != 0).sum())
+    return {cause: count for cause, count in notes.items() if count}

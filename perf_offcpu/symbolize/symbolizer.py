@@ -10,15 +10,16 @@ thousand addresses.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.decode.tasks.lookup import rows_at
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I32, I64
 from perf_offcpu.model.mappings import NO_MAP, find_mappings
@@ -26,7 +27,6 @@ from perf_offcpu.model.profile import Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Recording, SampleColumns, Samples, Spaces
 from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.objects.files import Cause
 from perf_offcpu.objects.search import Search
 from perf_offcpu.symbolize.demangle import demangle
 from perf_offcpu.symbolize.frames import build_frames, expand
@@ -37,11 +37,6 @@ from perf_offcpu.symbolize.locations import Locations, find_locations
 from perf_offcpu.symbolize.symbol_names import InlinedFunctions, SymbolNames
 from perf_offcpu.symbolize.user import UserNames
 
-NOT_MAPPED = "user addresses outside every mapping"
-NO_NAME = "no name: "
-"""Prefix of the causes in `Profile.losses` that count addresses without a name."""
-NO_LINES = "no source lines: "
-"""Prefix of the causes in `Profile.losses` that count addresses whose source lines could not be read."""
 COOKIE = "(cookie)"
 """Symbol shown for the cookie of a deferred user callchain, as perf script prints it."""
 
@@ -76,11 +71,6 @@ class SymbolizeOptions:
     cache: DiskCache | None = None
 
 
-def is_mismatch(cause: str) -> bool:
-    """Return True for a cause in `Profile.losses` that says that a file is not the recorded one."""
-    return cause.startswith(NO_NAME) and cause.endswith((Cause.OTHER_BUILD.value, Cause.CHANGED.value))
-
-
 def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> Profile:
     """Name every address of a recording.
 
@@ -98,17 +88,13 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
     options = options or SymbolizeOptions()
     strings = recording.strings.copy()
     samples, locations, rows, pair_of = locations_of(recording)
-    unresolved = Counter[str]()
+    unresolved = Losses()
     names, inlined = _name(recording, locations, strings, options, unresolved)
     if options.demangle:
         _demangle(names, inlined, strings)
     frames, frames_of_location = build_frames(names, inlined, locations, keep_ips=options.keep_ips)
     parent, frame, stack = build_stack_tree(expand(rows, frames_of_location))
     stack_of = (np.where(pair_of >= 0, stack[pair_of], -1) if len(stack) else pair_of).astype(np.int32)
-    nameless = {
-        cause if cause.startswith(NO_LINES) else f"{NO_NAME}{cause}": count
-        for cause, count in sorted(unresolved.items())
-    }
     return Profile(
         samples=_profile_samples(samples, stack_of[: len(samples)], stack_of[len(samples) :]),
         stacks=Stacks(parent, frame),
@@ -120,7 +106,7 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
         budget=recording.budget,
         cgroups=recording.cgroups,
         build_ids=_build_ids(recording),
-        losses=recording.losses | nameless,
+        losses={**recording.losses, **unresolved},
         meta=recording.meta,
     )
 
@@ -197,7 +183,7 @@ def _name(
     locations: Locations,
     strings: Strings,
     options: SymbolizeOptions,
-    unresolved: Counter[str],
+    unresolved: Losses,
 ) -> tuple[SymbolNames, InlinedFunctions]:
     """Name all locations, kernel and user, and list the functions inlined there; count what has no name."""
     search = Search.usual(options.symfs, options.buildid_dir)
@@ -215,7 +201,7 @@ def _name(
             location = rows[lines.inlined.location].astype(np.int32)
             inlined.append(lines.inlined.with_columns(location=location))
             for cause, count in lines.hindered.items():
-                unresolved[f"{NO_LINES}{cause}"] += count
+                unresolved.add(cause, count)
 
     kernel = np.flatnonzero(locations.cpumode == CpuMode.KERNEL)
     if len(kernel):
@@ -224,8 +210,7 @@ def _name(
         put(kernel, of_kernel.name(locations.lookup[kernel]), lines)
     map_rows = find_mappings(recording.maps, recording.spaces, locations.space, locations.lookup)
     user = locations.cpumode == CpuMode.USER
-    if unmapped := int((user & (map_rows == NO_MAP)).sum()):
-        unresolved[NOT_MAPPED] += unmapped
+    unresolved.add(losses.NOT_MAPPED, int((user & (map_rows == NO_MAP)).sum()))
     mapped = np.flatnonzero(user & (map_rows != NO_MAP))
     if len(mapped):
         kept = (strings, search, options.cache, unresolved, lines := line_names())

@@ -8,17 +8,17 @@ code, which the perf map of the process names.
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.cache import DiskCache
+from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects import vdso
 from perf_offcpu.objects.elf.functions import ElfFile
-from perf_offcpu.objects.files import Cause, Found, find_object
+from perf_offcpu.objects.files import Found, find_object
 from perf_offcpu.objects.origin import is_running_kernel, pids_of_dso, recorded_until
 from perf_offcpu.objects.perf_map import PerfMaps, is_jit_memory, read_jit_name
 from perf_offcpu.objects.search import Search
@@ -48,7 +48,7 @@ class UserNames:
         strings: Strings,
         search: Search,
         cache: DiskCache | None,
-        unresolved: Counter[str],
+        unresolved: Losses,
         lines: LineNames | None = None,
         *,
         force: bool = False,
@@ -79,8 +79,7 @@ class UserNames:
         names.address[rows] = addresses
         symbols, offsets = symbols_and_offsets(elf.symbols, found, addresses, self.strings)
         names.symbol[rows], names.offset[rows] = symbols, offsets
-        if missing := int((found < 0).sum()):
-            self.unresolved[NO_SYMBOL] += missing
+        self.unresolved.add(losses.NO_SYMBOL, int((found < 0).sum()))
         if self.lines is not None:
             self.lines.add(elf, addresses, rows, names, self.strings[int(names.dso[rows[0]])])
 
@@ -89,7 +88,7 @@ class UserNames:
         path = self.strings[int(self.recording.dsos.path[dso])]
         build_id = self.strings[int(self.recording.dsos.build_id[dso])]
         if path == vdso.NAME and not build_id and not is_running_kernel(self.recording.meta):
-            found = Found(cause=Cause.OTHER_BUILD)
+            found = Found(cause=losses.OTHER_BUILD)
         else:
             found = find_object(
                 path,
@@ -100,7 +99,7 @@ class UserNames:
                 cache=self.cache,
             )
         if found.cause is not None:
-            self.unresolved[f"{path}: {found.cause.value}"] += addresses
+            self.unresolved.add(found.cause.about(path), addresses)
         return found.elf
 
     def _by_perf_maps(self, spaces: I32, rows: I64, names: SymbolNames) -> None:
@@ -108,8 +107,8 @@ class UserNames:
         pids = self.recording.spaces.pid[spaces]
         for pid in distinct(pids).tolist():
             table, mine = self._perf_maps.of(pid), rows[pids == pid]
-            if isinstance(table, str):
-                self.unresolved[table] += len(mine)
+            if isinstance(table, LossCause):
+                self.unresolved.add(table, len(mine))
             else:
                 self._by_perf_map(f"/tmp/perf-{pid}.map", table, mine, names)
 
@@ -124,5 +123,4 @@ class UserNames:
             names.file[at], names.line[at] = self.strings.intern(function.file), function.line
         hit = found >= 0
         names.offset[rows[hit]] = addresses[hit] - table.start[found[hit]]
-        if missing := int((~hit).sum()):
-            self.unresolved[f"{path}: addresses that it does not list"] += missing
+        self.unresolved.add(losses.PERF_MAP_LACKS.about(path), int((~hit).sum()))

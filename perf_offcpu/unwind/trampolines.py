@@ -18,6 +18,7 @@ import numpy as np
 
 from perf_offcpu.abi.cfi import Registers
 from perf_offcpu.abi.elf import Machine
+from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, U64, Bool, distinct
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.perf_map import PerfMaps
@@ -50,7 +51,7 @@ class Trampolines:
         pids = self.recording.spaces.pid[spaces]
         for pid in distinct(pids[pids > 0]).tolist():
             table, mine = self.maps.of(pid), np.flatnonzero(pids == pid)
-            if isinstance(table, str):
+            if isinstance(table, LossCause):
                 continue
             found = table.lookup(addresses[mine])
             mine, found = mine[found >= 0], found[found >= 0]

@@ -15,12 +15,14 @@ from typing import Final
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS, Registers
 from perf_offcpu.binary.gather import rows_of
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.decode.stacks.user_parts import join_parts, kernel_parts
 from perf_offcpu.decode.trim_stacks import cut_garbage
 from perf_offcpu.inject.unwind_records import MakeUnwinder, UnwindSome, UserChains
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.columns import I32, I64, U8, U64, distinct
@@ -28,7 +30,6 @@ from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.objects.perf_map import PerfMaps
 from perf_offcpu.objects.search import Search
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.unwind.lookup import CfiLookup
 from perf_offcpu.unwind.state import End
 from perf_offcpu.unwind.step import MAX_GENERAL, MORE_GENERAL, walk_up
@@ -39,12 +40,11 @@ BATCH: Final = 1 << 14
 """Stacks that are unwound together, at most; of so many words:"""
 BATCH_WORDS: Final = 1 << 23
 
-CAUSES: Final = {
-    End.EXHAUSTED: "user stacks cut: the copy ends before the stack (record with --call-graph cfi,BYTES)",
-    End.NO_CFI: "user stacks cut: code without call frame information and frame pointer",
-    End.OUTSIDE: "user stacks cut: the caller is outside of every mapping",
+CAUSE_OF_END: Final = {
+    End.EXHAUSTED: losses.COPY_EXHAUSTED,
+    End.NO_CFI: losses.NO_CFI,
+    End.OUTSIDE: losses.OUTSIDE_MAPS,
 }
-UNKNOWN_MACHINE: Final = "user stacks not unwound: recorded on a machine whose frames are not known here"
 
 _FLAG_OF_END: Final = {
     End.EXHAUSTED: SampleFlag.STACK_EXHAUSTED | SampleFlag.TRUNCATED,
@@ -100,13 +100,13 @@ def unwinder_for(search: Search, cache: DiskCache | None) -> MakeUnwinder:
             return None
         unwinder = Unwinder(recording, search, cache)
 
-        def some(snapshots: Snapshots, spaces: I32, losses: Losses) -> UserChains:
+        def some(snapshots: Snapshots, spaces: I32, counters: Losses) -> UserChains:
             parts = []
             for first in range(0, len(snapshots), BATCH):
                 rows = np.arange(first, min(first + BATCH, len(snapshots)))
                 found = unwinder.unwind(snapshots, rows, spaces[rows])
-                _count(found, losses)
-                parts.append(UserChains(found.chains, np.isin(found.ends, list(CAUSES))))
+                _count(found, counters)
+                parts.append(UserChains(found.chains, np.isin(found.ends, list(CAUSE_OF_END))))
             return UserChains.concat(parts)
 
         return some
@@ -114,9 +114,9 @@ def unwinder_for(search: Search, cache: DiskCache | None) -> MakeUnwinder:
     return make
 
 
-def _count(found: Unwound, losses: Losses) -> None:
-    for end, cause in CAUSES.items():
-        losses.add(cause, int((found.ends == end).sum()))
+def _count(found: Unwound, counters: Losses) -> None:
+    for end, cause in CAUSE_OF_END.items():
+        counters.add(cause, int((found.ends == end).sum()))
 
 
 def unwind(recording: Recording, search: Search | None = None, cache: DiskCache | None = None) -> Recording:
@@ -130,13 +130,13 @@ def unwind(recording: Recording, search: Search | None = None, cache: DiskCache 
         search: where files are looked for; None: at the recorded paths.
         cache: where tables of their frames are kept; None: nowhere.
     """
-    samples, losses = recording.samples, Losses(recording.losses)
+    samples, counters = recording.samples, Losses(recording.losses)
     rows = np.flatnonzero(samples.snapshot >= 0)
     if not len(rows):
         return recording.replaced(snapshots=Snapshots())
     if recording.meta.arch not in MACHINE_OF_ARCH:
-        losses.add(UNKNOWN_MACHINE, len(rows))
-        return cut_garbage(_finished(recording, samples, recording.callchains, losses))
+        counters.add(losses.UNKNOWN_MACHINE, len(rows))
+        return cut_garbage(_finished(recording, samples, recording.callchains, counters))
     unwinder = Unwinder(recording, search or Search(), cache)
     chains = ChainTable()
     chains.add(recording.callchains)  # they are different, and keep their numbers
@@ -158,9 +158,9 @@ def unwind(recording: Recording, search: Search | None = None, cache: DiskCache 
         whole = join_parts(recording.callchains, kept, samples.callchain[some], found.chains)
         callchain[some] = chains.add(whole)
         flags[some] = flags_after(flags[some], found.ends)
-        _count(found, losses)
+        _count(found, counters)
     samples = samples.with_columns(callchain=callchain, flags=flags)
-    return _finished(recording, samples, chains.release(), losses)
+    return _finished(recording, samples, chains.release(), counters)
 
 
 def _batches(words: I64) -> Iterator[slice]:
@@ -173,7 +173,7 @@ def _batches(words: I64) -> Iterator[slice]:
         first = behind
 
 
-def _finished(recording: Recording, samples: Samples, chains: Ragged, losses: Losses) -> Recording:
+def _finished(recording: Recording, samples: Samples, chains: Ragged, counters: Losses) -> Recording:
     """Put together, without snapshots and without callchains that nobody has any more."""
     waker, deferred = samples.waker_callchain, recording.deferred.callchain
     used = distinct(np.concatenate([samples.callchain, waker, deferred]))
@@ -190,7 +190,7 @@ def _finished(recording: Recording, samples: Samples, chains: Ragged, losses: Lo
         callchains=chains.take(used),
         deferred=recording.deferred.with_columns(callchain=number[deferred]),
         snapshots=Snapshots(),
-        losses=dict(losses),
+        losses=dict(counters),
     )
 
 

@@ -27,9 +27,9 @@ from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_HEADER, RECORD_LAYOU
 from perf_offcpu.abi.sample import SAMPLE, TRAILER, SampleShape
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
+from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import Features
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.perfdata.tracing_data import MAGIC as TRACING_MAGIC

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.losses import LossCause, Stage
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
@@ -47,7 +49,8 @@ class ProfileBuilder:
     """
 
     events: dict[str, str] = field(default_factory=lambda: {OFFCPU: "ns", "cpu-clock": "ns"})
-    losses: dict[str, int] = field(default_factory=dict)
+    losses: Mapping[Any, int] = field(default_factory=dict)
+    """By cause, or by a text that stands for one."""
     meta: dict[str, Any] = field(default_factory=dict)
     build_ids: dict[str, str] = field(default_factory=dict)
     _strings: Strings = field(default_factory=Strings)
@@ -114,7 +117,7 @@ class ProfileBuilder:
             frames=self._frames(),
             strings=self._strings,
             evsels=[Evsel(name, None, unit) for name, unit in self.events.items()],
-            losses=dict(self.losses),
+            losses={_cause(cause): count for cause, count in self.losses.items()},
             build_ids={self._strings.intern(dso): build_id for dso, build_id in self.build_ids.items()},
             meta=Meta(**self.meta),
         )
@@ -133,3 +136,7 @@ class ProfileBuilder:
             inline_depth=[code.inline_depth for code in codes],
             cpumode=[CpuMode.KERNEL if code.kernel else CpuMode.USER for code in codes],
         )
+
+
+def _cause(cause: LossCause | str) -> LossCause:
+    return cause if isinstance(cause, LossCause) else LossCause(Stage.FILE, cause, cause)

@@ -13,10 +13,10 @@ from builders.bombs import zeros_packed
 from builders.recording import BASE, event, sample, write
 from corrupt.damage import Damaged
 
+from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.write.writer import frame_record
 
 SPEC = event("cpu-clock", (1,), BASE)

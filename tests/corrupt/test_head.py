@@ -9,9 +9,9 @@ import pytest
 from builders import zoo
 from corrupt.damage import SOUND, Damaged, header_at, periods
 
+from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.errors import FormatError
-from perf_offcpu.perfdata import losses
 
 
 def refusal(damaged: Damaged) -> str:
@@ -125,7 +125,7 @@ def test_an_id_that_two_events_claim_is_the_first_ones() -> None:
 def test_a_data_section_outside_of_the_file(offset: int) -> None:
     recording = Damaged.of().put_header(offset, "data", "offset").read()
     assert len(recording.samples) == 0
-    assert recording.losses[losses.TRUNCATED] > 0
+    assert recording.losses[losses.FILE_CUT] > 0
 
 
 @pytest.mark.parametrize("size", [1 << 40, 2**63, 2**64 - 1])
@@ -133,7 +133,7 @@ def test_a_data_section_longer_than_the_file(size: int) -> None:
     """Read to the end. Nobody knows where the features are, and with them the names of events."""
     recording = Damaged.of().put_header(size, "data", "size").read()
     assert periods(recording) == {"cpu-clock": [10], "bpf-output": [0]}
-    assert recording.losses[losses.TRUNCATED] > 0
+    assert recording.losses[losses.FILE_CUT] > 0
 
 
 def test_a_recorder_that_was_killed() -> None:

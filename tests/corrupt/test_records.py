@@ -24,12 +24,12 @@ from builders.recording import (
 from builders.shown import show
 from corrupt.damage import SOUND, Damaged, periods
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording, SampleFlag
-from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.write.features import feature_body
 from perf_offcpu.perfdata.write.writer import frame_record
 
@@ -68,7 +68,7 @@ def test_a_record_of_impossible_size_ends_the_reading(size: int) -> None:
 def test_a_record_that_goes_on_behind_the_end() -> None:
     recording = Damaged.of().put_record(R.SAMPLE, 6, 0xFFF8, 2, number=1).read()
     assert periods(recording) == {"cpu-clock": [10], "offcpu-time": []}
-    assert set(recording.losses) == {losses.TRUNCATED}
+    assert set(recording.losses) == {losses.FILE_CUT}
 
 
 @pytest.mark.parametrize("kind", [R.COMM, R.MMAP2, R.FORK, R.CGROUP, R.KSYMBOL, R.LOST])

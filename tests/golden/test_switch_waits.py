@@ -20,8 +20,8 @@ import pytest
 from builders.perf_text import Printed, parse
 from builders.stock_perf import with_names
 
+from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.decode.switches.intervals import BEGAN_BEFORE, NO_BEGIN, NO_END
 from perf_offcpu.inject.rewrite import RewriteOptions, rewrite
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 
@@ -89,7 +89,7 @@ def _wake(sample: Printed, away: dict[int, Wait | None]) -> None:
 
 def _go_out(sample: Printed, tid: int, state: str, away: dict[int, Wait | None], result: Expected) -> None:
     if away.get(tid) is not None:
-        result.losses[NO_END] += 1
+        result.losses[losses.END_NOT_RECORDED] += 1
     if state in ("Z", "X"):
         away.pop(tid, None)
     elif tid:
@@ -103,9 +103,9 @@ def _come_in(
     if not tid:
         return
     if tid not in away:
-        result.losses[BEGAN_BEFORE] += tid not in born
+        result.losses[losses.BEGIN_UNKNOWN] += tid not in born
     elif (wait := away[tid]) is None:
-        result.losses[NO_BEGIN] += 1
+        result.losses[losses.BEGIN_NOT_RECORDED] += 1
     else:
         wait.end, wait.comm = microseconds(sample.time), comm
         result.waits.append(wait)
@@ -222,7 +222,7 @@ def test_who_could_have_gone_on_only_waited_for_a_cpu(pairs: list[tuple[dict[str
 
 def test_what_did_not_become_a_wait_is_counted(recording: Recording, expected: Expected) -> None:
     assert expected.losses
-    for cause in (NO_END, NO_BEGIN, BEGAN_BEFORE):
+    for cause in (losses.END_NOT_RECORDED, losses.BEGIN_NOT_RECORDED, losses.BEGIN_UNKNOWN):
         assert recording.losses.get(cause, 0) == expected.losses[cause], cause
 
 

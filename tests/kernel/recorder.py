@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 from conftest import PATIENCE
 
-from perf_offcpu.decode.trim_stacks import GARBAGE
+from perf_offcpu import losses
+from perf_offcpu.losses import LossCause
 from perf_offcpu.model.recording import Recording, SampleFlag
 
 PROGRAM = [sys.executable, "-m", "perf_offcpu", "record"]
@@ -86,14 +87,14 @@ def comms(recording: Recording, mask: np.ndarray) -> set[str]:
     return {recording.strings[row] for row in np.unique(recording.samples.comm[mask])}
 
 
-def lost(recording: Recording) -> set[str]:
+def lost(recording: Recording) -> set[LossCause]:
     """What the recording lacks, apart from garbage words that walks by frame pointer end in.
 
     And from what kernels do not tell: there are some that keep quiet while certain tasks run, so that a
     wake-up from an interrupt that hits these is not seen (by perf's own sched:sched_waking neither).
     """
-    untold = {cause for cause in recording.losses if "the kernel did not tell" in cause}
-    return set(recording.losses) - {GARBAGE} - untold
+    untraced = {losses.ENDS_MISSED, losses.BEGINS_MISSED, losses.WAKEUPS_MISSED}
+    return set(recording.losses) - {losses.GARBAGE} - untraced
 
 
 def off_cpu(recording: Recording) -> np.ndarray:

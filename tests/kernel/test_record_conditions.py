@@ -13,6 +13,7 @@ import pytest
 from kernel.others import NOBODY, reachable
 from kernel.recorder import PROGRAM, perf, recorder
 
+from perf_offcpu import losses
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import ProgramType
 from perf_offcpu.decode.load import load_recording
@@ -126,4 +127,4 @@ def test_programs_loaded_beside_two_recorders_do_not_spoil_their_files(tmp_path:
     for directory in directories:
         shown = perf("script", "--show-bpf-events", "--no-inline", "-i", directory / "perf.data")
         assert shown.count("_spoiler_") >= 10  # each comes and goes
-        assert load_recording(directory / "perf.data").losses.keys().isdisjoint({"unknown id"})
+        assert load_recording(directory / "perf.data").losses.keys().isdisjoint({losses.UNKNOWN_ID})

@@ -27,13 +27,13 @@ from kernel.recorder import (
     waits,
 )
 
+from perf_offcpu import losses
 from perf_offcpu.abi.counters import COUNTERS, MAGIC
 from perf_offcpu.cli import main
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.output_file import RESERVE
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.perfdata import losses
 
 pytestmark = pytest.mark.beside
 
@@ -238,7 +238,7 @@ def counter(path: Path, name: bytes) -> int:
 
 
 DAMAGE = {
-    losses.TRUNCATED, losses.NO_END, losses.BAD_SIZE, losses.BAD_RECORD, losses.BAD_SAMPLE,
+    losses.FILE_CUT, losses.NO_END, losses.BAD_SIZE, losses.BAD_RECORD, losses.BAD_SAMPLE,
     losses.BAD_FEATURE, losses.UNKNOWN_RECORD, losses.UNKNOWN_ID, losses.BAD_COMPRESSED,
 }  # fmt: skip
 DISK_BYTES = 2 << 20
@@ -261,7 +261,7 @@ def test_full_disk_is_told_and_what_was_written_can_be_read(tmp_path: Path, pack
         assert done.stderr.count("\n") == 1
         recording = load_recording(disk / "perf.data")
         assert off_cpu(recording).sum() > 100
-        unwritten = recording.losses["records not written because the file took no more (disk full)"]
+        unwritten = recording.losses[losses.RECORDS_UNWRITTEN]
         # What fits of a ring is kept, and behind it what stood in the kernel, in room held for the end.
         assert (disk / "perf.data").stat().st_size > DISK_BYTES - RESERVE
         assert len(recording.budget.tid) > 0

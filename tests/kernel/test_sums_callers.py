@@ -13,9 +13,9 @@ import pytest
 from conftest import Command
 from kernel.whole_stacks import ROOTS, STACKS, record, sum_wholeness, sums_by_stack
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.decode.stacks.callers import NOT_COPIED
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.perfdata.reader import PerfDataReader
 
@@ -124,7 +124,7 @@ def test_inject_gives_sums_whole_stacks_and_no_stack_bytes(
         assert by_function(injected) == expected
         recording = load_recording(injected, snapshots=True)
         assert int(recording.samples.period.sum()) == total == perf_period(injected)
-        assert not [cause for cause in recording.losses if "copied" in cause]
+        assert not [cause for cause in recording.losses if "copied" in cause.text]
         with PerfDataReader.open(injected) as reader:
             kinds = [spec.attr.sample_type & SampleType.STACK_USER for spec in reader.events.specs]
         assert any(kinds) == bool(keep)
@@ -151,4 +151,4 @@ def test_each_file_of_a_recording_has_the_stacks_of_its_callers(callers: Path, t
     for path in files[:-1]:
         assert set(by_function(path)[0]) == set(FUNCTIONS)
         # Missing are those between the last look into the rings and the moment from which copies are anew.
-        assert load_recording(path, snapshots=True).losses.get(NOT_COPIED, 0) <= 4
+        assert load_recording(path, snapshots=True).losses.get(losses.CALLERS_NOT_COPIED, 0) <= 4

@@ -19,9 +19,8 @@ from builders.stock_perf import version
 from conftest import Command
 from workload.measured import Thread, parse
 
+from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.decode.switches.intervals import BEGAN_BEFORE, IN_GAP, NO_BEGIN, NO_END
-from perf_offcpu.inject.switch_waits import NO_ROOM
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.model.stacks import frames_of
@@ -101,7 +100,7 @@ def run(request: pytest.FixtureRequest, waiter: Path, tmp_path_factory: pytest.T
     threads = record(path, waiter, *request.param)
     recording = load_recording(path)
     recording.check()
-    assert IN_GAP not in recording.losses, "the machine is too busy: records were lost"
+    assert losses.IN_GAP not in recording.losses, "the machine is too busy: records were lost"
     return Run(recording, symbolize(recording), threads)
 
 
@@ -189,7 +188,9 @@ def test_states_and_wake_ups_come_with_the_tracepoints(run: Run) -> None:
 def test_nothing_of_the_command_is_left_out(run: Run) -> None:
     """Where only the command is recorded, that is from its beginning."""
     if len(set(run.recording.samples.pid.tolist())) == 1:
-        assert not {NO_END, NO_BEGIN, BEGAN_BEFORE} & set(run.recording.losses)
+        assert not {losses.END_NOT_RECORDED, losses.BEGIN_NOT_RECORDED, losses.BEGIN_UNKNOWN} & set(
+            run.recording.losses
+        )
 
 
 def test_inject_says_where_there_is_no_room(waiter: Path, perf_offcpu: Command, tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_inject_says_where_there_is_no_room(waiter: Path, perf_offcpu: Command, 
     recorded, out = tmp_path / "perf.data", tmp_path / "out.data"
     record(recorded, waiter, *RECORDS)
     done = perf_offcpu("inject", "-f", "--switches", "-i", recorded, "-o", out)
-    assert done.returncode == 0 and NO_ROOM in done.stderr
+    assert done.returncode == 0 and losses.NO_ID_IN_SAMPLES in done.stderr
     assert len(load_recording(out).samples) == len(load_recording(recorded).samples)
 
 

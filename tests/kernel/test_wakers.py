@@ -21,6 +21,7 @@ from kernel.napping import (
 )
 from workload.measured import Thread, parse
 
+from perf_offcpu import losses
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.columns import I64
@@ -33,12 +34,9 @@ UNINTERRUPTIBLE = 2
 INTERRUPT = np.uint32(SampleFlag.WAKER_INTERRUPT)
 
 
-UNTOLD = "waits whose wake-up the kernel did not tell (their run-queue delay is not known)"
-
-
 def untold(profile: Profile) -> int:
     """Wake-ups that passed no tracepoint: some kernels have none while certain tasks run."""
-    return profile.losses.get(UNTOLD, 0)
+    return profile.losses.get(losses.WAKEUPS_MISSED, 0)
 
 
 class Run:

@@ -85,7 +85,7 @@ def run(
     recording.check()
     profile = symbolize(recording)
     profile.check()
-    assert not [cause for cause in recording.losses if "lost" in cause or "LOST" in cause]
+    assert not [cause for cause in recording.losses if "lost" in cause.text or "LOST" in cause.text]
     return Run(profile, parse(done.stdout))
 
 

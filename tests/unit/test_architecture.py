@@ -23,7 +23,7 @@ PACKAGE = ROOT / "perf_offcpu"
 # Lowest first. A room imports itself and rooms of lower layers; rooms of one layer do not know each other.
 LAYERS = (
     ("errors",),
-    ("binary", "resources", "text"),
+    ("binary", "losses", "resources", "text"),
     ("abi", "model", "cache"),
     ("perfdata",),
     ("decode", "collect"),

@@ -19,6 +19,7 @@ from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.records import trailer
 from perf_offcpu.collect.kernel_totals.budgets import account_sample
 from perf_offcpu.collect.system.clock import CLOCKID
+from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.write.writer import pack_record
 
@@ -63,7 +64,7 @@ def counters_event(support: Support) -> EventSpec:
 
 
 def counters_sample(
-    event: EventSpec, span: Span, counters: Mapping[str, Counter], recorder_pid: int
+    event: EventSpec, span: Span, counters: Mapping[LossCause, Counter], recorder_pid: int
 ) -> bytes:
     """The sample that carries all counters, at the end of the recorded span.
 
@@ -71,8 +72,8 @@ def counters_sample(
         recorder_pid: the process that perf shall show it for.
     """
     rows = [
-        {"events": counter.events, "ns": counter.ns, "name": name.encode()}
-        for name, counter in counters.items()
+        {"events": counter.events, "ns": counter.ns, "name": cause.name.encode()}
+        for cause, counter in counters.items()
     ]
     values = {
         "magic": MAGIC,

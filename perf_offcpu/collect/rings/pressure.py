@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from perf_offcpu.losses import FEWER_SAMPLES, LARGER_RINGS
+
 FULL = 0.9
 """How full a ring is found that loses, or nearly does: what does not fit may be a large record."""
 
@@ -95,7 +97,6 @@ def remedy(full: Spent, copies: bool, compressed: bool) -> str:
         copies: whether samples hold copies of stacks.
         compressed: whether the recorder compresses.
     """
-    fewer = "a higher --off-cpu-thresh, or --max-rate"
     smaller = "smaller copies (--call-graph cfi,2048) or none (--call-graph fp), " if copies else ""
     waited_s = full.write_s - full.write_cpu_s
     if waited_s > _MUCH * full.elapsed_s and waited_s > full.cpu_s:
@@ -106,15 +107,15 @@ def remedy(full: Spent, copies: bool, compressed: bool) -> str:
         )
         return (
             f"the file took no bytes for {waited_s:.2f} of the {full.elapsed_s:.2f} s in which rings filled: "
-            f"{memory}take larger rings (-m 64M), {smaller}{fewer}"
+            f"{memory}take {LARGER_RINGS}, {smaller}{FEWER_SAMPLES}"
         )
     if full.cpu_s > _MUCH * full.elapsed_s:
         without = "no -z, " if compressed else ""
         return (
             f"the recorder was busy for {full.cpu_s:.2f} of the {full.elapsed_s:.2f} s in which rings filled:"
-            f" {without}{smaller}{fewer}"
+            f" {without}{smaller}{FEWER_SAMPLES}"
         )
     return (
-        "rings filled before the recorder came to a CPU or looked: larger rings (-m 64M), -r 1, "
-        f"{smaller}{fewer}"
+        f"rings filled before the recorder came to a CPU or looked: {LARGER_RINGS}, -r 1, "
+        f"{smaller}{FEWER_SAMPLES}"
     )

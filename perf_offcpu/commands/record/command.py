@@ -11,6 +11,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from perf_offcpu import losses
 from perf_offcpu.commands.record.arguments import add_arguments
 from perf_offcpu.commands.record.options import options_of
 from perf_offcpu.commands.shared.perf_habits import add_as_always, advice_of
@@ -78,15 +79,15 @@ def run(args: argparse.Namespace) -> int:
 def summary_lines(summary: Summary, verbose: bool = False) -> list[str]:
     """What became of the recording, in perf's manner."""
     megabytes = summary.file_bytes / (1 << 20)  # as perf counts them
-    waits = f"{summary.events('samples') + summary.still_blocked} off-cpu samples"
+    waits = f"{summary.events(losses.SAMPLES) + summary.still_blocked} off-cpu samples"
     if summary.still_blocked:
         waits += f", {summary.still_blocked} of them still blocked"
     counts = f"{waits}, {summary.sums} sums, {summary.oncpu_samples} on-CPU samples"
     where = summary.path if summary.files == 1 else f"{summary.path} and {summary.files - 1} before it"
     lines = [f"[ perf-offcpu record: Captured and wrote {megabytes:.3f} MB {where} ({counts}) ]"]
-    losses = [f"{count} {what}" for what, count in summary.losses().items()]
-    if losses:
-        lines.append(f"[ perf-offcpu record: lost: {', '.join(losses)} ]")
+    lost = [f"{count} {cause.text}" for cause, count in summary.losses().items()]
+    if lost:
+        lines.append(f"[ perf-offcpu record: lost: {', '.join(lost)} ]")
     if summary.remedy:
         lines.append(f"[ perf-offcpu record: {summary.remedy} ]")
     if verbose:
@@ -97,7 +98,7 @@ def summary_lines(summary: Summary, verbose: bool = False) -> list[str]:
 def _details(summary: Summary) -> list[str]:
     seconds = (summary.span.end_ns - summary.span.begin_ns) / 1e9
     rings = f"{summary.ring_bytes >> 10} kB per CPU, {summary.ring_fullest:.0%} used at most"
-    counters = ", ".join(f"{name} {counter.events}" for name, counter in summary.counters.items())
+    counters = ", ".join(f"{cause.name} {counter.events}" for cause, counter in summary.counters.items())
     lines = [
         f"recorded for {seconds:.3f} s with {summary.cpu_s:.3f} s of CPU; rings of {rings}",
         f"counters: {counters}",

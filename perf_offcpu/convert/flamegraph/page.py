@@ -29,6 +29,7 @@ from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.tree import PathTree, build_paths
 from perf_offcpu.callpaths.weights import events_of, title_of, unit_of
 from perf_offcpu.convert.flamegraph.series import breakdown, series
+from perf_offcpu.losses import by_text
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Meta
@@ -150,7 +151,7 @@ def _facts(profile: Profile, old: Profile | None) -> list[tuple[str, str]]:
         ("File", meta.source),
         ("Compared with", "" if old is None else old.meta.source or "an older profile"),
     ]
-    lost = [("Lost", f"{count} {cause}") for cause, count in sorted(profile.losses.items())]
+    lost = [("Lost", f"{count} {cause}") for cause, count in by_text(profile.losses).items()]
     return [(term, printable(text)) for term, text in facts + (lost or [("Lost", "nothing")]) if text]
 
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu import losses
 from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.retype import callers_of
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U64
-from perf_offcpu.perfdata.losses import Losses
-
-NOT_COPIED = "sums whose callers' stack was not copied: their stacks end where frame pointers do"
 
 
 class CallerRows:
@@ -67,5 +66,5 @@ def with_callers(snapshot: I32, callers: U64, known: CallerRows, counters: Losse
         return snapshot
     result = snapshot.copy()
     result[others] = known.find(callers[others])
-    counters.add(NOT_COPIED, int((result[others] < 0).sum()))
+    counters.add(losses.CALLERS_NOT_COPIED, int((result[others] < 0).sum()))
     return result

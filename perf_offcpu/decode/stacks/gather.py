@@ -15,21 +15,21 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.cfi import ABI_64
 from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.gather import Rows, gather_rows
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.stacks.callers import CallerRows
 from perf_offcpu.decode.stacks.positions import OpenFile, StackPlaces
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U64, Bool
 from perf_offcpu.model.growing import GrowingArray
 from perf_offcpu.model.snapshots import Snapshots
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.scan import Chunk
 
 MEMORY: Final = 1 << 28
-NO_ROOM = "user stacks not kept for unwinding: no room for them in TMPDIR"
 
 
 class SnapshotStore:
@@ -80,7 +80,7 @@ class SnapshotStore:
         if not len(wanted):
             return number
         if not self._place(chunk, stack.starts[wanted], words[wanted], order):
-            self.counters.add(NO_ROOM, len(wanted))
+            self.counters.add(losses.NO_ROOM_FOR_STACKS, len(wanted))
             return number
         number[wanted] = np.arange(len(self), len(self) + len(wanted))
         own = gather_rows(chunk.data, Rows(registers.starts[wanted], registers.counts[wanted], 8), order)

@@ -16,6 +16,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import Misc, RecordType
@@ -23,18 +24,17 @@ from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.gather import Rows, gather
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.switches.table import Switches, What
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U8, Bool
 from perf_offcpu.model.recording import Samples
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.features import Features
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.tracing_data import TracepointFormat, tracepoint_formats
 from perf_offcpu.perfdata.trailers import NO_TIME, read_trailers
 
 SWITCH_RECORDS = frozenset({RecordType.SWITCH, RecordType.SWITCH_CPU_WIDE})
 
-UNREADABLE = "scheduler tracepoints whose raw data is not as their format says"
 
 _TRACEPOINTS = {
     "sched_switch": What.SWITCH,
@@ -116,7 +116,7 @@ class SwitchDecoder:
         else:
             found.tid = raw.ids("pid")
             found.current, found.pid = _wakers(found, raw.field("common_flags"))
-        self.counters.add(UNREADABLE, int((raw.was_ok & ~raw.ok).sum()))
+        self.counters.add(losses.BAD_TRACEPOINT, int((raw.was_ok & ~raw.ok).sum()))
         return found.take(raw.ok & (found.time_ns > 0))
 
     def of_records(self, chunk: Chunk, events: Events) -> Switches:

@@ -24,26 +24,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu import losses
 from perf_offcpu.decode.switches.history import IS_IN, IS_OUT, NONE, Edges, History, Kind, edges_of
 from perf_offcpu.decode.switches.table import Switches, What
 from perf_offcpu.decode.tasks.lookup import rows_at
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I64, Bool, Table, column
 from perf_offcpu.model.recording import Tasks
-from perf_offcpu.perfdata.losses import Losses
 
 I8 = NDArray[np.int8]
 
 DEAD_STATES = 0x10 | 0x20 | 0x80
 """EXIT_DEAD, EXIT_ZOMBIE, TASK_DEAD (include/linux/sched.h): who goes out like this never comes back."""
-
-NO_END = "waits left out because their end was not recorded"
-NO_BEGIN = "waits left out because their begin was not recorded"
-BEGAN_BEFORE = "waits left out because they began before the recording, nobody knows when"
-IN_GAP = "waits left out because switches may have been lost while they lasted"
-BROKEN = "places where switches are missing (a CPU's do not follow each other): record with -a, unfiltered"
-
-CAUSES = (NO_END, NO_BEGIN, BEGAN_BEFORE, IN_GAP, BROKEN)
-"""All reasons for which there are fewer waits than there were."""
 
 
 @dataclass(slots=True)
@@ -72,10 +64,10 @@ def find_waits(switches: Switches, tasks: Tasks, last_ns: int, counters: Losses)
     fates = _fates(history, edges, switches)
     for fate, cause in _CAUSE_OF_FATE.items():
         counters.add(cause, int((fates == fate).sum()))
-    counters.add(BROKEN, 0 if _has_records(switches) else _count_breaks(switches))
+    counters.add(losses.BROKEN_SWITCHES, 0 if _has_records(switches) else _count_breaks(switches))
     waits = _waits(history, edges, fates, last_ns)
     sound = ~_in_gaps(switches, switches.time_ns[waits.out], waits.end_ns)
-    counters.add(IN_GAP, int((~sound).sum()))
+    counters.add(losses.IN_GAP, int((~sound).sum()))
     return waits.take(sound)
 
 
@@ -90,7 +82,11 @@ class _Fate(enum.IntEnum):
     BEGAN_BEFORE = 5
 
 
-_CAUSE_OF_FATE = {_Fate.NO_END: NO_END, _Fate.NO_BEGIN: NO_BEGIN, _Fate.BEGAN_BEFORE: BEGAN_BEFORE}
+_CAUSE_OF_FATE = {
+    _Fate.NO_END: losses.END_NOT_RECORDED,
+    _Fate.NO_BEGIN: losses.BEGIN_NOT_RECORDED,
+    _Fate.BEGAN_BEFORE: losses.BEGIN_UNKNOWN,
+}
 
 
 def _fates(history: History, edges: Edges, switches: Switches) -> I8:

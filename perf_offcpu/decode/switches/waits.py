@@ -22,9 +22,9 @@ from perf_offcpu.decode.account import CollectorAccount
 from perf_offcpu.decode.switches.intervals import Waits, find_waits
 from perf_offcpu.decode.switches.table import Switches, What
 from perf_offcpu.decode.tasks.lookup import rows_at
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U32
 from perf_offcpu.model.recording import Evsel, SampleFlag, Samples, Tasks
-from perf_offcpu.perfdata.losses import Losses
 
 _SAMPLE_TYPE = (
     SampleType.IDENTIFIER

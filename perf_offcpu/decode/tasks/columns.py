@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu import losses
 from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_LAYOUTS, RecordType
 from perf_offcpu.binary.columnar import read_columns
 from perf_offcpu.binary.gather import Rows, gather_rows
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I64, Bool
-from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.events import Events
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.perfdata.side_records import SideRecord
 from perf_offcpu.perfdata.trailers import NO_TIME, read_trailers

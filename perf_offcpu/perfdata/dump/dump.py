@@ -28,10 +28,10 @@ from perf_offcpu.abi.records import CALLCHAIN_DEFERRED_V12, HEADER_ATTR_IDS, REC
 from perf_offcpu.abi.sample import SAMPLE, TRAILER
 from perf_offcpu.binary.layout import Layout, Shape
 from perf_offcpu.errors import LayoutError
+from perf_offcpu.losses import LossCause, Losses, by_text
 from perf_offcpu.perfdata.dump.describe import describe_misc, field_lines, hex_lines, inline, record_name
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import Features
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.perfdata.trailers import trailer_type
@@ -58,7 +58,7 @@ class _Dump:
 
     def __init__(self, reader: PerfDataReader) -> None:
         self.reader, self.order = reader, reader.order
-        self.told: Counter[str] = Counter()
+        self.told = Counter[LossCause]()
         self.types: Counter[str] = Counter()
 
     def lines(self) -> Lines:
@@ -76,7 +76,7 @@ class _Dump:
     def _damage(self) -> Lines:
         """What the reader has counted since it was last asked."""
         now = Counter(self.reader.counters)
-        for cause, count in sorted((now - self.told).items()):
+        for cause, count in by_text(now - self.told).items():
             yield f"! {count} {cause}"
         self.told = now
 

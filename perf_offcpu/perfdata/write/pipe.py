@@ -15,19 +15,18 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import ATTR_SIZE_PERF_6_1
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.file import MAGIC, PIPE_HEADER, PIPE_HEADER_SIZE
 from perf_offcpu.abi.records import EVENT_UPDATE_NAME, Misc, RecordType
 from perf_offcpu.binary.layout import Buffer, Order, padding
 from perf_offcpu.errors import RecordingError, UsageError
+from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import BuildId, Features
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.write.features import BUILD_ID_BYTES, encoded
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX, frame_record, pack_record, write_all
-
-TOO_LARGE = "header features left out: too large for the pipe form"
 
 NATIVE: Order = "<" if sys.byteorder == "little" else ">"
 
@@ -124,7 +123,7 @@ class PipeWriter:
             if bit not in _SYNTHESIZED:
                 continue
             if len(body) > RECORD_SIZE_MAX - _HEAD - 8:
-                self._counters.add(TOO_LARGE)
+                self._counters.add(losses.LARGE_FEATURE)
                 continue
             values = {"feat_id": bit, "data": body}
             records.append(pack_record(RecordType.HEADER_FEATURE, 0, values, order=self.order))

@@ -14,20 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import AttrFlag, ReadFormat, SampleType
 from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.binary.layout import REST, Field, Int, Layout, Special
 from perf_offcpu.errors import LayoutError
-from perf_offcpu.perfdata import losses
+from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import Events, EventSpec, sample_id_place
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.perfdata.trailers import Trailers, id_place, read_trailers
 
 Bool = NDArray[np.bool_]
 I64 = NDArray[np.int64]
 
-UNKNOWN_OWNER = "records of unknown event id"
 
 EVENT_UPDATE_CPUS = 3
 CPU_MAP_RANGE = 2
@@ -48,7 +47,7 @@ def sound_records(chunk: Chunk, events: Events, counters: Losses) -> Bool:
         least[kinds == kind] = _least_size(kind)
     short = (chunk.sizes[rows] < HEADER_SIZE + least + trailers.size) & ~orphaned
     lying = _lying(chunk, rows, trailers, events) & ~orphaned & ~short
-    counters.add(UNKNOWN_OWNER, int(orphaned.sum()))
+    counters.add(losses.UNKNOWN_OWNER, int(orphaned.sum()))
     counters.add(losses.BAD_RECORD, int((short | lying).sum()))
     sound = np.ones(len(chunk), np.bool_)
     sound[rows] = ~(orphaned | short | lying)

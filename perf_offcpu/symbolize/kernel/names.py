@@ -9,11 +9,11 @@ Modules that a kallsyms does not know, or of another boot, are names by their fi
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.errors import FormatError
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.mappings import KERNEL_SPACE
 from perf_offcpu.model.recording import Recording
@@ -37,9 +37,6 @@ from perf_offcpu.symbolize.lines.names import LineNames
 from perf_offcpu.symbolize.symbol_names import SymbolNames, symbols_and_offsets
 
 KERNEL_DSO = "[kernel.kallsyms]"
-OTHER_KERNEL = "kernel addresses: this machine runs another kernel than the recorded one (give --kallsyms)"
-HIDDEN = "kernel addresses: hidden by kernel.kptr_restrict"
-NO_SYMBOL = "kernel addresses outside every symbol"
 _PREFIX = "__pfx_"
 
 
@@ -66,12 +63,12 @@ class KernelNames:
         recording: Recording,
         strings: Strings,
         sources: KernelSources,
-        unresolved: Counter[str],
+        unresolved: Losses,
         lines: LineNames | None = None,
     ) -> None:
         self.recording, self.strings, self.unresolved = recording, strings, unresolved
         self.sources, self.lines = sources, lines
-        self._problem = ""
+        self._problem = losses.NO_KERNEL_SYMBOL
         self._symbol, self._recorded_at, map_build_id = self._kernel_map()
         self.build_id = bytes.fromhex(recording.meta.kernel_build_id or map_build_id)
         self._kallsyms: Kallsyms | None = None
@@ -90,9 +87,7 @@ class KernelNames:
         self._by_modules(addresses, names)
         self._by_recording(addresses, names)
         self._add_lines(addresses, names)
-        missing = int((names.symbol == 0).sum())
-        if missing:
-            self.unresolved[self._problem or NO_SYMBOL] += missing
+        self.unresolved.add(self._problem, int((names.symbol == 0).sum()))
         return names
 
     def _kernel_map(self) -> tuple[str, int, str]:
@@ -110,7 +105,7 @@ class KernelNames:
         if sources.kallsyms is not None:
             self._kallsyms, self.kallsyms_path = given_kallsyms(sources.kallsyms), sources.kallsyms
             if self._kallsyms.hidden:
-                self._kallsyms, self._problem = None, HIDDEN
+                self._kallsyms, self._problem = None, losses.KALLSYMS_HIDDEN
             return
         if sources.vmlinux is not None:
             self._vmlinux = given_vmlinux(sources.vmlinux, self.build_id)
@@ -119,10 +114,10 @@ class KernelNames:
         found = find_kallsyms(self.build_id, sources.search, is_running=is_running)
         self._kallsyms, self.kallsyms_path, hidden = found
         if self._kallsyms is None:
-            self._problem = HIDDEN if hidden else OTHER_KERNEL
+            self._problem = losses.KALLSYMS_HIDDEN if hidden else losses.OTHER_KERNEL
             path = find_vmlinux(self.build_id, release_of(meta.os_release), sources.search)
             if path is not None:
-                self._vmlinux, self._problem = load_elf_symbols(path), ""
+                self._vmlinux, self._problem = load_elf_symbols(path), losses.NO_KERNEL_SYMBOL
 
     def _is_running(self) -> bool:
         if self.build_id:

@@ -21,9 +21,11 @@ from typing import Final
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi import elf
 from perf_offcpu.cache import DiskCache, cache_name
 from perf_offcpu.errors import FormatError
+from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import U64
 from perf_offcpu.objects.debug_files import open_debug
 from perf_offcpu.objects.elf.image import ElfImage, open_elf
@@ -41,23 +43,18 @@ _MISSING, _UNREADABLE = 3, 4
 
 _ALTLINK: Final = b".gnu_debugaltlink"
 
-NO_PACKAGE: Final = "the Python package symbolic is not installed"
-SPLIT: Final = "its DWARF is split off into .dwo files, which are not read"
-DWZ: Final = "its DWARF is shared with other files by dwz, which is not followed"
-TOO_LARGE: Final = "its DWARF is too large"
-STOPPED: Final = "reading its DWARF took too long or too much memory"
-
 
 class NoLines(Exception):
     """An object has no source lines.
 
     Args:
-        cause: why, for people; "" if it simply holds none.
+        cause: why; None if it simply holds none.
+        detail: what the reader of its DWARF reported; else "".
     """
 
-    def __init__(self, cause: str = "") -> None:
-        self.cause = cause
-        super().__init__(cause)
+    def __init__(self, cause: LossCause | None = None, detail: str = "") -> None:
+        self.cause, self.detail = cause, detail
+        super().__init__(cause.text if cause else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +129,7 @@ def _checked(data: memoryview, dwarf: ElfImage) -> Symcache:
 def _made(dwarf: ElfImage) -> bytes:
     """A symcache of an object's DWARF, by the worker."""
     if dwarf.size > MAX_FILE:
-        raise NoLines(TOO_LARGE)
+        raise NoLines(losses.DWARF_TOO_LARGE)
     memory = max(_MEMORY_FLOOR, _MEMORY_PER_BYTE * dwarf.size)
     with tempfile.TemporaryFile() as out:
         command = [sys.executable, "-P", _WORKER, str(dwarf.fileno()), str(memory), str(_SECONDS)]
@@ -147,13 +144,13 @@ def _made(dwarf: ElfImage) -> bytes:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise NoLines(STOPPED) from None
+            raise NoLines(losses.DWARF_STOPPED) from None
         if done.returncode == _MISSING:
-            raise NoLines(NO_PACKAGE)
+            raise NoLines(losses.NO_LINE_READER)
         if done.returncode == _UNREADABLE:
-            raise NoLines(_hindrance(dwarf) or f"its DWARF cannot be read ({_last_line(done.stderr)})")
+            raise NoLines(_hindrance(dwarf) or losses.DWARF_DAMAGED, _last_line(done.stderr))
         if done.returncode:
-            raise NoLines(STOPPED)
+            raise NoLines(losses.DWARF_STOPPED)
         out.seek(0)
         return out.read()
 
@@ -163,12 +160,12 @@ def _last_line(text: bytes) -> str:
     return lines[-1] if lines else "no reason given"
 
 
-def _hindrance(dwarf: ElfImage) -> str:
-    """What in a file with DWARF may keep its lines away; "" if nothing does."""
+def _hindrance(dwarf: ElfImage) -> LossCause | None:
+    """What in a file with DWARF may keep its lines away; None if nothing does."""
     if dwarf.section_named(_ALTLINK) is not None:
-        return DWZ
+        return losses.DWARF_SHARED
     for name in (b".debug_str", b".debug_line_str"):
         section = dwarf.section_named(name)
         if section is not None and b".dwo\0" in dwarf.unpacked(section):
-            return SPLIT
-    return ""
+            return losses.DWARF_SPLIT
+    return None

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.cache import DiskCache
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I64, U32, U64
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.elf.functions import ElfFile
 from perf_offcpu.objects.search import Search
-from perf_offcpu.symbolize.lines.lines import DWZ, Lines, NoLines, load_lines
+from perf_offcpu.symbolize.lines.lines import Lines, NoLines, load_lines
 from perf_offcpu.symbolize.lines.symcache import Calls, Symcache
 from perf_offcpu.symbolize.symbol_names import InlinedFunctions, SymbolNames
 
@@ -27,13 +27,13 @@ class LineNames:
 
     Attributes:
         inlined: what was found so far; `location` counts the rows of whoever asked.
-        hindered: why → number of addresses whose lines could not be read although there may be some.
+        hindered: number of addresses whose lines could not be read although there may be some.
     """
 
     def __init__(self, strings: Strings, search: Search, cache: DiskCache | None, *, inline: bool) -> None:
         self.strings, self.search, self.cache, self.inline = strings, search, cache, inline
         self.inlined = InlinedFunctions()
-        self.hindered = Counter[str]()
+        self.hindered = Losses()
 
     def add(self, elf: ElfFile, addresses: U64, rows: I64, names: SymbolNames, shown: str) -> None:
         """Fill in `file` and `line` of some rows of `names`, and remember what is inlined there.
@@ -47,12 +47,12 @@ class LineNames:
         try:
             lines = load_lines(elf.path, elf.build_id, self.search, self.cache)
         except NoLines as problem:
-            if problem.cause:
-                self.hindered[f"{shown}: {problem.cause}"] += len(addresses)
+            if problem.cause is not None:
+                self.hindered.add(problem.cause.about(shown, problem.detail), len(addresses))
             return
         nameless = self._put(lines, lines.lookup(addresses), rows, names)
-        if nameless and lines.shared:
-            self.hindered[f"{shown}: {DWZ}"] += nameless
+        if lines.shared:
+            self.hindered.add(losses.DWARF_SHARED.about(shown), nameless)
 
     def _put(self, lines: Lines, calls: Calls, rows: I64, names: SymbolNames) -> int:
         """The number of inlined functions that are left out because they have no name."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from builders.profile import ProfileBuilder
 
+from perf_offcpu import losses
 from perf_offcpu.analysis.select import Selection, select, select_samples, split_list
 from perf_offcpu.analysis.time_windows import parse_windows
 from perf_offcpu.analysis.wait_rules import WaitClass
@@ -100,7 +101,8 @@ def test_lists() -> None:
 def waits() -> Profile:
     """Waits of all kinds; the weights are powers of two, and so are the milliseconds that they took."""
     builder = ProfileBuilder(
-        meta={"arch": "x86_64", "first_ns": 0, "last_ns": 100, "source": "x.data"}, losses={"old": 1}
+        meta={"arch": "x86_64", "first_ns": 0, "last_ns": 100, "source": "x.data"},
+        losses={losses.BAD_SIZE: 1},
     )
     builder.sample("a", [], 1 << 20, cpu=0, state=1, syscall=202, time_ns=10, cgroup=7)
     builder.sample("a", [], 2 << 20, cpu=1, state=2, syscall=74, time_ns=20, cgroup=8)
@@ -146,11 +148,10 @@ def test_more_kinds(chosen: dict[str, Any], samples: int) -> None:
 
 def test_what_cannot_be_decided_is_told() -> None:
     timed = select_samples(waits(), Selection(windows=parse_windows("0,1")))
-    assert timed.losses == {"old": 1, "samples without a time of their own, left out by --time": 1}
+    assert timed.losses == {losses.BAD_SIZE: 1, losses.UNTIMED: 1}
     long = select_samples(waits(), Selection(min_ns=2 << 20))
-    note = "sums that --min-dur kept whole, although some of their waits are shorter"
-    assert long.losses == {"old": 1, note: 2}
-    assert select_samples(waits(), Selection(min_ns=1 << 30)).losses == {"old": 1}
+    assert long.losses == {losses.BAD_SIZE: 1, losses.KEPT_SUMS: 2}
+    assert select_samples(waits(), Selection(min_ns=1 << 30)).losses == {losses.BAD_SIZE: 1}
 
 
 def test_an_unknown_cgroup_is_told_with_those_that_there_are() -> None:

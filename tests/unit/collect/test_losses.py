@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from perf_offcpu import losses
 from perf_offcpu.abi.counters import COUNTERS, EVENT_ID, MAGIC
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.abi.sample import SAMPLE
@@ -12,10 +13,10 @@ from perf_offcpu.collect.summary import Summary
 from perf_offcpu.commands.record.command import summary_lines
 
 COUNTED = {
-    "samples": Counter(7, 7_000_000),
-    "waits-lost": Counter(2, 999),
-    "sum-map-full": Counter(3, 5),
-    "missed-runs": Counter(0),
+    losses.SAMPLES: Counter(7, 7_000_000),
+    losses.WAITS_LOST: Counter(2, 999),
+    losses.SUM_MAP_FULL: Counter(3, 5),
+    losses.MISSED_RUNS: Counter(0),
 }
 
 
@@ -33,14 +34,15 @@ def test_counters_are_one_raw_sample() -> None:
     assert (values["magic"], values["begin_ns"], values["end_ns"]) == (MAGIC, 100, 200)
     assert values["threshold_ns"] == 1_000_000
     assert {
-        row["name"].rstrip(b"\0").decode(): Counter(row["events"], row["ns"]) for row in values["counters"]
+        losses.CAUSES[row["name"].rstrip(b"\0").decode()]: Counter(row["events"], row["ns"])
+        for row in values["counters"]
     } == COUNTED
 
 
 def test_only_what_is_missing_is_a_loss() -> None:
     summary = Summary("out", lost_records=5, counters=COUNTED)
-    assert summary.losses() == {"records (ring full)": 5, "waits neither sampled nor summed": 2}
-    assert Summary("out", counters={"samples": Counter(1)}).losses() == {}
+    assert summary.losses() == {losses.LOST_RECORDS: 5, losses.WAITS_LOST: 2}
+    assert Summary("out", counters={losses.SAMPLES: Counter(1)}).losses() == {}
 
 
 def test_last_lines() -> None:
@@ -54,5 +56,5 @@ def test_last_lines() -> None:
 
 
 def test_the_last_line_counts_who_is_still_blocked_among_the_samples() -> None:
-    (line,) = summary_lines(Summary("out", still_blocked=3, counters={"samples": Counter(7)}))
+    (line,) = summary_lines(Summary("out", still_blocked=3, counters={losses.SAMPLES: Counter(7)}))
     assert line.endswith("(10 off-cpu samples, 3 of them still blocked, 0 sums, 0 on-CPU samples) ]")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from builders.recording import sample, write
 
+from perf_offcpu import losses
 from perf_offcpu.abi.budget import BUDGET, BUDGETS, MAGIC, VERSION
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.binary.layout import Order
@@ -19,7 +20,6 @@ from perf_offcpu.decode.budget import is_budget, joined_budget, read_budgets
 from perf_offcpu.decode.continued import without_continued
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag, Samples
-from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.write.features import feature_body, text_body
 
 COUNTERS = counters_event(Support())

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from perf_offcpu.decode.stacks.callers import NOT_COPIED, CallerRows, with_callers
+from perf_offcpu import losses
+from perf_offcpu.decode.stacks.callers import CallerRows, with_callers
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, U64
-from perf_offcpu.perfdata.losses import Losses
 
 HIGHEST = 2**64 - 1
 
@@ -21,24 +22,28 @@ def snapshots(*rows: int) -> I32:
 
 
 def test_sums_get_the_snapshot_of_their_caller_and_others_stay_as_they_are() -> None:
-    losses = Losses()
+    counters = Losses()
     found = with_callers(
-        snapshots(7, -1, -1, 3, -1), callers(HIGHEST, HIGHEST, 0, 0, HIGHEST), CallerRows(), losses
+        snapshots(7, -1, -1, 3, -1), callers(HIGHEST, HIGHEST, 0, 0, HIGHEST), CallerRows(), counters
     )
     assert found.tolist() == [7, 7, -1, 3, 7]
-    assert found.dtype == np.int32 and not losses
+    assert found.dtype == np.int32 and not counters
 
 
 def test_callers_are_known_from_earlier_samples_and_the_first_one_counts() -> None:
-    known, losses = CallerRows(), Losses()
-    assert with_callers(snapshots(0, 1, 2), callers(5, 6, 5), known, losses).tolist() == [0, 1, 2]
-    assert with_callers(snapshots(-1, 3, -1), callers(5, 6, 6), known, losses).tolist() == [0, 3, 1]
+    known, counters = CallerRows(), Losses()
+    assert with_callers(snapshots(0, 1, 2), callers(5, 6, 5), known, counters).tolist() == [0, 1, 2]
+    assert with_callers(snapshots(-1, 3, -1), callers(5, 6, 6), known, counters).tolist() == [0, 3, 1]
 
 
 def test_sums_whose_caller_sent_nothing_are_counted() -> None:
-    losses = Losses()
-    assert with_callers(snapshots(-1, 1, -1), callers(4, 5, 4), CallerRows(), losses).tolist() == [-1, 1, -1]
-    assert dict(losses) == {NOT_COPIED: 2}
+    counters = Losses()
+    assert with_callers(snapshots(-1, 1, -1), callers(4, 5, 4), CallerRows(), counters).tolist() == [
+        -1,
+        1,
+        -1,
+    ]
+    assert dict(counters) == {losses.CALLERS_NOT_COPIED: 2}
 
 
 def test_no_samples_at_all() -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from builders.recording import BASE, S, event, sample, write
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import AttrFlag, ReadFormat
-from perf_offcpu.decode.counter_reads import BACKWARDS
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.perfdata import losses
 
 GROUP = ReadFormat.ID | ReadFormat.GROUP
 LEADER = event("cpu-clock", (1, 2), BASE | S.READ | S.ADDR, read_format=GROUP)
@@ -67,7 +66,7 @@ def test_threads_that_inherit_a_counter_count_for_themselves(
     ]
     recording = load_recording(write(tmp_path / "x.data", [leader, MEMBER], records))
     assert recording.samples.period.tolist() == periods
-    assert recording.losses.get(BACKWARDS, 0) == (0 if inherit else 2)
+    assert recording.losses.get(losses.BACKWARDS, 0) == (0 if inherit else 2)
 
 
 def test_counts_that_cannot_be_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_counts_that_cannot_be_are_left_out_and_counted(tmp_path: Path) -> None:
     ]
     recording = load_recording(write(tmp_path / "x.data", [LEADER, MEMBER], records))
     assert recording.samples.period.tolist() == [50]
-    assert recording.losses == {BACKWARDS: 2, losses.UNKNOWN_ID: 1}
+    assert recording.losses == {losses.BACKWARDS: 2, losses.UNKNOWN_ID: 1}
 
 
 @pytest.mark.parametrize("extra", [ReadFormat(0), ReadFormat.LOST | ReadFormat.TOTAL_TIME_ENABLED])

@@ -22,14 +22,13 @@ from builders.recording import (
     write,
 )
 
+from perf_offcpu import losses
 from perf_offcpu.abi import counters as counters_abi
 from perf_offcpu.abi import offcpu
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.decode.swapped_ids import FOREIGN_IDS
-from perf_offcpu.decode.trim_stacks import GARBAGE
+from perf_offcpu.losses import LossCause
 from perf_offcpu.model.recording import Recording, SampleFlag
-from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.events import EventSpec
 
 CLOCK = event("cpu-clock", (1,), BASE | S.CALLCHAIN)
@@ -137,8 +136,10 @@ def test_the_collectors_own_account(tmp_path: Path) -> None:
     meta = recording.meta
     assert (meta.begin_ns, meta.end_ns, meta.threshold_ns) == (20, 150, 7)
     assert recording.losses == {
-        "waits lost: neither sent nor summed": 6, "collector: new\x1b": 4, losses.BAD_SAMPLE: 1,
-    }  # fmt: skip
+        losses.WAITS_LOST: 6,
+        LossCause(losses.Stage.RECORDER, "new\x1b", "collector: new\x1b"): 4,
+        losses.BAD_SAMPLE: 1,
+    }
 
 
 def mapping(pid: int, addr: int, path: str, time: int = 0) -> bytes:
@@ -151,7 +152,7 @@ def mapping(pid: int, addr: int, path: str, time: int = 0) -> bytes:
 def chain_of(path: Path, chain: list[int], *known: bytes) -> tuple[list[int], int]:
     recording = load(path, LEADER, *known, sample(CLOCK, pid=70, tid=70, time=900, callchain=chain))
     return recording.callchains.row(int(recording.samples.callchain[0])).tolist(), recording.losses.get(
-        GARBAGE, 0
+        losses.GARBAGE, 0
     )
 
 
@@ -172,5 +173,5 @@ def test_ids_of_another_pid_namespace_are_named(tmp_path: Path) -> None:
     """perf in a container: BPF says 4070, the kernel's records 70."""
     foreign = sample(WAITS, time=5, raw=raw_wait(4071, 4070, 10, [USER, 9]))
     known = sample(WAITS, time=6, raw=raw_wait(71, 70, 10, [USER, 9]))
-    assert load(tmp_path, LEADER, THREAD, foreign, known).losses == {FOREIGN_IDS: 1}
+    assert load(tmp_path, LEADER, THREAD, foreign, known).losses == {losses.FOREIGN_IDS: 1}
     assert load(tmp_path, foreign).losses == {}, "nobody is known: nothing to compare with"

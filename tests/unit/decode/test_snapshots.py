@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.abi.sample import SAMPLE, SampleShape
 from perf_offcpu.binary.columnar import read_columns
-from perf_offcpu.decode.stacks.gather import NO_ROOM, SnapshotStore
+from perf_offcpu.decode.stacks.gather import SnapshotStore
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.snapshots import Snapshots
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.scan import Chunk
 
 SHAPE = SampleShape(SampleType.REGS_USER | SampleType.STACK_USER, sample_regs_user=0b1100_0000)
@@ -116,4 +117,4 @@ def test_a_full_disk_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     counters = Losses()
     store = SnapshotStore(counters, 8)
     assert add(store, chunk_of(SAMPLES[:1])) == [-1]
-    assert counters == {NO_ROOM: 1}
+    assert counters == {losses.NO_ROOM_FOR_STACKS: 1}

@@ -27,17 +27,15 @@ from builders.recording import (
     write,
 )
 
+from perf_offcpu import losses
 from perf_offcpu.abi import offcpu
 from perf_offcpu.abi.attr import AttrFlag, BranchSampleType, SampleType
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.decode.deferred import UNMERGED
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.inject.rewrite import NO_TRACES, NOT_COPIED, Rewritten
+from perf_offcpu.inject.rewrite import Rewritten
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.reader import PerfDataReader
-from perf_offcpu.perfdata.write.sound import UNKNOWN_OWNER
 from perf_offcpu.perfdata.write.writer import frame_record, pack_record
 
 CLOCK = event("cpu-clock", (1, 2), BASE | S.CALLCHAIN)
@@ -201,7 +199,8 @@ def test_what_perf_gives_up_a_file_for_is_left_out(path: Path) -> None:
     out, done = inject(write(path, [CLOCK, OFFCPU], records))
     assert perf(out, "comm,tid,period") == [["worker", "8", "3"]]
     assert done.losses == {
-        losses.UNKNOWN_ID: 1, UNKNOWN_OWNER: 1, losses.BAD_SAMPLE: 2, losses.BAD_RECORD: 2, NOT_COPIED: 2,
+        losses.UNKNOWN_ID: 1, losses.UNKNOWN_OWNER: 1, losses.BAD_SAMPLE: 2, losses.BAD_RECORD: 2,
+        losses.UNREADABLE_BY_PERF: 2,
     }  # fmt: skip
 
 
@@ -215,7 +214,7 @@ def test_processor_traces_are_left_out_with_their_blobs(path: Path) -> None:
     ]
     features = {Feature.AUXTRACE: bytes(8)}
     out, done = inject(write(path, [CLOCK], records, features))
-    assert done.losses == {NO_TRACES: 2}
+    assert done.losses == {losses.NO_TRACES: 2}
     assert perf(out, "comm,period") == [["worker", "3"]]
     with PerfDataReader.open(out) as reader:
         assert Feature.AUXTRACE not in reader.features.bodies
@@ -262,7 +261,7 @@ def test_deferred_chains_are_merged_in_both_directions(path: Path) -> None:
     whole, alone = [KERNEL, FRAME, USER, 0x10, 0x20], [KERNEL, FRAME]
     assert chains(out) == [whole, whole, whole, alone]
     assert done.completed == 3
-    assert done.losses == {UNMERGED: 1}
+    assert done.losses == {losses.UNMERGED: 1}
     assert RecordType.CALLCHAIN_DEFERRED not in types(out)
     assert len([line for line in perf(out, "comm,ip") if line == ["20", "[unknown]"]]) == 0
     assert perf(out, "comm,ip,sym")[0:4] == [
@@ -297,9 +296,9 @@ def test_deferred_chains_of_waits(path: Path) -> None:
     recording = load_recording(write(path, [WAITING, DEFERRING], records))
     merged = [recording.callchains.row(row).tolist() for row in recording.samples.callchain.tolist()]
     assert merged == whole
-    assert (recording.samples.period.tolist(), recording.losses) == ([1000] * 4, {UNMERGED: 1})
+    assert (recording.samples.period.tolist(), recording.losses) == ([1000] * 4, {losses.UNMERGED: 1})
     out, done = inject(path)
-    assert (chains(out), done.completed, done.losses) == (whole, 2, {UNMERGED: 1})
+    assert (chains(out), done.completed, done.losses) == (whole, 2, {losses.UNMERGED: 1})
     assert len(perf(out, "comm,ip")) > 4
     with PerfDataReader.open(out) as reader:
         assert not reader.events.specs[0].attr.flags & AttrFlag.DEFER_CALLCHAIN
@@ -338,7 +337,7 @@ def test_a_sample_that_would_grow_too_large_goes_without_its_user_part(path: Pat
     )
     out, done = inject(write(path, [spec], [*THREAD, large, small, deferred(COOKIE, ips, 30)]))
     assert chains(out) == [[KERNEL, FRAME], [KERNEL, FRAME, USER, *ips]]
-    assert done.losses == {UNMERGED: 1}
+    assert done.losses == {losses.UNMERGED: 1}
     assert types(out).count(RecordType.SAMPLE) == 2
 
 

@@ -13,9 +13,9 @@ from builders.injected import inject
 from builders.switching import SwitchTable, write_switches
 from conftest import Command
 
+from perf_offcpu import losses
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.decode.switches.intervals import BEGAN_BEFORE
 from perf_offcpu.model.callchains import Ragged
 
 FIXTURE = Path(__file__).parents[2] / "data" / "perf-7.2" / "sched.data"
@@ -26,7 +26,7 @@ MS = 1_000_000
 def injected(tmp_path: Path) -> Path:
     done = inject(FIXTURE, tmp_path / "out.data", switches=True)
     assert done.waits == 145
-    assert done.losses[BEGAN_BEFORE] == load_recording(FIXTURE).losses[BEGAN_BEFORE]
+    assert done.losses[losses.BEGIN_UNKNOWN] == load_recording(FIXTURE).losses[losses.BEGIN_UNKNOWN]
     return tmp_path / "out.data"
 
 

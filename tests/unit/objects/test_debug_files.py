@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from perf_offcpu import losses
 from perf_offcpu.objects.debug_files import debug_link
 from perf_offcpu.objects.elf.functions import elf_build_id, load_elf_symbols
 from perf_offcpu.objects.elf.image import open_elf
-from perf_offcpu.objects.files import Cause, find_object, open_object
+from perf_offcpu.objects.files import find_object, open_object
 from perf_offcpu.objects.search import Search, by_build_id
 
 PROGRAM = """
@@ -154,17 +155,17 @@ def test_debug_files_with_the_objects_own_path_need_its_build_id(
 def test_an_object_is_found_by_its_build_id_alone(built: Built, tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
     search = Search(buildid_dir=cache)
-    assert find_object("/gone/program", built.build_id, search).cause is Cause.MISSING
+    assert find_object("/gone/program", built.build_id, search).cause is losses.FILE_MISSING
     put(built.whole, by_build_id(cache, built.build_id, "/elf"))
     assert find_object("/gone/program", built.build_id, search).elf is not None
     assert find_object("/gone/program (deleted)", built.build_id, search).elf is not None
-    assert find_object("/gone/program", b"", search).cause is Cause.MISSING
+    assert find_object("/gone/program", b"", search).cause is losses.FILE_MISSING
 
 
 def test_what_lies_under_a_build_id_must_have_it(built: Built, tmp_path: Path) -> None:
     wrong = bytes(20)
     put(built.whole, by_build_id(str(tmp_path), wrong, "/elf"))
-    assert find_object("/gone/program", wrong, Search(buildid_dir=str(tmp_path))).cause is Cause.MISSING
+    assert find_object("/gone/program", wrong, Search(buildid_dir=str(tmp_path))).cause is losses.FILE_MISSING
 
 
 def test_a_debug_file_is_not_taken_for_the_object(built: Built, tmp_path: Path) -> None:
@@ -177,13 +178,13 @@ def test_another_build_at_the_path_does_not_hide_the_recorded_one(built: Built, 
     put(built.whole, by_build_id(str(tmp_path), built.build_id, "/elf"))
     here = os.path.realpath(sys.executable)
     assert find_object(here, built.build_id, Search(buildid_dir=str(tmp_path))).elf is not None
-    assert find_object(here, built.build_id, Search()).cause is Cause.OTHER_BUILD
+    assert find_object(here, built.build_id, Search()).cause is losses.OTHER_BUILD
 
 
 def test_without_a_build_id_a_file_changed_since_is_refused(without_id: Built) -> None:
     changed = os.stat(without_id.whole).st_mtime_ns
     path = str(without_id.whole)
-    assert find_object(path, changed_after_ns=changed - 1).cause is Cause.CHANGED
+    assert find_object(path, changed_after_ns=changed - 1).cause is losses.FILE_CHANGED
     assert find_object(path, changed_after_ns=changed).cause is None
     assert find_object(path, changed_after_ns=0).cause is None
 
@@ -207,9 +208,9 @@ class TestProcesses:
         program.unlink()
         name = f"{program} (deleted)"
         assert find_object(name, built.build_id, Search(processes=True), [pid]).elf is not None
-        assert find_object(name, built.build_id, Search(), [pid]).cause is Cause.DELETED
-        assert find_object(name, b"", Search(processes=True), [pid]).cause is Cause.DELETED
-        assert find_object(name, bytes(20), Search(processes=True), [pid]).cause is Cause.DELETED
+        assert find_object(name, built.build_id, Search(), [pid]).cause is losses.FILE_DELETED
+        assert find_object(name, b"", Search(processes=True), [pid]).cause is losses.FILE_DELETED
+        assert find_object(name, bytes(20), Search(processes=True), [pid]).cause is losses.FILE_DELETED
 
     def test_another_root_is_looked_into(self, built: Built, tmp_path: Path) -> None:
         """As in a container: the path is the process's own."""

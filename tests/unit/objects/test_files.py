@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from builders.elf import REL, ElfBuilder, Sym
 
-from perf_offcpu.objects.files import Cause, find_object, refusal, same_build
+from perf_offcpu import losses
+from perf_offcpu.losses import LossCause
+from perf_offcpu.objects.files import find_object, refusal, same_build
 from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.vdso import load_vdso
 
@@ -33,13 +35,13 @@ def test_the_file_of_that_name_is_read(sound: str) -> None:
 
 def test_a_recorded_build_id_must_be_the_files(sound: str) -> None:
     assert find_object(sound, b"\x12" * 20).cause is None
-    assert find_object(sound, b"\x12" * 19 + b"\x13").cause is Cause.OTHER_BUILD
+    assert find_object(sound, b"\x12" * 19 + b"\x13").cause is losses.OTHER_BUILD
 
 
 def test_a_file_without_build_id_is_not_the_recorded_one(tmp_path: Path) -> None:
     path = tmp_path / "program"
     path.write_bytes(ElfBuilder([Sym("f", 0x1000, 8)]).build())
-    assert find_object(str(path), b"\x12" * 20).cause is Cause.OTHER_BUILD
+    assert find_object(str(path), b"\x12" * 20).cause is losses.OTHER_BUILD
     assert find_object(str(path)).cause is None
 
 
@@ -53,53 +55,53 @@ def test_symfs_stands_before_every_path(tmp_path: Path) -> None:
     (tmp_path / "usr").mkdir()
     (tmp_path / "usr" / "program").write_bytes(SOUND)
     assert find_object("/usr/program", search=Search(symfs=str(tmp_path))).cause is None
-    assert find_object("/usr/program").cause is Cause.MISSING
+    assert find_object("/usr/program").cause is losses.FILE_MISSING
 
 
 @pytest.mark.parametrize(
     ("name", "cause"),
     [
-        ("", Cause.PSEUDO),
-        ("[heap]", Cause.PSEUDO),
-        ("[stack]", Cause.PSEUDO),
-        ("[vsyscall]", Cause.PSEUDO),
-        ("[anon:scudo]", Cause.PSEUDO),
-        ("//anon", Cause.PSEUDO),
-        ("/memfd:jit (deleted)", Cause.PSEUDO),
-        ("/SYSV00000000 (deleted)", Cause.PSEUDO),
-        ("/[aio] (deleted)", Cause.PSEUDO),
-        ("/anon_hugepage (deleted)", Cause.PSEUDO),
-        ("/dev/zero", Cause.PSEUDO),
-        ("anon_inode:[perf_event]", Cause.PSEUDO),
-        ("/usr/bin/old (deleted)", Cause.DELETED),
-        ("usr/bin/ls", Cause.UNSAFE),
-        ("/usr/../etc/passwd", Cause.UNSAFE),
-        ("/..", Cause.UNSAFE),
-        ("/usr/bin/\x1b[2J", Cause.UNSAFE),
-        ("/usr/bin/a\nb", Cause.UNSAFE),
-        ("/usr/bin/a\0b", Cause.UNSAFE),
-        ("/" + "a" * 5000, Cause.UNSAFE),
-        ("/dev/watchdog", Cause.UNSAFE),
-        ("/proc/kmsg", Cause.UNSAFE),
-        ("/sys/kernel/notes", Cause.UNSAFE),
+        ("", losses.NO_FILE),
+        ("[heap]", losses.NO_FILE),
+        ("[stack]", losses.NO_FILE),
+        ("[vsyscall]", losses.NO_FILE),
+        ("[anon:scudo]", losses.NO_FILE),
+        ("//anon", losses.NO_FILE),
+        ("/memfd:jit (deleted)", losses.NO_FILE),
+        ("/SYSV00000000 (deleted)", losses.NO_FILE),
+        ("/[aio] (deleted)", losses.NO_FILE),
+        ("/anon_hugepage (deleted)", losses.NO_FILE),
+        ("/dev/zero", losses.NO_FILE),
+        ("anon_inode:[perf_event]", losses.NO_FILE),
+        ("/usr/bin/old (deleted)", losses.FILE_DELETED),
+        ("usr/bin/ls", losses.UNSAFE_PATH),
+        ("/usr/../etc/passwd", losses.UNSAFE_PATH),
+        ("/..", losses.UNSAFE_PATH),
+        ("/usr/bin/\x1b[2J", losses.UNSAFE_PATH),
+        ("/usr/bin/a\nb", losses.UNSAFE_PATH),
+        ("/usr/bin/a\0b", losses.UNSAFE_PATH),
+        ("/" + "a" * 5000, losses.UNSAFE_PATH),
+        ("/dev/watchdog", losses.UNSAFE_PATH),
+        ("/proc/kmsg", losses.UNSAFE_PATH),
+        ("/sys/kernel/notes", losses.UNSAFE_PATH),
         ("/usr/bin/a..b", None),
         ("/usr/bin/caf\u00e9", None),
         ("/usr/bin/caf\udce9", None),
         ("/usr/bin/with space", None),
     ],
 )
-def test_names_are_judged_before_anything_is_opened(name: str, cause: Cause | None) -> None:
+def test_names_are_judged_before_anything_is_opened(name: str, cause: LossCause | None) -> None:
     assert refusal(name) is cause
-    assert find_object(name).cause is (cause or Cause.MISSING)
+    assert find_object(name).cause is (cause or losses.FILE_MISSING)
 
 
 def test_a_link_out_of_bounds_is_not_followed_and_one_to_a_file_is(tmp_path: Path, sound: str) -> None:
     (tmp_path / "to_proc").symlink_to("/proc/kmsg")
     (tmp_path / "to_file").symlink_to(sound)
     (tmp_path / "to_itself").symlink_to(tmp_path / "to_itself")
-    assert find_object(str(tmp_path / "to_proc")).cause is Cause.UNSAFE
+    assert find_object(str(tmp_path / "to_proc")).cause is losses.UNSAFE_PATH
     assert find_object(str(tmp_path / "to_file")).cause is None
-    assert find_object(str(tmp_path / "to_itself")).cause is Cause.DENIED
+    assert find_object(str(tmp_path / "to_itself")).cause is losses.FILE_DENIED
 
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
@@ -108,26 +110,26 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     device = tmp_path / "device"
     os.mknod(device, 0o20600, os.makedev(1, 5))
     for path in (fifo, device, tmp_path):
-        assert find_object(str(path)).cause is Cause.NOT_REGULAR
-    assert find_object(f"{fifo}/program").cause is Cause.MISSING
+        assert find_object(str(path)).cause is losses.NOT_REGULAR
+    assert find_object(f"{fifo}/program").cause is losses.FILE_MISSING
 
 
 @pytest.mark.parametrize(
     ("content", "cause"),
     [
-        (b"", Cause.DAMAGED),
-        (b"#!/bin/sh\n", Cause.DAMAGED),
-        (SOUND[:100], Cause.DAMAGED),
-        (ElfBuilder([Sym("f", 1)], type=REL).build(), Cause.DAMAGED),
-        (ElfBuilder().build(), Cause.NO_SYMBOLS),
+        (b"", losses.FILE_DAMAGED),
+        (b"#!/bin/sh\n", losses.FILE_DAMAGED),
+        (SOUND[:100], losses.FILE_DAMAGED),
+        (ElfBuilder([Sym("f", 1)], type=REL).build(), losses.FILE_DAMAGED),
+        (ElfBuilder().build(), losses.NO_SYMBOLS),
     ],
 )
-def test_what_is_in_the_file_decides_the_cause(tmp_path: Path, content: bytes, cause: Cause) -> None:
+def test_what_is_in_the_file_decides_the_cause(tmp_path: Path, content: bytes, cause: LossCause) -> None:
     path = tmp_path / "program"
     path.write_bytes(content)
     found = find_object(str(path))
     assert (found.elf, found.cause) == (None, cause)
-    assert (str(path) in found.detail) == (cause is Cause.DAMAGED)
+    assert (str(path) in found.detail) == (cause is losses.FILE_DAMAGED)
 
 
 def test_the_vdso_is_the_running_kernels_or_none() -> None:
@@ -135,4 +137,4 @@ def test_the_vdso_is_the_running_kernels_or_none() -> None:
     found = find_object("[vdso]", vdso.build_id)
     assert found.elf is not None
     assert np.array_equal(found.elf.symbols.start, vdso.symbols.start)
-    assert find_object("[vdso]", b"\x12" * 20).cause is Cause.OTHER_BUILD
+    assert find_object("[vdso]", b"\x12" * 20).cause is losses.OTHER_BUILD

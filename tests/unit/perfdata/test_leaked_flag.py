@@ -12,9 +12,9 @@ from builders.recording import BASE, TRACKING, S, event, side, write
 from perf_offcpu.abi.attr import AttrFlag
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.decode.load import load_recording
+from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.leaked_flag import with_written_miscs, without_leaked_flags
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Scanner
 

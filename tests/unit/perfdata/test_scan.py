@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf_offcpu.perfdata import losses
-from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu import losses
+from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.scan import Scanner
 
 
@@ -59,10 +59,10 @@ def test_runs_of_records_of_one_size(runs: list[tuple[int, int]], order: Any) ->
     data = b"".join(record(9, bytes(size), order) for size in sizes)
     found, counters = scan([data, b"cut"], order)
     assert [len(payload) for _, payload, _ in found] == sizes
-    assert dict(counters) == {losses.TRUNCATED: 3}
+    assert dict(counters) == {losses.FILE_CUT: 3}
     cut, counters = scan([data[:-1]], order)  # the last one is not whole
     assert cut == found[:-1]
-    assert not counters or list(counters) == [losses.TRUNCATED]
+    assert not counters or list(counters) == [losses.FILE_CUT]
 
 
 @pytest.mark.parametrize(
@@ -89,4 +89,4 @@ def test_a_cut_record_is_counted_not_read(cut: int) -> None:
     data = record(3, bytes(8)) + record(9, bytes(16))[:cut]
     found, counters = scan([data])
     assert [entry[0] for entry in found] == [3]
-    assert counters == {losses.TRUNCATED: cut}
+    assert counters == {losses.FILE_CUT: cut}

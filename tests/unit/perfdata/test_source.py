@@ -16,9 +16,9 @@ from builders import zoo
 from builders.bombs import zeros_packed
 from builders.compare import assert_same
 
+from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.errors import FormatError
-from perf_offcpu.perfdata import losses
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
@@ -66,7 +66,7 @@ def test_any_form_through_a_fifo(data: bytes, path: Path) -> None:
     recording = load_recording(path)
     writer.join()
     assert len(recording.samples) in (2, 546)
-    assert losses.TRUNCATED not in recording.losses
+    assert losses.FILE_CUT not in recording.losses
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from builders.switching import tracing_data
 
+from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.binary.layout import S64, U16, Order
-from perf_offcpu.perfdata import losses
-from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.tracing_data import TracepointField, parse_format, tracepoint_formats
 

@@ -9,6 +9,7 @@ from builders.profile import Code, ProfileBuilder, kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perf_offcpu import losses
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.report.summary import Limits, StackRow, Summary, Total, summarize
@@ -91,11 +92,11 @@ def test_stacks() -> None:
 
 def test_losses_and_notes() -> None:
     summary = summarize(mixed().build())
-    assert list(summary.losses.items()) == [("a lost", 1), ("b lost", 2)]
+    assert [(str(cause), count) for cause, count in summary.losses.items()] == [("a lost", 1), ("b lost", 2)]
     assert summary.notes == {
-        "no stack at all": 1,
-        "user stack not recorded": 1,
-        "still waiting when the recording ended": 1,
+        losses.NO_STACK: 1,
+        losses.NO_USER_STACK: 1,
+        losses.STILL_BLOCKED: 1,
     }
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from builders.cfi import RBP, RBX, RIP, RSP, USUAL, cie, section, table_of, uleb
 
+from perf_offcpu import losses
 from perf_offcpu.abi.cfi import Cfa, Op
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.model.callchains import Ragged
@@ -18,9 +19,8 @@ from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.objects.search import Search
 from perf_offcpu.unwind import unwinder as module
 from perf_offcpu.unwind.lookup import FileTable
-from perf_offcpu.unwind.state import End
 from perf_offcpu.unwind.step import Walk
-from perf_offcpu.unwind.unwinder import CAUSES, UNKNOWN_MACHINE, unwind
+from perf_offcpu.unwind.unwinder import unwind
 
 KERNEL, USER = int(CallchainContext.KERNEL), int(CallchainContext.USER)
 CODE, JIT, STACK = 0x400000, 0x7000000, 0x7FF000
@@ -122,7 +122,7 @@ def test_the_end_of_the_copy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     result, chains = unwound(monkeypatch, recording_of([[0, 0, CODE + PLAIN + 4, 0]], [CODE + PLAIN]))
     assert chains[0][-2:] == [CODE + PLAIN, CODE + PLAIN + 4]
     assert result.samples.flags.tolist() == [SampleFlag.TRUNCATED | SampleFlag.STACK_EXHAUSTED]
-    assert result.losses == {CAUSES[End.EXHAUSTED]: 1}
+    assert result.losses == {losses.COPY_EXHAUSTED: 1}
 
 
 def test_a_return_address_outside_of_every_map_is_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_slow_rules_are_counted_by_the_batch(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "MORE_GENERAL", 1)
     assert not unwound(monkeypatch, recording, content)[0].losses
     monkeypatch.setattr(module, "MORE_GENERAL", 0)
-    assert unwound(monkeypatch, recording, content)[0].losses == {CAUSES[End.NO_CFI]: 32}
+    assert unwound(monkeypatch, recording, content)[0].losses == {losses.NO_CFI: 32}
 
 
 def hostile() -> tuple[Recording, bytes]:
@@ -282,4 +282,4 @@ def test_walks_that_follow_only_what_is_asked_for_find_the_same(monkeypatch: pyt
 def test_a_machine_without_rules_here_keeps_its_callchains(monkeypatch: pytest.MonkeyPatch) -> None:
     result, chains = unwound(monkeypatch, recording_of([[0]], [CODE + PLAIN], arch="s390x"))
     assert chains == [[KERNEL, 2**64 - 5000, USER, CODE + 1]]
-    assert result.losses == {UNKNOWN_MACHINE: 1}
+    assert result.losses == {losses.UNKNOWN_MACHINE: 1}

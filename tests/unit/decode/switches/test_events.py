@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from builders.switching import FORMAT, SwitchTable, write_switches
 
+from perf_offcpu import losses
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.decode.switches.events import UNREADABLE
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
-from perf_offcpu.perfdata import losses, reader
+from perf_offcpu.perfdata import reader
 
 # Linux 3.16 on a 32-bit machine: longs of 4 bytes, other offsets, one letter for each bit of the mask.
 OLD_FORMAT = """name: sched_switch
@@ -108,9 +108,9 @@ def test_a_tracepoint_that_was_asked_for_twice_counts_once(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("damage", "causes"),
     [
-        (lambda text: text.replace("prev_pid", "prev_tid"), {UNREADABLE: 4}),
-        (lambda text: text.replace("offset:56", "offset:560"), {UNREADABLE: 4}),
-        (lambda text: text.replace("offset:24;\tsize:4", "offset:24;\tsize:3"), {UNREADABLE: 4}),
+        (lambda text: text.replace("prev_pid", "prev_tid"), {losses.BAD_TRACEPOINT: 4}),
+        (lambda text: text.replace("offset:56", "offset:560"), {losses.BAD_TRACEPOINT: 4}),
+        (lambda text: text.replace("offset:24;\tsize:4", "offset:24;\tsize:3"), {losses.BAD_TRACEPOINT: 4}),
         (lambda text: text.replace("ID: 310", "ID: 311"), {}),
     ],
 )

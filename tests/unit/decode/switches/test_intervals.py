@@ -19,19 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perf_offcpu.decode.switches.intervals import (
-    BEGAN_BEFORE,
-    BROKEN,
-    IN_GAP,
-    NO_BEGIN,
-    NO_END,
-    Waits,
-    find_waits,
-)
+from perf_offcpu import losses
+from perf_offcpu.decode.switches.intervals import Waits, find_waits
 from perf_offcpu.decode.switches.table import Switches, What
 from perf_offcpu.decode.switches.waits import wait_samples
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.recording import SampleFlag, Samples, Tasks
-from perf_offcpu.perfdata.losses import Losses
 
 US = 1000
 BEGIN = 5_000_000
@@ -103,20 +96,20 @@ def _places(switches: Switches, waits: Waits) -> Iterator[tuple[int, int, int]]:
 @pytest.mark.parametrize(
     ("line", "waits", "counted"),
     [
-        ("I--O-----I-O--I", [(3, 9), (11, 14)], {BEGAN_BEFORE: 1}),
+        ("I--O-----I-O--I", [(3, 9), (11, 14)], {losses.BEGIN_UNKNOWN: 1}),
         ("--o---i-----o-i", [(2, 6), (12, 14)], {}),
         ("--O--", [(2, 100)], {}),  # lasts to the end of the recording
         ("--oO----iI---oO--iI", [(2, 8), (13, 17)], {}),  # each switch seen twice: the tracepoint counts
         ("--oO-----I---oO--I", [(2, 9), (13, 17)], {}),  # perf record COMMAND: only its own tracepoints
-        ("--O-----O---I", [(8, 12)], {NO_END: 1}),
-        ("--O--I--I--O--I", [(2, 5), (11, 14)], {NO_BEGIN: 1}),
-        ("--O--X", [], {NO_END: 1}),  # who exits has run before
+        ("--O-----O---I", [(8, 12)], {losses.END_NOT_RECORDED: 1}),
+        ("--O--I--I--O--I", [(2, 5), (11, 14)], {losses.BEGIN_NOT_RECORDED: 1}),
+        ("--O--X", [], {losses.END_NOT_RECORDED: 1}),  # who exits has run before
         ("--z", [], {}),  # death is no wait
         ("-X-O", [], {}),
         ("-X-O--I-O", [(3, 6)], {}),  # exiting takes waits, too
         ("-F--I--O--I", [(7, 10)], {}),  # new threads did not wait before
         ("--z-F-I--O-I", [(9, 11)], {}),  # the tid is used again
-        ("--O-F-I--O-I", [(9, 11)], {NO_END: 1}),
+        ("--O-F-I--O-I", [(9, 11)], {losses.END_NOT_RECORDED: 1}),
         ("-X-O-F-I-O-I", [(9, 11)], {}),
         ("-X-O-F-I-O--", [(9, 100)], {}),
         ("", [], {}),
@@ -140,7 +133,7 @@ def test_thread_ids_of_any_size() -> None:
     """Linux gives up to 2^22."""
     places, counters = found({7: "-O--I", 7 + (1 << 16): "--O--I", 7 + (1 << 21): "I--O--I", 263: "-O-I"})
     assert places == [(7, 1, 4), (263, 1, 3), (7 + (1 << 16), 2, 5), (7 + (1 << 21), 3, 6)]
-    assert counters == {BEGAN_BEFORE: 1}
+    assert counters == {losses.BEGIN_UNKNOWN: 1}
 
 
 def test_idle_threads_and_those_without_number_have_no_waits() -> None:
@@ -153,13 +146,13 @@ def test_lasting_needs_a_recording_that_sees_every_end() -> None:
     counters = Losses()
     waits = find_waits(table(rows), Tasks(), at(20), counters)
     assert waits.end_ns.tolist() == [at(9)]
-    assert counters == {NO_END: 1, BEGAN_BEFORE: 1}
+    assert counters == {losses.END_NOT_RECORDED: 1, losses.BEGIN_UNKNOWN: 1}
 
 
 def test_threads_that_are_never_seen_to_go_out_are_none_of_the_recordings() -> None:
     places, counters = found({7: "-o-i", 8: "---i--i--i", 9: "--i"})
     assert places == [(7, 1, 3)]
-    assert set(counters) == {BROKEN}
+    assert set(counters) == {losses.BROKEN_SWITCHES}
 
 
 @pytest.mark.parametrize(
@@ -175,7 +168,7 @@ def test_threads_that_are_never_seen_to_go_out_are_none_of_the_recordings() -> N
 def test_no_wait_outlasts_a_loss(line: str, waits: list[tuple[int, int]], dropped: int) -> None:
     places, counters = found({7: line})
     assert [place[1:] for place in places] == waits
-    assert counters[IN_GAP] == dropped
+    assert counters[losses.IN_GAP] == dropped
 
 
 def test_a_loss_lasts_since_the_record_before_on_its_cpu() -> None:
@@ -191,7 +184,7 @@ def test_a_loss_lasts_since_the_record_before_on_its_cpu() -> None:
     counters = Losses()
     waits = find_waits(table(rows), Tasks(), at(20), counters)
     assert waits.end_ns.tolist() == [at(6)]
-    assert counters == {IN_GAP: 2}
+    assert counters == {losses.IN_GAP: 2}
     rows[5]["cpu"] = -1  # of no known CPU: since any time
     assert len(find_waits(table(rows), Tasks(), at(20), Losses())) == 0
 
@@ -336,7 +329,11 @@ def test_what_was_seen_whole_is_found_whole(machine: Machine) -> None:
     lasting = machine.lasting() if sees_ends(machine.rows) else set()
     assert len(waits) == len(set(waits))
     assert set(waits) == machine.waits | lasting
-    assert not counters[BROKEN] and not counters[NO_BEGIN] and not counters[IN_GAP]
+    assert (
+        not counters[losses.BROKEN_SWITCHES]
+        and not counters[losses.BEGIN_NOT_RECORDED]
+        and not counters[losses.IN_GAP]
+    )
 
 
 @given(machines())
@@ -405,7 +402,7 @@ def test_losses_give_only_true_waits(machine: Machine, data: st.DataObject) -> N
     assert all(end >= begin for _, begin, end in waits)
     assert set(waits) <= machine.waits | machine.lasting()
     if all("next_tid" in one for one in rows):
-        assert not counters[IN_GAP]
+        assert not counters[losses.IN_GAP]
 
 
 @given(machines(), st.data())

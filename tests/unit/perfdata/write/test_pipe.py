@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 from builders.recording import BASE, FEATURES, comm, event, sample
 
+from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.errors import FormatError, RecordingError, UsageError
 from perf_offcpu.inject.rewrite import RewriteOptions, rewrite
 from perf_offcpu.inject.spool import repeatable
+from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.features import BuildId
-from perf_offcpu.perfdata.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.write.features import build_id_body, event_desc_body
-from perf_offcpu.perfdata.write.pipe import TOO_LARGE, PipeWriter
+from perf_offcpu.perfdata.write.pipe import PipeWriter
 
 CLOCK = event("cpu-clock", (1, 2), BASE)
 
@@ -53,7 +54,7 @@ def test_features_beyond_a_record_are_left_out(tmp_path: Path) -> None:
     with open(tmp_path / "pipe", "wb", buffering=0) as file:
         features = FEATURES | {Feature.CPU_TOPOLOGY: bytes(70_000)}
         PipeWriter(file.fileno(), [CLOCK], features, "pipe", counters=counters)
-    assert counters == {TOO_LARGE: 1}
+    assert counters == {losses.LARGE_FEATURE: 1}
 
 
 def test_more_ids_than_a_record_holds() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.binary.layout import Order
-from perf_offcpu.perfdata.losses import Losses
+from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.scan import Chunk, Scanner
 from perf_offcpu.perfdata.write.splice import (
     Cut,

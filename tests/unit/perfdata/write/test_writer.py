@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType, SoftwareConfig
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.errors import FileFullError, LayoutError
-from perf_offcpu.perfdata import losses
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import BuildId
 from perf_offcpu.perfdata.reader import PerfDataReader

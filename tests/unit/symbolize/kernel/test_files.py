@@ -12,6 +12,7 @@ import pytest
 import zstandard
 from builders.elf import DYN, EXEC, REL, ElfBuilder, Load, Sec, Sym
 
+from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.errors import FormatError, UsageError
@@ -21,7 +22,6 @@ from perf_offcpu.model.recording import Dsos, Evsel, KernelSymbols, Maps, Meta, 
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.search import by_build_id
 from perf_offcpu.symbolize.kernel.modules import load_module
-from perf_offcpu.symbolize.kernel.names import OTHER_KERNEL
 from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
 
 LINKED = 0xFFFFFFFF81000000
@@ -124,7 +124,7 @@ def test_a_vmlinux_of_another_build_is_passed_over(tmp_path: Path) -> None:
     place.write_bytes(vmlinux(b"\x43" * 20))
     result = profile(RECORDED + 0x110, buildid_dir=str(tmp_path))
     assert shown(result) == [UNKNOWN]
-    assert any(OTHER_KERNEL in cause for cause in result.losses)
+    assert losses.OTHER_KERNEL in result.losses
 
 
 def test_the_running_kernel_is_not_asked_for_another_ones_names() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from unit.symbolize.lines.test_lines import EXPECTED, addresses_of, build
 
+from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.model.callchains import Ragged
@@ -21,7 +22,7 @@ from perf_offcpu.script.fields import choose_fields
 from perf_offcpu.script.samples import TextOptions, write
 from perf_offcpu.symbolize.lines import lines
 from perf_offcpu.symbolize.lines.symcache import Symcache
-from perf_offcpu.symbolize.symbolizer import NO_LINES, SymbolizeOptions, symbolize
+from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
 
 BASE = 0x7F0000000000
 
@@ -104,9 +105,9 @@ def test_what_prevents_lines_is_counted(tmp_path: Path) -> None:
     program = build(tmp_path, "-gsplit-dwarf")
     (at,) = addresses_of(program, "mark_outer")
     profile = symbolize(recording(program, [[at]]), SymbolizeOptions(inline=True))
-    (cause,) = [cause for cause in profile.losses if cause.startswith(NO_LINES)]
-    assert str(program) in cause
-    assert ".dwo" in cause
+    (cause,) = [cause for cause in profile.losses if cause.stage is losses.Stage.LINES]
+    assert str(program) in cause.text
+    assert ".dwo" in cause.text
     assert profile.losses[cause] == 1
 
 
@@ -125,7 +126,7 @@ def test_dwarf_shared_by_dwz_is_told_where_it_hides_names(
     profile = symbolize(recording(program, [[marks["mark_deepest"]]]), SymbolizeOptions(inline=True))
     profile.check()
     assert frames(profile) == [("deepest", "program.cc", 3, 1), ("outer", "program.cc", 10, 0)]
-    assert profile.losses[f"{NO_LINES}{program}: {lines.DWZ}"] == 1
+    assert profile.losses[losses.DWARF_SHARED.about(str(program))] == 1
 
 
 def test_text_is_laid_out_as_perfs(program: Path, marks: dict[str, int]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from perf_offcpu import losses
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
 from perf_offcpu.objects.elf.functions import elf_build_id, load_elf_symbols
@@ -146,7 +147,7 @@ class TestDebugFiles:
         assert chains(found, addresses_of(program, *EXPECTED)) == list(EXPECTED.values())
 
     def test_split_dwarf_is_named_as_what_prevents_lines(self, tmp_path: Path) -> None:
-        with pytest.raises(NoLines, match=re.escape(lines.SPLIT)):
+        with pytest.raises(NoLines, match=re.escape(losses.DWARF_SPLIT.text)):
             loaded(build(tmp_path, "-gsplit-dwarf"))
 
     def test_a_file_replaced_by_another_build_has_none(self, program: Path) -> None:
@@ -166,7 +167,7 @@ class TestWorker:
     ) -> None:
         (tmp_path / "symbolic.py").write_text("raise ImportError")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        with pytest.raises(NoLines, match=re.escape(lines.NO_PACKAGE)):
+        with pytest.raises(NoLines, match=re.escape(losses.NO_LINE_READER.text)):
             loaded(program)
 
     @pytest.mark.parametrize(
@@ -186,12 +187,12 @@ class TestWorker:
         (tmp_path / "symbolic" / "debuginfo.py").write_text(fault)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         monkeypatch.setattr(lines, "_SECONDS", 1)
-        with pytest.raises(NoLines, match=re.escape(lines.STOPPED)):
+        with pytest.raises(NoLines, match=re.escape(losses.DWARF_STOPPED.text)):
             loaded(program)
 
     def test_a_file_too_large_is_not_tried(self, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(lines, "MAX_FILE", 100)
-        with pytest.raises(NoLines, match=re.escape(lines.TOO_LARGE)):
+        with pytest.raises(NoLines, match=re.escape(losses.DWARF_TOO_LARGE.text)):
             loaded(program)
 
 

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of losses: each cause with its counter, its sentence and its remedy, one row a cause.
+
+The recorder, the readers of files, decode, unwind, symbolize, inject and the views count by a row of this
+table what they lose; the last line of `record`, the report and Documentation/losses.md print the row. Each
+enumerator of `enum offcpu_counter` (bpf/off_cpu.h) has a row of `Stage.BPF` under its name.
+
+Reading never fails for a damaged record: it is counted, and the rest of the file is read.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
+
+
+class Stage(enum.Enum):
+    """Where losses are counted; the value heads the rows in Documentation/losses.md."""
+
+    BPF = "Counted by the BPF program"
+    RECORDER = "Counted by the recorder"
+    FILE = "Counted while a file is read or written"
+    DECODE = "Counted while records are decoded"
+    SWITCHES = "Counted while waits are made from context switches"
+    UNWIND = "Counted while copies of user stacks are unwound"
+    NAMES = "Addresses without a name"
+    LINES = "Addresses without a source line"
+    INJECT = "Counted by inject"
+    SELECT = "Counted while samples are selected"
+    SAMPLES = "Properties of samples"
+
+
+class LossCause(NamedTuple):
+    """A cause of losses.
+
+    Args:
+        stage: where it is counted.
+        name: its identifier; counters of the BPF program and the recorder stand in files under it.
+        text: what was lost, to follow a number: "records of unknown type".
+        remedy: what to do about it; "" if nothing helps.
+        is_loss: False if nothing is missing: the number is only worth knowing.
+        in_last_line: whether the last line of `record` names it.
+    """
+
+    stage: Stage
+    name: str
+    text: str
+    remedy: str = ""
+    is_loss: bool = True
+    in_last_line: bool = False
+
+    def __str__(self) -> str:
+        """Return the sentence: what was lost, and the remedy."""
+        text = _PREFIXES.get(self.stage, "") + self.text
+        return f"{text}; {self.remedy}" if self.remedy else text
+
+    def about(self, subject: str, detail: str = "") -> LossCause:
+        """Return the cause for one subject, such as a file: `SUBJECT: text`, with a detail after it."""
+        return self._replace(text=f"{subject}: {self.text}" + (f": {detail}" if detail else ""))
+
+
+_PREFIXES = {Stage.NAMES: "no name: ", Stage.LINES: "no source lines: "}
+
+
+class Losses(Counter[LossCause]):
+    """Cause → number of losses."""
+
+    def add(self, cause: LossCause, count: int = 1) -> None:
+        """Count losses; 0 adds nothing."""
+        if count:
+            self[cause] += int(count)
+
+
+def by_text(counts: Mapping[LossCause, int]) -> dict[LossCause, int]:
+    """Return the counts sorted by the sentences of their causes."""
+    return dict(sorted(counts.items(), key=lambda item: str(item[0])))
+
+
+LARGER_RINGS = "larger rings (-m 64M)"
+FEWER_SAMPLES = "a higher --off-cpu-thresh, or --max-rate"
+_RING_REMEDY = f"record with {LARGER_RINGS}, {FEWER_SAMPLES}"
+
+_bpf = partial(LossCause, Stage.BPF)
+_missing = partial(LossCause, Stage.BPF, in_last_line=True)
+SAMPLES = _bpf("samples", "waits sampled", is_loss=False)
+ONCPU_SAMPLES = _bpf("oncpu-samples", "on-CPU samples of recorded tasks", is_loss=False)
+RING_FULL = _missing("ring-full", "waits summed instead of sampled because the ring was full", _RING_REMEDY)
+OUTPUT_FAILED = _missing("output-failed", "waits summed instead of sampled because their CPU had no event")
+SUM_MAP_FULL = _bpf(
+    "sum-map-full",
+    "short waits sampled instead of summed because the map of sums was full (nothing is missing)",
+)
+STACK_MAP_FULL = _missing("stack-map-full", "waits summed without stack because the map of stacks was full")
+STACK_COLLISION = _missing("stack-collision", "waits summed without stack because of a hash collision")
+WAITS_LOST = _missing("waits-lost", "waits neither sampled nor summed")
+USER_STACK_FAILED = _missing("user-stack-failed", "user stacks that could not be walked")
+KERNEL_STACK_FAILED = _missing("kernel-stack-failed", "kernel stacks that could not be walked")
+STORAGE_FAILED = _missing(
+    "storage-failed", "switches not traced because the kernel had no memory for the task"
+)
+ENDS_MISSED = _bpf("ends-missed", "waits whose end was not traced")
+BEGINS_MISSED = _bpf("begins-missed", "times off the CPU whose start was not traced")
+WAKEUPS_MISSED = _bpf(
+    "wakeups-missed", "waits whose wake-up was not traced (their run-queue delay is not known)"
+)
+TOO_SHORT = _bpf("too-short", "waits left out because they were shorter than asked for (--min-block)")
+DROPPED = _bpf("dropped", "waits under the threshold left out as asked for (--short-waits drop)")
+RATE_LIMITED = _bpf(
+    "rate-limited", "waits over the threshold summed to limit the rate of samples (--max-rate)"
+)
+BUDGETS_LOST = _bpf("budgets-lost", "threads that ended and whose budget found no room in its map")
+SNAPSHOTS = _bpf("snapshots", "short waits sampled with a copy of their stack", is_loss=False)
+SNAPSHOTS_LOST = _missing(
+    "snapshots-lost",
+    "short waits summed without a copy of their stack because the ring was full",
+    _RING_REMEDY,
+)
+
+_recorder = partial(LossCause, Stage.RECORDER)
+MISSED_RUNS = _recorder(
+    "missed-runs",
+    "switches not traced because the BPF program was already running on that CPU",
+    in_last_line=True,
+)
+THRESHOLD_RAISED = _recorder(
+    "threshold-raised", "times that the threshold rose to limit the rate of samples (--max-rate)"
+)
+_FULL = "not written because the file took no more (disk full)"
+RECORDS_UNWRITTEN = _recorder("records-unwritten", f"records {_FULL}")
+SUMS_UNWRITTEN = _recorder("sums-unwritten", f"sums of short waits {_FULL}")
+STILL_BLOCKED_UNWRITTEN = _recorder("still-blocked-unwritten", f"threads still blocked {_FULL}")
+BUDGETS_UNWRITTEN = _recorder("budgets-unwritten", f"budgets of threads {_FULL}")
+
+_file = partial(LossCause, Stage.FILE)
+LOST_RECORDS = _file(
+    "lost-records", "records lost in full rings (LOST)", f"record with {LARGER_RINGS}", in_last_line=True
+)
+LOST_SAMPLES = _file("lost-samples", "samples lost in the kernel (LOST_SAMPLES)")
+FILE_CUT = _file("file-cut", "file cut: bytes after the last whole record")
+NO_END = _file("no-end", "recorder was killed: data section of unknown size, read to the end of the file")
+BAD_SIZE = _file("bad-size", "bytes skipped after a record of impossible size")
+BAD_RECORD = _file("bad-record", "records whose content does not fit their type")
+BAD_SAMPLE = _file("bad-sample", "samples whose content does not fit their event")
+UNKNOWN_RECORD = _file("unknown-record", "records of unknown type")
+UNKNOWN_ID = _file("unknown-id", "samples of unknown event id")
+UNKNOWN_OWNER = _file("unknown-owner", "records of unknown event id")
+BAD_FEATURE = _file("bad-feature", "header features that could not be read")
+LARGE_FEATURE = _file("large-feature", "header features left out: too large for the pipe form")
+BAD_COMPRESSED = _file("bad-compressed", "compressed records that could not be decompressed")
+BAD_ATTRS = _file("bad-attrs", "events whose attr could not be read")
+ODD_ATTRS = _file("odd-attrs", "events whose attr has another size than the table of attrs says")
+BAD_IDS = _file("bad-ids", "event ids that could not be read")
+DUPLICATE_ID = _file("duplicate-id", "event ids that several events claim (the first one has their samples)")
+BAD_WRAPPER = _file("bad-wrapper", "packed files that are damaged: read as far as they could be unpacked")
+UNREADABLE = _file("unreadable", "parts of the file that could not be read (I/O error)")
+
+_decode = partial(LossCause, Stage.DECODE)
+MAPS_FORGOTTEN = _decode("maps-forgotten", "mappings left out because there are impossibly many")
+FOREIGN_IDS = _decode(
+    "foreign-ids",
+    "off-cpu samples of threads that the recording does not name: "
+    "it was made in a container and mixes the ids of two pid namespaces",
+)
+UNMERGED = _decode("unmerged", "samples whose deferred user callchain never came")
+BACKWARDS = _decode("backwards", "counts that were lower than before, left out")
+GARBAGE = _decode("garbage", "words cut off at the root of callchains because they are no code addresses")
+CALLERS_NOT_COPIED = _decode(
+    "callers-not-copied",
+    "sums whose callers' stack was not copied: their stacks end where frame pointers do",
+)
+NO_ROOM_FOR_STACKS = _decode(
+    "no-room-for-stacks", "user stacks not kept for unwinding: no room for them in TMPDIR"
+)
+
+_switches = partial(LossCause, Stage.SWITCHES)
+END_NOT_RECORDED = _switches("end-not-recorded", "waits left out because their end was not recorded")
+BEGIN_NOT_RECORDED = _switches("begin-not-recorded", "waits left out because their start was not recorded")
+BEGIN_UNKNOWN = _switches(
+    "begin-unknown", "waits left out because they began before the recording, at an unknown time"
+)
+IN_GAP = _switches("in-gap", "waits left out because switches may have been lost while they lasted")
+BROKEN_SWITCHES = _switches(
+    "broken-switches",
+    "places where switches are missing: those of a CPU do not follow each other",
+    "record with -a, unfiltered",
+)
+BAD_TRACEPOINT = _switches(
+    "bad-tracepoint", "scheduler tracepoints whose raw data is not as their format says"
+)
+
+_unwind = partial(LossCause, Stage.UNWIND)
+COPY_EXHAUSTED = _unwind(
+    "copy-exhausted",
+    "user stacks cut: the copy ends before the stack",
+    "record with --call-graph cfi,BYTES",
+)
+NO_CFI = _unwind("no-cfi", "user stacks cut: code without call frame information and frame pointer")
+OUTSIDE_MAPS = _unwind("outside-maps", "user stacks cut: the caller is outside of every mapping")
+UNKNOWN_MACHINE = _unwind(
+    "unknown-machine", "user stacks not unwound: recorded on a machine whose frames are not known here"
+)
+
+_names = partial(LossCause, Stage.NAMES)
+NOT_MAPPED = _names("not-mapped", "user addresses outside every mapping")
+NO_SYMBOL = _names("no-symbol", "addresses outside every symbol of their file")
+NO_KERNEL_SYMBOL = _names("no-kernel-symbol", "kernel addresses outside every symbol")
+OTHER_KERNEL = _names(
+    "other-kernel",
+    "kernel addresses: this machine runs another kernel than the recorded one",
+    "give --kallsyms",
+)
+KALLSYMS_HIDDEN = _names("kallsyms-hidden", "kernel addresses: hidden by kernel.kptr_restrict")
+NO_FILE = _names("no-file", "it is memory without a file")
+FILE_DELETED = _names("file-deleted", "the file was deleted")
+UNSAFE_PATH = _names(
+    "unsafe-path",
+    "its path is not followed (relative, .., control characters, or in /dev, /proc, /sys)",
+)
+FILE_MISSING = _names("file-missing", "there is no such file here")
+FILE_DENIED = _names("file-denied", "the file may not be read")
+NOT_REGULAR = _names("not-regular", "it is not a regular file")
+FILE_DAMAGED = _names("file-damaged", "it is not an ELF executable or shared object, or is damaged")
+OTHER_BUILD = _names("other-build", "the file here has another build-id than the recorded one")
+FILE_CHANGED = _names(
+    "file-changed",
+    "the file was changed after the recording, which holds no build-id of it",
+)
+NO_SYMBOLS = _names("no-symbols", "it holds no symbols")
+NO_PERF_MAP = _names("no-perf-map", "code generated at run time, without a map of it (/tmp/perf-PID.map)")
+PERF_MAP_REFUSED = _names("perf-map-refused", "not read")
+PERF_MAP_LACKS = _names("perf-map-lacks", "addresses that it does not list")
+
+_lines = partial(LossCause, Stage.LINES)
+NO_LINE_READER = _lines("no-line-reader", "the Python package symbolic is not installed")
+DWARF_SPLIT = _lines("dwarf-split", "its DWARF is split off into .dwo files, which are not read")
+DWARF_SHARED = _lines(
+    "dwarf-shared",
+    "its DWARF is shared with other files by dwz, which is not followed",
+)
+DWARF_TOO_LARGE = _lines("dwarf-too-large", "its DWARF is too large")
+DWARF_STOPPED = _lines("dwarf-stopped", "reading its DWARF took too long or too much memory")
+DWARF_DAMAGED = _lines("dwarf-damaged", "its DWARF cannot be read")
+
+_inject = partial(LossCause, Stage.INJECT)
+UNREADABLE_BY_PERF = _inject("unreadable-by-perf", "records left out because perf 6.1 cannot read their type")
+NO_TRACES = _inject("no-traces", "records of processor traces (AUX area) left out: only samples are copied")
+NO_ID_IN_SAMPLES = _inject(
+    "no-id-in-samples",
+    "waits between switches not written: samples carry no id that would tell a second event apart",
+)
+CALLCHAIN_TOO_LONG = _inject(
+    "callchain-too-long",
+    "waits between switches not written: their callchain is longer than a record can be",
+)
+
+_select = partial(LossCause, Stage.SELECT, is_loss=False)
+UNTIMED = _select("untimed", "samples without a time of their own, left out by --time")
+KEPT_SUMS = _select("kept-sums", "sums that --min-dur kept whole, although some of their waits are shorter")
+
+_samples = partial(LossCause, Stage.SAMPLES, is_loss=False)
+NO_STACK = _samples("no-stack", "no stack at all")
+NO_USER_STACK = _samples("no-user-stack", "user stack not recorded")
+NO_KERNEL_STACK = _samples("no-kernel-stack", "kernel stack not recorded")
+NO_DEFERRED_STACK = _samples("no-deferred-stack", "deferred user stack never came")
+STACK_CUT = _samples("stack-cut", "stack cut before its root")
+STILL_BLOCKED = _samples("still-blocked", "still blocked when the recording ended")
+BEGAN_BEFORE = _samples("began-before", "began before the recording")
+
+CAUSES = {row.name: row for row in list(vars().values()) if isinstance(row, LossCause)}
+"""All rows by name, in the order of this table."""

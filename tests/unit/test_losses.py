@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of losses, and Documentation/losses.md, which is made of it. After a change to the table:
+
+.venv/bin/python tests/unit/test_losses.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perf_offcpu import losses
+from perf_offcpu.abi.counters import NAME_SIZE
+from perf_offcpu.collect.bpf.header import read_header
+from perf_offcpu.losses import CAUSES, LossCause, Losses, Stage
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "Documentation" / "losses.md"
+
+INTRODUCTION = """\
+# What can be lost, and what helps
+
+What is missing in a recording, or could not be read, named or shown, is counted by its cause. `report` lists
+the causes that occurred with their numbers: losses under "Lost or damaged", other properties of samples under
+"Samples to know about". The last line of `record` names the causes marked *record*. Counters marked
+*record -v* are no losses and stand only among the counters that `record -v` prints. The recorder writes its
+counters into the file under the names of this table.
+
+This page is made from `perf_offcpu/losses.py`; a test holds the two together.
+"""
+
+
+def table(stage: Stage) -> str:
+    rows = ["| name | what | what helps | shown by |", "|---|---|---|---|"]
+    for row in CAUSES.values():
+        if row.stage is stage:
+            rows.append(f"| `{row.name}` | {str(row._replace(remedy=''))} | {row.remedy} | {shown_by(row)} |")
+    return f"## {stage.value}\n\n" + "\n".join(rows) + "\n"
+
+
+def shown_by(row: LossCause) -> str:
+    if not row.is_loss and row.stage in (Stage.BPF, Stage.RECORDER):
+        return "record -v"
+    return "record, report" if row.in_last_line else "inject" if row.stage is Stage.INJECT else "report"
+
+
+def page() -> str:
+    return "\n".join([INTRODUCTION, *map(table, Stage)])
+
+
+def test_the_page_shows_the_table() -> None:
+    assert PAGE.read_text() == page(), __doc__
+
+
+def test_each_counter_of_the_bpf_program_has_a_row() -> None:
+    *counters, end = read_header(ROOT / "bpf" / "off_cpu.h").enums["counter"]
+    rows = [row.name.replace("-", "_") for row in CAUSES.values() if row.stage is Stage.BPF]
+    assert (rows, end) == (counters, "counters")
+
+
+def test_rows_can_be_told_apart_and_fit_into_a_file() -> None:
+    rows = [row for row in vars(losses).values() if isinstance(row, LossCause)]
+    assert rows == list(CAUSES.values()), "two rows have one name"
+    assert len({str(row) for row in rows}) == len(rows)
+    assert all(0 < len(row.name.encode()) <= NAME_SIZE for row in rows)
+    assert not [row for row in rows if row.in_last_line and not row.is_loss]
+
+
+def test_sentences() -> None:
+    cause = LossCause(Stage.NAMES, "n", "it is gone", "look for it")
+    assert str(cause) == "no name: it is gone; look for it"
+    assert str(cause.about("/x{}", "why")) == "no name: /x{}: it is gone: why; look for it"
+    assert cause.about("/x") != cause
+    assert str(losses.UNKNOWN_RECORD) == "records of unknown type"
+
+
+def test_counting() -> None:
+    counters = Losses()
+    counters.add(losses.BAD_SIZE, 0)
+    assert not counters
+    counters.add(losses.NO_END)
+    counters.add(losses.BAD_SIZE, 2)
+    assert list(losses.by_text(counters).items()) == [(losses.BAD_SIZE, 2), (losses.NO_END, 1)]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
