@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each wait waits for, and in which system call: `analysis.wait_rules` applied to whole columns.
+"""The wait class and the system call of each sample: the rules of `analysis.wait_classes` on whole columns.
 
-Names of functions are judged once each, stacks once each, then the different combinations of what a stack
-says with system call and state; samples only look their combination up. The rules, in order:
+Each function is judged once and each stack once; then each distinct combination of a stack's evidence with
+system call, state and flags is judged once, and samples look theirs up. The rules, in order:
 
     preempted, or runnable at switch-out      run queue
-    functions of the kernel, leaf first       the first that names a class; storage below a page fault is
+    functions of the kernel, leaf first       the first that means a class; storage below a page fault is
                                               a page fault
-    the system call                           where it has one purpose; of a file, where it waits in state D
-    no system call, and no kernel's stack     a page fault
-    a wrapper at the leaf of the user's part  where the system call is not known
+    the system call                           if it has one purpose; if it is of a file, in state D
+    no system call, and no kernel stack       a page fault
+    a wrapper at the leaf of the user stack   if the system call is not known
     else                                      other
 """
 
@@ -24,107 +24,113 @@ import numpy as np
 from perf_offcpu.abi.offcpu import SYSCALL_NONE, SYSCALL_UNKNOWN
 from perf_offcpu.abi.syscalls import is_compat_entry, syscall_names
 from perf_offcpu.abi.task_state import state_letter
-from perf_offcpu.analysis import wait_rules as rules
+from perf_offcpu.analysis import wait_classes as rules
 from perf_offcpu.analysis.frames import is_kernel
 from perf_offcpu.analysis.group import distinct, group
-from perf_offcpu.analysis.wait_rules import WaitClass
+from perf_offcpu.analysis.wait_classes import WaitClass, Work
 from perf_offcpu.model.columns import I32, I64, U8, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
 _WRAPPER_DEPTH = 4
-"""User frames at the leaf that are looked at: beyond libc's own a function named `read` is the program's."""
+"""Number of user frames at the leaf that are looked at: further up a `read` is the program's own."""
 _NONE = -1
 
 
 @dataclass(slots=True)
 class Waits:
-    """What is known of n samples besides their columns.
+    """What n samples wait for.
 
     Args:
-        wait_class: uint8[n], WaitClass; of samples that are no waits, OTHER.
+        wait_class: uint8[n], WaitClass; OTHER for samples that are no waits.
         syscall: int32[n], index into syscall_names.
-        syscall_names: names; "" where none is known. A number without a name is its text.
+        syscall_names: "" if it is not known; a number without a name as text.
+        for_work: bool[n], waits for the next piece of work, see `analysis.idle`.
     """
 
     wait_class: U8
     syscall: I32
     syscall_names: list[str]
     for_work: Bool
-    """bool[n]: waits for the next piece of work, see `analysis.idle`."""
 
 
 def classify(profile: Profile) -> Waits:
-    """Class and system call of every sample of a profile."""
+    """Return class and system call of every sample of a profile."""
     samples = profile.samples
-    kinds, kind_of = _evidence(profile)
+    evidences, evidence_of = _evidences(profile)
     judge = _Judge(profile.meta.arch)
     preempted = (samples.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
-    columns = [kind_of, samples.syscall, samples.state, preempted, profile.is_offcpu()]
+    columns = [evidence_of, samples.syscall, samples.state, preempted, profile.is_offcpu()]
     columns = [column.astype(np.int64) for column in columns]
     first, of = group(*columns)
     classes, syscalls = np.empty(len(first), np.uint8), np.empty(len(first), np.int32)
     for_work = np.zeros(len(first), np.bool_)
     names: dict[str, int] = {"": 0}
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
-    for at, (kind, number, state, was_preempted, is_wait) in enumerate(rows):
-        name = judge.syscall(kinds[kind], number)
+    for at, (row, number, state, was_preempted, is_wait) in enumerate(rows):
+        evidence = evidences[row]
+        name = judge.syscall(evidence, number)
         syscalls[at] = names.setdefault(name, len(names))
         letter = state_letter(state, bool(was_preempted))
-        found = judge.wait_class(kinds[kind], number, name, letter) if is_wait else WaitClass.OTHER
+        found = judge.wait_class(evidence, number, name, letter) if is_wait else WaitClass.OTHER
         classes[at] = found
-        for_work[at] = is_wait and judge.is_for_work(kinds[kind], found, name, letter)
+        for_work[at] = is_wait and judge.is_for_work(evidence, found, name, letter)
     return Waits(classes[of], syscalls[of], list(names), for_work[of])
 
 
-class _Kind(NamedTuple):
-    """What a stack says; many stacks say the same."""
+class _Evidence(NamedTuple):
+    """What the functions of a stack say; many stacks say the same. -1: nothing.
 
-    in_kernel: int = _NONE
-    """WaitClass by functions of the kernel; -1 none."""
-    in_user: int = _NONE
-    """WaitClass by wrappers; -1 none."""
-    file: int = _NONE
-    """Not -1: a wrapper for a system call on files is at the leaf."""
-    fault: int = _NONE
-    """Not -1: a page fault is in it."""
-    compat: int = _NONE
-    """Not -1: the system call of a 32-bit program."""
-    has_kernel: int = _NONE
-    """Not -1: a part of it is the kernel's."""
-    entry: int = _NONE
-    """String: the system call by its entry function; -1 none."""
-    work_in_kernel: int = _NONE
-    """1: functions of the kernel wait for work; 0: they are at work; -1: they do not tell."""
-    work_in_user: int = _NONE
-    """Not -1: a wrapper waits for work."""
-    is_there: int = _NONE
-    """Not -1: there is a stack."""
+    Args:
+        in_kernel, in_user: WaitClass by functions of the kernel, and by wrappers.
+        file: 0 if a wrapper for a system call on files is at the leaf.
+        fault: 0 if a page fault is in it.
+        compat: 0 if it is in a system call of a 32-bit program.
+        has_kernel: 0 if it has kernel frames.
+        entry: string, the system call by its entry function.
+        work_in_kernel: 1 if functions of the kernel wait for work, 0 if they have some.
+        work_in_user: 0 if a wrapper waits for work.
+        is_there: 0 if there is a stack.
+        entry_name: the name of the system call by its entry function.
+    """
+
+    in_kernel: int
+    in_user: int
+    file: int
+    fault: int
+    compat: int
+    has_kernel: int
+    entry: int
+    work_in_kernel: int
+    work_in_user: int
+    is_there: int
     entry_name: str = ""
 
 
-def _evidence(profile: Profile) -> tuple[list[_Kind], I64]:
-    """What the stacks say: the different answers, and int64[samples], which of them holds for each."""
+def _evidences(profile: Profile) -> tuple[list[_Evidence], I64]:
+    """Return the distinct evidences of all stacks, and int64[samples], the one of each sample."""
     first, of_sample = group(profile.samples.stack)
     stacks = profile.samples.stack[first]
     there = stacks >= 0
     climb = _Climb(profile, stacks[there].astype(np.int64))
-    frames = _FrameValues(profile, climb.frames())
+    functions = _Functions(profile, climb.frames())
     strings = profile.strings.copy()  # names of system calls may be new
 
     def entry(function: str) -> int | None:
         return strings.intern(rules.syscall_of_function(function)) or None
 
     answers = (
-        climb.first(frames.kernel(rules.class_of_function)),
-        climb.first(frames.user(rules.class_of_wrapper), _WRAPPER_DEPTH),
-        climb.first(frames.user(lambda name: 0 if rules.is_file_wrapper(name) else None), _WRAPPER_DEPTH),
-        climb.first(frames.kernel(lambda name: 0 if rules.is_fault_entry(name) else None)),
-        climb.first(frames.kernel(lambda name: 0 if is_compat_entry(name) else None)),
-        climb.first(frames.kernel(lambda _: 0)),
-        climb.first(frames.kernel(entry)),
-        climb.first(frames.kernel(rules.is_for_work_in_kernel)),
-        climb.first(frames.user(lambda name: 0 if rules.is_for_work_wrapper(name) else None), _WRAPPER_DEPTH),
+        climb.first(functions.kernel(rules.class_of_function)),
+        climb.first(functions.user(rules.class_of_wrapper), _WRAPPER_DEPTH),
+        climb.first(functions.user(_zero_if(rules.is_file_wrapper)), _WRAPPER_DEPTH),
+        climb.first(functions.kernel(_zero_if(rules.is_fault_entry))),
+        climb.first(functions.kernel(_zero_if(is_compat_entry))),
+        climb.first(functions.kernel(lambda _: 0)),
+        climb.first(functions.kernel(entry)),
+        climb.first(functions.kernel(rules.is_for_work_in_kernel)),
+        climb.first(
+            functions.user(lambda name: 0 if rules.is_for_work_wrapper(name) else None), _WRAPPER_DEPTH
+        ),
         np.zeros(len(climb.stacks), np.int32),
     )
     columns = [np.full(len(stacks), _NONE, np.int32) for _ in answers]
@@ -132,69 +138,79 @@ def _evidence(profile: Profile) -> tuple[list[_Kind], I64]:
         column[there] = answer
     first, of = group(*columns)
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
-    kinds = [_Kind(*row) for row in rows]
-    kinds = [kind._replace(entry_name=strings[kind.entry]) if kind.entry > 0 else kind for kind in kinds]
-    return kinds, of[of_sample]
+    found = [_Evidence(*row) for row in rows]
+    found = [one._replace(entry_name=strings[one.entry]) if one.entry > 0 else one for one in found]
+    return found, of[of_sample]
+
+
+def _zero_if(holds: Callable[[str], bool]) -> Callable[[str], int | None]:
+    return lambda function: 0 if holds(function) else None
 
 
 class _Judge:
-    """Weighs what is known of a wait."""
+    """Weigh the evidence of a stack with what the sample holds."""
 
     def __init__(self, arch: str) -> None:
         self._names = {compat: syscall_names(arch, compat=compat) for compat in (False, True)}
 
-    def syscall(self, kind: _Kind, number: int) -> str:
-        """The name of the system call; "" if there was none or it is not known."""
+    def syscall(self, evidence: _Evidence, number: int) -> str:
+        """Return the name of the system call; "" if there was none or it is not known."""
         if number == SYSCALL_UNKNOWN:
-            return kind.entry_name
-        return self._names[kind.compat >= 0].get(number, str(number)) if number >= 0 else ""
+            return evidence.entry_name
+        return self._names[evidence.compat >= 0].get(number, str(number)) if number >= 0 else ""
 
-    def wait_class(self, kind: _Kind, number: int, syscall: str, state: str) -> WaitClass:
-        """The class of waits with such a stack, in this system call and state."""
+    def wait_class(self, evidence: _Evidence, number: int, syscall: str, state: str) -> WaitClass:
+        """Return the class of waits with such a stack, in this system call and state."""
         if state == "R":
             return WaitClass.RUNQUEUE
-        if kind.fault >= 0 and kind.in_kernel in (_NONE, WaitClass.DISK, WaitClass.OTHER):
+        if evidence.fault >= 0 and evidence.in_kernel in (_NONE, WaitClass.DISK, WaitClass.OTHER):
             return WaitClass.FAULT
-        if kind.in_kernel >= 0:
-            return WaitClass(kind.in_kernel)
-        return self._without_kernel(kind, number, syscall, state)
+        if evidence.in_kernel >= 0:
+            return WaitClass(evidence.in_kernel)
+        return self._without_kernel(evidence, number, syscall, state)
 
-    def is_for_work(self, kind: _Kind, wait_class: WaitClass, syscall: str, state: str) -> bool:
-        """Whether such waits end when there is something to do."""
-        if wait_class in (WaitClass.RUNQUEUE, WaitClass.FAULT, WaitClass.DISK, WaitClass.CHILD):
-            return False
-        if wait_class == WaitClass.LOCK:
-            return kind.work_in_user >= 0
-        if wait_class == WaitClass.POLL or rules.is_for_work_syscall(syscall):
+    def is_for_work(self, evidence: _Evidence, wait_class: WaitClass, syscall: str, state: str) -> bool:
+        """Return True if such waits end when there is something to do."""
+        work = wait_class.row.work
+        if work in (Work.NEVER, Work.ALWAYS):
+            return work is Work.ALWAYS
+        if work is Work.BY_WRAPPER:
+            return evidence.work_in_user >= 0
+        if rules.is_for_work_syscall(syscall):
             return True
-        if kind.work_in_kernel >= 0:
-            return kind.work_in_kernel == 1
+        if evidence.work_in_kernel >= 0:
+            return evidence.work_in_kernel == 1
         return wait_class == WaitClass.OTHER and state == "I"
 
-    def _without_kernel(self, kind: _Kind, number: int, syscall: str, state: str) -> WaitClass:
+    def _without_kernel(self, evidence: _Evidence, number: int, syscall: str, state: str) -> WaitClass:
         if syscall in rules.CLASS_OF_SYSCALL:
             return rules.CLASS_OF_SYSCALL[syscall]
         if number == SYSCALL_NONE:
-            return WaitClass.FAULT if kind.is_there >= 0 and kind.has_kernel < 0 else WaitClass.OTHER
-        if not syscall and kind.in_user >= 0:
-            return WaitClass(kind.in_user)
-        on_file = syscall in rules.FILE_SYSCALLS or (not syscall and kind.file >= 0)
+            in_user_mode = evidence.is_there >= 0 and evidence.has_kernel < 0
+            return WaitClass.FAULT if in_user_mode else WaitClass.OTHER
+        if not syscall and evidence.in_user >= 0:
+            return WaitClass(evidence.in_user)
+        on_file = rules.is_file_syscall(syscall) or (not syscall and evidence.file >= 0)
         return WaitClass.DISK if on_file and state == "D" else WaitClass.OTHER
 
 
 @dataclass(slots=True)
-class _FrameValues:
-    """Turns functions into values, one int32 a frame, -1 where there is nothing to say."""
+class _Functions:
+    """Turn the functions of frames into values: one int32 a frame, -1 where there is nothing to say.
+
+    Args:
+        used: bool[frames], the frames that some stack has.
+    """
 
     profile: Profile
     used: Bool
 
     def kernel(self, judge: Callable[[str], int | None]) -> I32:
-        """The judgement of each frame of the kernel."""
+        """Return the value of each kernel frame."""
         return self._judged(judge, self.used & is_kernel(self.profile.frames))
 
     def user(self, judge: Callable[[str], int | None]) -> I32:
-        """The judgement of each frame of programs."""
+        """Return the value of each user frame."""
         return self._judged(judge, self.used & ~is_kernel(self.profile.frames))
 
     def _judged(self, judge: Callable[[str], int | None], wanted: Bool) -> I32:
@@ -209,7 +225,7 @@ class _FrameValues:
 
 @dataclass(slots=True)
 class _Climb:
-    """Walks up from the leaves of some stacks, all at once.
+    """Walk up from the leaves of some stacks, all at once.
 
     Args:
         stacks: int64[n], rows in the profile's stacks.
@@ -219,10 +235,10 @@ class _Climb:
     stacks: I64
 
     def first(self, value_of_frame: I32, user_depth: int = 0) -> I32:
-        """int32[n]: the value of the first frame, leaf first, that has one; -1 for stacks without.
+        """Return int32[n]: the value of the first frame, leaf first, that has one; -1 for stacks without.
 
         Args:
-            user_depth: give up after so many frames of the user's part; 0: never.
+            user_depth: give up after this number of user frames; 0: never.
         """
         found = np.full(len(self.stacks), _NONE, np.int32)
         parent, frame = self.profile.stacks.parent, self.profile.stacks.frame
@@ -241,7 +257,7 @@ class _Climb:
         return found
 
     def frames(self) -> Bool:
-        """bool[frames]: those that some of the stacks have."""
+        """Return bool[frames]: the frames that some of the stacks have."""
         parent = self.profile.stacks.parent
         node = np.zeros(len(parent), np.bool_)
         at = self.stacks

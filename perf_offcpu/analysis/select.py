@@ -19,7 +19,7 @@ from perf_offcpu.analysis.classify import Waits, classify
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.analysis.time_windows import Window, in_windows
-from perf_offcpu.analysis.wait_rules import WaitClass
+from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.errors import UsageError
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, Bool, distinct

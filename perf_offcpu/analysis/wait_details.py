@@ -14,7 +14,7 @@ from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.analysis.classify import Waits, classify
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.states import STATES, state_codes
-from perf_offcpu.analysis.wait_rules import WaitClass
+from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.analysis.wakeups import Wakeups
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile

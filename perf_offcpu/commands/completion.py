@@ -122,12 +122,12 @@ def _bash_functions(lists: dict[str, str]) -> str:
 def _lists() -> dict[str, str]:
     """Return option → the words that its list may hold."""
     from perf_offcpu.abi.task_state import STATE_NAMES
+    from perf_offcpu.analysis.wait_classes import BY_LABEL
     from perf_offcpu.commands.report import SORT_NAMES
-    from perf_offcpu.commands.shared.profile import CLASS_NAMES
     from perf_offcpu.script.fields import OWN_FIELDS, PERF_FIELDS
 
     words: dict[str, Iterable[str]] = {
-        "--class": CLASS_NAMES,
+        "--class": tuple(BY_LABEL),
         "--state": STATE_NAMES,
         "--sort": SORT_NAMES,
         "--fields": [*PERF_FIELDS, *OWN_FIELDS],

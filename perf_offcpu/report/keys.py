@@ -11,7 +11,7 @@ from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.analysis.classify import Waits
 from perf_offcpu.analysis.options import Options
-from perf_offcpu.analysis.wait_rules import WaitClass
+from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.names import Name, NameKind, name_frames
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.errors import UsageError

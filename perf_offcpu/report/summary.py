@@ -19,7 +19,7 @@ from perf_offcpu.analysis.classify import Waits, classify
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.options import Options
 from perf_offcpu.analysis.select import event_rows
-from perf_offcpu.analysis.wait_rules import WaitClass
+from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import unit_of
@@ -75,7 +75,7 @@ class StackRow:
     states: dict[str, int]
     """Weight by state letter (see `abi.task_state`), largest first; what is not known is left out."""
     classes: dict[str, int] = field(default_factory=dict)
-    """Weight by what was waited for (`analysis.wait_rules`), largest first."""
+    """Weight by what was waited for (`analysis.wait_classes`), largest first."""
     syscalls: dict[str, int] = field(default_factory=dict)
     """Weight by system call, largest first; "" none, or not known."""
     still_blocked: int = 0

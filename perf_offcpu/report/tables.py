@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from perf_offcpu.analysis.options import UNITS
-from perf_offcpu.analysis.wait_rules import BY_LABEL, CLASS_MEANINGS
+from perf_offcpu.analysis.wait_classes import BY_LABEL
 from perf_offcpu.report.functions import FunctionTable
 from perf_offcpu.report.groups import GroupRow
 from perf_offcpu.report.histogram import Histogram
@@ -191,7 +191,7 @@ def _group_columns(summary: Summary, style: Style) -> list[Column]:
             Column(_TITLES.get(key, key.capitalize()), [row.values[at] for row in table.rows], not numbers)
         )
     if table.keys == ("class",):
-        meanings = [CLASS_MEANINGS[BY_LABEL[row.values[0]]] for row in table.rows]
+        meanings = [BY_LABEL[row.values[0]].row.meaning for row in table.rows]
         columns.append(Column("Waits for", meanings, left=True, spare=6))
     return columns
 

@@ -10,7 +10,7 @@ import numpy as np
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.analysis.classify import classify
-from perf_offcpu.analysis.wait_rules import WaitClass
+from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag

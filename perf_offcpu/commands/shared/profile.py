@@ -10,19 +10,18 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from perf_offcpu.analysis.options import UNITS
-from perf_offcpu.analysis.wait_rules import CLASS_MEANINGS
+from perf_offcpu.analysis.wait_classes import BY_LABEL
 from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
     from perf_offcpu.analysis.select import Selection
-    from perf_offcpu.analysis.wait_rules import WaitClass
+    from perf_offcpu.analysis.wait_classes import WaitClass
     from perf_offcpu.model.profile import Profile
     from perf_offcpu.model.recording import Recording
     from perf_offcpu.symbolize.symbolizer import SymbolizeOptions
 
 SHOW = "show"
 """The value of an option that was given without one (see `add_selection_arguments`)."""
-CLASS_NAMES = tuple(wait_class.label for wait_class in CLASS_MEANINGS)
 _ALIASES = {"--comm": ("-c", "--comms"), "--cpu": ("-C",)}
 """As in perf report and perf script."""
 _MOST_CPUS = 1 << 16
@@ -75,7 +74,7 @@ def add_selection_arguments(
         ("--cpu", "CPUS", "samples on these CPUs (0,2-4); a wait is on the one where its thread went on"),
         ("--cgroup", "PATHS", "tasks of these cgroups and those below them, by path or id"),
         ("--state", "STATES", "waits in these task states, letters as in ps: S, D, I, T, R (preempted), …"),
-        ("--class", "CLASSES", f"waits for these things: {', '.join(CLASS_NAMES)}"),
+        ("--class", "CLASSES", f"waits of these classes: {', '.join(BY_LABEL)}"),
     ):
         shows = (showing or {}).get(option)
         bare: dict[str, Any] = {"nargs": "?", "const": SHOW} if shows else {}
@@ -235,8 +234,6 @@ def _states(texts: list[str]) -> tuple[str, ...]:
 
 
 def _classes(texts: list[str]) -> tuple[WaitClass, ...]:
-    from perf_offcpu.analysis.wait_rules import BY_LABEL
-
     labels = _words(texts)
     for label in labels:
         if label not in BY_LABEL:

@@ -21,7 +21,7 @@ import numpy as np
 from perf_offcpu.analysis.classify import Waits, classify
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.options import Options
-from perf_offcpu.analysis.wait_rules import CLASS_MEANINGS, WaitClass
+from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.names import Name, NameKind
 from perf_offcpu.callpaths.waker_paths import paths_with_wakers
 from perf_offcpu.convert.firefox.json_tables import StringArray, array_items, table
@@ -29,20 +29,10 @@ from perf_offcpu.model.columns import I64, U32, Bool
 from perf_offcpu.model.profile import Frames, Profile
 from perf_offcpu.text import printable
 
-_COLOURS = {
-    WaitClass.LOCK: "red",
-    WaitClass.DISK: "purple",
-    WaitClass.NETWORK: "green",
-    WaitClass.PIPE: "lightblue",
-    WaitClass.SLEEP: "darkgrey",
-    WaitClass.POLL: "blue",
-    WaitClass.FAULT: "magenta",
-    WaitClass.CHILD: "brown",
-    WaitClass.RUNQUEUE: "lightred",
-}
-_FIRST_COLOURS = {"other": "grey", "user": "yellow", "kernel": "orange"}
-"""The first grey one is the default of all that has none (CategoryList)."""
-_NAMES = [*_FIRST_COLOURS, *(one.label for one in CLASS_MEANINGS if one in _COLOURS)]
+_COLOURS = {WaitClass.OTHER.label: WaitClass.OTHER.row.colour, "user": "yellow", "kernel": "orange"}
+_COLOURS |= {one.label: one.row.colour for one in WaitClass if one != WaitClass.OTHER}
+"""Category → colour; the first grey one is the default of frames without category (CategoryList)."""
+_NAMES = list(_COLOURS)
 CATEGORY_OF_CLASS = np.array([_NAMES.index(one.label) for one in WaitClass], np.int64)
 """int64[classes]: the category of a WaitClass."""
 _CATEGORY_OF_KIND = {
@@ -51,8 +41,7 @@ _CATEGORY_OF_KIND = {
     NameKind.MARK: _NAMES.index("other"),
 }
 CATEGORIES: list[dict[str, Any]] = [
-    {"name": name, "color": colour, "subcategories": ["Other"]}
-    for name, colour in zip(_NAMES, [*_FIRST_COLOURS.values(), *_COLOURS.values()], strict=True)
+    {"name": name, "color": colour, "subcategories": ["Other"]} for name, colour in _COLOURS.items()
 ]
 _KERNEL_LIBS = ("[kernel.kallsyms]", "[kernel]", "[guest.kernel.kallsyms]")
 _LIBRARY = 1

@@ -11,7 +11,7 @@ from builders.profile import ProfileBuilder
 from perf_offcpu import losses
 from perf_offcpu.analysis.select import Selection, select, select_samples, split_list
 from perf_offcpu.analysis.time_windows import parse_windows
-from perf_offcpu.analysis.wait_rules import WaitClass
+from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag

@@ -10,7 +10,7 @@ from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 
 from perf_offcpu.analysis.classify import classify
-from perf_offcpu.analysis.wait_rules import CLASS_MEANINGS, CLASS_OF_SYSCALL, WaitClass
+from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
@@ -177,11 +177,3 @@ def test_a_large_profile_is_classed_at_once() -> None:
     profile = large_profile(100_000, 3_000)
     waits = classify(profile)
     assert len(waits.wait_class) == len(waits.syscall) == 100_000
-
-
-def test_the_document_is_the_rules() -> None:
-    text = (TESTS.parent / "Documentation" / "wait-classes.md").read_text()
-    for wait_class, meaning in CLASS_MEANINGS.items():
-        calls = " ".join(sorted(name for name, known in CLASS_OF_SYSCALL.items() if known == wait_class))
-        assert f"| `{wait_class.label}` | {meaning} | {calls} |\n" in text
-    assert set(CLASS_MEANINGS) == set(WaitClass)

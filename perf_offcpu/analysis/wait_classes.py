@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of wait classes: meaning, colour and rules of each class, one row a class.
+
+A row names the functions of the kernel, the system calls and the wrappers in libc or Go's runtime that mean
+its class (`analysis.classify` weighs this evidence), and which of them wait for the next piece of work
+(`analysis.idle`). Functions that serve all classes (schedule, schedule_timeout, wait_for_completion) stand in
+no row, so their callers are looked at. Names are those of Linux 5.15 to 6.18, without the suffixes of
+compilers (`.constprop.0`). Rules of functions and wrappers are regular expressions separated by blanks.
+
+Options, reports, converters and Documentation/wait-classes.md are made of this table.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import re
+from typing import NamedTuple
+
+
+class Work(enum.Enum):
+    """Whether waits of a class are waits for the next piece of work, which make a thread idle."""
+
+    NEVER = enum.auto()
+    ALWAYS = enum.auto()
+    BY_WRAPPER = enum.auto()  # where a wrapper in the user's part of the stack is for work
+    BY_FUNCTION = enum.auto()  # where the system call or a function of the kernel is for work
+
+
+class ClassRow(NamedTuple):
+    """A row of the table.
+
+    Args:
+        meaning: what is waited for, for people.
+        colour: of the profiler's categories (GraphColor in Firefox profiler's src/types/profile.ts).
+        work: see `Work`.
+        functions: functions of the kernel.
+        syscalls: system calls that are used for nothing else.
+        wrappers: functions of libc or Go's runtime.
+        work_functions, work_syscalls, work_wrappers: those that wait for the next piece of work.
+    """
+
+    meaning: str
+    colour: str
+    work: Work = Work.BY_FUNCTION
+    functions: str = ""
+    syscalls: str = ""
+    wrappers: str = ""
+    work_functions: str = ""
+    work_syscalls: str = ""
+    work_wrappers: str = ""
+
+
+class WaitClass(enum.IntEnum):
+    """What a wait waits for. A member is its number in columns; the members after OTHER are in the order in
+    which people read them, and in which rules are tried."""
+
+    row: ClassRow
+
+    def __new__(cls, *row: object) -> WaitClass:
+        """Number the members in their order."""
+        member = int.__new__(cls, len(cls.__members__))
+        member._value_ = len(cls.__members__)
+        member.row = ClassRow(*row)  # type: ignore[arg-type]
+        return member
+
+    @property
+    def label(self) -> str:
+        """The name on command lines and in tables."""
+        return self.name.lower()
+
+    OTHER = ClassRow(
+        "anything else (signals, terminals, idle kernel threads), or not known",
+        "grey",
+        functions="""
+            n_tty_read do_sigtimedwait sigsuspend do_sigsuspend __do_sys_pause ptrace_stop ptrace_notify
+            do_signal_stop do_jobctl_trap worker_thread rescuer_thread kthread_worker_fn smpboot_thread_fn
+        """,
+        syscalls="""
+            pause rt_sigsuspend sigsuspend rt_sigtimedwait rt_sigtimedwait_time64 ptrace exit exit_group
+        """,
+        wrappers="_*pause _*sigsuspend sigwait(info)? _*sigtimedwait",
+        work_functions="do_sigtimedwait sigsuspend do_sigsuspend n_tty_read kthread",
+        work_syscalls="pause rt_sigsuspend sigsuspend rt_sigtimedwait",
+    )
+    LOCK = ClassRow(
+        "a lock, condition variable, semaphore or other futex; file locks; locks in the kernel",
+        "red",
+        Work.BY_WRAPPER,
+        functions=r"""
+            _*futex_(wait|do_wait|wait_queue|wait_queue_me|wait_multiple|lock_pi|wait_requeue_pi)
+            _*futex_wait_\w+ __mutex_lock\w* mutex_lock\w* ww_mutex_lock\w* _*rwsem_down_\w+
+            down_(read|write)\w* _*percpu_down_read\w* percpu_rwsem_wait percpu_down_write __down(_\w+)?
+            down(_interruptible|_killable|_timeout)? _*rt_mutex_\w+ rtlock_slowlock\w* rt_spin_lock\w*
+            flock_lock_inode_wait posix_lock_inode_wait locks_lock_inode_wait fcntl_setlk(64)? __do_semtimedop
+            do_semtimedop (__)?lock_sock(_nested)?
+        """,
+        syscalls="""
+            futex futex_time64 futex_wait futex_waitv futex_requeue flock lock semop semtimedop
+            semtimedop_time64
+        """,
+        wrappers=r"""
+            _*pthread_(mutex_|rwlock_|cond_|spin_|barrier_|join|timedjoin|clockjoin)\w* _*lll_lock_wait\w*
+            futex\w* _*futex_abstimed_wait\w* sem_(wait|timedwait|clockwait) __new_sem_wait\w* __timedwait\w*
+            mtx_lock cnd_wait call_once runtime\.futex.* runtime\.semasleep.* Unsafe_Park flockf? lockf
+        """,
+        work_wrappers=r"""
+            _*pthread_cond_\w*wait\w* cnd_(timed)?wait sem_(wait|timedwait|clockwait) __new_sem_wait\w*
+            _*futex_abstimed_wait\w* Unsafe_Park runtime\.(stopm|mPark|findRunnable|notesleep|notetsleepg).*
+        """,
+    )
+    DISK = ClassRow(
+        "storage and file systems: reads, writes, syncs, metadata, dirty-page throttling",
+        "purple",
+        Work.NEVER,
+        functions=r"""
+            io_schedule(_timeout|_prepare)? _*blk_\w+ _*blkdev_\w+ blkg_\w+ _*bio_\w+ submit_bio\w*
+            _*submit_bh\w* wait_on_buffer __wait_on_buffer bit_wait_io\w* folio_wait_(bit|writeback|stable)\w*
+            wait_on_page_\w+ __filemap_get_folio\w* filemap_(read|get_pages|update_page|fdatawait)\w*
+            __filemap_fdatawait\w* filemap_fault balance_dirty_pages\w* wbt_wait rq_qos_wait writeback_\w+
+            _*jbd2_\w+ start_this_handle add_transaction_credits do_get_write_access ext[234]_\w+ xfs_\w+
+            xlog_\w+ btrfs_\w+ f2fs_\w+ fat_\w+ erofs_\w+ squashfs_\w+ overlayfs_\w+ ovl_\w+ iomap_\w+
+            __iomap_\w+ _*dio_\w+ do_blockdev_direct_IO nvme_\w+ scsi_\w+ md_\w+ raid\d+_\w+ dm_\w+
+            virtblk_\w+ sync_(bdevs|inodes_sb|filesystem|blockdev|dirty_buffer)\w* _*sync_dirty_buffer
+            _*writeback_single_inode vfs_fsync_range file_write_and_wait_range wait_sb_inodes fuse_\w+
+            request_wait_answer p9_\w+ read_events
+        """,
+        syscalls="""
+            fsync fdatasync sync syncfs sync_file_range sync_file_range2 arm_sync_file_range msync pread64
+            pwrite64 preadv pwritev preadv2 pwritev2 getdents getdents64 readdir stat lstat fstat stat64
+            lstat64 fstat64 fstatat64 newfstatat statx statfs fstatfs statfs64 fstatfs64 access faccessat
+            faccessat2 readlink readlinkat mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link
+            linkat symlink symlinkat creat truncate ftruncate truncate64 ftruncate64 fallocate readahead
+            fadvise64 io_getevents io_submit chmod fchmod fchmodat chown fchown lchown fchownat utimensat
+            getxattr setxattr listxattr umount umount2 mount swapon swapoff copy_file_range quotactl
+        """,
+        wrappers=r"fsync fdatasync syncfs? msync p(read|write)v?2?(64)?(v64)? readdir\w* [lf]?stat(64)?",
+    )
+    NETWORK = ClassRow(
+        "a socket of any family but unix, connections, NFS and other network file systems",
+        "green",
+        functions=r"""
+            sk_wait_data sk_stream_wait_\w+
+            inet6?_(accept|csk_accept|wait_for_connect|stream_connect|dgram_connect) inet_csk_wait_for_connect
+            inet_csk_accept tcp_\w+ udpv?6?_\w+ raw_(recvmsg|sendmsg) packet_recvmsg netlink_\w+ vsock_\w+
+            sctp_\w+ mptcp_\w+ smc_\w+ rpc_\w+ __rpc_\w+ nfs[34]?_\w+ nfsd\w* cifs_\w+ smb2_\w+ SendReceive\w*
+            compound_send_recv wait_for_response ceph_\w+ afs_\w+ inet6?_(recv|send)msg
+        """,
+        syscalls="""
+            accept accept4 connect recv recvfrom recvmsg recvmmsg recvmmsg_time64 send sendto sendmsg sendmmsg
+            socketcall
+        """,
+        wrappers="_*accept4? _*connect(64)? _*recv(from|msg|mmsg)? _*send(to|msg|mmsg)? getaddrinfo",
+        work_functions="inet6?_(csk_)?accept vsock_accept",
+        work_syscalls="accept accept4",
+    )
+    PIPE = ClassRow(
+        "a pipe, FIFO, unix socket, message queue",
+        "lightblue",
+        functions=r"""
+            (anon_)?pipe_(read|write) pipe_wait\w* wait_for_partner fifo_open _*unix_\w+ do_msg(rcv|snd)
+            wq_sleep do_mq_timed(receive|send) splice_from_pipe\w* (opipe|ipipe)_prep
+        """,
+        syscalls="""
+            msgrcv msgsnd mq_timedreceive mq_timedsend mq_timedreceive_time64 mq_timedsend_time64 splice tee
+            vmsplice
+        """,
+        wrappers="msgrcv msgsnd mq_(timed)?(receive|send) splice vmsplice tee",
+        work_functions="unix_accept",
+    )
+    SLEEP = ClassRow(
+        "time to pass: nanosleep, timerfd",
+        "darkgrey",
+        functions=r"""
+            do_nanosleep hrtimer_nanosleep common_nsleep\w* timerfd_read(_iter)? msleep\w* usleep_range\w*
+        """,
+        syscalls="nanosleep clock_nanosleep clock_nanosleep_time64",
+        wrappers=r"_*(clock_)?nanosleep u?sleep runtime\.usleep.* thrd_sleep",
+    )
+    POLL = ClassRow(
+        "events: poll, select, epoll, eventfd, inotify, signalfd, io_uring completions",
+        "blue",
+        Work.ALWAYS,
+        functions=r"""
+            poll_schedule_timeout do_poll do_sys_poll do_select core_sys_select _*ep_poll do_epoll_\w*wait
+            schedule_hrtimeout_poll eventfd_read signalfd_read(_iter)? inotify_read fanotify_read
+            io_cqring_wait\w* io_wq_worker io_sq_thread
+        """,
+        syscalls="""
+            poll ppoll ppoll_time64 select _newselect pselect6 pselect6_time64 epoll_wait epoll_wait_old
+            epoll_pwait epoll_pwait2 io_uring_enter io_pgetevents io_pgetevents_time64
+        """,
+        wrappers=r"""
+            _*poll _*ppoll(_time64)? _*p?select(64)? _*epoll_p?wait2? runtime\.epollwait.* io_uring_wait\w*
+        """,
+    )
+    FAULT = ClassRow(
+        "a page: page faults, swap",
+        "magenta",
+        Work.NEVER,
+    )
+    CHILD = ClassRow(
+        "a child process (wait4, waitid, vfork)",
+        "brown",
+        Work.NEVER,
+        functions=r"do_wait kernel_wait4 kernel_waitid do_wait_\w+ wait_for_vfork_done",
+        syscalls="wait4 waitid waitpid vfork",
+        wrappers="_*wait(pid|id|3|4)? _*vfork",
+    )
+    RUNQUEUE = ClassRow(
+        "a CPU and nothing else: preempted, or gave way (sched_yield)",
+        "lightred",
+        Work.NEVER,
+        syscalls="sched_yield",
+        wrappers="_*sched_yield",
+    )
+
+
+CLASSES = (*list(WaitClass)[1:], WaitClass.OTHER)
+"""All classes in the order in which people read them."""
+BY_LABEL = {one.label: one for one in CLASSES}
+CLASS_OF_SYSCALL = {name: one for one in CLASSES for name in one.row.syscalls.split()}
+"""System calls with one purpose. Others (read, write, ioctl, close, …) say nothing of what is waited for."""
+
+_FILE_SYSCALLS = "read write readv writev open openat openat2 close sendfile sendfile64 ioctl"
+"""System calls whose waits in state D are for storage: pipes, sockets and terminals are waited for in S."""
+_FILE_WRAPPER = r"_*(read|write)v?(64)? _*open(at)?(64)?(_nocancel)? _*close _*sendfile(64)? _*ioctl"
+
+_FAULT_ENTRY = """
+    asm_exc_page_fault exc_page_fault do_user_addr_fault handle_mm_fault __handle_mm_fault
+    do_page_fault do_translation_fault do_swap_page faultin_page fixup_user_fault lock_mm_and_find_vma
+"""
+"""Functions of the kernel that run in page faults only."""
+_AT_WORK = "process_one_work io_worker_handle_work"
+"""Functions of kernel threads that have a piece of work."""
+_WORK_FUNCTIONS = " ".join(one.row.work_functions for one in CLASSES)
+_WORK_WRAPPERS = " ".join(one.row.work_wrappers for one in CLASSES)
+_WORK_SYSCALLS = frozenset(name for one in CLASSES for name in one.row.work_syscalls.split())
+
+_SUFFIX = re.compile(r"\.(?:constprop|isra|part|cold|llvm|lto_priv)\b.*")
+_VERSION = re.compile(r"@.*")
+_ENTRY = re.compile(r"(?:__(?:x64|ia32|arm64|riscv|s390x?|loongarch|se|do)_(?:compat_)?sys|ksys)_(\w+)")
+
+
+def class_of_function(function: str) -> WaitClass | None:
+    """Return the class that a function of the kernel means; None if it means none."""
+    name = _bare(function)
+    return next((one for one in CLASSES if _matches(one.row.functions, name)), None)
+
+
+def class_of_wrapper(function: str) -> WaitClass | None:
+    """Return the class that a function of libc or Go's runtime means; None if it means none."""
+    name = _VERSION.sub("", function)
+    return next((one for one in CLASSES if _matches(one.row.wrappers, name)), None)
+
+
+def is_fault_entry(function: str) -> bool:
+    """Return True if this function of the kernel runs in page faults only."""
+    return _matches(_FAULT_ENTRY, _bare(function))
+
+
+def is_file_syscall(syscall: str) -> bool:
+    """Return True if waits of this system call in state D are for storage."""
+    return _matches(_FILE_SYSCALLS, syscall)
+
+
+def is_file_wrapper(function: str) -> bool:
+    """Return True if this is libc's function for such a system call."""
+    return _matches(_FILE_WRAPPER, _VERSION.sub("", function))
+
+
+def syscall_of_function(function: str) -> str:
+    """Return the system call whose entry function of the kernel this is; "" if it is none."""
+    match = _ENTRY.fullmatch(_bare(function))
+    return match[1] if match else ""
+
+
+def is_for_work_in_kernel(function: str) -> bool | None:
+    """Return True if this function of the kernel waits for the next piece of work, such as a connection, a
+    signal or the input of a terminal; False if it has one; None if it says nothing."""
+    name = _bare(function)
+    return False if _matches(_AT_WORK, name) else _matches(_WORK_FUNCTIONS, name) or None
+
+
+def is_for_work_syscall(syscall: str) -> bool:
+    """Return True if this system call waits for the next piece of work and nothing else."""
+    return syscall in _WORK_SYSCALLS
+
+
+def is_for_work_wrapper(function: str) -> bool:
+    """Return True if this function of libc or Go's runtime waits until another thread has work for it."""
+    return _matches(_WORK_WRAPPERS, _VERSION.sub("", function))
+
+
+def _bare(function: str) -> str:
+    """Return the name without the suffixes of compilers."""
+    return _SUFFIX.sub("", function)
+
+
+def _matches(rules: str, name: str) -> bool:
+    return _pattern(rules).fullmatch(name) is not None
+
+
+@functools.cache
+def _pattern(rules: str) -> re.Pattern[str]:
+    """Compile rules when they are first used: command lines need the labels only."""
+    return re.compile("|".join(f"(?:{rule})" for rule in rules.split()) or r"(?!)")

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents that list the wait classes are made of their table. After a change to it:
+
+.venv/bin/python tests/unit/analysis/test_wait_classes_page.py
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from perf_offcpu.analysis.wait_classes import BY_LABEL, CLASSES, ClassRow, WaitClass
+
+DOCUMENTATION = Path(__file__).resolve().parents[3] / "Documentation"
+MAN_PAGES = [DOCUMENTATION / f"perf-offcpu-{verb}.txt" for verb in ("convert", "report", "script")]
+PAGES = [DOCUMENTATION / "wait-classes.md", *MAN_PAGES]
+
+COLOURS = (
+    *(
+        "transparent",
+        "grey",
+        "darkgrey",
+        "purple",
+        "magenta",
+        "red",
+        "lightred",
+        "lightblue",
+        "blue",
+        "green",
+    ),
+    *("orange", "yellow", "brown"),
+)
+"""What Firefox profiler can paint a category in (GraphColor in its src/types/profile.ts)."""
+
+
+def rows() -> str:
+    lines = ["| class | waits for | system calls that alone mean it |", "|---|---|---|"]
+    for one in CLASSES:
+        lines.append(f"| `{one.label}` | {one.row.meaning} | {' '.join(sorted(one.row.syscalls.split()))} |")
+    return "\n".join(lines) + "\n"
+
+
+def entry() -> str:
+    text = f"Waits of these classes: {', '.join(BY_LABEL)}. See wait-classes.md."
+    return "--class=::\n" + textwrap.indent(textwrap.fill(text, 110, break_on_hyphens=False), "\t") + "\n"
+
+
+def made(page: Path) -> str:
+    """The page with its list of classes made anew."""
+    text = page.read_text()
+    if page in MAN_PAGES:
+        return re.sub(r"^--class=::\n(?:\t.*\n)+", lambda _: entry(), text, flags=re.MULTILINE)
+    return re.sub(r"^\| class \|.*\n(?:\|.*\n)*", lambda _: rows(), text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_page_lists_the_classes(page: Path) -> None:
+    text = page.read_text()
+    assert (entry() if page in MAN_PAGES else rows()) in text, __doc__
+    assert text == made(page), __doc__
+
+
+def test_rows_are_whole() -> None:
+    assert [int(one) for one in WaitClass] == list(range(len(WaitClass)))
+    assert CLASSES[-1] is WaitClass.OTHER and set(CLASSES) == set(WaitClass)
+    colours = [one.row.colour for one in WaitClass]
+    assert set(colours) <= set(COLOURS) - {"yellow", "orange"}, "those are of code in user space and kernel"
+    assert len(set(colours)) == len(colours)
+    with pytest.raises(TypeError):
+        ClassRow("without a colour")  # type: ignore[call-arg]
+
+
+if __name__ == "__main__":
+    for one in PAGES:
+        one.write_text(made(one))
