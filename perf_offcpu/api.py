@@ -63,33 +63,32 @@ class Profile(ModelProfile):
 
 def load(
     path: str | os.PathLike[str],
-    *,
+    *more: str | os.PathLike[str],
     events: Iterable[str] | None = None,
     symfs: str | None = None,
     kallsyms: str | None = None,
+    **joining: bool,
 ) -> Profile:
-    """Read and symbolize a recording.
+    """Read and symbolize a recording, or several as one.
 
     Args:
         path: a perf.data file, of perf-offcpu or perf; "-" for standard input.
+        more: recordings of the same host or others, joined with the first.
         events: names of the events to keep; None for all, () for the off-cpu events.
         symfs, kallsyms: where symbols are, as for `perf-offcpu report`.
+        joining: how several are joined: `apart`, `from_start`, `prefix` of `decode.join.JoinOptions`.
 
     Raises:
         FormatError: it is no recording.
-        UsageError: an event is not in it, or a file with symbols cannot be read.
+        UsageError: an event is not in it, a file with symbols cannot be read, or recordings cannot be joined.
     """
     from perf_offcpu.analysis.select import select_events
     from perf_offcpu.cache import DiskCache
-    from perf_offcpu.decode.load import load_recording
-    from perf_offcpu.objects.search import Search
-    from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
-    from perf_offcpu.unwind.unwinder import unwind
+    from perf_offcpu.symbolize.load import load_profile
+    from perf_offcpu.symbolize.symbolizer import SymbolizeOptions
 
     options = SymbolizeOptions(symfs=symfs, kallsyms=kallsyms, cache=DiskCache.usual())
-    recording = load_recording(os.fspath(path), snapshots=True)
-    recording = unwind(recording, Search.usual(symfs, None), options.cache)
-    profile = symbolize(recording, options)
+    profile = load_profile([os.fspath(one) for one in (path, *more)], options, **joining)
     if events is not None:
         profile = select_events(profile, tuple(events))
     return Profile(*(getattr(profile, field.name) for field in dataclasses.fields(profile)))

@@ -65,5 +65,5 @@ def _sample_ns(event: Evsel) -> int:
     if event.unit == "ns":
         return 1
     attr = event.attr
-    frequency = attr.sample_period if attr is not None and attr.flags & AttrFlag.FREQ else 0
+    frequency = attr.sample_period if attr.flags & AttrFlag.FREQ else 0
     return _NS_PER_S // frequency if frequency else 0

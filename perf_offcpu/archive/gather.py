@@ -25,7 +25,7 @@ import numpy as np
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.mappings import NO_MAP, find_mappings
+from perf_offcpu.model.mappings import KERNEL_DSO, NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects import vdso
 from perf_offcpu.objects.debug_files import open_debug
@@ -37,7 +37,7 @@ from perf_offcpu.objects.perf_map import is_jit_memory, perf_map_paths
 from perf_offcpu.objects.search import DELETED, Search
 from perf_offcpu.symbolize.kernel.files import KernelSources
 from perf_offcpu.symbolize.kernel.kallsyms import MAX_BYTES
-from perf_offcpu.symbolize.kernel.names import KERNEL_DSO, KernelNames
+from perf_offcpu.symbolize.kernel.names import KernelNames
 from perf_offcpu.symbolize.symbolizer import locations_of
 
 _BLOCK: Final = 1 << 20

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 
+from perf_offcpu.commands.shared.parsers import OneInput
 from perf_offcpu.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "addresses, as far as this machine has them, in the layout of perf's build-id cache.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("-i", "--input", default=RECORDING, metavar="FILE", help="default: perf.data")
+    parser.add_argument(
+        "-i", "--input", action=OneInput, default=RECORDING, metavar="FILE", help="default: perf.data"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="default: the input's name with .tar.gz")
     parser.add_argument("-f", "--force", action="store_true", help="read files that belong to other users")
     parser.add_argument(

@@ -17,6 +17,7 @@ from perf_offcpu.commands.shared.profile import (
     SHOW,
     add_input_arguments,
     add_selection_arguments,
+    inputs,
     profile_from_args,
 )
 from perf_offcpu.convert.registry import FORMATS, Format
@@ -38,6 +39,7 @@ EXAMPLES = """examples:
   perf-offcpu convert --folded --kernel --tid --unit us  microseconds, by thread, kernel frames marked
   perf-offcpu convert --folded --comm mysqld,redis       only these threads
   perf-offcpu convert --flamegraph --all-events          waiting and running in one graph
+  perf-offcpu convert --flamegraph -i web1.data -i web2.data -o web.html   several hosts, or runs, as one
   perf-offcpu convert --flamegraph --diff old.data       what grew and what shrank since then
   perf-offcpu convert --flamegraph --waker-stack         who wakes whom, and from where
   perf-offcpu convert --callgraph --svg                  a picture of who calls whom
@@ -97,7 +99,10 @@ def _form_of(format_: Format) -> dict[str, Any]:
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument(
-        "-o", "--output", metavar="OUT", help="- is standard output (default: the input's name and a suffix)"
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="- is standard output (default: the first input's name and a suffix)",
     )
     group.add_argument("--unit", choices=UNITS, default="", help="unit of time of the weights (default: ns)")
     group.add_argument("--kernel", action="store_true", help="mark kernel functions with _[k]")
@@ -138,14 +143,14 @@ def convert(args: argparse.Namespace, load: Callable[[], Profile]) -> int:
     format_.accept(options)
     if args.diff is not None and "diff" not in format_.options:
         raise UsageError(f"--diff: --{format_.name} compares nothing")
-    output = args.output or _default_output(args.input, format_, options)
-    check_distinct([args.input], output)
+    output = args.output or _default_output(inputs(args)[0], format_, options)
+    check_distinct(inputs(args), output)
     profile = _chosen(args, load)
     _say_what_is_not_there(profile)
     if options.waker_stack and len(profile.samples) and not (profile.samples.waker_stack >= 0).any():
         raise UsageError("--waker-stack: there are none (perf-offcpu record --waker-stacks takes them)")
     if args.diff is not None:
-        old = argparse.Namespace(**vars(args) | {"input": args.diff})
+        old = argparse.Namespace(**vars(args) | {"input": [args.diff]})
         options = replace(options, diff=_chosen(old, lambda: profile_from_args(old)))
     with open_output(output, binary=format_.binary) as out, busy(f"writing {format_.name}"):
         format_.write(profile, out, options)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from perf_offcpu.commands.shared.parsers import OneInput
+
 EXAMPLES = """examples:
   perf-offcpu dump | less                               what is in perf.data
   perf-offcpu dump -i x.data | grep -A9 RECORD_COMM     what the threads were called
@@ -23,7 +25,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "far as they can be read; lines that begin with ! say what is wrong with them.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("-i", "--input", default="perf.data", metavar="FILE", help="default: perf.data")
+    parser.add_argument(
+        "-i", "--input", action=OneInput, default="perf.data", metavar="FILE", help="default: perf.data"
+    )
     parser.add_argument("-f", "--force", action="store_true", help="read a file that belongs to another user")
 
 

@@ -7,6 +7,7 @@ import argparse
 import sys
 
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct, write_recording
+from perf_offcpu.commands.shared.parsers import OneInput
 from perf_offcpu.commands.shared.perf_habits import advice_of
 from perf_offcpu.errors import UsageError
 
@@ -32,7 +33,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         advice=advice_of("inject"),
     )
-    parser.add_argument("-i", "--input", default="perf.data", metavar="FILE", help="default: perf.data")
+    parser.add_argument(
+        "-i", "--input", action=OneInput, default="perf.data", metavar="FILE", help="default: perf.data"
+    )
     parser.add_argument(
         "-o", "--output", default=STDOUT, metavar="FILE", help="default: -, pipe form, to standard output"
     )

@@ -57,6 +57,7 @@ EXAMPLES = """examples:
   perf-offcpu report --idle hide            without threads that merely wait for work
   perf-offcpu report --class disk --min-dur 10ms   long waits for the disk
   perf-offcpu report --event cpu-clock      by CPU samples instead
+  perf-offcpu report -i run1.data -i run2.data     two runs as one; hosts are kept apart: web1:nginx
   perf-offcpu report --json | jq '.threads[] | [.comm, .tid, .weight]'
 """
 

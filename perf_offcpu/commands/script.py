@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import textwrap
 from typing import TYPE_CHECKING
@@ -15,9 +14,8 @@ from perf_offcpu.commands.shared.perf_habits import add_as_always, advice_of
 from perf_offcpu.commands.shared.profile import (
     add_input_arguments,
     add_selection_arguments,
+    profile_from_args,
     selection_from_args,
-    symbol_options,
-    unwound,
 )
 from perf_offcpu.script.fields import DEFAULT_FIELDS, OWN_FIELDS, PERF_FIELDS
 
@@ -97,23 +95,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _profile(args: argparse.Namespace) -> Profile:
-    from perf_offcpu.analysis.select import select_events, select_samples, split_list
-    from perf_offcpu.commands.shared.ownership import check_ownership
-    from perf_offcpu.decode.load import load_recording
-    from perf_offcpu.decode.unmerged import deferred_as_samples
-    from perf_offcpu.symbolize.symbolizer import symbolize
+    from perf_offcpu.analysis.select import select_events, split_list
 
-    selection = selection_from_args(args)
-    check_ownership(args.input, args.force)
     events = split_list(args.event)
     # Waits that follow from context switches were not recorded: they show where off-cpu time is asked for.
-    merge = not args.no_merge_callchains
-    recording = load_recording(args.input, merge=merge, switches=bool(events), snapshots=True)
-    recording = unwound(args, recording)
-    options = dataclasses.replace(symbol_options(args), keep_ips=True)
-    profile = symbolize(deferred_as_samples(recording), options)
-    profile = select_samples(profile, selection)
-    return select_events(profile, events) if events or selection.is_of_waits else profile
+    profile = profile_from_args(
+        args, keep_ips=True, merge=not args.no_merge_callchains, switches=bool(events)
+    )
+    return select_events(profile, events) if events or selection_from_args(args).is_of_waits else profile
 
 
 def _describe_fields() -> str:

@@ -13,8 +13,8 @@ uint64, combined only with uint64. `check()` proves the declaration; tests call 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,21 @@ U64 = NDArray[np.uint64]
 Bool = NDArray[np.bool_]
 
 
-def column(dtype: str, *, doc: str, unit: str = "", sentinel: int | None = None) -> Any:
-    """Declare a column of a `Table`: numpy dtype, meaning, unit, and the value that means "none"."""
-    metadata = {"dtype": np.dtype(dtype), "doc": doc, "unit": unit, "sentinel": sentinel}
+Domain = Literal[
+    "", "strings", "comm", "evsels", "callchains", "snapshots", "spaces", "dsos", "stacks", "frames",
+    "time", "since", "task", "cpu", "cgroup",
+]  # fmt: skip
+"""What the values of a column stand for: rows of that field of a Recording or Profile ("comm": rows of
+strings that are names of threads), times, times since when a row holds (0: before the recording), ids of
+processes and threads, CPUs, ids of cgroups. "": something that means the same in every recording."""
+
+Renumber = Callable[[NDArray[Any]], NDArray[Any]]
+"""The new values of a column."""
+
+
+def column(dtype: str, *, doc: str, unit: str = "", sentinel: int | None = None, domain: Domain = "") -> Any:
+    """Declare a column of a `Table`: numpy dtype, meaning, unit, the value that means "none", and domain."""
+    metadata = {"dtype": np.dtype(dtype), "doc": doc, "unit": unit, "sentinel": sentinel, "domain": domain}
     return dataclasses.field(default_factory=lambda: np.empty(0, np.dtype(dtype)), metadata=metadata)
 
 
@@ -134,6 +146,15 @@ class Table:
         """The same table with some columns replaced."""
         return dataclasses.replace(self, **columns)
 
+    def renumbered(self, changes: Mapping[str, Renumber]) -> Self:
+        """Return the table with other values in the columns of some domains; the other columns are shared."""
+        changed = {
+            field.name: changes[field.metadata["domain"]](getattr(self, field.name))
+            for field in dataclasses.fields(self)
+            if field.metadata["domain"] in changes
+        }
+        return self.with_columns(**changed) if changed else self
+
     def check(self) -> None:
         """Raise AssertionError unless dtypes and lengths are as declared."""
         for field in dataclasses.fields(self):
@@ -166,8 +187,19 @@ def as_run(rows: NDArray[np.int64]) -> NDArray[np.int64] | slice:
     return rows
 
 
-def check_rows(name: str, ids: NDArray[Any], rows: int) -> None:
-    """Raise AssertionError unless all ids are rows of a table of `rows` rows, or -1."""
-    if len(ids):
-        assert int(ids.min()) >= -1, f"{name}: id {ids.min()}"
-        assert int(ids.max()) < rows, f"{name}: id {ids.max()} of {rows} rows"
+def check_tables(owner: Any) -> None:
+    """Raise AssertionError unless all tables of a Recording or Profile are well-formed, and every row id in
+    them leads somewhere or is -1."""
+    for one in dataclasses.fields(owner):
+        table = getattr(owner, one.name)
+        if not isinstance(table, Table):
+            continue
+        table.check()
+        for field in dataclasses.fields(table):
+            domain = field.metadata["domain"]
+            rows = getattr(owner, "strings" if domain == "comm" else domain, None)
+            ids = getattr(table, field.name)
+            if rows is not None and len(ids):
+                where = f"{one.name}.{field.name}"
+                assert int(ids.min()) >= -1, f"{where}: id {ids.min()}"
+                assert int(ids.max()) < len(rows), f"{where}: id {ids.max()} of {len(rows)} rows"

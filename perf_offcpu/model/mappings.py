@@ -3,13 +3,35 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from perf_offcpu.model.columns import I32, U64
-from perf_offcpu.model.recording import Maps, Spaces
+from perf_offcpu.model.recording import Maps, Recording, Spaces
 
 KERNEL_SPACE = -1
 NO_MAP = -1
+KERNEL_DSO = "[kernel.kallsyms]"
+
+
+class KernelMap(NamedTuple):
+    """The kernel's own map: a symbol (`_text`), its recorded address, the build-id in hex; "", 0 unknown."""
+
+    symbol: str = ""
+    address: int = 0
+    build_id: str = ""
+
+
+def kernel_map(recording: Recording) -> KernelMap:
+    """Find the map of the kernel itself, not of its modules."""
+    maps, dsos, strings = recording.maps, recording.dsos, recording.strings
+    for row in np.flatnonzero(maps.space == KERNEL_SPACE).tolist():
+        path = strings[int(dsos.path[maps.dso[row]])]
+        if path.startswith(KERNEL_DSO):
+            build_id = strings[int(dsos.build_id[maps.dso[row]])]
+            return KernelMap(path[len(KERNEL_DSO) :], int(maps.pgoff[row]), build_id)
+    return KernelMap()
 
 
 def find_mappings(maps: Maps, table: Spaces, spaces: I32, addresses: U64) -> I32:

@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from perf_offcpu.losses import LossCause
-from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, check_rows, column
+from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, check_tables, column
 from perf_offcpu.model.recording import Budget, Comms, Evsel, Meta, SampleColumns, SampleFlag, Tasks
 from perf_offcpu.model.strings import Strings
 
@@ -22,11 +22,11 @@ from perf_offcpu.model.strings import Strings
 class Frames(Table):
     """Named code locations. Row order is not meaningful."""
 
-    symbol: U32 = column("u4", doc='string: function name, demangled; "" unknown')
-    dso: U32 = column("u4", doc='string: path or pseudo name; "" unknown')
+    symbol: U32 = column("u4", domain="strings", doc='string: function name, demangled; "" unknown')
+    dso: U32 = column("u4", domain="strings", doc='string: path or pseudo name; "" unknown')
     address: U64 = column("u8", doc="dso-relative virtual address (kernel: absolute); 0 unknown")
     offset: U64 = column("u8", unit="bytes", doc="from the symbol's start; 0 if no symbol")
-    file: U32 = column("u4", doc='string: source file; "" unknown')
+    file: U32 = column("u4", domain="strings", doc='string: source file; "" unknown')
     line: I32 = column("i4", sentinel=0, doc="source line; 0 unknown")
     inline_depth: I32 = column("i4", sentinel=0, doc="0 the function itself, 1 inlined into it, …")
     cpumode: U8 = column("u1", doc="abi.records.CpuMode of the code")
@@ -37,16 +37,18 @@ class Frames(Table):
 class Stacks(Table):
     """The stack tree (`model.stacks`): `parent[s] < s`."""
 
-    parent: I32 = column("i4", sentinel=-1, doc="row in stacks; -1 a root")
-    frame: I32 = column("i4", doc="row in frames")
+    parent: I32 = column("i4", sentinel=-1, domain="stacks", doc="row in stacks; -1 a root")
+    frame: I32 = column("i4", domain="frames", doc="row in frames")
 
 
 @dataclass(slots=True)
 class ProfileSamples(SampleColumns):
     """One row a sample, sorted as in the Recording."""
 
-    stack: I32 = column("i4", sentinel=-1, doc="row in stacks: the leaf; -1 no stack")
-    waker_stack: I32 = column("i4", sentinel=-1, doc="row in stacks: where the waker was; -1 none")
+    stack: I32 = column("i4", sentinel=-1, domain="stacks", doc="row in stacks: the leaf; -1 no stack")
+    waker_stack: I32 = column(
+        "i4", sentinel=-1, domain="stacks", doc="row in stacks: where the waker was; -1 none"
+    )
 
 
 @dataclass(slots=True)
@@ -78,14 +80,7 @@ class Profile:
 
     def check(self) -> None:
         """Raise AssertionError unless every table is well-formed and every row id leads somewhere."""
-        for table in (self.samples, self.stacks, self.frames, self.comms, self.tasks, self.budget):
-            table.check()
-        check_rows("samples.stack", self.samples.stack, len(self.stacks))
-        check_rows("samples.waker_stack", self.samples.waker_stack, len(self.stacks))
-        check_rows("samples.evsel", self.samples.evsel, len(self.evsels))
-        check_rows("stacks.frame", self.stacks.frame, len(self.frames))
+        check_tables(self)
         assert bool((self.stacks.parent < np.arange(len(self.stacks))).all()), (
             "a parent comes after its child"
         )
-        for ids in (self.samples.comm, self.frames.symbol, self.frames.dso, self.frames.file):
-            check_rows("string", ids, len(self.strings))

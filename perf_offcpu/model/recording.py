@@ -12,9 +12,10 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from perf_offcpu.abi.attr import Attr
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Table, check_rows, column
+from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Table, check_tables, column
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.model.strings import Strings
 
@@ -48,60 +49,66 @@ class SampleColumns(Table):
     """
 
     time_ns: I64 = column(
-        "i8", unit="ns", sentinel=-1, doc="sample time; for off-cpu the end of the (last) wait"
+        "i8", unit="ns", sentinel=-1, domain="time", doc="sample time; for off-cpu the end of the (last) wait"
     )
     period: I64 = column("i8", doc="weight, in the unit of its event (ns for off-cpu and cpu-clock)")
-    evsel: I32 = column("i4", sentinel=-1, doc="row in evsels")
-    pid: I32 = column("i4", sentinel=-1, doc="tgid")
-    tid: I32 = column("i4", sentinel=-1, doc="thread id")
-    cpu: I32 = column("i4", sentinel=-1, doc="CPU number")
-    comm: U32 = column("u4", doc="string: comm of the thread at that time")
+    evsel: I32 = column("i4", sentinel=-1, domain="evsels", doc="row in evsels")
+    pid: I32 = column("i4", sentinel=-1, domain="task", doc="tgid")
+    tid: I32 = column("i4", sentinel=-1, domain="task", doc="thread id")
+    cpu: I32 = column("i4", sentinel=-1, domain="cpu", doc="CPU number")
+    comm: U32 = column("u4", domain="comm", doc="string: comm of the thread at that time")
     flags: U32 = column("u4", doc="SampleFlag")
     state: I32 = column("i4", sentinel=-1, doc="raw task state at switch-out (TASK_* bits)")
-    wakeup_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="when the sleeper was woken")
+    wakeup_ns: I64 = column("i8", unit="ns", sentinel=-1, domain="time", doc="when the sleeper was woken")
     runq_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="run-queue delay within period")
-    switch_out_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="begin of the (first) wait")
+    switch_out_ns: I64 = column("i8", unit="ns", sentinel=-1, domain="time", doc="begin of the (first) wait")
     longest_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="longest wait of a sum")
-    waker_pid: I32 = column("i4", sentinel=-1, doc="tgid of the waker")
-    waker_tid: I32 = column("i4", sentinel=-1, doc="thread id of the waker")
+    waker_pid: I32 = column("i4", sentinel=-1, domain="task", doc="tgid of the waker")
+    waker_tid: I32 = column("i4", sentinel=-1, domain="task", doc="thread id of the waker")
     syscall: I32 = column("i4", sentinel=-2, doc="system call waited in; -1 none, -2 unknown")
     count: I64 = column("i8", sentinel=1, doc="number of waits (1 for ordinary samples)")
-    cgroup: U64 = column("u8", doc="cgroup id, 0 unknown")
+    cgroup: U64 = column("u8", domain="cgroup", doc="cgroup id, 0 unknown")
 
 
 @dataclass(slots=True)
 class Samples(SampleColumns):
     """One row a sample, with raw addresses."""
 
-    space: I32 = column("i4", sentinel=-1, doc="row in spaces: the address space of user addresses")
+    space: I32 = column(
+        "i4", sentinel=-1, domain="spaces", doc="row in spaces: the address space of user addresses"
+    )
     ip: U64 = column("u8", doc="instruction pointer as sampled; 0 unknown")
     cpumode: U8 = column("u1", doc="abi.records.CpuMode of ip")
-    callchain: I32 = column("i4", sentinel=-1, doc="row in callchains")
-    waker_callchain: I32 = column("i4", sentinel=-1, doc="row in callchains: where the waker was; -1 none")
-    snapshot: I32 = column("i4", sentinel=-1, doc="row in snapshots: the user stack, to be unwound")
+    callchain: I32 = column("i4", sentinel=-1, domain="callchains", doc="row in callchains")
+    waker_callchain: I32 = column(
+        "i4", sentinel=-1, domain="callchains", doc="row in callchains: where the waker was; -1 none"
+    )
+    snapshot: I32 = column(
+        "i4", sentinel=-1, domain="snapshots", doc="row in snapshots: the user stack, to be unwound"
+    )
 
 
 @dataclass(slots=True)
 class Maps(Table):
     """Executable mappings by address space, sorted by (space, start), not overlapping within a space."""
 
-    space: I32 = column("i4", doc="row in spaces; -1 the kernel's")
+    space: I32 = column("i4", domain="spaces", doc="row in spaces; -1 the kernel's")
     start: U64 = column("u8", doc="first address")
     end: U64 = column("u8", doc="address behind the last")
     pgoff: U64 = column(
         "u8", unit="bytes", doc="offset in the file; for the kernel map, address of its symbol"
     )
-    dso: I32 = column("i4", doc="row in dsos")
+    dso: I32 = column("i4", domain="dsos", doc="row in dsos")
 
 
 @dataclass(slots=True)
 class Spaces(Table):
     """Address spaces: one from each exec or fork of a process to the next, anew when maps are replaced."""
 
-    pid: I32 = column("i4", doc="tgid")
-    begin_ns: I64 = column("i8", unit="ns", doc="valid from; 0 since before the recording")
+    pid: I32 = column("i4", domain="task", doc="tgid")
+    begin_ns: I64 = column("i8", unit="ns", domain="since", doc="valid from; 0 since before the recording")
     previous: I32 = column(
-        "i4", sentinel=-1, doc="row: the image that this one replaced by execve(); -1 none"
+        "i4", sentinel=-1, domain="spaces", doc="row: the image that this one replaced by execve(); -1 none"
     )
 
 
@@ -109,8 +116,8 @@ class Spaces(Table):
 class Dsos(Table):
     """Mapped objects: what a recording knows of a file."""
 
-    path: U32 = column("u4", doc="string: path or pseudo name as recorded")
-    build_id: U32 = column("u4", doc='string: build-id in hex, "" unknown')
+    path: U32 = column("u4", domain="strings", doc="string: path or pseudo name as recorded")
+    build_id: U32 = column("u4", domain="strings", doc='string: build-id in hex, "" unknown')
     cpumode: U8 = column("u1", doc="abi.records.CpuMode of its code")
 
 
@@ -118,20 +125,20 @@ class Dsos(Table):
 class Comms(Table):
     """Names of threads over time, sorted by (tid, begin)."""
 
-    tid: I32 = column("i4", doc="thread id")
-    pid: I32 = column("i4", sentinel=-1, doc="tgid")
-    begin_ns: I64 = column("i8", unit="ns", doc="valid from; 0 since before the recording")
-    comm: U32 = column("u4", doc="string")
+    tid: I32 = column("i4", domain="task", doc="thread id")
+    pid: I32 = column("i4", sentinel=-1, domain="task", doc="tgid")
+    begin_ns: I64 = column("i8", unit="ns", domain="since", doc="valid from; 0 since before the recording")
+    comm: U32 = column("u4", domain="comm", doc="string")
 
 
 @dataclass(slots=True)
 class Tasks(Table):
     """Lives of threads, sorted by (tid, begin); a tid that is reused has several."""
 
-    tid: I32 = column("i4", doc="thread id")
-    pid: I32 = column("i4", doc="tgid")
-    begin_ns: I64 = column("i8", unit="ns", doc="birth; 0 before the recording")
-    end_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="exit; -1 not seen")
+    tid: I32 = column("i4", domain="task", doc="thread id")
+    pid: I32 = column("i4", domain="task", doc="tgid")
+    begin_ns: I64 = column("i8", unit="ns", domain="since", doc="birth; 0 before the recording")
+    end_ns: I64 = column("i8", unit="ns", sentinel=-1, domain="time", doc="exit; -1 not seen")
 
 
 @dataclass(slots=True)
@@ -141,10 +148,10 @@ class Budget(Table):
     wall = end_ns - begin_ns = running + runnable + the blocked columns + what is not known.
     """
 
-    tid: I32 = column("i4", doc="thread id")
-    pid: I32 = column("i4", doc="tgid")
-    begin_ns: I64 = column("i8", unit="ns", doc="birth, or begin of the recording")
-    end_ns: I64 = column("i8", unit="ns", doc="exit, or end of the recording")
+    tid: I32 = column("i4", domain="task", doc="thread id")
+    pid: I32 = column("i4", domain="task", doc="tgid")
+    begin_ns: I64 = column("i8", unit="ns", domain="time", doc="birth, or begin of the recording")
+    end_ns: I64 = column("i8", unit="ns", domain="time", doc="exit, or end of the recording")
     running_ns: I64 = column("i8", unit="ns", doc="on a CPU")
     runnable_ns: I64 = column("i8", unit="ns", doc="waiting for a CPU after a wake-up or birth")
     preempted_ns: I64 = column("i8", unit="ns", doc="waiting for a CPU after preemption or yielding")
@@ -160,13 +167,17 @@ class Budget(Table):
 class DeferredChains(Table):
     """User callchains sent when their thread returned to user space, sorted by (time, place in the file)."""
 
-    time_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="when it was walked")
-    pid: I32 = column("i4", sentinel=-1, doc="tgid")
-    tid: I32 = column("i4", sentinel=-1, doc="thread id")
+    time_ns: I64 = column("i8", unit="ns", sentinel=-1, domain="time", doc="when it was walked")
+    pid: I32 = column("i4", sentinel=-1, domain="task", doc="tgid")
+    tid: I32 = column("i4", sentinel=-1, domain="task", doc="thread id")
     cookie: U64 = column("u8", doc="names the samples it completes; 0: all earlier ones of its thread")
-    callchain: I32 = column("i4", sentinel=-1, doc="row in callchains: addresses, leaf first, no marker")
-    comm: U32 = column("u4", doc="string: comm of the thread at that time")
-    space: I32 = column("i4", sentinel=-1, doc="row in spaces: the address space of the addresses")
+    callchain: I32 = column(
+        "i4", sentinel=-1, domain="callchains", doc="row in callchains: addresses, leaf first, no marker"
+    )
+    comm: U32 = column("u4", domain="comm", doc="string: comm of the thread at that time")
+    space: I32 = column(
+        "i4", sentinel=-1, domain="spaces", doc="row in spaces: the address space of the addresses"
+    )
 
 
 @dataclass(slots=True)
@@ -175,15 +186,15 @@ class KernelSymbols(Table):
 
     start: U64 = column("u8", doc="first address")
     end: U64 = column("u8", doc="address behind the last")
-    name: U32 = column("u4", doc="string")
+    name: U32 = column("u4", domain="strings", doc="string")
 
 
 @dataclass(frozen=True, slots=True)
 class Evsel:
-    """One event of the recording. `attr` is an abi.attr.Attr, kept untyped: the model knows no formats."""
+    """One event of the recording."""
 
     name: str
-    attr: Any
+    attr: Attr
     unit: str = ""
     """Unit of periods: "ns" where the event counts time, else "" (occurrences)."""
 
@@ -248,28 +259,8 @@ class Recording:
 
     def check(self) -> None:
         """Raise AssertionError unless every table is well-formed and every row id leads somewhere."""
-        samples = self.samples
-        tables = (self.spaces, self.maps, self.dsos, self.comms, self.tasks, self.budget, self.kernel_symbols)
-        for table in (samples, *tables, self.deferred):
-            table.check()
+        check_tables(self)
         self.callchains.check()
-        check_rows("samples.evsel", samples.evsel, len(self.evsels))
         self.snapshots.check()
-        check_rows("samples.callchain", samples.callchain, len(self.callchains))
-        check_rows("samples.snapshot", samples.snapshot, len(self.snapshots))
-        check_rows("samples.waker_callchain", samples.waker_callchain, len(self.callchains))
-        check_rows("deferred.callchain", self.deferred.callchain, len(self.callchains))
-        check_rows("samples.space", samples.space, len(self.spaces))
-        check_rows("spaces.previous", self.spaces.previous, len(self.spaces))
-        check_rows("maps.space", self.maps.space, len(self.spaces))
-        check_rows("maps.dso", self.maps.dso, len(self.dsos))
-        for ids in (
-            samples.comm,
-            self.dsos.path,
-            self.dsos.build_id,
-            self.comms.comm,
-            self.kernel_symbols.name,
-        ):
-            check_rows("string", ids, len(self.strings))
-        timed = samples.time_ns[samples.time_ns >= 0]
+        timed = self.samples.time_ns[self.samples.time_ns >= 0]
         assert bool((timed[1:] >= timed[:-1]).all()), "samples are not in time order"

@@ -57,6 +57,8 @@ class SymbolizeOptions:
         srcline: frames have source lines; without `inline`, the innermost. Default: False.
         force: accept maps of generated code (/tmp/perf-PID.map) of any user. Default: False.
         cache: where symbol tables and source lines are kept between runs. Default: None, nowhere.
+        other_kernel: kallsyms, vmlinux and SYMFS/proc/kallsyms are not of the recorded kernel, and not used.
+            Default: False.
     """
 
     demangle: bool = True
@@ -69,6 +71,7 @@ class SymbolizeOptions:
     srcline: bool = False
     force: bool = False
     cache: DiskCache | None = None
+    other_kernel: bool = False
 
 
 def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> Profile:
@@ -205,7 +208,9 @@ def _name(
 
     kernel = np.flatnonzero(locations.cpumode == CpuMode.KERNEL)
     if len(kernel):
-        sources = KernelSources(options.kallsyms, options.vmlinux, search, options.cache)
+        sources = KernelSources(
+            options.kallsyms, options.vmlinux, search, options.cache, options.other_kernel
+        )
         of_kernel = KernelNames(recording, strings, sources, unresolved, lines := line_names())
         put(kernel, of_kernel.name(locations.lookup[kernel]), lines)
     map_rows = find_mappings(recording.maps, recording.spaces, locations.space, locations.lookup)

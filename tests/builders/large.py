@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.model.callchains import Ragged, offsets_of, unique_rows
 from perf_offcpu.model.columns import I64
@@ -57,7 +58,7 @@ def large_profile(
         Stacks(parent, frame),
         _frames(strings, functions),
         strings,
-        [Evsel("offcpu-time", None, "ns")],
+        [Evsel("offcpu-time", Attr(sample_type=SampleType.CALLCHAIN), "ns")],
         meta=Meta(hostname="example", cmdline=("perf-offcpu", "record", "-a"), source="perf.data"),
     )
     profile.check()

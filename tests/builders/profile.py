@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.losses import LossCause, Stage
 from perf_offcpu.model.callchains import Ragged
@@ -116,7 +117,10 @@ class ProfileBuilder:
             stacks=Stacks(parent, frame),
             frames=self._frames(),
             strings=self._strings,
-            evsels=[Evsel(name, None, unit) for name, unit in self.events.items()],
+            evsels=[
+                Evsel(name, Attr(sample_type=SampleType.CALLCHAIN), unit)
+                for name, unit in self.events.items()
+            ],
             losses={_cause(cause): count for cause, count in self.losses.items()},
             build_ids={self._strings.intern(dso): build_id for dso, build_id in self.build_ids.items()},
             meta=Meta(**self.meta),

@@ -19,6 +19,7 @@ from conftest import PATIENCE
 from kernel.recorder import MS, PROGRAM, event, lost, off_cpu, perf, recording_tasks, run, until
 
 from perf_offcpu.abi.features import Feature
+from perf_offcpu.decode.join import join_by_host
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Budget, Recording, SampleFlag, Samples
 from perf_offcpu.perfdata.reader import PerfDataReader
@@ -182,7 +183,7 @@ def of_thread(recording: Recording, tid: int) -> Budget:
 
 
 def test_each_file_tells_who_is_stuck_and_where_time_went(tmp_path: Path) -> None:
-    """Merged they are one recording again, in which each wait counts once."""
+    """Joined they are one recording again, in which each wait counts once."""
     done = run("--switch-output=1s", "--", sys.executable, "-c", STUCK, cwd=tmp_path)
     assert done.status == 0, done.stderr
     pid, tid = map(int, done.stdout.split())
@@ -204,12 +205,12 @@ def test_each_file_tells_who_is_stuck_and_where_time_went(tmp_path: Path) -> Non
         # A thread that goes on is looked at a moment later.
         assert 0 <= int(of_command.end_ns[0]) - recording.meta.end_ns < 20 * MS * PATIENCE
     assert blocked_ns > 0
-    everything = tmp_path / "everything"
-    subprocess.run([*PROGRAM[:-1], "merge", *files, "-o", everything], check=True)
-    merged, last = load_recording(everything), of_thread(load_recording(files[-1]), pid)
-    assert len(still_blocked(merged, tid)) == 0  # the command has ended, and so has its wait
+    (host,) = join_by_host([load_recording(path) for path in files])
+    joined, last = host.recording, of_thread(load_recording(files[-1]), pid)
+    joined.check()
+    assert len(still_blocked(joined, tid)) == 0  # the command has ended, and so has its wait
     assert len(of_thread(load_recording(files[-1]), tid)) == 1  # its last moments are told, too
-    budget = of_thread(merged, pid)
+    budget = of_thread(joined, pid)
     assert len(budget) == 1
     assert int(budget.end_ns[0] - budget.begin_ns[0]) == command_ns + int((last.end_ns - last.begin_ns).sum())
 

@@ -24,7 +24,8 @@ PACKAGE = ROOT / "perf_offcpu"
 LAYERS = (
     ("errors",),
     ("binary", "losses", "resources", "text"),
-    ("abi", "model", "cache"),
+    ("abi", "cache"),
+    ("model",),
     ("perfdata",),
     ("decode", "collect"),
     ("inject",),

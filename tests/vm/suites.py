@@ -30,7 +30,7 @@ Everything that a run gave is kept: {host.CACHE / "results"}."""
 TESTS = (
     *("tests/unit", "tests/roundtrip", "tests/golden"),
     *(f"tests/kernel/test_{name}.py" for name in ("perf_opens", "script_as_perf", "inject", "dump_as_perf")),
-    *(f"tests/kernel/test_{name}.py" for name in ("record", "bpf_program", "doctor", "jit")),
+    *(f"tests/kernel/test_{name}.py" for name in ("record", "bpf_program", "join", "doctor", "jit")),
 )
 # $1: root, $2: scratch directory, $3: results; then the command.
 ENTER = """

@@ -84,6 +84,7 @@ VERBS = {
     "version": "perf-offcpu --version",
     "help": "perf-offcpu --help, and perf-offcpu VERB --help",
     "diff": "perf-offcpu convert --flamegraph --diff OLD",
+    "merge": "several -i of perf-offcpu report, script or convert, which show recordings as one",
     "evlist": "perf-offcpu script --header-only",
     "buildid-list": "perf-offcpu archive, which packs files by build-id",
     "sched": "perf-offcpu report, which reads recordings of perf sched, too",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from perf_offcpu.analysis.select import Selection
     from perf_offcpu.analysis.wait_classes import WaitClass
     from perf_offcpu.model.profile import Profile
-    from perf_offcpu.model.recording import Recording
     from perf_offcpu.symbolize.symbolizer import SymbolizeOptions
 
 SHOW = "show"
@@ -25,12 +25,28 @@ SHOW = "show"
 _ALIASES = {"--comm": ("-c", "--comms"), "--cpu": ("-C",)}
 """As in perf report and perf script."""
 _MOST_CPUS = 1 << 16
+RECORDING = "perf.data"
+"""The recording that is read if none is given."""
 
 
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
-    """`-i`, `-f` and the options of symbolization, named as in perf."""
+    """Add `-i`, `-f` and the options of symbolization, named as in perf."""
     group = parser.add_argument_group("input")
-    group.add_argument("-i", "--input", default="perf.data", metavar="FILE", help="default: perf.data")
+    group.add_argument(
+        *("-i", "--input"),
+        action="append",
+        metavar="FILE",
+        help=f"default: {RECORDING}; given several times, the recordings are shown as one",
+    )
+    group.add_argument(
+        "--no-prefix", action="store_true", help="several hosts: no name of the host in front of comms"
+    )
+    group.add_argument("--apart", action="store_true", help="take each recording to be of a host of its own")
+    group.add_argument(
+        "--from-start",
+        action="store_true",
+        help="let all recordings begin at the same moment, whatever their clocks say (implies --apart)",
+    )
     group.add_argument("-f", "--force", action="store_true", help="read files that belong to other users")
     group.add_argument("--no-demangle", action="store_true", help="show C++ and Rust names as in the files")
     group.add_argument(
@@ -105,31 +121,47 @@ def add_selection_arguments(
     )
 
 
-def profile_from_args(args: argparse.Namespace) -> Profile:
+def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loading: bool) -> Profile:
     """Read, symbolize and select: all events are still in it (see `select_events`).
 
+    Args:
+        keep_ips: as in `SymbolizeOptions`.
+        loading: options of `symbolize.load.load_profile`.
+
     Raises:
-        UsageError: the file belongs to somebody else, or an option leads nowhere.
-        FormatError: it is not a recording.
+        UsageError: a file belongs to another user, the files cannot be joined, or an option leads nowhere.
+        FormatError: a file is not a recording.
     """
     from perf_offcpu.analysis.select import select_samples
-    from perf_offcpu.commands.shared.ownership import check_ownership
-    from perf_offcpu.decode.load import load_recording
-    from perf_offcpu.symbolize.symbolizer import symbolize
+    from perf_offcpu.symbolize.load import load_profile
 
     selection = selection_from_args(args)  # before any work: it may be wrong
-    check_ownership(args.input, args.force)
-    recording = unwound(args, load_recording(args.input, snapshots=True))
-    return select_samples(symbolize(recording, symbol_options(args)), selection)
+    options = dataclasses.replace(symbol_options(args), keep_ips=keep_ips)
+    joining = {"apart": args.apart, "from_start": args.from_start, "prefix": not args.no_prefix}
+    profile = load_profile(_checked_inputs(args), options, **loading, **joining)
+    return select_samples(profile, selection)
 
 
-def unwound(args: argparse.Namespace, recording: Recording) -> Recording:
-    """The recording with its copies of user stacks as callchains."""
-    from perf_offcpu.objects.search import Search
-    from perf_offcpu.unwind.unwinder import unwind
+def inputs(args: argparse.Namespace) -> list[str]:
+    """Return the recordings that the command line names."""
+    return args.input or [RECORDING]
 
-    options = symbol_options(args)
-    return unwind(recording, Search.usual(options.symfs, options.buildid_dir), options.cache)
+
+def _checked_inputs(args: argparse.Namespace) -> list[str]:
+    """Return the recordings that are to be read.
+
+    Raises:
+        PerfOffcpuError: one belongs to another user.
+        UsageError: one is given twice.
+    """
+    from perf_offcpu.commands.shared.ownership import check_ownership
+
+    paths = inputs(args)
+    for path in paths:
+        check_ownership(path, args.force)
+        if paths.count(path) > 1:
+            raise UsageError(f"-i {path}: the same recording is given twice")
+    return paths
 
 
 def selection_from_args(args: argparse.Namespace) -> Selection:

@@ -39,12 +39,14 @@ class KernelSources:
         vmlinux: an ELF file of it; None: look for one.
         search: where to look.
         cache: where tables are kept; None: nowhere.
+        is_other: kallsyms, vmlinux and SYMFS/proc/kallsyms are of another kernel than this, and not used.
     """
 
     kallsyms: str | None = None
     vmlinux: str | None = None
     search: Search = field(default_factory=Search)
     cache: DiskCache | None = None
+    is_other: bool = False
 
 
 def given_kallsyms(path: str) -> Kallsyms:
@@ -81,11 +83,13 @@ def given_vmlinux(path: str, build_id: bytes) -> ElfFile:
     return found
 
 
-def find_kallsyms(build_id: bytes, search: Search, *, is_running: bool) -> tuple[Kallsyms | None, str, bool]:
+def find_kallsyms(
+    build_id: bytes, search: Search, *, is_running: bool, with_symfs: bool = True
+) -> tuple[Kallsyms | None, str, bool]:
     """The best kallsyms of the recorded kernel: (itself, its path, whether addresses were hidden in others);
     (None, "", …) if there is none."""
     hidden = False
-    for path in _kallsyms_paths(build_id, search, is_running):
+    for path in _kallsyms_paths(build_id, search, is_running, with_symfs):
         try:
             found = load_kallsyms(path)
         except (OSError, FormatError):
@@ -96,8 +100,8 @@ def find_kallsyms(build_id: bytes, search: Search, *, is_running: bool) -> tuple
     return None, "", hidden or is_running
 
 
-def _kallsyms_paths(build_id: bytes, search: Search, is_running: bool) -> Iterator[str]:
-    if search.symfs:
+def _kallsyms_paths(build_id: bytes, search: Search, is_running: bool, with_symfs: bool) -> Iterator[str]:
+    if search.symfs and with_symfs:
         yield f"{search.symfs}/proc/kallsyms"
     if is_running:
         yield LIVE

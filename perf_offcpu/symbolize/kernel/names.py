@@ -15,7 +15,7 @@ from perf_offcpu import losses
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U64, distinct
-from perf_offcpu.model.mappings import KERNEL_SPACE
+from perf_offcpu.model.mappings import KERNEL_DSO, KERNEL_SPACE, kernel_map
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.elf.functions import ElfFile, elf_build_id, load_elf_symbols
@@ -36,7 +36,6 @@ from perf_offcpu.symbolize.kernel.modules import load_module, shown_name
 from perf_offcpu.symbolize.lines.names import LineNames
 from perf_offcpu.symbolize.symbol_names import SymbolNames, symbols_and_offsets
 
-KERNEL_DSO = "[kernel.kallsyms]"
 _PREFIX = "__pfx_"
 
 
@@ -69,7 +68,7 @@ class KernelNames:
         self.recording, self.strings, self.unresolved = recording, strings, unresolved
         self.sources, self.lines = sources, lines
         self._problem = losses.NO_KERNEL_SYMBOL
-        self._symbol, self._recorded_at, map_build_id = self._kernel_map()
+        self._symbol, self._recorded_at, map_build_id = kernel_map(recording)
         self.build_id = bytes.fromhex(recording.meta.kernel_build_id or map_build_id)
         self._kallsyms: Kallsyms | None = None
         self.kallsyms_path = ""
@@ -90,28 +89,20 @@ class KernelNames:
         self.unresolved.add(self._problem, int((names.symbol == 0).sum()))
         return names
 
-    def _kernel_map(self) -> tuple[str, int, str]:
-        """(reference symbol, its recorded address, build-id) of the kernel's own map; "" and 0 unknown."""
-        maps, dsos, strings = self.recording.maps, self.recording.dsos, self.recording.strings
-        for row in np.flatnonzero(maps.space == KERNEL_SPACE).tolist():
-            path = strings[int(dsos.path[maps.dso[row]])]
-            if path.startswith(KERNEL_DSO):
-                build_id = strings[int(dsos.build_id[maps.dso[row]])]
-                return path[len(KERNEL_DSO) :], int(maps.pgoff[row]), build_id
-        return "", 0, ""
-
     def _load(self) -> None:
         sources, meta = self.sources, self.recording.meta
-        if sources.kallsyms is not None:
+        if sources.kallsyms is not None and not sources.is_other:
             self._kallsyms, self.kallsyms_path = given_kallsyms(sources.kallsyms), sources.kallsyms
             if self._kallsyms.hidden:
                 self._kallsyms, self._problem = None, losses.KALLSYMS_HIDDEN
             return
-        if sources.vmlinux is not None:
+        if sources.vmlinux is not None and not sources.is_other:
             self._vmlinux = given_vmlinux(sources.vmlinux, self.build_id)
             return
         is_running = self._is_running()
-        found = find_kallsyms(self.build_id, sources.search, is_running=is_running)
+        found = find_kallsyms(
+            self.build_id, sources.search, is_running=is_running, with_symfs=not sources.is_other
+        )
         self._kallsyms, self.kallsyms_path, hidden = found
         if self._kallsyms is None:
             self._problem = losses.KALLSYMS_HIDDEN if hidden else losses.OTHER_KERNEL

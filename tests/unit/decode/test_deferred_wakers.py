@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.sample import CallchainContext as Context
 from perf_offcpu.decode.deferred import merge_deferred
 from perf_offcpu.model.callchains import Ragged
@@ -30,7 +31,10 @@ def recording(cookie: int) -> Recording:
     made = Recording(
         samples=samples,
         callchains=Ragged.from_lists([list(map(int, chain)) for chain in chains]),
-        evsels=[Evsel("sched:sched_waking", None), Evsel("offcpu-time", None)],
+        evsels=[
+            Evsel("sched:sched_waking", Attr(sample_type=SampleType.CALLCHAIN)),
+            Evsel("offcpu-time", Attr(sample_type=SampleType.CALLCHAIN)),
+        ],
         deferred=deferred,
     )
     made.check()

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perf_offcpu import losses
+from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.errors import FormatError
@@ -175,7 +176,7 @@ class TestSymbolize:
         recording = Recording(
             samples=Samples.filled(1, evsel=[0], callchain=[0], space=[0], time_ns=[5]),
             callchains=Ragged.from_lists([chain]),
-            evsels=[Evsel("cpu-clock", None, "ns")],
+            evsels=[Evsel("cpu-clock", Attr(sample_type=SampleType.CALLCHAIN), "ns")],
             strings=Strings(["//anon"]),
             spaces=Spaces.filled(1, pid=[PID]),
             maps=Maps.from_rows([(0, 0x7F0000001000, 0x7F0000002000, 0, 0)]),

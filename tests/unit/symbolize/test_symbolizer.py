@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.model.callchains import Ragged
@@ -51,7 +52,7 @@ def recording(chains: list[list[int]], **columns: list[int]) -> Recording:
             },
         ),
         callchains=Ragged.from_lists(chains),
-        evsels=[Evsel("cpu-clock", None, "ns")],
+        evsels=[Evsel("cpu-clock", Attr(sample_type=SampleType.CALLCHAIN), "ns")],
         strings=strings,
         spaces=Spaces.filled(2, pid=[1, 2]),
         maps=Maps.from_rows([(0, 0x1000, 0x2000, 0, 0), (1, 0x5000, 0x6000, 0, 0)]),

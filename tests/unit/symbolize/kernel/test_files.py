@@ -13,6 +13,7 @@ import zstandard
 from builders.elf import DYN, EXEC, REL, ElfBuilder, Load, Sec, Sym
 
 from perf_offcpu import losses
+from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.errors import FormatError, UsageError
@@ -48,7 +49,7 @@ def profile(*addresses: int, module: str = "", **options: object) -> Profile:
     recording = Recording(
         samples=Samples.filled(1, evsel=[0], callchain=[0], space=[-1], time_ns=[5]),
         callchains=Ragged.from_lists([words]),
-        evsels=[Evsel("cpu-clock", None, "ns")],
+        evsels=[Evsel("cpu-clock", Attr(sample_type=SampleType.CALLCHAIN), "ns")],
         strings=strings,
         maps=Maps.from_rows(
             [

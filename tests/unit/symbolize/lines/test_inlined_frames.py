@@ -11,6 +11,7 @@ import pytest
 from unit.symbolize.lines.test_lines import EXPECTED, addresses_of, build
 
 from perf_offcpu import losses
+from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.model.callchains import Ragged
@@ -39,7 +40,7 @@ def recording(program: Path, chains: list[list[int]]) -> Recording:
             space=np.zeros(len(chains)),
         ),
         callchains=Ragged.from_lists([[user, *(BASE + at for at in chain)] for chain in chains]),
-        evsels=[Evsel("cpu-clock", None, "ns")],
+        evsels=[Evsel("cpu-clock", Attr(sample_type=SampleType.CALLCHAIN), "ns")],
         strings=Strings([str(program)]),
         spaces=Spaces.filled(1, pid=[1]),
         maps=Maps.from_rows([(0, BASE, BASE + 0x10000, 0, 0)]),

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Join several recordings: those of one host to one Recording, those of several hosts next to each other.
+
+A *host* here is a machine from one boot to the next: ids of processes, CPUs, cgroups and kernel addresses
+mean something only within one. Two recordings are of the same one if host name, kernel release and place of
+the kernel in memory (KASLR moves it at each boot) agree, and if clocks that both noted next to the wall clock
+do not contradict.
+
+*Clock*: recordings of one host and one clock need no change. Others meet on CLOCK_REALTIME, by their
+CLOCK_DATA (`perf record -k mono`, and all of this project's), or, if the user wants it, all at the begin of
+the first.
+
+Recordings of one host become one: a process that is in two of them is one process, a wait that went on from
+one file of `record --switch-output` into the next counts once. What a recording found at its begin (names,
+maps, processes) holds from its begin on, so that a pid that was used again in between is not mistaken. Hosts
+keep apart until their addresses are named, each by its own kernel and files (`symbolize.hosts`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from perf_offcpu.decode.budget import joined_budget
+from perf_offcpu.decode.continued import without_continued
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.columns import I64, Renumber
+from perf_offcpu.model.join import join, renumbered, to_rows
+from perf_offcpu.model.mappings import KERNEL_SPACE, kernel_map
+from perf_offcpu.model.recording import Comms, Dsos, KernelSymbols, Maps, Meta, Recording, Tasks
+
+CLOCK_REALTIME = 0
+_SAME_BOOT_NS = 10 * 10**9
+"""How far the wall clock may have been set between two recordings of the same boot."""
+
+_SECOND = 10**9
+_LAST_NS = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOptions:
+    """How recordings are joined.
+
+    Args:
+        apart: take every recording to be of a host of its own.
+        from_start: let all recordings begin at the same moment, whatever their clocks say; implies `apart`,
+            because a process that is in two of them would be in two places at once.
+        prefix: let comms and cgroups begin with the host's name, if there are several.
+    """
+
+    apart: bool = False
+    from_start: bool = False
+    prefix: bool = True
+
+
+class Host(NamedTuple):
+    """A host: its name, how many CPUs it has, and what was recorded on it."""
+
+    name: str
+    cpus: int
+    recording: Recording
+
+
+class _Span(NamedTuple):
+    """When a recording began and ended, ns on its own clock; 0 if it has no times."""
+
+    begin: int
+    end: int
+
+
+def join_by_host(recordings: Sequence[Recording], options: JoinOptions | None = None) -> list[Host]:
+    """Join the recordings of each host, and put all on one clock.
+
+    Args:
+        recordings: without snapshots, that is unwound.
+
+    Returns:
+        One entry for each host, in order of their first recordings.
+
+    Raises:
+        UsageError: architectures differ, or a clock is not known.
+    """
+    options = options or JoinOptions()
+    _check_alike(recordings)
+    spans = [_span(one) for one in recordings]
+    walls = [_wall_offset(one.meta, span) for one, span in zip(recordings, spans, strict=True)]
+    hosts = _rows_by_host(recordings, walls, apart=options.apart or options.from_start)
+    clockid, deltas = _clock(recordings, spans, walls, one_host=len(hosts) == 1, options=options)
+    found = []
+    for rows in hosts:
+        begins = [spans[row].begin + deltas[row] for row in rows]
+        # What was there when a later recording began is known from then on, not since ever.
+        since = [begin - 1 if begin > min(begins) else 0 for begin in begins]
+        moved = [
+            _moved(recordings[row], deltas[row], start, clockid)
+            for row, start in zip(rows, since, strict=True)
+        ]
+        cpus = max(map(_cpus, moved))
+        name = moved[0].meta.hostname or os.path.basename(moved[0].meta.source)
+        found.append(Host(name, cpus, moved[0] if len(moved) == 1 else _joined(moved, since, cpus)))
+    return found
+
+
+def _check_alike(recordings: Sequence[Recording]) -> None:
+    known = [one.meta for one in recordings if one.meta.arch]
+    for meta in known:
+        if meta.arch != known[0].arch:
+            archs = " and ".join(sorted((meta.arch, known[0].arch)))
+            raise UsageError(f"{known[0].source} and {meta.source} are of {archs} machines")
+
+
+def _span(recording: Recording) -> _Span:
+    meta, tasks = recording.meta, recording.tasks
+    times = [np.array([meta.begin_ns, meta.end_ns, meta.first_ns, meta.last_ns], np.int64)]
+    times += [tasks.begin_ns, tasks.end_ns, recording.comms.begin_ns, recording.spaces.begin_ns]
+    known = np.concatenate(times)
+    known = known[known > 0]
+    return _Span(int(known.min()), int(known.max())) if len(known) else _Span(0, 0)
+
+
+def _wall_offset(meta: Meta, span: _Span) -> int | None:
+    """Return what has to be added to times to get those of CLOCK_REALTIME; None if that is not known.
+
+    A recorder notes both clocks as it begins. If that lies after all that it recorded, it ran in a time
+    namespace: clock_gettime() is shifted there, the kernel's own times are not, and perf knows nothing of it.
+    """
+    offset = meta.wall_clock_ns - meta.wall_clock_at_ns
+    is_shifted = meta.wall_clock_at_ns > span.end + _SECOND > _SECOND
+    return None if not meta.wall_clock_ns or is_shifted or abs(offset) > _LAST_NS // 2 else offset
+
+
+def _rows_by_host(
+    recordings: Sequence[Recording], walls: list[int | None], *, apart: bool
+) -> list[list[int]]:
+    found: list[list[int]] = []
+    for row, one in enumerate(recordings):
+        for rows in found:
+            if not apart and _is_same_boot(recordings[rows[0]], one, (walls[rows[0]], walls[row])):
+                rows.append(row)
+                break
+        else:
+            found.append([row])
+    return found
+
+
+def _is_same_boot(one: Recording, other: Recording, walls: tuple[int | None, int | None]) -> bool:
+    for name in ("hostname", "os_release", "kernel_build_id"):  # missing in recordings of killed recorders
+        if len({getattr(one.meta, name), getattr(other.meta, name)} - {""}) > 1:
+            return False
+    texts = kernel_map(one).address, kernel_map(other).address
+    if all(texts):
+        if texts[0] != texts[1]:
+            return False
+    elif not (one.meta.hostname and other.meta.hostname):
+        return False  # nothing speaks for it
+    if one.meta.clockid == other.meta.clockid and walls[0] is not None and walls[1] is not None:
+        return abs(walls[0] - walls[1]) < _SAME_BOOT_NS
+    return True
+
+
+def _clock(
+    recordings: Sequence[Recording],
+    spans: list[_Span],
+    walls: list[int | None],
+    *,
+    one_host: bool,
+    options: JoinOptions,
+) -> tuple[int, list[int]]:
+    """Return (the clock of all, by how much the times of each recording move)."""
+    clocks = [one.meta.clockid for one in recordings]
+    if options.from_start:
+        return clocks[0], [spans[0].begin - span.begin for span in spans]
+    if one_host and len(set(clocks)) == 1:
+        return clocks[0], [0] * len(recordings)
+    for one, wall in zip(recordings, walls, strict=True):
+        if wall is None:
+            raise UsageError(
+                f"{one.meta.source}: its times cannot be put next to those of another clock or host, because "
+                "it does not say what time it was (perf record -k mono does, outside of time namespaces): "
+                "use --from-start to let all begin at once"
+            )
+    return CLOCK_REALTIME, [wall or 0 for wall in walls]
+
+
+def _moved(recording: Recording, delta: int, since: int, clockid: int) -> Recording:
+    """Return a recording with its times moved by `delta`; what holds from its begin on holds `since` then."""
+    if not delta and not since:
+        return recording
+    later = _later(delta)
+
+    def begins(times: I64) -> I64:
+        return np.where(times == 0, np.int64(since), later(times))
+
+    meta = recording.meta
+    names = ("begin_ns", "end_ns", "first_ns", "last_ns")
+    moved = later(np.array([getattr(meta, name) for name in names], np.int64)).tolist()
+    meta = dataclasses.replace(
+        meta,
+        clockid=clockid,
+        wall_clock_at_ns=meta.wall_clock_at_ns + delta if meta.wall_clock_ns else 0,
+        **dict(zip(names, moved, strict=True)),
+    )
+    return renumbered(recording, {"time": later, "since": begins}).replaced(meta=meta)
+
+
+def _later(delta: int) -> Renumber:
+    """Return what moves times; 0 and -1, which are none, stay."""
+
+    def change(times: I64) -> I64:
+        low, high = (1 - delta, _LAST_NS) if delta < 0 else (1, _LAST_NS - delta)
+        return np.where(times > 0, np.clip(times, low, high) + delta, times)
+
+    return change
+
+
+def _cpus(recording: Recording) -> int:
+    return recording.meta.nr_cpus or int(recording.samples.cpu.max(initial=-1)) + 1
+
+
+def _joined(recordings: list[Recording], since: list[int], cpus: int) -> Recording:
+    """Join the recordings of one host, which are on one clock.
+
+    Args:
+        since: the times from which on what was found at their begins holds.
+    """
+    joined = join(recordings, cpus)
+    budget, borders = joined_budget([joined.budget])
+    samples = without_continued(joined.samples, borders, joined.meta.end_ns)
+    # Stable: samples of one time stay in the order of the recordings; those without time come first.
+    samples.reorder(np.argsort(samples.time_ns, kind="stable"))
+    dsos, row_of = _distinct_dsos(joined.dsos)
+    maps = _maps(joined.maps).renumbered({"dsos": to_rows(row_of)})
+    deferred = joined.deferred
+    return joined.replaced(
+        samples=samples,
+        budget=budget,
+        tasks=_lives(joined.tasks, np.array([0, *since], np.int64)),
+        comms=_names(joined.comms),
+        dsos=dsos,
+        maps=maps,
+        deferred=deferred.take(np.argsort(deferred.time_ns, kind="stable")),
+        kernel_symbols=_symbols(joined.kernel_symbols),
+    )
+
+
+def _lives(tasks: Tasks, since: I64) -> Tasks:
+    """Return one row for each life of a thread, of which several recordings may know.
+
+    A thread that a recording found at its begin is the one that an earlier recording saw last, if that did
+    not end before. A birth that two recordings saw is one.
+    """
+    tasks = tasks.take(np.lexsort((tasks.begin_ns, tasks.tid)))
+    begin, end = tasks.begin_ns, tasks.end_ns
+    found = np.isin(begin[1:], since) & ((end[:-1] < 0) | (end[:-1] > begin[1:]))
+    is_same = (found | (begin[1:] == begin[:-1])) & (tasks.tid[1:] == tasks.tid[:-1])
+    is_same &= tasks.pid[1:] == tasks.pid[:-1]
+    first = np.flatnonzero(np.append(True, ~is_same)[: len(tasks)])
+    last = np.maximum.reduceat(end, first) if len(first) else end
+    return tasks.take(first).with_columns(end_ns=last)
+
+
+def _names(comms: Comms) -> Comms:
+    """Return the names by (tid, begin), without those that a thread had already."""
+    comms = comms.take(np.lexsort((comms.begin_ns, comms.tid)))
+    is_new = np.ones(len(comms), np.bool_)
+    columns = (comms.tid, comms.pid, comms.comm)
+    is_new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    return comms.take(is_new)
+
+
+def _distinct_dsos(dsos: Dsos) -> tuple[Dsos, I64]:
+    """Return (each different object once, int64[n]: where each of the given ones is there)."""
+    keys = np.stack([getattr(dsos, name).astype(np.int64) for name in dsos.names()])
+    _, first, row_of = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    return dsos.take(first), row_of.reshape(-1)
+
+
+def _maps(maps: Maps) -> Maps:
+    """Return the mappings by (space, start); of kernel mappings that overlap, the first recording's."""
+    is_kernel = maps.space == KERNEL_SPACE
+    kernel, others = maps.take(is_kernel), maps.take(~is_kernel)
+    kernel = kernel.take(np.argsort(kernel.start, kind="stable"))
+    is_free = np.ones(len(kernel), np.bool_)
+    is_free[1:] = kernel.start[1:] >= np.maximum.accumulate(kernel.end)[:-1]
+    return Maps.concat([kernel.take(is_free), others])
+
+
+def _symbols(symbols: KernelSymbols) -> KernelSymbols:
+    """Return the symbols by address; of several at one, the last recording's."""
+    symbols = symbols.take(np.argsort(symbols.start, kind="stable"))
+    is_last = np.ones(len(symbols), np.bool_)
+    is_last[:-1] = symbols.start[1:] != symbols.start[:-1]
+    return symbols.take(is_last)

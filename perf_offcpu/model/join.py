@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Join Recordings, or Profiles, to one: rows one after the other, what they refer to renumbered.
+
+Each column says what its values stand for (`columns.Domain`), so one function serves all tables. Strings,
+events and callchains that are equal become one row; the rows of other tables keep apart. What order and rules
+the result needs is for its users: `decode.join` joins the recordings of one host, `symbolize.hosts` the
+profiles of several.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.abi.attr import AttrFlag, SampleType
+from perf_offcpu.model.chain_table import ChainTable
+from perf_offcpu.model.columns import Renumber, Table
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Evsel, Meta, Recording
+from perf_offcpu.model.strings import Strings
+
+Part = TypeVar("Part", Recording, Profile)
+
+_IDS = SampleType.IDENTIFIER | SampleType.ID | SampleType.STREAM_ID
+"""Tell whose sample it is, and nothing of what is in it."""
+
+
+def to_rows(rows: NDArray[Any]) -> Renumber:
+    """Return what exchanges each row id for the one at its place here; -1 stays."""
+    rows = np.append(rows.astype(np.int64), -1)
+    return lambda ids: rows[ids].astype(ids.dtype)
+
+
+def shifted(by: int) -> Renumber:
+    """Return what adds a number to ids; -1 stays."""
+    return lambda ids: np.where(ids >= 0, ids + ids.dtype.type(by), ids) if by else ids
+
+
+def renumbered(part: Part, changes: Mapping[str, Renumber]) -> Part:
+    """Return a recording or profile with other values in the columns of some domains."""
+    tables: dict[str, Any] = {name: table.renumbered(changes) for name, table in _tables(part).items()}
+    return dataclasses.replace(part, **tables)
+
+
+def join(parts: Sequence[Part], nr_cpus: int) -> Part:
+    """Join recordings, or profiles, to one whose rows come part by part.
+
+    Args:
+        parts: at least one; recordings without snapshots, because those are unwound before.
+        nr_cpus: how many CPUs they are of together.
+    """
+    strings, evsels, chains = Strings(), dict[tuple[object, ...], tuple[int, Evsel]](), ChainTable()
+    first: Counter[str] = Counter()
+    done: list[Part] = []
+    for part in parts:
+        text = to_rows(strings.intern_all(part.strings))
+        event = [evsels.setdefault(_key(one), (len(evsels), one))[0] for one in part.evsels]
+        changes = {"strings": text, "comm": text, "evsels": to_rows(np.array(event, np.int32))}
+        changes |= {name: shifted(first[name]) for name in _tables(part)}
+        if isinstance(part, Recording):
+            changes["callchains"] = to_rows(chains.add(part.callchains))
+        done.append(renumbered(part, changes))
+        first.update({name: len(table) for name, table in _tables(part).items()})
+    joined: dict[str, Any] = {
+        name: type(table).concat([getattr(part, name) for part in done])
+        for name, table in _tables(done[0]).items()
+    }
+    joined |= {"strings": strings, "evsels": [one for _, one in evsels.values()]}
+    joined["losses"] = dict(sum((Counter(part.losses) for part in parts), Counter()))
+    joined["cgroups"] = {id_: path for part in parts for id_, path in part.cgroups.items()}
+    joined["meta"] = _joined_meta([part.meta for part in parts], nr_cpus)
+    if isinstance(parts[0], Recording):
+        joined["callchains"] = chains.release()
+    else:
+        joined["build_ids"] = _joined_build_ids(parts, strings)
+    return type(parts[0])(**joined)
+
+
+def _tables(part: Recording | Profile) -> dict[str, Table]:
+    found = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    return {name: table for name, table in found.items() if isinstance(table, Table)}
+
+
+def _key(evsel: Evsel) -> tuple[object, ...]:
+    """What events agree in that become one: name, what is counted, and what samples hold."""
+    attr = evsel.attr
+    period = 0 if attr.sample_type & SampleType.PERIOD else (attr.sample_period, attr.flags & AttrFlag.FREQ)
+    counted = attr.type, attr.config, attr.config1, attr.config2
+    return evsel.name, *counted, attr.sample_type & ~_IDS, attr.read_format, period
+
+
+def _joined_build_ids(profiles: Sequence[Profile], strings: Strings) -> dict[int, str]:
+    """The build-id of each path; a path under which there were several files has none."""
+    found: dict[int, set[str]] = {}
+    for profile in profiles:
+        for row, build_id in profile.build_ids.items():
+            found.setdefault(strings.find(profile.strings[row]), set()).add(build_id)
+    return {row: ids.pop() for row, ids in found.items() if len(ids) == 1}
+
+
+def _joined_meta(metas: Sequence[Meta], nr_cpus: int) -> Meta:
+    """What is known of all; texts that differ are listed."""
+    clock = next((meta for meta in metas if meta.wall_clock_ns), metas[0])
+    commands = dict.fromkeys(meta.cmdline for meta in metas if meta.cmdline)
+    builds = {meta.kernel_build_id for meta in metas}
+    return Meta(
+        hostname=_listed([meta.hostname for meta in metas], ","),
+        os_release=_listed([meta.os_release for meta in metas]),
+        arch=_listed([meta.arch for meta in metas]),
+        version=_listed([meta.version for meta in metas]),
+        cmdline=tuple(word for command in commands for word in (";", *command))[1:],
+        cpu_desc=_listed([meta.cpu_desc for meta in metas]),
+        nr_cpus=nr_cpus,
+        clockid=clock.clockid,
+        wall_clock_ns=clock.wall_clock_ns,
+        wall_clock_at_ns=clock.wall_clock_at_ns,
+        begin_ns=min((meta.begin_ns for meta in metas if meta.begin_ns), default=0),
+        end_ns=max(meta.end_ns for meta in metas),
+        threshold_ns=max(meta.threshold_ns for meta in metas),
+        first_ns=min((meta.first_ns for meta in metas if meta.first_ns >= 0), default=-1),
+        last_ns=max(meta.last_ns for meta in metas),
+        kernel_build_id=builds.pop() if len(builds) == 1 else "",
+        source=_listed([meta.source for meta in metas]),
+    )
+
+
+def _listed(texts: Sequence[str], comma: str = ", ") -> str:
+    return comma.join(dict.fromkeys(filter(None, texts)))

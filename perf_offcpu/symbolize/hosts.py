@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make one Profile of recordings of several hosts, those of each named by its own kernel and files.
+
+Numbers of the first host stay. Those of host k = 1, 2, … become
+
+    pid, tid          10 000 000 k + pid: pid 1234 of the second host reads 10001234
+    CPU               + the CPUs of all hosts before
+    cgroup id         + k 2^48
+    comm, cgroup      web1:nginx, /web1/system.slice, if there are several names of hosts
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from perf_offcpu.decode.deferred import merge_deferred
+from perf_offcpu.decode.join import Host, JoinOptions, join_by_host
+from perf_offcpu.decode.trim_stacks import cut_garbage
+from perf_offcpu.decode.unmerged import deferred_as_samples
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.columns import Renumber, distinct
+from perf_offcpu.model.join import join, renumbered, shifted, to_rows
+from perf_offcpu.model.mappings import kernel_map
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Recording
+from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
+
+PID_STEP = 10_000_000
+"""More than any pid: Linux ends at 4 194 304. In decimal, so that people can read the old pid in the new."""
+
+CGROUP_STEP = 1 << 48
+MAX_HOSTS = (2**31 - 1) // PID_STEP
+
+
+def join_profiles(
+    recordings: Sequence[Recording], symbols: SymbolizeOptions, join_options: JoinOptions, *, merge: bool
+) -> Profile:
+    """Join recordings by host, name their addresses and join the profiles.
+
+    Args:
+        recordings: without snapshots, deferred callchains still apart.
+        merge: complete samples whose user callchain was deferred; else deferred callchains become samples.
+
+    Raises:
+        UsageError: they cannot be joined, or a file that the options name cannot be read.
+    """
+    hosts = join_by_host(recordings, join_options)
+    if merge:  # now: a deferred callchain may be in the next file of a recording
+        hosts = [host._replace(recording=cut_garbage(merge_deferred(host.recording))) for host in hosts]
+    return symbolize_hosts(hosts, symbols, prefix=join_options.prefix)
+
+
+def symbolize_hosts(hosts: Sequence[Host], options: SymbolizeOptions, *, prefix: bool = True) -> Profile:
+    """Name the addresses of each host by its own kernel and files, and join the profiles.
+
+    Args:
+        options: kernel symbols that they name are of the first host's kernel, and of others of that build.
+        prefix: let comms and cgroups begin with the host's name, if there are several.
+
+    Raises:
+        UsageError: there are too many hosts, or a file that the options name cannot be read.
+    """
+    if len(hosts) > MAX_HOSTS:
+        raise UsageError(f"{len(hosts)} hosts: ids of processes have room for {MAX_HOSTS}")
+    with_prefix = prefix and len({host.name for host in hosts}) > 1
+    profiles, first_cpu = [], 0
+    for number, host in enumerate(hosts):
+        is_other = number > 0 and not _is_same_kernel(hosts[0].recording, host.recording)
+        profile = symbolize(
+            deferred_as_samples(host.recording), dataclasses.replace(options, other_kernel=is_other)
+        )
+        profiles.append(_moved(profile, number, first_cpu, f"{host.name}:" if with_prefix else ""))
+        first_cpu += host.cpus
+    return profiles[0] if len(profiles) == 1 else _joined(profiles, first_cpu)
+
+
+def _is_same_kernel(one: Recording, other: Recording) -> bool:
+    builds = [recording.meta.kernel_build_id or kernel_map(recording).build_id for recording in (one, other)]
+    if all(builds):
+        return builds[0] == builds[1]
+    return one.meta.os_release == other.meta.os_release
+
+
+def _moved(profile: Profile, number: int, first_cpu: int, prefix: str) -> Profile:
+    """Return the profile of the host of that number, with its numbers out of the way of other hosts'."""
+    cgroup = np.uint64(number * CGROUP_STEP)
+    changes: dict[str, Renumber] = {
+        "task": shifted(number * PID_STEP),
+        "cpu": shifted(first_cpu),
+        "cgroup": lambda ids: np.where(ids > 0, ids + cgroup, ids),
+    }
+    root = f"/{prefix.removesuffix(':')}" if prefix else ""
+    cgroups = {id_ + int(cgroup): f"{root}{path}" for id_, path in profile.cgroups.items()}
+    strings = profile.strings
+    if prefix:
+        strings = strings.copy()
+        names = np.arange(len(strings), dtype=np.uint32)
+        used = distinct(np.concatenate([profile.samples.comm, profile.comms.comm]))
+        names[used] = strings.intern_all(f"{prefix}{strings[row]}" for row in used.tolist())
+        changes["comm"] = to_rows(names)
+    return dataclasses.replace(renumbered(profile, changes), strings=strings, cgroups=cgroups)
+
+
+def _joined(profiles: Sequence[Profile], nr_cpus: int) -> Profile:
+    joined = join(profiles, nr_cpus)
+    joined.samples.reorder(np.argsort(joined.samples.time_ns, kind="stable"))
+    for table in (joined.comms, joined.tasks, joined.budget):
+        table.reorder(np.lexsort((table.begin_ns, table.tid)))
+    return joined

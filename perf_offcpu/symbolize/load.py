@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load recordings as a Profile: read, unwind, join, symbolize."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.decode.unmerged import deferred_as_samples
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.objects.search import Search
+from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
+from perf_offcpu.unwind.unwinder import unwind
+
+
+def load_profile(
+    paths: Sequence[str],
+    symbols: SymbolizeOptions,
+    *,
+    merge: bool = True,
+    switches: bool = True,
+    **joining: bool,
+) -> Profile:
+    """Read recordings, unwind their copies of user stacks and name their addresses.
+
+    Args:
+        paths: files or directories; "-" is standard input.
+        merge: complete samples whose user callchain was deferred; else deferred callchains become samples.
+        switches: add waits between context switches (`decode.load.load_recording`).
+        joining: how several recordings are joined: fields of `decode.join.JoinOptions`.
+
+    Raises:
+        FormatError: a file is no recording.
+        UsageError: they cannot be joined, or a file that the options name cannot be read.
+    """
+    search, is_one = Search.usual(symbols.symfs, symbols.buildid_dir), len(paths) == 1
+    recordings = [
+        unwind(
+            load_recording(path, merge=merge and is_one, switches=switches, snapshots=True),
+            search,
+            symbols.cache,
+        )
+        for path in paths
+    ]
+    if is_one:
+        return symbolize(deferred_as_samples(recordings[0]), symbols)
+    from perf_offcpu.decode.join import JoinOptions
+    from perf_offcpu.symbolize.hosts import join_profiles
+
+    return join_profiles(recordings, symbols, JoinOptions(**joining), merge=merge)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small recordings of several hosts: what a recorder says of its host, its kernel and its processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from builders.recording import BASE, USER, S, comm, event, raw_wait, sample, side
+
+from perf_offcpu.abi.attr import AttrFlag
+from perf_offcpu.abi.features import Feature
+from perf_offcpu.abi.records import Misc, RecordType
+from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.write.features import feature_body, text_body
+
+MONO: dict[str, Any] = {
+    "flags": AttrFlag.USE_CLOCKID | event("", (), BASE).attr.flags,
+    "clockid": 1,
+}
+CLOCK = event("cpu-clock", (1, 2), BASE | S.CALLCHAIN, **MONO)
+OFFCPU = event("offcpu-time", (3, 4), BASE | S.RAW, **MONO)
+TEXT = 0xFFFFFFFF81000000
+DAY_NS = 86_400 * 10**9
+
+
+def host(name: str, wall_ns: int | None = None, **more: Any) -> dict[int, bytes]:
+    """Features of a host whose monotonic clock was at 0 when the wall clock was at `wall_ns`."""
+    features = {Feature.HOSTNAME: text_body(name), Feature.OSRELEASE: text_body(more.pop("release", "6.1"))}
+    if wall_ns is not None:
+        values = {"version": 1, "clockid": 1, "wall_clock": wall_ns + 500, "clockid_time": 500}
+        features[Feature.CLOCK_DATA] = feature_body(Feature.CLOCK_DATA, **values)
+    return {int(feature): body for feature, body in features.items()} | more
+
+
+def kernel_map(text: int = TEXT, build_id: bytes = b"", name: bytes = b"[kernel.kallsyms]_text") -> bytes:
+    """Where the kernel lay, or a module."""
+    values: dict[str, Any] = {"pid": 2**32 - 1, "tid": 0, "addr": text, "len": 1 << 24, "pgoff": text}
+    values |= {"filename": name, "prot": 5, "flags": 0}
+    if build_id:
+        held = {"build_id_size": 20, "reserved_1": 0, "reserved_2": 0, "build_id": build_id}
+        return side(CLOCK, RecordType.MMAP2, 1 | Misc.MMAP_BUILD_ID, **values, **held)
+    return side(CLOCK, RecordType.MMAP2, 1, **values, maj=0, min=0, ino=0, ino_generation=0)
+
+
+def mapped(pid: int, start: int, name: bytes, build_id: bytes = b"") -> bytes:
+    """A file that a process had mapped when the recorder began."""
+    values: dict[str, Any] = {"pid": pid, "tid": pid, "addr": start, "len": 0x1000, "pgoff": 0}
+    values |= {"prot": 5, "flags": 2, "filename": name}
+    if build_id:
+        held = {"build_id_size": 20, "reserved_1": 0, "reserved_2": 0, "build_id": build_id}
+        return side(CLOCK, RecordType.MMAP2, 2 | Misc.MMAP_BUILD_ID, **values, **held)
+    return side(CLOCK, RecordType.MMAP2, 2, **values, maj=8, min=1, ino=5, ino_generation=0)
+
+
+def existing(pid: int, name: str) -> list[bytes]:
+    """What a recorder says of a process that is there when it begins."""
+    fork = side(CLOCK, RecordType.FORK, Misc.FORK_EXEC, pid=pid, tid=pid, ppid=pid, ptid=pid)
+    return [fork, comm(CLOCK, pid, pid, name)]
+
+
+def tick(time: int, pid: int = 7, spec: EventSpec = CLOCK, misc: int = 2, **values: Any) -> bytes:
+    """A sample of the CPU."""
+    given = {"pid": pid, "tid": pid, "cpu": 1, "period": 10, "ip": 0x1004, "callchain": [USER, 0x1004]}
+    return sample(spec, misc, time=time, **(given | values))
+
+
+def wait(time: int, pid: int = 7, tid: int = 7, ns: int = 100, **values: Any) -> bytes:
+    """A wait, in cgroup 9."""
+    raw = raw_wait(pid, tid, ns, [USER, 0x1000], cgroup=9)
+    return sample(OFFCPU, time=time, **({"cpu": 1, "raw": raw} | values))

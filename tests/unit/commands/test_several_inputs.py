@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`-i` given several times: which verbs join recordings, and what the others say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import perf_offcpu
+from perf_offcpu.cli import main
+
+DEMO = Path(__file__).resolve().parents[2] / "data" / "demo.data"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Words that name two copies of a recording in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("run1.data", "run2.data"):
+        shutil.copy(DEMO, name)
+    return ["-f", "-i", "run1.data", "-i", "run2.data"]
+
+
+def total(text: str) -> int:
+    (event,) = [one for one in json.loads(text)["events"] if one["name"] == "offcpu-time"]
+    weight: int = event["weight"]
+    return weight
+
+
+def test_report_sums_up(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--json", *runs[:3]]) == 0
+    one = total(capsys.readouterr().out)
+    assert main(["report", "--json", *runs]) == 0
+    assert total(capsys.readouterr().out) == 2 * one
+    assert main(["report", "--json", "--apart", *runs]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["recording"]["file"] == "run1.data, run2.data"
+    pids = {one["pid"] // 10_000_000 for one in document["threads"] if one["pid"] > 0}
+    assert pids == {0, 1}
+
+
+def test_convert_names_its_output_after_the_first(runs: list[str]) -> None:
+    assert main(["convert", "--folded", *runs]) == 0
+    assert Path("run1.data.folded").stat().st_size
+
+
+def test_convert_does_not_overwrite_any_input(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "--folded", *runs, "-o", "run2.data"]) == 129
+    assert "same file" in capsys.readouterr().err
+
+
+def test_script_prints_all(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["script", "-F", "comm,tid,time", *runs[:3]]) == 0
+    one = capsys.readouterr().out.splitlines()
+    assert main(["script", "-F", "comm,tid,time", *runs]) == 0
+    both = capsys.readouterr().out.splitlines()
+    assert sorted(both) == sorted(one * 2) and len(one) > 100
+
+
+def test_load_takes_several(runs: list[str]) -> None:
+    one, both = perf_offcpu.load("run1.data"), perf_offcpu.load("run1.data", "run2.data", from_start=True)
+    assert len(both.samples) == 2 * len(one.samples)
+    assert both.samples.pid.max() > 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["report", "-i", "run1.data", "-i", "run1.data"], "-i run1.data: the same recording is given twice"),
+        (
+            ["inject", "-i", "run1.data", "-i", "run2.data", "-o", "x"],
+            "-i is given twice: one recording is read",
+        ),
+        (["archive", "-i", "run1.data", "-i", "run2.data"], "-i is given twice: one recording is read"),
+        (["dump", "-i", "run1.data", "--input=run2.data"], "-i is given twice: one recording is read"),
+        (
+            ["merge", "run1.data", "run2.data", "-o", "x"],
+            "several -i of perf-offcpu report, script or convert",
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_is_refused(
+    words: list[str], sentence: str, runs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 129
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+    assert not Path("x").exists()

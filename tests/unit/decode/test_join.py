@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recordings joined by host: whose processes are the same, on which clock they meet, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders.hosts import CLOCK, DAY_NS, MONO, OFFCPU, existing, host, kernel_map, mapped, tick, wait
+from builders.recording import (
+    BASE,
+    KERNEL,
+    USER,
+    USER_DEFERRED,
+    S,
+    comm,
+    event,
+    sample,
+    side,
+    task,
+    write,
+)
+
+from perf_offcpu.abi.attr import AttrFlag
+from perf_offcpu.abi.budget import BUDGET, BUDGETS, MAGIC, VERSION
+from perf_offcpu.abi.features import Feature
+from perf_offcpu.abi.records import RecordType
+from perf_offcpu.collect.events.evsels import Support
+from perf_offcpu.collect.kernel_totals.losses import counters_event
+from perf_offcpu.decode.deferred import merge_deferred
+from perf_offcpu.decode.join import Host, JoinOptions, join_by_host
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.recording import Recording
+from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.write.features import feature_body, text_body
+
+TEXT = 0xFFFFFFFF81000000
+
+
+def hosts(paths: Sequence[Path], **options: bool) -> list[Host]:
+    recordings = [load_recording(path, merge=False) for path in paths]
+    found = join_by_host(recordings, JoinOptions(**options))
+    for one in found:
+        one.recording.check()
+    assert len(found) > 1 or found[0].recording.losses == {}
+    return found
+
+
+def one(paths: Sequence[Path], **options: bool) -> Recording:
+    """The recording of the only host."""
+    found = hosts(paths, **options)
+    assert len(found) == 1
+    return found[0].recording
+
+
+def comms(recording: Recording) -> list[str]:
+    return [recording.strings[row] for row in recording.samples.comm.tolist()]
+
+
+def lives(recording: Recording, tid: int) -> list[tuple[int, int]]:
+    rows = recording.tasks.tid == tid
+    return list(
+        zip(recording.tasks.begin_ns[rows].tolist(), recording.tasks.end_ns[rows].tolist(), strict=True)
+    )
+
+
+# One host.
+
+
+def test_runs_on_one_host_become_one(tmp_path: Path) -> None:
+    """A pid that was used again in between is another process, with other maps."""
+    first = [kernel_map(), *existing(7, "old"), mapped(7, 0x1000, b"/bin/old"), tick(1000), tick(2000)]
+    second = [kernel_map(), *existing(7, "new"), mapped(7, 0x1000, b"/bin/new"), tick(5000), tick(6000)]
+    paths = [
+        write(tmp_path / "a", [CLOCK], first, host("h", 10 * DAY_NS)),
+        write(tmp_path / "b", [CLOCK], second, host("h", 10 * DAY_NS + 3)),  # set a little in between
+    ]
+    for order in (paths, paths[::-1]):
+        recording = one(order)
+        samples = recording.samples
+        assert samples.time_ns.tolist() == [1000, 2000, 5000, 6000]
+        assert samples.tid.tolist() == [7] * 4
+        assert comms(recording) == ["old", "old", "new", "new"]
+        dso_of = {space: recording.maps.dso[row] for row, space in enumerate(recording.maps.space.tolist())}
+        paths_of = [recording.strings[recording.dsos.path[dso_of[space]]] for space in samples.space.tolist()]
+        assert paths_of == ["/bin/old", "/bin/old", "/bin/new", "/bin/new"]
+        assert [evsel.name for evsel in recording.evsels] == ["cpu-clock"]
+        assert recording.maps.space.tolist().count(-1) == 1  # the kernel, once
+        assert len(set(samples.callchain.tolist())) == 1 == len(recording.callchains)
+    meta = one(paths).meta
+    assert (meta.hostname, meta.nr_cpus, meta.clockid) == ("h", 4, 1)
+    assert (meta.wall_clock_ns, meta.wall_clock_at_ns) == (10 * DAY_NS + 500, 500)
+    assert (meta.first_ns, meta.last_ns) == (1000, 6000)
+    assert meta.source == ", ".join(map(str, paths))
+
+
+def test_a_process_in_two_recordings_is_one(tmp_path: Path) -> None:
+    """Recordings at the same time: one with samples of the CPU, one of waits."""
+    second = [*existing(7, "server"), wait(1500), task(CLOCK, RecordType.EXIT, 7, 7, 3000)]
+    paths = [
+        write(tmp_path / "a", [CLOCK], [*existing(7, "server"), tick(1000), tick(2000)], host("h")),
+        write(tmp_path / "b", [CLOCK, OFFCPU], second, host("h")),
+    ]
+    recording = one(paths)
+    assert comms(recording) == ["server"] * 3
+    assert [recording.evsels[row].name for row in recording.samples.evsel.tolist()] == [
+        "cpu-clock", "offcpu-time", "cpu-clock",
+    ]  # fmt: skip
+    assert lives(recording, 7) == [(0, 3000)]
+    names = [recording.strings[row] for row in recording.comms.comm[recording.comms.tid == 7].tolist()]
+    assert names == ["server"]
+
+
+def test_lives_of_threads(tmp_path: Path) -> None:
+    """What a later recording finds is the thread that was there, unless that is known to have ended."""
+    fork, leave = RecordType.FORK, RecordType.EXIT
+    first = [*existing(7, "stays"), *existing(8, "ends"), tick(1000)]
+    first += [task(CLOCK, leave, 8, 8, 1500), task(CLOCK, fork, 9, 9, 1600), tick(2000)]
+    second = [*existing(7, "stays"), *existing(8, "again"), *existing(9, "born"), tick(5000, 8)]
+    second += [task(CLOCK, leave, 9, 9, 5500), task(CLOCK, fork, 9, 9, 5600), tick(6000)]
+    paths = [
+        write(tmp_path / "a", [CLOCK], first, host("h")),
+        write(tmp_path / "b", [CLOCK], second, host("h")),
+    ]
+    recording = one(paths)
+    assert lives(recording, 7) == [(0, -1)]
+    assert lives(recording, 8) == [(0, 1500), (4999, -1)]
+    assert lives(recording, 9) == [(1600, 5500), (5600, -1)]
+    assert comms(recording)[2] == "again"
+
+
+ID_ONLY = event("cpu-clock", (1, 2), BASE & ~S.IDENTIFIER | S.ID | S.CALLCHAIN, **MONO)
+NO_IDS = event("cpu-clock", (), BASE & ~S.IDENTIFIER | S.CALLCHAIN, **MONO)
+NO_TRAILERS = event("cpu-clock", (1,), BASE | S.CALLCHAIN, flags=AttrFlag.USE_CLOCKID, clockid=1)
+NO_CPU = event("cpu-clock", (1,), (BASE | S.CALLCHAIN) & ~S.CPU, **MONO)
+
+
+@pytest.mark.parametrize(
+    ("other", "united"),
+    [(ID_ONLY, True), (NO_IDS, True), (NO_TRAILERS, True), (NO_CPU, False)],
+    ids=["ID", "no ids at all", "no trailers", "no CPU"],
+)
+@pytest.mark.parametrize("first", [True, False], ids=["as first", "as second"])
+def test_recordings_of_other_layouts(other: EventSpec, united: bool, first: bool, tmp_path: Path) -> None:
+    there = [comm(other, 8, 8, "there"), comm(other, 9, 9, "later", time=1500)]
+    there += [tick(1000, 8, other), tick(2000, 9, other), task(other, RecordType.EXIT, 8, 8, 3000)]
+    paths = [
+        write(tmp_path / "a", [CLOCK], [*existing(7, "here"), tick(1100), tick(2100)], host("h")),
+        write(tmp_path / "b", [other], there, host("h")),
+    ]
+    recording = one(paths[::-1] if first else paths)
+    assert comms(recording) == ["there", "here", "later", "here"]
+    assert len(recording.evsels) == (1 if united else 2)
+    assert [end for _, end in lives(recording, 8)] == [3000]
+
+
+def test_samples_of_recordings_at_the_same_time_are_in_order(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    times = [rng.integers(1000, 9000, 100).tolist() for _ in range(3)]
+    paths = [
+        write(tmp_path / str(row), [CLOCK], [tick(time, 7 + row) for time in some], host("h"))
+        for row, some in enumerate(times)
+    ]
+    recording = one(paths)
+    assert recording.samples.time_ns.tolist() == sorted(sum(times, []))
+    for row, some in enumerate(times):
+        assert recording.samples.time_ns[recording.samples.tid == 7 + row].tolist() == sorted(some)
+
+
+def test_kernel_symbols_and_modules_of_all_recordings_are_known(tmp_path: Path) -> None:
+    def ksymbol(addr: int, name: bytes) -> bytes:
+        return side(CLOCK, RecordType.KSYMBOL, addr=addr, len=64, ksym_type=1, flags=0, name=name)
+
+    def module(start: int, name: bytes) -> bytes:
+        return kernel_map(start, name=name)
+
+    low, high = 0xFFFFFFFFC0001000, 0xFFFFFFFFD0000000
+    first = [
+        kernel_map(),
+        module(high, b"[nf_nat]"),
+        ksymbol(low, b"old"),
+        ksymbol(low + 64, b"both"),
+        tick(10),
+    ]
+    second = [kernel_map(), module(high, b"[nf_nat]"), module(high + (1 << 25), b"[xt]"), tick(20)]
+    second += [ksymbol(low, b"new"), ksymbol(low + 64, b"both")]
+    paths = [
+        write(tmp_path / "a", [CLOCK], first, host("h")),
+        write(tmp_path / "b", [CLOCK], second, host("h")),
+    ]
+    recording = one(paths)
+    names = [recording.strings[row] for row in recording.kernel_symbols.name.tolist()]
+    assert names == ["new", "both"]
+    kernel = recording.maps.dso[recording.maps.space == -1]
+    shown = [recording.strings[row] for row in recording.dsos.path[kernel].tolist()]
+    assert shown == ["[kernel.kallsyms]_text", "[nf_nat]", "[xt]"]
+
+
+def test_a_deferred_callchain_of_the_next_file_completes_its_sample(tmp_path: Path) -> None:
+    """perf record --switch-output cuts where it likes."""
+    waiting = tick(1000, callchain=[KERNEL, TEXT, USER_DEFERRED, 5])
+    late = side(CLOCK, RecordType.CALLCHAIN_DEFERRED, time=1100, pid=7, tid=7, cookie=5, ips=[0x10, 0x20])
+    paths = [
+        write(tmp_path / "a", [CLOCK], [*existing(7, "x"), waiting], host("h")),
+        write(tmp_path / "b", [CLOCK], [*existing(7, "x"), late], host("h")),
+    ]
+    recording = merge_deferred(one(paths))
+    assert recording.callchains.row(int(recording.samples.callchain[0])).tolist() == [
+        KERNEL, TEXT, USER, 0x10, 0x20,
+    ]  # fmt: skip
+    assert recording.losses == {}
+
+
+# Hosts and boots.
+
+
+def test_hosts_are_told_apart(tmp_path: Path) -> None:
+    """By name, kernel, place of the kernel, and the clocks."""
+    built = 0
+
+    def recorded(features: dict[int, bytes], *records: bytes) -> Path:
+        nonlocal built
+        built += 1
+        return write(tmp_path / str(built), [CLOCK], [*records, tick(1000)], features)
+
+    plain = recorded(host("h"), kernel_map())
+    assert len(hosts([plain, recorded(host("h"), kernel_map())])) == 1
+    assert len(hosts([plain, recorded(host("other", DAY_NS), kernel_map())], from_start=True)) == 2
+    for other in (
+        recorded(host("other"), kernel_map()),
+        recorded(host("h", release="6.2"), kernel_map()),
+        recorded(host("h"), kernel_map(TEXT + 0x1000000)),
+    ):
+        assert "its times cannot be put next to" in refusal([plain, other])
+        assert len(hosts([plain, other], from_start=True)) == 2
+    timed = recorded(host("h", 5 * DAY_NS))
+    assert len(hosts([timed, recorded(host("h", 5 * DAY_NS + 10**9))])) == 1
+    assert len(hosts([timed, recorded(host("h", 6 * DAY_NS))])) == 2
+    assert len(hosts([timed, recorded(host("h", 5 * DAY_NS))], apart=True)) == 2
+
+
+def test_a_recording_without_names_is_of_any_host_with_the_same_kernel(tmp_path: Path) -> None:
+    """As killed recorders leave them: without features."""
+    bare = {Feature.HOSTNAME: text_body(""), Feature.OSRELEASE: text_body("")}
+    paths = [
+        write(tmp_path / "a", [CLOCK], [kernel_map(), tick(1000)], host("h", DAY_NS)),
+        write(tmp_path / "b", [CLOCK], [kernel_map(), tick(2000)], bare),
+        write(tmp_path / "c", [CLOCK], [tick(2000)], bare),
+    ]
+    assert one(paths[:2]).samples.time_ns.tolist() == [1000, 2000]
+    assert "c: its times cannot" in refusal([paths[0], paths[2]])
+
+
+def test_hosts_meet_on_the_wall_clock(tmp_path: Path) -> None:
+    """The second was booted a day later: at the same moment its clock is a day behind."""
+    far = [*existing(7, "x"), tick(3000), wait(2000)]
+    far += [task(CLOCK, RecordType.FORK, 8, 8, 2500), comm(CLOCK, 8, 8, "new", time=2600)]
+    paths = [
+        write(tmp_path / "a", [CLOCK], [tick(DAY_NS + 1000)], host("web1", 100 * DAY_NS)),
+        write(tmp_path / "b", [CLOCK, OFFCPU], far, host("web2", 101 * DAY_NS)),
+    ]
+    first, second = hosts(paths)
+    assert (first.name, second.name) == ("web1", "web2")
+    base = 101 * DAY_NS
+    assert first.recording.samples.time_ns.tolist() == [base + 1000]
+    recording = second.recording
+    assert recording.samples.time_ns.tolist() == [base + 2000, base + 3000]
+    assert lives(recording, 8) == [(base + 2500, -1)]
+    assert lives(recording, 7) == [(0, -1)]  # the first of its host: since before
+    assert recording.comms.begin_ns[recording.comms.tid == 8].tolist() == [base + 2600]
+    meta = recording.meta
+    assert (meta.clockid, meta.first_ns, meta.last_ns) == (0, base + 2000, base + 3000)
+    assert meta.wall_clock_ns == meta.wall_clock_at_ns == 101 * DAY_NS + 500
+
+
+def test_recordings_can_begin_together(tmp_path: Path) -> None:
+    """No clock is needed, and the runs of one program side by side are two programs."""
+    plain = event("cpu-clock", (1,), BASE | S.CALLCHAIN)
+    paths = []
+    for begin in (1000, 5000):
+        ticks = [tick(time, spec=plain) for time in (begin, begin + 10)]
+        paths.append(write(tmp_path / str(begin), [plain], [comm(plain, 7, 7, "run"), *ticks], host("h")))
+    for order in (paths, paths[::-1]):
+        begin = 1000 if order is paths else 5000
+        found = hosts(order, from_start=True)
+        assert [part.recording.samples.time_ns.tolist() for part in found] == [[begin, begin + 10]] * 2
+
+
+def test_a_clock_that_was_noted_after_all_samples_is_of_a_time_namespace(tmp_path: Path) -> None:
+    shifted = host("b") | {Feature.CLOCK_DATA: clock_data(100 * DAY_NS, 5 * 10**9)}
+    paths = [
+        write(tmp_path / "a", [CLOCK], [tick(1000)], host("a", DAY_NS)),
+        write(tmp_path / "b", [CLOCK], [tick(1000)], shifted),
+    ]
+    assert "time namespaces" in refusal(paths)
+
+
+def clock_data(wall_ns: int, at_ns: int) -> bytes:
+    return feature_body(Feature.CLOCK_DATA, version=1, clockid=1, wall_clock=wall_ns, clockid_time=at_ns)
+
+
+def test_times_at_the_limit_do_not_overflow(tmp_path: Path) -> None:
+    last = 2**63 - 2
+    paths = [
+        write(tmp_path / "a", [CLOCK], [tick(1000)], host("a", DAY_NS)),
+        write(tmp_path / "b", [CLOCK], [tick(1000), tick(last)], host("b", 2 * DAY_NS)),
+    ]
+    assert hosts(paths)[1].recording.samples.time_ns.tolist() == [2 * DAY_NS + 1000, 2**63 - 1]
+    wild = host("b") | {Feature.CLOCK_DATA: clock_data(2**64 - 1, 1)}
+    assert "its times cannot" in refusal([paths[0], write(tmp_path / "c", [CLOCK], [tick(1000)], wild)])
+
+
+# Budgets.
+
+COUNTERS = counters_event(Support())
+SPENT = [name for name in BUDGET.dtype("<").names or () if name.endswith("_ns")]
+
+
+def budget(path: Path, *rows: tuple[int, int, int, dict[str, int]], name: str = "here") -> Path:
+    """A file with budgets: (tid, begin, end, times)."""
+    made = [
+        {"pid": 7, "tid": tid, "switches": 3}
+        | dict.fromkeys(SPENT, 0)
+        | {"begin_ns": begin, "end_ns": end}
+        | spent
+        for tid, begin, end, spent in rows
+    ]
+    payload = BUDGETS.pack({"magic": MAGIC, "version": VERSION, "budgets": made}, "<")
+    records = [sample(COUNTERS, time=100, pid=1, tid=1, raw=payload + bytes(4))]
+    return write(path, [COUNTERS], records, host(name, 10**18))
+
+
+def test_budgets_of_several_files_stand_side_by_side(tmp_path: Path) -> None:
+    """Those of files in turn go on; those of another host keep apart."""
+    paths = [
+        budget(tmp_path / "a", (8, 100, 200, {"running_ns": 100})),
+        budget(tmp_path / "b", (8, 201, 300, {"idle_ns": 99}), (9, 250, 300, {})),
+        budget(tmp_path / "c", (9, 300, 310, {"running_ns": 10})),
+        budget(tmp_path / "d", (8, 100, 150, {"other_ns": 50}), name="there"),
+    ]
+    here, there = hosts(paths)
+    mine, others = here.recording.budget, there.recording.budget
+    rows = zip(
+        mine.tid.tolist(), (mine.begin_ns - 10**18).tolist(), (mine.end_ns - 10**18).tolist(), strict=True
+    )
+    assert list(rows) == [(8, 100, 200), (8, 201, 300), (9, 250, 310)]
+    assert mine.running_ns.tolist() == [100, 0, 10]
+    assert mine.idle_ns.tolist() == [0, 99, 0]
+    assert (others.tid.tolist(), others.other_ns.tolist()) == ([8], [50])
+
+
+# What is refused.
+
+
+def refusal(paths: Sequence[Path], **options: bool) -> str:
+    with pytest.raises(UsageError) as caught:
+        hosts(paths, **options)
+    return str(caught.value)
+
+
+def test_clocks_that_cannot_meet(tmp_path: Path) -> None:
+    paths = [
+        write(tmp_path / "a", [CLOCK], [tick(1)], host("a", DAY_NS)),
+        write(tmp_path / "b", [CLOCK], [tick(1)], host("b")),
+    ]
+    assert "b: its times cannot be put next to" in refusal(paths)
+    hosts(paths, from_start=True)
+
+
+def test_other_architectures(tmp_path: Path) -> None:
+    arm = host("b", DAY_NS) | {Feature.ARCH: text_body("aarch64")}
+    paths = [
+        write(tmp_path / "a", [CLOCK], [tick(1)], host("a", DAY_NS)),
+        write(tmp_path / "b", [CLOCK], [tick(1)], arm),
+    ]
+    assert "aarch64 and x86_64 machines" in refusal(paths)
