@@ -18,7 +18,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.side_records import SideRecord
+from perf_offcpu.structs import mutable
 from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
 from perf_offcpu.unwind.unwinder import unwind
 
@@ -179,7 +180,7 @@ def perf_command_line() -> list[str]:
         return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
 
 
-@dataclass(slots=True)
+@mutable
 class _Head:
     """Stands for a file's head where perf reads a pipe."""
 
@@ -189,7 +190,7 @@ class _Head:
     path: str = "standard input"
 
 
-@dataclass(slots=True)
+@mutable
 class PerfScriptSamples:
     """Collects what perf hands over; `profile()` makes a Profile of it.
 

@@ -9,10 +9,10 @@ Architecture, 4.1 (register numbers); arch/{x86,arm64}/include/uapi/asm/perf_reg
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Final
 
 from perf_offcpu.abi.elf import Machine
+from perf_offcpu.structs import frozen
 
 
 class Cfa(enum.IntEnum):
@@ -113,7 +113,7 @@ class Op(enum.IntEnum):
     NOP = 0x96
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Registers:
     """The registers of one machine, by DWARF number.
 

@@ -16,7 +16,6 @@ system call, state and flags is judged once, and samples look theirs up. The rul
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -31,13 +30,14 @@ from perf_offcpu.analysis.wait_classes import WaitClass, Work
 from perf_offcpu.model.columns import I32, I64, U8, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.structs import mutable
 
 _WRAPPER_DEPTH = 4
 """Number of user frames at the leaf that are looked at: further up a `read` is the program's own."""
 _NONE = -1
 
 
-@dataclass(slots=True)
+@mutable
 class Waits:
     """What n samples wait for.
 
@@ -194,7 +194,7 @@ class _Judge:
         return WaitClass.DISK if on_file and state == "D" else WaitClass.OTHER
 
 
-@dataclass(slots=True)
+@mutable
 class _Functions:
     """Turn the functions of frames into values: one int32 a frame, -1 where there is nothing to say.
 
@@ -223,7 +223,7 @@ class _Functions:
         return values
 
 
-@dataclass(slots=True)
+@mutable
 class _Climb:
     """Walk up from the leaves of some stacks, all at once.
 

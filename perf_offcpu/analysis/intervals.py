@@ -8,14 +8,13 @@ begins at the first wait's begin (`Timeline.origin_ns`), so that nanoseconds sta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perf_offcpu.analysis.group import group, stable_order
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.structs import frozen, mutable
 from perf_offcpu.text import UNKNOWN, printable
 
 _NO_PLACE = SampleFlag.AGGREGATED | SampleFlag.UNTIMED
@@ -24,7 +23,7 @@ IDLE_COMM = "swapper"
 _NEVER = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Track:
     """A thread that has samples.
 
@@ -46,7 +45,7 @@ class Track:
         return f"{self.comm} (pid {_number(self.pid)}, tid {_number(self.tid)})"
 
 
-@dataclass(slots=True)
+@mutable
 class Timeline:
     """Where the n samples of a profile lie.
 

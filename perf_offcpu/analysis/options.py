@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from perf_offcpu.structs import frozen
 
 if TYPE_CHECKING:
     from perf_offcpu.model.profile import Profile
@@ -16,7 +17,7 @@ MIN_SHARE = 0.5
 """Percent of the total below which nothing is drawn of a graph."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Options:
     """How to write a profile. Which samples to write is not an option: see `analysis.select`."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, Bool, distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.structs import frozen
 
 IDLE_CHOICES = ("show", "hide", "only")
 _SHOWN_CGROUPS = 10
@@ -35,7 +36,7 @@ _MODIFIERS = re.compile(r":[ukhGHpPSDIWebR]+$")
 """What perf may append to an event's name (tools/perf/util/parse-events.l: modifier_event)."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Selection:
     """Samples must match each kind that is given, by any of its values."""
 

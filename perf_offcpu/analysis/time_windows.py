@@ -13,13 +13,13 @@ A sample is in a window if its time is; the time of a wait is its end. Source: t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.structs import frozen
 
 _SECONDS = re.compile(r"(\d{0,12})(?:\.(\d{1,9}))?")
 _PERCENT = r"(\d+(?:\.\d+)?)%"
@@ -28,7 +28,7 @@ _SLICE = re.compile(f"{_PERCENT}(?:/(\\d+))?")
 _NS_PER_S = 10**9
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Window:
     """A span of time: ns, or parts of the recording; both ends belong to it, but see `is_part`.
 

@@ -6,8 +6,6 @@ Nothing in it is a number that differs from wait to wait, so many samples share 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
@@ -19,6 +17,7 @@ from perf_offcpu.analysis.wakeups import Wakeups
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.structs import mutable
 from perf_offcpu.text import printable
 
 _NOTES = {
@@ -29,7 +28,7 @@ _NOTES = {
 _NOTED = SampleFlag.STILL_BLOCKED | SampleFlag.BEGAN_BEFORE | SampleFlag.AGGREGATED
 
 
-@dataclass(slots=True)
+@mutable
 class Details:
     """The different sets of details of n samples.
 

@@ -7,8 +7,6 @@ themselves as one waker, "[interrupt]": the task that one interrupts has nothing
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perf_offcpu.analysis.group import group, max_by, sum_by
@@ -16,11 +14,12 @@ from perf_offcpu.analysis.intervals import timeline_of, with_wakers
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.structs import mutable
 
 INTERRUPT = "[interrupt]"
 
 
-@dataclass(slots=True)
+@mutable
 class WakerGraph:
     """Threads and wake-ups between them.
 

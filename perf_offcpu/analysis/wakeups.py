@@ -8,19 +8,18 @@ that they interrupt happens to be there, so such wake-ups have no arrow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perf_offcpu.analysis.intervals import Timeline, Track, with_wakers
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.structs import mutable
 
 _MARK_NS = 1_000
 
 
-@dataclass(slots=True)
+@mutable
 class Wakeups:
     """What is known of the end of each of the n samples' waits.
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Protocol
 
 import numpy as np
@@ -35,6 +35,7 @@ from perf_offcpu.objects.files import Refused, open_object, refusal
 from perf_offcpu.objects.origin import pids_of_dso, recorded_until
 from perf_offcpu.objects.perf_map import is_jit_memory, perf_map_paths
 from perf_offcpu.objects.search import DELETED, Search
+from perf_offcpu.structs import mutable
 from perf_offcpu.symbolize.kernel.files import KernelSources
 from perf_offcpu.symbolize.kernel.kallsyms import MAX_BYTES
 from perf_offcpu.symbolize.kernel.names import KernelNames
@@ -61,7 +62,7 @@ class Store(Protocol):
         """Put a symbolic link there, unless there is one."""
 
 
-@dataclass(slots=True)
+@mutable
 class Saved:
     """What became of the objects.
 

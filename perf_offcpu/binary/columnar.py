@@ -9,7 +9,7 @@ A record that does not fit its layout is dropped and reported in `ok`; its neigh
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from perf_offcpu.binary.gather import I64, Rows, gather, gather_fields
 from perf_offcpu.binary.layout import Field, Int, Layout, Order, Shape, Special
+from perf_offcpu.structs import mutable
 
 Bool = NDArray[np.bool_]
 
 
-@dataclass(slots=True)
+@mutable
 class Columns:
     """The fields of n records.
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.binary.layout import Field, Int, Layout, Order
+from perf_offcpu.structs import mutable
 
 BLOCK = 1 << 15
 """Items that are worked on at once: what a core's cache holds, and worth a step of its own."""
@@ -23,7 +23,7 @@ BLOCK = 1 << 15
 I64 = NDArray[np.int64]
 
 
-@dataclass(slots=True)
+@mutable
 class Rows:
     """One array field of n records: where its items lie, before anyone copies them.
 

@@ -25,6 +25,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from perf_offcpu.errors import LayoutError
+from perf_offcpu.structs import frozen
 
 Order = Literal["<", ">"]
 Buffer = bytes | bytearray | memoryview
@@ -68,7 +69,7 @@ Condition = enum.IntFlag | Callable[[Shape], object]
 Count = int | str | Callable[[Shape], int]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Field:
     """One row of a layout.
 

@@ -8,7 +8,7 @@ a level to merge them by name. No step looks at single samples or whole paths.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from perf_offcpu.callpaths.depths import path_lengths
 from perf_offcpu.callpaths.names import Name, NameKind, name_frames, waker_name
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.structs import mutable
 from perf_offcpu.text import thread_label
 
 
@@ -126,7 +127,7 @@ class PathBuilder:
         return node
 
 
-@dataclass(slots=True)
+@mutable
 class _Level:
     """The (base, stack) pairs of one depth that some group needs, each once.
 

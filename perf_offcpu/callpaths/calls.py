@@ -7,8 +7,6 @@ for a call from one function to another: with recursion, only the outermost occu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,9 +17,10 @@ from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.tree import PathTree, build_paths
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.structs import mutable
 
 
-@dataclass(slots=True)
+@mutable
 class Calls:
     """Functions and the calls between them, in the unit of the profile.
 

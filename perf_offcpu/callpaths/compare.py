@@ -4,15 +4,16 @@ in its tree, whichever profile they come from."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from perf_offcpu.model.columns import I32, U32, Bool
 from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks
+from perf_offcpu.structs import mutable
 
 
-@dataclass(slots=True)
+@mutable
 class Together:
     """Samples of both profiles.
 

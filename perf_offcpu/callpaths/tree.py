@@ -19,7 +19,7 @@ the waker's stack upside down, so that its leaf meets the sleeper's, and its nam
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from perf_offcpu.model.callchains import Ragged, offsets_of
 from perf_offcpu.model.columns import I32, I64, U8, U64
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.structs import mutable
 from perf_offcpu.text import MISSED_KERNEL_STACK, MISSED_STACK, MISSED_USER_STACK, NO_STACK, TRUNCATED
 
 MARKS = ("", TRUNCATED, MISSED_USER_STACK, MISSED_STACK, NO_STACK)
@@ -43,7 +44,7 @@ _USER_LOST = SampleFlag.NO_USER_STACK | SampleFlag.UNMERGED
 _ANY_LOST = _USER_LOST | SampleFlag.NO_KERNEL_STACK
 
 
-@dataclass(slots=True)
+@mutable
 class PathTree:
     """n nodes; `parent[node] < node`.
 

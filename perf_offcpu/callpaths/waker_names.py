@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perf_offcpu.analysis.group import group
@@ -15,13 +13,14 @@ from perf_offcpu.callpaths.names import Name, NameKind, waker_name
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.structs import mutable
 from perf_offcpu.text import thread_label
 
 WAKER_DELIMITER = "--"
 """Between sleeper and waker, as in offwaketime of https://github.com/iovisor/bcc."""
 
 
-@dataclass(slots=True)
+@mutable
 class Wakers:
     """The wakers of n samples.
 

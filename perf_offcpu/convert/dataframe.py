@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.structs import mutable
 from perf_offcpu.text import printable
 
 LIBRARIES = ("pandas", "polars")
@@ -69,7 +69,7 @@ _NUMBERS |= {"longest_ns": -1, "waker_pid": -1, "waker_tid": -1}
 """Columns of ProfileSamples that are taken as they are, with the value that means: not known."""
 
 
-@dataclass(slots=True)
+@mutable
 class Texts:
     """A column of texts: each different one once, and int64[n], which of them; -1 for none."""
 

@@ -13,17 +13,18 @@ To add a format: write its module, add its row. Modules are imported when used; 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import fields
 from typing import IO, TYPE_CHECKING, Any
 
 from perf_offcpu.analysis.options import Options
 from perf_offcpu.errors import UsageError
+from perf_offcpu.structs import frozen
 
 if TYPE_CHECKING:
     from perf_offcpu.model.profile import Profile
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Format:
     """One output format.
 
@@ -70,7 +71,7 @@ class Format:
     def accept(self, options: Options) -> None:
         """Raise UsageError if an option is set that this format does not know."""
         default = Options()
-        for name in Options.__slots__:
+        for name in (field.name for field in fields(options)):
             if name not in self.options and getattr(options, name) != getattr(default, name):
                 raise UsageError(f"--{name.replace('_', '-')} means nothing to --{self.name}")
 

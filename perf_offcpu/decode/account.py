@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from perf_offcpu import losses
@@ -16,6 +16,7 @@ from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, Stage
 from perf_offcpu.model.recording import Budget
 from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.structs import mutable
 
 
 def is_counters(spec: EventSpec) -> bool:
@@ -27,7 +28,7 @@ def is_counters(spec: EventSpec) -> bool:
     )
 
 
-@dataclass(slots=True)
+@mutable
 class CollectorAccount:
     """When and how waits were recorded; all 0 if the file does not say.
 

@@ -8,7 +8,7 @@ after batch, and what it keeps of the callchains, few of which are repeated many
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -19,9 +19,10 @@ from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.growing import GrowingArray, GrowingTable
 from perf_offcpu.model.recording import DeferredChains, Samples
+from perf_offcpu.structs import mutable
 
 
-@dataclass(slots=True)
+@mutable
 class Batch:
     """Samples in file order.
 

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perf_offcpu.abi.budget import BUDGET, BUDGETS, MAGIC
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.model.columns import I32, I64, U64
 from perf_offcpu.model.recording import Budget
+from perf_offcpu.structs import frozen
 
 _HEAD = BUDGETS.offset("budgets")
 _SAME = (
@@ -56,7 +55,7 @@ def _signed(values: U64) -> I64:
     return values.astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Borders:
     """Where a recording went on in another file, and both were merged: moments of threads.
 

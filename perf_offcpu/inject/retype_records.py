@@ -15,7 +15,7 @@ shows neither comm nor symbols. They get the last moment at which their thread l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from perf_offcpu.model.recording import Samples, Tasks
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.write.splice import Cut, Records, with_words
+from perf_offcpu.structs import frozen
 
 _NEEDED = SampleType.IP | SampleType.TID | SampleType.TIME | SampleType.PERIOD | SampleType.RAW
 _BEHIND_CGROUP = SampleType.DATA_PAGE_SIZE | SampleType.CODE_PAGE_SIZE | SampleType.AUX
@@ -59,7 +60,7 @@ def retyped(spec: EventSpec) -> EventSpec:
     return replace(spec, attr=replace(spec.attr, config=SoftwareConfig.CPU_CLOCK, sample_type=kind))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lives:
     """What the whole recording tells of its threads.
 

@@ -21,7 +21,7 @@ The byte order stays that of the input.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import numpy as np
@@ -51,6 +51,7 @@ from perf_offcpu.perfdata.write.pipe import PipeWriter
 from perf_offcpu.perfdata.write.sound import sound_events, sound_records
 from perf_offcpu.perfdata.write.splice import aligned, interleave
 from perf_offcpu.perfdata.write.writer import FileWriter
+from perf_offcpu.structs import frozen, mutable
 
 _HEADER_TYPES = (
     RecordType.HEADER_ATTR,
@@ -74,7 +75,7 @@ class Writer(Protocol):
         """End it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RewriteOptions:
     """What is done to a recording.
 
@@ -99,7 +100,7 @@ class RewriteOptions:
     unwinder: MakeUnwinder | None = None
 
 
-@dataclass(slots=True)
+@mutable
 class Rewritten:
     """What inject did.
 

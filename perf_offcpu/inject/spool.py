@@ -13,17 +13,17 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import BinaryIO
 
 from perf_offcpu.errors import FormatError, RecordingError
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.source import STDIN, open_file
+from perf_offcpu.structs import frozen
 
 STDIN_NAME = "standard input"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Repeatable:
     """A recording that can be opened any number of times.
 

@@ -12,7 +12,7 @@ once, and 28 bytes for each record): little beside the recording. Everything els
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -36,11 +36,12 @@ from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.trailers import NO_TIME, record_times, sample_times
 from perf_offcpu.perfdata.write.splice import Records, aligned, records_of
+from perf_offcpu.structs import mutable
 
 _TASK_TYPES = frozenset[int]({RecordType.COMM, RecordType.FORK, RecordType.EXIT})
 
 
-@dataclass(slots=True)
+@mutable
 class Survey:
     """What the first pass found.
 
@@ -74,7 +75,7 @@ def survey(reader: PerfDataReader) -> Survey:
     return surveyor.result()
 
 
-@dataclass(slots=True)
+@mutable
 class _Surveyor:
     reader: PerfDataReader
     tasks: TaskReplay = field(default_factory=lambda: TaskReplay(Strings()))

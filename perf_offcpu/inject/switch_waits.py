@@ -8,7 +8,7 @@ same place as all others do. A recording of one event whose samples carry no id 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.write.columns import Column, sample_records
 from perf_offcpu.perfdata.write.splice import Records
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
+from perf_offcpu.structs import frozen
 
 _WORDS_MAX = (RECORD_SIZE_MAX - 512) // 8
 """A callchain stands in the field and in the payload, that of the waker in the payload alone."""
@@ -40,7 +41,7 @@ _OWN = _IN_FRONT_OF_ID | SampleType.PERIOD | SampleType.CALLCHAIN | SampleType.R
 _ID_MAX = 2**64 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WaitRecords:
     """Samples of one event, sorted by time: `records`, and when each was, int64[n] ns."""
 

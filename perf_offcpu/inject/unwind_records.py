@@ -11,7 +11,7 @@ Unwinding itself is `symbolize`'s; it is handed in.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -33,9 +33,10 @@ from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.write.splice import Cut, Records, chunk_of, records_of, with_callchains, with_words
+from perf_offcpu.structs import mutable
 
 
-@dataclass(slots=True)
+@mutable
 class UserChains:
     """n user callchains, leaf first, and bool[n], which of them end before their root."""
 
@@ -83,7 +84,7 @@ def without_stacks(spec: EventSpec) -> EventSpec:
     return replace(spec, attr=attr)
 
 
-@dataclass(slots=True)
+@mutable
 class StackCutter:
     """Rewrites samples with copies of user stacks.
 

@@ -9,19 +9,20 @@ then compared word by word: a hash collision can never merge two chains.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from perf_offcpu.binary.gather import Rows, gather_rows, row_blocks, row_groups, rows_of
 from perf_offcpu.model.columns import I32, I64, U64
+from perf_offcpu.structs import mutable
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _BASE = 0xD1342543DE82EF95
 _HALF = np.uint64(32)
 
 
-@dataclass(slots=True)
+@mutable
 class Ragged:
     """n rows of different length in one array (compressed sparse rows).
 

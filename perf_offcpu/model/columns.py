@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables as structs of arrays: each column declared once, with dtype, unit, sentinel and meaning.
 
-    @dataclass(slots=True)
+    @mutable
     class Losses(Table):
         cause: U32 = column("u4", doc="string")
 
@@ -18,6 +18,8 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from perf_offcpu.structs import mutable
 
 I16 = NDArray[np.int16]
 I8 = NDArray[np.int8]
@@ -47,9 +49,9 @@ def column(dtype: str, *, doc: str, unit: str = "", sentinel: int | None = None,
     return dataclasses.field(default_factory=lambda: np.empty(0, np.dtype(dtype)), metadata=metadata)
 
 
-@dataclasses.dataclass(slots=True)
+@mutable
 class Table:
-    """Base of all tables; subclasses are dataclasses whose fields are declared with `column`."""
+    """Base of all tables; subclasses are `mutable` and their fields are declared with `column`."""
 
     def __len__(self) -> int:
         return len(getattr(self, dataclasses.fields(self)[0].name))

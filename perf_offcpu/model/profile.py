@@ -7,7 +7,7 @@ can be handed unsymbolized data by mistake. A sample's weight is its `period`: a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Self
 
 import numpy as np
@@ -16,9 +16,10 @@ from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, check_tables, column
 from perf_offcpu.model.recording import Budget, Comms, Evsel, Meta, SampleColumns, SampleFlag, Tasks
 from perf_offcpu.model.strings import Strings
+from perf_offcpu.structs import mutable
 
 
-@dataclass(slots=True)
+@mutable
 class Frames(Table):
     """Named code locations. Row order is not meaningful."""
 
@@ -33,7 +34,7 @@ class Frames(Table):
     ip: U64 = column("u8", doc="address as recorded, in its process; 0 unless asked for (keep_ips)")
 
 
-@dataclass(slots=True)
+@mutable
 class Stacks(Table):
     """The stack tree (`model.stacks`): `parent[s] < s`."""
 
@@ -41,7 +42,7 @@ class Stacks(Table):
     frame: I32 = column("i4", domain="frames", doc="row in frames")
 
 
-@dataclass(slots=True)
+@mutable
 class ProfileSamples(SampleColumns):
     """One row a sample, sorted as in the Recording."""
 
@@ -51,7 +52,7 @@ class ProfileSamples(SampleColumns):
     )
 
 
-@dataclass(slots=True)
+@mutable
 class Profile:
     """Everything that a converter or report may use."""
 

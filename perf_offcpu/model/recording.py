@@ -9,7 +9,7 @@ file); the same input always gives the same columns.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from perf_offcpu.abi.attr import Attr
@@ -18,6 +18,7 @@ from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Table, check_tables, column
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.model.strings import Strings
+from perf_offcpu.structs import frozen, mutable
 
 
 class SampleFlag(enum.IntFlag):
@@ -41,7 +42,7 @@ class SampleFlag(enum.IntFlag):
     YIELDED = 1 << 15  # with PREEMPTED: gave up its CPU by itself
 
 
-@dataclass(slots=True)
+@mutable
 class SampleColumns(Table):
     """What a sample has before and after its addresses are named: the columns of Samples and ProfileSamples.
 
@@ -70,7 +71,7 @@ class SampleColumns(Table):
     cgroup: U64 = column("u8", domain="cgroup", doc="cgroup id, 0 unknown")
 
 
-@dataclass(slots=True)
+@mutable
 class Samples(SampleColumns):
     """One row a sample, with raw addresses."""
 
@@ -88,7 +89,7 @@ class Samples(SampleColumns):
     )
 
 
-@dataclass(slots=True)
+@mutable
 class Maps(Table):
     """Executable mappings by address space, sorted by (space, start), not overlapping within a space."""
 
@@ -101,7 +102,7 @@ class Maps(Table):
     dso: I32 = column("i4", domain="dsos", doc="row in dsos")
 
 
-@dataclass(slots=True)
+@mutable
 class Spaces(Table):
     """Address spaces: one from each exec or fork of a process to the next, anew when maps are replaced."""
 
@@ -112,7 +113,7 @@ class Spaces(Table):
     )
 
 
-@dataclass(slots=True)
+@mutable
 class Dsos(Table):
     """Mapped objects: what a recording knows of a file."""
 
@@ -121,7 +122,7 @@ class Dsos(Table):
     cpumode: U8 = column("u1", doc="abi.records.CpuMode of its code")
 
 
-@dataclass(slots=True)
+@mutable
 class Comms(Table):
     """Names of threads over time, sorted by (tid, begin)."""
 
@@ -131,7 +132,7 @@ class Comms(Table):
     comm: U32 = column("u4", domain="comm", doc="string")
 
 
-@dataclass(slots=True)
+@mutable
 class Tasks(Table):
     """Lives of threads, sorted by (tid, begin); a tid that is reused has several."""
 
@@ -141,7 +142,7 @@ class Tasks(Table):
     end_ns: I64 = column("i8", unit="ns", sentinel=-1, domain="time", doc="exit; -1 not seen")
 
 
-@dataclass(slots=True)
+@mutable
 class Budget(Table):
     """What each thread did with its life inside the recording, sorted by (tid, begin).
 
@@ -163,7 +164,7 @@ class Budget(Table):
     switches: I64 = column("i8", doc="times that it left a CPU")
 
 
-@dataclass(slots=True)
+@mutable
 class DeferredChains(Table):
     """User callchains sent when their thread returned to user space, sorted by (time, place in the file)."""
 
@@ -180,7 +181,7 @@ class DeferredChains(Table):
     )
 
 
-@dataclass(slots=True)
+@mutable
 class KernelSymbols(Table):
     """Symbols that the recording itself names (KSYMBOL: BPF programs, trampolines)."""
 
@@ -189,7 +190,7 @@ class KernelSymbols(Table):
     name: U32 = column("u4", domain="strings", doc="string")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Evsel:
     """One event of the recording."""
 
@@ -199,7 +200,7 @@ class Evsel:
     """Unit of periods: "ns" where the event counts time, else "" (occurrences)."""
 
 
-@dataclass(slots=True)
+@mutable
 class Meta:
     """What the header says of the machine and the run; "" or 0 where unknown."""
 
@@ -228,7 +229,7 @@ class Meta:
     """The file, as the user named it."""
 
 
-@dataclass(slots=True)
+@mutable
 class Recording:
     """A whole recording. Tables refer to each other by row; texts are rows of `strings`."""
 

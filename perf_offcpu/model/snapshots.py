@@ -7,16 +7,17 @@ hold anything that the program had on its stack, secrets included, and are dropp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import numpy as np
 
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U64
+from perf_offcpu.structs import mutable
 
 
-@dataclass(slots=True)
+@mutable
 class Stacks:
     """n stacks: `words[begins[i]:begins[i] + lengths[i]]`, lowest address first."""
 
@@ -36,7 +37,7 @@ class StacksElsewhere(Protocol):
         """Some of them, to be used before the next are looked at."""
 
 
-@dataclass(slots=True)
+@mutable
 class Snapshots:
     """n snapshots of 64-bit tasks.
 

@@ -15,7 +15,6 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Final
 
 from perf_offcpu import losses
@@ -28,6 +27,7 @@ from perf_offcpu.objects.elf.functions import ElfFile, full_table_of, read_elf_s
 from perf_offcpu.objects.elf.image import ElfImage, open_elf
 from perf_offcpu.objects.elf.source import BytesSource, NotRegularError
 from perf_offcpu.objects.search import DELETED, Search, objects_by_build_id, objects_of_processes
+from perf_offcpu.structs import frozen
 
 _ACTING: Final = ("/dev/", "/proc/", "/sys/")
 _PSEUDO: Final = ("[", "//", "/memfd:", "/SYSV", "/[aio]", "/anon_hugepage", "anon_inode:", "/dev/zero")
@@ -35,7 +35,7 @@ _MAX_PATH: Final = 4096
 _JITTED: Final = re.compile(r"/jitted-\d+-\d+\.so$")  # perf's genelf.h: one file a function, made afterwards
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Found:
     """An object's functions, or the cause why there are none.
 

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from perf_offcpu.structs import frozen
 
 DEBUG_ROOTS: Final = ("/usr/lib/debug",)
 DELETED: Final = " (deleted)"
@@ -28,7 +29,7 @@ _MAX_PROCESSES: Final = 8
 _MAX_MAPS: Final = 1 << 24
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Search:
     """Where to look.
 

@@ -24,13 +24,13 @@ function with a size is not a function and never wins.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, column
+from perf_offcpu.structs import mutable
 
 NO_ADDRESS: Final = np.uint64(2**64 - 1)
 """Stands for "no address here"; no symbol covers it."""
@@ -43,7 +43,7 @@ _USUAL_NAME: Final = 256
 _STEP: Final = 1 << 20
 
 
-@dataclass(slots=True)
+@mutable
 class Symbols(Table):
     """Symbols as listed, before sorting and choosing."""
 

@@ -9,7 +9,7 @@ none of ours to read, raises.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -33,6 +33,7 @@ from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import MAX_EVENTS
+from perf_offcpu.structs import mutable
 
 MAX_IDS = 1 << 24
 MAX_FEATURE_SIZE = 256 << 20
@@ -40,7 +41,7 @@ MAX_FEATURE_SIZE = 256 << 20
 _SECTION_SIZE = SECTION.size()
 
 
-@dataclass(slots=True)
+@mutable
 class FileHead:
     """What the header says. For the pipe form, `events` and `features` arrive as records later."""
 

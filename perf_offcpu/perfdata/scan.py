@@ -9,7 +9,6 @@ record for the next piece.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from perf_offcpu.binary.gather import gather_structs
 from perf_offcpu.binary.layout import Buffer, Order
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.walk import HEADER_SIZE, Walk
+from perf_offcpu.structs import mutable
 
 __all__ = ["HEADER_SIZE", "MAX_TRACING_DATA", "Chunk", "Scanner"]
 
@@ -37,7 +37,7 @@ _Part = tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint16], NDArray
 """Places, types, miscs and sizes of consecutive records."""
 
 
-@dataclass(slots=True)
+@mutable
 class Chunk:
     """Consecutive records of a stream.
 

@@ -14,12 +14,12 @@ import select
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 from perf_offcpu.abi.file import MAGIC, MAGIC_SWAPPED, PIPE_HEADER_SIZE
 from perf_offcpu.errors import FormatError
 from perf_offcpu.perfdata.compressed import zstd_library
+from perf_offcpu.structs import mutable
 
 STDIN = "-"
 _IN_MEMORY = 64 << 20
@@ -29,7 +29,7 @@ MAX_RATIO = 1000
 """A packed recording that grows more than this (and beyond what is kept in memory) is none."""
 
 
-@dataclass(slots=True)
+@mutable
 class Source:
     """Something to read a recording from.
 

@@ -10,8 +10,6 @@ describe what was there before, have a trailer of zeros.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +20,7 @@ from perf_offcpu.binary.columnar import read_columns
 from perf_offcpu.binary.gather import gather_u64
 from perf_offcpu.perfdata.events import Events
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
+from perf_offcpu.structs import mutable
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
@@ -34,7 +33,7 @@ _U64 = 8
 _UNKNOWN = np.int32(-2)
 
 
-@dataclass(slots=True)
+@mutable
 class Trailers:
     """The trailers of n records.
 

@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perf_offcpu.analysis.options import Options
 from perf_offcpu.callpaths.calls import calls_of
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.structs import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FunctionRow:
     """A function, of all threads together; a mark such as "[truncated]" is one, too."""
 
@@ -24,7 +23,7 @@ class FunctionRow:
     """Weight of the samples that end in it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FunctionTable:
     """The functions, by what lies below them; they overlap, so their weights do not add up to the total."""
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,9 +12,10 @@ from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report.keys import column_of
 from perf_offcpu.report.totals import Total, heaviest, totals_of
+from perf_offcpu.structs import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GroupRow:
     """Samples that have the same values of some keys."""
 
@@ -26,7 +26,7 @@ class GroupRow:
     """ns of the weight between wake-up and running, as far as it was recorded."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GroupTable:
     """The groups of some keys, heaviest first."""
 

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from perf_offcpu.analysis.options import UNITS
 from perf_offcpu.report.summary import Summary
 from perf_offcpu.report.totals import Total
+from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 
 BOLD, DIM, RED, GREEN, RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[0m"
@@ -17,7 +17,7 @@ _RED_FROM, _GREEN_FROM = 5.0, 0.5
 NOT_KNOWN = "-"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Style:
     """How to print.
 

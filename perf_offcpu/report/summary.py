@@ -9,7 +9,7 @@ rounding is a matter of `report.terminal`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from perf_offcpu.report.groups import GroupTable, group_table
 from perf_offcpu.report.histogram import Histogram, histogram
 from perf_offcpu.report.thread_budgets import BudgetTable, budget_table
 from perf_offcpu.report.totals import Total, by_state, heaviest, largest_first, totals_of
+from perf_offcpu.structs import frozen
 
 _CAUSE_OF_FLAG = {
     SampleFlag.NO_USER_STACK: losses.NO_USER_STACK,
@@ -43,7 +44,7 @@ _CAUSE_OF_FLAG = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EventRow:
     """All samples of one event."""
 
@@ -53,7 +54,7 @@ class EventRow:
     total: Total
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ThreadRow:
     """A thread under one name; a thread that changed its comm has several."""
 
@@ -64,7 +65,7 @@ class ThreadRow:
     beside: Total
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StackRow:
     """A stack of one comm, functions by name."""
 
@@ -82,7 +83,7 @@ class StackRow:
     """Samples of it that were not over when the recording ended."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Summary:
     """The report. Rows are sorted by weight, heaviest first; lists may be cut, `total` never is."""
 
@@ -114,7 +115,7 @@ class Summary:
     """Properties of the subject's samples that are no losses → number of samples."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limits:
     """Most rows of each list; None for all."""
 

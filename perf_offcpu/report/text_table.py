@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from perf_offcpu.structs import frozen
 
 _GAP = "  "
 _ELLIPSIS = "…"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Column:
     """One column.
 

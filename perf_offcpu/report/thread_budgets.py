@@ -17,6 +17,7 @@ from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget
 from perf_offcpu.report.totals import by_state, heaviest
+from perf_offcpu.structs import frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class BudgetRow:
     """Negative where waits reach beyond what is known of the thread's life."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BudgetTable:
     """The threads, those that waited longest first."""
 

@@ -15,7 +15,7 @@ formatted a block of samples at a time and joined by C code; stacks come from `f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import IO
 
 import numpy as np
@@ -28,12 +28,13 @@ from perf_offcpu.script.cells import UNKNOWN_VALUE, format_distinct, format_time
 from perf_offcpu.script.fields import EVENT_TYPES, FRAME_FIELDS, OWN_FIELDS, FieldChoice
 from perf_offcpu.script.frames import FrameTexts
 from perf_offcpu.script.waits import WaitTexts
+from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 
 _BLOCK = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TextOptions:
     """How to print samples."""
 

@@ -8,8 +8,6 @@ address spaces, so the unit is a pair (address space, callchain).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perf_offcpu.abi.records import CpuMode
@@ -17,6 +15,7 @@ from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.model.callchains import Ragged, offsets_of
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool, Table, column
 from perf_offcpu.model.mappings import KERNEL_SPACE
+from perf_offcpu.structs import mutable
 
 _MODE_OF_MARKER = {
     CallchainContext.HV: CpuMode.HYPERVISOR,
@@ -28,7 +27,7 @@ _MODE_OF_MARKER = {
 }
 
 
-@dataclass(slots=True)
+@mutable
 class Locations(Table):
     """The distinct code addresses of a recording."""
 

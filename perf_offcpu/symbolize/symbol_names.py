@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perf_offcpu.model.columns import I32, U32, U64, Table, column
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.symtab import SymbolTable
+from perf_offcpu.structs import mutable
 
 
-@dataclass(slots=True)
+@mutable
 class SymbolNames(Table):
     """The names of n addresses, in the order of the addresses."""
 
@@ -24,7 +23,7 @@ class SymbolNames(Table):
     line: I32 = column("i4", sentinel=0, doc="source line; 0 unknown")
 
 
-@dataclass(slots=True)
+@mutable
 class InlinedFunctions(Table):
     """Functions inlined at some of n addresses, sorted by (address, innermost first)."""
 

@@ -10,8 +10,6 @@ thousand addresses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perf_offcpu import losses
@@ -28,6 +26,7 @@ from perf_offcpu.model.recording import Recording, SampleColumns, Samples, Space
 from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.search import Search
+from perf_offcpu.structs import frozen
 from perf_offcpu.symbolize.demangle import demangle
 from perf_offcpu.symbolize.frames import build_frames, expand
 from perf_offcpu.symbolize.kernel.files import KernelSources
@@ -41,7 +40,7 @@ COOKIE = "(cookie)"
 """Symbol shown for the cookie of a deferred user callchain, as perf script prints it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SymbolizeOptions:
     """Options of symbolization.
 

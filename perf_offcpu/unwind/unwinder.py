@@ -10,7 +10,7 @@ callchain the kernel's part stays; the user's part, the kernel's walk along fram
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 import numpy as np
@@ -30,6 +30,7 @@ from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.objects.perf_map import PerfMaps
 from perf_offcpu.objects.search import Search
+from perf_offcpu.structs import mutable
 from perf_offcpu.unwind.lookup import CfiLookup
 from perf_offcpu.unwind.state import End
 from perf_offcpu.unwind.step import MAX_GENERAL, MORE_GENERAL, walk_up
@@ -54,7 +55,7 @@ _FLAG_OF_END: Final = {
 _SETTLED: Final = SampleFlag.TRUNCATED | SampleFlag.NO_USER_STACK
 
 
-@dataclass(slots=True)
+@mutable
 class Unwound:
     """User callchains of n snapshots: addresses leaf first, and how each walk ended (`End`)."""
 

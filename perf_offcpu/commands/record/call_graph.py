@@ -12,10 +12,10 @@ import platform
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from perf_offcpu.errors import UsageError
+from perf_offcpu.structs import frozen
 
 if TYPE_CHECKING:
     from perf_offcpu.collect.targets import Target
@@ -27,7 +27,7 @@ _MAX_FILES: Final = 64
 _MAX_PIDS: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CallGraph:
     """How user stacks are taken.
 

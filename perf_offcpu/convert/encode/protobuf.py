@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.model.columns import I64, U8, U64, Bool
+from perf_offcpu.structs import frozen
 
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2
 _KEPT_CONSTANTS = 256
 """They take no room: all rows are one. Blocks of one size need the same ones."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Part:
     """The next bytes of each of n strings.
 
@@ -45,7 +45,7 @@ class _Part:
         return _Part(self.data[rows], self.used[rows], lengths)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rows:
     """n byte strings, as parts side by side: they are put together once, by `flat`."""
 

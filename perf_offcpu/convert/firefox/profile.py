@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TextIO
 
@@ -35,6 +34,7 @@ from perf_offcpu.convert.firefox.shared import CATEGORIES, SharedTables
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version
+from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 
 PROCESSED_VERSION, GECKO_VERSION = 70, 36
@@ -54,7 +54,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
     out.writelines(_Writer(profile, options).parts())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Thread:
     """A thread of the file: some samples of a track.
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from perf_offcpu.callpaths.waker_paths import paths_with_wakers
 from perf_offcpu.convert.firefox.json_tables import StringArray, array_items, table
 from perf_offcpu.model.columns import I64, U32, Bool
 from perf_offcpu.model.profile import Frames, Profile
+from perf_offcpu.structs import mutable
 from perf_offcpu.text import printable
 
 _COLOURS = {WaitClass.OTHER.label: WaitClass.OTHER.row.colour, "user": "yellow", "kernel": "orange"}
@@ -50,7 +50,7 @@ _MOST_ADDRESS = 2**31
 """Addresses may be read into an Int32Array; -1 says that there is none."""
 
 
-@dataclass(slots=True)
+@mutable
 class Ends:
     """Where the stacks of n samples end, in a tree and in the table of stacks made of it.
 

@@ -11,7 +11,7 @@ Files are read with pread, not mapped: one that is cut short meanwhile gives sho
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 import numpy as np
@@ -21,6 +21,7 @@ from perf_offcpu.binary.gather import Rows, gather_rows
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.model.growing import GrowingArray
 from perf_offcpu.model.snapshots import Stacks
+from perf_offcpu.structs import mutable
 
 _GAP: Final = 1 << 14
 """Bytes between two stacks that are read along: a call costs more than they do."""
@@ -111,7 +112,7 @@ class StackPlaces:
         return Stacks(np.append(found, np.uint64(0)), offsets[:-1], words)
 
 
-@dataclass(slots=True)
+@mutable
 class _Spans:
     """Parts of a file that are read at once, and where in the room: neighbours, each at a multiple of 8."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from perf_offcpu.decode.switches.table import Switches, What
 from perf_offcpu.model.columns import I32, I64
 from perf_offcpu.model.recording import Tasks
+from perf_offcpu.structs import mutable
 
 I8 = NDArray[np.int8]
 
@@ -40,7 +40,7 @@ IS_OUT = np.array([kind in (Kind.OUT, Kind.OUT_RECORD) for kind in [*Kind, NONE]
 IS_IN = np.array([kind in (Kind.IN, Kind.IN_RECORD) for kind in [*Kind, NONE]])
 
 
-@dataclass(slots=True)
+@mutable
 class History:
     """n events of threads, sorted by (tid, time, kind); `row` is that of Switches, -1 of BORN and EXIT."""
 
@@ -100,7 +100,7 @@ def _by_thread(rows: I64, tid: I32, time_ns: I64) -> I64:
     return rows
 
 
-@dataclass(slots=True)
+@mutable
 class Edges:
     """The places of a history where threads begin or cease to run, each switch once.
 

@@ -9,7 +9,7 @@ any address has one answer. Versions are cheap where nothing is replaced: then t
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from perf_offcpu.decode.tasks.map_runs import MapRuns
 from perf_offcpu.model.callchains import offsets_of, spread
 from perf_offcpu.model.columns import I32, I64
 from perf_offcpu.model.recording import Maps, Spaces
+from perf_offcpu.structs import mutable
 
 KERNEL_SPACE = -1
 UNKNOWN_SPACE = -1
@@ -48,7 +49,7 @@ class Mapping(NamedTuple):
         return self.dso == other.dso and self.pgoff - self.start == other.pgoff - other.start
 
 
-@dataclass(slots=True)
+@mutable
 class _Space:
     """One version of an address space: mappings by start, not overlapping."""
 

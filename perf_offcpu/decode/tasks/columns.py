@@ -8,8 +8,6 @@ in front are read as columns, and of those that are alike behind, one record is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,6 +24,7 @@ from perf_offcpu.perfdata.events import Events
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.perfdata.side_records import SideRecord
 from perf_offcpu.perfdata.trailers import NO_TIME, read_trailers
+from perf_offcpu.structs import mutable
 
 _OWN_FIELDS: dict[int, int] = {
     RecordType.COMM: 2,
@@ -44,7 +43,7 @@ _OWN = {
 _LAST_TIME = np.uint64(2**63 - 1)
 
 
-@dataclass(slots=True)
+@mutable
 class TaskRecords:
     """n records of one type, in file order.
 

@@ -9,14 +9,13 @@ a million.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perf_offcpu.model.columns import I32, I64, U64, Bool, Table, column
+from perf_offcpu.structs import mutable
 
 
-@dataclass(slots=True)
+@mutable
 class MapEvents(Table):
     """Mappings as they happen."""
 
@@ -29,7 +28,7 @@ class MapEvents(Table):
     dso: I32 = column("i4", doc="row in dsos")
 
 
-@dataclass(slots=True)
+@mutable
 class MapRuns:
     """Mappings run by run.
 

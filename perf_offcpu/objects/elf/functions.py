@@ -21,7 +21,6 @@ from __future__ import annotations
 import lzma
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -36,6 +35,7 @@ from perf_offcpu.objects.elf.plt import plt_symbols
 from perf_offcpu.objects.elf.source import BytesSource
 from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable, alias_rank, join
+from perf_offcpu.structs import frozen
 
 MAX_SYMBOLS: Final = 1 << 23
 """Rows of one symbol table that are read; the largest programs have some two million."""
@@ -46,7 +46,7 @@ _MAX_SEGMENTS: Final = 64
 _PAGE: Final = np.uint64(4096)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ElfFile:
     """What naming addresses takes of one file.
 

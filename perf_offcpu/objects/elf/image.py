@@ -12,7 +12,6 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -24,6 +23,7 @@ from perf_offcpu.binary.layout import Layout, Order
 from perf_offcpu.errors import FormatError, LayoutError
 from perf_offcpu.model.columns import U64, Table, column
 from perf_offcpu.objects.elf.source import FileSource, Source, open_regular
+from perf_offcpu.structs import frozen, mutable
 
 MAX_HEADERS: Final = 1 << 17
 """Sections or segments: real files have at most a few ten thousand."""
@@ -35,7 +35,7 @@ _MAX_SECTION_NAME: Final = 128
 _MAX_SECTION_NAMES: Final = 1 << 24
 
 
-@dataclass(slots=True)
+@mutable
 class Segments(Table):
     """The PT_LOAD program headers, in file order: which file bytes lie at which addresses."""
 
@@ -46,7 +46,7 @@ class Segments(Table):
     flags: U64 = column("u8", doc="p_flags")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Section:
     """One section header, numbers as in the file."""
 

@@ -13,7 +13,6 @@ same. What remains of .plt (the stub that calls the dynamic linker, and lazy hal
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -22,6 +21,7 @@ from perf_offcpu.abi import elf
 from perf_offcpu.model.columns import I64, U8, U64, distinct, is_among
 from perf_offcpu.objects.elf.image import ElfImage, Section
 from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols
+from perf_offcpu.structs import frozen
 
 _PREFIXES: Final = (b"", b"\xf2", b"\xf3\x0f\x1e\xfa", b"\xf3\x0f\x1e\xfa\xf2")
 _JUMP: Final = b"\xff\x25"
@@ -30,7 +30,7 @@ _MAX_STUBS: Final = 1 << 16
 _MAX_NAME: Final = 1 << 12
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Stubs:
     """The entries of one PLT section that jump through a slot: their addresses, the slots', bytes each."""
 

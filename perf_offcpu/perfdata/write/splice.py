@@ -8,7 +8,7 @@ not change, and what this project does not know stays as it was.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from perf_offcpu.binary.gather import ragged_offsets
 from perf_offcpu.binary.layout import Field, Int, Order
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
+from perf_offcpu.structs import mutable
 
 Bool = NDArray[np.bool_]
 I64 = NDArray[np.int64]
@@ -30,7 +31,7 @@ _WORD = 8
 _HALF_OF = {name: RECORD_HEADER.offset(name) // 2 for name in ("misc", "size")}
 
 
-@dataclass(slots=True)
+@mutable
 class Records:
     """n whole records, back to back.
 
@@ -80,7 +81,7 @@ def ranges(starts: I64, counts: I64) -> I64:
     return np.repeat(starts - offsets[:-1], counts) + np.arange(offsets[-1])
 
 
-@dataclass(slots=True)
+@mutable
 class Cut:
     """What of n samples makes room for a callchain; all int64[n], multiples of 8 in `chunk.data`.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 import numpy as np
@@ -25,12 +25,13 @@ from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError, UsageError
 from perf_offcpu.objects.elf.functions import ElfFile, elf_build_id, load_elf_symbols
 from perf_offcpu.objects.search import Search, by_build_id, debug_by_build_id
+from perf_offcpu.structs import frozen
 from perf_offcpu.symbolize.kernel.kallsyms import LIVE, Kallsyms, load_kallsyms
 
 _MAX_RELEASE: Final = 128
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KernelSources:
     """What the user says of the kernel's symbols.
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -28,6 +27,7 @@ from perf_offcpu.binary.gather import gather_u64
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool
 from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable, alias_rank, page_behind
+from perf_offcpu.structs import frozen
 
 LIVE: Final = "/proc/kallsyms"
 MAX_BYTES: Final = 1 << 28
@@ -43,7 +43,7 @@ _EVERY_OTHER: Final = {
 """Every other nibble, byte and half word, by how far the others are shifted to them."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Kallsyms:
     """Kernel functions by address.
 
@@ -105,7 +105,7 @@ class Kallsyms:
         return None if now is None or not recorded else now - recorded
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Lines:
     """The sound lines: offsets in the text, and their parts."""
 

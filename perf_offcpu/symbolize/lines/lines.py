@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +29,7 @@ from perf_offcpu.model.columns import U64
 from perf_offcpu.objects.debug_files import open_debug
 from perf_offcpu.objects.elf.image import ElfImage, open_elf
 from perf_offcpu.objects.search import Search
+from perf_offcpu.structs import frozen
 from perf_offcpu.symbolize.lines.symcache import Calls, Symcache
 
 KIND: Final = "lines9"
@@ -57,7 +57,7 @@ class NoLines(Exception):
         super().__init__(cause.text if cause else "")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lines:
     """The source lines of one object.
 

@@ -13,7 +13,6 @@ machine that made it, here always little-endian u32, and 0xffffffff is "none".
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +22,7 @@ from perf_offcpu.binary.layout import BYTE, U32, Field, Layout
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import I32, I64, U64, Table, column
 from perf_offcpu.model.columns import U32 as U32Array
+from perf_offcpu.structs import mutable
 
 VERSION: Final = 9
 MAX_DEPTH: Final = 256
@@ -65,7 +65,7 @@ _LOCATION: Final = Layout(
 )
 
 
-@dataclass(slots=True)
+@mutable
 class Calls(Table):
     """What stands at n addresses, by (row, depth): the innermost function first."""
 

@@ -9,7 +9,7 @@ read for all of them at once.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from perf_offcpu.binary.gather import gather
 from perf_offcpu.binary.layout import S32, S64, U16, U32, U64, Int
 from perf_offcpu.model import columns as model
 from perf_offcpu.model.columns import I32, I64, U8, Bool, Table, column, distinct
+from perf_offcpu.structs import mutable
 from perf_offcpu.unwind.cfi.leb128 import leb128, read_leb128
 
 PADDING: Final = 32
@@ -38,7 +39,7 @@ _FORMS: Final[dict[int, Int]] = {
 }
 
 
-@dataclass(slots=True)
+@mutable
 class Section:
     """The bytes of a section of call frame information.
 
@@ -60,7 +61,7 @@ class Section:
         return cls(np.frombuffer(content + bytes(PADDING), np.uint8), len(content), address, is_eh)
 
 
-@dataclass(slots=True)
+@mutable
 class Cies(Table):
     """Common information entries that can be used."""
 
@@ -75,7 +76,7 @@ class Cies(Table):
     end: I64 = column("i8", doc="offset behind them")
 
 
-@dataclass(slots=True)
+@mutable
 class Fdes(Table):
     """Frame description entries, sorted by start and not overlapping."""
 
@@ -86,7 +87,7 @@ class Fdes(Table):
     stop: I64 = column("i8", doc="offset behind them")
 
 
-@dataclass(slots=True)
+@mutable
 class _Walk:
     """Where entries lie."""
 

@@ -11,7 +11,6 @@ Source: DWARF 5, 2.5.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from perf_offcpu.abi.cfi import Op
 from perf_offcpu.binary.layout import Int
 from perf_offcpu.model.columns import I64, U64, Bool
+from perf_offcpu.structs import mutable
 from perf_offcpu.unwind.cfi.leb128 import leb128
 
 MAX_STACK: Final = 32
@@ -68,7 +68,7 @@ def evaluate(code: bytes, lanes: int, register: RegisterReader, read: Reader, fi
         raise CannotEvaluateError from None
 
 
-@dataclass(slots=True)
+@mutable
 class Value:
     """Values of n frames, and in which of them they are known."""
 

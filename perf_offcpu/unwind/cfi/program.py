@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -30,6 +29,7 @@ from perf_offcpu.binary.layout import U8 as BYTE
 from perf_offcpu.binary.layout import U16, U32, U64
 from perf_offcpu.model import columns as model
 from perf_offcpu.model.columns import I32, I64, distinct
+from perf_offcpu.structs import mutable
 from perf_offcpu.unwind.cfi.entries import Cies, Fdes, Section
 from perf_offcpu.unwind.cfi.leb128 import read_leb128
 
@@ -61,7 +61,7 @@ class Kind(enum.IntEnum):
     INVALID = 7
 
 
-@dataclass(slots=True)
+@mutable
 class Rows:
     """Rules by address.
 

@@ -8,7 +8,7 @@ number, and each set is kept once. Addresses are the file's own (as p_vaddr and 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 import numpy as np
@@ -20,6 +20,7 @@ from perf_offcpu.model import columns as model
 from perf_offcpu.model.columns import I32, I64, distinct
 from perf_offcpu.objects.elf import image as elf_image
 from perf_offcpu.objects.elf.image import ElfImage
+from perf_offcpu.structs import mutable
 from perf_offcpu.unwind.cfi.entries import Section, read_entries
 from perf_offcpu.unwind.cfi.program import Kind, run_programs
 
@@ -35,7 +36,7 @@ def _words() -> model.U64:
     return np.empty(0, np.uint64)
 
 
-@dataclass(slots=True)
+@mutable
 class CfiTable:
     """Rules by address.
 
