@@ -28,7 +28,7 @@ from builders.elf import STRTAB, SYMTAB, ElfBuilder, Load, Sec  # noqa: E402
 
 from perf_offcpu.cache import DiskCache  # noqa: E402
 from perf_offcpu.model.strings import Strings  # noqa: E402
-from perf_offcpu.objects.elf.functions import ElfFile, load_elf_symbols  # noqa: E402
+from perf_offcpu.objects.elf.functions import ElfFile, file_offset_to_vaddr, load_elf_symbols  # noqa: E402
 from perf_offcpu.objects.files import find_object  # noqa: E402
 from perf_offcpu.symbolize.demangle import Demangler  # noqa: E402
 from perf_offcpu.symbolize.kernel.kallsyms import load_kallsyms, parse_kallsyms  # noqa: E402
@@ -135,7 +135,7 @@ def measure_names(elf: ElfFile) -> None:
     ]
 
     def work() -> int:
-        places = elf.file_offset_to_vaddr(addresses)
+        places = file_offset_to_vaddr(elf.loads, addresses)
         return len(symbols_and_offsets(elf.symbols, elf.symbols.lookup(places), places, Strings())[0])
 
     seconds, count = best(work, runs=3)

@@ -6,10 +6,11 @@
     perf script -i perf.data -s scripts/offcpu.py -- --flamegraph OUT  any format of `perf-offcpu convert`
     python3 scripts/offcpu.py -i perf.data                             the same without perf
 
-perf embeds a Python of its own, which sees no virtual environment: there numpy must be installed for that
-Python. Packages of the checkout's .venv are used where they were made for the same version.
+perf embeds a Python of its own, which sees no virtual environment: numpy and pyelftools must be installed for
+that Python. Packages of the checkout's .venv are used if they were made for the same version.
 """
 
+import importlib.util
 import os
 import sys
 
@@ -21,7 +22,7 @@ def _find_packages() -> None:
     root = os.path.dirname(here)
     if os.path.isdir(os.path.join(root, "perf_offcpu")):
         sys.path.insert(0, root)
-    # Behind what this Python has itself: only what is missing is taken from there.
+    # After the packages of this Python itself: only missing ones are taken from there.
     sys.path += [
         path
         for prefix in (os.path.join(root, ".venv"), root, os.path.dirname(root))
@@ -37,11 +38,13 @@ _find_packages()
 try:
     import numpy  # noqa: F401  to say which package is missing, before anything else fails for it
 
+    if importlib.util.find_spec("elftools") is None:  # imported later, for files that are not in the cache
+        raise ImportError(name="elftools")
     from perf_offcpu import perf_script
 except ImportError as problem:
     sys.exit(
         f"offcpu.py: Python {sys.version_info.major}.{sys.version_info.minor} of this perf cannot import "
-        f"{problem.name}: install it for that Python (Debian: apt install python3-numpy)"
+        f"{problem.name}: install it for that Python (Debian: apt install python3-numpy python3-pyelftools)"
     )
 
 if _is_inside_perf():

@@ -70,8 +70,10 @@ needs() {
     has_command man || echo "man-db|to see that it finds the man pages"
     has_command asciidoctor || echo "asciidoctor|for the man pages"
     has_command zsh || echo "zsh|to try completion in it"
-    system_python_finds numpy ||
-        echo "python3-numpy|for scripts/offcpu.py inside perf's own Python"
+    for module in numpy:numpy elftools:pyelftools; do
+        system_python_finds "${module%:*}" ||
+            echo "python3-${module#*:}|for scripts/offcpu.py inside perf's own Python"
+    done
 }
 
 # larger: what a few tests need, in the same form; 50 MB to 300 MB each. .ci/run installs it; scripts/test alone

@@ -15,7 +15,7 @@ recorded ones.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import field
 from typing import Final, Protocol
@@ -30,7 +30,7 @@ from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects import vdso
 from perf_offcpu.objects.debug_files import open_debug
 from perf_offcpu.objects.elf.image import ElfImage
-from perf_offcpu.objects.elf.source import FileSource, open_regular
+from perf_offcpu.objects.elf.source import Source, open_regular
 from perf_offcpu.objects.files import Refused, open_object, refusal
 from perf_offcpu.objects.origin import pids_of_dso, recorded_until
 from perf_offcpu.objects.perf_map import is_jit_memory, perf_map_paths
@@ -173,13 +173,13 @@ class SymbolSaver:
             self._link(build_id, directory)
 
     def _put(self, name: str, image: ElfImage) -> None:
-        self._add(name, image.size, _blocks(image.read_raw, image.size))
+        self._add(name, image.source.size, _blocks(image.source))
 
     def _copy(self, name: str, path: str) -> None:
         fd = open_regular(path)
         try:
-            source = FileSource(fd)
-            self._add(name, source.size, _blocks(source.read, source.size))
+            source = Source(path, fd)
+            self._add(name, source.size, _blocks(source))
         finally:
             os.close(fd)
 
@@ -201,10 +201,11 @@ def _relative(path: str) -> str:
     return f"other/{os.path.basename(path) or 'object'}".replace("..", "__")
 
 
-def _blocks(read: Callable[[int, int], bytes], size: int) -> Iterator[bytes]:
-    """The first `size` bytes of something, zeros where it has become shorter."""
+def _blocks(source: Source) -> Iterator[bytes]:
+    """Yield the bytes of a source, zeros where it has become shorter."""
     at = 0
-    while at < size:
-        block = read(at, min(_BLOCK, size - at)) or bytes(min(_BLOCK, size - at))
+    while at < source.size:
+        size = min(_BLOCK, source.size - at)
+        block = source.read(at, size) or bytes(size)
         yield block
         at += len(block)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening the right file: the object that was mapped, and the separate debug file that belongs to it.
+"""Find the separate debug file of an object.
 
-A debug file belongs to an object if both have the same build-id; without build-ids, if it is the one that
-the object's .gnu_debuglink names and its CRC is the one noted there. Nothing else is believed.
+A debug file belongs to an object if both have the same build-id; without build-ids, if the .gnu_debuglink of
+the object names it and holds its CRC. No other file is accepted.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Final
 
-from perf_offcpu.abi import elf
-from perf_offcpu.errors import FormatError, LayoutError
+from perf_offcpu.errors import FormatError
 from perf_offcpu.objects.elf.image import ElfImage, open_elf
 from perf_offcpu.objects.search import Search, debug_by_build_id, debug_by_link, debug_by_path
 
@@ -22,7 +21,7 @@ _CRC_BLOCK: Final = 1 << 20
 
 
 def open_debug(image: ElfImage, search: Search, wanted: bytes, stack: ExitStack) -> ElfImage | None:
-    """The debug file of an object, open for the life of `stack`; damaged and foreign ones are passed over.
+    """Open the debug file of an object for the life of `stack`; skip damaged files and those of others.
 
     Args:
         image: the object.
@@ -32,8 +31,8 @@ def open_debug(image: ElfImage, search: Search, wanted: bytes, stack: ExitStack)
     for path, by_crc in _candidates(image, link, search):
         try:
             with ExitStack() as attempt:
-                debug = attempt.enter_context(open_elf(path))
-                if _holds(debug, wanted) and _belongs(debug, image, crc if by_crc else None):
+                debug = attempt.enter_context(open_elf(path, image.cache))
+                if debug.holds(wanted) and _belongs(debug, image, crc if by_crc else None):
                     stack.enter_context(attempt.pop_all())
                     return debug
         except (OSError, FormatError):
@@ -42,7 +41,7 @@ def open_debug(image: ElfImage, search: Search, wanted: bytes, stack: ExitStack)
 
 
 def _candidates(image: ElfImage, link: str, search: Search) -> Iterator[tuple[str, bool]]:
-    """Paths, and whether a CRC may vouch for the file."""
+    """Yield paths, each with whether the CRC may vouch for the file."""
     for path in debug_by_build_id(image.build_id, search):
         yield path, False
     for path in debug_by_link(image.path, link, search):
@@ -50,11 +49,6 @@ def _candidates(image: ElfImage, link: str, search: Search) -> Iterator[tuple[st
     if image.build_id:
         for path in debug_by_path(image.path, search):
             yield path, False
-
-
-def _holds(image: ElfImage, name: bytes) -> bool:
-    section = image.section_named(name)
-    return section is not None and section.type != elf.SectionType.NOBITS
 
 
 def _belongs(debug: ElfImage, image: ElfImage, crc: int | None) -> bool:
@@ -66,22 +60,25 @@ def _belongs(debug: ElfImage, image: ElfImage, crc: int | None) -> bool:
 
 
 def debug_link(image: ElfImage) -> tuple[str, int]:
-    """The file name and the CRC in .gnu_debuglink; ("", 0) without a sound one."""
+    """Return the file name and the CRC in .gnu_debuglink; ("", 0) without a sound one."""
     section = image.section_named(b".gnu_debuglink")
     if section is None or section.size > _MAX_LINK:
         return "", 0
     try:
         data = image.content(section)
-        name = data.partition(b"\0")[0]
-        crc = elf.DEBUGLINK_CRC.unpack(data, image.order, start=len(name) + 4 - len(name) % 4)
-    except (FormatError, LayoutError):
+    except FormatError:
         return "", 0
-    return name.decode("utf-8", "replace"), crc["crc"]
+    name = data.partition(b"\0")[0]
+    crc_at = len(name) + 4 - len(name) % 4  # after the NUL, 4-byte aligned
+    crc = data[crc_at : crc_at + 4]
+    if len(crc) < 4:
+        return "", 0
+    return name.decode("utf-8", "replace"), int.from_bytes(crc, "little" if image.order == "<" else "big")
 
 
 def file_crc(image: ElfImage) -> int:
-    """The CRC-32 of a whole file, as debuglinks have it (zlib's)."""
+    """Return the CRC-32 of a whole file, as debuglinks hold it (zlib's)."""
     crc, at = 0, 0
-    while block := image.read_raw(at, _CRC_BLOCK):
+    while block := image.source.read(at, _CRC_BLOCK):
         crc, at = zlib.crc32(block, crc), at + len(block)
     return crc

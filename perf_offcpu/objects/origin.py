@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where and when a recording was made: on this kernel, until when, with which processes.
+"""Tell where and when a recording was made: on which kernel, until when, with which processes.
 
-Files of this machine name addresses of a recording only if they were the ones that were mapped. These
+Files of this machine name addresses of a recording only if they are the files that were mapped then. These
 functions answer the questions that decide it.
 """
 
@@ -10,23 +10,11 @@ from __future__ import annotations
 import os
 from typing import Final
 
-import numpy as np
-
+from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.model.columns import distinct
 from perf_offcpu.model.recording import Meta, Recording
-from perf_offcpu.objects.elf.image import find_build_id
 
-NOTES: Final = "/sys/kernel/notes"
 _ALLOWANCE_NS: Final = 2 * 10**9
-
-
-def kernel_build_id(path: str = NOTES) -> bytes:
-    """Return the running kernel's build-id, b"" if the kernel does not show one."""
-    try:
-        with open(path, "rb") as file:
-            return find_build_id(file.read(1 << 16), "<" if np.little_endian else ">")
-    except OSError:
-        return b""
 
 
 def is_running_kernel(meta: Meta) -> bool:

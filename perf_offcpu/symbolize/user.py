@@ -17,7 +17,7 @@ from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects import vdso
-from perf_offcpu.objects.elf.functions import ElfFile
+from perf_offcpu.objects.elf.functions import ElfFile, file_offset_to_vaddr
 from perf_offcpu.objects.files import Found, find_object
 from perf_offcpu.objects.origin import is_running_kernel, pids_of_dso, recorded_until
 from perf_offcpu.objects.perf_map import PerfMaps, is_jit_memory, read_jit_name
@@ -74,7 +74,7 @@ class UserNames:
         return names
 
     def _by_file(self, elf: ElfFile, rows: I64, file_offsets: U64, names: SymbolNames) -> None:
-        addresses = elf.file_offset_to_vaddr(file_offsets)
+        addresses = file_offset_to_vaddr(elf.loads, file_offsets)
         found = elf.symbols.lookup(addresses)
         names.address[rows] = addresses
         symbols, offsets = symbols_and_offsets(elf.symbols, found, addresses, self.strings)

@@ -8,7 +8,7 @@ an address leads is remembered: stacks go through the same few thousand addresse
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -37,16 +37,11 @@ _NO_KEY: Final = np.uint64(2**64 - 1)
 TableOf = Callable[[int], "FileTable | None"]
 
 
-class FileTable:
-    """The table of one mapped object.
+class FileTable(NamedTuple):
+    """The frame rules of one mapped object, and the function that takes file offsets to its addresses."""
 
-    Args:
-        table: its rules, by addresses as in the file.
-        to_file: gives the file's addresses of file offsets.
-    """
-
-    def __init__(self, table: CfiTable, to_file: Callable[[U64], U64]) -> None:
-        self.table, self.to_file = table, to_file
+    table: CfiTable
+    to_vaddr: Callable[[U64], U64]
 
 
 class Rules:
@@ -179,5 +174,5 @@ class CfiLookup:
         if entry is None:
             return np.full(len(offsets), NO_CFI, np.int32)
         table, base = entry
-        rule = table.table.lookup(table.to_file(offsets))
+        rule = table.table.lookup(table.to_vaddr(offsets))
         return np.where(rule == NO_RULES, NO_CFI, rule + base).astype(np.int32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -20,12 +21,11 @@ from perf_offcpu.errors import FormatError
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects import vdso
 from perf_offcpu.objects.debug_files import open_debug
-from perf_offcpu.objects.elf.functions import ElfFile
+from perf_offcpu.objects.elf.functions import file_offset_to_vaddr
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.files import Refused, open_object
 from perf_offcpu.objects.origin import is_running_kernel, pids_of_dso, recorded_until
 from perf_offcpu.objects.search import Search
-from perf_offcpu.objects.symtab import SymbolTable, join
 from perf_offcpu.unwind.cfi.entries import Section
 from perf_offcpu.unwind.cfi.table import NO_RULES, CfiTable, build_table, frame_sections
 from perf_offcpu.unwind.lookup import FileTable
@@ -63,7 +63,9 @@ class FrameTables:
         try:
             with ExitStack() as stack:
                 image = open_object(
-                    name, build_id, self.search, pids, stack, changed_after_ns=self._recorded_ns
+                    *(name, build_id, self.search, pids, stack),
+                    changed_after_ns=self._recorded_ns,
+                    cache=self.cache,
                 )
                 return self._of_image(image, stack)
         except (OSError, FormatError, Refused):
@@ -73,15 +75,14 @@ class FrameTables:
         if image.machine != self.machine:
             return None
         debug = open_debug(image, self.search, b".debug_frame", stack)
-        nameless = SymbolTable(*join([]))
-        placed = ElfFile(image.path, image.build_id, image.machine, image.loads, nameless, False)
-        return FileTable(self._table(image, debug), placed.file_offset_to_vaddr)
+        return FileTable(self._table(image, debug), partial(file_offset_to_vaddr, image.loads))
 
     def _table(self, image: ElfImage, debug: ElfImage | None) -> CfiTable:
         registers = REGISTERS[self.machine]
-        if self.cache is None or not image.identity:
+        if self.cache is None:
             return build_table(_sections(image, debug), registers)
-        name = cache_name(KIND, image.build_id, image.identity, debug.identity if debug else ())
+        identity = debug.source.identity if debug else ()
+        name = cache_name(KIND, image.build_id, image.source.identity, identity)
         columns = self.cache.read(name)
         table = None if columns is None else table_from_columns(columns, registers)
         if table is None:

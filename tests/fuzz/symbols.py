@@ -30,13 +30,13 @@ from perf_offcpu.abi.elf import SectionType  # noqa: E402
 from perf_offcpu.cache import pack, unpack  # noqa: E402
 from perf_offcpu.errors import PerfOffcpuError  # noqa: E402
 from perf_offcpu.objects.debug_files import debug_link  # noqa: E402
-from perf_offcpu.objects.elf.functions import listed_symbols, read_elf_symbols  # noqa: E402
+from perf_offcpu.objects.elf.functions import file_offset_to_vaddr, listed_symbols, symbols_of  # noqa: E402
 from perf_offcpu.objects.elf.image import ElfImage  # noqa: E402
-from perf_offcpu.objects.elf.source import BytesSource  # noqa: E402
+from perf_offcpu.objects.elf.source import Source  # noqa: E402
 from perf_offcpu.objects.perf_map import parse_perf_map, read_jit_name  # noqa: E402
 from perf_offcpu.objects.symtab import SymbolTable  # noqa: E402
 from perf_offcpu.symbolize.kernel.kallsyms import parse_kallsyms  # noqa: E402
-from perf_offcpu.symbolize.kernel.modules import section_places  # noqa: E402
+from perf_offcpu.symbolize.kernel.modules import section_starts  # noqa: E402
 from perf_offcpu.symbolize.lines.symcache import Symcache  # noqa: E402
 
 ADDRESSES = np.array([0, 1, 0x1000, 0x1010, 0x401000, 2**47, 2**63, 2**64 - 1], np.uint64)
@@ -53,23 +53,23 @@ def look(table: SymbolTable) -> None:
 
 def read_elf(data: bytes) -> None:
     """An executable or shared object, its links and its segments."""
-    image = ElfImage(BytesSource(data), "fuzz")
+    image = ElfImage(Source("fuzz", data))
     debug_link(image)
     for name in (b".debug_str", b".note.gnu.build-id"):
         section = image.section_named(name)
         if section is not None:
-            image.unpacked(section)
-    elf = read_elf_symbols(image)
-    elf.file_offset_to_vaddr(ADDRESSES)
+            image.content(section)
+    elf = symbols_of(image)
+    file_offset_to_vaddr(elf.loads, ADDRESSES)
     look(elf.symbols)
 
 
 def read_module(data: bytes) -> None:
     """An unlinked object."""
-    image = ElfImage(BytesSource(data), "fuzz")
+    image = ElfImage(Source("fuzz", data))
     table = image.section_of_type(SectionType.SYMTAB)
     if table is not None:
-        look(SymbolTable(*listed_symbols(image, table, section_places(image))))
+        look(SymbolTable(*listed_symbols(image, table, section_starts(image))))
 
 
 def read_kallsyms(data: bytes) -> None:
@@ -135,7 +135,7 @@ def seeds() -> list[bytes]:
 
 
 def listed_symbols_of(data: bytes) -> tuple[object, bytes]:
-    image = ElfImage(BytesSource(data), "seed")
+    image = ElfImage(Source("seed", data))
     table = image.section_named(b".symtab")
     assert table is not None
     return listed_symbols(image, table)

@@ -25,7 +25,7 @@ LAYERS = (
     ("errors", "structs"),
     ("binary", "losses", "resources", "text"),
     ("abi", "cache"),
-    ("model",),
+    ("model", "build_ids"),
     ("perfdata",),
     ("decode", "collect"),
     ("inject",),
@@ -52,7 +52,11 @@ FORBIDDEN = {
 }
 
 # Each costs tens of milliseconds or more to import, so one place imports it, where it is used.
-SOLE_IMPORTERS = {"bcc": "collect/", "elftools": "symbolize/", "networkx": "convert/callgraph/graph.py"}
+SOLE_IMPORTERS = {
+    "bcc": "collect/",
+    "elftools": "objects/elf/headers.py",
+    "networkx": "convert/callgraph/graph.py",
+}
 SOLE_IMPORTERS |= {"pandas": "convert/dataframe.py", "polars": "convert/dataframe.py"}
 SOLE_IMPORTERS |= {"shtab": "commands/completion.py"}
 

@@ -23,7 +23,7 @@ from vm.kernels import Kernel, mirror
 
 SUITES = ("bookworm", "trixie", "sid")
 PACKAGES = (
-    *("python3", "python3-venv", "python3-bpfcc", "python3-numpy", "linux-perf"),
+    *("python3", "python3-venv", "python3-bpfcc", "python3-numpy", "python3-pyelftools", "linux-perf"),
     *("gcc", "g++", "libc6-dev", "binutils", "procps", "iproute2", "kmod", "ca-certificates"),
     *("gdb", "postgresql", "graphviz", "asciidoctor", "zsh"),
 )

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perf_offcpu.abi.records import KSYMBOL_TYPE_BPF, CpuMode, RecordType
-from perf_offcpu.collect.existing.build_ids import kernel_build_id, module_build_id
+from perf_offcpu.build_ids import kernel_build_id, module_build_id
 from perf_offcpu.collect.existing.records import KERNEL_PID, mmap2, synthesized
 
 KERNEL_DSO = b"[kernel.kallsyms]"

@@ -16,7 +16,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from perf_offcpu.abi.records import PROT_EXEC, CpuMode, Misc, RecordType
-from perf_offcpu.collect.existing.build_ids import BuildIdCache, build_id_of_memory
+from perf_offcpu.collect.existing.mapped_files import BuildIdCache, build_id_of_memory
 from perf_offcpu.collect.existing.records import mmap2, synthesized
 
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError)

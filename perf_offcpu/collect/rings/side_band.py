@@ -24,8 +24,8 @@ import sys
 
 from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.binary.layout import Buffer
+from perf_offcpu.build_ids import build_id_of
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.existing.build_ids import build_id_of
 from perf_offcpu.collect.existing.records import ZERO_TRAILER
 from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.errors import FileFullError

@@ -21,12 +21,15 @@ _RETYPES = (6, 16)
 """perf from here on makes samples of the raw off-cpu ones by itself."""
 _EMBEDS_UNTIL = (7, 3)
 """The last perf that runs Python scripts inside itself."""
+_SCRIPT_NEEDS = {"numpy": "numpy", "pyelftools": "elftools"}
+"""Package → module that scripts/offcpu.py needs."""
 
 
 def examine_reading() -> Iterator[Finding]:
     """What reading, naming and converting need."""
     for package, purpose in (
         ("numpy", ""),
+        ("pyelftools", "names of functions"),
         ("zstandard", "compressed recordings"),
         ("multi-demangle", "C++ names"),
     ):
@@ -66,12 +69,15 @@ def _python(version: tuple[int, int]) -> Finding:
     if library is None:
         advice = "run scripts/offcpu.py -i perf.data without perf"
         return Finding(PERF, part, State.LIMITED, "this perf was built without Python", advice)
-    if _has_numpy(library):
-        return Finding(PERF, part, State.WORKS, f"perf's Python is {library}, with numpy")
-    found = f"perf's Python is {library}, without numpy"
-    return Finding(
-        PERF, part, State.LIMITED, found, f"apt install python3-numpy, or numpy for Python {library}"
-    )
+    missing = [package for package, module in _SCRIPT_NEEDS.items() if not _has_module(library, module)]
+    if not missing:
+        return Finding(
+            PERF, part, State.WORKS, f"perf's Python is {library}, with {' and '.join(_SCRIPT_NEEDS)}"
+        )
+    found = f"perf's Python is {library}, without {' and '.join(missing)}"
+    debian = " ".join(f"python3-{package}" for package in missing)
+    advice = f"apt install {debian}, or {' and '.join(missing)} for Python {library}"
+    return Finding(PERF, part, State.LIMITED, found, advice)
 
 
 def embedded_python() -> str | None:
@@ -84,12 +90,12 @@ def embedded_python() -> str | None:
     return match[1] if match else None
 
 
-def _has_numpy(python: str) -> bool:
-    """Whether a system Python finds numpy, by asking its interpreter or, without one, where it would lie."""
+def _has_module(python: str, module: str) -> bool:
+    """Return whether a system Python finds a module: ask its interpreter or, without one, look for files."""
     if program := shutil.which(f"python{python}", path="/usr/bin:/usr/local/bin"):
-        return "yes" in _output(program, "-c", "import numpy; print('yes')")
-    places = ("/usr/lib/python3/dist-packages", f"/usr/local/lib/python{python}/dist-packages")
-    return any(Path(place, "numpy").is_dir() for place in places)
+        return "yes" in _output(program, "-c", f"import {module}; print('yes')")
+    directories = ("/usr/lib/python3/dist-packages", f"/usr/local/lib/python{python}/dist-packages")
+    return any(Path(directory, module).is_dir() for directory in directories)
 
 
 def _output(*command: str) -> str:

@@ -10,7 +10,7 @@ from importlib import metadata
 
 from perf_offcpu.errors import PerfOffcpuError
 
-PACKAGES = ("numpy", "zstandard", "multi-demangle")
+PACKAGES = ("numpy", "pyelftools", "zstandard", "multi-demangle")
 
 
 def surroundings() -> Iterator[tuple[str, str]]:

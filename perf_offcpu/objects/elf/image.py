@@ -1,54 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ELF file's headers, checked, and its sections' bytes on demand: the only reader of ELF here.
+"""An open ELF file: its headers, checked, and the bytes of its sections on demand.
 
-Everything in the file may lie. So: headers are tables read by numpy, never loops that the file could make
-long; each read is checked against the file's size and a ceiling; what does not fit is a FormatError. numpy
-is all it needs, so that names work inside perf's own Python as well. `elf_source` gives it the bytes.
+Everything in the file may be wrong. So headers are tables, read within bounds, and make no long loops; each
+read is checked against the file's size and a ceiling; whatever does not fit is a FormatError.
 """
 
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.abi import elf
-from perf_offcpu.binary.layout import Layout, Order
-from perf_offcpu.errors import FormatError, LayoutError
-from perf_offcpu.model.columns import U64, Table, column
-from perf_offcpu.objects.elf.source import FileSource, Source, open_regular
-from perf_offcpu.structs import frozen, mutable
+from perf_offcpu.abi.elf import SectionFlag, SectionType, SegmentFlag, SegmentType
+from perf_offcpu.binary.layout import Layout
+from perf_offcpu.cache import DiskCache
+from perf_offcpu.errors import FormatError
+from perf_offcpu.model.columns import Bool
+from perf_offcpu.objects.elf.headers import SEGMENT, Rows, read_headers, structs_of
+from perf_offcpu.objects.elf.source import MAX_SECTION, Source, open_regular
+from perf_offcpu.objects.uncompress import uncompress
+from perf_offcpu.structs import frozen
 
-MAX_HEADERS: Final = 1 << 17
-"""Sections or segments: real files have at most a few ten thousand."""
-MAX_SECTION: Final = 1 << 30
-"""Bytes of one section that are read: symbol and string tables of the largest programs have some 100 MB."""
-_MAX_NOTES: Final = 1 << 16
-_MAX_BUILD_ID: Final = 64
 _MAX_SECTION_NAME: Final = 128
-_MAX_SECTION_NAMES: Final = 1 << 24
-
-
-@mutable
-class Segments(Table):
-    """The PT_LOAD program headers, in file order: which file bytes lie at which addresses."""
-
-    offset: U64 = column("u8", unit="bytes", doc="p_offset")
-    vaddr: U64 = column("u8", doc="p_vaddr")
-    filesz: U64 = column("u8", unit="bytes", doc="p_filesz")
-    memsz: U64 = column("u8", unit="bytes", doc="p_memsz")
-    flags: U64 = column("u8", doc="p_flags")
+_COMPRESSION: Final = {"ELFCOMPRESS_ZLIB": "zlib", "ELFCOMPRESS_ZSTD": "zstd", 2: "zstd"}
+"""By ch_type: pyelftools up to 0.33 has no name for the second."""
 
 
 @frozen
 class Section:
-    """One section header, numbers as in the file."""
+    """One section header, with the numbers of the file."""
 
     index: int
     name: bytes
@@ -66,248 +51,112 @@ class ElfImage:
 
     Args:
         source: its bytes.
-        path: how errors name it.
+        cache: where headers, and what is made of the file, are kept; None: nowhere.
+
+    Attributes:
+        bits, order, type, machine, build_id: as in `Headers`.
 
     Raises:
         FormatError: it is not ELF, or its headers do not fit the file.
+        OSError: it cannot be read.
     """
 
-    def __init__(self, source: Source, path: str) -> None:
-        self.path, self._source = path, source
-        ident = self._ident()
-        self.bits = elf.ElfClass(ident["ei_class"])
-        self.order: Order = "<" if ident["ei_data"] == 1 else ">"
-        layout = elf.EHDR[self.bits]
-        header = layout.unpack(self._read("ELF header", 0, layout.size()), self.order)
-        self.type: int = header["e_type"]
-        self.machine: int = header["e_machine"]
-        self._header = header
-
-    def _ident(self) -> dict[str, Any]:
-        ident = elf.IDENT.unpack(self._read("ELF header", 0, elf.IDENT.size()))
-        if ident["magic"] != elf.MAGIC:
-            raise FormatError(self.path, "ELF header", "this is not an ELF file", 0)
-        if ident["ei_class"] not in set(elf.ElfClass) or ident["ei_data"] not in (1, 2):
-            problem = f"unknown class {ident['ei_class']} or byte order {ident['ei_data']}"
-            raise FormatError(self.path, "ELF header", problem, 4)
-        return ident
-
-    def _read(self, what: str, offset: int, size: int, ceiling: int = MAX_SECTION) -> bytes:
-        """Exactly `size` bytes."""
-        if size > ceiling or offset + size > self._source.size:
-            problem = f"{size} bytes, the file has {self._source.size}, at most {ceiling} are read"
-            raise FormatError(self.path, what, problem, offset)
-        data = self._source.read(offset, size)
-        if len(data) != size:
-            raise FormatError(self.path, what, f"{size} bytes wanted, {len(data)} could be read", offset)
-        return data
-
-    def read_raw(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes of the file itself; fewer at its end."""
-        return self._source.read(offset, size)
-
-    def _table(self, what: str, layout: Layout, offset: int, count: int) -> NDArray[Any]:
-        """`count` structures as a numpy structured array in the file's byte order."""
-        if count > MAX_HEADERS:
-            raise FormatError(self.path, what, f"{count} entries, more than {MAX_HEADERS}", offset)
-        dtype = layout.dtype(self.order)
-        return np.frombuffer(self._read(what, offset, count * dtype.itemsize), dtype)
-
-    def _entries(self, kind: str, layout: Layout, count: int) -> NDArray[Any]:
-        """The table at e_shoff or e_phoff; empty if the file has none."""
-        offset, entsize = self._header[f"e_{kind}off"], self._header[f"e_{kind}entsize"]
-        if not offset or not count:
-            return np.empty(0, layout.dtype(self.order))
-        if entsize != layout.size():
-            problem = f"entries of {entsize} bytes, expected {layout.size()}"
-            raise FormatError(self.path, f"{layout.name} table", problem, offset)
-        return self._table(f"{layout.name} table", layout, offset, count)
-
-    @cached_property
-    def _first_section(self) -> NDArray[Any]:
-        """Section 0, which holds the counts that do not fit the ELF header; empty without sections."""
-        return self._entries("sh", elf.SHDR[self.bits], 1)
-
-    @cached_property
-    def _sections(self) -> NDArray[Any]:
-        count = self._header["e_shnum"]
-        if not count and len(self._first_section):
-            count = int(self._first_section["sh_size"][0])
-        return self._entries("sh", elf.SHDR[self.bits], count)
-
-    @cached_property
-    def _segments(self) -> NDArray[Any]:
-        count = self._header["e_phnum"]
-        if count == elf.PN_XNUM and len(self._first_section):
-            count = int(self._first_section["sh_info"][0])
-        return self._entries("ph", elf.PHDR[self.bits], count)
+    def __init__(self, source: Source, cache: DiskCache | None = None) -> None:
+        self.source, self.path, self.cache = source, source.path, cache
+        headers = read_headers(source, cache)
+        self.bits, self.order, self.build_id = headers.bits, headers.order, headers.build_id
+        self.type, self.machine = headers.type, headers.machine
+        self.sections, self._segments, self._names = headers.sections, headers.segments, headers.names
 
     @cached_property
     def section_names(self) -> list[bytes]:
-        """The name of each section; "" where it lies outside the string table."""
-        index = self._header["e_shstrndx"]
-        if index == 0xFFFF and len(self._first_section):
-            index = int(self._first_section["sh_link"][0])
-        if index >= len(self._sections):
-            return [b""] * len(self._sections)
-        row = self._sections[index]
-        text = self._read("section names", int(row["sh_offset"]), int(row["sh_size"]), _MAX_SECTION_NAMES)
-        starts = self._sections["sh_name"].tolist()
-        return [text[at : at + _MAX_SECTION_NAME].split(b"\0", 1)[0] for at in starts]
+        """The name of each section; b"" where it lies outside the string table."""
+        starts = self.sections["sh_name"].tolist()
+        return [self._names[at : at + _MAX_SECTION_NAME].split(b"\0", 1)[0] for at in starts]
 
-    @property
-    def identity(self) -> tuple[int, ...]:
-        """(st_dev, st_ino, st_size, st_mtime_ns) of the open file; () for an image in memory."""
-        return self._source.identity
+    @cached_property
+    def loads(self) -> Rows:
+        """The PT_LOAD segments (rows of SEGMENT) whose file and address ranges do not wrap around."""
+        loads = self._segments[self._segments["p_type"] == SegmentType.LOAD]
+        if not len(self._segments):
+            loads = self._code_sections()
+        offset, vaddr, size = (loads[name] for name in ("p_offset", "p_vaddr", "p_filesz"))
+        sound: Rows = loads[(offset + size >= offset) & (vaddr + size >= vaddr)]
+        return sound
 
-    @property
-    def changed_ns(self) -> int:
-        """When the file's content was changed last, wall clock; 0 for an image in memory."""
-        return self.identity[3] if self.identity else 0
+    def _code_sections(self) -> Rows:
+        """Return code sections as segments: files that `perf inject --jit` makes have no segments."""
+        rows = self.sections[self._has_code() & (self.sections["sh_type"] != SectionType.NOBITS)]
+        loads = np.zeros(len(rows), SEGMENT)
+        loads["p_flags"] = SegmentFlag.X | SegmentFlag.R
+        loads["p_offset"], loads["p_vaddr"] = rows["sh_offset"], rows["sh_addr"]
+        loads["p_filesz"] = loads["p_memsz"] = rows["sh_size"]
+        return loads
 
-    @property
-    def size(self) -> int:
-        """Bytes of the whole file."""
-        return self._source.size
+    def _has_code(self) -> Bool:
+        found: Bool = (self.sections["sh_flags"] & np.uint64(SectionFlag.EXECINSTR)) != 0
+        return found
 
-    def fileno(self) -> int:
-        """The open file; -1 for an image in memory."""
-        return self._source.fileno()
-
-    def holds_code(self) -> bool:
-        """Whether it is the object itself: a separate debug file has the headers, but not the bytes."""
-        flags, types = self.section_column("sh_flags"), self._sections["sh_type"]
-        code = (flags & np.uint64(elf.SectionFlag.EXECINSTR)) != 0
-        return not code.any() or bool((types[code] != elf.SectionType.NOBITS).any())
-
-    def section_column(self, field: str) -> U64:
-        """uint64[number of sections]: one field of all section headers."""
-        return self._sections[field].astype(np.uint64)
+    def is_debug_only(self) -> bool:
+        """Return True for a separate debug file: it has the headers of code sections, but not their bytes."""
+        types = self.sections["sh_type"][self._has_code()]
+        return len(types) > 0 and not (types != SectionType.NOBITS).any()
 
     def section(self, index: int) -> Section | None:
-        """A section by number; None if there is none."""
-        if not 0 <= index < len(self._sections):
+        """Return a section by number; None if there is none."""
+        if not 0 <= index < len(self.sections):
             return None
-        row, fields = self._sections[index], ("type", "flags", "addr", "offset", "size", "link", "entsize")
+        row, fields = self.sections[index], ("type", "flags", "addr", "offset", "size", "link", "entsize")
         return Section(index, self.section_names[index], *(int(row[f"sh_{field}"]) for field in fields))
 
     def section_named(self, name: bytes) -> Section | None:
-        """The first section of that name."""
+        """Return the first section of that name."""
         return self.section(self.section_names.index(name)) if name in self.section_names else None
 
-    def section_of_type(self, type_: elf.SectionType) -> Section | None:
-        """The first section of that type."""
-        found = np.flatnonzero(self._sections["sh_type"] == type_)
+    def section_of_type(self, type_: SectionType) -> Section | None:
+        """Return the first section of that type."""
+        found = np.flatnonzero(self.sections["sh_type"] == type_)
         return self.section(int(found[0])) if len(found) else None
 
-    def content(self, section: Section) -> bytes:
-        """The bytes of a section; none for one that occupies no file space.
+    def holds(self, name: bytes) -> bool:
+        """Return True if the file has a section of that name, with its bytes."""
+        section = self.section_named(name)
+        return section is not None and section.type != SectionType.NOBITS
+
+    def content(self, section: Section, most: int = MAX_SECTION) -> bytes:
+        """Return the bytes of a section, uncompressed; b"" for one that occupies no file space.
 
         Raises:
-            FormatError: they lie outside the file, are compressed, or exceed `MAX_SECTION`.
+            FormatError: they lie outside the file, cannot be uncompressed, or are more than `most`.
         """
         what = f"section {section.name.decode('ascii', 'replace')}"
-        if section.type == elf.SectionType.NOBITS:
+        if section.type == SectionType.NOBITS:
             return b""
-        if section.flags & elf.SectionFlag.COMPRESSED:
-            raise FormatError(self.path, what, "it is compressed", section.offset)
-        return self._read(what, section.offset, section.size)
-
-    def unpacked(self, section: Section, most: int = 1 << 26) -> bytes:
-        """The bytes of a section, the first `most` of them, unpacked if they are compressed (zlib, zstd);
-        b"" for one that is damaged, or compressed in another way."""
-        if section.type == elf.SectionType.NOBITS:
-            return b""
+        data = self.source.read_exactly(what, section.offset, section.size, most)
+        if not section.flags & SectionFlag.COMPRESSED:
+            return data
+        header = structs_of(self.bits, self.order).Elf_Chdr
         try:
-            data = self._read("section", section.offset, section.size)
-            if not section.flags & elf.SectionFlag.COMPRESSED:
-                return data[:most]
-            head = elf.CHDR[self.bits].unpack(data, self.order)
-            start = elf.CHDR[self.bits].size()
-            return _unpack(head["ch_type"], data[start:], most)
-        except (FormatError, LayoutError, zlib.error):
-            return b""
+            kind = header.parse(data)["ch_type"] if len(data) >= header.sizeof() else "no header"
+            return uncompress(_COMPRESSION.get(kind, str(kind)), data[header.sizeof() :], most)
+        except ValueError as problem:
+            raise FormatError(self.path, what, str(problem), section.offset) from None
 
     def array(self, section: Section, layout: Layout) -> NDArray[Any]:
-        """A section that is a table, as a structured array in the file's byte order; a torn end is cut."""
+        """Return a section that is a table as a structured array in the file's byte order; cut a torn end."""
         dtype, data = layout.dtype(self.order), self.content(section)
         return np.frombuffer(data, dtype, len(data) // dtype.itemsize)
 
-    @cached_property
-    def loads(self) -> Segments:
-        """The PT_LOAD segments whose file and address ranges do not wrap around."""
-        rows = self._segments[self._segments["p_type"] == elf.SegmentType.LOAD]
-        names = ("offset", "vaddr", "filesz", "memsz", "flags")
-        loads = Segments(*(rows[f"p_{name}"].astype(np.uint64) for name in names))
-        if not len(self._segments):
-            loads = self._code_sections()
-        sound = (loads.offset + loads.filesz >= loads.offset) & (loads.vaddr + loads.filesz >= loads.vaddr)
-        return loads.take(sound)
-
-    def _code_sections(self) -> Segments:
-        """What stands for segments where there are none: code that `perf inject --jit` made files of."""
-        code = (self.section_column("sh_flags") & np.uint64(elf.SectionFlag.EXECINSTR)) != 0
-        rows = self._sections[code & (self._sections["sh_type"] != elf.SectionType.NOBITS)]
-        offset, vaddr, size = (rows[f"sh_{name}"].astype(np.uint64) for name in ("offset", "addr", "size"))
-        flags = np.full(len(rows), elf.SegmentFlag.X | elf.SegmentFlag.R, np.uint64)
-        return Segments(offset, vaddr, size, size, flags)
-
-    @cached_property
-    def build_id(self) -> bytes:
-        """The GNU build-id, from note sections or else note segments; b"" if there is none."""
-        for headers, type_, offset, size in (
-            (self._sections, "sh_type", "sh_offset", "sh_size"),
-            (self._segments, "p_type", "p_offset", "p_filesz"),
-        ):
-            wanted = elf.SectionType.NOTE if type_ == "sh_type" else elf.SegmentType.NOTE
-            for row in headers[headers[type_] == wanted][:16]:
-                start, length = int(row[offset]), min(int(row[size]), _MAX_NOTES)
-                if found := find_build_id(self._source.read(start, length), self.order):
-                    return found
-        return b""
-
-
-def _unpack(kind: int, data: bytes, most: int) -> bytes:
-    """Up to `most` bytes of what is packed in `data`; b"" if it is damaged or of an unknown kind."""
-    if kind == elf.COMPRESS_ZLIB:
-        return zlib.decompressobj().decompress(data, most)
-    if kind != elf.COMPRESS_ZSTD:
-        return b""
-    import zstandard
-
-    with suppress(zstandard.ZstdError), zstandard.ZstdDecompressor().stream_reader(data) as unpacked:
-        return bytes(unpacked.read(most))
-    return b""
-
-
-def find_build_id(notes: bytes, order: Order) -> bytes:
-    """The build-id in ELF notes (a PT_NOTE, /sys/kernel/notes); b"" if there is none."""
-    at, header = 0, elf.NOTE
-    while at + header.size() <= len(notes):
-        note = header.unpack(notes, order, start=at)
-        name = at + header.size()
-        desc = name + _aligned(note["n_namesz"])
-        at = desc + _aligned(note["n_descsz"])
-        if note["n_type"] == elf.NT_GNU_BUILD_ID and notes[name : name + note["n_namesz"]] == b"GNU\0":
-            found = notes[desc : desc + note["n_descsz"]]
-            if 0 < len(found) == note["n_descsz"] <= _MAX_BUILD_ID:
-                return found
-    return b""
-
-
-def _aligned(size: int) -> int:
-    return size + -size % 4
-
 
 @contextmanager
-def open_elf(path: str) -> Iterator[ElfImage]:
-    """An ELF file for the time of a `with` block.
+def open_elf(path: str, cache: DiskCache | None = None) -> Iterator[ElfImage]:
+    """Open an ELF file for the time of a `with` block.
 
     Raises:
         OSError, FormatError: as `open_regular` and `ElfImage`.
     """
     fd = open_regular(path)
     try:
-        yield ElfImage(FileSource(fd), path)
+        yield ElfImage(Source(path, fd), cache)
     finally:
         os.close(fd)

@@ -1,83 +1,94 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the bytes of an ELF image come from: a regular file or memory.
+"""The bytes of an ELF file: of a regular file, or of memory.
 
-Only regular files are opened, for opening a device or FIFO can act or block. Files are read with pread, not
-mapped: one that is truncated while it is read gives an error, not SIGBUS.
+Only regular files are opened, because opening a device or FIFO can act or block. Files are read with pread,
+not mapped: a file that is truncated while it is read causes an error, not SIGBUS.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import stat
-from typing import Protocol
+from typing import Final
 
 from perf_offcpu.errors import FormatError
 
+MAX_SECTION: Final = 1 << 30
+"""Bytes read at once, of one section: symbol and string tables of the largest programs have some 100 MB."""
+
 
 class NotRegularError(FormatError):
-    """A directory, device, FIFO or socket stands where a file was named."""
+    """A directory, device, FIFO or socket in place of a file."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, "ELF file", "this is not a regular file")
 
 
-class Source(Protocol):
-    """Bytes of known size, anywhere."""
+class Source:
+    """Bytes of known size.
 
-    size: int
+    Args:
+        path: how errors name it.
+        content: an open file, or the bytes themselves.
 
-    identity: tuple[int, ...]
-    """What tells this file, as it is now, from all others; () if nothing does."""
+    Attributes:
+        fd: the open file; -1 for bytes in memory.
+        size: in bytes.
+        changed_ns: when the content of the file changed last, wall clock; 0 for bytes in memory.
+    """
 
-    def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes at an offset; fewer if the source ends."""
+    def __init__(self, path: str, content: int | bytes) -> None:
+        self.path, self._content = path, content
+        if isinstance(content, bytes):
+            self.fd, self.size, self.changed_ns = -1, len(content), 0
+        else:
+            self._status = os.fstat(content)
+            self.fd, self.size, self.changed_ns = content, self._status.st_size, self._status.st_mtime_ns
 
-    def fileno(self) -> int:
-        """The open file; -1 for an image in memory."""
-
-
-class BytesSource:
-    """An image in memory."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data, self.size, self.identity = data, len(data), tuple[int, ...]()
-
-    def read(self, offset: int, size: int) -> bytes:
-        """As Source.read."""
-        return self._data[offset : offset + size]
-
-    def fileno(self) -> int:
-        """As Source.fileno."""
-        return -1
-
-
-class FileSource:
-    """An open file, read with pread."""
-
-    def __init__(self, fd: int) -> None:
-        status = os.fstat(fd)
-        self._fd, self.size = fd, status.st_size
-        self.identity: tuple[int, ...] = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    @functools.cached_property
+    def identity(self) -> tuple[object, ...]:
+        """What distinguishes these bytes from all others: of a file its inode, size and time of change."""
+        if isinstance(self._content, bytes):
+            return (hashlib.sha256(self._content).digest(),)
+        return (self._status.st_dev, self._status.st_ino, self.size, self.changed_ns)
 
     def read(self, offset: int, size: int) -> bytes:
-        """As Source.read; fewer bytes too if the file has become shorter.
+        """Return up to `size` bytes at an offset; fewer at the end, or if the file has become shorter.
 
         Raises:
-            OSError: the disk, or what stands for it, fails.
+            OSError: the disk or the file system fails.
         """
+        if isinstance(self._content, bytes):
+            return self._content[offset : offset + size]
         parts: list[bytes] = []
-        while size > 0 and (part := os.pread(self._fd, size, offset)):
+        while size > 0 and (part := os.pread(self.fd, size, offset)):
             parts.append(part)
             offset, size = offset + len(part), size - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def fileno(self) -> int:
-        """As Source.fileno."""
-        return self._fd
+    def read_exactly(self, what: str, offset: int, size: int, ceiling: int = MAX_SECTION) -> bytes:
+        """Return `size` bytes at an offset.
+
+        Args:
+            what: what they are, for the error.
+
+        Raises:
+            FormatError: they lie outside the file, or are more than `ceiling`.
+            OSError: as `read`.
+        """
+        if size > ceiling or offset + size > self.size:
+            problem = f"{size} bytes, the file has {self.size}, at most {ceiling} are read"
+            raise FormatError(self.path, what, problem, offset)
+        data = self.read(offset, size)
+        if len(data) != size:
+            raise FormatError(self.path, what, f"{size} bytes wanted, {len(data)} could be read", offset)
+        return data
 
 
 def open_regular(path: str) -> int:
-    """Open a regular file for reading, and nothing else: opening a device or FIFO can act or block.
+    """Open a regular file for reading, and nothing else.
 
     Raises:
         OSError: it cannot be opened.

@@ -142,8 +142,8 @@ def _vmlinux_paths(build_id: bytes, release: str, search: Search) -> Iterator[st
 
 def linked_at(vmlinux: ElfFile) -> int | None:
     """The address of `_text`, where a vmlinux was linked to lie: its first code; None if it has none."""
-    code = (vmlinux.loads.flags & np.uint64(elf.SegmentFlag.X)) != 0
-    return int(vmlinux.loads.vaddr[code][0]) if code.any() else None
+    code = vmlinux.loads[(vmlinux.loads["p_flags"] & np.uint64(elf.SegmentFlag.X)) != 0]
+    return int(code["p_vaddr"][0]) if len(code) else None
 
 
 def release_of(text: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from perf_offcpu import losses
+from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U64, distinct
@@ -20,7 +21,7 @@ from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.elf.functions import ElfFile, elf_build_id, load_elf_symbols
 from perf_offcpu.objects.files import refusal
-from perf_offcpu.objects.origin import is_running_kernel, kernel_build_id
+from perf_offcpu.objects.origin import is_running_kernel
 from perf_offcpu.objects.symtab import SymbolTable
 from perf_offcpu.symbolize.kernel.files import (
     KernelSources,

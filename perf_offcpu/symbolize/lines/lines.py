@@ -14,14 +14,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.abi import elf
 from perf_offcpu.cache import DiskCache, cache_name
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import LossCause
@@ -40,6 +39,7 @@ _MEMORY_FLOOR: Final = 2 << 30
 _MEMORY_PER_BYTE: Final = 12
 _WORKER: Final = str(Path(__file__).with_name("worker.py"))
 _MISSING, _UNREADABLE = 3, 4
+_MAX_SEARCHED: Final = 1 << 26
 
 _ALTLINK: Final = b".gnu_debugaltlink"
 
@@ -90,25 +90,20 @@ def load_lines(path: str, build_id: bytes, search: Search, cache: DiskCache | No
     """
     try:
         with ExitStack() as stack:
-            image = stack.enter_context(open_elf(path))
+            image = stack.enter_context(open_elf(path, cache))
             if image.build_id != build_id:
                 raise NoLines
-            dwarf = image if _has_dwarf(image) else open_debug(image, search, b".debug_info", stack)
+            dwarf = image if image.holds(b".debug_info") else open_debug(image, search, b".debug_info", stack)
             if dwarf is None:
                 raise NoLines
-            base = int(dwarf.loads.vaddr[0]) if len(dwarf.loads) else 0
+            base = int(dwarf.loads["p_vaddr"][0]) if len(dwarf.loads) else 0
             return Lines(_table(dwarf, cache), base, dwarf.section_named(_ALTLINK) is not None)
     except (OSError, FormatError):
         raise NoLines from None
 
 
-def _has_dwarf(image: ElfImage) -> bool:
-    section = image.section_named(b".debug_info")
-    return section is not None and section.type != elf.SectionType.NOBITS
-
-
 def _table(dwarf: ElfImage, cache: DiskCache | None) -> Symcache:
-    name = cache_name(KIND, dwarf.build_id, dwarf.identity)
+    name = cache_name(KIND, dwarf.build_id, dwarf.source.identity)
     kept = cache.read(name) if cache else None
     if kept is not None and "symcache" in kept:
         return _checked(kept["symcache"].data, dwarf)
@@ -128,18 +123,18 @@ def _checked(data: memoryview, dwarf: ElfImage) -> Symcache:
 
 def _made(dwarf: ElfImage) -> bytes:
     """A symcache of an object's DWARF, by the worker."""
-    if dwarf.size > MAX_FILE:
+    if dwarf.source.size > MAX_FILE:
         raise NoLines(losses.DWARF_TOO_LARGE)
-    memory = max(_MEMORY_FLOOR, _MEMORY_PER_BYTE * dwarf.size)
+    memory = max(_MEMORY_FLOOR, _MEMORY_PER_BYTE * dwarf.source.size)
     with tempfile.TemporaryFile() as out:
-        command = [sys.executable, "-P", _WORKER, str(dwarf.fileno()), str(memory), str(_SECONDS)]
+        command = [sys.executable, "-P", _WORKER, str(dwarf.source.fd), str(memory), str(_SECONDS)]
         try:
             done = subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.PIPE,
-                pass_fds=[dwarf.fileno()],
+                pass_fds=[dwarf.source.fd],
                 timeout=2 * _SECONDS,
                 check=False,
             )
@@ -166,6 +161,7 @@ def _hindrance(dwarf: ElfImage) -> LossCause | None:
         return losses.DWARF_SHARED
     for name in (b".debug_str", b".debug_line_str"):
         section = dwarf.section_named(name)
-        if section is not None and b".dwo\0" in dwarf.unpacked(section):
-            return losses.DWARF_SPLIT
+        with suppress(FormatError):
+            if section is not None and b".dwo\0" in dwarf.content(section, _MAX_SEARCHED):
+                return losses.DWARF_SPLIT
     return None

@@ -15,10 +15,8 @@ import numpy as np
 
 from perf_offcpu.abi import elf
 from perf_offcpu.abi.cfi import Registers
-from perf_offcpu.errors import FormatError
 from perf_offcpu.model import columns as model
 from perf_offcpu.model.columns import I32, I64, distinct
-from perf_offcpu.objects.elf import image as elf_image
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.structs import mutable
 from perf_offcpu.unwind.cfi.entries import Section, read_entries
@@ -88,20 +86,10 @@ def frame_sections(image: ElfImage) -> list[Section]:
     for name, is_eh in ((b".eh_frame", True), (b".debug_frame", False)):
         section = image.section_named(name)
         if section is not None and image.bits == elf.ElfClass.BITS64 and image.order == "<":
-            content = _content(image, section)
+            content = image.content(section, MAX_CONTENT)
             if content:
                 found.append(Section.of(content, section.addr, is_eh))
     return found
-
-
-def _content(image: ElfImage, section: elf_image.Section) -> bytes:
-    """A section's bytes, unpacked if they are compressed."""
-    if section.size <= MAX_CONTENT:
-        content = image.unpacked(section, MAX_CONTENT + 1)
-        if len(content) <= MAX_CONTENT:
-            return content
-    name = section.name.decode("ascii", "replace")
-    raise FormatError(image.path, f"section {name}", f"{section.size} bytes are too many", section.offset)
 
 
 def build_table(sections: Iterable[Section], registers: Registers) -> CfiTable:

@@ -36,9 +36,15 @@ from builders.elf import (
 from elftools.elf.elffile import ELFFile
 
 from perf_offcpu.errors import FormatError
-from perf_offcpu.objects.elf.functions import ElfFile, elf_build_id, load_elf_symbols, read_elf_symbols
+from perf_offcpu.objects.elf.functions import (
+    ElfFile,
+    elf_build_id,
+    file_offset_to_vaddr,
+    load_elf_symbols,
+    symbols_of,
+)
 from perf_offcpu.objects.elf.image import ElfImage
-from perf_offcpu.objects.elf.source import BytesSource
+from perf_offcpu.objects.elf.source import Source
 from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import NO_ADDRESS
 
@@ -55,7 +61,7 @@ int main(int argc, char **argv) { (void)argv; return printf("%d", shown(argc)); 
 
 
 def read(builder: ElfBuilder) -> ElfFile:
-    return read_elf_symbols(ElfImage(BytesSource(builder.build()), "made"))
+    return symbols_of(ElfImage(Source("made", builder.build())))
 
 
 def names_at(elf: ElfFile, *addresses: int) -> list[str]:
@@ -102,10 +108,10 @@ class TestHandMade:
     def test_segments_of_either_class_and_byte_order(self, bits: int, order: str) -> None:
         loads = [Load(0, 0x400000, 0x500, flags=R), Load(0x1000, 0x402000, 0x800, 0x900)]
         elf = read(ElfBuilder([Sym("f", 0x1000)], loads=loads, bits=bits, order=order, type=EXEC))
-        assert elf.loads.vaddr.tolist() == [0x400000, 0x402000]
-        assert elf.loads.memsz.tolist() == [0x500, 0x900]
+        assert elf.loads["p_vaddr"].tolist() == [0x400000, 0x402000]
+        assert elf.loads["p_memsz"].tolist() == [0x500, 0x900]
         offsets = np.array([0, 0x4FF, 0x1000, 0x17FF], np.uint64)
-        assert elf.file_offset_to_vaddr(offsets).tolist() == [0x400000, 0x4004FF, 0x402000, 0x4027FF]
+        assert file_offset_to_vaddr(elf.loads, offsets).tolist() == [0x400000, 0x4004FF, 0x402000, 0x4027FF]
 
     def test_what_names_code_is_what_perf_accepts(self) -> None:
         note = Sec(".gnu.warning.f", data=b"x", flags=0)
@@ -170,19 +176,19 @@ class TestFileOffsets:
         loads = [Load(0, 0, 0x2000, flags=R), Load(0x1000, 0x5000, 0x1000, flags=R | X)]
         elf = read(ElfBuilder([Sym("f", 0x1000)], loads=loads))
         offsets = np.array([0xFFF, 0x1000, 0x1FFF], np.uint64)
-        assert elf.file_offset_to_vaddr(offsets).tolist() == [0xFFF, 0x5000, 0x5FFF]
+        assert file_offset_to_vaddr(elf.loads, offsets).tolist() == [0xFFF, 0x5000, 0x5FFF]
 
     def test_the_rest_of_an_executable_segments_pages_belongs_to_it(self) -> None:
         elf = read(ElfBuilder([Sym("f", 0x1000)], loads=[Load(0x1100, 0x401100, 0x200)]))
         offsets = np.array([0xFFF, 0x1000, 0x1FFF, 0x2000], np.uint64)
-        assert elf.file_offset_to_vaddr(offsets).tolist() == [
+        assert file_offset_to_vaddr(elf.loads, offsets).tolist() == [
             *(int(NO_ADDRESS), 0x401000, 0x401FFF, int(NO_ADDRESS))
         ]
 
     def test_segments_that_wrap_around_hold_nothing(self) -> None:
         elf = read(ElfBuilder([Sym("f", 0x1000)], loads=[Load(2**64 - 16, 0, 32), Load(0, 2**64 - 16, 32)]))
         assert not len(elf.loads)
-        assert elf.file_offset_to_vaddr(np.array([0, 5], np.uint64)).tolist() == [int(NO_ADDRESS)] * 2
+        assert file_offset_to_vaddr(elf.loads, np.array([0, 5], np.uint64)).tolist() == [int(NO_ADDRESS)] * 2
 
     @pytest.mark.parametrize("options", [("-no-pie",), ("-fPIE", "-pie")])
     def test_code_is_found_where_the_kernel_maps_it(self, tmp_path: Path, options: tuple[str, ...]) -> None:
@@ -202,7 +208,7 @@ class TestFileOffsets:
             start, end = (int(part, 16) for part in span.split("-"))
             if start <= ip < end:
                 elf = load_elf_symbols(str(program))
-                vaddr = elf.file_offset_to_vaddr(np.array([ip - start + int(pgoff, 16)], np.uint64))
+                vaddr = file_offset_to_vaddr(elf.loads, np.array([ip - start + int(pgoff, 16)], np.uint64))
                 assert names_at(elf, int(vaddr[0])) == ["main"]
                 assert elf.symbols.start_of(int(elf.symbols.lookup(vaddr)[0])) == int(vaddr[0])
                 return
@@ -284,7 +290,7 @@ class TestThisSystem:
             other = ELFFile(file)
             loads = [s for s in other.iter_segments() if s["p_type"] == "PT_LOAD"]
             for field in ("offset", "vaddr", "filesz", "memsz", "flags"):
-                assert getattr(elf.loads, field).tolist() == [load[f"p_{field}"] for load in loads]
+                assert elf.loads[f"p_{field}"].tolist() == [load[f"p_{field}"] for load in loads]
             notes = other.get_section_by_name(".note.gnu.build-id")
             expected = "" if notes is None else next(notes.iter_notes())["n_desc"]
         assert elf.build_id.hex() == expected == elf_build_id(path).hex()

@@ -16,10 +16,18 @@ import numpy as np
 import pytest
 from builders.elf import DATA, DYNSYM, NOTE, PROGBITS, STRTAB, SYMTAB, TEXT, ElfBuilder, Load, Sec, Sym
 
+from perf_offcpu.build_ids import find_build_id
 from perf_offcpu.errors import FormatError
-from perf_offcpu.objects.elf.functions import MAX_SYMBOLS, ElfFile, load_elf_symbols, read_elf_symbols
-from perf_offcpu.objects.elf.image import MAX_HEADERS, ElfImage, find_build_id
-from perf_offcpu.objects.elf.source import BytesSource, FileSource, open_regular
+from perf_offcpu.objects.elf.functions import (
+    MAX_SYMBOLS,
+    ElfFile,
+    file_offset_to_vaddr,
+    load_elf_symbols,
+    symbols_of,
+)
+from perf_offcpu.objects.elf.headers import MAX_HEADERS
+from perf_offcpu.objects.elf.image import ElfImage
+from perf_offcpu.objects.elf.source import Source, open_regular
 
 BLOCKER = Path(__file__).resolve().parents[2] / "data" / "perf-7.2" / "blocker"
 SOUND = ElfBuilder([Sym("f", 0x1000, 8), Sym("g", 0x1010, 8)], [Sym("f", 0x1000, 8)], build_id=b"\x12" * 20)
@@ -38,13 +46,13 @@ def little_memory() -> Iterator[None]:
 
 
 def read(data: bytes) -> ElfFile:
-    return read_elf_symbols(ElfImage(BytesSource(data), "made"))
+    return symbols_of(ElfImage(Source("made", data)))
 
 
 def use(elf: ElfFile) -> None:
     """What a caller does with it."""
     offsets = np.array([0, 0x1000, 0x1009, 2**63, 2**64 - 1], np.uint64)
-    rows = elf.symbols.lookup(elf.file_offset_to_vaddr(offsets))
+    rows = elf.symbols.lookup(file_offset_to_vaddr(elf.loads, offsets))
     elf.symbols.names(rows[rows >= 0].tolist())
     assert (elf.symbols.start[1:] > elf.symbols.start[:-1]).all()
 
@@ -266,12 +274,11 @@ class TestSparseFiles:
     def test_a_file_that_shrinks_while_it_is_read_is_an_error(self, tmp_path: Path) -> None:
         path = tmp_path / "program"
         path.write_bytes(SOUND.build())
-        source = FileSource(open_regular(str(path)))
-        image = ElfImage(source, str(path))
+        image = ElfImage(Source(str(path), open_regular(str(path))))
         with open(path, "r+b") as file:
             file.truncate(70)
         with pytest.raises(FormatError, match="bytes wanted"):
-            read_elf_symbols(image)
+            symbols_of(image)
 
 
 def test_dynamic_symbols_without_content_are_none() -> None:

@@ -12,9 +12,12 @@ from builders.elf import REL, ElfBuilder, Sym
 
 from perf_offcpu import losses
 from perf_offcpu.losses import LossCause
+from perf_offcpu.objects.elf.functions import symbols_of
+from perf_offcpu.objects.elf.image import ElfImage
+from perf_offcpu.objects.elf.source import Source
 from perf_offcpu.objects.files import find_object, refusal, same_build
 from perf_offcpu.objects.search import Search
-from perf_offcpu.objects.vdso import load_vdso
+from perf_offcpu.objects.vdso import NAME, vdso_image
 
 SOUND = ElfBuilder([Sym("f", 0x1000, 8)], build_id=b"\x12" * 20).build()
 
@@ -133,8 +136,8 @@ def test_what_is_in_the_file_decides_the_cause(tmp_path: Path, content: bytes, c
 
 
 def test_the_vdso_is_the_running_kernels_or_none() -> None:
-    vdso = load_vdso()
+    vdso = ElfImage(Source(NAME, vdso_image()))
     found = find_object("[vdso]", vdso.build_id)
     assert found.elf is not None
-    assert np.array_equal(found.elf.symbols.start, vdso.symbols.start)
+    assert np.array_equal(found.elf.symbols.start, symbols_of(vdso).symbols.start)
     assert find_object("[vdso]", b"\x12" * 20).cause is losses.OTHER_BUILD

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perf_offcpu.objects.elf.functions import load_elf_symbols
+from perf_offcpu.objects.elf.functions import file_offset_to_vaddr, load_elf_symbols
 from perf_offcpu.objects.symtab import SymbolTable
 from perf_offcpu.symbolize.kernel.kallsyms import load_kallsyms
 
@@ -56,5 +56,5 @@ def test_the_programs_addresses_have_perfs_names_and_offsets() -> None:
     offsets = np.array([at - maps[name][0] + maps[name][1] for name, at, _ in asked], np.uint64)
     assert len(asked) > 100
     assert sum("@plt" in answer for _, _, answer in asked) == 3
-    assert named(elf.symbols, elf.file_offset_to_vaddr(offsets)) == [answer for _, _, answer in asked]
+    assert named(elf.symbols, file_offset_to_vaddr(elf.loads, offsets)) == [answer for _, _, answer in asked]
     assert elf.build_id.hex() == BUILD_ID

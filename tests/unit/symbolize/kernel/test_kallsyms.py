@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.errors import FormatError
-from perf_offcpu.objects.origin import kernel_build_id
 from perf_offcpu.symbolize.kernel.kallsyms import Kallsyms, load_kallsyms, parse_kallsyms
 
 KERNEL = b"""\

@@ -196,22 +196,25 @@ class TestWorker:
             loaded(program)
 
 
+def kept_lines(cache: DiskCache) -> str:
+    (name,) = [name for name in os.listdir(cache.directory) if name.endswith(lines.KIND)]
+    return name
+
+
 class TestCache:
     def test_the_second_time_nothing_is_read_again(
         self, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         cache = DiskCache(str(tmp_path / "cache"))
         first = chains(loaded(program, cache=cache), addresses_of(program, *EXPECTED))
-        (name,) = os.listdir(cache.directory)
-        assert name.startswith(elf_build_id(str(program)).hex())
+        assert kept_lines(cache).startswith(elf_build_id(str(program)).hex())
         monkeypatch.setattr(lines, "_made", lambda _: pytest.fail("it was made again"))
         assert chains(loaded(program, cache=cache), addresses_of(program, *EXPECTED)) == first
 
     def test_a_damaged_table_is_made_again(self, program: Path, tmp_path: Path) -> None:
         cache = DiskCache(str(tmp_path / "cache"))
         loaded(program, cache=cache)
-        (name,) = os.listdir(cache.directory)
-        path = Path(cache.directory, name)
+        path = Path(cache.directory, kept_lines(cache))
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
@@ -224,8 +227,7 @@ class TestCache:
 def data(program: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     cache = DiskCache(str(tmp_path_factory.mktemp("cache")))
     loaded(program, cache=cache)
-    (name,) = os.listdir(cache.directory)
-    columns = cache.read(name)
+    columns = cache.read(kept_lines(cache))
     assert columns is not None
     return bytes(columns["symcache"])
 

@@ -12,14 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from perf_offcpu.collect.existing.build_ids import (
-    BuildIdCache,
-    build_id_in_notes,
-    build_id_of,
-    build_id_of_memory,
-    kernel_build_id,
-    module_build_id,
-)
+from perf_offcpu.build_ids import build_id_of, kernel_build_id, module_build_id
+from perf_offcpu.collect.existing.mapped_files import BuildIdCache, build_id_of_memory
 from perf_offcpu.collect.existing.proc import parse_maps
 
 BUILD_ID = bytes(range(20))
@@ -73,7 +67,7 @@ def test_notes_aligned_to_8() -> None:
 
 
 def test_long_ids_are_cut_to_what_records_hold() -> None:
-    assert build_id_in_notes(note("<", b"GNU\0", 3, bytes(64)), "<") == bytes(20)
+    assert read(image("<", 64, note("<", b"GNU\0", 3, bytes(64)))) == bytes(20)
 
 
 def test_real_files_as_readelf_sees_them() -> None:

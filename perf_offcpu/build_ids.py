@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read build-ids: of open ELF files, of ELF notes, of the running kernel and its modules.
+
+A build-id is a note (owner GNU, type 3) that names the build of a file. The recorder reads those of all files
+that running tasks have mapped, some thousands on a large machine, before it starts. pyelftools would take
+some ten times as long for each, and 50 ms for its import; so this reader of notes is our own. Files may be
+hostile: sizes are capped and each read is bounded.
+
+Source: ELF gABI, chapter 5 (program headers, notes); include/uapi/linux/elf.h.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+from perf_offcpu.abi.elf import EHDR, MAGIC, NOTE, NT_GNU_BUILD_ID, PHDR, ElfClass, SegmentType
+from perf_offcpu.binary.layout import Order
+from perf_offcpu.errors import LayoutError
+
+RECORDED_BYTES: Final = 20
+"""Bytes of a build-id that records hold (BUILD_ID_SIZE of perf); longer ones are cut."""
+KERNEL_NOTES: Final = "/sys/kernel/notes"
+_NATIVE: Final[Order] = "<" if sys.byteorder == "little" else ">"
+_MAX_PROGRAM_HEADERS: Final = 256
+_MAX_NOTE_BYTES: Final = 64 << 10
+_MAX_BUILD_ID: Final = 64
+
+
+def kernel_build_id(path: str = KERNEL_NOTES) -> bytes:
+    """Return the build-id of the running kernel; b"" if the kernel does not show one."""
+    try:
+        with open(path, "rb") as file:
+            return find_build_id(file.read(_MAX_NOTE_BYTES), _NATIVE)
+    except OSError:
+        return b""
+
+
+def module_build_id(name: str) -> bytes:
+    """Return the build-id of a loaded kernel module; b"" if it has none."""
+    return kernel_build_id(f"/sys/module/{name}/notes/.note.gnu.build-id")
+
+
+def build_id_of(fd: int) -> bytes:
+    """Return the build-id of an open file, as records hold it; b"" if it has none or is no ELF file."""
+    try:
+        header, order = unpack_elf_header(os.pread(fd, EHDR[ElfClass.BITS64].size(), 0))
+        for segment in _program_headers(fd, header, order):
+            if segment["p_type"] == SegmentType.NOTE:
+                notes = os.pread(fd, min(segment["p_filesz"], _MAX_NOTE_BYTES), segment["p_offset"])
+                if found := find_build_id(notes, order, segment["p_align"]):
+                    return found[:RECORDED_BYTES]
+    except (LayoutError, OSError, OverflowError):
+        pass
+    return b""
+
+
+def unpack_elf_header(start: bytes) -> tuple[dict[str, Any], Order]:
+    """Unpack the file header of an ELF file from its first bytes: (fields, byte order of the file).
+
+    Raises:
+        LayoutError: this is no ELF file.
+    """
+    if start[:4] != MAGIC or len(start) < 16 or start[4] not in EHDR:
+        raise LayoutError("no ELF file")
+    order: Order = ">" if start[5] == 2 else "<"
+    return EHDR[ElfClass(start[4])].unpack(start, order), order
+
+
+def _program_headers(fd: int, header: dict[str, Any], order: Order) -> Iterator[dict[str, Any]]:
+    layout = PHDR[header["ei_class"]]
+    size = layout.size()
+    stride = max(header["e_phentsize"], size)
+    count = min(header["e_phnum"], _MAX_PROGRAM_HEADERS)
+    table = os.pread(fd, stride * count, header["e_phoff"])
+    for at in range(0, len(table) - size + 1, stride):
+        yield layout.unpack(table, order, start=at)
+
+
+def find_build_id(notes: bytes, order: Order, align: int = 4) -> bytes:
+    """Return the first build-id in the bytes of a note segment or section; b"" if there is none.
+
+    Args:
+        align: of the segment or section; some linkers align all notes of one to 8 bytes.
+    """
+    at, align = 0, 8 if align == 8 else 4
+    while at + NOTE.size() <= len(notes):
+        note = NOTE.unpack(notes, order, start=at)
+        name_at = at + NOTE.size()
+        name_end = name_at + note["n_namesz"]
+        text_at = name_end + -name_end % align
+        end = text_at + note["n_descsz"]
+        if note["n_type"] == NT_GNU_BUILD_ID and notes[name_at:name_end] == b"GNU\0":
+            found = notes[text_at:end]
+            if 0 < len(found) == note["n_descsz"] <= _MAX_BUILD_ID:
+                return found
+        at = end + -end % align
+    return b""

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the build-ids of what running processes have mapped: files and the vDSO.
+
+Files are opened through /proc/PID/map_files, which leads to the mapped file itself even if it was deleted or
+replaced, or lies in another mount namespace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+
+from perf_offcpu.build_ids import build_id_of
+
+
+class BuildIdCache:
+    """Build-ids of mapped files; each file is read once, however many tasks map it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int, int], bytes] = {}
+
+    def of_mapping(self, pid: int, mapping: str) -> bytes:
+        """Return the build-id of a mapped file.
+
+        Args:
+            mapping: name of the link in /proc/PID/map_files (`START-END`, as /proc/PID/maps shows it).
+
+        Returns:
+            b"" if the file has none, is no regular file (opening a device may have effects), or is gone.
+        """
+        path = f"/proc/{pid}/map_files/{mapping}"
+        try:
+            info = os.stat(path)
+            if not stat.S_ISREG(info.st_mode):
+                return b""
+            key = (info.st_dev, info.st_ino, info.st_mtime_ns)
+            if key not in self._known:
+                self._known[key] = _read(path)
+        except OSError:
+            return b""
+        return self._known[key]
+
+
+def _read(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        return build_id_of(fd) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    finally:
+        os.close(fd)
+
+
+def build_id_of_memory(address: int, size: int) -> bytes:
+    """Return the build-id of an ELF image in this process's own memory: the vDSO, which is the same in all.
+
+    Args:
+        address, size: a readable mapping, as /proc/self/maps shows it.
+    """
+    image = ctypes.string_at(address, size)
+    fd = os.memfd_create("image", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, image)
+        return build_id_of(fd)
+    finally:
+        os.close(fd)
