@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trace Event JSON: for ui.perfetto.dev, chrome://tracing and speedscope.
+"""Write Trace Event JSON, for ui.perfetto.dev, chrome://tracing and speedscope.
 
 Each thread is a track. A wait is a slice, named after its innermost function, from switch-out to switch-in;
 the part from wake-up to switch-in lies in it as a slice of its own, "run queue". The same times are thread
 states (`ph:"T"`, which Perfetto shows above the slices). Who woke whom is a flow arrow from a short slice on
 the waker's track to the wait. CPU samples are instants.
 
-Sums of short waits and samples without a time stand in a process of their own, one after the other, because
-they have a weight but no place. So the durations of all slices of category "offcpu" add up to the profile.
+Sums of short waits and samples without a time have a weight but no place: they stand in a process of their
+own, one after the other. So the durations of all slices of category "offcpu" add up to the profile.
 
 `ts` and `dur` are microseconds with three decimals, since the first wait's begin: readers multiply by 1000 in
-doubles, which is exact that way. Readers also add the two, and ends that are one moment could then come in
-the wrong order: so "run queue" ends a tenth of a nanosecond before its wait, and there is a microsecond
-between two sums. Numbers that differ from wait to wait are in no `args`: speedscope takes args for a part of
+doubles, which is exact that way. Readers also add the two, and two ends at one moment could then come in the
+wrong order: so "run queue" ends a tenth of a nanosecond before its wait, and there is a microsecond between
+two sums. Numbers that differ from wait to wait are in no `args`, because speedscope takes args for a part of
 the name. Source of the format: Google's "Trace Event Format", and what reads it:
 src/trace_processor/importers/json of https://github.com/google/perfetto.
 """
@@ -46,7 +46,7 @@ from perf_offcpu.resources import version
 from perf_offcpu.text import printable
 
 SUMS_PID = 2**22 + 1
-"""The process of what has no place; no real one can have that number (PID_MAX_LIMIT)."""
+"""The process of samples without a place; no real process can have this number (PID_MAX_LIMIT)."""
 SUMS_NAME = "no time: sums of short waits"
 _BETWEEN_SUMS_NS = 1_000
 
@@ -55,7 +55,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
     """Write all samples of the profile as one JSON object, in blocks of bounded size.
 
     Raises:
-        UsageError: its events have different units.
+        UsageError: the events have different units.
     """
     unit = unit_of(profile)
     writer = _Writer(profile, options)
@@ -76,7 +76,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 
 
 class _Writer:
-    """Makes the texts of events, a column of them at a time."""
+    """Formats the events of one profile, a column at a time."""
 
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.samples = profile, profile.samples
@@ -129,17 +129,17 @@ class _Writer:
         return events
 
     def _args(self, rows: I64) -> list[str]:
-        """The members of `args`, and the end of the event."""
+        """Return the members of `args`, and the end of the event."""
         known = picked(self.known, self.details.of[rows])
         wakers = picked(self.waker_stacks, self.waker_node[rows])
         return joined(known, wakers, '"stack":', picked(self.stacks, self.node[rows]), "}}")
 
-    def _ids(self, tracks: I64) -> Iterable[str]:
-        return picked(self.ids, tracks)
-
     def _waits(self, rows: I64) -> Iterator[list[str]]:
-        """Slices, states and arrows of waits. Events of one time are read in the order of the file: so an
-        arrow comes after the wait in which it ends, and before the run queue within."""
+        """Return slices, states and arrows of waits.
+
+        Events of one time are read in the order of the file: so an arrow comes after the wait in which it
+        ends, and before the run queue within it.
+        """
         begin, queued, end = self._times(rows)
         yield joined(
             '{"ph":"X","cat":"offcpu","name":',
@@ -151,21 +151,20 @@ class _Writer:
         yield from self._arrows(rows[self.arrow[rows] >= 0])
         late = queued < end
         inner = joined(microseconds((end - queued)[late] - 1), "9")
-        when = (self._ids(self.track[rows[late]]), microseconds(queued[late]), ',"dur":', inner)
+        when = (picked(self.ids, self.track[rows[late]]), microseconds(queued[late]), ',"dur":', inner)
         yield joined('{"ph":"X","cat":"runqueue","name":"run queue"', *when, "}")
         yield from self._states(rows)
 
     def _times(self, rows: I64) -> tuple[I64, I64, I64]:
-        """Begin, wake-up and end of waits."""
+        """Return begin, wake-up and end of waits."""
         return self.timeline.begin_ns[rows], self.wakeups.queued_ns[rows], self.timeline.end_ns[rows]
 
     def _when(self, tracks: I64, begin_ns: I64, end_ns: I64) -> tuple[Iterable[str], ...]:
-        """The members pid, tid, ts and dur."""
-        duration = microseconds(end_ns - begin_ns)
-        return self._ids(tracks), microseconds(begin_ns), ',"dur":', duration
+        """Return the columns of the members pid, tid, ts and dur."""
+        return picked(self.ids, tracks), microseconds(begin_ns), ',"dur":', microseconds(end_ns - begin_ns)
 
     def _states(self, rows: I64) -> Iterator[list[str]]:
-        """Asleep until the wake-up, then runnable; a preempted thread is so all the time."""
+        """Return thread states: asleep until the wake-up, then runnable; preempted threads runnable only."""
         begin, queued, end = self._times(rows)
         preempted = self.details.preempted[rows]
         queued = np.where(preempted, begin, queued)
@@ -188,7 +187,7 @@ class _Writer:
         )
 
     def _arrows(self, rows: I64) -> Iterator[list[str]]:
-        """Short slices on the wakers' tracks, and the two ends of each arrow."""
+        """Return short slices on the wakers' tracks, and the two ends of each arrow."""
         arrow, at, waker = self.arrow[rows], self.wakeups.queued_ns[rows], self.wakeups.waker[rows]
         labels = [json.dumps(f"wakes {track.comm}-{track.tid}") for track in self.timeline.tracks]
         when = self._when(waker, at, at + self.wakeups.mark_ns[arrow])
@@ -196,8 +195,8 @@ class _Writer:
         yield joined(head, picked(labels, self.track[rows]), *when, "}")
         numbers, times = list(map(str, (arrow + 1).tolist())), microseconds(at)
         flow = '","cat":"wakeup","name":"wake-up","id":'
-        yield joined(f'{{"ph":"s{flow}', numbers, self._ids(waker), times, "}")
-        sleeper = self._ids(self.track[rows])
+        yield joined(f'{{"ph":"s{flow}', numbers, picked(self.ids, waker), times, "}")
+        sleeper = picked(self.ids, self.track[rows])
         yield joined(f'{{"ph":"f","bp":"e{flow}', numbers, sleeper, times, "}")
 
     def _moments(self, rows: I64) -> list[str]:
@@ -205,7 +204,7 @@ class _Writer:
         return joined(
             '{"ph":"i","s":"t","cat":"cpu","name":',
             picked(events, self.samples.evsel[rows].astype(np.int64)),
-            self._ids(self.track[rows]),
+            picked(self.ids, self.track[rows]),
             microseconds(self.timeline.begin_ns[rows]),
             ',"args":{"weight":',
             map(str, self.samples.period[rows].tolist()),
@@ -214,7 +213,7 @@ class _Writer:
         )
 
     def _sums(self, chosen: Bool) -> Iterator[list[str]]:
-        """One after the other on a track of each thread, in the order of the profile."""
+        """Return samples without a place, one after the other on a track of each thread."""
         weight = self.samples.period
         begins = running_sums(self.track, np.where(chosen, weight + _BETWEEN_SUMS_NS, 0))
         tids = range(SUMS_PID + 1, SUMS_PID + 1 + len(self.timeline.tracks))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Profile as a data frame: one row a sample, names instead of numbers, what is not known missing.
+"""Convert a Profile to a data frame: one row a sample, names instead of numbers, unknown values missing.
 
-pandas or polars, whichever is installed; neither is needed for anything else.
+pandas or polars makes it; neither is needed for anything else.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.strings import Strings
 from perf_offcpu.structs import mutable
 from perf_offcpu.text import printable
 
@@ -56,29 +57,23 @@ COLUMNS = {
 }
 """Name → meaning of the columns, in order."""
 
-_NUMBERS = {
-    "pid": -1,
-    "tid": -1,
-    "cpu": -1,
-    "time_ns": -1,
-    "switch_out_ns": -1,
-    "wakeup_ns": -1,
-    "runq_ns": -1,
-}
-_NUMBERS |= {"longest_ns": -1, "waker_pid": -1, "waker_tid": -1}
-"""Columns of ProfileSamples that are taken as they are, with the value that means: not known."""
+_NUMBERS = (
+    *("pid", "tid", "cpu", "time_ns", "switch_out_ns"),
+    *("wakeup_ns", "runq_ns", "longest_ns", "waker_pid", "waker_tid"),
+)
+"""Columns of ProfileSamples that are taken as they are; -1 means: not known."""
 
 
 @mutable
 class Texts:
-    """A column of texts: each different one once, and int64[n], which of them; -1 for none."""
+    """A column of n texts: the distinct texts, and int64[n], the text of each row; -1 for none."""
 
     texts: list[str]
     codes: I64
 
 
 def to_dataframe(profile: Profile, library: str = "") -> Any:
-    """The samples of a profile as a data frame with the columns COLUMNS.
+    """Return the samples of a profile as a data frame with the columns COLUMNS.
 
     Args:
         library: "pandas" or "polars"; "": the first of them that is installed.
@@ -86,9 +81,8 @@ def to_dataframe(profile: Profile, library: str = "") -> Any:
     Raises:
         UsageError: it is not installed.
     """
-    columns = dict(_columns(profile))
-    frames = {"pandas": _pandas, "polars": _polars}
-    return frames[_installed(library)](columns)
+    make_frame = {"pandas": _pandas, "polars": _polars}[_installed(library)]
+    return make_frame(dict(_columns(profile)))
 
 
 def _installed(library: str) -> str:
@@ -100,7 +94,7 @@ def _installed(library: str) -> str:
 
 
 def _columns(profile: Profile) -> Iterator[tuple[str, Texts | tuple[NDArray[Any], Bool | None]]]:
-    """The columns: texts, or (values, which are not known)."""
+    """Return the columns: texts, or (values, which are unknown)."""
     samples, waits = profile.samples, classify(profile)
     sums = (samples.flags & np.uint32(SampleFlag.AGGREGATED | SampleFlag.UNTIMED)) != 0
     offcpu = profile.is_offcpu()
@@ -119,29 +113,25 @@ def _columns(profile: Profile) -> Iterator[tuple[str, Texts | tuple[NDArray[Any]
         "stack": _stacks(profile),
     }
     for name in COLUMNS:
-        if name in _NUMBERS:
-            values = getattr(samples, name)
-            yield name, (values, values == -1)
-        else:
-            yield name, made[name]
+        values = getattr(samples, name) if name in _NUMBERS else None
+        yield name, made[name] if values is None else (values, values == -1)
 
 
 def _only(known: Bool, codes: NDArray[Any]) -> I64:
-    """The codes, -1 where nothing is known."""
+    """Return the codes, -1 where unknown."""
     return np.where(known, codes.astype(np.int64), -1)
 
 
-def _named(column: NDArray[Any], strings: Sequence[str] | Any) -> Texts:
+def _merged(texts: Sequence[str], codes: I64, known: Bool | None = None) -> Texts:
+    """Return a column in which equal texts are one, with no text where not known."""
+    place: dict[str, int] = {}
+    of = np.array([*(place.setdefault(text, len(place)) for text in texts), -1], np.int64)[codes]
+    return Texts(list(place), of if known is None else _only(known, of))
+
+
+def _named(column: NDArray[Any], strings: Strings, known: Bool | None = None) -> Texts:
     rows, of = np.unique(column, return_inverse=True)
-    return _unique([printable(strings[row]) for row in rows.tolist()], of.reshape(-1).astype(np.int64))
-
-
-def _unique(texts: Sequence[str], codes: I64) -> Texts:
-    """Texts that are equal after all become one."""
-    different = list(dict.fromkeys(texts))
-    place = {text: at for at, text in enumerate(different)}
-    of = np.array([*(place[text] for text in texts), -1], np.int64)
-    return Texts(different, of[codes])
+    return _merged([printable(strings[row]) for row in rows.tolist()], of.astype(np.int64), known)
 
 
 def _states(profile: Profile) -> Texts:
@@ -149,26 +139,21 @@ def _states(profile: Profile) -> Texts:
     preempted = (samples.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
     first, of = group(samples.state, preempted.astype(np.uint8))
     letters = [state_letter(int(samples.state[row]), bool(preempted[row])) for row in first.tolist()]
-    made = _unique(letters, of)
-    unknown = made.texts.index("") if "" in made.texts else -2
-    return Texts(made.texts, np.where(made.codes == unknown, -1, made.codes))
+    return _merged(letters, of, np.array(letters, np.str_)[of] != "")
 
 
 def _waker_comms(profile: Profile) -> Texts:
     samples, comms = profile.samples, profile.comms
     row = rows_at(comms.tid, comms.begin_ns, samples.waker_tid, samples.wakeup_ns)
     known = (row >= 0) & (samples.waker_tid >= 0)
-    comm = np.append(comms.comm, 0)[np.where(known, row, -1)]
-    made = _named(comm, profile.strings)
-    return Texts(made.texts, np.where(known, made.codes, -1))
+    return _named(np.append(comms.comm, 0)[np.where(known, row, -1)], profile.strings, known)
 
 
 def _cgroups(profile: Profile) -> Texts:
     ids, of = np.unique(profile.samples.cgroup, return_inverse=True)
     names = [printable(profile.cgroups.get(number, str(number))) for number in ids.tolist()]
-    made = _unique(names, of.reshape(-1).astype(np.int64))
     known = (profile.samples.cgroup != 0) | np.bool_(0 in profile.cgroups)
-    return Texts(made.texts, np.where(known, made.codes, -1))
+    return _merged(names, of.astype(np.int64), known)
 
 
 def _stacks(profile: Profile) -> Texts:
@@ -176,7 +161,7 @@ def _stacks(profile: Profile) -> Texts:
     nodes, of = np.unique(tree.of_sample, return_inverse=True)
     # The root of each path is the comm, which has a column of its own.
     texts = [text.partition(";")[2] for text in path_texts(tree, nodes.astype(np.int64), plain_labels(tree))]
-    return _unique(texts, of.reshape(-1).astype(np.int64))
+    return _merged(texts, of.astype(np.int64))
 
 
 def _pandas(columns: dict[str, Any]) -> Any:
@@ -188,9 +173,8 @@ def _pandas(columns: dict[str, Any]) -> Any:
             made[name] = pd.Categorical.from_codes(column.codes, column.texts)
         else:
             values, unknown = column
-            made[name] = (
-                values if unknown is None else pd.arrays.IntegerArray(values.astype(np.int64), unknown)
-            )
+            integers = pd.arrays.IntegerArray
+            made[name] = values if unknown is None else integers(values.astype(np.int64), unknown)
     return pd.DataFrame(made)
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folded stacks: the input of flamegraph.pl, inferno, speedscope, Perfetto and much else.
+"""Write folded stacks: the input of flamegraph.pl, inferno, speedscope, Perfetto and many other tools.
 
     comm;root;…;leaf WEIGHT
 
-One line for each different stack of a thread name, sorted; WEIGHT is an integer: ns of off-cpu time, or
-whatever else the event counts. The unit is not in the file: `flamegraph.pl --countname=ns`. In a coarser
-unit a line is off by less than one and the total by at most a half (`callpaths.weights.in_units`); lines
-that come to 0 are left out. Source of the format: stackcollapse-perf.pl and flamegraph.pl of
+One line for each distinct stack of a thread name, sorted; WEIGHT is an integer: ns of off-cpu time, or what
+else the event counts. The unit is not in the file: `flamegraph.pl --countname=ns`. In a coarser unit a line
+is off by less than one and the total by at most a half (`callpaths.weights.in_units`); lines that come to 0
+are left out. Source of the format: stackcollapse-perf.pl and flamegraph.pl of
 https://github.com/brendangregg/FlameGraph.
 """
 
@@ -26,11 +26,12 @@ from perf_offcpu.text import folded_field, folded_root
 
 
 def write(profile: Profile, out: TextIO, options: Options) -> None:
-    """Write all samples of the profile as folded stacks; with `options.diff`, the older weight first, as
-    difffolded.pl does for flamegraph.pl.
+    """Write all samples of the profile.
+
+    With `options.diff` a line has two weights, the older one first, as difffolded.pl writes them.
 
     Raises:
-        UsageError: its events have different units, or none of time and `options.unit` asks for one.
+        UsageError: the events have different units, or `options.unit` is for time and they count none.
     """
     factor = unit_factor(profile, options.unit)
     totals = folded_totals(profile, options)
@@ -46,26 +47,21 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 
 
 def _weights(totals: dict[str, int], lines: list[str], factor: int) -> list[int]:
-    weights: list[int] = in_units(
-        np.array([totals.get(line, 0) for line in lines], np.int64), factor
-    ).tolist()
-    return weights
+    weights = np.array([totals.get(line, 0) for line in lines], np.int64)
+    return list(in_units(weights, factor).tolist())
 
 
 def folded_totals(profile: Profile, options: Options) -> dict[str, int]:
-    """Path as text (`comm;root;…;leaf`) → summed weight, in the unit of the profile; none is 0."""
+    """Return path (`comm;root;…;leaf`) → summed weight in the unit of the profile, without zeros."""
     tree = build_paths(profile, options)
     weight = tree.total(profile.samples.period)
     nodes = np.flatnonzero(weight)
+    lines = path_texts(tree, nodes, list(map(_field, tree.names)))
     totals: dict[str, int] = {}
-    for line, ns in zip(
-        path_texts(tree, nodes, list(map(_field, tree.names))), weight[nodes].tolist(), strict=True
-    ):
+    for line, ns in zip(lines, weight[nodes].tolist(), strict=True):
         totals[line] = totals.get(line, 0) + ns  # names that differ only in dso or `;` meet here
     return totals
 
 
 def _field(name: Name) -> str:
-    if name.kind == NameKind.ROOT:
-        return folded_root(name.label)
-    return folded_field(name.label)
+    return folded_root(name.label) if name.kind == NameKind.ROOT else folded_field(name.label)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output formats, each a module here with one function:
+"""The table of output formats. Each names a module with one function:
 
     write(profile: Profile, out: IO, options: Options) -> None
 
-`profile` holds the samples to write and nothing else (selection has been done); `out` takes text (UTF-8,
-`\\n`) or, for a binary format, bytes. All formats write integers and sort what they write, so that summed
-weights equal the profile's to the unit and the same profile always gives the same bytes.
+`profile` holds the samples to write and no others (selection has been done); `out` takes text (UTF-8, `\\n`)
+or, for a binary format, bytes. All formats write integers and sort what they write, so that summed weights
+equal the profile's to the unit and the same profile always yields the same bytes.
 
-To add a format: write its module, add its row. Modules are imported when used; this one costs nothing.
+To add a format, write its module and add its row. Modules are imported when used.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Format:
         module: the module in `convert` that writes it.
         suffix: appended to the input's name when no output is named.
         doc: one line for the help.
-        options: fields of Options that it honours; asking it for others is an error, not a silence.
-        binary: takes bytes; not for terminals.
+        options: fields of Options that it honours; setting others is an error.
+        binary: writes bytes; not for terminals.
         forms: what may follow the flag, each a suffix of its own; the first is the default.
-        most_bytes: above that size the usual viewers no longer open it; 0 no such limit.
-        needs_times: shows when things happened: samples without a real time cannot be placed.
+        most_bytes: size above which the usual viewers no longer open it; 0 for no such limit.
+        needs_times: shows when things happened, and so needs samples with a time.
     """
 
     name: str
@@ -58,18 +58,17 @@ class Format:
         """
         if self.needs_times and len(profile.samples) and not bool((profile.samples.time_ns >= 0).any()):
             raise UsageError(f"no sample has a time, and --{self.name} shows when things happened")
-        importlib.import_module(f"perf_offcpu.convert.{self.module}").write(
-            profile, out, options or Options()
-        )
+        module = importlib.import_module(f"perf_offcpu.convert.{self.module}")
+        module.write(profile, out, options or Options())
 
     def suffix_for(self, options: Options) -> str:
-        """What is appended to the input's name."""
+        """Return what is appended to the input's name."""
         if not self.forms:
             return self.suffix
         return f"{self.suffix}.{'svg' if options.svg else options.form or self.forms[0]}"
 
     def accept(self, options: Options) -> None:
-        """Raise UsageError if an option is set that this format does not know."""
+        """Raise UsageError if an option is set that this format does not honour."""
         default = Options()
         for name in (field.name for field in fields(options)):
             if name not in self.options and getattr(options, name) != getattr(default, name):
@@ -78,77 +77,76 @@ class Format:
 
 _THREADS = frozenset({"pid", "tid"})
 _FRAMES = frozenset({"addrs", "kernel", "state"})
+_NO_STATE = _FRAMES - {"state"}
 _PICTURE = frozenset({"addrs", "state", "title", "diff", "waker_stack"})
 _V8_STRING = 2**29 - 24
 """The longest string of Chromium's JavaScript, and so the largest JSON text that a page can parse."""
 
-FORMATS: dict[str, Format] = {
-    format_.name: format_
-    for format_ in (
-        Format(
-            "folded",
-            "folded",
-            ".folded",
-            "folded stacks: comm;root;…;leaf WEIGHT",
-            _THREADS | _FRAMES | {"unit", "diff", "waker_stack"},
-        ),
-        Format(
-            "flamegraph",
-            "flamegraph.page",
-            ".html",
-            "interactive flame graph, one HTML file",
-            _THREADS | _PICTURE,
-        ),
-        Format(
-            "speedscope",
-            "speedscope",
-            ".speedscope.json",
-            "speedscope.app: each thread in time",
-            _FRAMES | {"title"},
-            most_bytes=_V8_STRING,
-        ),
-        Format(
-            "chrome-trace",
-            "chrome_trace",
-            ".trace.json",
-            "Trace Event JSON: Perfetto, chrome://tracing",
-            _FRAMES - {"state"},
-            most_bytes=_V8_STRING,
-            needs_times=True,
-        ),
-        Format(
-            "perfetto",
-            "perfetto.trace",
-            ".pftrace",
-            "Perfetto's own format: for large recordings",
-            _FRAMES - {"state"},
-            binary=True,
-            needs_times=True,
-        ),
-        Format(
-            "firefox",
-            "firefox.profile",
-            ".firefox.json",
-            "profiler.firefox.com: threads in time, markers of waits",
-            frozenset({"addrs", "kernel"}),
-            most_bytes=_V8_STRING,
-            needs_times=True,
-        ),
-        Format(
-            "pprof",
-            "pprof.profile",
-            ".pb.gz",
-            "pprof's profile.proto: go tool pprof",
-            _FRAMES - {"state"},
-            binary=True,
-        ),
-        Format(
-            "callgraph",
-            "callgraph.graph",
-            ".callgraph",
-            "graph of calls, or (--wakers) of wake-ups between threads",
-            _FRAMES | {"form", "wakers", "svg", "min_share", "diff", "title"},
-            forms=("dot", "graphml", "gexf", "json", "text"),
-        ),
-    )
-}
+_ROWS = (
+    Format(
+        "folded",
+        "folded",
+        ".folded",
+        "folded stacks: comm;root;…;leaf WEIGHT",
+        _THREADS | _FRAMES | {"unit", "diff", "waker_stack"},
+    ),
+    Format(
+        "flamegraph",
+        "flamegraph.page",
+        ".html",
+        "interactive flame graph, one HTML file",
+        _THREADS | _PICTURE,
+    ),
+    Format(
+        "speedscope",
+        "speedscope",
+        ".speedscope.json",
+        "speedscope.app: each thread in time",
+        _FRAMES | {"title"},
+        most_bytes=_V8_STRING,
+    ),
+    Format(
+        "chrome-trace",
+        "chrome_trace",
+        ".trace.json",
+        "Trace Event JSON: Perfetto, chrome://tracing",
+        _NO_STATE,
+        most_bytes=_V8_STRING,
+        needs_times=True,
+    ),
+    Format(
+        "perfetto",
+        "perfetto.trace",
+        ".pftrace",
+        "Perfetto's own format: for large recordings",
+        _NO_STATE,
+        binary=True,
+        needs_times=True,
+    ),
+    Format(
+        "firefox",
+        "firefox.profile",
+        ".firefox.json",
+        "profiler.firefox.com: threads in time, markers of waits",
+        _NO_STATE,
+        most_bytes=_V8_STRING,
+        needs_times=True,
+    ),
+    Format(
+        "pprof",
+        "pprof.profile",
+        ".pb.gz",
+        "pprof's profile.proto: go tool pprof",
+        _NO_STATE,
+        binary=True,
+    ),
+    Format(
+        "callgraph",
+        "callgraph.graph",
+        ".callgraph",
+        "graph of calls, or (--wakers) of wake-ups between threads",
+        _FRAMES | {"form", "wakers", "svg", "min_share", "diff", "title"},
+        forms=("dot", "graphml", "gexf", "json", "text"),
+    ),
+)
+FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""speedscope's own JSON: for https://www.speedscope.app, which can also be used offline.
+"""Write speedscope's own JSON, for https://www.speedscope.app, which also works offline.
 
-The first profile is all threads together, a sample for each different stack of a thread; then comes one
-profile a thread, the longest waiting first, with its waits in time order. speedscope places a sample where
-the weights before it end, so the time between two waits is an empty stack, and all threads begin at the same
-moment. Sums of short waits have no place in time: they follow the last wait, below a frame that says so.
+The first profile shows all threads together, with a sample for each distinct stack of a thread; then comes
+one profile a thread, the longest waiting first, with its waits in time order. speedscope places a sample
+where the weights before it end, so the time between two waits is an empty stack, and all threads begin at the
+same moment. Sums of short waits have no place in time: they follow the last wait, below a frame that says so.
 
-speedscope holds nothing besides stacks and weights. Source of the format: src/lib/file-format-spec.ts and the
+The format holds stacks and weights only. Source of the format: src/lib/file-format-spec.ts and the
 importer src/lib/file-format.ts of https://github.com/jlfwong/speedscope.
 """
 
@@ -39,13 +39,13 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
     """Write all samples of the profile, thread by thread.
 
     Raises:
-        UsageError: its events have different units.
+        UsageError: the events have different units.
     """
     _Writer(profile, options).write(out)
 
 
 class _Writer:
-    """Frames are numbered: those of the paths, then one a thread, then the mark of samples without place."""
+    """Writes one profile. Frames are numbered: names of the paths, then threads, then `NO_PLACE`."""
 
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.options = profile, options
@@ -56,10 +56,9 @@ class _Writer:
         self.node = self.tree.of_sample.astype(np.int64)
         self.weight = profile.samples.period
         used = np.unique(self.node[self.node >= 0])
-        frames = path_texts(self.tree, used, list(map(str, range(len(self.tree.names)))), ",")
-        self._stacks = {-1: "[]"} | {
-            node: f"[{one}]" for node, one in zip(used.tolist(), frames, strict=True)
-        }
+        numbers = list(map(str, range(len(self.tree.names))))
+        paths = zip(used.tolist(), path_texts(self.tree, used, numbers, ","), strict=True)
+        self._stacks = {-1: "[]"} | {node: f"[{path}]" for node, path in paths}
 
     def write(self, out: TextIO) -> None:
         profile = self.profile
@@ -78,10 +77,8 @@ class _Writer:
         out.write("\n]}\n")
 
     def _frames(self) -> list[dict[str, str]]:
-        code = [
-            {"name": name.label, "file": name.dso} if name.dso else {"name": name.label}
-            for name in self.tree.names
-        ]
+        files = ({"file": name.dso} if name.dso else {} for name in self.tree.names)
+        code = [{"name": name.label} | file for name, file in zip(self.tree.names, files, strict=True)]
         threads = [{"name": track.label} for track in self.timeline.tracks]
         return [*code, *threads, {"name": NO_PLACE}]
 
@@ -93,10 +90,7 @@ class _Writer:
         first, of = group(self.timeline.track, self.node)
         weights = sum_by(of, self.weight, len(first))
         roots = (self.timeline.track[first] + len(self.tree.names)).tolist()
-        stacks = [
-            _below(root, self._stacks[node])
-            for root, node in zip(roots, self.node[first].tolist(), strict=True)
-        ]
+        stacks = list(map(_below, roots, map(self._stacks.__getitem__, self.node[first].tolist())))
         return self._profile(ALL_THREADS, stacks, weights)
 
     def _thread(self, track: Track) -> Iterator[str]:
@@ -107,7 +101,7 @@ class _Writer:
         return self._profile(track.label, stacks, np.concatenate([weight, self.weight[rest]]))
 
     def _profile(self, name: str, stacks: list[str], weights: I64) -> Iterator[str]:
-        """A `sampled` profile; its end is the sum of its weights, as speedscope computes it."""
+        """Write a `sampled` profile; its end is the sum of its weights, as speedscope computes it."""
         head = {"type": "sampled", "name": name, "unit": self.unit, "startValue": 0}
         yield json.dumps(head)[:-1]
         yield f',"endValue":{sum(weights.tolist())},"samples":['
@@ -118,10 +112,10 @@ class _Writer:
 
 
 def in_time(timeline: Timeline, track: Track, node: I64, weight: I64) -> tuple[I64, I64]:
-    """The samples of a thread that have a place, in time order, and the gaps between them and around them.
+    """Return the placed samples of a thread in time order, with the gaps before, between and after them.
 
-    A gap is as long as what is missing at the begin of the next sample, or at the end of the recording; where
-    samples overlap there is none.
+    A gap reaches to the begin of the next sample, or to the end of the recording; samples that overlap have
+    none between them.
 
     Returns:
         (node, weight) of samples and gaps; the node of a gap is -1.
@@ -129,8 +123,8 @@ def in_time(timeline: Timeline, track: Track, node: I64, weight: I64) -> tuple[I
     rows = track.rows[timeline.placed[track.rows]]
     rows = rows[np.argsort(timeline.begin_ns[rows], kind="stable")]
     begin = np.append(timeline.begin_ns[rows], timeline.duration_ns)
-    behind = np.append(0, np.maximum.accumulate(timeline.end_ns[rows]))
-    gap = np.maximum(begin - behind, 0)
+    end = np.append(0, np.maximum.accumulate(timeline.end_ns[rows]))
+    gap = np.maximum(begin - end, 0)
     nodes = np.stack([np.full(len(gap), _GAP), np.append(node[rows], _GAP)], axis=1).ravel()[:-1]
     weights = np.stack([gap, np.append(weight[rows], 0)], axis=1).ravel()[:-1]
     kept = (nodes != _GAP) | (weights > 0)

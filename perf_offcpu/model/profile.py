@@ -18,6 +18,8 @@ from perf_offcpu.model.recording import Budget, Comms, Evsel, Meta, SampleColumn
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.structs import mutable
 
+_KERNEL_DSOS = ("[kernel.kallsyms]", "[kernel]", "[guest.kernel.kallsyms]")
+
 
 @mutable
 class Frames(Table):
@@ -69,6 +71,11 @@ class Profile:
     """Row in strings of a dso → its build-id in hex, where it is known and the same all the time."""
     losses: dict[LossCause, int] = field(default_factory=dict)
     meta: Meta = field(default_factory=Meta)
+
+    def build_id(self, dso: int) -> str:
+        """Return the build-id in hex of a dso, a row in strings; "" if unknown."""
+        known = self.build_ids.get(dso, "")
+        return known or (self.meta.kernel_build_id if self.strings[dso] in _KERNEL_DSOS else "")
 
     def is_offcpu(self) -> Bool:
         """bool[samples]: which samples are off-cpu time."""

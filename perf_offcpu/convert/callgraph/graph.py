@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs for graphviz, Gephi, yEd, networkx and the terminal: of calls between functions, or (`wakers`) of
-wake-ups between threads.
+"""Write graphs for graphviz, Gephi, yEd, networkx and the terminal.
 
-Functions have their own and their inclusive time (`callpaths.calls`). What has less than `min_share` of the
-total is left out, or nobody could draw it; the graph says how much that was. With `wakers`, strongly
-connected threads, which wait for each other in turn, are numbered as knots, and the critical chain is the
-heaviest way through the graph with each knot taken as one: where a delay at its begin goes on to.
-
-The only importer of networkx.
+The graph is of calls between functions, or (`wakers`) of wake-ups between threads. Functions have their own
+and their inclusive time (`callpaths.calls`). Nodes and edges of less than `min_share` of the total are left
+out, because nobody could draw them all; the graph says how many. With `wakers`, strongly connected threads,
+which wait for each other in turn, are numbered as knots, and the critical chain is the heaviest path through
+the graph with each knot taken as one node: the path that a delay at its begin takes.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import printable
 
 _DATE = re.compile(r' lastmodifieddate="[^"]*"')
-"""networkx puts the day into GEXF files; the same profile must give the same bytes."""
+"""networkx puts the day into GEXF files; the same profile must yield the same bytes."""
 _DRAWING_S = 300
 
 
@@ -41,7 +39,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 
     Raises:
         UsageError: the events have different units.
-        CapabilityError: a picture is wanted, and graphviz is not installed.
+        CapabilityError: a picture is asked for, and graphviz is not installed.
     """
     graph = wakeups(profile, options) if options.wakers else calls(profile, options)
     if options.svg:
@@ -52,7 +50,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 
 
 def calls(profile: Profile, options: Options) -> Any:
-    """The graph of calls, a `networkx.DiGraph`."""
+    """Return the graph of calls, a `networkx.DiGraph`."""
     import networkx
 
     unit = unit_of(profile) or "events"
@@ -75,7 +73,7 @@ def calls(profile: Profile, options: Options) -> Any:
 
 
 def _function(found: Calls, old: Calls | None, row: int) -> dict[str, Any]:
-    """The attributes of a node."""
+    """Return the attributes of a function's node."""
     name = found.names[row]
     own, inclusive = int(found.own[row]), int(found.inclusive[row])
     facts: dict[str, Any] = {"label": name.label, "dso": name.dso, "kind": name.kind.name.lower()}
@@ -91,7 +89,7 @@ def _share(weight: int, total: int) -> float:
 
 
 def wakeups(profile: Profile, options: Options) -> Any:
-    """The graph of wake-ups, a `networkx.DiGraph`; knots and the critical chain are marked in it."""
+    """Return the graph of wake-ups, a `networkx.DiGraph`, with knots and the critical chain marked."""
     import networkx
 
     found = waker_graph_of(profile)
@@ -119,19 +117,19 @@ def _mark_knots(graph: Any) -> None:
     import networkx
 
     knots = [sorted(knot) for knot in networkx.strongly_connected_components(graph)]
-    whole = networkx.DiGraph()
+    condensed = networkx.DiGraph()  # a node for each knot
     of = {label: place for place, knot in enumerate(knots) for label in knot}
     inside = [0] * len(knots)
-    whole.add_nodes_from(sorted(range(len(knots)), key=lambda place: knots[place]))
+    condensed.add_nodes_from(sorted(range(len(knots)), key=lambda place: knots[place]))
     for waker, sleeper, facts in graph.edges(data=True):
         if of[waker] == of[sleeper]:
             inside[of[waker]] += facts["weight"]
         else:
-            known = whole.get_edge_data(of[waker], of[sleeper], {"weight": 0})["weight"]
-            whole.add_edge(of[waker], of[sleeper], weight=known + facts["weight"])
-    for _, place, facts in whole.edges(data=True):
+            known = condensed.get_edge_data(of[waker], of[sleeper], {"weight": 0})["weight"]
+            condensed.add_edge(of[waker], of[sleeper], weight=known + facts["weight"])
+    for _, place, facts in condensed.edges(data=True):
         facts["weight"] += inside[place]
-    chain = networkx.dag_longest_path(whole) if len(whole) else []
+    chain = networkx.dag_longest_path(condensed) if len(condensed) else []
     tied = sorted(
         (place for place, knot in enumerate(knots) if len(knot) > 1), key=lambda at: (-inside[at], knots[at])
     )
@@ -147,7 +145,7 @@ def _mark_knots(graph: Any) -> None:
 
 
 def _ids(names: list[tuple[str, str]]) -> list[str]:
-    """A different id for each (label, dso): the label, with the dso and a number where needed."""
+    """Return a distinct id for each (label, dso): the label, with the dso and a number where needed."""
     seen: dict[str, int] = {}
     ids = []
     for label, dso in names:
@@ -165,7 +163,7 @@ def _title(profile: Profile, options: Options) -> str:
 
 
 def _plain(graph: Any) -> Any:
-    """The graph with lists joined: the attributes that XML formats can hold."""
+    """Return the graph with lists joined: XML formats hold no lists."""
     plain = graph.copy()
     plain.graph = {key: "; ".join(one) if isinstance(one, list) else one for key, one in graph.graph.items()}
     return plain
@@ -188,7 +186,7 @@ def _gexf(graph: Any) -> str:
 
 
 def _json(graph: Any) -> str:
-    """As `networkx.node_link_graph(…, edges="edges")` reads it."""
+    """Return JSON that `networkx.node_link_graph(…, edges="edges")` reads."""
     document = {
         "directed": True,
         "multigraph": False,
@@ -200,7 +198,7 @@ def _json(graph: Any) -> str:
 
 
 def _drawn(dot: str) -> str:
-    """The picture that graphviz makes of the text."""
+    """Return the picture that graphviz makes of DOT text."""
     program = shutil.which("dot")
     if program is None:
         raise CapabilityError(

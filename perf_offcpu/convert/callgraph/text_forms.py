@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of `convert.callgraph.graph` as text: DOT for graphviz, and tables for the terminal."""
+"""Write graphs as text: DOT for graphviz, and tables for the terminal."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 _LINE = 60
-"""Characters of a name in a picture; a longer one is cut in the middle."""
+"""Characters of a name in a picture; a longer name is cut in the middle."""
 _COLD, _HOT, _GROWN, _SHRUNK = (0.58, 0.02), (0.58, 0.55), 0.0, 0.36
 _NS = ((10**9, "s"), (10**6, "ms"), (10**3, "us"))
 
 
 def amount(value: int, unit: str) -> str:
-    """A weight for people: three digits behind the point of a fitting unit of time."""
+    """Format a weight for people: three decimals of a fitting unit of time."""
     if unit == "ns":
         for size, name in _NS:
             if abs(value) >= size:
@@ -22,7 +22,7 @@ def amount(value: int, unit: str) -> str:
 
 
 def dot_text(graph: Any) -> str:
-    """The graph in the DOT language (https://graphviz.org/doc/info/lang.html)."""
+    """Return the graph in the DOT language (https://graphviz.org/doc/info/lang.html)."""
     return "\n".join(_dot_lines(graph)) + "\n"
 
 
@@ -63,7 +63,7 @@ def _node_lines(node: dict[str, Any], unit: str) -> Iterator[str]:
 
 
 def _fill(node: dict[str, Any], weight: int, facts: dict[str, Any]) -> str:
-    """Hue, saturation, value: the bluer the heavier; compared, red has grown and green shrunk."""
+    """Return hue, saturation, value: bluer is heavier; compared, red has grown and green has shrunk."""
     if "change" in node:
         part = min(abs(node["change"]) / max(facts["total"], 1), 1)
         return f'"{_GROWN if node["change"] > 0 else _SHRUNK} {0.02 + 0.7 * part:.3f} 1.0"'
@@ -72,7 +72,7 @@ def _fill(node: dict[str, Any], weight: int, facts: dict[str, Any]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Inside a label, where backslashes begin escapes."""
+    """Escape text for a label, where backslashes begin escapes."""
     return text.replace("\\", "\\\\")
 
 
@@ -81,7 +81,7 @@ def _quoted(text: str) -> str:
 
 
 def plain_text(graph: Any) -> str:
-    """Tables for people."""
+    """Return tables for people."""
     facts, unit = graph.graph, graph.graph["unit"]
     lines = [f"# {facts['title']}", f"# total: {amount(facts['total'], unit)} ({facts['total']} {unit})"]
     if facts["left_out"]:
@@ -91,7 +91,7 @@ def plain_text(graph: Any) -> str:
 
 
 def _calls_text(graph: Any) -> Iterator[str]:
-    """As gprof: callers above each function, callees below it."""
+    """Write a table as gprof does: callers above each function, callees below it."""
     unit = graph.graph["unit"]
     yield f"#\n#  Share  {'Inclusive':>14}  {'Self':>14}  Function"
     for id_, node in graph.nodes(data=True):

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protocol Buffers on the wire, a column of messages at a time.
+"""Encode Protocol Buffers, a column of messages at a time.
 
 A generated class or the protobuf library makes one message per call, some microseconds each; a recording has
 millions. Here n messages are a matrix: a row a message, with room for the longest, and a mask of the bytes
-that each row has. Fields are put side by side, and `flat` squeezes the unused bytes out, all in numpy.
+that each row uses. Fields are put side by side, and `flat` drops the unused bytes, all in numpy.
 
-Source: https://protobuf.dev/programming-guides/encoding. Fields whose value is 0 are written, too: readers of
-proto3 do not mind.
+Source: https://protobuf.dev/programming-guides/encoding. Fields of value 0 are written, too, which readers of
+proto3 accept.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +23,17 @@ from perf_offcpu.structs import frozen
 
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2
 _KEPT_CONSTANTS = 256
-"""They take no room: all rows are one. Blocks of one size need the same ones."""
+"""A constant takes no room, because all rows are one; blocks of one size need the same constants."""
 
 
 @frozen
 class _Part:
-    """The next bytes of each of n strings.
+    """A part of each of n byte strings.
 
     Args:
         data: uint8[n, width].
-        used: bool[n, width], those that belong to it.
-        lengths: int64[n], how many that are; one number if it is the same for all.
+        used: bool[n, width], the bytes that belong to the string.
+        lengths: int64[n], the number of used bytes; one number if it is the same for all.
     """
 
     data: U8
@@ -40,21 +41,21 @@ class _Part:
     lengths: I64 | int
 
     def take(self, rows: NDArray[np.integer]) -> _Part:
-        """The given rows."""
+        """Return the given rows."""
         lengths = self.lengths if isinstance(self.lengths, int) else self.lengths[rows]
         return _Part(self.data[rows], self.used[rows], lengths)
 
 
 @frozen
 class Rows:
-    """n byte strings, as parts side by side: they are put together once, by `flat`."""
+    """n byte strings as parts side by side, put together once, by `flat`."""
 
     count: int
     parts: tuple[_Part, ...]
 
     @property
     def lengths(self) -> I64:
-        """int64[n]."""
+        """Return int64[n], the length of each string."""
         same = sum(part.lengths for part in self.parts if isinstance(part.lengths, int))
         total = np.full(self.count, same, np.int64)
         for part in self.parts:
@@ -63,20 +64,16 @@ class Rows:
         return total
 
     def take(self, rows: NDArray[np.integer]) -> Rows:
-        """The given rows, in the given order."""
+        """Return the given rows, in the given order."""
         return Rows(len(rows), tuple(part.take(rows) for part in self.parts))
 
     def where(self, present: Bool) -> Rows:
-        """The same, empty where not present."""
-        return Rows(
-            self.count,
-            tuple(
-                _Part(part.data, part.used & present[:, None], part.lengths * present) for part in self.parts
-            ),
-        )
+        """Return the strings, empty where not present."""
+        masked = (_Part(one.data, one.used & present[:, None], one.lengths * present) for one in self.parts)
+        return Rows(self.count, tuple(masked))
 
     def flat(self) -> bytes:
-        """All strings, one behind the other."""
+        """Return all strings, one after the other."""
         if not self.parts:
             return b""
         used = np.concatenate([part.used for part in self.parts], axis=1)
@@ -86,7 +83,7 @@ class Rows:
 
 
 def varint(value: int) -> bytes:
-    """One number of up to 64 bits; a negative one as its two's complement."""
+    """Encode one number of up to 64 bits; a negative one as its two's complement."""
     value &= (1 << 64) - 1
     parts = bytearray()
     while value > 0x7F:
@@ -97,8 +94,10 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, value: int | str | bytes) -> bytes:
-    """One field: a varint, or a string or message with its length. Lone surrogates, which stand for bytes
-    that are not UTF-8, become question marks."""
+    """Encode one field: a varint, or a string or message with its length.
+
+    Lone surrogates, which stand for bytes that are not UTF-8, become question marks.
+    """
     if isinstance(value, int):
         return varint(number << 3 | _VARINT) + varint(value)
     data = value.encode("utf-8", "replace") if isinstance(value, str) else value
@@ -106,7 +105,7 @@ def field(number: int, value: int | str | bytes) -> bytes:
 
 
 def varints(values: NDArray[np.integer]) -> Rows:
-    """n numbers, not negative."""
+    """Encode n numbers that are not negative."""
     left: U64 = values.astype(np.uint64)
     width = _width(int(left.max(initial=0)))
     if not len(left) or _width(int(left.min())) == width:
@@ -126,12 +125,12 @@ def varints(values: NDArray[np.integer]) -> Rows:
 
 
 def _width(value: int) -> int:
-    """Bytes of a varint."""
+    """Return the number of bytes of a varint."""
     return max(1, -(-value.bit_length() // 7))
 
 
 def _same_width(left: U64, width: int) -> Rows:
-    """Numbers that all take as many bytes: times do, as a rule."""
+    """Encode numbers that all take the same number of bytes, as times usually do."""
     data = np.empty((len(left), width), np.uint8)
     for place in range(width):
         data[:, place] = left & np.uint64(0x7F)
@@ -142,14 +141,14 @@ def _same_width(left: U64, width: int) -> Rows:
 
 @functools.lru_cache(_KEPT_CONSTANTS)
 def constant(data: bytes, rows: int) -> Rows:
-    """n times the same bytes."""
+    """Return n times the same bytes."""
     repeated = np.broadcast_to(np.frombuffer(data, np.uint8), (rows, len(data)))
     used = np.broadcast_to(np.True_, repeated.shape)
     return Rows(rows, (_Part(repeated, used, len(data)),))
 
 
 def from_bytes(texts: Sequence[bytes]) -> Rows:
-    """Byte strings as rows; for few, from which many are taken."""
+    """Return byte strings as rows; for a few, from which many rows are taken."""
     width = max(map(len, texts), default=0)
     data = np.frombuffer(b"".join(text.ljust(width, b"\0") for text in texts), np.uint8)
     lengths = np.array([len(text) for text in texts], np.int64)
@@ -158,17 +157,17 @@ def from_bytes(texts: Sequence[bytes]) -> Rows:
 
 
 def joined(*rows: Rows) -> Rows:
-    """String by string, all of them one behind the other."""
+    """Put strings of equal rows one after the other."""
     return Rows(rows[0].count, tuple(part for one in rows for part in one.parts))
 
 
 def numbers(number: int, values: NDArray[np.integer]) -> Rows:
-    """A varint field in each of n messages."""
+    """Encode a varint field in each of n messages."""
     return joined(constant(varint(number << 3 | _VARINT), len(values)), varints(values))
 
 
 def fixed64(number: int, values: NDArray[np.uint64] | NDArray[np.float64]) -> Rows:
-    """A field of 8 bytes, a number or a double, in each of n messages."""
+    """Encode a field of 8 bytes, a number or a double, in each of n messages."""
     data = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<")).view(np.uint8)
     used = np.broadcast_to(np.True_, (len(values), 8))
     body = Rows(len(values), (_Part(data.reshape(-1, 8), used, 8),))
@@ -176,17 +175,17 @@ def fixed64(number: int, values: NDArray[np.uint64] | NDArray[np.float64]) -> Ro
 
 
 def messages(number: int, body: Rows) -> Rows:
-    """A message field in each of n messages: tag, length, body."""
+    """Encode a message field in each of n messages: tag, length, body."""
     return joined(lengths(number, body.lengths), body)
 
 
 def lengths(number: int, values: I64) -> Rows:
-    """What stands before the bytes of a message field, by their number."""
+    """Encode the tag and the length that stand before the bytes of a message field."""
     return joined(constant(varint(number << 3 | _LENGTH), len(values)), varints(values))
 
 
 def ragged(rows: Rows, offsets: I64) -> list[bytes]:
-    """The rows of each range put together: element i is rows offsets[i] to offsets[i + 1]."""
+    """Put the rows of each range together: element i is rows offsets[i] to offsets[i + 1]."""
     data = rows.flat()
     ends = np.append(0, np.cumsum(rows.lengths))[offsets].tolist()
-    return [data[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
+    return [data[begin:end] for begin, end in pairwise(ends)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Markers of a Firefox profile: an interval for each wait, a moment for each time that a thread woke another.
+"""Write the markers of a Firefox profile: an interval for each wait, an instant for each wake-up.
 
 Source of the format: src/types/markers.ts and docs-developer/markers.md of
 https://github.com/firefox-devtools/profiler.
@@ -23,7 +23,7 @@ from perf_offcpu.model.profile import Profile
 
 _INSTANT, _INTERVAL = 0, 1
 _KEYS = {"woken by": "waker"}
-"""Names of details that are no good keys."""
+"""Detail → its key in the schema, where it differs."""
 _MS_DIGITS = 6
 _BLOCK = 1 << 14
 
@@ -64,29 +64,27 @@ SCHEMA: list[dict[str, Any]] = [
 ]
 
 
+NO_MARKERS = '{"data":[],"name":[],"startTime":[],"endTime":[],"phase":[],"category":[],"length":0}'
+
+
 class Markers:
-    """The markers of all threads. All their strings are numbered when this is made."""
+    """The markers of all threads. Their strings are numbered by the constructor."""
 
     def __init__(self, profile: Profile, tables: SharedTables, timeline: Timeline, wakeups: Wakeups) -> None:
-        ends = tables.ends
-        self.timeline, self.wakeups, self.ends = timeline, wakeups, ends
-        details = details_of(profile, wakeups, ends.waits)
+        self.timeline, self.wakeups, self.ends = timeline, wakeups, tables.ends
+        self.details = details_of(profile, wakeups, tables.ends.waits)
         row = tables.strings.row
-        self.details = details
         self.names = np.array([row(one["name"]) for one in CATEGORIES], np.int64)
         self.wakes = row("wakes")
-        self.sets = [self._members(one, row) for one in details.sets]
-        self.functions = tables.label_of(ends.node)
+        self.sets = [self._members(one, row) for one in self.details.sets]
+        self.functions = tables.label_of(self.ends.node)
         self.sleepers = [str(row(track.label)) for track in timeline.tracks]
-        nodes = np.unique(ends.waker_node[ends.waker_node >= 0])
-        stacks = path_texts(tables.tree, nodes, plain_labels(tables.tree))
-        rows = (row(stack) for stack in stacks)
-        self.waker_text = {node: f',"wakerstack":{at}' for node, at in zip(nodes.tolist(), rows, strict=True)}
-        self.waker_text[-1] = ""
+        nodes = np.unique(self.ends.waker_node[self.ends.waker_node >= 0])
+        stacks = zip(nodes.tolist(), path_texts(tables.tree, nodes, plain_labels(tables.tree)), strict=True)
+        self.waker_text = {-1: ""} | {node: f',"wakerstack":{row(text)}' for node, text in stacks}
         self.runq_ns = np.where(timeline.waits, timeline.end_ns - wakeups.queued_ns, 0)
-        arrows = wakeups.arrows[
-            np.lexsort((wakeups.queued_ns[wakeups.arrows], wakeups.waker[wakeups.arrows]))
-        ]
+        arrows = wakeups.arrows
+        arrows = arrows[np.lexsort((wakeups.queued_ns[arrows], wakeups.waker[arrows]))]
         bounds = np.searchsorted(wakeups.waker[arrows], np.arange(1, len(wakeups.tracks)))
         self.woken = np.split(arrows, bounds)
 
@@ -95,15 +93,11 @@ class Markers:
         known = {_KEYS.get(name, name): row(text) for name, text in details.items() if name != "class"}
         return "".join(f',"{name}":{text}' for name, text in known.items())
 
-    def none(self) -> str:
-        """An empty table."""
-        return '{"data":[],"name":[],"startTime":[],"endTime":[],"phase":[],"category":[],"length":0}'
-
     def table(self, track: int, waits: I64) -> Iterator[str]:
-        """The markers of a thread, as JSON: of its waits in time order, then of those that it woke.
+        """Write the markers of a thread as JSON: of its waits in time order, then of the wake-ups it caused.
 
         Args:
-            track: of the wake-ups.
+            track: row in `Wakeups.tracks`.
             waits: int64[k], its samples.
         """
         woken = self.woken[track]

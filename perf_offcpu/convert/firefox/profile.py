@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Firefox Profiler's own ("processed") format: for https://profiler.firefox.com, which reads files in the
-browser and sends them nowhere.
+"""Write the Firefox Profiler's own ("processed") format, for https://profiler.firefox.com, which reads files
+in the browser and does not upload them.
 
-Each thread has a track. A wait is a sample at the moment when it began, with its stack and its length as
-weight ("tracing-ms"), and a marker from its begin to its end, named after what was waited for; the time until
-the next wait is a sample without stack and weight. Who woke whom is a marker on the waker's track, with the
-waker's stack. CPU samples, and what has a weight but no place in time (sums of short waits, samples without a
-time), are threads of their own beside the thread's, so that no call tree mixes them.
+Each thread has a track. A wait is a sample at its begin, with its stack and its length as weight
+("tracing-ms"), and a marker from its begin to its end, named after its class; the time until the next wait is
+a sample without stack and weight. A wake-up is a marker on the waker's track, with the waker's stack. CPU
+samples are in a thread of their own next to the thread's, and so are samples that have a weight but no place
+in time (sums of short waits, samples without a time), so that no call tree mixes them.
 
-Times and weights are milliseconds with six decimals: nanoseconds, exactly. All weights together are those of
-the profile. Source of the format: src/types/profile.ts and docs-developer/CHANGELOG-formats.md of
+Times and weights are milliseconds with six decimals: nanoseconds, exactly. All weights add up to the
+profile's. Source of the format: src/types/profile.ts and docs-developer/CHANGELOG-formats.md of
 https://github.com/firefox-devtools/profiler, version 70; newer profilers upgrade it.
 """
 
@@ -29,7 +29,7 @@ from perf_offcpu.analysis.wakeups import wakeups_of
 from perf_offcpu.callpaths.weights import title_of, unit_of
 from perf_offcpu.convert.encode.text_columns import running_sums
 from perf_offcpu.convert.firefox.json_tables import array_items
-from perf_offcpu.convert.firefox.markers import SCHEMA, Markers
+from perf_offcpu.convert.firefox.markers import NO_MARKERS, SCHEMA, Markers
 from perf_offcpu.convert.firefox.shared import CATEGORIES, SharedTables
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
@@ -40,7 +40,7 @@ from perf_offcpu.text import printable
 PROCESSED_VERSION, GECKO_VERSION = 70, 36
 ON_CPU, NO_PLACE = "CPU samples", "no time: sums of short waits"
 _TID_SUFFIX = {"": "", ON_CPU: "-cpu", NO_PLACE: "-sums"}
-"""Each thread must have an id of its own."""
+"""Each thread of the file must have an id of its own."""
 _MS_DIGITS = 6
 _VISIBLE = 20
 
@@ -49,7 +49,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
     """Write all samples of the profile, thread by thread.
 
     Raises:
-        UsageError: its events have different units.
+        UsageError: the events have different units.
     """
     out.writelines(_Writer(profile, options).parts())
 
@@ -59,10 +59,9 @@ class _Thread:
     """A thread of the file: some samples of a track.
 
     Args:
-        kind: "" its waits, ON_CPU or NO_PLACE.
+        kind: "" for its waits, ON_CPU or NO_PLACE.
         rows: int64[k], samples in time order.
-        begin_ns: int64[k], where they lie, since the origin.
-        end_ns: int64[k]
+        begin_ns, end_ns: int64[k], since the origin.
     """
 
     track: int
@@ -101,7 +100,7 @@ class _Writer:
                 yield _Thread(at, NO_PLACE, rows, sums[rows], ends)
 
     def parts(self) -> Iterator[str]:
-        """The whole file."""
+        """Return the whole file, in parts."""
         yield '{"meta":' + json.dumps(self._meta(), separators=(",", ":"))
         yield ',\n"libs":' + self.tables.libs()
         yield ',\n"threads":['
@@ -151,7 +150,7 @@ class _Writer:
         yield ',"samples":'
         yield from self._samples(thread)
         yield ',"markers":'
-        yield from [self.markers.none()] if thread.kind else self.markers.table(thread.track, thread.rows)
+        yield from [NO_MARKERS] if thread.kind else self.markers.table(thread.track, thread.rows)
         yield "}"
 
     def _head(self, track: Track, kind: str) -> dict[str, Any]:
@@ -171,7 +170,7 @@ class _Writer:
         }
 
     def _samples(self, thread: _Thread) -> Iterator[str]:
-        """Behind each wait that is not followed by the next one at once, a sample that is nothing."""
+        """Write the samples, with an empty one after each wait that the next does not follow at once."""
         rows, begin, end = thread.rows, thread.begin_ns, thread.end_ns
         times = np.stack([begin, end], axis=1).ravel()
         gap = np.append(end[:-1] < begin[1:], True)[: len(rows)] & (thread.kind == "")

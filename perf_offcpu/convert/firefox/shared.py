@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all threads of a Firefox profile share: strings, libraries, functions, frames, stacks.
+"""Write the tables that threads of a Firefox profile share: strings, libraries, functions, frames, stacks.
 
-A frame is an address, so that the profiler can show source lines and assembly; a function is what its
-addresses share, and the profiler's trees merge frames by it. The category of a frame colours what is drawn.
-That of the innermost frame is what was waited for, which is no property of the code: so the ends of stacks
-are rows of their own, one for each class of waits that ends there, with copies of the frames.
+A frame is an address, so that the profiler can show source lines and assembly; the profiler's trees merge
+frames by function. The category of a frame is its colour. The category of the innermost frame is the class of
+the wait, which is no property of the code: so the ends of stacks are rows of their own, one for each class of
+waits that ends there, with copies of the frames.
 
 Source of the format: src/types/profile.ts of https://github.com/firefox-devtools/profiler, version 70.
 """
@@ -12,6 +12,7 @@ Source of the format: src/types/profile.ts of https://github.com/firefox-devtool
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,24 +44,21 @@ _CATEGORY_OF_KIND = {
 CATEGORIES: list[dict[str, Any]] = [
     {"name": name, "color": colour, "subcategories": ["Other"]} for name, colour in _COLOURS.items()
 ]
-_KERNEL_LIBS = ("[kernel.kallsyms]", "[kernel]", "[guest.kernel.kallsyms]")
 _LIBRARY = 1
 _OWN = -1
 _MOST_ADDRESS = 2**31
-"""Addresses may be read into an Int32Array; -1 says that there is none."""
+"""Larger addresses are left out: the profiler may read them into an Int32Array."""
 
 
 @mutable
 class Ends:
-    """Where the stacks of n samples end, in a tree and in the table of stacks made of it.
+    """The ends of the stacks of n samples, in the tree and in the table of stacks made of it.
 
     Args:
-        waits: what they wait for.
-        category: int64[n], that of the innermost frame; -1 that of its code.
-        node: int64[n]
-        waker_node: int64[n], of their wakers' stacks; -1 none.
-        stack: int64[n]
-        waker_stack: int64[n]; -1 none.
+        waits: classes and system calls of the waits.
+        category: int64[n], the category of the innermost frame; -1 for the category of its code.
+        node, waker_node: int64[n], the end of the stack and of its waker's stack; -1 none.
+        stack, waker_stack: int64[n], the rows of these nodes in the table of stacks; -1 none.
     """
 
     waits: Waits
@@ -85,7 +83,7 @@ class SharedTables:
         self._add_libs()
 
     def _add_stacks(self, node: I64, category: I64) -> I64:
-        """int64[n]: the stack that ends at each node; -1 none."""
+        """Return int64[n], the stack that ends at each node; -1 none."""
         parent = self.tree.parent.astype(np.int64)
         inner = np.zeros(len(parent), np.bool_)
         inner[parent[parent >= 0]] = True
@@ -116,7 +114,7 @@ class SharedTables:
         self._category = np.where(self._category == _OWN, own[self._name_of_frame], self._category)
 
     def label_of(self, node: I64) -> I64:
-        """int64[n]: the string that names the function of each node."""
+        """Return int64[n], the string with the name of each node's function."""
         return self._labels[self._function_of_name[self.tree.name[node]]]
 
     def _add_libs(self) -> None:
@@ -127,15 +125,13 @@ class SharedTables:
         self._lib_of_dso = {dso: row for row, dso in enumerate(self._dsos.tolist())}
 
     def libs(self) -> str:
-        """The JSON of `libs`."""
+        """Return the JSON of `libs`."""
         return json.dumps([self._lib(dso) for dso in self._dsos.tolist()], separators=(",", ":"))
 
     def _lib(self, dso: int) -> dict[str, str | None]:
         path = printable(self.profile.strings[dso])
         name = path.rpartition("/")[2] or path
-        build_id = self.profile.build_ids.get(dso, "")
-        if not build_id and path in _KERNEL_LIBS:
-            build_id = self.profile.meta.kernel_build_id
+        build_id = self.profile.build_id(dso)
         return {
             "arch": self.profile.meta.arch,
             "name": name,
@@ -147,7 +143,7 @@ class SharedTables:
         }
 
     def shared(self) -> Iterator[str]:
-        """The JSON of `shared`, in parts. No string can be added afterwards."""
+        """Return the JSON of `shared`, in parts. No string can be added afterwards."""
         yield '{"stackTable":{"frame":['
         yield from array_items(self._frame_of_stack)
         yield '],"prefixOffset":['
@@ -204,7 +200,7 @@ class SharedTables:
         )  # fmt: skip
 
     def _native_symbols(self, has: Bool, lib: I64, begin: I64, symbol: U32) -> I64:
-        """int64[frames]: the symbol of each, -1 none."""
+        """Return int64[frames], the symbol of each frame; -1 none."""
         rows = np.flatnonzero(has)
         first, of = group(lib[rows], begin[rows], symbol[rows])
         self._symbol_libs, self._symbols = lib[rows[first]], begin[rows[first]]
@@ -215,7 +211,7 @@ class SharedTables:
         return native
 
     def _function_table(self) -> Iterator[str]:
-        """A function's library and file are those of its first frame."""
+        """Write the functions, each with the library and the source file of its first frame."""
         count, frames = len(self._functions), self.profile.frames
         function = self._function_of_name[self._name_of_frame]
         resource, source = np.full(count, -1), np.full(count, -1)
@@ -239,12 +235,10 @@ class SharedTables:
 
 
 def breakpad_id(build_id: str) -> str:
-    """The id by which symbol servers know a file, of its build-id in hex; "" of none.
+    """Return the id by which symbol servers know a file of a build-id in hex; "" for "".
 
     It is a GUID of the first 16 bytes, whose first three fields are little-endian, and the age 0.
     """
     if not build_id:
         return ""
-    padded = bytes.fromhex(build_id)[:16].ljust(16, b"\0")
-    fields = (padded[3::-1], padded[5:3:-1], padded[7:5:-1], padded[8:])
-    return b"".join(fields).hex().upper() + "0"
+    return uuid.UUID(bytes_le=bytes.fromhex(build_id)[:16].ljust(16, b"\0")).hex.upper() + "0"

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An interactive flame graph: one HTML file that needs nothing else, from a file URL as well.
+"""Write an interactive flame graph: one HTML file that needs nothing else, not even a web server.
 
-The page is three assets (HTML, CSS, JavaScript) and one JSON document in a script element. Names in it are
-hostile until proven otherwise: `<`, `>` and `&` are escapes in the JSON, the script hands names to
-textContent and fillText only, and a content security policy allows no script and no style but the two whose
-hashes it names, and no network at all.
+The page is three assets (HTML, CSS, JavaScript) and one JSON document in a script element. Names may be
+hostile: `<`, `>` and `&` are escapes in the JSON, the script hands names to textContent and fillText only,
+and a content security policy allows the one script and the one style whose hashes it names, and no network.
 
-Nodes are columns in preorder, siblings by name, as the script wants them. Weights stay exact: JavaScript's
-numbers end at 2^53, so each is written as hi * 10^9 + lo.
+Nodes are columns in preorder, siblings by name, so that a subtree is a range of nodes. A series is the weight
+of some samples at the nodes where they end; the page sums a range at once. Weights stay exact: JavaScript's
+numbers are exact up to 2^53, so each weight is written as hi * 10^9 + lo.
 """
 
 from __future__ import annotations
@@ -22,69 +22,72 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.intervals import timeline_of, with_wakers
 from perf_offcpu.analysis.options import Options
+from perf_offcpu.analysis.states import RUNNING, STATES, UNKNOWN_STATE, state_codes
+from perf_offcpu.callpaths.calls import subtree_sums
 from perf_offcpu.callpaths.compare import Together, together
 from perf_offcpu.callpaths.depths import depths
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.tree import PathTree, build_paths
 from perf_offcpu.callpaths.weights import events_of, title_of, unit_of
-from perf_offcpu.convert.flamegraph.series import breakdown, series
 from perf_offcpu.losses import by_text
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Meta
+from perf_offcpu.model.recording import Meta, SampleFlag
 from perf_offcpu.text import for_script_element, printable
 
 _GIGA = 10**9
+_WAKERS = 12
+_OTHERS = "others"
 
 
 def write(profile: Profile, out: TextIO, options: Options) -> None:
     """Write all samples of the profile as a page.
 
     Raises:
-        UsageError: its events have different units.
+        UsageError: the events have different units.
     """
     document = describe(profile, options)
     style, script = _asset("flamegraph.css"), _asset("flamegraph.js")
-    out.write(
-        Template(_asset("flamegraph.html")).substitute(
-            policy=_policy(style, script),
-            title=html.escape(document["title"]),
-            style=style,
-            script=script,
-            data=for_script_element(json.dumps(document, separators=(",", ":"))),
-        )
+    page = Template(_asset("flamegraph.html")).substitute(
+        policy=_policy(style, script),
+        title=html.escape(document["title"]),
+        style=style,
+        script=script,
+        data=for_script_element(json.dumps(document, separators=(",", ":"))),
     )
+    out.write(page)
 
 
 def describe(profile: Profile, options: Options) -> dict[str, Any]:
-    """What the page's script reads: title, facts, unit, names and nodes as columns, a layer of weights for
-    waiting ("off") and for running ("on"), each only if it has samples, and the series of the tooltip."""
+    """Return the document that the page's script reads.
+
+    It has title, facts, unit, names and nodes as columns, a layer of weights for waiting ("off") and for
+    running ("on"), each only if it has samples, and the series of the tooltip.
+    """
     both = together(profile, options.diff)
-    unit = unit_of(both.profile)
     tree = build_paths(both.profile, options)
     order = preorder(tree)
     dsos = {dso: row for row, dso in enumerate(sorted({name.dso for name in tree.names}))}
     document = {
         "title": printable(options.title) or title_of(profile),
         "facts": _facts(profile, options.diff),
-        "unit": unit,
+        "unit": unit_of(both.profile),
         "dsos": list(dsos),
         "names": {
             "label": [name.label for name in tree.names],
             "dso": [dsos[name.dso] for name in tree.names],
             "kind": [int(name.kind) for name in tree.names],
         },
-        "nodes": {
-            "depth": depths(tree.parent)[order].tolist(),
-            "name": tree.name[order].tolist(),
-        },
+        "nodes": {"depth": depths(tree.parent)[order].tolist(), "name": tree.name[order].tolist()},
     }
     return document | _weights(both, tree, order, compared=options.diff is not None)
 
 
 def _weights(both: Together, tree: PathTree, order: I64, *, compared: bool) -> dict[str, Any]:
-    """Layers, what they consist of, and the weights of the older profile."""
+    """Return the layers, their parts by state and waker, and the weights of the older profile."""
     profile, off = both.profile, both.profile.is_offcpu()
     place_of_node = np.empty(len(order), np.int64)
     place_of_node[order] = np.arange(len(order))
@@ -98,18 +101,14 @@ def _weights(both: Together, tree: PathTree, order: I64, *, compared: bool) -> d
 
 
 def preorder(tree: PathTree) -> I64:
-    """int64[n]: the nodes in preorder, siblings by name; a permutation.
+    """Return int64[n], the nodes in preorder, siblings by name; a permutation.
 
-    A node's place is its parent's plus one plus the sizes of the siblings before it: one pass up for the
-    sizes and one down for the places, by level.
+    A node's place is its parent's plus one plus the sizes of the siblings before it, found level by level.
     """
     rank, depth = _rank(tree.names)[tree.name], depths(tree.parent)
+    size = subtree_sums(tree, np.ones(len(tree), np.int64))
     by_depth = np.argsort(depth, kind="stable")
-    bounds = np.searchsorted(depth[by_depth], np.arange(1, int(depth.max(initial=0)) + 2))
-    levels = [by_depth[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
-    size = np.ones(len(tree), np.int64)
-    for level in levels[:0:-1]:
-        np.add.at(size, tree.parent[level], size[level])
+    levels = np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1)
     place = np.empty(len(tree) + 1, np.int64)
     place[-1] = -1  # above the roots, whose parent is -1
     for level in levels:
@@ -124,22 +123,60 @@ def preorder(tree: PathTree) -> I64:
 
 
 def _rank(names: list[Name]) -> I64:
-    """int64[names]: the place of each name among all."""
+    """Return int64[names], the place of each name in their order."""
     rank = np.empty(len(names), np.int64)
     rank[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
     return rank
 
 
 def _layer(kind: str, tree: PathTree, profile: Profile, rows: Bool, order: I64) -> dict[str, Any]:
-    """The weights of some samples, by node: exclusive, `hi * 10^9 + lo`, and how many waits or samples."""
+    """Return the exclusive weights (`hi * 10^9 + lo`) and the number of waits or samples by node."""
     samples = profile.samples
     hi, lo = np.divmod(tree.total(np.where(rows, samples.period, 0))[order], _GIGA)
     count = tree.total(np.where(rows, samples.count, 0))[order]
     return {"kind": kind, "hi": hi.tolist(), "lo": lo.tolist(), "count": count.tolist()}
 
 
+def breakdown(profile: Profile, place: I64, chosen: Bool) -> list[dict[str, Any]]:
+    """Return series of the chosen off-cpu samples, by task state and by the comm of the waker.
+
+    Args:
+        place: int64[samples], the node at which each ends, in preorder.
+    """
+    rows = np.flatnonzero(chosen & profile.is_offcpu())
+    states = state_codes(profile.samples)[rows]
+    found = [
+        {"kind": "state", "name": STATES[code].words} | series(profile, place, rows[states == code])
+        for code in np.unique(states).tolist()
+        if code not in {RUNNING, UNKNOWN_STATE}
+    ]
+    return found + _by_waker(profile, place, rows)
+
+
+def series(profile: Profile, place: I64, rows: I64) -> dict[str, list[int]]:
+    """Return the weight of some samples by node: ascending nodes, and weights as hi * 10^9 + lo."""
+    first, of = group(place[rows])
+    hi, lo = np.divmod(sum_by(of, profile.samples.period[rows], len(first)), _GIGA)
+    return {"node": place[rows][first].tolist(), "hi": hi.tolist(), "lo": lo.tolist()}
+
+
+def _by_waker(profile: Profile, place: I64, rows: I64) -> list[dict[str, Any]]:
+    """Return a series for each waker that most time was waited for, and one for all other known wakers."""
+    tracks, waker = with_wakers(profile, timeline_of(profile))
+    names, of_track = np.unique([*(track.comm for track in tracks), "an interrupt"], return_inverse=True)
+    interrupt = (profile.samples.flags & np.uint32(SampleFlag.WAKER_INTERRUPT)) != 0
+    waker = np.where(interrupt, len(tracks), waker)[rows]
+    name = np.where(waker >= 0, of_track[waker], -1)
+    total = sum_by(name, profile.samples.period[rows], len(names))
+    ranked = [row for row in np.argsort(-total, kind="stable").tolist() if total[row] > 0]
+    sets = [(str(names[row]), name == row) for row in ranked[:_WAKERS]]
+    if len(ranked) > _WAKERS:
+        sets.append((_OTHERS, np.isin(name, ranked[_WAKERS:])))
+    return [{"kind": "waker", "name": label} | series(profile, place, rows[mine]) for label, mine in sets]
+
+
 def _facts(profile: Profile, old: Profile | None) -> list[tuple[str, str]]:
-    """What is known of the recording, as (term, text); what is not known is left out."""
+    """Return the known facts about the recording as (term, text)."""
     meta = profile.meta
     facts = [
         ("Events", ", ".join(event.name for event in events_of(profile))),
@@ -161,7 +198,7 @@ def _duration(meta: Meta) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """The content security policy: these two texts, nothing else, and no network."""
+    """Return the content security policy: these two texts, nothing else, and no network."""
     return (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         "base-uri 'none'; form-action 'none'"

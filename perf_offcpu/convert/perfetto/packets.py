@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packets of a Perfetto trace: the frame around everything in it, the tracks, the clock.
+"""Write the packets of a Perfetto trace: clock, tracks, events, task states.
 
 Source: protos/perfetto/trace/trace_packet.proto, track_event/*.proto, clock_snapshot.proto and
 generic_kernel/generic_task.proto of https://github.com/google/perfetto.
@@ -8,6 +8,7 @@ generic_kernel/generic_task.proto of https://github.com/google/perfetto.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,32 +24,35 @@ _PACKET, _TRACK_EVENT, _TASK_STATE = 1, 11, 117
 _FIRST = field(10, 1) + field(13, 1)
 """trusted_packet_sequence_id; sequence_flags: SEQ_INCREMENTAL_STATE_CLEARED."""
 _LATER = field(10, 1) + field(13, 2)
-"""The same, SEQ_NEEDS_INCREMENTAL_STATE."""
+"""As before, with SEQ_NEEDS_INCREMENTAL_STATE."""
 BLOCKED_UUID, RUNNABLE_UUID, _FIRST_UUID = 1, 2, 16
 
 
-def thread_uuid(track: int) -> int:
-    """The number of a thread's track."""
+_Tracks = TypeVar("_Tracks", int, I64)
+
+
+def thread_uuid(track: _Tracks) -> _Tracks:
+    """Return the number of a thread's track; of each, if there are several."""
     return _FIRST_UUID + 2 * track
 
 
-def sums_uuid(track: int) -> int:
-    """The number of the track of what has no place in a thread."""
+def sums_uuid(track: _Tracks) -> _Tracks:
+    """Return the number of the track for a thread's samples without a place."""
     return _FIRST_UUID + 2 * track + 1
 
 
 def packet(*fields: bytes) -> bytes:
-    """One packet."""
+    """Return one packet of the sequence."""
     return field(_PACKET, _LATER + b"".join(fields))
 
 
 def first_packet() -> bytes:
-    """The packet that begins the sequence: from now on times are those of CLOCK_MONOTONIC."""
+    """Return the packet that begins the sequence; all times in it are those of CLOCK_MONOTONIC."""
     return field(_PACKET, _FIRST + field(59, field(58, MONOTONIC)))
 
 
 def clock_packet(profile: Profile) -> bytes:
-    """The trace's clock, and the wall clock beside it where it is known."""
+    """Return the trace's clock, with the wall clock where known."""
     meta = profile.meta
     at = meta.wall_clock_at_ns if meta.wall_clock_ns else max(meta.first_ns, 0)
     clocks = field(1, field(1, MONOTONIC) + field(2, at))
@@ -58,10 +62,10 @@ def clock_packet(profile: Profile) -> bytes:
 
 
 def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) -> Iterator[bytes]:
-    """Processes, threads, the tracks beside those that have sums, and the two counters.
+    """Return processes, threads, the tracks of sums, and the two counters.
 
     Args:
-        with_sums: the tracks (their places in `tracks`) that have samples without place.
+        with_sums: the rows in `tracks` that have samples without a place.
     """
     for row, (pid, name) in enumerate(process_names(profile, tracks).items()):
         process = field(1, pid) + field(6, name)
@@ -77,12 +81,12 @@ def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) ->
 
 
 def events(time_ns: I64, kind: int, uuid: NDArray[np.integer], *more: Rows) -> bytes:
-    """Packets of n track events.
+    """Return packets of n track events.
 
     Args:
-        time_ns: int64[n], of the recording's clock.
+        time_ns: int64[n], in the recording's clock.
         kind: SLICE_BEGIN, …
-        uuid: int[n], their tracks.
+        uuid: int[n], the tracks.
         more: further fields of TrackEvent.
     """
     event = joined(constant(field(9, kind), len(time_ns)), numbers(11, uuid), *more)
@@ -90,7 +94,7 @@ def events(time_ns: I64, kind: int, uuid: NDArray[np.integer], *more: Rows) -> b
 
 
 def task_states(time_ns: I64, state: NDArray[np.integer], tid: I64, cpu: I64, comm: Rows) -> bytes:
-    """Packets of n GenericKernelTaskStateEvents: from then on the thread is in that state."""
+    """Return packets of n GenericKernelTaskStateEvents: the thread is in that state from then on."""
     body = joined(numbers(1, cpu), comm, numbers(3, tid), numbers(4, state))
     return _packets(time_ns, messages(_TASK_STATE, body))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thread states and counters of a Perfetto trace: the scheduler's side of the waits."""
+"""Write thread states and counters of a Perfetto trace: the waits as the scheduler sees them."""
 
 from __future__ import annotations
 
@@ -21,44 +21,38 @@ from perf_offcpu.model.recording import SampleFlag
 BLOCK = 1 << 15
 """Events that are encoded at once."""
 _RUNNABLE, _RUNNING = 2, 3
-_TOLD = {"R": _RUNNABLE, "S": 4, "D": 5, "I": 4, "T": 6, "t": 6, "P": 4}
-"""Letter → GenericKernelTaskStateEvent.TaskStateEnum; of others nothing is said."""
+_TASK_STATES = {"R": _RUNNABLE, "S": 4, "D": 5, "I": 4, "T": 6, "t": 6, "P": 4}
+"""Letter → GenericKernelTaskStateEvent.TaskStateEnum; other states are not written."""
 
 
 def state_packets(profile: Profile, timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
-    """What each thread did from switch-out on, from wake-up on and from switch-in on.
+    """Return the state of each thread from switch-out, from wake-up and from switch-in on.
 
-    Which CPU it left is not in a sample: it is the one on which it went on after its wait before.
+    The CPU that a thread left is not in a sample: it is the CPU on which it went on after its previous wait.
     """
     samples = profile.samples
-    told = np.array([_TOLD.get(state.letter, 0) for state in STATES])[state_codes(samples)]
-    waits = np.flatnonzero(timeline.waits & (told > 0) & (samples.tid > 0))
+    asleep = np.array([_TASK_STATES.get(state.letter, 0) for state in STATES])[state_codes(samples)]
+    waits = np.flatnonzero(timeline.waits & (asleep > 0) & (samples.tid > 0))
     cpu = np.maximum(samples.cpu.astype(np.int64), 0)
     left = _previous(timeline.track[waits], cpu[waits])
     comms = from_bytes([field(2, track.comm) for track in timeline.tracks] or [b""])
     went_on = (samples.flags[waits] & np.uint32(SampleFlag.STILL_BLOCKED)) == 0
-    queued = (wakeups.queued_ns[waits] < timeline.end_ns[waits]) & (told[waits] != _RUNNABLE)
+    queued = (wakeups.queued_ns[waits] < timeline.end_ns[waits]) & (asleep[waits] != _RUNNABLE)
     everyone = np.ones(len(waits), np.bool_)
+    went_on &= samples.cpu[waits] >= 0
     for time_ns, state, at, chosen in (
-        (timeline.begin_ns[waits], told[waits], left, everyone),
+        (timeline.begin_ns[waits], asleep[waits], left, everyone),
         (wakeups.queued_ns[waits], np.full(len(waits), _RUNNABLE), left, queued),
-        (
-            timeline.end_ns[waits],
-            np.full(len(waits), _RUNNING),
-            cpu[waits],
-            went_on & (samples.cpu[waits] >= 0),
-        ),
+        (timeline.end_ns[waits], np.full(len(waits), _RUNNING), cpu[waits], went_on),
     ):
         for rows in blocks(chosen, BLOCK):
-            track = timeline.track[waits[rows]]
+            comm = comms.take(timeline.track[waits[rows]])
             tid = samples.tid[waits[rows]].astype(np.int64)
-            yield task_states(
-                time_ns[rows] + timeline.origin_ns, state[rows], tid, at[rows], comms.take(track)
-            )
+            yield task_states(time_ns[rows] + timeline.origin_ns, state[rows], tid, at[rows], comm)
 
 
 def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
-    """How many threads were blocked, and how many waited for a CPU, at each change."""
+    """Return the number of threads that were blocked, and that waited for a CPU, at each change."""
     waits = timeline.waits
     begin, queued, end = timeline.begin_ns[waits], wakeups.queued_ns[waits], timeline.end_ns[waits]
     for uuid, since, until in ((BLOCKED_UUID, begin, queued), (RUNNABLE_UUID, queued, end)):
@@ -70,7 +64,7 @@ def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
 
 
 def _counts(since: I64, until: I64) -> tuple[I64, I64]:
-    """When the number of open intervals changes, and what it is from then on."""
+    """Return the times at which the number of open intervals changes, and the number from then on."""
     times = np.concatenate([since, until])
     order = np.argsort(times, kind="stable")
     change = np.where(order < len(since), 1, -1)
@@ -80,7 +74,7 @@ def _counts(since: I64, until: I64) -> tuple[I64, I64]:
 
 
 def _previous(track: I64, values: I64) -> I64:
-    """The value before, of the same track, in the order of rows; its own for the first."""
+    """Return the previous value of the same track, in the order of rows; for the first its own."""
     order = stable_order(track)
     before = np.append(order[:1], order[:-1])
     result = values.copy()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of a pprof file: strings, functions, mappings, locations, and the locations of each stack.
+"""Write the tables of a pprof file: strings, functions, mappings, locations, and the locations of each stack.
 
-A location is an address. Inlined functions are further frames of the profile, deeper in the stack than the
-function that they were inlined into, at the same address; here they are the lines of one location.
+A location is an address. In the profile an inlined function is a frame of its own, deeper in the stack than
+the function that it was inlined into, at the same address; here both are lines of one location.
 """
 
 from __future__ import annotations
@@ -15,37 +15,36 @@ from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.options import Options
 from perf_offcpu.callpaths.names import name_frames
 from perf_offcpu.callpaths.tree import MARKS, PathTree, marks_of
-from perf_offcpu.convert.encode.protobuf import field, ragged, varints
+from perf_offcpu.convert.encode.protobuf import field, ragged, varint, varints
 from perf_offcpu.model.callchains import Ragged, offsets_of
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import MISSED_KERNEL_STACK, printable
 
-_KERNEL_NAMES = ("[kernel.kallsyms]", "[kernel]", "[guest.kernel.kallsyms]")
-
 
 class Locations:
-    """Numbers things as they come; all but strings from 1."""
+    """Numbers strings, functions, mappings and locations as they come; all but strings from 1."""
 
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.options = profile, options
         self._strings = {"": 0}
         self._used: I64 = np.empty(0, np.int64)
+        self._first_mark = len(profile.frames) + 1  # locations of marks follow those of frames
         self._tree = PathTree([], profile.stacks.parent, profile.stacks.frame, profile.samples.stack)
 
     def string(self, text: str) -> int:
-        """The number of a text."""
+        """Return the number of a text."""
         return self._strings.setdefault(text, len(self._strings))
 
     def strings(self) -> bytes:
-        """The string table."""
+        """Write the string table."""
         return b"".join(field(6, text) for text in self._strings)
 
     def stacks(self) -> tuple[I64, list[bytes]]:
-        """The different stacks.
+        """Return the distinct stacks.
 
         Returns:
-            (of, fields): int64[samples], the stack of each; the field location_id of each, leaf first.
+            (of, fields): int64[samples], the stack of each; the field location_id of each stack, leaf first.
         """
         samples = self.profile.samples
         top, below = marks_of(samples)
@@ -53,21 +52,13 @@ class Locations:
         paths = self._locations(samples.stack[first].astype(np.int64))
         self._used = np.unique(paths.values).astype(np.int64)
         frames = ragged(varints(paths.values + np.uint64(1)), paths.offsets)
-        outer, inner = ([varints(np.array([id_])).flat() for id_ in ids] for ids in self._mark_ids())
+        kernel_mark = (b"", varint(self._first_mark + len(MARKS)))
+        marks = [b"", *(varint(self._first_mark + code) for code in range(1, len(MARKS)))]
         marked = zip(below[first].tolist(), frames, top[first].tolist(), strict=True)
-        packed = [
-            (inner[1] if has_inner else b"") + stack + (outer[mark] if mark else b"")
-            for has_inner, stack, mark in marked
-        ]
-        return of, [field(1, one) for one in packed]
-
-    def _mark_ids(self) -> tuple[list[int], list[int]]:
-        """Locations behind those of the frames: of the marks above stacks, and of those below."""
-        base = len(self.profile.frames) + 1
-        return list(range(base, base + len(MARKS))), [0, base + len(MARKS)]
+        return of, [field(1, kernel_mark[inner] + stack + marks[outer]) for inner, stack, outer in marked]
 
     def _locations(self, stacks: I64) -> Ragged:
-        """The frame of each location of some stacks, leaf first: the innermost of those at one address."""
+        """Return the frame of each location of some stacks, leaf first: the innermost frame at an address."""
         some = np.flatnonzero(stacks >= 0)
         paths = self._tree.paths(stacks[some])
         depth = self.profile.frames.inline_depth[paths.values.astype(np.int64)]
@@ -82,7 +73,7 @@ class Locations:
         return Ragged(offsets_of(counts), paths.values[kept][leaf_first])
 
     def parts(self) -> Iterator[bytes]:
-        """Mappings, locations and functions of what `stacks` gave."""
+        """Write the mappings, locations and functions of the result of `stacks`."""
         frames = self.profile.frames
         outer = self._outer()
         rows = self._used
@@ -95,20 +86,18 @@ class Locations:
         for row in self._used.tolist():
             head = field(1, row + 1) + field(2, mappings[int(frames.dso[row])])
             yield field(4, head + field(3, int(frames.address[row])) + self._lines(row, outer, function))
-        marks = [*MARKS, MISSED_KERNEL_STACK]
-        for place, label in enumerate(marks, 1):
-            location, id_ = len(frames) + place, len(names) + place
-            yield field(4, field(1, location) + field(4, field(1, id_)))
+        for code, label in enumerate([*MARKS, MISSED_KERNEL_STACK]):
+            id_ = len(names) + 1 + code
+            yield field(4, field(1, self._first_mark + code) + field(4, field(1, id_)))
             yield self._function(id_, label, "", "")
-        first = {name: row for row, name in zip(rows[::-1].tolist(), of[::-1].tolist(), strict=True)}
+        first = dict(zip(of[::-1].tolist(), rows[::-1].tolist(), strict=True))
         for number, name in enumerate(names):
-            row = first[number]
-            system = printable(self.profile.strings[int(frames.symbol[row])])
-            source = printable(self.profile.strings[int(frames.file[row])])
-            yield self._function(number + 1, name.label, system, source)
+            symbol, source = (int(column[first[number]]) for column in (frames.symbol, frames.file))
+            texts = (printable(self.profile.strings[row]) for row in (symbol, source))
+            yield self._function(number + 1, name.label, *texts)
 
     def _outer(self) -> I64:
-        """int64[frames]: of a frame that was inlined, the frame into which; else -1."""
+        """Return int64[frames]: for an inlined frame, the frame that it was inlined into; else -1."""
         stacks, outer = self.profile.stacks, np.full(len(self.profile.frames), -1, np.int64)
         nodes = np.flatnonzero((self.profile.frames.inline_depth[stacks.frame] > 0) & (stacks.parent >= 0))
         outer[stacks.frame[nodes]] = stacks.frame[stacks.parent[nodes]]
@@ -132,10 +121,6 @@ class Locations:
         mine = frames.dso == dso
         limit = int(frames.address[mine].max(initial=0)) + 1
         body = field(1, id_) + field(3, limit) + field(5, self.string(path))
-        body += field(6, self.string(self._build_id(dso, path))) + field(7, 1)
+        body += field(6, self.string(self.profile.build_id(dso))) + field(7, 1)
         has_lines = bool((frames.line[mine] > 0).any())
         return field(3, body + (field(8, 1) + field(9, 1) if has_lines else b"") + field(10, 1))
-
-    def _build_id(self, dso: int, path: str) -> str:
-        known = self.profile.build_ids.get(dso, "")
-        return known or (self.profile.meta.kernel_build_id if path in _KERNEL_NAMES else "")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pprof's format: gzipped profile.proto, for `go tool pprof`, Grafana, Parca and whatever else reads it.
+"""Write pprof's format, a gzipped profile.proto, for `go tool pprof`, Grafana, Parca and others.
 
-Samples with the same stack, thread and details are one. Each has the values of all types: off_cpu (ns) and
-off_cpu_events (how many waits), runqueue (the part of off_cpu after the wake-up, ns), cpu (ns of CPU
-samples), and one more type for each event that counts no time. Labels tell comm, pid, tid, task state, waker,
-cgroup. Locations keep their addresses, mappings their build-ids, and inlined functions are lines of one
-location.
+Samples with the same stack, thread and details are merged. Each has the values of all types: off_cpu (ns) and
+off_cpu_events (number of waits), runqueue (the part of off_cpu after the wake-up, ns), cpu (ns of CPU
+samples), and one more type for each event that does not count time. Labels hold comm, pid, tid, task state,
+waker and cgroup. Locations keep their addresses, mappings their build-ids, and inlined functions are lines of
+one location.
 
 There is no time axis. Source of the format: proto/profile.proto of https://github.com/google/pprof.
 """
@@ -31,12 +31,12 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import printable
 
 _LEVEL = 1
-"""Of compression: higher ones take three times as long for a tenth less."""
+"""Level of compression: higher ones take three times as long for a tenth less."""
 _BLOCK = 1 << 16
 
 
 def write(profile: Profile, out: BinaryIO, options: Options) -> None:
-    """Write all samples of the profile; events of any units can stand together."""
+    """Write all samples of the profile; its events may have different units."""
     with gzip.GzipFile("", "wb", _LEVEL, out, mtime=0) as packed:
         for part in _Writer(profile, options).parts():
             packed.write(part)
@@ -45,27 +45,27 @@ def write(profile: Profile, out: BinaryIO, options: Options) -> None:
 class _Writer:
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.samples = profile, profile.samples
-        self.tables = Locations(profile, options)
+        self.locations = Locations(profile, options)
         self.types, self.values = _values(profile)
 
     def parts(self) -> Iterator[bytes]:
-        """All fields of the Profile message; those of the string table last, when all are known."""
-        string = self.tables.string
+        """Return all fields of the Profile message; the string table last, when all strings are known."""
+        string = self.locations.string
         for name, unit in self.types:
             yield field(1, field(1, string(name)) + field(2, string(unit)))
         yield from self._samples()
-        yield from self.tables.parts()
+        yield from self.locations.parts()
         meta = self.profile.meta
         if meta.wall_clock_ns and meta.first_ns >= 0:
             yield field(9, meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns)
         if meta.last_ns > meta.first_ns >= 0:
             yield field(10, meta.last_ns - meta.first_ns)
         yield field(14, string(self.types[0 if self.values[0].any() else -1][0]))
-        yield self.tables.strings()
+        yield self.locations.strings()
 
     def _samples(self) -> Iterator[bytes]:
         label, labels = self._labels()
-        stack, stacks = self.tables.stacks()
+        stack, stacks = self.locations.stacks()
         first, of = group(stack, label)
         sums = [sum_by(of, values, len(first)) for values in self.values]
         stack, label = stack[first], label[first]
@@ -84,7 +84,7 @@ class _Writer:
             )
 
     def _labels(self) -> tuple[I64, Rows]:
-        """Which set of labels each sample has, and the sets."""
+        """Return the set of labels of each sample, and the sets."""
         timeline = timeline_of(self.profile)
         details = details_of(self.profile, wakeups_of(self.profile, timeline))
         first, of = group(timeline.track, self.samples.comm, details.of)
@@ -92,22 +92,20 @@ class _Writer:
         for row in first.tolist():
             track = timeline.tracks[int(timeline.track[row])]
             comm = printable(self.profile.strings[int(self.samples.comm[row])])
-            texts = {"comm": comm} | details.sets[int(details.of[row])]
-            sets.append(
-                b"".join(field(3, self._text(name, text)) for name, text in texts.items() if text)
-                + b"".join(field(3, self._number(*item)) for item in (("pid", track.pid), ("tid", track.tid)))
-            )
+            ids = {"pid": track.pid, "tid": track.tid}
+            labels: dict[str, str | int] = {"comm": comm, **details.sets[int(details.of[row])], **ids}
+            sets.append(b"".join(self._label(name, value) for name, value in labels.items() if value != ""))
         return of, from_bytes(sets)
 
-    def _text(self, name: str, text: str) -> bytes:
-        return field(1, self.tables.string(name)) + field(2, self.tables.string(text))
-
-    def _number(self, name: str, number: int) -> bytes:
-        return field(1, self.tables.string(name)) + field(3, number)
+    def _label(self, name: str, value: str | int) -> bytes:
+        key = field(1, self.locations.string(name))
+        if isinstance(value, int):
+            return field(3, key + field(3, value))
+        return field(3, key + field(2, self.locations.string(value)))
 
 
 def _values(profile: Profile) -> tuple[list[tuple[str, str]], list[I64]]:
-    """The sample types, as (name, unit), and the column of each."""
+    """Return the sample types, as (name, unit), and the column of each."""
     samples, offcpu = profile.samples, profile.is_offcpu()
     in_time = np.array([event.unit == "ns" for event in profile.evsels] + [False])[samples.evsel]
     types = [("off_cpu", "nanoseconds"), ("off_cpu_events", "count"), ("runqueue", "nanoseconds")]

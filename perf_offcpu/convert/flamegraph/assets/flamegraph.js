@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flame graph in the page: reads the JSON beside it, draws on a canvas, answers mouse, touch and keys.
+// The flame graph of the page: reads the JSON in the page, draws on a canvas, answers mouse, touch and keys.
 //
-// Nodes come in preorder, children by name, so a subtree is a range [node, end[node]) and drawing can jump
-// over whatever is too narrow to see. Only what is in view is drawn: 100 000 nodes cost a few milliseconds.
-// Names are data: they reach the page through textContent and fillText only.
+// Nodes come in preorder, children by name, so a subtree is a range [node, end[node]) and drawing can skip
+// subtrees that are too narrow to see. Only nodes in view are drawn: 100 000 nodes cost a few milliseconds.
+// Names may be hostile: they reach the page through textContent and fillText only.
 (() => {
 "use strict";
 
 const ROW = 18;              // height of a frame, px
-const NARROWEST = 0.4;       // px; what is narrower is not drawn
+const NARROWEST = 0.4;       // px; narrower frames are not drawn
 const FONT = "12px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
 const GIGA = 1e9;            // weights come as two columns, hi * GIGA + lo, each exact in a double
 const KIND = { user: 0, kernel: 1, root: 2, mark: 3, waker: 4 };
-// Hue and saturation by what a frame is, per layer: waiting is cold, running is hot.
+// Hue and saturation by layer and kind of frame: waiting is cold, running is hot.
 const COLOURS = {
   off: [[212, 62], [186, 48], [225, 14], [0, 0], [285, 38]],
   on: [[30, 85], [8, 74], [40, 20], [0, 0], [285, 38]],
 };
-const CHANGE = { grown: 4, shrunk: 215 };  // hues, where an older profile is compared with
-const LEGEND = {             // by kind; those of wakers only where there are any
+const CHANGE = { grown: 4, shrunk: 215 };  // hues of a comparison with an older profile
+const LEGEND = {             // by kind; wakers only where there are any
   off: { [KIND.user]: "waiting, user", [KIND.kernel]: "waiting, kernel", [KIND.waker]: "who woke it" },
   on: { [KIND.user]: "running, user", [KIND.kernel]: "running, kernel" },
 };
@@ -35,7 +35,7 @@ const view = {
 
 // ---- the tree ------------------------------------------------------------------------------------------
 
-/** Columns of the profile → columns of the tree; node 0, "all", is added here. */
+/** Make the tree's columns from the profile's; node 0, "all", is added here. */
 function readTree(data) {
   const n = data.nodes.depth.length + 1;
   const depth = Int32Array.from([0].concat(data.nodes.depth));
@@ -62,7 +62,7 @@ function parents(depth) {
   return parent;
 }
 
-/** Self weights (of nodes 1…) → sums over subtrees. */
+/** Return sums over subtrees from self weights (of nodes 1…). */
 function inclusive(self, parent) {
   const sum = new Float64Array(parent.length);
   for (let i = parent.length - 1; i > 0; i--) {
@@ -72,7 +72,7 @@ function inclusive(self, parent) {
   return sum;
 }
 
-/** The node behind each subtree. */
+/** Return the node after each subtree. */
 function ends(depth) {
   const end = new Int32Array(depth.length);
   const open = [];
@@ -84,7 +84,7 @@ function ends(depth) {
   return end;
 }
 
-/** Where each node begins, in units of weight: children from the left, what is a node's own at the right. */
+/** Return the begin of each node in units of weight: children from the left, self weight at the right. */
 function starts(parent, value) {
   const start = new Float64Array(parent.length);
   const next = new Float64Array(parent.length);
@@ -97,7 +97,9 @@ function starts(parent, value) {
 
 const label = (node) => (node ? profile.names.label[tree.name[node]] : "all");
 const dso = (node) => (node ? profile.dsos[profile.names.dso[tree.name[node]]] : "");
-/** Series of weights at some nodes → the same with sums before each, so that a range is two look-ups. */
+const kind = (node) => (node ? profile.names.kind[tree.name[node]] : KIND.root);
+
+/** Return a series of weights with running sums, so that the sum of a range takes two look-ups. */
 function readSeries(data) {
   const sums = (column) => {
     const result = new Float64Array(column.length + 1);
@@ -107,7 +109,7 @@ function readSeries(data) {
   return { kind: data.kind, name: data.name, node: data.node, hi: sums(data.hi), lo: sums(data.lo) };
 }
 
-/** The place of the first entry of a series that belongs to a node or one behind it. */
+/** Return the place of the first entry of a series at or after a node. */
 function placeOf(series, node) {
   let [low, high] = [0, series.node.length];
   while (low < high) {
@@ -117,7 +119,7 @@ function placeOf(series, node) {
   return low;
 }
 
-/** The weight of a series in the subtree of a node; a BigInt. */
+/** Return the weight of a series in the subtree of a node; a BigInt. */
 function within(series, node) {
   const [from, to] = [placeOf(series, node), placeOf(series, tree.end[node])];
   return BigInt(series.hi[to] - series.hi[from]) * BigInt(GIGA) + BigInt(series.lo[to] - series.lo[from]);
@@ -126,11 +128,9 @@ function within(series, node) {
 const parts = profile.parts.map(readSeries);
 const before = profile.before && readSeries(profile.before);
 
-const kind = (node) => (node ? profile.names.kind[tree.name[node]] : KIND.root);
-
 // ---- numbers as text -----------------------------------------------------------------------------------
 
-/** The exact weight of a node in a layer; a BigInt, because sums over threads exceed 2^53 ns. */
+/** Return the exact weight of a node in a layer; a BigInt, because sums over threads exceed 2^53 ns. */
 const exact = (layer, node) => BigInt(layer.hi[node]) * BigInt(GIGA) + BigInt(layer.lo[node]);
 const grouped = (number) => number.toLocaleString("en-US");
 
@@ -156,7 +156,7 @@ function counted(layer, node) {
   return `${grouped(count)} ${layer.kind === "off" ? "wait" : "sample"}${count === 1 ? "" : "s"}`;
 }
 
-/** What is to say of a node, a line each. */
+/** Return the lines of a node's tooltip. */
 function describe(node) {
   const lines = [label(node)];
   if (dso(node)) lines.push(`in ${dso(node)}${kind(node) === KIND.kernel ? ", kernel" : ""}`);
@@ -179,7 +179,7 @@ function describe(node) {
   return lines;
 }
 
-/** How a node has changed since the older profile. */
+/** Describe the change of a node since the older profile. */
 function change(node) {
   const old = within(before, node);
   const difference = BigInt(Math.round(tree.value[node])) - old;
@@ -188,7 +188,7 @@ function change(node) {
   return `before: ${grouped(old)} ${unit}, change ${difference > 0n ? "+" : ""}${grouped(difference)} ${unit}${times}`;
 }
 
-/** Red where a node has grown, blue where it has shrunk, the paler the less. */
+/** Return red for a node that has grown, blue for one that has shrunk; paler for less. */
 function changeFill(node) {
   const [old, now] = [Number(within(before, node)), tree.value[node]];
   const part = (now - old) / Math.max(now, old, 1);
@@ -228,7 +228,7 @@ function readTheme() {
   redraw();
 }
 
-/** A stable variation per name, 0…1. */
+/** Return a stable variation per name, 0…1. */
 function hash(text) {
   let h = 2166136261;
   for (let i = 0; i < text.length; i++) h = Math.imul(h ^ text.charCodeAt(i), 16777619);
@@ -260,7 +260,7 @@ function drawLegend() {
   }
 }
 
-/** Fit canvas and scroll space to the window and to the depth of what is shown. */
+/** Fit canvas and scroll space to the window and to the depth of the shown nodes. */
 function layout() {
   const box = element("view");
   const style = getComputedStyle(box);
@@ -281,7 +281,7 @@ function layout() {
 }
 
 const spaceHeight = () => Math.max(view.height, (view.deepest + 1) * ROW);
-/** The top of a depth's row, in the canvas. */
+/** Return the top of a depth's row in the canvas. */
 const rowTop = (depth) =>
   (view.icicle ? depth * ROW : spaceHeight() - (depth + 1) * ROW) - element("view").scrollTop;
 
@@ -322,7 +322,7 @@ function drawFrame(node, x, width, faded) {
   pen.globalAlpha = 1;
 }
 
-/** One colour, or one for each layer by its part: a frame that waited and ran shows both. */
+/** Fill a frame with the colour of each layer by its share: a frame that waited and ran shows both. */
 function drawLayers(node, x, y, width) {
   if (before) {
     pen.fillStyle = changeFill(node);
@@ -346,7 +346,7 @@ function drawLabel(text, x, y, width, colour) {
   pen.fillText(fitting, x + 3, y + ROW / 2, width - 6);
 }
 
-/** Left edge and width of a node, in the canvas. */
+/** Return left edge and width of a node in the canvas. */
 function extent(node) {
   if (tree.depth[node] < tree.depth[view.zoom]) return [0, view.width];
   const scale = view.width / (tree.value[view.zoom] || 1);
@@ -432,7 +432,7 @@ function endHover() {
   view.hover = -1;
 }
 
-/** Search for a regular expression, ignoring case; what is none is searched as it stands. */
+/** Search for a regular expression, ignoring case; an invalid one is searched as plain text. */
 function search(text) {
   const field = element("search");
   let pattern = null;
@@ -448,7 +448,7 @@ function search(text) {
   redraw();
 }
 
-/** Time below matching frames, each part counted once however often the name recurs on its stack. */
+/** Return the time below matching frames; recursion counts nothing twice. */
 function matchedText() {
   let [frames, sum] = [0, 0n];
   for (let i = 1; i < tree.n;) {
@@ -464,7 +464,7 @@ function matchedText() {
 
 // ---- keys ----------------------------------------------------------------------------------------------
 
-/** The node to which an arrow key leads from the cursor; the same node where there is none. */
+/** Return the node to which an arrow key leads from the cursor; the same node if there is none. */
 function neighbour(node, key) {
   const rootward = view.icicle ? "ArrowUp" : "ArrowDown";
   const row = view.rows[tree.depth[node]] || [];
@@ -559,7 +559,7 @@ readTheme();
 layout();
 element("view").scrollTop = spaceHeight();
 
-/** For tests and the console: what is drawn, where. */
+/** For tests and the console: the drawn frames and their places. */
 window.flamegraph = {
   boxes: () => view.rows.flat().map((node) => {
     const [page, [x, width]] = [canvas.getBoundingClientRect(), extent(node)];
