@@ -6,17 +6,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.program import PATIENCE, run
 from hypothesis import settings
 
 TESTS = Path(__file__).resolve().parent
-PATIENCE = float(os.environ.get("PERF_OFFCPU_TEST_PATIENCE", "1"))
-"""How many times longer than usual tests wait for what must happen: an emulated machine is slow."""
 
 # A deadline for each example judges how busy the machine is; pytest-timeout ends what hangs.
 settings.register_profile("patient", deadline=None)
@@ -87,17 +85,8 @@ def waiter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def perf_offcpu() -> Command:
-    """Runs the installed `perf-offcpu` as a user does; a non-zero exit is the test's to judge."""
-    program = Path(sys.executable).with_name("perf-offcpu")
-
-    def call(
-        *arguments: str | Path, cwd: Path | None = None, timeout_s: float = 60
-    ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [program, *arguments], cwd=cwd, timeout=timeout_s, check=False, capture_output=True, text=True
-        )
-
-    return call
+    """Run `perf-offcpu`; a non-zero exit is the test's to judge."""
+    return run
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -12,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from conftest import PATIENCE
+from builders import program
+from builders.program import PATIENCE
 
 from perf_offcpu import losses
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.recording import Recording, SampleFlag
 
-PROGRAM = [sys.executable, "-m", "perf_offcpu", "record"]
+PROGRAM = [*program.PROGRAM, "record"]
 INTERRUPTIBLE = ["env", "--default-signal=INT"]
 """What a shell runs in the background ignores SIGINT, and so does what it starts: these tests, too."""
 MS = 1_000_000
@@ -40,9 +42,7 @@ class Run:
 
 
 def run(*arguments: str | Path, cwd: Path) -> Run:
-    done = subprocess.run(
-        [*PROGRAM, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = program.run("record", *arguments, cwd=cwd)
     return Run(done.returncode, done.stdout, done.stderr)
 
 
@@ -119,6 +119,14 @@ def recording_tasks(recording: Recording) -> list[Task]:
     return [
         Task(int(tid), int(pid)) for tid, pid in zip(recording.tasks.tid, recording.tasks.pid, strict=True)
     ]
+
+
+def bpf_programs_of(pid: int) -> set[int]:
+    """Ids of the BPF programs that a process holds."""
+    texts = [path.read_text() for path in Path(f"/proc/{pid}/fdinfo").iterdir()]
+    return {
+        int(found[1]) for text in texts if (found := re.search(r"^prog_id:\s*(\d+)$", text, re.MULTILINE))
+    }
 
 
 @contextmanager

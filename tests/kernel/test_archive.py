@@ -9,26 +9,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from conftest import Command
-from kernel.whole_stacks import STACKS, record
+from kernel.whole_stacks import record
 
 pytestmark = pytest.mark.beside
 
 SECRET = re.compile(rb"secret \d+ on the stack")
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tests/workload/stacks/waits.cpp without frame pointers."""
-    path = tmp_path_factory.mktemp("archive") / "waits"
-    subprocess.run(
-        ["g++", "-O2", "-g", "-fomit-frame-pointer", "-pthread", "-o", path, STACKS / "waits.cpp"], check=True
-    )
-    return path
 
 
 def folded(perf_offcpu: Command, recording: Path, *options: str | Path) -> str:
@@ -38,10 +27,10 @@ def folded(perf_offcpu: Command, recording: Path, *options: str | Path) -> str:
 
 
 def test_an_archive_names_all_frames_and_holds_no_stack(
-    program: Path, perf_offcpu: Command, tmp_path: Path
+    cpp: Path, perf_offcpu: Command, tmp_path: Path
 ) -> None:
     here, recorded, archive = tmp_path / "waits", tmp_path / "x.data", tmp_path / "x.tar"
-    shutil.copy(program, here)
+    shutil.copy(cpp, here)
     record(recorded, here, "3", options=("-F", "999"), event="cpu-clock")
     expected = folded(perf_offcpu, recorded)
     assert "main" in expected and SECRET.search(recorded.read_bytes())
@@ -56,11 +45,9 @@ def test_an_archive_names_all_frames_and_holds_no_stack(
     assert sorted(found.splitlines()) == sorted(expected.splitlines())
 
 
-def test_copies_of_stacks_are_packed_if_asked_for(
-    program: Path, perf_offcpu: Command, tmp_path: Path
-) -> None:
+def test_copies_of_stacks_are_packed_if_asked_for(cpp: Path, perf_offcpu: Command, tmp_path: Path) -> None:
     recorded, archive = tmp_path / "x.data", tmp_path / "x.tar"
-    record(recorded, program, "1")
+    record(recorded, cpp, "1")
     assert perf_offcpu("archive", "--keep-stack-bytes", "-i", recorded, "-o", archive).returncode == 0
     assert perf_offcpu("archive", "--unpack", archive, "-C", tmp_path).returncode == 0
     assert (tmp_path / "perf.data").read_bytes() == recorded.read_bytes()
@@ -68,11 +55,11 @@ def test_copies_of_stacks_are_packed_if_asked_for(
 
 
 def test_the_build_id_cache_gets_the_files_that_unwinding_leads_to(
-    program: Path, perf_offcpu: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cpp: Path, perf_offcpu: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PERF_BUILDID_DIR", str(tmp_path / "debug"))
     here, recorded = tmp_path / "waits", tmp_path / "x.data"
-    shutil.copy(program, here)
+    shutil.copy(cpp, here)
     done = perf_offcpu("record", "--buildid-cache", "--call-graph", "cfi", "-o", recorded, "--", here, "1")
     assert done.returncode == 0, done.stderr
     expected = folded(perf_offcpu, recorded)

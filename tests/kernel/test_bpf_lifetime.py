@@ -4,21 +4,22 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 from kernel.bpf_output import Wait
 from kernel.napping import MS, ROUNDS, Napper, python, read_int, recording, waits_of
+from kernel.recorder import bpf_programs_of, until
 
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.errors import CapabilityError, RecordingError
 
+pytestmark = pytest.mark.beside
+
 
 def test_a_killed_recorder_leaves_nothing_behind() -> None:
-    before = set(bpf_syscall.program_ids())
     recorder = """
         from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
         from perf_offcpu.collect.bpf.program import OffCpuProgram
@@ -28,14 +29,11 @@ def test_a_killed_recorder_leaves_nothing_behind() -> None:
     """
     with python(recorder) as process:
         read_int(process)
-        ours = set(bpf_syscall.program_ids()) - before
-        assert len(ours) >= 5
+        ours = bpf_programs_of(process.pid)
+        assert len(ours) >= 5 and ours <= set(bpf_syscall.program_ids())
         process.kill()
         process.wait()
-    deadline = time.monotonic() + 10
-    while (left := set(bpf_syscall.program_ids()) & ours) and time.monotonic() < deadline:
-        time.sleep(0.01)  # the kernel frees them behind an RCU grace period
-    assert not left
+    until(lambda: not ours & set(bpf_syscall.program_ids()), 10)  # freed after an RCU grace period
 
 
 def test_closing_gives_everything_back() -> None:
@@ -58,6 +56,7 @@ def test_closing_gives_everything_back() -> None:
     assert len(descriptors()) == before
 
 
+@pytest.mark.alone
 def test_two_recorders_at_once_do_not_disturb_each_other(napper: Path) -> None:
     one, config = Napper(napper), OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS)
     with recording(config) as (first, first_rings), recording(config) as (second, second_rings):

@@ -83,6 +83,7 @@ def test_a_sample_lies_where_the_wait_was(napper: Path, in_switch: bool) -> None
         assert all(end <= later.switch_out_ns for end, later in zip(ends, own[1:], strict=False))
 
 
+@pytest.mark.beside
 @both_forms
 @pytest.mark.parametrize("short_waits", ShortWaits)
 def test_stacks_reach_from_the_place_of_the_wait_to_the_root(
@@ -107,6 +108,7 @@ def test_stacks_reach_from_the_place_of_the_wait_to_the_root(
             assert is_in(napper, "nap", wait.user[102])
 
 
+@pytest.mark.beside
 @both_forms
 def test_kernel_stacks_can_be_left_out(napper: Path, in_switch: bool) -> None:
     config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, kernel_stacks=False, in_switch=in_switch)
@@ -233,6 +235,7 @@ def test_threshold_parts_samples_from_sums(napper: Path, in_switch: bool) -> Non
     Balance(counters, in_switch).check(blink, counted, around=2)
 
 
+@pytest.mark.beside
 def test_the_threshold_can_be_moved_while_recording(napper: Path) -> None:
     one = Napper(napper)
     with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER)) as (program, rings):
@@ -244,6 +247,7 @@ def test_the_threshold_can_be_moved_while_recording(napper: Path) -> None:
     one.end()
 
 
+@pytest.mark.beside
 def test_where_nothing_is_kept_draining_does_not_wait_for_programs(
     napper: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 from kernel.bpf_output import CpuClock
 from kernel.napping import (
     MS,
@@ -27,6 +28,7 @@ from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.events.perf_event import set_filter
 
 
+@pytest.mark.beside
 @both_forms
 def test_other_processes_are_left_alone(napper: Path, in_switch: bool) -> None:
     one, other = Napper(napper), Napper(napper)
@@ -73,6 +75,7 @@ def is_kernel_thread(process: Path) -> bool:
         return False
 
 
+@pytest.mark.beside
 def test_a_thread_brings_what_it_starts_but_not_its_siblings() -> None:
     script = """
         import os, threading, time
@@ -111,6 +114,7 @@ def test_a_thread_brings_what_it_starts_but_not_its_siblings() -> None:
     assert process.pid not in {w.tid for w in waits}
 
 
+@pytest.mark.beside
 @both_forms
 def test_a_command_is_recorded_from_its_exec_on(napper: Path, in_switch: bool) -> None:
     gate, go = os.pipe()
@@ -170,6 +174,7 @@ def test_a_new_owner_of_a_targets_id_is_not_the_target() -> None:
         assert waits_of(rings) == []
 
 
+@pytest.mark.beside
 def test_a_killed_sleeper_is_still_seen() -> None:
     sleeper = subprocess.Popen(["sleep", "10000"])
     time.sleep(0.05)
@@ -208,6 +213,7 @@ def test_nothing_is_recorded_before_enable_and_after_disable() -> None:
         process.kill()
 
 
+@pytest.mark.beside
 @both_forms
 def test_cgroup_of_the_sleeper(tmp_path: Path, in_switch: bool) -> None:
     (mount,) = [

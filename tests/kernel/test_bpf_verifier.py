@@ -7,7 +7,6 @@ Kernels differ in how well they tell that two ways are one, so there has to be r
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 from typing import Any
 
@@ -32,19 +31,21 @@ EVERYTHING = {
 }  # fmt: skip
 
 
-def followed(kind: ProgramType, code: bytes, license_text: str, btf_id: int, attach: AttachType) -> int:
-    """How many instructions the verifier looks at until it takes a program."""
+def load_followed(
+    kind: ProgramType, name: str, code: bytes, license_text: str, btf_id: int, attach: AttachType
+) -> tuple[int, int]:
+    """Load a program; return its descriptor and the number of instructions that the verifier looked at."""
     buffers = [ctypes.create_string_buffer(data) for data in (code, license_text.encode(), bytes(4096))]
     instructions, license_buffer, log = (ctypes.addressof(buffer) for buffer in buffers)
     attr = ProgramLoad(
         prog_type=kind, insn_cnt=len(code) // 8, insns=instructions, license=license_buffer,
-        expected_attach_type=attach, attach_btf_id=btf_id,
+        expected_attach_type=attach, attach_btf_id=btf_id, prog_name=name.encode()[:15],
         log_level=STATISTICS, log_size=4096, log_buf=log,
     )  # fmt: skip
-    os.close(bpf_syscall.call(Command.PROG_LOAD, attr))
+    fd = bpf_syscall.call(Command.PROG_LOAD, attr)
     found = re.search(rb"processed (\d+) insns", buffers[2].value)
     assert found
-    return int(found[1])
+    return fd, int(found[1])
 
 
 @both_forms
@@ -54,7 +55,7 @@ def followed(kind: ProgramType, code: bytes, license_text: str, btf_id: int, att
 def test_programs_stay_far_from_the_verifiers_limit(
     asked: dict[str, Any], in_switch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load, seen = bpf_syscall.load_program, dict[str, int]()
+    seen: dict[str, int] = {}
 
     def count_and_load(
         kind: ProgramType,
@@ -64,8 +65,8 @@ def test_programs_stay_far_from_the_verifiers_limit(
         btf_id: int = 0,
         attach: AttachType = AttachType.NONE,
     ) -> int:
-        seen[name] = followed(kind, code, license_text, btf_id, attach)
-        return load(kind, name, code, license_text, btf_id, attach)
+        fd, seen[name] = load_followed(kind, name, code, license_text, btf_id, attach)
+        return fd
 
     monkeypatch.setattr(bpf_syscall, "load_program", count_and_load)
     OffCpuProgram(OffCpuConfig(in_switch=in_switch, **asked)).close()

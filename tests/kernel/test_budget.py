@@ -170,6 +170,7 @@ def test_threads_that_do_nothing_have_budgets_too(perf_offcpu: Command, tmp_path
     assert np.all(total <= budget.end_ns - budget.begin_ns)
 
 
+@pytest.mark.beside
 def test_perf_stays_silent_on_budgets(perf_offcpu: Command, tmp_path: Path) -> None:
     done = perf_offcpu("record", "-e", "none", "--", "sleep", "0.05", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

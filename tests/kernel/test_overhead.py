@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from builders.console import Step, run, steps
 
+pytestmark = pytest.mark.beside
+
 TOP = Path(__file__).parents[2]
 
 

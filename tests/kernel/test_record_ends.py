@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import stat
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 from kernel.recorder import (
     INTERRUPTIBLE,
     PROGRAM,
+    bpf_programs_of,
     lost,
     off_cpu,
     perf,
@@ -131,14 +131,6 @@ def test_what_a_killed_recorder_had_written_can_be_read(tmp_path: Path) -> None:
     assert waits(recording, tids[0])[0] >= 20
 
 
-def bpf_programs_of(pid: int) -> set[int]:
-    """Ids of the BPF programs that a process holds."""
-    texts = [path.read_text() for path in Path(f"/proc/{pid}/fdinfo").iterdir()]
-    return {
-        int(found[1]) for text in texts if (found := re.search(r"^prog_id:\s*(\d+)$", text, re.MULTILINE))
-    }
-
-
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_stays_in_the_kernel(tmp_path: Path, signum: signal.Signals) -> None:
     with recorder("-a", cwd=tmp_path) as process:
@@ -241,7 +233,7 @@ DAMAGE = {
     losses.FILE_CUT, losses.NO_END, losses.BAD_SIZE, losses.BAD_RECORD, losses.BAD_SAMPLE,
     losses.BAD_FEATURE, losses.UNKNOWN_RECORD, losses.UNKNOWN_ID, losses.BAD_COMPRESSED,
 }  # fmt: skip
-DISK_BYTES = 2 << 20
+DISK_BYTES = 1 << 20
 
 
 @pytest.mark.alone

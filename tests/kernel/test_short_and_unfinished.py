@@ -120,6 +120,7 @@ def stuck() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("short_waits", [ShortWaits.STACKS, ShortWaits.DROP])
 def test_who_never_comes_back_is_there_with_stack_and_time(
     stuck: subprocess.Popen[bytes], perf_offcpu: Command, tmp_path: Path, short_waits: ShortWaits

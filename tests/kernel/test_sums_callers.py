@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.program import run
 from conftest import Command
 from kernel.whole_stacks import ROOTS, STACKS, record, sum_wholeness, sums_by_stack
 
@@ -18,6 +18,8 @@ from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.perfdata.reader import PerfDataReader
+
+pytestmark = pytest.mark.beside
 
 ENOUGH = 0.99
 ALL_SHORT = ("--off-cpu-thresh", "10000")
@@ -35,17 +37,32 @@ def callers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recorded(output: Path, *command: str | Path, options: tuple[str, ...] = ()) -> str:
-    """Record a command, all of whose waits are short; gives what it printed."""
-    how = [sys.executable, "-m", "perf_offcpu", "record", "-q", "-e", "none", *ALL_SHORT, *options]
-    done = subprocess.run(
-        [*how, "-o", output, "--", *map(str, command)],
-        check=True,
-        timeout=120,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stderr == ""
+    """Record a command, all of whose waits are short, and return what it printed."""
+    how = ("-q", "-e", "none", *ALL_SHORT, *options, "-o", output)
+    done = run("record", *how, "--", *command, timeout_s=120)
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def summed(callers: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+    """A recording of the program, and the ns that each of its two functions measured."""
+    path = tmp_path_factory.mktemp("summed") / "x.data"
+    return path, dict(zip(FUNCTIONS, map(int, recorded(path, callers).split()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def python_waits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("python") / "x.data"
+    record(path, "/usr/bin/python3", STACKS / "waits.py", options=ALL_SHORT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def bash_waits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bash") / "x.data"
+    record(path, "bash", "-c", BASH, options=ALL_SHORT)
+    return path
 
 
 def by_function(path: Path) -> tuple[Counter[str], Counter[str]]:
@@ -60,9 +77,11 @@ def by_function(path: Path) -> tuple[Counter[str], Counter[str]]:
     return waits, times
 
 
-def test_sums_tell_two_callers_apart_that_frame_pointers_do_not(callers: Path, tmp_path: Path) -> None:
-    spent = dict(zip(FUNCTIONS, map(int, recorded(tmp_path / "x.data", callers).split()), strict=True))
-    waits, times = by_function(tmp_path / "x.data")
+def test_sums_tell_two_callers_apart_that_frame_pointers_do_not(
+    callers: Path, summed: tuple[Path, dict[str, int]], tmp_path: Path
+) -> None:
+    path, spent = summed
+    waits, times = by_function(path)
     assert waits == {"from_one": 400, "from_two": 400}
     for name, each_ns in zip(FUNCTIONS, (100_000, 300_000), strict=True):
         assert 400 * each_ns <= times[name] <= spent[name]
@@ -78,16 +97,11 @@ def test_without_stack_bytes_sums_end_where_frame_pointers_do(callers: Path, tmp
     assert int(recording.samples.count.sum()) >= 800
 
 
-@pytest.mark.parametrize(
-    "command",
-    [("/usr/bin/python3", STACKS / "waits.py"), ("bash", "-c", BASH)],
-    ids=["python3", "bash"],
-)
+@pytest.mark.parametrize("path", ["python_waits", "bash_waits"])
 def test_sums_of_programs_as_debian_ships_them_reach_the_root(
-    command: tuple[str | Path, ...], tmp_path: Path
+    path: str, request: pytest.FixtureRequest
 ) -> None:
-    record(tmp_path / "x.data", *command, options=ALL_SHORT)
-    found = sum_wholeness(tmp_path / "x.data")
+    found = sum_wholeness(request.getfixturevalue(path))
     waits = sum(one.waits for one in found.values())
     assert waits >= 15
     # A wait may have a stack that no copy holds: of a process that is just being made.
@@ -96,9 +110,8 @@ def test_sums_of_programs_as_debian_ships_them_reach_the_root(
     assert sum(one.whole_ns for one in found.values()) >= ENOUGH * times, found
 
 
-def test_few_stacks_are_copied(tmp_path: Path) -> None:
-    record(tmp_path / "x.data", "/usr/bin/python3", STACKS / "waits.py", options=ALL_SHORT)
-    recording = load_recording(tmp_path / "x.data", snapshots=True)
+def test_few_stacks_are_copied(python_waits: Path) -> None:
+    recording = load_recording(python_waits, snapshots=True)
     is_sum = (recording.samples.flags & np.uint32(SampleFlag.AGGREGATED)) != 0
     assert int(recording.samples.count[is_sum].sum()) > 500
     assert len(recording.snapshots) < 150
@@ -113,10 +126,9 @@ def perf_period(path: Path) -> int:
 
 
 def test_inject_gives_sums_whole_stacks_and_no_stack_bytes(
-    callers: Path, perf_offcpu: Command, tmp_path: Path
+    summed: tuple[Path, dict[str, int]], perf_offcpu: Command, tmp_path: Path
 ) -> None:
-    source, injected = tmp_path / "x.data", tmp_path / "i.data"
-    recorded(source, callers)
+    source, injected = summed[0], tmp_path / "i.data"
     expected, total = by_function(source), int(load_recording(source).samples.period.sum())
     assert expected[0] == {"from_one": 400, "from_two": 400}
     for keep in ([], ["--keep-stack-bytes"]):
@@ -140,10 +152,11 @@ def test_inject_gives_sums_whole_stacks_and_no_stack_bytes(
         assert {block[-1].split("@")[0] for block in blocks} <= {*ROOTS, "[unknown]"}
 
 
+@pytest.mark.alone
 def test_each_file_of_a_recording_has_the_stacks_of_its_callers(callers: Path, tmp_path: Path) -> None:
     recorded(
         tmp_path / "x.data",
-        "sh", "-c", f"for i in $(seq 24); do {callers}; done",
+        "sh", "-c", f"for i in $(seq 12); do {callers}; done",
         options=("--switch-output=1s",),
     )  # fmt: skip
     files = sorted(tmp_path.glob("x.data*"))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import PATIENCE, Command
 from kernel.gdb_stacks import random_stops
-from kernel.whole_stacks import ROOTS, STACKS, record, sum_wholeness, user_stacks, wholeness
+from kernel.whole_stacks import ROOTS, STACKS, build, record, sum_wholeness, user_stacks, wholeness
 
 from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.abi.sample import CallchainContext
@@ -33,19 +33,12 @@ AS_POSTGRES = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-group
 BASH = "for i in 1 2 3 4 5; do sleep 0.01 | cat; read -t 0.01 x; done; (sleep 0.02); wait"
 
 
-def built(name: str, directory: Path) -> Path:
-    """A program of tests/workload/stacks, optimized and without frame pointers, as distributions build."""
-    program, source = directory / name, STACKS / f"{name}.cpp"
-    subprocess.run(
-        ["g++", "-O2", "-g", "-fomit-frame-pointer", "-pthread", "-o", program, source], check=True
-    )
-    return program
-
-
 @pytest.fixture(scope="module")
-def cpp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tests/workload/stacks/waits.cpp."""
-    return built("waits", tmp_path_factory.mktemp("stacks"))
+def recorded(cpp: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Waits and on-CPU samples of waits.cpp, with copies of their stacks."""
+    path = tmp_path_factory.mktemp("recorded") / "x.data"
+    record(path, cpp, "5", options=("-F", "999"), event="cpu-clock")
+    return path
 
 
 def assert_whole(path: Path, comm: str, least: int) -> None:
@@ -67,10 +60,9 @@ def test_waits_of_bash_and_its_children_reach_the_root(tmp_path: Path) -> None:
     assert_whole(tmp_path / "x.data", "sleep", 5)
 
 
-def test_waits_of_a_cpp_program_reach_the_root(cpp: Path, tmp_path: Path) -> None:
-    record(tmp_path / "x.data", cpp, "5")
-    assert_whole(tmp_path / "x.data", "waits", 80)
-    stacks = user_stacks(tmp_path / "x.data")
+def test_waits_of_a_cpp_program_reach_the_root(recorded: Path) -> None:
+    assert_whole(recorded, "waits", 80)
+    stacks = user_stacks(recorded)
     assert {stack[-1] for stack in stacks} <= ROOTS
     by_leaf = {" ".join(stack) for stack in stacks}
     for expected in (
@@ -108,23 +100,25 @@ def test_the_copy_is_as_long_as_asked_for_and_can_be_left_out(cpp: Path, tmp_pat
         assert len(load_recording(tmp_path / "x.data", snapshots=True).snapshots) > 0 or not expected
 
 
-def test_stock_perf_opens_copies_without_a_word_and_unwinds_them(cpp: Path, tmp_path: Path) -> None:
-    output = tmp_path / "x.data"
-    record(output, cpp, "5", options=("-F", "999"), event="cpu-clock")
+def test_stock_perf_opens_copies_without_a_word_and_unwinds_them(recorded: Path) -> None:
     for verb in (["report", "--stdio"], ["script", "--no-inline"]):
-        done = subprocess.run(["perf", *verb, "-i", output], capture_output=True, timeout=120, check=True)
+        done = subprocess.run(["perf", *verb, "-i", recorded], capture_output=True, timeout=120, check=True)
         assert done.stderr == b""
 
 
-def test_inject_writes_whole_stacks_and_no_stack_bytes(
-    cpp: Path, perf_offcpu: Command, tmp_path: Path
-) -> None:
-    secret = re.compile(rb"secret \d+ on the stack")
-    recorded, injected, kept = (tmp_path / name for name in ("x.data", "i.data", "k.data"))
-    record(recorded, cpp, "3", options=("-F", "999"), event="cpu-clock")
+@pytest.fixture(scope="module")
+def injections(recorded: Path, perf_offcpu: Command) -> tuple[Path, Path]:
+    """The recording after inject, without and with the bytes of the copies."""
+    injected, kept = recorded.with_name("i.data"), recorded.with_name("k.data")
     for output, keep in ((injected, []), (kept, ["--keep-stack-bytes"])):
         done = perf_offcpu("inject", "-i", recorded, "-o", output, *keep)
         assert (done.returncode, [line for line in done.stderr.splitlines() if "content" in line]) == (0, [])
+    return injected, kept
+
+
+def test_inject_writes_whole_stacks_and_no_stack_bytes(recorded: Path, injections: tuple[Path, Path]) -> None:
+    secret = re.compile(rb"secret \d+ on the stack")
+    injected, kept = injections
     assert secret.search(recorded.read_bytes()) and secret.search(kept.read_bytes())
     assert not secret.search(injected.read_bytes())
     with PerfDataReader.open(injected) as reader:
@@ -140,13 +134,8 @@ def is_root(words: list[str]) -> bool:
     return name in ROOTS or (name == "[unknown]" and dso.endswith("/libc.so.6)"))
 
 
-def test_stock_perf_shows_whole_stacks_of_what_was_injected(
-    cpp: Path, perf_offcpu: Command, tmp_path: Path
-) -> None:
-    recorded, injected = tmp_path / "x.data", tmp_path / "i.data"
-    record(recorded, cpp, "3")
-    for keep in ([], ["--keep-stack-bytes"]):
-        assert perf_offcpu("inject", "-i", recorded, "-o", injected, *keep).returncode == 0
+def test_stock_perf_shows_whole_stacks_of_what_was_injected(injections: tuple[Path, Path]) -> None:
+    for injected in injections:
         text = subprocess.run(
             ["perf", "script", "-i", injected, "--no-inline", "-F", "event,ip,sym,dso"],
             capture_output=True,
@@ -203,9 +192,10 @@ def agree(ours: Chain, theirs: Chain) -> bool:
 
 @pytest.mark.parametrize("name, argument", [("waits", "150"), ("busy", "0.3")])
 def test_chains_of_perfs_dwarf_recordings_are_what_perf_script_shows(
-    tmp_path: Path, name: str, argument: str
+    cpp: Path, tmp_path: Path, name: str, argument: str
 ) -> None:
-    program, output = built(name, tmp_path), tmp_path / "dwarf.data"
+    program = cpp if name == cpp.name else build(name, tmp_path / name)
+    output = tmp_path / "dwarf.data"
     command = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "9999", "--call-graph", "dwarf,16384"]
     environment = os.environ | {"DEBUGINFOD_URLS": ""}
     subprocess.run(

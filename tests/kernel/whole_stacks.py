@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from builders.program import run
 
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile
@@ -19,7 +19,6 @@ from perf_offcpu.objects.search import Search
 from perf_offcpu.symbolize.symbolizer import symbolize
 from perf_offcpu.unwind.unwinder import unwind
 
-RECORD = [sys.executable, "-m", "perf_offcpu", "record", "-q"]
 STACKS = Path(__file__).parents[1] / "workload" / "stacks"
 ROOTS = {"_start", "clone", "clone3", "__clone", "__clone3", "[libc.so.6]"}
 """The last: clone3() is not exported, so that it has no name where libc's debug symbols are not installed."""
@@ -36,11 +35,17 @@ class Wholeness:
     fp_depth: float
 
 
+def build(name: str, program: Path) -> Path:
+    """Build a program of tests/workload/stacks as distributions do: optimized, without frame pointers."""
+    flags = ("-O2", "-g", "-fomit-frame-pointer", "-pthread")
+    subprocess.run(["g++", *flags, "-o", program, STACKS / f"{name}.cpp"], check=True)
+    return program
+
+
 def record(output: Path, *arguments: str | Path, options: tuple[str, ...] = (), event: str = "none") -> None:
     """Record a command's waits of 0.1 ms and more, and an on-CPU event."""
-    how = ["-e", event, "--off-cpu-thresh", "0.1", *options, "-o", str(output)]
-    command = [*RECORD, *how, "--", *map(str, arguments)]
-    subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL)
+    how = ("-q", "-e", event, "--off-cpu-thresh", "0.1", *options, "-o", output)
+    run("record", *how, "--", *arguments, timeout_s=120).check_returncode()
 
 
 def waits(recording: Recording) -> np.ndarray:

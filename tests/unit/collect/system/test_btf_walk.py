@@ -56,6 +56,7 @@ def test_records_are_where_a_walk_finds_them(count: int, longest: int) -> None:
 
 
 @pytest.mark.kernel
+@pytest.mark.beside
 def test_records_of_this_kernel_are_where_a_walk_finds_them() -> None:
     check(section_of(VMLINUX_BTF))
 
