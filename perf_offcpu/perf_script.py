@@ -30,7 +30,7 @@ from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.gather import Rows, ragged_offsets
 from perf_offcpu.decode.account import CollectorAccount, is_counters
 from perf_offcpu.decode.batch import Batch, join
-from perf_offcpu.decode.deferred import wanting_of
+from perf_offcpu.decode.deferred import pending_chains
 from perf_offcpu.decode.load import assemble, load_recording, read_tasks
 from perf_offcpu.decode.retype import retype
 from perf_offcpu.decode.samples import is_offcpu
@@ -309,7 +309,7 @@ def _retyped(events: list[dict[str, Any]], number: dict[str, int]) -> Batch:
     columns = Columns(np.ones(len(events), np.bool_), {}, {"raw": Rows(starts, counts, 1)})
     data = np.frombuffer(b"".join(pieces) or bytes(8), np.uint8)
     batch = retype(data, columns, _samples(events, number), "<")[0]
-    waiting = wanting_of(batch.callchains).is_deferred
+    waiting = pending_chains(batch.callchains).is_pending
     if waiting.any():  # the payload says that the user part came later: perf has put it into its chain
         chains = [batch.callchains.row(row).tolist() for row in range(len(batch.callchains))]
         for row in np.flatnonzero(waiting[: len(events)]).tolist():

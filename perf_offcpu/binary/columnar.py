@@ -38,6 +38,12 @@ class Columns:
     ends: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     """int64[n]: where the last field of each record ended."""
 
+    def take(self, rows: I64 | Bool) -> Columns:
+        """Return the fields of some of the records."""
+        arrays = {name: one.take(rows) for name, one in self.arrays.items()}
+        scalars = {name: values[rows] for name, values in self.scalars.items()}
+        return Columns(self.ok[rows], scalars, arrays, self.ends[rows])
+
 
 def read_columns(
     layout: Layout, data: NDArray[np.uint8], starts: I64, ends: I64, order: Order = "<", shape: Shape = None

@@ -37,6 +37,10 @@ class Rows:
     counts: I64
     width: int
 
+    def take(self, rows: I64 | NDArray[np.bool_]) -> Rows:
+        """Return the array field of some of the records."""
+        return Rows(self.starts[rows], self.counts[rows], self.width)
+
 
 def gather_structs(
     data: NDArray[np.uint8], at: I64, layout: Layout, order: Order = "<"
@@ -186,3 +190,38 @@ def gather_bytes(data: NDArray[np.uint8], rows: Rows) -> tuple[I64, NDArray[np.u
     offsets = ragged_offsets(rows.counts)
     at = np.repeat(rows.starts - offsets[:-1], rows.counts) + np.arange(offsets[-1])
     return offsets, data[at]
+
+
+def move_rows(
+    target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8], starts: I64, sizes: I64
+) -> None:
+    """Copy n pieces of bytes from one buffer to another.
+
+    Args:
+        target: the buffer to write; the pieces must not overlap in it.
+        places, starts: int64[n], where each piece goes in `target` and begins in `source`, at any alignment.
+        sizes: int64[n], bytes of each piece.
+    """
+    lengths = _lengths(sizes)
+    for length, which in lengths or ():
+        if length:
+            _windows(target, length)[places[which]] = _windows(source, length)[starts[which]]
+    if lengths is None:
+        _move_by_item(target, places, source, starts, sizes)
+
+
+def _move_by_item(
+    target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8], starts: I64, sizes: I64
+) -> None:
+    """Copy pieces of many different sizes, in the largest items that divide all sizes."""
+    width = next(width for width in (8, 4, 1) if not int(np.bitwise_or.reduce(sizes)) % width)
+    counts = sizes // width
+    offsets = ragged_offsets(counts)
+    into, out_of = _overlapping(target, width, "<"), _overlapping(source, width, "<")
+    for first, behind in row_blocks(offsets):
+        items = np.arange(width * int(offsets[first]), width * int(offsets[behind]), width)
+        shifts = [
+            np.repeat((at - width * offsets[:-1])[first:behind], counts[first:behind])
+            for at in (places, starts)
+        ]
+        into[shifts[0] + items] = out_of[shifts[1] + items]

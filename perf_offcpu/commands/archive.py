@@ -124,9 +124,8 @@ def _without_stacks(path: str, output: str, search: Search) -> Iterator[str]:
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.inject.rewrite import RewriteOptions, rewrite
     from perf_offcpu.perfdata.write.output import AtomicFile
-    from perf_offcpu.unwind.unwinder import unwinder_for
 
-    options = RewriteOptions(unwinder=unwinder_for(search, DiskCache.usual()))
+    options = RewriteOptions(search=search, cache=DiskCache.usual())
     temporary = f"{output}.{os.getpid()}.data.tmp"
     try:
         with AtomicFile(temporary) as file:

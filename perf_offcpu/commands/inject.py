@@ -70,7 +70,6 @@ def run(args: argparse.Namespace) -> int:
     from perf_offcpu.inject.rewrite import RewriteOptions, Rewritten, rewrite
     from perf_offcpu.losses import by_text
     from perf_offcpu.objects.search import Search
-    from perf_offcpu.unwind.unwinder import unwinder_for
 
     check_ownership(args.input, args.force)
     check_distinct([args.input], args.output)
@@ -81,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
         compress=args.compress,
         switches=args.switches,
         keep_stacks=args.keep_stack_bytes,
-        unwinder=None if args.keep_stack_bytes else unwinder_for(Search.usual(), DiskCache.usual()),
+        search=Search.usual(),
+        cache=DiskCache.usual(),
     )
     if options.pipe and options.compress:
         raise UsageError("-z: perf compresses files, not pipes: name a file with -o, or pipe through zstd")

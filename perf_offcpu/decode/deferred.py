@@ -34,12 +34,14 @@ from perf_offcpu.perfdata.events import Events
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.perfdata.trailers import read_trailers
 
+MARKER_WORDS = 2
+"""Words at the end of a callchain that show whether it waits for a user part, and for which."""
 _MARKER = np.uint64(CallchainContext.USER_DEFERRED)
 _USER = np.uint64(CallchainContext.USER)
 
 
 def decode_deferred(chunk: Chunk, events: Events, counters: Losses) -> Batch:
-    """The CALLCHAIN_DEFERRED records of a chunk, in file order, as a batch without samples."""
+    """Return the CALLCHAIN_DEFERRED records of a chunk, in file order, as a batch without samples."""
     rows = np.flatnonzero(chunk.types == RecordType.CALLCHAIN_DEFERRED)
     if not len(rows):
         return Batch()
@@ -70,12 +72,30 @@ def decode_deferred(chunk: Chunk, events: Events, counters: Losses) -> Batch:
     return Batch(callchains=chains, deferred=table)
 
 
-class Wanting(NamedTuple):
-    """Callchains that end in a deferred marker: how many words to keep of each, and its cookie."""
+class PendingChains(NamedTuple):
+    """Which of n callchains end in a deferred marker, what stays of each, and their cookies.
 
-    is_deferred: Bool
+    Args:
+        is_pending: bool[n].
+        kept: int64[n], words that stay; all words of a callchain that is not pending.
+        cookie: uint64[n], 0 where there is none.
+    """
+
+    is_pending: Bool
     kept: I64
     cookie: U64
+
+
+def pending_chains(chains: Ragged) -> PendingChains:
+    """Find the callchains that wait for a deferred user part."""
+    lengths, ends = chains.lengths, chains.offsets[1:]
+    words = chains.values if len(chains.values) > 1 else np.append(chains.values, np.zeros(2, np.uint64))
+    # Rows that are too short read words of others, or of the end, and do not use them.
+    last = np.where(lengths >= 1, words[ends - 1], np.uint64(0))
+    before = np.where(lengths >= 2, words[ends - 2], np.uint64(0))
+    final, v12 = before == _MARKER, last == _MARKER
+    kept = lengths - np.where(final, 2, np.where(v12, 1, 0))
+    return PendingChains(final | v12, kept, np.where(final, last, np.uint64(0)))
 
 
 def merge_deferred(recording: Recording) -> Recording:
@@ -85,26 +105,22 @@ def merge_deferred(recording: Recording) -> Recording:
         A recording without deferred records. Merged chains have an ordinary USER marker. What could not be
         merged keeps its kernel part, loses marker and cookie, is flagged UNMERGED and counted.
     """
-    wanting = wanting_of(recording.callchains)
     samples, deferred = recording.samples, recording.deferred
-    # A sample without a callchain has row -1: the False at the end.
-    waiting = np.flatnonzero(np.append(wanting.is_deferred, False)[samples.callchain])
-    if not len(waiting):
+    matcher = DeferredMatcher(deferred, recording.callchains)
+    merged = matcher.merge(recording.callchains, samples.callchain, samples.tid, samples.time_ns)
+    pending, found = merged.samples, merged.deferred
+    if not len(pending):
         return recording.replaced(deferred=DeferredChains())
-    chain = samples.callchain[waiting]
-    index = DeferredIndex(deferred)
-    found = index.find(samples.tid[waiting], samples.time_ns[waiting], wanting.cookie[chain])
-    completed, row_of_sample = _completed(recording.callchains, wanting, chain, found, deferred)
     callchain, flags, space = samples.callchain.copy(), samples.flags.copy(), samples.space.copy()
-    callchain[waiting] = row_of_sample + len(recording.callchains)
+    callchain[pending] = merged.row + len(recording.callchains)
     # The user part was walked later than the sample was taken: perhaps after an exec.
     walked = deferred.space[found[found >= 0]]
-    space[waiting[found >= 0]] = np.where(walked >= 0, walked, space[waiting[found >= 0]])
-    flags[waiting[found < 0]] |= np.uint32(SampleFlag.UNMERGED | SampleFlag.NO_USER_STACK)
-    callchains, ids = united(recording.callchains, completed)
+    space[pending[found >= 0]] = np.where(walked >= 0, walked, space[pending[found >= 0]])
+    flags[pending[found < 0]] |= np.uint32(SampleFlag.UNMERGED | SampleFlag.NO_USER_STACK)
+    callchains, ids = united(recording.callchains, merged.chains)
     # The stack of a waker may be that of a sample, the one of its sched_waking.
     successor = np.arange(len(recording.callchains), dtype=np.int32)
-    successor[chain] = callchain[waiting]
+    successor[samples.callchain[pending]] = callchain[pending]
     wakers = np.append(successor, np.int32(-1))[samples.waker_callchain]
     ids = np.append(ids, np.int32(-1))  # of no callchain, row -1
     callchain, wakers = ids[callchain], ids[wakers]
@@ -118,26 +134,35 @@ def merge_deferred(recording: Recording) -> Recording:
     )
 
 
-def wanting_of(chains: Ragged) -> Wanting:
-    """Which of n callchains wait for a user part, and what of them stays; `kept` is all of the others."""
-    lengths, ends = chains.lengths, chains.offsets[1:]
-    words = chains.values if len(chains.values) > 1 else np.append(chains.values, np.zeros(2, np.uint64))
-    # What is before the begin of all, of rows that are too short, is somewhere else.
-    last = np.where(lengths >= 1, words[ends - 1], np.uint64(0))
-    before = np.where(lengths >= 2, words[ends - 2], np.uint64(0))
-    final, v12 = before == _MARKER, last == _MARKER
-    kept = lengths - np.where(final, 2, np.where(v12, 1, 0))
-    return Wanting(final | v12, kept, np.where(final, last, np.uint64(0)))
+class MergedChains(NamedTuple):
+    """The callchains of samples that waited for a deferred user part.
+
+    Args:
+        samples: int64[m], rows of the samples that waited.
+        deferred: int32[m], the deferred record of each, -1 where it never came.
+        chains: the callchains that they have now.
+        row: int32[m], rows of `chains`.
+    """
+
+    samples: I64
+    deferred: I32
+    chains: Ragged
+    row: I32
 
 
-class DeferredIndex:
-    """Finds the deferred record of a sample.
+class DeferredMatcher:
+    """Finds the deferred records of samples, and completes their callchains.
 
     (thread, cookie) becomes the rank of that pair, a time its rank among the times, and both together one
     int64 key, so that a binary search answers for any number of samples.
+
+    Args:
+        deferred: the records; `callchain` is a row of `chains`.
+        chains: their user addresses.
     """
 
-    def __init__(self, deferred: DeferredChains) -> None:
+    def __init__(self, deferred: DeferredChains, chains: Ragged) -> None:
+        self.deferred, self.chains = deferred, chains
         self._cookies, cookie = np.unique(deferred.cookie, return_inverse=True)
         self._times, time = np.unique(deferred.time_ns, return_inverse=True)
         self._pairs, pair = np.unique(self._pair(deferred.tid, cookie), return_inverse=True)
@@ -149,11 +174,32 @@ class DeferredIndex:
         pair: I64 = tid.astype(np.int64) * max(1, len(self._cookies)) + cookie
         return pair
 
-    def find(self, tid: I32, time_ns: I64, cookie: U64) -> I32:
-        """int32[n]: the deferred record of each sample, -1 none.
+    def merge(self, chains: Ragged, chain: I32 | I64, tid: I32, time_ns: I64) -> MergedChains:
+        """Complete the callchains of n samples that wait for a user part.
 
-        The nearest one of the same thread and cookie at or after the sample, else the last one before it.
-        Without a cookie (0) only a later one can be meant.
+        Args:
+            chains: callchains; chain: int32[n], the row of each sample, -1 none.
+            tid, time_ns: of the samples.
+        """
+        pending = pending_chains(chains)
+        # A sample without a callchain has row -1: the False at the end.
+        rows = np.flatnonzero(np.append(pending.is_pending, False)[chain])
+        head = chain[rows]
+        found = self.find(tid[rows], time_ns[rows], pending.cookie[head])
+        user = np.append(self.deferred.callchain, np.int32(-1))[
+            found
+        ]  # not found is row -1: the one at the end
+        # Each different pair of a callchain and a user part once.
+        pairs, row = np.unique(head.astype(np.int64) << 32 | (user + 1).astype(np.int64), return_inverse=True)
+        head, tail = pairs >> 32, (pairs & 0xFFFFFFFF) - 1
+        completed = _joined(chains.take(head), pending.kept[head], self.chains, tail)
+        return MergedChains(rows, found, completed, row.astype(np.int32))
+
+    def find(self, tid: I32, time_ns: I64, cookie: U64) -> I32:
+        """Return int32[n]: the deferred record of each sample, -1 none.
+
+        It is the nearest one of the same thread and cookie at or after the sample, else the last one before
+        it. Without a cookie (0) only a later one can be meant.
         """
         if not len(self._order):
             return np.full(len(tid), -1, np.int32)
@@ -170,21 +216,8 @@ class DeferredIndex:
         return row.astype(np.int32)
 
 
-def _completed(
-    chains: Ragged, wanting: Wanting, chain: I32, found: I32, deferred: DeferredChains
-) -> tuple[Ragged, I32]:
-    """(new chains, int32[n]): each different (chain, deferred chain) once, and which one each sample has."""
-    user = np.append(deferred.callchain, -1)[found]  # not found is row -1: the one at the end
-    pairs, row_of_sample = np.unique(
-        chain.astype(np.int64) << 32 | (user + 1).astype(np.int64), return_inverse=True
-    )
-    head, tail = pairs >> 32, (pairs & 0xFFFFFFFF) - 1
-    heads = chains.take(head)
-    return complete(heads, wanting.kept[head], chains, tail), row_of_sample.astype(np.int32)
-
-
-def complete(heads: Ragged, kept: I64, tails: Ragged, tail: I64) -> Ragged:
-    """Callchains of two parts, with the marker USER between them.
+def _joined(heads: Ragged, kept: I64, tails: Ragged, tail: I64) -> Ragged:
+    """Join callchains of two parts, with the marker USER between them.
 
     Args:
         heads: n chains; of each, the first `kept` words (int64[n]) stay.

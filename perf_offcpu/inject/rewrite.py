@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """inject: a recording in, the same recording out, in a form that any perf from 6.1 on reports.
 
-Two passes. The first (`survey`) gathers what only the whole recording tells, the second copies record by
-record, and on the way
+Two passes. The first (`survey`) gathers what only the whole recording shows, the second takes chunk after
+chunk through these stages:
 
-* off-cpu samples become ordinary ones (`retype_records`);
-* deferred callchains are put into their samples, as ordinary user parts (`complete_records`);
-* if asked for, waits between context switches become an off-cpu event (`switch_output`);
-* copies of user stacks become the user's part of callchains, and are left out (`unwind_records`);
-* what is compressed comes out as it was before, attrs are cut to the 128 bytes that perf 6.1 knows;
-* what no perf, or not every perf, could read is left out, and counted (`perfdata.write.sound`).
+* records of types that perf 6.1 does not know, or that do not fit their type, are left out and counted;
+* samples are read, re-typed (`retype`), completed (`deferred`), unwound (`stacks`), and written (`samples`);
+* sums that had no time, and waits between context switches, are put where their time lies (`timed_sums`).
 
-Everything else stays as it is, byte for byte and in its order. Sums of off-cpu time that had no time get one
-in the past. They are moved to where it lies, for perf sorts as it reads: at each FINISHED_ROUND it gives out
-what is older than the one before, and complains of what comes later than that.
-
-The byte order stays that of the input.
+What is compressed comes out as it was before, attrs are cut to the 128 bytes that perf 6.1 knows (`header`).
+Everything else stays as it is, byte for byte and in its order. The byte order stays that of the input.
 """
 
 from __future__ import annotations
@@ -27,31 +21,35 @@ from typing import Protocol
 import numpy as np
 
 from perf_offcpu import losses
+from perf_offcpu.abi.cfi import MACHINE_OF_ARCH
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.binary.layout import Buffer
 from perf_offcpu.decode.switches.events import may_tell_of_switches
-from perf_offcpu.inject.branch_counters import drop_counters, without_counters
-from perf_offcpu.inject.complete_records import Completer
-from perf_offcpu.inject.head import known_tracepoints, output_events, output_features
-from perf_offcpu.inject.retype_records import Retyper
-from perf_offcpu.inject.samples import SampleRewriter, TimedSums
+from perf_offcpu.inject.deferred import Completer
+from perf_offcpu.inject.header import RewriteOptions, written_events, written_features
+from perf_offcpu.inject.retype import Retyper
+from perf_offcpu.inject.samples import SampleRewriter, Stage, untimed_waits
 from perf_offcpu.inject.spool import repeatable
+from perf_offcpu.inject.stacks import StackUnwinder, cut_user_parts, has_stacks, unwindable
 from perf_offcpu.inject.survey import Survey, survey
 from perf_offcpu.inject.switch_waits import WaitRecords, wait_records
-from perf_offcpu.inject.unwind_records import MakeUnwinder, StackCutter, frames_of, has_stacks
+from perf_offcpu.inject.timed_sums import TimedSamples
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.columns import Bool
+from perf_offcpu.model.columns import I64
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.leaked_flag import with_written_miscs
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.write.compressed import CompressedWriter
 from perf_offcpu.perfdata.write.pipe import PipeWriter
-from perf_offcpu.perfdata.write.sound import sound_events, sound_records
-from perf_offcpu.perfdata.write.splice import aligned, interleave
+from perf_offcpu.perfdata.write.readable import readable_events, readable_records
+from perf_offcpu.perfdata.write.weave import bytes_of
 from perf_offcpu.perfdata.write.writer import FileWriter
-from perf_offcpu.structs import frozen, mutable
+from perf_offcpu.structs import mutable
+from perf_offcpu.unwind.unwinder import Unwinder
+
+__all__ = ["RewriteOptions", "Rewritten", "rewrite"]
 
 _HEADER_TYPES = (
     RecordType.HEADER_ATTR,
@@ -73,31 +71,6 @@ class Writer(Protocol):
 
     def finish(self, features: Mapping[int, bytes]) -> None:
         """End it."""
-
-
-@frozen
-class RewriteOptions:
-    """What is done to a recording.
-
-    Args:
-        retype: off-cpu samples become ordinary ones; else they are copied as they are.
-        merge: deferred callchains are put into their samples; else they are copied as they are, in records
-            that perf 6.1 cannot read.
-        pipe: the pipe form is written.
-        compress: records are written compressed; not in the pipe form.
-        switches: a recording of context switches without an off-cpu event gets one, of the waits between
-            them; for that it is read into memory.
-        keep_stacks: copies of user stacks stay in samples that have them; else they are left out.
-        unwinder: makes of them the user's part of callchains; None: nobody does.
-    """
-
-    retype: bool = True
-    merge: bool = True
-    pipe: bool = False
-    compress: bool = False
-    switches: bool = False
-    keep_stacks: bool = False
-    unwinder: MakeUnwinder | None = None
 
 
 @mutable
@@ -122,7 +95,7 @@ class Rewritten:
 
 
 def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | None = None) -> Rewritten:
-    """Write the recording at `path` ("-": standard input) anew.
+    """Write the recording at `path` ("-": standard input) again.
 
     Args:
         out_fd: an empty file, open for writing and seekable, or any descriptor for the pipe form; stays
@@ -136,8 +109,9 @@ def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | Non
     with repeatable(path) as source:
         with source.open() as reader:
             found = survey(reader)
+            events = reader.events
         options, counters, waits = options or RewriteOptions(), Losses(), None
-        if options.switches and may_tell_of_switches(found.events):
+        if options.switches and may_tell_of_switches(events):
             with source.open() as reader:
                 waits = wait_records(reader, counters)
         with source.open() as reader:
@@ -152,50 +126,59 @@ class _Rewriter:
         self, reader: PerfDataReader, found: Survey, options: RewriteOptions, waits: WaitRecords | None
     ) -> None:
         self.reader, self.found, self.options, self.waits = reader, found, options, waits
-        self.recorded = sound_events(found.events)
-        self.events = without_counters(self.recorded)
         self.order, self.counters = reader.order, reader.counters
-        self.retyper = Retyper(found.lives, self.order) if options.retype else None
-        self.completer = (
-            Completer(found.deferred, found.chains, self.order, self.counters) if options.merge else None
-        )
-        self.cutter = self._cutter()
-        self.samples = SampleRewriter(self.events, self.retyper, self.completer, self.counters, self.cutter)
-        added = (waits.records, waits.times) if waits else None
-        self.sums = TimedSums(found.untimed, self.samples, added)
-        self.copied = 0
+        self.recorded, self.features = readable_events(found.reader.events), found.reader.features
+        self.written = written_events(self.recorded.specs, options, self.features)
+        self.retyper = Retyper(found.tasks.tasks(), found.end_ns, self.order, self.counters)
+        self.completer = Completer(found.matcher(), self.counters)
+        self.unwinder = self._unwinder()
+        stages: list[tuple[bool, Stage | None]] = [
+            (options.retype, self.retyper),
+            (options.merge, self.completer),
+            (options.keep_stacks, cut_user_parts),
+            (not options.keep_stacks, self.unwinder),
+        ]
+        chosen = [stage for wanted, stage in stages if wanted and stage is not None]
+        self.samples = SampleRewriter(self.recorded, self.written, chosen, options.merge, self.counters)
+        self.timed = TimedSamples(self._timed(), self.recorded)
+
+    def _unwinder(self) -> StackUnwinder | None:
+        """Return the stage that unwinds stacks; None where that is not wanted, or cannot be."""
+        found, search, arch = self.found, self.options.search, self.features.text(Feature.ARCH)
+        if search is None or arch not in MACHINE_OF_ARCH or not any(map(has_stacks, self.recorded.specs)):
+            return None
+        unwinder = Unwinder(unwindable(found.tasks, arch, self.reader.path), search, self.options.cache)
+        return StackUnwinder(unwinder, found.tasks, self.order, self.counters)
+
+    def _timed(self) -> list[tuple[I64, Chunk]]:
+        """Return the samples that get another place, with their times."""
+        parts = [(self.waits.times, self.waits.records)] if self.waits else []
+        for chunk in self.found.untimed if self.options.retype else ():
+            parts += [(batch.samples.time_ns, one) for batch, one in self.samples.rewrite_all(chunk)]
+        return parts
 
     def run(self, out_fd: int, out_path: str) -> Rewritten:
         """Copy everything."""
-        options = self.options
-        specs = [*self.events.specs, *([self.waits.spec] if self.waits else [])]
-        events = output_events(
-            specs,
-            retype=options.retype,
-            merge=options.merge,
-            keep_stacks=options.keep_stacks,
-            tracepoints=known_tracepoints(self.found.features),
-        )
-        span = self.sums.span(self.found.first_ns, self.found.last_ns)
-        features = output_features(self.found, events, span, self.order, self.counters)
+        events = [*self.written, *([self.waits.spec] if self.waits else [])]
+        span = self.timed.span(self.found.first_ns, self.found.last_ns)
+        features = written_features(self.features, events, span, self.order, self.counters)
         writer = self._writer(out_fd, out_path, events, features)
+        stages = (self._of_known_types, self._valid, self._with_samples, self.timed.inserted)
         for chunk in self.reader.chunks():
-            writer.append(self._rewritten(chunk))
-        writer.append(self.sums.rest().tobytes())
+            records = chunk
+            for stage in stages:
+                records = stage(records) if len(records) else records
+            writer.append(bytes_of(records))
+        writer.append(*map(bytes_of, self.timed.rest()))
         writer.finish(features)
-        completed = self.completer.completed if self.completer else 0
-        waits = len(self.waits.records) if self.waits else 0
         return Rewritten(
-            self.samples.retyped, waits, completed, self.cutter.unwound, self.copied, self.counters
+            self.retyper.done,
+            len(self.waits.times) if self.waits else 0,
+            self.completer.done,
+            self.unwinder.done if self.unwinder else 0,
+            self.samples.copied,
+            self.counters,
         )
-
-    def _cutter(self) -> StackCutter:
-        found, make = self.found, self.options.unwinder
-        unwind = None
-        if make is not None and any(map(has_stacks, found.events.specs)):
-            arch = found.features.text(Feature.ARCH)
-            unwind = make(frames_of(found.tasks, arch, self.reader.path))
-        return StackCutter(found.tasks, unwind, self.options.keep_stacks, self.order, self.counters)
 
     def _writer(
         self, fd: int, path: str, events: Sequence[EventSpec], features: Mapping[int, bytes]
@@ -205,19 +188,8 @@ class _Rewriter:
         writer = FileWriter(fd, events, path, self.order)
         return CompressedWriter(writer) if self.options.compress else writer
 
-    def _rewritten(self, chunk: Chunk) -> Buffer:
-        """The chunk's records as they go out, in order."""
-        chunk = aligned(chunk.take(np.flatnonzero(self._copied_types(chunk))))
-        if not len(chunk):
-            return b""
-        chunk = drop_counters(with_written_miscs(chunk, self.order), self.recorded)
-        kept = sound_records(chunk, self.events, self.counters)
-        placed = [*self.samples.rewrite(chunk, kept), self.sums.due(chunk)]
-        self.copied += int(kept.sum())
-        return interleave(chunk, kept, placed)
-
-    def _copied_types(self, chunk: Chunk) -> Bool:
-        """bool[len(chunk)]: which records are of a type that goes out."""
+    def _of_known_types(self, chunk: Chunk) -> Chunk:
+        """Return the records of types that are written."""
         kinds = chunk.types
         deferred = kinds == RecordType.CALLCHAIN_DEFERRED
         traces = np.isin(kinds, _TRACE_TYPES)
@@ -225,9 +197,19 @@ class _Rewriter:
         known |= (kinds >= RecordType.HEADER_ATTR) & (kinds <= RecordType.FINISHED_INIT)
         self.counters.add(losses.NO_TRACES, int(traces.sum()))
         self.counters.add(losses.UNREADABLE_BY_PERF, int((~known & ~deferred).sum()))
-        copied: Bool = known & ~traces & ~np.isin(kinds, _HEADER_TYPES)
+        copied = known & ~traces & ~np.isin(kinds, _HEADER_TYPES)
         if not self.options.merge:
             copied |= deferred
-        if self.found.streams > 1:  # a round of one stream says nothing of the others
+        if len(self.found.streams) > 1:  # a round of one stream says nothing of the others
             copied &= kinds != RecordType.FINISHED_ROUND
-        return copied
+        return chunk.take(np.flatnonzero(copied))
+
+    def _valid(self, chunk: Chunk) -> Chunk:
+        """Return the records that fit their type."""
+        valid = readable_records(chunk, self.recorded, self.counters)
+        return with_written_miscs(chunk.take(np.flatnonzero(valid)), self.order)
+
+    def _with_samples(self, chunk: Chunk) -> Chunk:
+        """Return the records with samples as they are written; sums without a time go to `timed`."""
+        elsewhere = untimed_waits(chunk, self.recorded) if self.options.retype else np.empty(0, np.int64)
+        return self.samples.rewrite(chunk, elsewhere)

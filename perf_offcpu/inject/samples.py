@@ -1,222 +1,239 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The samples of a chunk on their way from one file to another: which stay, and what stands for the others.
+"""Rewrite the samples of a recording: read columns, change them stage by stage, write them again.
 
-Samples of an unknown event, and those whose content does not fit their event, are left out: for one of them
-perf gives up the whole file.
+The stages (`retype`, `deferred`, `stacks`) use decode's functions on the same columns. Samples that no stage
+changes stay in the chunk as they are. Samples of an unknown event, and those whose content does not fit their
+event, are left out: for one of them perf gives up the whole file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.abi.sample import SAMPLE
+from perf_offcpu.abi.sample import SAMPLE, SampleShape
 from perf_offcpu.binary.columnar import Columns, read_columns
+from perf_offcpu.binary.gather import Rows, gather_rows
 from perf_offcpu.binary.layout import Order
-from perf_offcpu.decode.samples import is_offcpu
-from perf_offcpu.inject.complete_records import Completer
-from perf_offcpu.inject.retype_records import Retyper, is_raw_offcpu, retyped, with_payloads_again
-from perf_offcpu.inject.unwind_records import StackCutter, has_stacks, without_stacks
+from perf_offcpu.decode.deferred import MARKER_WORDS, pending_chains
+from perf_offcpu.decode.samples import is_offcpu, model_samples
+from perf_offcpu.decode.stacks.user_parts import first_words, kernel_parts
+from perf_offcpu.inject.payload_words import payloads
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import I32, I64, U8, Bool
+from perf_offcpu.model.recording import Samples
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
-from perf_offcpu.perfdata.trailers import NO_TIME, record_times
-from perf_offcpu.perfdata.write.splice import Placed, Records, chunk_of
+from perf_offcpu.perfdata.trailers import NO_TIME, sample_times
+from perf_offcpu.perfdata.write.columns import Column, Pieces, sample_records, sample_sizes
+from perf_offcpu.perfdata.write.weave import chunk_of_samples, woven
+from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
+from perf_offcpu.structs import mutable
 
-_ABSURD = np.uint64(2**63)
+
+@mutable
+class SampleBatch:
+    """n samples of one event.
+
+    Args:
+        chunk: where they were recorded.
+        rows: int64[n], their rows in it.
+        spec: their event as recorded.
+        miscs: of their headers.
+        columns: the fields that will be written; arrays lie in the chunk.
+        samples: their rows in the model.
+        chains: their callchains; None where the event has none.
+        extensions: what their payloads hold after the cgroup id; None leaves RAW as it is.
+    """
+
+    chunk: Chunk
+    rows: I64
+    spec: EventSpec
+    miscs: NDArray[np.uint16]
+    columns: Columns
+    samples: Samples
+    chains: Ragged | None = None
+    extensions: Ragged | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, chosen: Bool) -> SampleBatch:
+        """Return some of the samples."""
+        if chosen.all():
+            return self
+        rows = np.flatnonzero(chosen)
+        return replace(
+            self,
+            rows=self.rows[rows],
+            miscs=self.miscs[rows],
+            columns=self.columns.take(rows),
+            samples=self.samples.take(rows),
+            chains=None if self.chains is None else self.chains.take(rows),
+            extensions=None if self.extensions is None else self.extensions.take(rows),
+        )
+
+
+Stage = Callable[[SampleBatch], SampleBatch]
 
 
 class SampleRewriter:
-    """Rewrites the samples of a recording, chunk by chunk.
+    """Rewrites samples, chunk by chunk.
 
     Args:
-        events: its evsels.
-        retyper: re-types off-cpu samples; None leaves them as they are.
-        completer: puts deferred callchains into their samples; None leaves them as they are.
+        events: the recording's events.
+        written: the same events as they are written; samples get their layouts.
+        stages: what is done to samples, in order.
+        merges: whether a stage completes callchains that wait for a deferred user part.
         counters: where samples that are left out are counted.
-        cutter: rewrites samples with copies of user stacks; None leaves them as they are.
+
+    Attributes:
+        copied: records that stayed as they were, so far.
     """
 
     def __init__(
         self,
         events: Events,
-        retyper: Retyper | None,
-        completer: Completer | None,
+        written: Sequence[EventSpec],
+        stages: Sequence[Stage],
+        merges: bool,
         counters: Losses,
-        cutter: StackCutter | None = None,
     ) -> None:
-        self.events, self.retyper, self.completer, self.counters = events, retyper, completer, counters
-        self.cutter = cutter
-        self.retyped = 0
-        """Samples that were re-typed so far."""
+        self.events, self.stages, self.merges, self.counters = events, stages, merges, counters
+        self.shapes = [spec.shape for spec in written]
+        self.copied = 0
 
-    def rewrite(self, chunk: Chunk, kept: Bool) -> list[Placed]:
-        """What stands for samples of a chunk.
+    def rewrite(self, chunk: Chunk, left_out: I64) -> Chunk:
+        """Return the records of a chunk, with samples as they are written.
 
         Args:
-            kept: bool[len(chunk)], which records stay; samples that do not are taken out here.
+            left_out: rows of samples that go elsewhere.
         """
-        rows = np.flatnonzero(chunk.types == RecordType.SAMPLE)
+        kept = np.ones(len(chunk), np.bool_)
+        kept[left_out] = False
+        placed = []
+        for number, rows in self._by_event(chunk, kept):
+            batch = self._read(chunk, rows, number)
+            changed = self._changes(batch, number)
+            kept[rows] = False
+            kept[batch.rows[~changed]] = True
+            if changed.any():
+                batch, samples = self._written(batch.take(changed), number)
+                placed.append((batch.rows, samples))
+        self.copied += int(kept.sum())
+        rows = np.flatnonzero(kept)
+        own = chunk if len(rows) == len(chunk) else chunk.take(rows)
+        return woven([(rows, own), *placed]) if placed else own
+
+    def rewrite_all(self, chunk: Chunk) -> Iterator[tuple[SampleBatch, Chunk]]:
+        """Yield the samples of a chunk event by event, all of them written again."""
+        for number, rows in self._by_event(chunk, np.ones(len(chunk), np.bool_)):
+            yield self._written(self._read(chunk, rows, number), number)
+
+    def _by_event(self, chunk: Chunk, kept: Bool) -> Iterator[tuple[int, I64]]:
+        """Yield (event, rows) of the samples among `kept`; those of unknown events are taken out of it."""
+        rows = np.flatnonzero((chunk.types == RecordType.SAMPLE) & kept)
         evsel = self.events.of_samples(chunk, rows)
         kept[rows[evsel < 0]] = False
         self.counters.add(losses.UNKNOWN_ID, int((evsel < 0).sum()))
-        return [
-            placed
-            for number in np.unique(evsel[evsel >= 0]).tolist()
-            for placed in self._of_evsel(chunk, rows[evsel == number], number, kept)
-        ]
+        for number in np.flatnonzero(np.bincount(evsel[evsel >= 0])).tolist():
+            yield number, rows[evsel == number]
 
-    def _of_evsel(self, chunk: Chunk, rows: I64, number: int, kept: Bool) -> Iterator[Placed]:
-        spec = self.events.specs[number]
-        columns = sound_columns(chunk, rows, spec, self.events.order, self.counters)
-        kept[rows[~columns.ok]] = False
-        if self.retyper and is_offcpu(spec) and "time" in columns.scalars:
-            untimed = columns.scalars["time"] >= NO_TIME  # `TimedSums` puts them where they belong
-            columns.ok &= ~untimed
-            kept[rows[untimed]] = False
-        if self.retyper and is_raw_offcpu(spec):
-            yield self._retyped(self.retyper, chunk, rows, columns, number, kept)
-        elif self.cutter and has_stacks(spec):
-            yield self._cut(self.cutter, chunk, rows[columns.ok], spec, kept)
-        elif self.completer and "callchain" in columns.arrays:
-            done, records = self.completer.complete(chunk, rows, columns)
-            kept[done] = False
-            yield done, records
+    def _read(self, chunk: Chunk, rows: I64, number: int) -> SampleBatch:
+        """Return the samples of one event that fit it; others are counted."""
+        spec, starts = self.events.specs[number], chunk.starts[rows]
+        ends = starts + chunk.sizes[rows]
+        columns = read_columns(SAMPLE, chunk.data, starts + HEADER_SIZE, ends, self.events.order, spec.shape)
+        miscs = chunk.miscs[rows]
+        samples = model_samples(columns, spec, number, miscs)
+        valid = columns.ok & (samples.period >= 0)
+        self.counters.add(losses.BAD_SAMPLE, int((~valid).sum()))
+        return SampleBatch(chunk, rows, spec, miscs, columns, samples).take(valid)
 
-    def _retyped(
-        self, retyper: Retyper, chunk: Chunk, rows: I64, columns: Columns, number: int, kept: Bool
-    ) -> Placed:
-        kept[rows] = False
-        done, records, _ = retyper.retype(chunk, rows, columns, self.events.specs[number], number)
-        self.counters.add(losses.BAD_SAMPLE, int(columns.ok.sum()) - len(done))
-        self.retyped += len(done)
-        return done, self._completed(self.without_stacks(records, number), number)
+    def _changes(self, batch: SampleBatch, number: int) -> Bool:
+        """Return bool[n]: which samples are not written as they were recorded."""
+        if self.shapes[number] != batch.spec.shape:
+            return np.ones(len(batch), np.bool_)
+        if "callchain" not in batch.columns.arrays or not self.merges:
+            return np.zeros(len(batch), np.bool_)
+        chains = batch.columns.arrays["callchain"]
+        skipped = np.maximum(chains.counts - MARKER_WORDS, 0)
+        ends = Rows(chains.starts + 8 * skipped, chains.counts - skipped, 8)
+        return pending_chains(Ragged(*gather_rows(batch.chunk.data, ends, self.events.order))).is_pending
 
-    def _completed(self, records: Records, number: int) -> Records:
-        """Re-typed samples of one evsel with the deferred user callchains that they wait for."""
-        if self.completer is None or not len(records):
-            return records
-        rows = np.arange(len(records))
-        chunk = chunk_of(records, self.events.order)
-        spec = retyped(self.events.specs[number])
-        cut = self.cutter is not None and not self.cutter.keep
-        columns = self._columns(chunk, rows, without_stacks(spec) if cut else spec)
-        if "callchain" not in columns.arrays:
-            return records
-        done, completed = self.completer.complete(chunk, rows, columns)
-        rest = np.setdiff1d(rows, done)
-        order = np.argsort(np.concatenate([rest, done]), kind="stable")
-        return Records.concat([records.take(rest), completed]).take(order)
-
-    def without_stacks(self, records: Records, number: int) -> Records:
-        """Re-typed samples of one evsel, rewritten if they have copies of user stacks."""
-        spec = retyped(self.events.specs[number])
-        if self.cutter is None or not has_stacks(spec) or not len(records):
-            return records
-        rows = np.arange(len(records))
-        records, cut = self.cutter.rewrite(chunk_of(records, self.events.order), rows, spec, self._columns)
-        if self.cutter.keep:
-            return records
-        chunk = chunk_of(records, self.events.order)
-        return with_payloads_again(
-            chunk, self._columns(chunk, rows, without_stacks(spec)), cut, self.events.order
-        )
-
-    def _cut(self, cutter: StackCutter, chunk: Chunk, rows: I64, spec: EventSpec, kept: Bool) -> Placed:
-        if cutter.keep and cutter.unwinder is None:
-            return rows[:0], Records()
-        kept[rows] = False
-        return rows, cutter.rewrite(chunk, rows, spec, self._columns)[0]
-
-    def _columns(self, chunk: Chunk, rows: I64, spec: EventSpec) -> Columns:
-        return sound_columns(chunk, rows, spec, self.events.order, self.counters)
+    def _written(self, batch: SampleBatch, number: int) -> tuple[SampleBatch, Chunk]:
+        """Return samples after all stages, and their records."""
+        if "callchain" in batch.columns.arrays:
+            chains = batch.columns.arrays["callchain"]
+            batch = replace(batch, chains=Ragged(*gather_rows(batch.chunk.data, chains, self.events.order)))
+        for stage in self.stages:
+            batch = stage(batch)
+        return encoded(batch, self.shapes[number], self.events.order, self.counters)
 
 
-def sound_columns(chunk: Chunk, rows: I64, spec: EventSpec, order: Order, counters: Losses) -> Columns:
-    """The fields of samples of one evsel; those that are damaged are not `ok`, and are counted."""
-    starts = chunk.starts[rows]
-    ends = starts + chunk.sizes[rows]
-    columns = read_columns(SAMPLE, chunk.data, starts + HEADER_SIZE, ends, order, spec.shape)
-    if "period" in columns.scalars:
-        columns.ok &= columns.scalars["period"] < _ABSURD
-    counters.add(losses.BAD_SAMPLE, int((~columns.ok).sum()))
-    return columns
+def encoded(
+    batch: SampleBatch, shape: SampleShape, order: Order, counters: Losses
+) -> tuple[SampleBatch, Chunk]:
+    """Write samples from their columns.
 
+    A sample that would be larger than a record can be (user stacks of 64 KB) goes without the user part of
+    its callchain; one that is still too large is left out. Both are counted.
 
-class TimedSums:
-    """Sums of off-cpu time that had no time of their own, ready to be put where their new time lies.
-
-    Args:
-        untimed: the samples as they were.
-        rewriter: what is done to them.
-        added: samples that are new, and their times: put where those lie, like the sums.
+    Returns:
+        (batch, records): the samples that could be written, and their records in the same order.
     """
-
-    def __init__(
-        self, untimed: Records, rewriter: SampleRewriter, added: tuple[Records, I64] | None = None
-    ) -> None:
-        self.events = rewriter.events
-        parts = list(_timed(untimed, rewriter)) if rewriter.retyper else []
-        parts += [added] if added else []
-        times = np.concatenate([np.empty(0, np.int64), *(times for _, times in parts)])
-        order = np.argsort(times, kind="stable")
-        self._times = times[order]
-        self._records = Records.concat([records for records, _ in parts]).take(order)
-        self._done, self._highest = 0, 0
-
-    def span(self, first_ns: int, last_ns: int) -> tuple[int, int]:
-        """The times of the first and last sample, these and others together; -1 if there are none."""
-        times = [*self._times[:1].tolist(), *self._times[-1:].tolist(), first_ns, last_ns]
-        known = [time for time in times if time >= 0]
-        return min(known, default=-1), max(known, default=-1)
-
-    def due(self, chunk: Chunk) -> Placed:
-        """Those that have to stand before a FINISHED_ROUND of this chunk.
-
-        At such a record perf gives out all that is not later than the highest time before the last one. So a
-        sum stands before the first one with a time before it that is not lower than its own.
-        """
-        if self._done == len(self._times):
-            return np.empty(0, np.int64), Records()
-        rounds = np.flatnonzero(chunk.types == RecordType.FINISHED_ROUND)
-        highest = np.maximum.accumulate(np.maximum(record_times(chunk, self.events), self._highest))
-        self._highest = int(highest[-1])
-        upto = np.maximum(np.searchsorted(self._times, highest[rounds], side="right"), self._done)
-        last = int(upto[-1]) if len(rounds) else self._done
-        due = np.arange(self._done, last)
-        self._done = last
-        return rounds[np.searchsorted(upto, due, side="right")], self._records.take(due)
-
-    def rest(self) -> Records:
-        """Those that no FINISHED_ROUND followed."""
-        return self._records.take(slice(self._done, None))
+    fields = _fields(batch, order)
+    too_large = sample_sizes(shape, fields, len(batch)) > RECORD_SIZE_MAX
+    if too_large.any() and batch.chains is not None:
+        counters.add(losses.UNMERGED, int(too_large.sum()))
+        kept = np.where(too_large, kernel_parts(batch.chains), batch.chains.lengths)
+        batch = replace(batch, chains=first_words(batch.chains, kept))
+        fields = _fields(batch, order)
+        too_large = sample_sizes(shape, fields, len(batch)) > RECORD_SIZE_MAX
+    if too_large.any():
+        counters.add(losses.BAD_SAMPLE, int(too_large.sum()))
+        batch = batch.take(~too_large)
+        fields = _fields(batch, order)
+    return batch, chunk_of_samples(
+        *sample_records(shape, batch.miscs, fields, len(batch), order), batch.miscs
+    )
 
 
-def _timed(untimed: Records, rewriter: SampleRewriter) -> Iterator[tuple[Records, I64]]:
-    """(records, times) of the sums of each evsel."""
-    retyper, events = rewriter.retyper, rewriter.events
-    assert retyper is not None
-    chunk = chunk_of(untimed, events.order)
-    rows = np.arange(len(untimed))
+def _fields(batch: SampleBatch, order: Order) -> dict[str, Column]:
+    """Return the columns of `SAMPLE`, by name, with the batch's callchains and payloads."""
+    fields: dict[str, Column] = dict(batch.columns.scalars)
+    for name, rows in batch.columns.arrays.items():
+        fields[name] = Pieces(batch.chunk.data, rows.starts, rows.counts * rows.width)
+    if batch.chains is not None:
+        fields["callchain"] = (batch.chains.offsets, batch.chains.values)
+        fields["callchain_nr"] = batch.chains.lengths
+    if batch.extensions is not None and batch.chains is not None:
+        fields |= raw_fields(payloads(batch.samples, batch.chains, batch.extensions, order))
+    return fields
+
+
+def raw_fields(payload: tuple[I64, U8]) -> dict[str, Column]:
+    """Return the columns of RAW data from whole words; 4 zeros follow, so that its size, too, is aligned."""
+    return {"raw": payload, "raw_size": np.diff(payload[0]) + 4}
+
+
+def untimed_waits(chunk: Chunk, events: Events) -> I64:
+    """Return the rows of off-cpu samples that have a dummy time: sums, which get a time (`timed_sums`)."""
+    rows = np.flatnonzero(chunk.types == RecordType.SAMPLE)
     evsel = events.of_samples(chunk, rows)
-    for number in np.unique(evsel[evsel >= 0]).tolist():
-        mine, spec = rows[evsel == number], events.specs[number]
-        columns = sound_columns(chunk, mine, spec, events.order, rewriter.counters)
-        if is_raw_offcpu(spec):
-            _, records, times = retyper.retype(chunk, mine, columns, spec, number)
-            records = rewriter.without_stacks(records, number)
-            rewriter.retyped += len(times)
-        else:
-            mine, tids = mine[columns.ok], _tids(columns)[columns.ok]
-            records = untimed.take(mine)
-            times = retyper.set_times(records, spec, tids)
-        yield records, times
+    dummy = sample_times(chunk, rows, evsel, events) >= NO_TIME
+    found: I64 = rows[dummy & _offcpu_of(evsel, events.specs)]
+    return found
 
 
-def _tids(columns: Columns) -> I32:
-    tids = columns.scalars.get("tid")
-    return np.full(len(columns.ok), -1, np.int32) if tids is None else tids.view(np.int32)
+def _offcpu_of(evsel: I32, specs: Sequence[EventSpec]) -> Bool:
+    """Return bool[n]: whether each sample (its evsel, -1 unknown) is off-cpu time."""
+    known = np.array([is_offcpu(spec) for spec in specs] + [False])
+    chosen: Bool = known[evsel]
+    return chosen

@@ -17,15 +17,17 @@ from perf_offcpu.abi.attr import SampleType, SoftwareConfig
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.deferred import merge_deferred
 from perf_offcpu.decode.load import read_recording
-from perf_offcpu.inject.payload_words import made_extensions, payloads, raw_bytes
+from perf_offcpu.inject.payload_words import made_extensions, payloads
+from perf_offcpu.inject.samples import raw_fields
 from perf_offcpu.losses import Losses, Stage
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.recording import Evsel, SampleFlag, Samples
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.reader import PerfDataReader
+from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.write.columns import Column, sample_records
-from perf_offcpu.perfdata.write.splice import Records
+from perf_offcpu.perfdata.write.weave import chunk_of_samples
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
 from perf_offcpu.structs import frozen
 
@@ -46,7 +48,7 @@ class WaitRecords:
     """Samples of one event, sorted by time: `records`, and when each was, int64[n] ns."""
 
     spec: EventSpec
-    records: Records
+    records: Chunk
     times: I64
 
 
@@ -91,12 +93,11 @@ def _spec(evsel: Evsel, specs: Sequence[EventSpec]) -> EventSpec | None:
     )
 
 
-def _records(samples: Samples, callchains: Ragged, spec: EventSpec, order: Order) -> Records:
+def _records(samples: Samples, callchains: Ragged, spec: EventSpec, order: Order) -> Chunk:
     none = len(callchains)  # the row of an empty callchain, added here
     with_none = Ragged(np.append(callchains.offsets, callchains.offsets[-1]), callchains.values)
     chains = with_none.take(np.where(samples.callchain < 0, none, samples.callchain))
     wakers = with_none.take(np.where(samples.waker_callchain < 0, none, samples.waker_callchain))
-    told = made_extensions(samples, np.ones(len(samples), np.bool_), order, wakers)
     columns: dict[str, Column] = {
         "identifier": spec.ids[0],
         "ip": samples.ip,
@@ -110,7 +111,7 @@ def _records(samples: Samples, callchains: Ragged, spec: EventSpec, order: Order
         "cpu_res": 0,
         "period": samples.period,
         "callchain": (chains.offsets, chains.values),
-        "raw": raw_bytes(payloads(samples, chains, told, order), order),
+        **raw_fields(payloads(samples, chains, made_extensions(samples, wakers, order), order)),
     }
-    offsets, data = sample_records(spec.shape, samples.cpumode, columns, len(samples), order)
-    return Records(data.view(np.uint64), offsets // 8)
+    miscs = samples.cpumode.astype(np.uint16)
+    return chunk_of_samples(*sample_records(spec.shape, miscs, columns, len(samples), order), miscs)

@@ -9,7 +9,7 @@ callchain the kernel's part stays; the user's part, the kernel's walk along fram
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import field
 from typing import Final
 
@@ -21,11 +21,10 @@ from perf_offcpu.binary.gather import rows_of
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.decode.stacks.user_parts import join_parts, kernel_parts
 from perf_offcpu.decode.trim_stacks import cut_garbage
-from perf_offcpu.inject.unwind_records import MakeUnwinder, UnwindSome, UserChains
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.chain_table import ChainTable
-from perf_offcpu.model.columns import I32, I64, U8, U64, distinct
+from perf_offcpu.model.columns import I32, I64, U8, U64, Bool, distinct
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.objects.perf_map import PerfMaps
@@ -62,6 +61,23 @@ class Unwound:
     chains: Ragged = field(default_factory=Ragged)
     ends: U8 = field(default_factory=lambda: np.empty(0, np.uint8))
 
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def take(self, rows: I64 | I32) -> Unwound:
+        """Return some of the callchains, in the given order."""
+        return Unwound(self.chains.take(rows), self.ends[rows])
+
+    def is_cut(self) -> Bool:
+        """Return bool[n]: which callchains end before their root."""
+        return np.isin(self.ends, list(CAUSE_OF_END))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Unwound]) -> Unwound:
+        """Return the callchains of all parts, in order."""
+        ends = [np.empty(0, np.uint8), *(part.ends for part in parts)]
+        return cls(Ragged.concat([part.chains for part in parts]), np.concatenate(ends))
+
 
 class Unwinder:
     """Unwinds snapshots of one recording.
@@ -92,27 +108,19 @@ class Unwinder:
         stacks = snapshots.look_at(rows)
         return Unwound(*walk_up(self._lookup, self.registers, spaces, values, known, stacks, self._budget))
 
+    def unwind_all(self, snapshots: Snapshots, spaces: I32, counters: Losses) -> Unwound:
+        """Unwind all snapshots, batch by batch; what was cut is counted.
 
-def unwinder_for(search: Search, cache: DiskCache | None) -> MakeUnwinder:
-    """What makes the unwinder of a recording that is rewritten (`inject.unwind_records`)."""
-
-    def make(recording: Recording) -> UnwindSome | None:
-        if recording.meta.arch not in MACHINE_OF_ARCH:
-            return None
-        unwinder = Unwinder(recording, search, cache)
-
-        def some(snapshots: Snapshots, spaces: I32, counters: Losses) -> UserChains:
-            parts = []
-            for first in range(0, len(snapshots), BATCH):
-                rows = np.arange(first, min(first + BATCH, len(snapshots)))
-                found = unwinder.unwind(snapshots, rows, spaces[rows])
-                _count(found, counters)
-                parts.append(UserChains(found.chains, np.isin(found.ends, list(CAUSE_OF_END))))
-            return UserChains.concat(parts)
-
-        return some
-
-    return make
+        Args:
+            spaces: int32[n], the address space of each.
+        """
+        parts = []
+        for first in range(0, len(snapshots), BATCH):
+            rows = np.arange(first, min(first + BATCH, len(snapshots)))
+            parts.append(self.unwind(snapshots, rows, spaces[rows]))
+        found = Unwound.concat(parts)
+        _count(found, counters)
+        return found
 
 
 def _count(found: Unwound, counters: Losses) -> None:
@@ -154,7 +162,7 @@ def unwind(recording: Recording, search: Search | None = None, cache: DiskCache 
         found = unwinder.unwind(recording.snapshots, unique >> 32, unique.astype(np.int32))
         if not is_new.all():
             place = np.cumsum(is_new) - 1
-            found = Unwound(found.chains.take(place), found.ends[place])
+            found = found.take(place)
         some = rows[part]
         whole = join_parts(recording.callchains, kept, samples.callchain[some], found.chains)
         callchain[some] = chains.add(whole)

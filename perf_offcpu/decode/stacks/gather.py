@@ -32,6 +32,22 @@ from perf_offcpu.perfdata.scan import Chunk
 MEMORY: Final = 1 << 28
 
 
+def has_snapshot(columns: Columns) -> Bool:
+    """Return bool[n]: which samples of one evsel have a copy of the user stack that can be unwound."""
+    if "regs_user" not in columns.arrays or "stack_user" not in columns.arrays:
+        return np.zeros(len(columns.ok), np.bool_)
+    found: Bool = (columns.scalars["regs_user_abi"] == ABI_64) & (_stack_words(columns) > 0)
+    return found
+
+
+def _stack_words(columns: Columns) -> I64:
+    """Return int64[n]: the words of each copy of a user stack."""
+    recorded = columns.arrays["stack_user"].counts.astype(np.uint64)
+    used = np.minimum(columns.scalars["stack_user_dyn_size"], recorded)
+    words: I64 = used.astype(np.int64) // 8
+    return words
+
+
 class SnapshotStore:
     """Takes the snapshots of batch after batch of samples.
 
@@ -71,14 +87,11 @@ class SnapshotStore:
             int32[n]: the snapshot of each, -1 if it has none.
         """
         number = np.full(len(ok), -1, np.int32)
-        if "regs_user" not in columns.arrays or "stack_user" not in columns.arrays:
-            return number
-        registers, stack = columns.arrays["regs_user"], columns.arrays["stack_user"]
-        used = np.minimum(columns.scalars["stack_user_dyn_size"], stack.counts.astype(np.uint64))
-        words = used.astype(np.int64) // 8
-        wanted = np.flatnonzero(ok & (columns.scalars["regs_user_abi"] == ABI_64) & (words > 0))
+        wanted = np.flatnonzero(ok & has_snapshot(columns))
         if not len(wanted):
             return number
+        registers, stack = columns.arrays["regs_user"], columns.arrays["stack_user"]
+        words = _stack_words(columns)
         if not self._place(chunk, stack.starts[wanted], words[wanted], order):
             self.counters.add(losses.NO_ROOM_FOR_STACKS, len(wanted))
             return number

@@ -39,3 +39,9 @@ def join_parts(old: Ragged, kept: I64, rows: I32, user: Ragged) -> Ragged:
     behind = offsets[:-1] + front + 1
     values[spread(behind, user.lengths, user.offsets)] = user.values
     return Ragged(offsets, values)
+
+
+def first_words(chains: Ragged, lengths: I64) -> Ragged:
+    """Return the first `lengths` words (int64[n]) of each row."""
+    offsets = offsets_of(lengths)
+    return Ragged(offsets, chains.values[spread(chains.offsets[:-1], lengths, offsets)])

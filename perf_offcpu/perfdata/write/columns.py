@@ -1,51 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many records from whole columns at once: the inverse of `columnar`, from the same tables.
+"""Write many records from whole columns at once: the inverse of `columnar`, from the same tables.
 
-Each record has a cursor again; a field is scattered to all cursors and advances them. So one pass over the
+Each record has a cursor; a field is scattered to all cursors and advances them. So one pass over the
 *fields* writes any number of records.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.abi.sample import SAMPLE, SampleShape
-from perf_offcpu.binary.gather import ragged_offsets
+from perf_offcpu.binary.gather import move_rows, ragged_offsets
 from perf_offcpu.binary.layout import Field, Int, Layout, Order, Shape, Special
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
 
 I64 = NDArray[np.int64]
+U8 = NDArray[np.uint8]
 Ragged = tuple[I64, NDArray[Any]]
 """(offsets int64[n + 1], values): the items of record i are `values[offsets[i]:offsets[i + 1]]`."""
-Column = ArrayLike | Ragged
+
+
+class Pieces(NamedTuple):
+    """An array field in a buffer, in the byte order that is written: where n arrays begin, and their sizes.
+
+    Args:
+        starts, sizes: int64[n], bytes.
+    """
+
+    data: U8
+    starts: I64
+    sizes: I64
+
+
+Column = ArrayLike | Ragged | Pieces
 
 _SAMPLE_RECORD = Layout("PERF_RECORD_SAMPLE", (*RECORD_HEADER.fields, *SAMPLE.fields), SAMPLE.source)
+_ALIGNMENT = 8
 
 
-def pack_samples(
-    shape: SampleShape, misc: Column, columns: Mapping[str, Column], count: int, order: Order = "<"
-) -> bytes:
-    """Whole SAMPLE records, one for each row, back to back; arguments as for `sample_records`."""
-    return sample_records(shape, misc, columns, count, order)[1].tobytes()
+def sample_sizes(shape: SampleShape, columns: Mapping[str, Column], count: int) -> I64:
+    """Return int64[count]: the bytes of each record that `sample_records` would write."""
+    header = dict.fromkeys(("type", "misc", "size"), 0)
+    sizes = np.diff(_Writer(_SAMPLE_RECORD, header | dict(columns), count, "<", shape).offsets)
+    rounded: I64 = -(-sizes // _ALIGNMENT) * _ALIGNMENT
+    return rounded
 
 
 def sample_records(
     shape: SampleShape, misc: Column, columns: Mapping[str, Column], count: int, order: Order = "<"
-) -> tuple[I64, NDArray[np.uint8]]:
-    """Whole SAMPLE records, one for each row, and where each begins.
+) -> tuple[I64, U8]:
+    """Write whole SAMPLE records, one for each row, back to back.
 
     Args:
         shape: of the event that they belong to.
         misc: of each record's header.
         columns: the fields that the shape has, by the names of `abi.sample.SAMPLE`: an array of `count`
-            values or one value for all; `Ragged` for arrays, whose counts need not be given.
-        count: how many records.
+            values or one value for all; `Ragged` or `Pieces` for arrays, whose counts need not be given.
+            A count that is given may be larger than its array: zeros follow.
+        count: the number of records.
 
     Returns:
         (offsets int64[count + 1], bytes): record i is `bytes[offsets[i]:offsets[i + 1]]`.
@@ -54,114 +73,147 @@ def sample_records(
         LayoutError: a field is missing, or a record would be larger than its size field can say.
     """
     header: dict[str, Column] = {"type": int(RecordType.SAMPLE), "misc": misc, "size": 0}
-    offsets, _ = pack_columns(_SAMPLE_RECORD, header | dict(columns), count, order, shape)
-    sizes = np.diff(offsets)
+    writer = _Writer(_SAMPLE_RECORD, header | dict(columns), count, order, shape, _ALIGNMENT)
+    sizes = np.diff(writer.offsets)
     if count and int(sizes.max()) > RECORD_SIZE_MAX:
         raise LayoutError(f"a sample of {sizes.max()} bytes, at most {RECORD_SIZE_MAX}")
-    return pack_columns(_SAMPLE_RECORD, header | dict(columns) | {"size": sizes}, count, order, shape)
+    writer.columns["size"] = sizes
+    return writer.offsets, writer.written()
+
+
+def pack_samples(
+    shape: SampleShape, misc: Column, columns: Mapping[str, Column], count: int, order: Order = "<"
+) -> bytes:
+    """Return the bytes of `sample_records`."""
+    return sample_records(shape, misc, columns, count, order)[1].tobytes()
 
 
 def pack_columns(
     layout: Layout, columns: Mapping[str, Column], count: int, order: Order = "<", shape: Shape = None
-) -> tuple[I64, NDArray[np.uint8]]:
+) -> tuple[I64, U8]:
     """Write `count` structures, back to back.
 
     Args:
-        layout: integers, and arrays of integers or BYTE whose count is an earlier field.
-        columns: field → an array of `count` values, one value for all, or Ragged.
+        layout: integers, and arrays of anything of fixed size whose count is an earlier field.
+        columns: field → an array of `count` values, one value for all, Ragged or Pieces.
 
     Returns:
         (offsets int64[count + 1], bytes): structure i is `bytes[offsets[i]:offsets[i + 1]]`.
 
     Raises:
-        LayoutError: a field has no column, or the fields are not aligned to 4 bytes (or their own size).
+        LayoutError: a field has no column, or a column of another size.
     """
     writer = _Writer(layout, columns, count, order, shape)
-    return writer.offsets, writer.scatter()
+    return writer.offsets, writer.written()
 
 
 class _Writer:
     """The sizes of n structures, then their bytes."""
 
     def __init__(
-        self, layout: Layout, columns: Mapping[str, Column], count: int, order: Order, shape: Shape
+        self,
+        layout: Layout,
+        columns: Mapping[str, Column],
+        count: int,
+        order: Order,
+        shape: Shape,
+        alignment: int = 1,
     ) -> None:
-        self.name, self.order, self.count = layout.name, order, count
+        self.name, self.order, self.count, self.shape = layout.name, order, count, shape
         self.fields = layout.active(shape)
-        self.columns = _with_counts(self.fields, columns)
+        self.columns: dict[str, Any] = dict(columns)
+        for field in self.fields:
+            if field.count is not None and field.name in columns:
+                self.columns[field.name] = pieces = self._as_pieces(columns[field.name], field)
+                if isinstance(field.count, str):
+                    self.columns.setdefault(field.count, pieces.sizes // self._width(field))
         missing = [field.name for field in self.fields if field.name not in self.columns]
         if missing:
             raise LayoutError(f"{layout.name}: no column for {', '.join(missing)}")
         total = np.zeros(count, np.int64)
         for field in self.fields:
-            total += self._size(field)
-        self.offsets = ragged_offsets(total)
+            total += self._sizes(field)
+        self.offsets = ragged_offsets(-(-total // alignment) * alignment)
 
-    def _size(self, field: Field) -> I64 | int:
-        if field.count is None:
-            return _width(field) * self._present(field)
-        sizes: I64 = np.diff(self.columns[field.name][0]) * _width(field)
-        return sizes
+    def _as_pieces(self, column: Any, field: Field) -> Pieces:
+        """Return an array column as bytes in the order that is written."""
+        if isinstance(column, Pieces):
+            return column
+        offsets, values = column
+        kind = self._wire(field) if isinstance(field.type, Int) else values.dtype.newbyteorder(self.order)
+        wire = np.ascontiguousarray(values, kind)
+        return Pieces(wire.view(np.uint8), kind.itemsize * offsets[:-1], kind.itemsize * np.diff(offsets))
 
-    def _present(self, field: Field) -> I64 | int:
-        """How many of a scalar each structure has: one, or where another field says so."""
-        if field.where is None:
+    def _width(self, field: Field) -> int:
+        """Return the bytes of one item."""
+        if isinstance(field.type, Int):
+            return field.type.size
+        if isinstance(field.type, Layout):
+            return field.type.size(self.shape)
+        if field.type is Special.BYTE:
             return 1
-        said = np.broadcast_to(np.asarray(self.columns[field.where]), self.count)
-        present: I64 = (said != 0).astype(np.int64)
-        return present
+        raise LayoutError(f"{field.name}: no columns of {field.type}")
 
-    def scatter(self) -> NDArray[np.uint8]:
-        data = np.zeros(int(self.offsets[-1]), np.uint8)
-        at = self.offsets[:-1].copy()
-        for field in self.fields:
-            self._scatter_field(data, at, field)
-            at += self._size(field)
+    def _sizes(self, field: Field) -> I64 | int:
+        """Return the bytes that each structure has of a field."""
+        if isinstance(field.count, str):
+            return self._broadcast(field.count).astype(np.int64) * self._width(field)
+        if field.count is not None:
+            sizes: I64 = self.columns[field.name].sizes
+            return sizes
+        if field.where is None:
+            return self._width(field)
+        present: I64 = (self._broadcast(field.where) != 0).astype(np.int64)
+        return present * self._width(field)
+
+    def _broadcast(self, name: str) -> NDArray[Any]:
+        return np.broadcast_to(np.asarray(self.columns[name]), self.count)
+
+    def written(self) -> U8:
+        """Return the bytes of all structures."""
+        data, at = np.zeros(int(self.offsets[-1]), np.uint8), self.offsets[:-1].copy()
+        for is_fixed, fields in itertools.groupby(self.fields, _is_fixed):
+            if is_fixed:
+                at += self._write_fixed(data, at, tuple(fields))
+                continue
+            for field in fields:
+                self._write_some(data, at, field)
+                at += self._sizes(field)
         return data
 
-    def _scatter_field(self, data: NDArray[np.uint8], at: I64, field: Field) -> None:
-        width, column = _width(field), self.columns[field.name]
-        wire = np.dtype(f"{self.order}{'i' if _signed(field) else 'u'}{width}")
+    def _write_fixed(self, data: U8, at: I64, fields: tuple[Field, ...]) -> int:
+        """Write neighbouring integers that all structures have; returns their size."""
+        rows = np.empty(self.count, [(field.name, self._wire(field)) for field in fields])
+        for field in fields:
+            try:
+                rows[field.name] = self.columns[field.name]
+            except ValueError as problem:
+                raise LayoutError(f"{self.name}: field {field.name}: {problem}") from None
+        size = rows.dtype.itemsize
+        self._move(
+            data, at, Pieces(rows.view(np.uint8), size * np.arange(self.count), np.full(self.count, size))
+        )
+        return size
+
+    def _write_some(self, data: U8, at: I64, field: Field) -> None:
+        """Write an array, or an integer that some structures have."""
+        column = self.columns[field.name]
         if field.count is None:
-            counts = np.broadcast_to(np.asarray(self._present(field)), self.count)
-            values = np.broadcast_to(np.asarray(column), self.count)[counts != 0]
-        else:
-            counts, values = np.diff(column[0]), column[1]
-        try:
-            source = np.ascontiguousarray(values, wire).view(np.uint8)
-            _scatter_bytes(data, at, counts * width, source)
-        except ValueError as problem:
-            raise LayoutError(f"{self.name}: field {field.name}: {problem}") from None
+            sizes = np.broadcast_to(np.asarray(self._sizes(field)), self.count)
+            values = np.ascontiguousarray(self._broadcast(field.name), self._wire(field))
+            column = Pieces(values.view(np.uint8), np.arange(self.count) * values.itemsize, sizes)
+        if len(column.sizes) != self.count or bool((column.sizes > self._sizes(field)).any()):
+            raise LayoutError(f"{self.name}: field {field.name}: more than its count says")
+        self._move(data, at, column)
+
+    def _move(self, data: U8, at: I64, pieces: Pieces) -> None:
+        move_rows(data, at, pieces.data, pieces.starts, pieces.sizes)
+
+    def _wire(self, field: Field) -> np.dtype[Any]:
+        assert isinstance(field.type, Int)
+        return field.type.dtype(self.order)
 
 
-def _scatter_bytes(data: NDArray[np.uint8], at: I64, sizes: I64, source: NDArray[np.uint8]) -> None:
-    """Put the pieces of `source`, of these sizes and back to back, to the places `at`."""
-    everything = (
-        (int(np.bitwise_or.reduce(at)) | int(np.bitwise_or.reduce(sizes)) | len(data)) if len(at) else 0
-    )
-    unit = next(unit for unit in (4, 2, 1) if not everything % unit)
-    offsets = ragged_offsets(sizes // unit)
-    places = np.repeat(at // unit - offsets[:-1], sizes // unit) + np.arange(offsets[-1])
-    kind = np.dtype(f"u{unit}")
-    data.view(kind)[places] = source[: int(offsets[-1]) * unit].view(kind)
-
-
-def _with_counts(fields: tuple[Field, ...], columns: Mapping[str, Column]) -> dict[str, Any]:
-    """Add the count fields that follow from their arrays."""
-    full: dict[str, Any] = dict(columns)
-    for field in fields:
-        if isinstance(field.count, str) and isinstance(full.get(field.name), tuple):
-            full.setdefault(field.count, np.diff(full[field.name][0]))
-    return full
-
-
-def _width(field: Field) -> int:
-    if isinstance(field.type, Int):
-        return field.type.size
-    if field.type is Special.BYTE:
-        return 1
-    raise LayoutError(f"{field.name}: no columns of {field.type}")
-
-
-def _signed(field: Field) -> bool:
-    return isinstance(field.type, Int) and field.type.signed
+def _is_fixed(field: Field) -> bool:
+    """Return whether all structures have the field, once."""
+    return isinstance(field.type, Int) and field.count is None and field.where is None

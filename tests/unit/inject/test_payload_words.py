@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Payloads with other callchains in them: all else stays, and what was cut is noted."""
+"""Payloads as they are written: decode reads the same, and what unwinding cut is noted."""
 
 from __future__ import annotations
 
@@ -7,45 +7,59 @@ import numpy as np
 import pytest
 
 from perf_offcpu.abi import offcpu as abi
+from perf_offcpu.binary.columnar import Columns
+from perf_offcpu.binary.gather import Rows
 from perf_offcpu.binary.layout import Order
-from perf_offcpu.inject.payload_words import with_other_chains
+from perf_offcpu.decode.retype import retype
+from perf_offcpu.inject.payload_words import made_extensions, payloads, with_walk_ends
 from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.recording import SampleFlag, Samples
 
 NOTHING = {name: 0 for name in ("flags", "prev_state", "syscall", "wakeup_ns", "waker_pid", "waker_tid")}
 NOTHING |= {name: 0 for name in ("switch_out_ns", "longest_ns", "runq_ns", "waker_nr", "kind")}
 STACK, CUT, KERNEL = abi.Lost.USER_STACK, abi.Lost.USER_STACK_CUT, abi.Lost.KERNEL_STACK_CUT
 
 
-def payload(chain: list[int], lost: int, order: Order) -> list[int]:
-    head = abi.PAYLOAD.pack({"pid": 1, "tid": 2, "offcpu_ns": 3, "callchain": chain, "cgroup": 4}, order)
+def extension(lost: int, order: Order) -> list[int]:
     fixed = {"magic": abi.EXTENSION_MAGIC, "version": 1, "nwords": abi.EXTENSION_WORDS, "count": 1}
-    extension = abi.EXTENSION.pack({**NOTHING, **fixed, "lost": lost}, order)
-    return np.frombuffer(head + extension, f"{order}u8").tolist()
+    packed = abi.EXTENSION.pack({**NOTHING, **fixed, "lost": lost}, order)
+    return np.frombuffer(packed, f"{order}u8").tolist()
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize(
     ("cut", "before", "after"),
-    [
-        (1, 0, CUT),
-        (0, CUT | STACK | KERNEL, KERNEL),
-        (1, STACK | KERNEL, CUT | KERNEL),
-        (-1, CUT | STACK, CUT | STACK),
-        (-1, 0, 0),
-    ],
+    [(True, 0, CUT), (False, CUT | STACK | KERNEL, KERNEL), (True, STACK | KERNEL, CUT | KERNEL)],
 )
-def test_what_is_noted_of_user_stacks(order: Order, cut: int, before: int, after: int) -> None:
-    chains = [[7, 8, 9], [], [5]]
-    old = Ragged.from_lists([payload(chain, before, order) for chain in chains])
-    new = Ragged.from_lists([[1], [2, 3], []])
-    found = with_other_chains(old, new, np.full(3, cut, np.int8), order)
-    assert [found.row(row).tolist() for row in range(3)] == [
-        payload(chain, after, order) for chain in ([1], [2, 3], [])
+def test_what_is_noted_of_user_stacks(order: Order, cut: bool, before: int, after: int) -> None:
+    """Rows 0 and 2 were unwound, row 1 was not, and row 3 has no extension."""
+    rows = [extension(before, order), extension(STACK, order), [*extension(before, order), 7], []]
+    unwound = np.array([0, 2, 3])
+    found = with_walk_ends(Ragged.from_lists(rows), unwound, np.full(3, cut), order)
+    assert [found.row(row).tolist() for row in range(4)] == [
+        extension(after, order), rows[1], [*extension(after, order), 7], [],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_payloads_are_read_as_they_are_written(order: Order) -> None:
+    samples = Samples.filled(
+        2, pid=[7, 8], tid=[9, 10], period=[1000, 2000], cgroup=[5, 6], count=[1, 4], state=[1, 2],
+        syscall=[230, -1], wakeup_ns=[400, -1], waker_tid=[3, -1], runq_ns=[10, -1], longest_ns=[-1, 700],
+        flags=[SampleFlag.OFFCPU | SampleFlag.PREEMPTED, SampleFlag.OFFCPU | SampleFlag.AGGREGATED],
+    )  # fmt: skip
+    chains, wakers = Ragged.from_lists([[2**64 - 512, 1], []]), Ragged.from_lists([[], [2**64 - 128, 2]])
+    offsets, data = payloads(samples, chains, made_extensions(samples, wakers, order), order)
+    raw = {"raw": Rows(offsets[:-1], np.diff(offsets), 1)}
+    batch, valid = retype(data, Columns(np.ones(2, np.bool_), {}, raw), samples, order)
+    assert valid.all() and not batch.from_upstream.any()
+    for name in ("pid", "tid", "period", "cgroup", "count", "state", "syscall", "wakeup_ns", "waker_tid"):
+        assert getattr(batch.samples, name).tolist() == getattr(samples, name).tolist(), name
+    assert batch.samples.runq_ns.tolist() == [10, -1] and batch.samples.longest_ns.tolist() == [-1, 700]
+    assert batch.samples.flags.tolist() == samples.flags.tolist()
+    assert [batch.callchains.row(row).tolist() for row in range(3)] == [
+        [2**64 - 512, 1],
+        [],
+        [2**64 - 128, 2],
     ]
-
-
-def test_without_an_extension_nothing_is_noted() -> None:
-    old = Ragged.from_lists([payload([7], 0, "<")[:5], payload([7, 8], 0, "<")])
-    found = with_other_chains(old, Ragged.from_lists([[1, 2], [3]]), np.ones(2, np.int8), "<")
-    assert found.row(0).tolist() == payload([1, 2], 0, "<")[:6]
-    assert found.row(1).tolist() == payload([3], CUT, "<")
+    assert batch.samples.waker_callchain.tolist() == [-1, 2]

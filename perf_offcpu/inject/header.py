@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The head of a rewritten recording: events that perf 6.1 accepts, and features that still hold."""
+"""The header of a rewritten recording: events that perf 6.1 accepts, and features that still hold."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from perf_offcpu import losses
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat, SampleType, SoftwareConfig
 from perf_offcpu.abi.features import FEATURE_LAYOUTS, Feature
 from perf_offcpu.binary.layout import Order
+from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import LayoutError
-from perf_offcpu.inject.retype_records import is_raw_offcpu, retyped
-from perf_offcpu.inject.survey import Survey
-from perf_offcpu.inject.unwind_records import without_stacks
+from perf_offcpu.inject.retype import is_raw_offcpu, retyped
+from perf_offcpu.inject.stacks import without_stacks
 from perf_offcpu.losses import Losses
+from perf_offcpu.objects.search import Search
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.tracing_data import tracepoint_formats
 from perf_offcpu.perfdata.trailers import NO_TIME
 from perf_offcpu.perfdata.write.features import event_desc_body, feature_body, text_body
+from perf_offcpu.structs import frozen
 
 LAST_FEATURE_6_1 = Feature.PMU_CAPS
-"""perf 6.1 passes over later ones as it reads, but its own inject crashes on them."""
+"""perf 6.1 skips later ones as it reads, but its own inject crashes on them."""
 
 LAST_BRANCH_TYPES_6_1 = (1 << 19) - 1
-"""Bits of branch_sample_type up to PRIV_SAVE; samples lose what the others added (`branch_counters`)."""
+"""Bits of branch_sample_type up to PRIV_SAVE. Without bit 19 (Linux 6.8) samples have no branch counters."""
 
 _DROPPED = {
-    Feature.EVENT_DESC,  # written anew, with what changed;
+    Feature.EVENT_DESC,  # written again, with what changed;
     Feature.DIR_FORMAT,  # the output is one file,
     Feature.COMPRESSED,  # not compressed,
     Feature.AUXTRACE,  # without processor traces;
@@ -39,34 +41,54 @@ _DROPPED = {
 }
 
 
-def output_events(
-    specs: Sequence[EventSpec],
-    *,
-    retype: bool,
-    merge: bool,
-    keep_stacks: bool = True,
-    tracepoints: Collection[int] = (),
-) -> list[EventSpec]:
-    """The events as they are written: named, with attrs of the size that perf 6.1 knows, no id twice.
-
-    Where no event has ids, nobody can tell samples apart; then all are the first event's, and perf reads
-    them so only if it is the only one.
+@frozen
+class RewriteOptions:
+    """What is done to a recording.
 
     Args:
-        tracepoints: those whose format is known. For any other perf refuses the file (its recorder was
-            killed before it wrote them): they become events of raw data.
+        retype: off-cpu samples become ordinary ones; else they are copied as they are.
+        merge: deferred callchains are put into their samples; else they are copied as they are, in records
+            that perf 6.1 cannot read.
+        pipe: write the pipe form.
+        compress: write compressed records; not in the pipe form.
+        switches: a recording of context switches without an off-cpu event gets one, of the waits between
+            them; for that it is read into memory.
+        keep_stacks: copies of user stacks stay in samples that have them; else they are left out.
+        search: where files are looked for to unwind these copies; None: they are not unwound.
+        cache: where tables of the files' frames are kept; None: nowhere.
+    """
+
+    retype: bool = True
+    merge: bool = True
+    pipe: bool = False
+    compress: bool = False
+    switches: bool = False
+    keep_stacks: bool = False
+    search: Search | None = None
+    cache: DiskCache | None = None
+
+
+def written_events(
+    specs: Sequence[EventSpec], options: RewriteOptions, features: Features
+) -> list[EventSpec]:
+    """Return the events as they are written: named, with attrs of the size that perf 6.1 knows, no id twice.
+
+    Where no event has ids, samples cannot be told apart; then all are the first event's, and perf reads them
+    so only if it is the only one.
     """
     known: set[int] = {0}
     events = []
+    tracepoints = _known_tracepoints(features)
     for spec in specs if any(spec.ids for spec in specs) else specs[:1]:
         ids = tuple(one for one in dict.fromkeys(spec.ids) if one not in known)
         known.update(ids)
-        new = (retyped(spec) if retype and is_raw_offcpu(spec) else spec).named()
-        new = new if keep_stacks else without_stacks(new)
+        new = (retyped(spec) if options.retype and is_raw_offcpu(spec) else spec).named()
+        new = new if options.keep_stacks else without_stacks(new)
         if new.attr.type == PerfType.TRACEPOINT and new.attr.config not in tracepoints:
+            # perf refuses a file without the format of a tracepoint, which a killed recorder did not write.
             attr = replace(new.attr, type=PerfType.SOFTWARE, config=SoftwareConfig.BPF_OUTPUT)
             new = replace(new, attr=attr)
-        events.append(replace(new, attr=_cut(new.attr, merge), ids=ids))
+        events.append(replace(new, attr=_cut(new.attr, options.merge), ids=ids))
     return events
 
 
@@ -74,9 +96,9 @@ _SAMPLE_TYPES, _READ_FORMATS = reduce(or_, SampleType), reduce(or_, ReadFormat)
 
 
 def _cut(attr: Attr, merge: bool) -> Attr:
-    """Without what is newer than perf 6.1: it takes all that it does not know for damage.
+    """Cut what is newer than perf 6.1, which takes all that it does not know for damage.
 
-    The flags that ask for deferred callchains stay if these do.
+    Samples lose the fields that follow from it. The flags that ask for deferred callchains stay if these do.
     """
     deferring = attr.flags & (AttrFlag.DEFER_CALLCHAIN | AttrFlag.DEFER_OUTPUT)
     cut = replace(
@@ -90,19 +112,20 @@ def _cut(attr: Attr, merge: bool) -> Attr:
     return cut if merge else replace(cut, flags=cut.flags | deferring)
 
 
-def output_features(
-    found: Survey, events: Sequence[EventSpec], span: tuple[int, int], order: Order, counters: Losses
+def written_features(
+    features: Features, events: Sequence[EventSpec], span: tuple[int, int], order: Order, counters: Losses
 ) -> dict[int, bytes]:
-    """Bit → body of the features of the output.
+    """Return bit → body of the features that are written.
 
     Args:
-        events: of the output.
-        span: when its first and last sample were, ns; -1 without any.
-        counters: where damaged ones are counted.
+        features: as recorded.
+        events: as written.
+        span: times of the first and last sample, ns; -1 without any.
+        counters: where damaged features are counted.
     """
-    known = {bit: body for bit, body in found.features.bodies.items() if bit <= LAST_FEATURE_6_1}
+    known = {bit: body for bit, body in features.bodies.items() if bit <= LAST_FEATURE_6_1}
     bodies = {bit: body for bit, body in known.items() if bit not in _DROPPED}
-    damaged = [bit for bit, body in bodies.items() if not is_whole(bit, body, order)]
+    damaged = [bit for bit, body in bodies.items() if not _is_whole(bit, body, order)]
     counters.add(losses.BAD_FEATURE, len(damaged))
     for bit in damaged:
         del bodies[bit]
@@ -116,9 +139,11 @@ def output_features(
     return bodies | _sample_time(stated, span, order)
 
 
-def is_whole(bit: int, body: bytes, order: Order) -> bool:
-    """Whether perf can read a feature: from 7.0 on it refuses a file for a damaged one, and any perf for
-    formats of tracepoints that end too early."""
+def _is_whole(bit: int, body: bytes, order: Order) -> bool:
+    """Return whether perf can read a feature.
+
+    From 7.0 on it refuses a file for a damaged one; any perf does for formats of tracepoints that are cut.
+    """
     damage = Losses()
     if bit == Feature.TRACING_DATA:
         return bool(tracepoint_formats(body, damage)) and not damage
@@ -130,8 +155,8 @@ def is_whole(bit: int, body: bytes, order: Order) -> bool:
     return True
 
 
-def known_tracepoints(features: Features) -> Collection[int]:
-    """attr.config of the tracepoints whose format a recording holds."""
+def _known_tracepoints(features: Features) -> Collection[int]:
+    """Return attr.config of the tracepoints whose format a recording holds."""
     body = features.bodies.get(Feature.TRACING_DATA, b"")
     damage = Losses()
     found = tracepoint_formats(body, damage)
@@ -139,9 +164,9 @@ def known_tracepoints(features: Features) -> Collection[int]:
 
 
 def _sample_time(body: bytes, span: tuple[int, int], order: Order) -> dict[int, bytes]:
-    """The times of the first and last sample; as the file has them, if they are sane.
+    """Return the feature with the times of the first and last sample, as recorded if they are sane.
 
-    perf 7.2 takes in the dummy times of sums, and of a pipe knows only zeros.
+    perf 7.2 includes the dummy times of sums, and writes only zeros for a pipe.
     """
     first, last = span
     if first < 0:

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the records and events that any perf can read: a writer must not pass on what a reader chokes on.
+
+perf gives up a whole file for one sample of an unknown event, one record whose trailer names an unknown
+event, one count that says more than its record holds. Our reader counts such records and goes on; a file
+that is written again leaves them out.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu import losses
+from perf_offcpu.abi.attr import AttrFlag, ReadFormat, SampleType
+from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_LAYOUTS, Misc, RecordType
+from perf_offcpu.binary.columnar import read_columns
+from perf_offcpu.binary.layout import REST, Field, Layout, Special
+from perf_offcpu.losses import Losses
+from perf_offcpu.perfdata.events import Events, EventSpec, sample_id_place
+from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
+from perf_offcpu.perfdata.trailers import id_place, read_trailers
+
+Bool = NDArray[np.bool_]
+I64 = NDArray[np.int64]
+
+_EVENT_UPDATE_CPUS = 3
+_CPU_MAP_RANGE = 2
+"""The last forms of these records."""
+
+
+def readable_records(chunk: Chunk, events: Events, counters: Losses) -> Bool:
+    """Return bool[len(chunk)]: which records fit their type; others are counted.
+
+    Samples are not looked into, and pass; so do types without a layout.
+    """
+    rows = np.flatnonzero(chunk.types != RecordType.SAMPLE)
+    trailers = read_trailers(chunk, rows, events)
+    kinds = chunk.types[rows]
+    orphaned = (kinds < FIRST_USER_TYPE) & (trailers.evsel < 0) & events.sample_id_all
+    ends = chunk.starts[rows] + chunk.sizes[rows] - trailers.size
+    fits = np.ones(len(rows), np.bool_)
+    for kind in np.unique(kinds).tolist():
+        mine = np.flatnonzero((kinds == kind) & ~orphaned)
+        fits[mine] = _fit(kind, chunk, rows[mine], ends[mine], events)
+    counters.add(losses.UNKNOWN_OWNER, int(orphaned.sum()))
+    counters.add(losses.BAD_RECORD, int((~fits).sum()))
+    found = np.ones(len(chunk), np.bool_)
+    found[rows] = fits & ~orphaned
+    return found
+
+
+def readable_events(events: Events) -> Events:
+    """Return the events that perf reads together: the first one, and those that agree with it.
+
+    perf finds the id of a record before it knows whose record it is, so all events have to have it at the
+    same place; where one does not (its attr is damaged), perf refuses the file. Its records become those of
+    an unknown event.
+    """
+    first = events.specs[:1]
+    if first and sample_id_place(first[0].attr.sample_type) is None:
+        return Events(first, events.order)  # samples cannot be told apart: all are the first event's
+    specs = [spec for spec in events.specs if _agrees(spec, events.specs[0])]
+    return events if len(specs) == len(events.specs) else Events(specs, events.order, are_all=False)
+
+
+def _agrees(spec: EventSpec, first: EventSpec) -> bool:
+    one, other = spec.attr, first.attr
+    if spec is not first and one.sample_type & SampleType.READ and not one.read_format & ReadFormat.ID:
+        return False
+    return (
+        (one.flags ^ other.flags) & AttrFlag.SAMPLE_ID_ALL == 0
+        and id_place(one.sample_type) == id_place(other.sample_type)
+        and sample_id_place(one.sample_type) == sample_id_place(other.sample_type)
+    )
+
+
+def _fit(kind: int, chunk: Chunk, rows: I64, ends: I64, events: Events) -> Bool:
+    """Return bool[n]: which records of one type are as large as its layout and their own counts say.
+
+    Args:
+        ends: where their content ends, and the trailer begins.
+    """
+    if kind not in RECORD_LAYOUTS:
+        return np.ones(len(rows), np.bool_)
+    layout, has_name = _counted_part(kind)
+    starts = chunk.starts[rows] + HEADER_SIZE
+    columns = read_columns(layout, chunk.data, starts, ends, events.order, Misc(0))
+    fits: Bool = columns.ok & (columns.ends + has_name <= ends)
+    if kind in _NAMING_EVENTS:
+        known = {one for spec in events.specs for one in spec.ids}
+        for index in np.flatnonzero(fits).tolist():
+            values = RECORD_LAYOUTS[kind].unpack(
+                chunk.data.data, events.order, Misc(0), int(starts[index]), int(ends[index])
+            )
+            fits[index] = _is_sensible(kind, values, known)
+    return fits
+
+
+@cache
+def _counted_part(kind: int) -> tuple[Layout, bool]:
+    """Return the fields whose sizes a record states, and whether a name follows, of one byte at least."""
+    layout, counted = RECORD_LAYOUTS[kind], list[Field]()
+    for field in layout.active(Misc(0)):
+        if field.count == REST or field.type in (Special.TEXT, Special.STRING):
+            return Layout(layout.name, counted), field.type is Special.TEXT
+        counted.append(field)
+    return Layout(layout.name, counted), False
+
+
+_NAMING_EVENTS = (RecordType.ID_INDEX, RecordType.EVENT_UPDATE, RecordType.CPU_MAP)
+
+
+def _is_sensible(kind: int, values: dict[str, Any], known: set[int]) -> bool:
+    """Return whether a record that describes the file names known events, in a known form."""
+    if kind == RecordType.ID_INDEX:
+        return known.issuperset(entry["id"] for entry in values["entries"])
+    if kind == RecordType.EVENT_UPDATE:
+        return values["id"] in known and values["kind"] <= _EVENT_UPDATE_CPUS
+    return bool(values["type"] <= _CPU_MAP_RANGE)
