@@ -1,36 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which version this is, and where the files that are not Python lie: the BPF sources and the headers bcc
-compiles them with.
+"""Version of the package, and the directory of the BPF sources.
 
-In a checkout (and so in an editable install) bpf/ stands beside the package, as people who read kernel
-tools expect it; a wheel carries it inside the package. Both are real directories, never archives: bcc
-hands the path to clang.
+In a checkout (and so in an editable install) bpf/ is next to the package, as in a kernel tool's tree; a wheel
+carries it inside the package. Both are real directories, never archives: bcc hands the path to clang.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+from typing import TYPE_CHECKING
 
 from perf_offcpu.errors import CapabilityError
 
-PACKAGE = Path(__file__).resolve().parent
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PACKAGE = os.path.dirname(os.path.realpath(__file__))
 PROGRAM = "off_cpu.bpf.c"
 
 
 def bpf_dir() -> Path:
-    """The directory of off_cpu.bpf.c and include/.
+    """Return the directory of off_cpu.bpf.c and include/.
 
     Raises:
-        CapabilityError: it is neither beside the package nor inside it; the installation is damaged.
+        CapabilityError: the installation lacks it.
     """
-    for place in (PACKAGE / "bpf", PACKAGE.parent / "bpf"):
+    from pathlib import Path
+
+    for place in (Path(PACKAGE, "bpf"), Path(PACKAGE).parent / "bpf"):
         if (place / PROGRAM).is_file():
             return place
-    raise CapabilityError(f"{PROGRAM} is neither in {PACKAGE} nor beside it", "install perf-offcpu again")
+    raise CapabilityError(f"{PROGRAM} is neither in {PACKAGE} nor next to it", "install perf-offcpu again")
 
 
 def version() -> str:
-    """The installed version; "unknown" when running from a source tree that is not installed."""
+    """Return the installed version; "unknown" when running from a source tree that is not installed."""
     from importlib import metadata
 
     try:

@@ -13,13 +13,16 @@ A sample is in a window if its time is; the time of a wait is its end. Source: t
 from __future__ import annotations
 
 import re
-from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.structs import frozen
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 _SECONDS = re.compile(r"(\d{0,12})(?:\.(\d{1,9}))?")
 _PERCENT = r"(\d+(?:\.\d+)?)%"
@@ -93,6 +96,8 @@ def _span(word: str) -> Window:
 def _seconds(text: str) -> Fraction | None:
     if not text:
         return None
+    from fractions import Fraction
+
     match = _SECONDS.fullmatch(text)
     if not match:
         raise UsageError(f"--time: '{text}' is not a time in seconds")
@@ -100,6 +105,8 @@ def _seconds(text: str) -> Fraction | None:
 
 
 def _part(word: str) -> Window:
+    from fractions import Fraction
+
     if match := _RANGE.fullmatch(word):
         begin, end = Fraction(match[1]) / 100, Fraction(match[2]) / 100
     elif match := _SLICE.fullmatch(word):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -181,6 +180,8 @@ def _limits(args: argparse.Namespace) -> Limits:
 
 
 def _style(args: argparse.Namespace) -> Style:
+    from shutil import get_terminal_size
+
     from perf_offcpu.report.style import Style
 
     terminal = sys.stdout.isatty()
@@ -188,7 +189,7 @@ def _style(args: argparse.Namespace) -> Style:
     return Style(
         unit=args.unit,
         leaf_first=args.call_graph == "callee",
-        width=shutil.get_terminal_size().columns if terminal else None,
+        width=get_terminal_size().columns if terminal else None,
         color=terminal and not plain,
         stacks=args.call_graph != "none",
     )

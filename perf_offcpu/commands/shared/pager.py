@@ -1,32 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Long output on a terminal goes through a pager, as in perf and git.
+"""Pager for long output on a terminal, as in perf and git.
 
-$PERF_PAGER, else $PAGER, else less; `cat` or nothing: none. If $LESS does not say otherwise, less leaves
-alone what fits on one screen (F), keeps colours (R), does not fold lines (S), and stays where it is (X).
+$PERF_PAGER, else $PAGER, else less; `cat` or an empty value: no pager. Unless $LESS is set, less quits if the
+output fits on the screen (F), keeps colours (R), does not fold lines (S) and does not clear the screen (X).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 @contextlib.contextmanager
 def paged(wanted: bool = True) -> Iterator[TextIO]:
-    """Where to print: a pager if standard output is a terminal and one is wanted, else standard output.
+    """Yield a pager's standard input if stdout is a terminal and a pager is wanted, else stdout.
 
     Raises:
-        BrokenPipeError: the reader went away; who closes the pager early wants no more.
+        BrokenPipeError: the reader of stdout went away; closing the pager early is no error.
     """
     command = _pager() if wanted and sys.stdout.isatty() else ""
     if not command:
         yield sys.stdout
         return
+    import subprocess
+
     environment = {"LESS": "FRSX", **os.environ}
     with subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, env=environment) as process:
         assert process.stdin is not None
@@ -43,16 +46,19 @@ def paged(wanted: bool = True) -> Iterator[TextIO]:
 
 
 def _pager() -> str:
+    """Return the pager's command line, "" for no pager."""
+    from shutil import which
+
     if os.environ.get("TERM", "dumb") == "dumb":
         return ""
     for name in ("PERF_PAGER", "PAGER"):
         if name in os.environ:
             return "" if os.environ[name] in ("", "cat") else os.environ[name]
-    return "less" if shutil.which("less") else ""
+    return "less" if which("less") else ""
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
-    """Ctrl-C is the pager's business while it runs."""
+    """Wait for the pager; Ctrl-C is the pager's business while it runs."""
     while True:
         with contextlib.suppress(KeyboardInterrupt):
             process.wait()

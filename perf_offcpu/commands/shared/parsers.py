@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import sys
 import textwrap
@@ -67,7 +68,7 @@ class Parser(argparse.ArgumentParser):
         self.dashed_values, self.advice = dashed_values or {}, advice or {}
         options["description"] = textwrap.fill(options.get("description") or "", 100)
         options.setdefault("allow_abbrev", False)
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault("formatter_class", _formatter)
         self._words: list[str] = []
         super().__init__(**options)
 
@@ -117,6 +118,15 @@ class OneInput(argparse.Action):
                 "-i is given twice: one recording is read (report, script and convert join more)"
             )
         setattr(namespace, self.dest, values)
+
+
+def _formatter(*, prog: str) -> argparse.HelpFormatter:
+    """Return a formatter for the terminal's width, which argparse asks of shutil, slow to import."""
+    try:
+        columns = int(os.environ.get("COLUMNS", "0")) or os.get_terminal_size(1).columns
+    except (ValueError, OSError):
+        columns = 0
+    return argparse.RawDescriptionHelpFormatter(prog, width=(columns or 80) - 2)
 
 
 def load_verb(verb: str) -> Command:

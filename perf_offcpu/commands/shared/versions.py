@@ -17,7 +17,7 @@ def surroundings() -> Iterator[tuple[str, str]]:
     """(name, version and place), one after the other."""
     from perf_offcpu.resources import PACKAGE
 
-    yield "installed in", str(PACKAGE)
+    yield "installed in", PACKAGE
     yield "python", f"{platform.python_version()}, {sys.executable}"
     yield "kernel", f"{platform.release()} {platform.machine()}"
     yield "bcc", _bcc()
