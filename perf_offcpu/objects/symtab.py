@@ -29,6 +29,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu.model.callchains import offsets_of, spread
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, column
 from perf_offcpu.structs import mutable
 
@@ -118,6 +119,18 @@ class SymbolTable:
         table.start, table.end, table._name = columns["start"], columns["end"], columns["name"]
         table._reach, table._strings = columns["reach"], strings.data
         table.source = np.empty(0, np.int32)
+        return table
+
+    def take(self, rows: I64) -> SymbolTable:
+        """Return a table of some rows, ascending, with the bytes of their names alone."""
+        text = np.append(np.frombuffer(self._strings, np.uint8), np.uint8(0))
+        ends, begins = np.flatnonzero(text == 0) + 1, self._name[rows].astype(np.int64)
+        lengths = ends[np.searchsorted(ends, begins, side="right")] - begins
+        offsets = offsets_of(lengths)
+        table = SymbolTable(Symbols(), b"")
+        table.start, table.end, table.source = self.start[rows], self.end[rows], self.source[rows]
+        table._name, table._reach = offsets[:-1].astype(np.uint32), _furthest_before(table.end)
+        table._strings = text[spread(begins, lengths, offsets)].data
         return table
 
     def __len__(self) -> int:

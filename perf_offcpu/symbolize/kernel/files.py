@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the recorded kernel's symbols lie: kallsyms, vmlinux and module files, best first.
+"""Find the symbols of the recorded kernel: kallsyms, vmlinux and module files, best first.
 
-    --kallsyms, --vmlinux          what the user gives; a vmlinux of another build-id is refused
-    SYMFS/proc/kallsyms            what `archive` packed
+    --kallsyms, --vmlinux          files that the user gives; a vmlinux of another build-id is refused
+    SYMFS/proc/kallsyms            packed by `archive`
     /proc/kallsyms                 if this kernel is the recorded one
     DIR/.build-id/ab/cd…/kallsyms  perf's cache of the recorded kernel
     vmlinux                        with the recorded build-id, where perf and distributions keep it
 
-A vmlinux was linked for a place of its own; how far the recorded kernel lay from there, KASLR included, is
-told by the recorded address of `_text`, the kernel map's reference symbol.
+A vmlinux was linked for an address of its own. The recorded address of `_text`, the reference symbol of the
+kernel map, tells how far the recorded kernel lay from there, KASLR included.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from perf_offcpu.objects.elf.functions import ElfFile, elf_build_id, load_elf_sy
 from perf_offcpu.objects.search import Search, by_build_id, debug_by_build_id
 from perf_offcpu.structs import frozen
 from perf_offcpu.symbolize.kernel.kallsyms import LIVE, Kallsyms, load_kallsyms
+from perf_offcpu.symbolize.kernel.running import running_kallsyms
 
 _MAX_RELEASE: Final = 128
 
 
 @frozen
 class KernelSources:
-    """What the user says of the kernel's symbols.
+    """Options on the symbols of the kernel.
 
     Args:
         kallsyms: a file in the form of /proc/kallsyms, of the recorded kernel; None: look for one.
@@ -51,7 +52,7 @@ class KernelSources:
 
 
 def given_kallsyms(path: str) -> Kallsyms:
-    """The file of --kallsyms.
+    """Read the file of --kallsyms.
 
     Raises:
         UsageError: it cannot be read, or holds no function.
@@ -68,14 +69,14 @@ def given_kallsyms(path: str) -> Kallsyms:
     return found
 
 
-def given_vmlinux(path: str, build_id: bytes) -> ElfFile:
-    """The file of --vmlinux.
+def given_vmlinux(path: str, build_id: bytes, cache: DiskCache | None) -> ElfFile:
+    """Read the functions of the file of --vmlinux.
 
     Raises:
         UsageError: it cannot be read, or is of another kernel than the recorded one.
     """
     try:
-        found = load_elf_symbols(path)
+        found = load_elf_symbols(path, cache=cache)
     except (OSError, FormatError) as problem:
         raise UsageError(f"--vmlinux {path}: {getattr(problem, 'strerror', None) or problem}") from None
     if build_id and found.build_id and found.build_id != build_id:
@@ -85,14 +86,17 @@ def given_vmlinux(path: str, build_id: bytes) -> ElfFile:
 
 
 def find_kallsyms(
-    build_id: bytes, search: Search, *, is_running: bool, with_symfs: bool = True
+    build_id: bytes, sources: KernelSources, *, is_running: bool
 ) -> tuple[Kallsyms | None, str, bool]:
-    """The best kallsyms of the recorded kernel: (itself, its path, whether addresses were hidden in others);
-    (None, "", …) if there is none."""
+    """Return the best kallsyms of the recorded kernel.
+
+    Returns:
+        (kallsyms, its path, False), or (None, "", True if others had hidden addresses).
+    """
     hidden = False
-    for path in _kallsyms_paths(build_id, search, is_running, with_symfs):
+    for path in _kallsyms_paths(build_id, sources.search, is_running, with_symfs=not sources.is_other):
         try:
-            found = load_kallsyms(path)
+            found = running_kallsyms(sources.cache) if path == LIVE else load_kallsyms(path)
         except (OSError, FormatError):
             continue
         if not found.hidden:
@@ -101,7 +105,7 @@ def find_kallsyms(
     return None, "", hidden or is_running
 
 
-def _kallsyms_paths(build_id: bytes, search: Search, is_running: bool, with_symfs: bool) -> Iterator[str]:
+def _kallsyms_paths(build_id: bytes, search: Search, is_running: bool, *, with_symfs: bool) -> Iterator[str]:
     if search.symfs and with_symfs:
         yield f"{search.symfs}/proc/kallsyms"
     if is_running:
@@ -112,7 +116,7 @@ def _kallsyms_paths(build_id: bytes, search: Search, is_running: bool, with_symf
 
 
 def find_vmlinux(build_id: bytes, release: str, search: Search) -> str | None:
-    """The path of an ELF file of the recorded kernel, known by its build-id; None if there is none."""
+    """Return the path of an ELF file with the build-id of the recorded kernel; None if there is none."""
     if not build_id:
         return None
     for path in _vmlinux_paths(build_id, release, search):
@@ -141,11 +145,11 @@ def _vmlinux_paths(build_id: bytes, release: str, search: Search) -> Iterator[st
 
 
 def linked_at(vmlinux: ElfFile) -> int | None:
-    """The address of `_text`, where a vmlinux was linked to lie: its first code; None if it has none."""
+    """Return the link-time address of `_text`, the first code of a vmlinux; None if it has none."""
     code = vmlinux.loads[(vmlinux.loads["p_flags"] & np.uint64(elf.SegmentFlag.X)) != 0]
     return int(code["p_vaddr"][0]) if len(code) else None
 
 
 def release_of(text: str) -> str:
-    """A recorded kernel release, or this one's."""
+    """Return the recorded kernel release, or the running kernel's if none was recorded."""
     return text or os.uname().release

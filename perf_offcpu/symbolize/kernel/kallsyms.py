@@ -4,14 +4,14 @@
     ffffffff81000130 T entry_SYSCALL_64_after_hwframe
     ffffffffc0a81000 t nf_nat_ipv4_fn	[nf_nat]
 
-Address (8 or 16 digits, all zero for readers who may not see it), type as in nm, name, and after a tab the
-module. All lines are read at once by numpy. The rules for choosing between names are in `symtab`; as in
-perf, types T and W name code, D and B bound it, and a symbol ends where the next one starts, but at the end
-of its page where the next one belongs to another module or to none (symbols__fixup_end).
+A line has an address (8 or 16 digits, all zero for readers who may not see it), type as in nm, name, and
+after a tab the module. numpy parses all lines at once. The rules for choosing between names are in `symtab`;
+as in perf, types T and W name code, D and B bound it, and a symbol ends where the next one starts, but at
+the end of its page where the next one belongs to another module or to none (symbols__fixup_end).
 Without CONFIG_KALLSYMS_ALL there are no data symbols, and no `_edata`; code is named all the same.
 
-The table is of one boot. A recording of another boot of the same kernel build is read by `delta`: how far
-KASLR moved `_text` since. Modules do not move along, so they are not named then.
+The table is of one boot. Addresses of another boot of the same kernel build are moved by `delta`, the
+distance that KASLR moved `_text` since. Modules move independently, so they are not named then.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -30,6 +31,8 @@ from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable, alias_r
 from perf_offcpu.structs import frozen
 
 LIVE: Final = "/proc/kallsyms"
+REFERENCES: Final = ("_text", "_stext")
+"""Symbols by which perf tells the place of the kernel (ref_reloc_sym_names in tools/perf/util/machine.c)."""
 MAX_BYTES: Final = 1 << 28
 """Bytes of text that are read: a large kernel with all modules has some 20 MB."""
 _MAX_MODULE: Final = 64
@@ -51,19 +54,22 @@ class Kallsyms:
         symbols: the functions; `symbols.name(row)` has no module.
         module: int32[len(symbols)], index into `modules`; -1 for the kernel itself.
         modules: names as perf shows them, with brackets: `[nf_nat]`, `[bpf]`.
-        damaged: lines that are not of the form above.
+        references: the addresses of REFERENCES, as far as they are listed.
+        damaged: number of lines of another form than the one above.
         hidden: True if addresses were withheld (kernel.kptr_restrict): then there are no symbols.
+        is_partial: True if the kernel may have symbols that are not in the table (see `running`).
     """
 
     symbols: SymbolTable
     module: I32
     modules: tuple[str, ...]
-    damaged: int
-    hidden: bool
-    _text: bytes
+    references: dict[str, int]
+    damaged: int = 0
+    hidden: bool = False
+    is_partial: bool = False
 
     def lookup(self, addresses: U64, delta: int = 0) -> I32:
-        """Name addresses of this boot, or of another one.
+        """Look up addresses of this boot, or of another one.
 
         Args:
             addresses: uint64[n], as recorded.
@@ -78,36 +84,23 @@ class Kallsyms:
         return rows
 
     def module_name(self, row: int) -> str:
-        """The module that a row belongs to, with brackets; "" for the kernel itself."""
+        """Return the module that a row belongs to, with brackets; "" for the kernel itself."""
         return self.modules[self.module[row]] if self.module[row] >= 0 else ""
 
-    def address_of(self, name: str) -> int | None:
-        """The address of a symbol of the kernel itself, of any type: `_text`, `_stext`, `_edata`, …"""
-        at = -1 if self.hidden else self._text.find(f" {name}\0".encode("utf-8", "surrogateescape"))
-        if at < 0:
-            return None
-        try:
-            return int(self._text[self._text.rfind(b"\0", 0, at) + 1 : at].split()[0], 16)
-        except (ValueError, IndexError):  # a damaged line
-            return None
-
     def delta(self, name: str, recorded: int) -> int | None:
-        """How far this boot's kernel lies from the recorded one.
+        """Return what to add to recorded addresses to get those of this boot; None if that is unknown.
 
         Args:
             name: the reference symbol, from the name of the recorded kernel map: `[kernel.kallsyms]_text`.
-            recorded: its address then, the map's pgoff; 0 if that is unknown.
-
-        Returns:
-            What to add to recorded addresses; None if it cannot be known.
+            recorded: its recorded address, the map's pgoff; 0 if unknown.
         """
-        now = self.address_of(name)
+        now = self.references.get(name)
         return None if now is None or not recorded else now - recorded
 
 
 @frozen
 class _Lines:
-    """The sound lines: offsets in the text, and their parts."""
+    """Lines of the right form: offsets in the text, and their parts."""
 
     start: I64
     end: I64
@@ -117,7 +110,7 @@ class _Lines:
 
 
 def load_kallsyms(path: str = LIVE) -> Kallsyms:
-    """Read a file of that form, plain or gzip-compressed.
+    """Read a file in the form of /proc/kallsyms, plain or gzip-compressed.
 
     Raises:
         OSError: it cannot be read.
@@ -136,7 +129,7 @@ def load_kallsyms(path: str = LIVE) -> Kallsyms:
 
 
 def parse_kallsyms(text: bytes) -> Kallsyms:
-    """As `load_kallsyms`, from the text. Lines of another form are counted and left out."""
+    """Parse the text of /proc/kallsyms; count and leave out lines of another form."""
     if not text.endswith(b"\n"):
         text += b"\n"
     raw = np.frombuffer(text, np.uint8)
@@ -147,11 +140,21 @@ def parse_kallsyms(text: bytes) -> Kallsyms:
     module, modules = _modules(raw, lines.name[rows], lines.end[rows])
     strings = text.translate(_TERMINATE)
     symbols = SymbolTable(_symbols(lines, rows, module), strings)
-    return Kallsyms(symbols, module[symbols.source], modules, damaged, hidden, strings)
+    references = {} if hidden else dict(_reference_addresses(strings))
+    return Kallsyms(symbols, module[symbols.source], modules, references, damaged, hidden)
+
+
+def _reference_addresses(text: bytes) -> Iterator[tuple[str, int]]:
+    """Find the reference symbols in the text, whatever their type, lines ended by NUL."""
+    for name in REFERENCES:
+        at = text.find(f" {name}\0".encode())
+        address = text[text.rfind(b"\0", 0, max(at, 0)) + 1 : max(at, 0)].partition(b" ")[0]
+        with suppress(ValueError):  # there is none, or its line is damaged
+            yield name, int(address, 16)
 
 
 def _split(raw: U8) -> tuple[_Lines, int]:
-    """All lines of the right form, and how many others there are."""
+    """Return all lines of the right form, and the number of others."""
     end = np.flatnonzero(raw == ord("\n"))
     start, total = np.append(0, end[:-1] + 1), len(end)
     width = max(16, 8, key=lambda digits: np.count_nonzero(_has_space(raw, start, end, digits)))
@@ -163,24 +166,24 @@ def _split(raw: U8) -> tuple[_Lines, int]:
     return _Lines(start, end, address, raw[start + width + 1], start + width + 3), total - len(start)
 
 
-def _has_space(raw: U8, start: I64, end: I64, place: int) -> Bool:
-    """Whether each line has a space there."""
-    found: Bool = (start + place < end) & (raw[np.minimum(start + place, len(raw) - 1)] == ord(" "))
+def _has_space(raw: U8, start: I64, end: I64, column: int) -> Bool:
+    """Return whether each line has a space in a column."""
+    found: Bool = (start + column < end) & (raw[np.minimum(start + column, len(raw) - 1)] == ord(" "))
     return found
 
 
 def _hexadecimal(raw: U8, start: I64, width: int) -> tuple[U64, Bool]:
-    """Numbers of `width` lower-case digits, 8 or 16, and whether all of them are digits."""
+    """Return numbers of `width` lower-case digits, 8 or 16, and whether all characters are digits."""
     value, sound = np.zeros(len(start), np.uint64), np.ones(len(start), bool)
-    for place in range(0, width, 8):
-        digits, good = _eight_digits(gather_u64(raw, start + place, ">"))
+    for column in range(0, width, 8):
+        digits, good = _eight_digits(gather_u64(raw, start + column, ">"))
         value = (value << np.uint64(32)) | digits
         sound &= good
     return value, sound
 
 
 def _eight_digits(text: U64) -> tuple[U64, Bool]:
-    """The numbers that words of eight characters spell, first one highest, and whether all are digits."""
+    """Return the numbers that words of eight characters spell (big-endian), and whether all are digits."""
     letter = (text >> np.uint64(6)) & _ONES  # a to f are 0x61 to 0x66, 0 to 9 are 0x30 to 0x39
     low = text & (_ONES * np.uint64(15))
     nibble = low + letter * np.uint64(9)
@@ -194,13 +197,13 @@ def _eight_digits(text: U64) -> tuple[U64, Bool]:
 
 
 def _functions(raw: U8, lines: _Lines) -> I64:
-    """The lines that name or bound code: T, W, D, B in either case; no ARM mapping symbols (`$x`)."""
+    """Return the lines that name or bound code: T, W, D, B in either case; no ARM mapping symbols (`$x`)."""
     wanted = np.isin(lines.type, np.frombuffer(b"tTwWdDbB", np.uint8))
     return np.flatnonzero(wanted & (raw[lines.name] != ord("$")))
 
 
 def _modules(raw: U8, name: I64, end: I64) -> tuple[I32, tuple[str, ...]]:
-    """int32[n], the module of each row, -1 for none; and the modules' names with brackets."""
+    """Return int32[n], the module of each row, -1 for none; and the modules' names with brackets."""
     tabs = np.flatnonzero(raw == ord("\t"))
     tabs = np.append(tabs, len(raw))
     tab = tabs[np.searchsorted(tabs, name)]
@@ -214,7 +217,7 @@ def _modules(raw: U8, name: I64, end: I64) -> tuple[I32, tuple[str, ...]]:
 
 
 def _runs(raw: U8, start: I64, end: I64) -> Iterator[tuple[int, int]]:
-    """Neighbouring rows whose texts are equal (in their first bytes and length): first row, row behind."""
+    """Yield runs of rows whose texts are equal (in their first bytes and length): first row, end."""
     if not len(start):
         return
     columns = start[:, None] + np.arange(_MAX_MODULE)
@@ -225,7 +228,7 @@ def _runs(raw: U8, start: I64, end: I64) -> Iterator[tuple[int, int]]:
 
 
 def _symbols(lines: _Lines, rows: I64, module: I32) -> Symbols:
-    """The rows, sorted by address, as symbols of size 0 with their limits."""
+    """Return the rows, sorted by address, as symbols of size 0 with their limits."""
     start, type_ = lines.address[rows], lines.type[rows]
     limit = np.full(len(rows), NO_ADDRESS)
     last_of_module = np.flatnonzero(module[1:] != module[:-1])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Naming kernel addresses: functions, modules, BPF programs.
+"""Name kernel addresses: functions, modules, BPF programs.
 
-What the recording itself says comes first (KSYMBOL records name BPF programs and trampolines, which come
-and go). The rest is read from kallsyms or vmlinux of the recorded kernel, known by its build-id (see
-`kernel_files`). KASLR may have moved it since: the recorded address of the reference symbol tells how far.
-Modules that a kallsyms does not know, or of another boot, are names by their files.
+KSYMBOL records of the recording come first: they name BPF programs and trampolines, which come and go. The
+other names come from kallsyms or vmlinux of the recorded kernel, identified by its build-id (see `files`).
+KASLR may have moved it since; the recorded address of the reference symbol tells how far. Modules that a
+kallsyms does not list, or of another boot, are named by their files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.mappings import KERNEL_DSO, KERNEL_SPACE, kernel_map
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.objects.elf.functions import ElfFile, elf_build_id, load_elf_symbols
+from perf_offcpu.objects.elf.functions import ElfFile, load_elf_symbols
 from perf_offcpu.objects.files import refusal
 from perf_offcpu.objects.origin import is_running_kernel
 from perf_offcpu.objects.symtab import SymbolTable
@@ -32,7 +32,7 @@ from perf_offcpu.symbolize.kernel.files import (
     linked_at,
     release_of,
 )
-from perf_offcpu.symbolize.kernel.kallsyms import Kallsyms
+from perf_offcpu.symbolize.kernel.kallsyms import Kallsyms, load_kallsyms
 from perf_offcpu.symbolize.kernel.modules import load_module, shown_name
 from perf_offcpu.symbolize.lines.names import LineNames
 from perf_offcpu.symbolize.symbol_names import SymbolNames, symbols_and_offsets
@@ -41,17 +41,17 @@ _PREFIX = "__pfx_"
 
 
 class KernelNames:
-    """Names addresses of the recorded kernel.
+    """Name addresses of the recorded kernel.
 
     Args:
         recording: its kernel maps, build-id and KSYMBOL records.
-        strings: where names are interned.
-        sources: where symbols are looked for.
-        unresolved: where addresses without a name are counted.
-        lines: what puts source lines to them; None: nothing.
+        strings: names are interned there.
+        sources: where symbols are looked up.
+        unresolved: addresses without a name are counted there.
+        lines: adds source lines; None: no source lines.
 
     Attributes:
-        build_id: the recorded kernel's; b"" unknown.
+        build_id: of the recorded kernel; b"" unknown.
         kallsyms_path: the kallsyms that is used; "" none.
 
     Raises:
@@ -77,7 +77,7 @@ class KernelNames:
         self._load()
 
     def name(self, addresses: U64) -> SymbolNames:
-        """The names of n addresses, as recorded."""
+        """Return the names of n addresses, as recorded."""
         names = SymbolNames.filled(len(addresses), address=addresses)
         names.dso[:] = self.strings.intern(KERNEL_DSO)
         if self._kallsyms is not None:
@@ -98,18 +98,19 @@ class KernelNames:
                 self._kallsyms, self._problem = None, losses.KALLSYMS_HIDDEN
             return
         if sources.vmlinux is not None and not sources.is_other:
-            self._vmlinux = given_vmlinux(sources.vmlinux, self.build_id)
+            self._vmlinux = given_vmlinux(sources.vmlinux, self.build_id, sources.cache)
             return
         is_running = self._is_running()
-        found = find_kallsyms(
-            self.build_id, sources.search, is_running=is_running, with_symfs=not sources.is_other
-        )
+        found = find_kallsyms(self.build_id, sources, is_running=is_running)
         self._kallsyms, self.kallsyms_path, hidden = found
         if self._kallsyms is None:
             self._problem = losses.KALLSYMS_HIDDEN if hidden else losses.OTHER_KERNEL
             path = find_vmlinux(self.build_id, release_of(meta.os_release), sources.search)
             if path is not None:
-                self._vmlinux, self._problem = load_elf_symbols(path), losses.NO_KERNEL_SYMBOL
+                self._vmlinux, self._problem = (
+                    load_elf_symbols(path, cache=sources.cache),
+                    losses.NO_KERNEL_SYMBOL,
+                )
 
     def _is_running(self) -> bool:
         if self.build_id:
@@ -118,8 +119,11 @@ class KernelNames:
 
     def _by_kallsyms(self, kallsyms: Kallsyms, addresses: U64, names: SymbolNames) -> None:
         delta = kallsyms.delta(self._symbol, self._recorded_at) or 0
-        moved = addresses + np.uint64(delta % 2**64)
-        rows = _past_prefixes(kallsyms.symbols, kallsyms.lookup(addresses, delta), moved)
+        moved, rows = addresses + np.uint64(delta % 2**64), kallsyms.lookup(addresses, delta)
+        if kallsyms.is_partial and not delta and (self._recorded_rows(addresses[rows < 0]) < 0).any():
+            kallsyms = load_kallsyms(self.kallsyms_path)
+            rows = kallsyms.lookup(addresses)
+        rows = _past_prefixes(kallsyms.symbols, rows, moved)
         names.symbol, names.offset = symbols_and_offsets(kallsyms.symbols, rows, moved, self.strings)
         for row in distinct(rows[rows >= 0]).tolist():
             if module := kallsyms.module_name(row):
@@ -131,13 +135,13 @@ class KernelNames:
         names.symbol, names.offset = symbols_and_offsets(vmlinux.symbols, rows, moved, self.strings)
 
     def _as_linked(self, vmlinux: ElfFile, addresses: U64) -> U64:
-        """Recorded addresses as in a vmlinux."""
+        """Move recorded addresses to those of a vmlinux."""
         linked = linked_at(vmlinux)
         delta = 0 if linked is None or not self._recorded_at else linked - self._recorded_at
         return addresses + np.uint64(delta % 2**64)
 
     def _by_modules(self, addresses: U64, names: SymbolNames) -> None:
-        """Names for what lies in a module's map and has none yet, from the module's file."""
+        """Name addresses in maps of modules that have no name yet, from the files of the modules."""
         maps, dsos = self.recording.maps, self.recording.dsos
         unnamed = np.flatnonzero(names.symbol == 0)
         for row in np.flatnonzero(maps.space == KERNEL_SPACE).tolist():
@@ -164,16 +168,19 @@ class KernelNames:
             return None
 
     def _by_recording(self, addresses: U64, names: SymbolNames) -> None:
+        known, rows = self.recording.kernel_symbols, self._recorded_rows(addresses)
+        hit, row = rows >= 0, rows[rows >= 0]
+        names.symbol[hit] = names.dso[hit] = known.name[row]
+        names.offset[hit] = addresses[hit] - known.start[row]
+
+    def _recorded_rows(self, addresses: U64) -> I64:
+        """Return int64[n]: the recorded kernel symbol at each address, -1 for none."""
         known = self.recording.kernel_symbols
-        if not len(known):
-            return
-        slot = np.searchsorted(known.start, addresses, side="right") - 1
-        hit = (slot >= 0) & (addresses < known.end[slot])
-        names.symbol[hit] = names.dso[hit] = known.name[slot[hit]]
-        names.offset[hit] = addresses[hit] - known.start[slot[hit]]
+        row = np.searchsorted(known.start, addresses, side="right") - 1
+        return np.where((row >= 0) & (addresses < np.append(known.end, np.uint64(0))[row]), row, -1)
 
     def _add_lines(self, addresses: U64, names: SymbolNames) -> None:
-        """Source lines of the kernel itself, if a vmlinux of its build-id is at hand."""
+        """Add source lines of the kernel itself, if there is a vmlinux of its build-id."""
         rows: I64 = np.flatnonzero(names.dso == self.strings.intern(KERNEL_DSO))
         if self.lines is None or not len(rows):
             return
@@ -181,19 +188,19 @@ class KernelNames:
         if vmlinux is None:
             release = release_of(self.recording.meta.os_release)
             path = find_vmlinux(self.build_id, release, self.sources.search)
-            if path is None or elf_build_id(path) != self.build_id:
+            if path is None:
                 return
-            vmlinux = load_elf_symbols(path)
+            vmlinux = load_elf_symbols(path, cache=self.sources.cache)
         moved = self._as_linked(vmlinux, addresses[rows])
         self.lines.add(vmlinux, moved, rows, names, KERNEL_DSO)
 
 
 def _past_prefixes(symbols: SymbolTable, rows: I32, addresses: U64) -> I32:
-    """The rows of addresses, of the function behind where the row is the padding in front of it.
+    """Return the rows, of the function itself where the row is the padding before it.
 
-    An address of a callchain is looked up a byte too low, because it is mostly a return address. But where an
-    interrupt or a fault hit the first instruction of a function, the byte before is its `__pfx_` padding
-    (CONFIG_PREFIX_SYMBOLS, since 6.2), in which there are no calls.
+    An address of a callchain is looked up a byte too low, because it usually is a return address. But where
+    an interrupt or a fault hit the first instruction of a function, the byte before is its `__pfx_` padding
+    (CONFIG_PREFIX_SYMBOLS, since 6.2), which contains no calls.
     """
     hit, inverse = np.unique(rows, return_inverse=True)
     is_prefix = np.array([row >= 0 and symbols.name(row).startswith(_PREFIX) for row in hit.tolist()], bool)

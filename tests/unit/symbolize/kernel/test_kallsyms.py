@@ -75,13 +75,12 @@ def test_unsorted_modules_are_sorted() -> None:
     )
 
 
-def test_symbols_of_the_kernel_are_found_by_name_whatever_their_type() -> None:
-    kallsyms = parse_kallsyms(KERNEL + MODULES)
-    assert kallsyms.address_of("_text") == 0xFFFFFFFF81000000
-    assert kallsyms.address_of("_edata") == 0xFFFFFFFF82000000
-    assert kallsyms.address_of("ext") is None
-    assert kallsyms.address_of("_te\udcffxt") is None  # as names in damaged files are read
-    assert parse_kallsyms(b"ffffffff81000000 T _text\n").address_of("_text") == 0xFFFFFFFF81000000
+def test_the_reference_symbols_are_found_whatever_their_type() -> None:
+    assert parse_kallsyms(KERNEL + MODULES).references["_text"] == 0xFFFFFFFF81000000
+    lines = b"ffffffff81000000 A _text\nffffffff81000000 T x_stext\nffffffff81000100 T _stext\n"
+    assert parse_kallsyms(lines).references == {"_text": 0xFFFFFFFF81000000, "_stext": 0xFFFFFFFF81000100}
+    assert parse_kallsyms(b"ffffffff81000000 T _text").references == {"_text": 0xFFFFFFFF81000000}
+    assert parse_kallsyms(b" T _text\nx _stext\n").references == {}
 
 
 def test_another_boot_is_read_by_the_distance_of_the_reference_symbol() -> None:
@@ -99,7 +98,7 @@ def test_hidden_addresses_are_said_and_name_nothing() -> None:
     kallsyms = parse_kallsyms(b"0000000000000000 T _text\n0000000000000000 t f\t[m]\n")
     assert kallsyms.hidden
     assert len(kallsyms.symbols) == 0
-    assert kallsyms.address_of("_text") is None
+    assert kallsyms.references == {}
     assert names_at(kallsyms, 0, 1) == ["", ""]
 
 

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kept table of the running kernel: the same names, as long as what they depend on is the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from unit.symbolize.kernel.test_kallsyms import KERNEL, MODULES
+
+from perf_offcpu.abi.attr import Attr, SampleType
+from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.build_ids import kernel_build_id
+from perf_offcpu.cache import DiskCache
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.recording import Evsel, Meta, Recording, Samples
+from perf_offcpu.symbolize.kernel import names, running
+from perf_offcpu.symbolize.kernel.kallsyms import Kallsyms, parse_kallsyms
+from perf_offcpu.symbolize.kernel.running import running_kallsyms
+from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
+
+ENTRY, MODULE, BPF = 0xFFFFFFFF81000130, 0xFFFFFFFFC0A81000, 0xFFFFFFFFC0B00000
+
+
+class Kernel:
+    """Stands for the running kernel: its text, its state, and how often it was read."""
+
+    def __init__(self) -> None:
+        self.text, self.state, self.reads = KERNEL + MODULES, ("boot", "modules"), 0
+
+    def load(self, path: str = "") -> Kallsyms:
+        self.reads += 1
+        return parse_kallsyms(self.text)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    made = Kernel()
+    monkeypatch.setattr(running, "load_kallsyms", made.load)
+    monkeypatch.setattr(names, "load_kallsyms", made.load)
+    monkeypatch.setattr(running, "_state", lambda: made.state)
+    return made
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> DiskCache:
+    return DiskCache(str(tmp_path / "cache"))
+
+
+def names_in(kallsyms: Kallsyms) -> list[tuple[int, int, str, str]]:
+    table = kallsyms.symbols
+    return [
+        (int(table.start[row]), int(table.end[row]), table.name(row), kallsyms.module_name(row))
+        for row in range(len(table))
+    ]
+
+
+def test_the_second_time_nothing_is_read(kernel: Kernel, cache: DiskCache) -> None:
+    first, second = running_kallsyms(cache), running_kallsyms(cache)
+    assert kernel.reads == 1
+    assert (first.is_partial, second.is_partial) == (False, True)
+    lasting = [row for row in names_in(first) if row[3] != "[bpf]"]
+    assert len(lasting) == len(first.symbols) - 1
+    assert names_in(second) == lasting
+    assert second.references == first.references
+    addresses = np.array([ENTRY, MODULE, BPF + 1, 0, 2**64 - 1], np.uint64)
+    expected = ["" if name.startswith("bpf_prog") else name for name in looked_up(first, addresses)]
+    assert looked_up(second, addresses) == expected
+
+
+def looked_up(kallsyms: Kallsyms, addresses: np.ndarray) -> list[str]:
+    rows = kallsyms.lookup(addresses).tolist()
+    return ["" if row < 0 else kallsyms.symbols.name(row) for row in rows]
+
+
+def test_another_boot_or_module_is_read_again(kernel: Kernel, cache: DiskCache) -> None:
+    running_kallsyms(cache)
+    kernel.state = ("boot", "other modules")
+    assert not running_kallsyms(cache).is_partial
+    assert kernel.reads == 2
+
+
+def test_without_cache_or_state_nothing_is_kept(kernel: Kernel, cache: DiskCache) -> None:
+    running_kallsyms(None)
+    kernel.state = None
+    running_kallsyms(cache)
+    assert kernel.reads == 2
+    assert not os.path.exists(cache.directory)
+
+
+def test_hidden_addresses_are_not_kept(kernel: Kernel, cache: DiskCache) -> None:
+    kernel.text = b"0000000000000000 T _text\n0000000000000000 t f\n"
+    assert running_kallsyms(cache).hidden
+    assert running_kallsyms(cache).hidden
+    assert kernel.reads == 2
+
+
+def test_a_module_loaded_meanwhile_prevents_keeping(
+    kernel: Kernel, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: Iterator[tuple[str]] = iter([("before",), ("after",), ("after",), ("after",)])
+    monkeypatch.setattr(running, "_state", lambda: next(states))
+    running_kallsyms(cache)
+    assert not os.path.exists(cache.directory)
+    running_kallsyms(cache)
+    assert len(os.listdir(cache.directory)) == 1
+
+
+def test_columns_that_are_no_table_are_refused() -> None:
+    good = running._lasting_columns(parse_kallsyms(KERNEL + MODULES))
+    assert running._from_columns(good) is not None
+    assert running._from_columns({**good, "module": good["module"][1:]}) is None
+    assert running._from_columns({**good, "module": np.full_like(good["module"], 99)}) is None
+    for name in ("module", "modules", "references", "start"):
+        assert running._from_columns({key: good[key] for key in good if key != name}) is None
+
+
+def test_what_is_not_in_the_kept_table_is_looked_up_in_the_kernels_own(
+    kernel: Kernel, cache: DiskCache
+) -> None:
+    """Programs of BPF come and go; the recording does not say their names either."""
+
+    def shown(*addresses: int) -> set[str]:
+        recording = Recording(
+            samples=Samples.filled(1, evsel=[0], callchain=[0], space=[-1], time_ns=[5]),
+            callchains=Ragged.from_lists([[int(CallchainContext.KERNEL), *addresses]]),
+            evsels=[Evsel("cpu-clock", Attr(sample_type=SampleType.CALLCHAIN), "ns")],
+            meta=Meta(kernel_build_id=kernel_build_id().hex()),
+        )
+        profile = symbolize(recording, SymbolizeOptions(cache=cache))
+        return {profile.strings[row] for row in profile.frames.symbol.tolist()}
+
+    assert shown(ENTRY + 4) == {"entry"}
+    assert shown(ENTRY + 4, MODULE + 0x80) == {"entry", "nf_nat_ipv4_fn"}
+    assert kernel.reads == 1
+    kernel.text = kernel.text.replace(b"prog", b"later_prog")
+    assert "later_prog" in " ".join(shown(ENTRY + 4, BPF + 4))
+    assert kernel.reads == 2
+
+
+def test_the_state_of_this_kernel_can_be_told_and_lasts() -> None:
+    state = running._state()
+    assert state is not None
+    assert state == running._state()
+    assert Path("/proc/sys/kernel/random/boot_id").read_bytes() in state
