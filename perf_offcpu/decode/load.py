@@ -20,7 +20,6 @@ from perf_offcpu.abi.records import RECORD_LAYOUTS, RecordType
 from perf_offcpu.decode.account import CollectorAccount
 from perf_offcpu.decode.batch import Batch, Gathering
 from perf_offcpu.decode.budget import joined_budget
-from perf_offcpu.decode.continued import without_continued
 from perf_offcpu.decode.counter_reads import CounterReads
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
 from perf_offcpu.decode.meta import evsel_of, read_meta
@@ -33,7 +32,7 @@ from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_garbage
 from perf_offcpu.losses import LossCause, Losses
-from perf_offcpu.model.recording import DeferredChains, Recording, Samples
+from perf_offcpu.model.recording import DeferredChains, Dsos, Recording, Samples
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.perfdata.events import Events
 from perf_offcpu.perfdata.features import Features
@@ -176,8 +175,6 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
     head.counters.add(losses.FOREIGN_IDS, count_foreign_ids(samples, tasks.tasks()))
     if has_switches(batch.switches):
         samples = with_waits(samples, batch.switches, tasks.tasks(), evsels, head.counters, account)
-    budget, borders = joined_budget(account.budgets)
-    samples = without_continued(samples, borders, account.end_ns)
     # Stable: samples of one time stay in the order of the file; those without time come first.
     samples.reorder(np.argsort(samples.time_ns, kind="stable"))
     samples = tasks.attribute(samples)
@@ -191,15 +188,28 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
         strings=tasks.strings,
         spaces=spaces,
         maps=maps,
-        dsos=tasks.dsos(),
+        dsos=_with_build_ids(tasks.dsos(), tasks.strings, head.features),
         comms=tasks.comms(),
         tasks=tasks.tasks(),
-        budget=budget,
+        budget=joined_budget(account.budgets)[0],
         kernel_symbols=tasks.kernel_symbols(),
         deferred=_with_tasks(deferred, tasks),
         cgroups=tasks.cgroups,
         losses=dict(head.counters),
         meta=meta,
+    )
+
+
+def _with_build_ids(dsos: Dsos, strings: Strings, features: Features) -> Dsos:
+    """The objects with the build-ids that the header holds of their paths; those of their maps come first."""
+    found: dict[int, set[str]] = {}
+    for entry in features.build_ids():
+        path = strings.find(entry.filename.decode("utf-8", "surrogateescape"))
+        found.setdefault(path, set()).add(entry.build_id)
+    known = {path: strings.intern(ids.pop()) for path, ids in found.items() if len(ids) == 1}
+    pairs = zip(dsos.path.tolist(), dsos.build_id.tolist(), strict=True)
+    return dsos.with_columns(
+        build_id=np.array([build_id or known.get(path, 0) for path, build_id in pairs], np.uint32)
     )
 
 

@@ -19,7 +19,8 @@ from perf_offcpu.binary.layout import U32, Field, Layout
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.stacks import frames_of
-from perf_offcpu.perfdata.write.features import text_body
+from perf_offcpu.perfdata.features import BuildId
+from perf_offcpu.perfdata.write.features import build_id_body, text_body
 from perf_offcpu.symbolize.hosts import CGROUP_STEP, PID_STEP
 from perf_offcpu.symbolize.load import load_profile
 from perf_offcpu.symbolize.symbolizer import SymbolizeOptions
@@ -186,11 +187,17 @@ def test_each_kernel_is_named_by_its_own_symbols(tmp_path: Path) -> None:
     assert [symbols_of(again, tid)[0] for tid in (7, PID_STEP + 7)] == ["mine", ""]
 
 
-def test_the_same_path_on_two_hosts_is_two_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_header", [False, True])
+def test_the_same_path_on_two_hosts_is_two_files(in_header: bool, tmp_path: Path) -> None:
     paths = []
     for tag, name in ((5, "a"), (6, "b")):
-        records = [*existing(7, name), mapped(7, 0x1000, b"/lib/libc.so", bytes([tag]) * 20), tick(1000)]
-        paths.append(write(tmp_path / name, [CLOCK], records, host(name, tag * DAY_NS)))
+        build = bytes([tag]) * 20
+        records = [*existing(7, name), tick(1000)]
+        records.append(mapped(7, 0x1000, b"/lib/libc.so", b"" if in_header else build))
+        features = host(name, tag * DAY_NS)
+        if in_header:
+            features[Feature.BUILD_ID] = build_id_body([BuildId(-1, 2, build.hex(), b"/lib/libc.so")])
+        paths.append(write(tmp_path / name, [CLOCK], records, features))
     profile = load(paths)
     assert "/lib/libc.so" in list(profile.strings)
     assert profile.build_ids == {}
