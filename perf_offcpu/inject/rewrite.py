@@ -30,7 +30,6 @@ from perf_offcpu.inject.deferred import Completer
 from perf_offcpu.inject.header import RewriteOptions, written_events, written_features
 from perf_offcpu.inject.retype import Retyper
 from perf_offcpu.inject.samples import SampleRewriter, Stage, untimed_waits
-from perf_offcpu.inject.spool import repeatable
 from perf_offcpu.inject.stacks import StackUnwinder, cut_user_parts, has_stacks, unwindable
 from perf_offcpu.inject.survey import Survey, survey
 from perf_offcpu.inject.switch_waits import WaitRecords, wait_records
@@ -106,17 +105,14 @@ def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | Non
         FormatError: the input is no perf.data. Damage inside is counted.
         RecordingError: the output cannot be written.
     """
-    with repeatable(path) as source:
-        with source.open() as reader:
-            found = survey(reader)
-            events = reader.events
-        options, counters, waits = options or RewriteOptions(), Losses(), None
-        if options.switches and may_tell_of_switches(events):
-            with source.open() as reader:
-                waits = wait_records(reader, counters)
-        with source.open() as reader:
-            reader.counters.update(counters)
-            return _Rewriter(reader, found, options, waits).run(out_fd, out_path)
+    options, counters, waits = options or RewriteOptions(), Losses(), None
+    with PerfDataReader.repeatable(path) as again:
+        found = survey(again())
+        if options.switches and may_tell_of_switches(found.reader.events):
+            waits = wait_records(again(), counters)
+        reader = again()
+        reader.counters.update(counters)
+        return _Rewriter(reader, found, options, waits).run(out_fd, out_path)
 
 
 class _Rewriter:

@@ -12,10 +12,11 @@ decompressed. Damage is counted in `counters`; see `header` for what raises.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -74,14 +75,34 @@ class PerfDataReader:
         Raises:
             FormatError: it cannot be opened, or is no perf.data.
         """
-        name = str(path)
-        directory = name if os.path.isdir(name) else ""
-        source = open_source(os.path.join(name, "data") if directory else name)
+        directory, main = _parts_of(str(path))
+        source = open_source(main)
         try:
             return cls(source, directory)
         except BaseException:
             source.stream.close()
             raise
+
+    @classmethod
+    @contextlib.contextmanager
+    def repeatable(cls, path: str | Path) -> Iterator[Callable[[], PerfDataReader]]:
+        """Open a recording that is read several times, a pipe too (its copy is kept in TMPDIR).
+
+        Yields:
+            A function that returns a reader at the beginning. It ends the readers before.
+
+        Raises:
+            FormatError, RecordingError: as `open`; there is no room for the copy.
+        """
+        directory, main = _parts_of(str(path))
+        source = open_source(main, seekable=True)
+
+        def again() -> PerfDataReader:
+            source.stream.seek(0)
+            return cls(source, directory)
+
+        with source.stream:
+            yield again
 
     def __enter__(self) -> Self:
         return self
@@ -199,6 +220,11 @@ class PerfDataReader:
             begin = row + 1
         if begin < len(chunk):
             yield chunk.take(slice(begin, None)) if begin else chunk
+
+
+def _parts_of(path: str) -> tuple[str, str]:
+    """Return the directory of a recording in several files, "" of any other, and its (main) file."""
+    return (path, os.path.join(path, "data")) if os.path.isdir(path) else ("", path)
 
 
 def _thread_files(directory: str) -> list[str]:

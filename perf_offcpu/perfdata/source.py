@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening what a user names: a file, a directory's main file, a pipe, standard input, packed or not.
+"""Open what a user names: a file, a directory's main file, a pipe, standard input, packed or not.
 
-The reader behind wants bytes from the start and, for the file form, a size and a way back. Recordings that
-come through a pipe in file form (`zcat perf.data.gz | …`) and those packed with gzip, xz or zstd are
-therefore written to a temporary file first, which stays in memory while it is small.
+A reader needs bytes from the start and, for the file form, a size and a way back. Recordings that come
+through a pipe in file form (`zcat perf.data.gz | …`) and those packed with gzip, xz or zstd are therefore
+copied to a temporary file first, which stays in memory while it is small; so is any pipe that is read twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
 from perf_offcpu.abi.file import MAGIC, MAGIC_SWAPPED, PIPE_HEADER_SIZE
-from perf_offcpu.errors import FormatError
+from perf_offcpu.errors import FormatError, RecordingError
 from perf_offcpu.perfdata.compressed import zstd_library
 from perf_offcpu.structs import mutable
 
@@ -46,15 +46,19 @@ class Source:
     damaged: bool = False
 
 
-def open_source(path: str) -> Source:
+def open_source(path: str, seekable: bool = False) -> Source:
     """Open a regular file, a FIFO, or standard input ("-").
+
+    Args:
+        seekable: make a copy of what could be read only once.
 
     Raises:
         FormatError: it cannot be opened or unpacked, or is something else (a device, a directory).
+        RecordingError: there is no room for a copy.
     """
     if path == STDIN:
-        return _source(os.dup(0), "standard input")
-    return _source(open_file(path, (stat.S_ISREG, stat.S_ISFIFO)), path)
+        return _source(os.dup(0), "standard input", seekable)
+    return _source(open_file(path, (stat.S_ISREG, stat.S_ISFIFO)), path, seekable)
 
 
 def open_file(path: str, kinds: tuple[Callable[[int], bool], ...] = (stat.S_ISREG,)) -> int:
@@ -89,8 +93,8 @@ def _await_writer(fd: int) -> None:
     poll.poll()
 
 
-def _source(fd: int, name: str) -> Source:
-    """What an open file holds; the descriptor is closed with the stream, or if there is none."""
+def _source(fd: int, name: str, seekable: bool) -> Source:
+    """Return the source for an open file; the descriptor is closed with the stream, or if there is none."""
     info = os.fstat(fd)
     regular = stat.S_ISREG(info.st_mode) and os.lseek(fd, 0, os.SEEK_CUR) == 0
     stream = os.fdopen(fd, "rb", buffering=0 if regular else io.DEFAULT_BUFFER_SIZE)
@@ -101,7 +105,7 @@ def _source(fd: int, name: str) -> Source:
             stream.seek(0)
             return Source(stream, name, info.st_size)
         rest = _Rejoined(start, stream)
-        if opener is None and not _is_file_form(start):
+        if opener is None and not seekable and not _is_file_form(start):
             return Source(cast(BinaryIO, io.BufferedReader(rest)), name, None)
         with stream:
             return _spooled(rest, opener, name)
@@ -172,7 +176,7 @@ def _opener(start: bytes) -> _Opener | None:
 
 
 def _spooled(stream: _Rejoined, opener: _Opener | None, name: str) -> Source:
-    """Everything that a stream holds, unpacked, in a temporary file."""
+    """Return everything that a stream holds, unpacked, in a temporary file."""
     spool = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (it outlives this function)
     damaged = False
     try:
@@ -183,6 +187,10 @@ def _spooled(stream: _Rejoined, opener: _Opener | None, name: str) -> Source:
                 raise FormatError(name, "cannot be unpacked", f"it grows more than {MAX_RATIO}-fold")
     except _Damage:
         damaged = True
+    except OSError as problem:
+        spool.close()
+        where = f"{tempfile.gettempdir()}: cannot keep a copy of the input"
+        raise RecordingError(f"{where}: {problem.strerror} (set TMPDIR)") from None
     except BaseException:
         spool.close()
         raise

@@ -15,7 +15,6 @@ from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.errors import FormatError, RecordingError, UsageError
 from perf_offcpu.inject.rewrite import RewriteOptions, rewrite
-from perf_offcpu.inject.spool import repeatable
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.features import BuildId
 from perf_offcpu.perfdata.reader import PerfDataReader
@@ -82,12 +81,12 @@ def test_a_fifo_is_copied(tmp_path: Path) -> None:
     writer = threading.Thread(target=fifo.write_bytes, args=(content,), daemon=True)
     with open(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), "rb"):
         writer.start()
-        with repeatable(str(fifo)) as source:
+        with PerfDataReader.repeatable(fifo) as again:
             counts = []
             for _ in range(2):
-                with source.open() as reader:
-                    assert reader.path == str(fifo)
-                    counts.append(sum(len(chunk) for chunk in reader.chunks()))
+                reader = again()
+                assert reader.path == str(fifo)
+                counts.append(sum(len(chunk) for chunk in reader.chunks()))
         writer.join()
     assert counts[0] == counts[1] > 500
 
