@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report as a JSON document: `perf-offcpu report --json`.
+"""Make the JSON document of `perf-offcpu report --json`.
 
 Weights are integers in the unit that the document names (ns for time); rows are sorted by weight, and
 frames stand root first. `version` grows when a key changes its meaning or goes away, not when one comes.
@@ -11,9 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from perf_offcpu.callpaths.names import Name, NameKind
-from perf_offcpu.report.functions import FunctionTable
-from perf_offcpu.report.groups import GroupTable
-from perf_offcpu.report.histogram import Histogram
+from perf_offcpu.report.breakdowns import FunctionTable, GroupTable, Histogram
 from perf_offcpu.report.summary import EventRow, StackRow, Summary, ThreadRow
 from perf_offcpu.report.thread_budgets import BudgetTable
 from perf_offcpu.report.totals import Total
@@ -23,18 +21,14 @@ VERSION = 1
 
 
 def document(summary: Summary) -> dict[str, Any]:
-    """The summary as dicts, lists, integers and printable texts."""
+    """Return the summary as dicts, lists, integers and printable texts."""
+    subject = {"events": list(map(printable, summary.subject)), "offcpu": summary.is_offcpu}
     return {
         "version": VERSION,
         "recording": _recording(summary),
-        "events": [_event(row) for row in summary.events],
-        "subject": {
-            "events": [printable(name) for name in summary.subject],
-            "offcpu": summary.is_offcpu,
-            "unit": summary.unit,
-        }
-        | _total(summary.total),
-        "threads": [_thread(row, summary) for row in summary.threads],
+        "events": [_fields(row, "name unit samples") | _total(row.total) for row in summary.events],
+        "subject": subject | {"unit": summary.unit} | _total(summary.total),
+        "threads": [_thread(row, summary.beside) for row in summary.threads],
         "more_threads": _cut(summary.more_threads),
         "stacks": [_stack(row) for row in summary.stacks],
         "more_stacks": _cut(summary.more_stacks),
@@ -47,57 +41,40 @@ def document(summary: Summary) -> dict[str, Any]:
     }
 
 
+def _fields(row: object, names: str) -> dict[str, Any]:
+    """Return the named fields of a row, texts printable."""
+    values = ((name, getattr(row, name)) for name in names.split())
+    return {name: printable(value) if isinstance(value, str) else value for name, value in values}
+
+
 def _recording(summary: Summary) -> dict[str, Any]:
     meta = summary.meta
     return {
         "file": printable(meta.source),
-        "hostname": printable(meta.hostname),
-        "os_release": printable(meta.os_release),
-        "arch": printable(meta.arch),
+        **_fields(meta, "hostname os_release arch"),
         "cpus": meta.nr_cpus,
-        "command": [printable(word) for word in meta.cmdline],
-        "first_ns": meta.first_ns,
-        "last_ns": meta.last_ns,
+        "command": list(map(printable, meta.cmdline)),
+        **_fields(meta, "first_ns last_ns"),
     }
-
-
-def _event(row: EventRow) -> dict[str, Any]:
-    return {"name": printable(row.name), "unit": row.unit, "samples": row.samples} | _total(row.total)
 
 
 def _total(total: Total) -> dict[str, Any]:
-    """`count` is a lower bound and `average` null where sums of an unknown number of waits are in it."""
-    return {
-        "weight": total.weight,
-        "count": total.count,
-        "count_is_exact": total.count_is_exact,
-        "average": total.average,
-        "longest": total.longest,
-    }
+    """Return a total; `count` is a lower bound and `average` null if sums of unknown numbers are in it."""
+    return _fields(total, "weight count count_is_exact average longest")
 
 
-def _thread(row: ThreadRow, summary: Summary) -> dict[str, Any]:
-    return {
-        "comm": printable(row.comm),
-        "pid": row.pid,
-        "tid": row.tid,
-        **_total(row.total),
-        "beside": _beside(row, summary.beside),
-    }
-
-
-def _beside(row: ThreadRow, event: EventRow | None) -> dict[str, Any] | None:
-    if event is None:
-        return None
-    return {"event": printable(event.name), "weight": row.beside.weight, "count": row.beside.count}
+def _thread(row: ThreadRow, event: EventRow | None) -> dict[str, Any]:
+    beside = None
+    if event is not None:
+        beside = {"event": printable(event.name), **_fields(row.beside, "weight count")}
+    return _fields(row, "comm pid tid") | _total(row.total) | {"beside": beside}
 
 
 def _stack(row: StackRow) -> dict[str, Any]:
     return {
         "comm": row.comm,
         **_total(row.total),
-        "states": row.states,
-        "classes": row.classes,
+        **_fields(row, "states classes"),
         "syscalls": {printable(name): weight for name, weight in row.syscalls.items() if name},
         "still_blocked": row.still_blocked,
         "frames": [_frame(name) for name in row.frames],
@@ -116,50 +93,34 @@ def _cut(more: tuple[int, int]) -> dict[str, int]:
 def _budget(table: BudgetTable | None) -> dict[str, Any] | None:
     if table is None:
         return None
-    return {
-        "derived": table.derived,
-        "threads": [
-            {
-                "comm": printable(row.comm),
-                "pid": row.pid,
-                "tid": row.tid,
-                "wall": row.wall,
-                "running": row.running,
-                "runnable": row.runnable,
-                "blocked": {letter or "?": ns for letter, ns in row.blocked.items()},
-                "unknown": row.unknown,
-            }
-            for row in table.rows
-        ],
-        "more_threads": table.more,
-    }
+    threads = [
+        {
+            **_fields(row, "comm pid tid wall running runnable"),
+            "blocked": {letter or "?": ns for letter, ns in row.blocked.items()},
+            "unknown": row.unknown,
+        }
+        for row in table.rows
+    ]
+    return {"derived": table.derived, "threads": threads, "more_threads": table.more}
 
 
 def _groups(table: GroupTable) -> dict[str, Any]:
-    return {
-        "keys": list(table.keys),
-        "rows": [
-            {"values": list(row.values), **_total(row.total), "runq": row.runq if table.runq_known else None}
-            for row in table.rows
-        ],
-        "more": _cut(table.more),
-    }
+    rows = [
+        {"values": list(row.values), **_total(row.total), "runq": row.runq if table.runq_known else None}
+        for row in table.rows
+    ]
+    return {"keys": list(table.keys), "rows": rows, "more": _cut(table.more)}
 
 
 def _functions(table: FunctionTable | None) -> dict[str, Any] | None:
     if table is None:
         return None
-    rows = [{**_frame(row.name), "inclusive": row.inclusive, "own": row.own} for row in table.rows]
+    rows = [_frame(row.name) | _fields(row, "inclusive own") for row in table.rows]
     return {"rows": rows, "more": table.more}
 
 
 def _histogram(table: Histogram | None) -> dict[str, Any] | None:
     if table is None:
         return None
-    return {
-        "buckets": [
-            {"from": one.low, "below": one.high, "count": one.count, "weight": one.weight}
-            for one in table.buckets
-        ],
-        "sums": {"samples": table.sums, **_total(table.summed)},
-    }
+    buckets = [{"from": one.low, "below": one.high, **_fields(one, "count weight")} for one in table.buckets]
+    return {"buckets": buckets, "sums": {"samples": table.sums, **_total(table.summed)}}

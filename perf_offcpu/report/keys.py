@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `report --sort` can group samples by, named as perf's sort keys where it has them."""
+"""The keys of `report --sort`, named as perf's sort keys where it has them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
-from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.analysis.classify import Waits
 from perf_offcpu.analysis.options import Options
+from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.names import Name, NameKind, name_frames
 from perf_offcpu.decode.tasks.lookup import rows_at
@@ -34,19 +34,19 @@ SORT_KEYS = {
     "waker": "thread that ended the wait",
     "cgroup": "cgroup",
 }
-"""Key → what rows of one value have in common."""
+"""Key → meaning of its values."""
 
 _ALIASES = {"sym": "symbol", "prev_state": "state"}
 
 Label = Callable[[int], str]
-"""The text of the value in a row of the samples."""
+"""Row of the samples → text of its value."""
 
 
 def parse_keys(texts: Sequence[str]) -> tuple[str, ...]:
-    """The keys in comma-separated lists, each once.
+    """Return the keys in comma-separated lists, each once.
 
     Raises:
-        UsageError: one is not known.
+        UsageError: a key is unknown.
     """
     words = [word.strip() for text in texts for word in text.split(",")]
     keys = [_ALIASES.get(word, word) for word in words if word]
@@ -57,7 +57,7 @@ def parse_keys(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:
-    """int64[samples], equal where the value is, and what names the value of a row."""
+    """Return int64[samples], equal for equal values, and what names the value of a row."""
     samples, strings = profile.samples, profile.strings
     simple: dict[str, tuple[I64, Label]] = {
         "comm": (_wide(samples.comm), lambda row: thread_label(strings[samples.comm[row]])),
@@ -88,14 +88,14 @@ def _cgroup(profile: Profile, cgroup: int) -> str:
 
 
 def _leaf_frames(profile: Profile) -> I64:
-    """int64[samples]: the innermost frame; -1 for none."""
+    """Return int64[samples], the innermost frame; -1 for none."""
     stack = profile.samples.stack
     frames = np.append(profile.stacks.frame, -1).astype(np.int64)
     return frames[stack]
 
 
 def symbol_label(name: Name) -> str:
-    """A function as perf report shows it; a mark that is none stands without letter."""
+    """Return a function as perf report shows it; a mark such as `[truncated]` has no letter."""
     letters = {NameKind.KERNEL: "[k]", NameKind.MARK: "   "}
     return f"{letters.get(name.kind, '[.]')} {name.label}"
 
@@ -117,18 +117,13 @@ def _leaf_dso(profile: Profile) -> tuple[I64, Label]:
 
 
 def _state(profile: Profile) -> tuple[I64, Label]:
-    samples = profile.samples
-    preempted = (samples.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
-    pairs = samples.state.astype(np.int64) * 2 + preempted
-    different, of = np.unique(pairs, return_inverse=True)
-    letters = [state_letter(pair >> 1, bool(pair & 1)) or "?" for pair in different.tolist()]
-    known = sorted(set(letters))
-    column = np.array([known.index(letter) for letter in letters], np.int64)[of.reshape(-1)]
-    return column, lambda row: known[column[row]]
+    letters, rank = np.unique([state.letter or "?" for state in STATES], return_inverse=True)
+    column = rank[state_codes(profile.samples)]
+    return column, lambda row: str(letters[column[row]])
 
 
 def _waker(profile: Profile) -> tuple[I64, Label]:
-    """Threads; interrupts are one waker, whatever they interrupted."""
+    """Return the wakers: threads, and interrupts as one waker, whatever they interrupted."""
     samples = profile.samples
     interrupt = (samples.flags & np.uint32(SampleFlag.WAKER_INTERRUPT)) != 0
     column = np.where(interrupt, -2, samples.waker_tid.astype(np.int64))

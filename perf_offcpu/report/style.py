@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the report looks on a terminal: amounts, shares, headings, colours; what its parts have in common."""
+"""Format amounts, shares, headings and colours of the report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perf_offcpu.text import printable
 
 BOLD, DIM, RED, GREEN, RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[0m"
 _RED_FROM, _GREEN_FROM = 5.0, 0.5
-"""Percent; perf's own colours (tools/perf/util/color.c: MIN_RED, MIN_GREEN)."""
+"""Percent from which on shares are coloured, as perf does (tools/perf/util/color.c: MIN_RED, MIN_GREEN)."""
 NOT_KNOWN = "-"
 
 
@@ -23,10 +23,10 @@ class Style:
 
     Args:
         unit: unit of time, a key of UNITS.
-        leaf_first: stacks begin with the function that waited (perf's `-g callee`), else with the root.
+        leaf_first: begin stacks with the function that waited (perf's `-g callee`), else with the root.
         width: columns of the terminal; None for a pipe or file: nothing is cut.
         color: use colours.
-        stacks: show stacks, besides tables.
+        stacks: show stacks after the tables.
     """
 
     unit: str = "ms"
@@ -36,23 +36,27 @@ class Style:
     stacks: bool = True
 
     def paint(self, code: str, text: str) -> str:
-        """The text in a colour, if there are colours and one was asked for."""
+        """Return the text in a colour, if colours are on and the code is not ""."""
         return f"{code}{text}{RESET}" if self.color and code else text
 
 
 def comment(text: str) -> str:
-    """Never cut: totals and losses stand here."""
+    """Return a comment line. It is never cut: totals and losses stand in comments."""
     return f"# {printable(text)}"
 
 
 def heading(text: str, style: Style) -> str:
-    """The title of a part."""
+    """Return the title of a part."""
     return style.paint(BOLD, comment(text))
 
 
+def section(text: str, style: Style) -> tuple[str, str, str]:
+    """Return the lines that begin a part with a table or stacks."""
+    return "#", heading(text, style), "#"
+
+
 def amount(weight: int | None, unit: str, style: Style) -> str:
-    """A weight: time in the style's unit, three decimals rounded half up (ns: none); occurrences as they
-    are."""
+    """Format a weight: time in the style's unit, three decimals rounded half up (ns: none); else a number."""
     if weight is None:
         return NOT_KNOWN
     if unit != "ns" or style.unit == "ns":
@@ -62,43 +66,43 @@ def amount(weight: int | None, unit: str, style: Style) -> str:
     return f"{'-' if weight < 0 else ''}{whole}.{rest:03d}"
 
 
-def exactly(weight: int, unit: str, style: Style) -> str:
-    """A total: in the unit, and in full where that rounds."""
+def exact_amount(weight: int, unit: str, style: Style) -> str:
+    """Format a total: in the unit, and in full where that rounds."""
     if unit != "ns":
         return f"{weight} events"
     text = f"{amount(weight, unit, style)} {style.unit}"
     return text if style.unit == "ns" else f"{text} ({weight} ns)"
 
 
-def count(total: Total) -> str:
-    """The number of waits; `+` where it is the least that it can be."""
+def count_text(total: Total) -> str:
+    """Return the number of waits; with `+` if it is a lower bound."""
     return str(total.count) if total.count_is_exact else f"{total.count}+"
 
 
 def plural(number: int, thing: str, text: str = "") -> str:
-    """`3 waits`, `1 wait`."""
+    """Return `3 waits`, `1 wait`."""
     return f"{text or number} {thing}{'' if number == 1 else 's'}"
 
 
 def share(weight: int, summary: Summary) -> str:
-    """A weight as percentage of all off-cpu time (or weight) of the report."""
+    """Return a weight as percentage of the report's total."""
     whole = summary.total.weight
     return f"{100 * weight / whole if whole else 0:.2f}%"
 
 
-def heat(weight: int, summary: Summary) -> str:
-    """The colour of a share."""
+def share_colour(weight: int, summary: Summary) -> str:
+    """Return the colour of a weight's share."""
     percent = 100 * weight / (summary.total.weight or 1)
     return RED if percent >= _RED_FROM else GREEN if percent >= _GREEN_FROM else ""
 
 
-def what(summary: Summary) -> str:
-    """What the weights are."""
+def subject_name(summary: Summary) -> str:
+    """Return the name of the weights: off-cpu time, or the events."""
     return "off-cpu time" if summary.is_offcpu else ", ".join(summary.subject)
 
 
-def more(cut: tuple[int, int], things: str, summary: Summary, style: Style) -> Iterator[str]:
-    """The line that tells of rows cut off."""
+def more_rows(cut: tuple[int, int], things: str, summary: Summary, style: Style) -> Iterator[str]:
+    """Return the line about rows over the limit, if any."""
     rows, weight = cut
     if rows:
-        yield comment(f"and {rows} more {things}: {exactly(weight, summary.unit, style)}")
+        yield comment(f"and {rows} more {things}: {exact_amount(weight, summary.unit, style)}")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the report says, as numbers: totals by event, by thread and by stack, and what was lost.
+"""Sum up a profile for the report: totals by event, by thread and by stack, and losses.
 
-One event (or several of one unit) is the subject, normally the off-cpu time; beside it stand the samples
-of the first other event, normally the CPU samples of the same threads. All numbers are exact integers;
-rounding is a matter of `report.terminal`.
+One event (or several of one unit) is the subject, normally the off-cpu time; next to it stand the samples of
+the first other event, normally the CPU samples of the same threads. All numbers are exact integers;
+`report.terminal` rounds them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.losses import LossCause
-from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.columns import I32, Bool
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
-from perf_offcpu.report.functions import FunctionTable, function_table
-from perf_offcpu.report.groups import GroupTable, group_table
-from perf_offcpu.report.histogram import Histogram, histogram
+from perf_offcpu.report.breakdowns import (
+    FunctionTable,
+    GroupTable,
+    Histogram,
+    function_table,
+    group_table,
+    histogram,
+)
 from perf_offcpu.report.thread_budgets import BudgetTable, budget_table
-from perf_offcpu.report.totals import Total, by_state, heaviest, largest_first, totals_of
+from perf_offcpu.report.totals import Total, heaviest, sums_by_label, sums_by_state, totals_of
 from perf_offcpu.structs import frozen
 
 _CAUSE_OF_FLAG = {
@@ -74,18 +79,18 @@ class StackRow:
     """Root first, the comm itself not included."""
     total: Total
     states: dict[str, int]
-    """Weight by state letter (see `abi.task_state`), largest first; what is not known is left out."""
+    """Weight by state letter (see `abi.task_state`), largest first; unknown states are left out."""
     classes: dict[str, int] = field(default_factory=dict)
-    """Weight by what was waited for (`analysis.wait_classes`), largest first."""
+    """Weight by class (`analysis.wait_classes`), largest first."""
     syscalls: dict[str, int] = field(default_factory=dict)
-    """Weight by system call, largest first; "" none, or not known."""
+    """Weight by system call, largest first; "" none or unknown."""
     still_blocked: int = 0
-    """Samples of it that were not over when the recording ended."""
+    """Number of its samples that were still blocked when the recording ended."""
 
 
 @frozen
 class Summary:
-    """The report. Rows are sorted by weight, heaviest first; lists may be cut, `total` never is."""
+    """The report. Rows are sorted by weight, heaviest first; lists may be cut, `total` is not."""
 
     meta: Meta
     events: list[EventRow]
@@ -99,13 +104,13 @@ class Summary:
     """The event in the rows' `beside`."""
     threads: list[ThreadRow]
     more_threads: tuple[int, int]
-    """(rows, weight) that were cut off."""
+    """(rows, weight) cut off by the limit."""
     stacks: list[StackRow]
     more_stacks: tuple[int, int]
     budget: BudgetTable | None
-    """None: nothing tells of the threads' lives, or a selection of samples left only parts of them."""
+    """None if the threads' lives are unknown, or a selection of samples left only parts of them."""
     groups: GroupTable
-    """By class, or by the keys that were asked for."""
+    """By class, or by the sort keys."""
     functions: FunctionTable | None
     """None unless asked for."""
     histogram: Histogram | None
@@ -138,7 +143,7 @@ def summarize(
     Args:
         profile: all samples of the threads to report, of all events.
         events: names of the events to report on; by default those of `analysis.select`.
-        keys: what `groups` is about, see `report.keys`.
+        keys: keys of `groups`, see `report.keys`.
         children: whether to sum up functions with all that they call.
         whole_lives: whether all samples of each thread are here, so that budgets mean something.
 
@@ -178,14 +183,14 @@ def summarize(
 
 
 def _is_offcpu(subject: Profile, events: list[Evsel]) -> bool:
-    """Whether all of it is waiting; an event without samples is known by its name."""
+    """Return whether all samples are waits; an event without samples is known by its name."""
     if len(subject.samples):
         return bool(subject.is_offcpu().all())
     return [event.name for event in events] == [EVENT_NAME]
 
 
 def _event_table(profile: Profile) -> dict[int, EventRow]:
-    """Row in evsels → the event, for those that have samples."""
+    """Return row in evsels → the event, for events that have samples."""
     first, of = group(profile.samples.evsel)
     samples = np.bincount(of, minlength=len(first)).tolist()
     totals = totals_of(profile.samples, of, len(first))
@@ -197,7 +202,7 @@ def _event_table(profile: Profile) -> dict[int, EventRow]:
 
 
 def _beside(profile: Profile, chosen: I32) -> int:
-    """The first event with samples that is not chosen; -1 if there is none."""
+    """Return the first event with samples that is not chosen; -1 if there is none."""
     others = np.setdiff1d(profile.samples.evsel, np.append(chosen, -1))
     return int(others[0]) if len(others) else -1
 
@@ -214,15 +219,11 @@ def _threads(
     rows = np.flatnonzero(used)
     weight, beside_weight = (np.array([total.weight for total in t], np.int64)[rows] for t in (own, other))
     kept, cut = heaviest(weight, limit, beside_weight)
+    rows = rows[kept]
+    ids = (column[first[rows]].tolist() for column in (samples.comm, samples.pid, samples.tid))
     return [
-        ThreadRow(
-            profile.strings[int(samples.comm[first[row]])],
-            int(samples.pid[first[row]]),
-            int(samples.tid[first[row]]),
-            own[row],
-            other[row],
-        )
-        for row in rows[kept].tolist()
+        ThreadRow(profile.strings[comm], pid, tid, own[row], other[row])
+        for row, comm, pid, tid in zip(rows.tolist(), *ids, strict=True)
     ], cut
 
 
@@ -233,33 +234,22 @@ def _stacks(subject: Profile, waits: Waits, limit: int | None) -> tuple[list[Sta
     kept, cut = heaviest(sum_by(of, samples.period, len(node)), limit)
     rank = np.full(len(node), -1, np.int64)
     rank[kept] = np.arange(len(kept))
-    totals = totals_of(samples, rank[of], len(kept))
-    states = by_state(samples, rank[of], len(kept), samples.period)
-    classes = _by_class(samples, waits, rank[of], len(kept))
+    of, weight = rank[of], samples.period
+    totals = totals_of(samples, of, len(kept))
+    states = sums_by_state(samples, of, weight, len(kept))
+    classes = sums_by_label(of, waits.wait_class, lambda one: WaitClass(one).label, weight, len(kept))
+    syscalls = sums_by_label(of, waits.syscall, lambda row: waits.syscall_names[row], weight, len(kept))
     unfinished = (samples.flags & np.uint32(SampleFlag.STILL_BLOCKED)) != 0
-    still_blocked = np.bincount(rank[of[unfinished]] + 1, minlength=len(kept) + 1)[1:].tolist()
+    still_blocked = np.bincount(of[unfinished] + 1, minlength=len(kept) + 1)[1:].tolist()
     paths = tree.paths(node[kept].astype(np.int64))
     rows = []
     for at, total in enumerate(totals):
         comm, *frames = (tree.names[name] for name in paths.row(at).tolist())
         known = {letter: weight for letter, weight in states[at].items() if letter}
-        rows.append(StackRow(comm.label, tuple(frames), total, known, *classes[at], still_blocked[at]))
+        rows.append(
+            StackRow(comm.label, tuple(frames), total, known, classes[at], syscalls[at], still_blocked[at])
+        )
     return rows, cut
-
-
-def _by_class(
-    samples: ProfileSamples, waits: Waits, of: I64, groups: int
-) -> list[tuple[dict[str, int], dict[str, int]]]:
-    """Weight by class and by system call ("" unknown or none) for each group, the largest first."""
-    first, pair = group(of, waits.wait_class, waits.syscall)
-    weight = sum_by(pair, samples.period, len(first)).tolist()
-    result: list[tuple[dict[str, int], dict[str, int]]] = [({}, {}) for _ in range(groups)]
-    for at, row in enumerate(first.tolist()):
-        if of[row] >= 0:
-            names = (WaitClass(waits.wait_class[row]).label, waits.syscall_names[waits.syscall[row]])
-            for name, mine in zip(names, result[int(of[row])], strict=True):
-                mine[name] = mine.get(name, 0) + weight[at]
-    return [(largest_first(classes), largest_first(syscalls)) for classes, syscalls in result]
 
 
 def _notes(samples: ProfileSamples) -> dict[LossCause, int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the report: threads, their budgets, groups, lengths of waits."""
+"""Print the tables of the report: threads, their budgets, groups, functions, lengths of waits."""
 
 from __future__ import annotations
 
@@ -7,90 +7,91 @@ from collections.abc import Callable, Iterator, Sequence
 
 from perf_offcpu.analysis.options import UNITS
 from perf_offcpu.analysis.wait_classes import BY_LABEL
-from perf_offcpu.report.functions import FunctionTable
-from perf_offcpu.report.groups import GroupRow
-from perf_offcpu.report.histogram import Histogram
+from perf_offcpu.report.breakdowns import FunctionTable, Histogram
 from perf_offcpu.report.keys import symbol_label
 from perf_offcpu.report.style import (
     DIM,
     Style,
     amount,
     comment,
-    count,
-    exactly,
-    heading,
-    heat,
-    more,
+    count_text,
+    exact_amount,
+    more_rows,
     plural,
+    section,
     share,
-    what,
+    share_colour,
+    subject_name,
 )
-from perf_offcpu.report.summary import Summary, ThreadRow
+from perf_offcpu.report.summary import Summary
 from perf_offcpu.report.text_table import Column, lay_out
 from perf_offcpu.report.thread_budgets import BudgetRow, BudgetTable
+from perf_offcpu.report.totals import Total
 from perf_offcpu.text import printable, thread_label
 
 _BAR = 40
 _BESIDE_BAR = 60
-"""Columns that a histogram's numbers take beside its bars."""
+"""Terminal columns that a histogram's numbers take next to its bars."""
 _TITLES = {"comm": "Command", "pid": "PID", "tid": "TID", "cpu": "CPU", "dso": "Shared object"}
+_STATE_ORDER = "SDITtXZP"
 
 
 def threads(summary: Summary, style: Style) -> Iterator[str]:
-    """Off-cpu time by thread, with what the same threads did beside it."""
-    if not summary.threads:
+    """Print off-cpu time by thread, with the samples of another event of the same threads."""
+    rows = summary.threads
+    if not rows:
         return
-    yield from ("#", heading(f"Threads by {what(summary)}", style), "#")
-    weights = [row.total.weight for row in summary.threads]
-    yield from _with_shares(_thread_columns(summary, style), weights, summary, style)
-    yield from more(summary.more_threads, "threads", summary, style)
+    columns = [
+        *_total_columns([row.total for row in rows], summary, style),
+        *_beside_columns(summary, style),
+        Column("PID", [_id(row.pid) for row in rows], spare=2),
+        Column("TID", [_id(row.tid) for row in rows]),
+        Column("Command", [thread_label(row.comm) for row in rows], left=True),
+    ]
+    yield from section(f"Threads by {subject_name(summary)}", style)
+    yield from _table(columns, style, [row.total.weight for row in rows], summary)
+    yield from more_rows(summary.more_threads, "threads", summary, style)
 
 
-def _with_shares(
-    columns: Sequence[Column], weights: Sequence[int], summary: Summary, style: Style
+def _table(
+    columns: Sequence[Column], style: Style, weights: Sequence[int] = (), summary: Summary | None = None
 ) -> Iterator[str]:
-    """A table whose first column holds shares, coloured."""
+    """Print a table; with weights its first column holds their shares, which are coloured."""
     title, dots, *lines = lay_out(columns, style.width)
     yield from (style.paint(DIM, title), style.paint(DIM, dots))
+    if summary is None:
+        yield from lines
+        return
     for weight, line in zip(weights, lines, strict=True):
         text = share(weight, summary)
-        yield line.replace(text, style.paint(heat(weight, summary), text), 1)
+        yield line.replace(text, style.paint(share_colour(weight, summary), text), 1)
 
 
-def _thread_columns(summary: Summary, style: Style) -> list[Column]:
-    rows, unit = summary.threads, f" {style.unit}" if summary.unit == "ns" else ""
+def _total_columns(totals: Sequence[Total], summary: Summary, style: Style) -> list[Column]:
+    """Return the columns of totals: share, weight, number, and for waits the average and the longest."""
 
-    def column(title: str, cell: Callable[[ThreadRow], str], left: bool = False, spare: int = 0) -> Column:
-        return Column(title, [cell(row) for row in rows], left, spare)
+    def weights(title: str, values: Sequence[int | None], spare: int = 0) -> Column:
+        cells = [amount(value, summary.unit, style) for value in values]
+        return Column(f"{title}{_of_unit(summary, style)}", cells, spare=spare)
 
-    def weight(of: Callable[[ThreadRow], int | None]) -> Callable[[ThreadRow], str]:
-        return lambda row: amount(of(row), summary.unit, style)
-
+    offcpu = summary.is_offcpu
     columns = [
-        column("Share", lambda row: share(row.total.weight, summary)),
-        column(f"{'Off-cpu' if summary.is_offcpu else 'Weight'}{unit}", weight(lambda row: row.total.weight)),
-        column(_counted(summary), lambda row: count(row.total), spare=1),
+        Column("Share", [share(one.weight, summary) for one in totals]),
+        weights("Off-cpu" if offcpu else "Weight", [one.weight for one in totals]),
+        Column("Waits" if offcpu else "Samples", [count_text(one) for one in totals], spare=1),
     ]
-    if summary.is_offcpu:
-        columns += [
-            column(f"Average{unit}", weight(lambda row: row.total.average), spare=4),
-            column(f"Longest{unit}", weight(lambda row: row.total.longest), spare=3),
-        ]
-    columns += _beside_columns(summary, style)
-    return [
-        *columns,
-        column("PID", lambda row: _id(row.pid), spare=2),
-        column("TID", lambda row: _id(row.tid)),
-        column("Command", lambda row: thread_label(row.comm), left=True),
-    ]
+    if offcpu:
+        columns.append(weights("Average", [one.average for one in totals], 4))
+        columns.append(weights("Longest", [one.longest for one in totals], 3))
+    return columns
 
 
-def _counted(summary: Summary) -> str:
-    return "Waits" if summary.is_offcpu else "Samples"
+def _of_unit(summary: Summary, style: Style) -> str:
+    return f" {style.unit}" if summary.unit == "ns" else ""
 
 
 def _beside_columns(summary: Summary, style: Style) -> list[Column]:
-    """What the same threads did beside it: normally their time on a CPU."""
+    """Return the columns of the other event: normally the threads' time on a CPU."""
     event = summary.beside
     if event is None:
         return []
@@ -107,14 +108,13 @@ def _id(number: int) -> str:
 
 
 def budget(summary: Summary, style: Style) -> Iterator[str]:
-    """How the threads spent their lives inside the recording."""
+    """Print the time budgets of threads."""
     table = summary.budget
     if table is None or not table.rows:
         return
     source = "derived from the recorded waits" if table.derived else "counted at every switch"
-    yield from ("#", heading(f"Thread budget: where the wall time went, {source}", style), "#")
-    title, dots, *lines = lay_out(_budget_columns(table, style), style.width)
-    yield from (style.paint(DIM, title), style.paint(DIM, dots), *lines)
+    yield from section(f"Thread budget: where the wall time went, {source}", style)
+    yield from _table(_budget_columns(table, style), style)
     if table.more:
         yield comment(f"and {plural(table.more, 'more thread')}")
     parts = "runnable + blocked + rest" if table.derived else "running + runnable + blocked + unknown"
@@ -122,74 +122,51 @@ def budget(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def _budget_columns(table: BudgetTable, style: Style) -> list[Column]:
-    rows = table.rows
+    rows, derived = table.rows, table.derived
 
     def column(title: str, cell: Callable[[BudgetRow], int | None], spare: int = 0) -> Column:
         return Column(title, [amount(cell(row), "ns", style) for row in rows], spare=spare)
 
-    letters = sorted({letter for row in rows for letter in row.blocked}, key=_state_order)
-    columns = [column(f"Wall {style.unit}", lambda row: row.wall)]
-    if not table.derived:
-        columns.append(column("Running", lambda row: row.running))
-    columns.append(column("Runnable", lambda row: row.runnable))
-    columns += [_blocked_column(letter, rows, style) for letter in letters]
+    def blocked(letter: str) -> Column:
+        return column(f"Blocked {letter or '?'}", lambda row: row.blocked.get(letter, 0))
+
+    letters = sorted({letter for row in rows for letter in row.blocked}, key=_state_rank)
     return [
-        *columns,
-        column(
-            "Rest" if table.derived else "Unknown", lambda row: row.unknown, spare=0 if table.derived else 2
-        ),
+        column(f"Wall {style.unit}", lambda row: row.wall),
+        *([] if derived else [column("Running", lambda row: row.running)]),
+        column("Runnable", lambda row: row.runnable),
+        *map(blocked, letters),
+        column("Rest" if derived else "Unknown", lambda row: row.unknown, spare=0 if derived else 2),
         Column("TID", [_id(row.tid) for row in rows]),
         Column("Command", [thread_label(row.comm) for row in rows], left=True),
     ]
 
 
-def _state_order(letter: str) -> int:
-    return "SDITtXZP".index(letter) if letter else len("SDITtXZP")
-
-
-def _blocked_column(letter: str, rows: Sequence[BudgetRow], style: Style) -> Column:
-    cells = [amount(row.blocked.get(letter, 0), "ns", style) for row in rows]
-    return Column(f"Blocked {letter or '?'}", cells)
+def _state_rank(letter: str) -> int:
+    return _STATE_ORDER.index(letter) if letter else len(_STATE_ORDER)
 
 
 def groups(summary: Summary, style: Style) -> Iterator[str]:
-    """Off-cpu time by class, or by the keys asked for."""
+    """Print off-cpu time by class, or by the sort keys."""
     table = summary.groups
     if not table.rows or (table.keys == ("class",) and not summary.is_offcpu):
         return
     by = "what was waited for" if table.keys == ("class",) else ", ".join(table.keys)
-    yield from ("#", heading(f"{what(summary).capitalize()} by {by}", style), "#")
-    yield from _with_shares(
-        _group_columns(summary, style), [r.total.weight for r in table.rows], summary, style
-    )
-    yield from more(table.more, "rows", summary, style)
+    yield from section(f"{subject_name(summary).capitalize()} by {by}", style)
+    weights = [row.total.weight for row in table.rows]
+    yield from _table(_group_columns(summary, style), style, weights, summary)
+    yield from more_rows(table.more, "rows", summary, style)
 
 
 def _group_columns(summary: Summary, style: Style) -> list[Column]:
-    table, unit = summary.groups, f" {style.unit}" if summary.unit == "ns" else ""
-
-    def weights(title: str, cell: Callable[[GroupRow], int | None], spare: int = 0) -> Column:
-        return Column(title, [amount(cell(row), summary.unit, style) for row in table.rows], spare=spare)
-
-    columns = [
-        Column("Share", [share(row.total.weight, summary) for row in table.rows]),
-        weights(f"{'Off-cpu' if summary.is_offcpu else 'Weight'}{unit}", lambda row: row.total.weight),
-        Column(
-            "Waits" if summary.is_offcpu else "Samples", [count(row.total) for row in table.rows], spare=1
-        ),
-    ]
-    if summary.is_offcpu:
-        columns += [
-            weights(f"Average{unit}", lambda row: row.total.average, 4),
-            weights(f"Longest{unit}", lambda row: row.total.longest, 3),
-        ]
+    table = summary.groups
+    columns = _total_columns([row.total for row in table.rows], summary, style)
     if table.runq_known:
-        columns.append(weights(f"Run queue{unit}", lambda row: row.runq, 5))
+        cells = [amount(row.runq, summary.unit, style) for row in table.rows]
+        columns.append(Column(f"Run queue{_of_unit(summary, style)}", cells, spare=5))
     for at, key in enumerate(table.keys):
-        numbers = key in ("pid", "tid", "cpu")
-        columns.append(
-            Column(_TITLES.get(key, key.capitalize()), [row.values[at] for row in table.rows], not numbers)
-        )
+        title, values = _TITLES.get(key, key.capitalize()), [row.values[at] for row in table.rows]
+        columns.append(Column(title, values, left=key not in ("pid", "tid", "cpu")))
     if table.keys == ("class",):
         meanings = [BY_LABEL[row.values[0]].row.meaning for row in table.rows]
         columns.append(Column("Waits for", meanings, left=True, spare=6))
@@ -197,20 +174,19 @@ def _group_columns(summary: Summary, style: Style) -> list[Column]:
 
 
 def functions(summary: Summary, style: Style) -> Iterator[str]:
-    """Functions with all that they call, if asked for."""
+    """Print functions with all that they call, if asked for."""
     table = summary.functions
     if table is None or not table.rows:
         return
-    title = f"Functions by {what(summary)}, with all that they call (rows overlap)"
-    yield from ("#", heading(title, style), "#")
+    yield from section(f"Functions by {subject_name(summary)}, with all that they call (rows overlap)", style)
     weights = [row.inclusive for row in table.rows]
-    yield from _with_shares(_function_columns(table, summary, style), weights, summary, style)
+    yield from _table(_function_columns(table, summary, style), style, weights, summary)
     if table.more:
         yield comment(f"and {plural(table.more, 'more function')}")
 
 
 def _function_columns(table: FunctionTable, summary: Summary, style: Style) -> list[Column]:
-    rows, unit = table.rows, f" {style.unit}" if summary.unit == "ns" else ""
+    rows, unit = table.rows, _of_unit(summary, style)
     return [
         Column("Children", [share(row.inclusive, summary) for row in rows]),
         Column("Self", [share(row.own, summary) for row in rows]),
@@ -222,20 +198,19 @@ def _function_columns(table: FunctionTable, summary: Summary, style: Style) -> l
 
 
 def histogram(summary: Summary, style: Style) -> Iterator[str]:
-    """How many waits of which length."""
+    """Print the number of waits by length."""
     table = summary.histogram
     if table is None or not (table.buckets or table.sums):
         return
-    whole = exactly(sum(one.weight for one in table.buckets), "ns", style)
-    yield from ("#", heading(f"Lengths of single waits; shares are of their {whole}", style), "#")
+    whole = exact_amount(sum(one.weight for one in table.buckets), "ns", style)
+    yield from section(f"Lengths of single waits; shares are of their {whole}", style)
     if table.buckets:
-        title, dots, *lines = lay_out(_histogram_columns(table, style), style.width)
-        yield from (style.paint(DIM, title), style.paint(DIM, dots), *lines)
+        yield from _table(_histogram_columns(table, style), style)
     if table.sums:
         longest = f", none longer than {amount(table.summed.longest, 'ns', style)} {style.unit}"
         known = longest if table.summed.longest is not None else ""
-        waits = plural(table.summed.count, "wait", count(table.summed))
-        weight = exactly(table.summed.weight, "ns", style)
+        waits = plural(table.summed.count, "wait", count_text(table.summed))
+        weight = exact_amount(table.summed.weight, "ns", style)
         yield comment(f"Besides {plural(table.sums, 'sum')} of {waits}: {weight}{known}")
 
 
@@ -255,6 +230,6 @@ def _histogram_columns(table: Histogram, style: Style) -> list[Column]:
 
 
 def _length(ns: int) -> str:
-    """A round length of time: `5 ms`."""
+    """Format a round length of time: `5 ms`."""
     unit = max((unit for unit, factor in UNITS.items() if ns >= factor), key=UNITS.__getitem__, default="us")
     return f"{ns // UNITS[unit]} {unit}"

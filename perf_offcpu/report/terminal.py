@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report as text: header lines with `#` as perf writes them, threads, stacks, losses.
+"""Print the report: header lines with `#` as perf writes them, tables, stacks, losses.
 
-Totals are printed in the unit asked for and, in full, in ns; rows in the unit, rounded to three decimals.
+Totals are printed in the unit of `--unit` and, in full, in ns; rows in the unit, rounded to three decimals.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INDENT = " " * 12
 
 
 def render(summary: Summary, style: Style) -> Iterator[str]:
-    """The lines of the report, without line ends."""
+    """Return the lines of the report, without line ends."""
     parts = [_recording, _events, threads, budget, groups, functions, _stacks, histogram, _losses]
     for lines in parts:
         yield from lines(summary, style)
@@ -43,7 +43,7 @@ def _recording(summary: Summary, _: Style) -> Iterator[str]:
 
 
 def _begin(summary: Summary) -> str:
-    """When the first sample was taken, by the calendar, if the recording tells."""
+    """Return the date of the first sample, if the recording has a wall clock."""
     meta = summary.meta
     if not meta.wall_clock_ns:
         return ""
@@ -60,8 +60,8 @@ def _events(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def _event(event: EventRow, summary: Summary, style: Style) -> str:
-    weight = say.exactly(event.total.weight, event.unit, style)
-    of_waits = f" of {say.count(event.total)} waits" if event.total.count != event.samples else ""
+    weight = say.exact_amount(event.total.weight, event.unit, style)
+    of_waits = f" of {say.count_text(event.total)} waits" if event.total.count != event.samples else ""
     mark = " (this report)" if event.name in summary.subject else ""
     return f"Event '{event.name}'{mark}: {say.plural(event.samples, 'sample')}{of_waits}, {weight}"
 
@@ -70,17 +70,19 @@ def _stacks(summary: Summary, style: Style) -> Iterator[str]:
     if not summary.stacks or not style.stacks:
         return
     order = "leaf first" if style.leaf_first else "root first"
-    yield from ("#", say.heading(f"Stacks by {say.what(summary)}, {order}", style), "#")
+    yield from say.section(f"Stacks by {say.subject_name(summary)}, {order}", style)
     for row in summary.stacks:
         yield from _stack(row, summary, style)
-    yield from say.more(summary.more_stacks, "stacks", summary, style)
+    yield from say.more_rows(summary.more_stacks, "stacks", summary, style)
     letters = sorted({letter for row in summary.stacks for letter in row.states})
     if letters:
         yield say.comment("States: " + ", ".join(f"{letter} {STATE_NAMES[letter]}" for letter in letters))
 
 
 def _stack(row: StackRow, summary: Summary, style: Style) -> Iterator[str]:
-    part = style.paint(say.heat(row.total.weight, summary), f"{say.share(row.total.weight, summary):>9}")
+    part = style.paint(
+        say.share_colour(row.total.weight, summary), f"{say.share(row.total.weight, summary):>9}"
+    )
     yield f"{part}  {_stack_facts(row, summary, style)}"
     yield f"{_INDENT}|"
     lead = "---"
@@ -92,7 +94,7 @@ def _stack(row: StackRow, summary: Summary, style: Style) -> Iterator[str]:
 
 def _stack_facts(row: StackRow, summary: Summary, style: Style) -> str:
     unit = f" {style.unit}" if summary.unit == "ns" else ""
-    waits = say.plural(row.total.count, "wait" if summary.is_offcpu else "sample", say.count(row.total))
+    waits = say.plural(row.total.count, "wait" if summary.is_offcpu else "sample", say.count_text(row.total))
     parts = [row.comm, say.amount(row.total.weight, summary.unit, style) + unit, waits]
     if summary.is_offcpu and row.total.count > 1:
         known = (("average", row.total.average), ("longest", row.total.longest))
@@ -106,7 +108,7 @@ def _stack_facts(row: StackRow, summary: Summary, style: Style) -> str:
 
 
 def _shares(weights: dict[str, int]) -> str:
-    """`S`, or the names with their shares where there are several."""
+    """Return `S`, or several names with their shares."""
     whole = sum(weights.values())
     if len(weights) < 2:
         return "".join(weights)
@@ -114,7 +116,7 @@ def _shares(weights: dict[str, int]) -> str:
 
 
 def _collapsed(row: StackRow, style: Style) -> Iterator[str]:
-    """The frames as lines; frames of one name that follow each other on one line, with their number."""
+    """Return the frames as lines; adjacent frames of one name are one line, with their number."""
     frames = row.frames[::-1] if style.leaf_first else row.frames
     for name, same in itertools.groupby(frames):
         times = sum(1 for _ in same)

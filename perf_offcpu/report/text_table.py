@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text tables in the manner of perf report: a title line, dots below it, aligned cells.
+"""Lay out text tables as perf report does: a title line, dots below it, aligned cells.
 
-On a terminal a table is made to fit: first the columns go that can best be spared, then the last column is
-cut. Into a pipe everything is written whole, for grep and awk.
+On a terminal a table is made to fit: first the columns that are least needed go, then the last column is cut.
+Into a pipe everything is written whole, for grep and awk.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Column:
     Args:
         title: its heading.
         cells: the texts, a line each, printable.
-        left: aligned to the left; numbers are not.
-        spare: columns with the highest number go first when the room is short; 0 stays.
+        left: align to the left; numbers are aligned to the right.
+        spare: rank in which columns go when the room is short, the highest first; 0 stays.
     """
 
     title: str
@@ -34,15 +34,15 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Terminal columns that it takes."""
+        """Terminal columns that the column takes."""
         return max(map(display_width, (self.title, *self.cells)))
 
 
 def lay_out(columns: Sequence[Column], width: int | None) -> Iterator[str]:
-    """The lines of a table: titles and dots (both begin with `#`), then the rows.
+    """Return the lines of a table: titles and dots (both begin with `#`), then the rows.
 
     Args:
-        width: room on the terminal; None: as wide as it gets.
+        width: room on the terminal; None for no limit.
     """
     kept = _fitting(list(columns), width)
     yield _line("# ", [column.title for column in kept], kept, width)
@@ -70,7 +70,7 @@ def _line(lead: str, cells: Sequence[str], columns: Sequence[Column], width: int
 
 
 def display_width(text: str) -> int:
-    """Terminal columns that a printable text takes: wide characters two, combining ones none."""
+    """Return the terminal columns of a printable text: wide characters take two, combining ones none."""
     if text.isascii():
         return len(text)
     return sum(
@@ -80,13 +80,13 @@ def display_width(text: str) -> int:
 
 
 def pad(text: str, width: int, left: bool = False) -> str:
-    """The text with blanks up to a width."""
+    """Return the text padded to a width."""
     blanks = " " * (width - display_width(text))
     return text + blanks if left else blanks + text
 
 
 def cut(text: str, width: int | None) -> str:
-    """The text, cut with an ellipsis where it is wider than the room."""
+    """Return the text, cut with an ellipsis if it is wider than the room."""
     if width is None or display_width(text) <= width:
         return text
     while text and display_width(text) > width - 1:

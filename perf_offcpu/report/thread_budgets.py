@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time budgets: for each thread, running + runnable + blocked (by state) + unknown = wall.
+"""Make the time budgets of threads: running + runnable + blocked (by state) + unknown = wall.
 
-The collector counts switches and gives exact budgets (`model.recording.Budget`). Of other recordings they are
-derived from the waits: then what was no recorded wait is one number, running or not known, and said to be so.
+The collector counts switches and yields exact budgets (`model.recording.Budget`). For other recordings they
+are derived from the waits: then the time outside recorded waits, running or unknown, is one number.
 """
 
 from __future__ import annotations
@@ -13,84 +13,75 @@ import numpy as np
 
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.decode.tasks.lookup import rows_at
-from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.columns import I32, I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget
-from perf_offcpu.report.totals import by_state, heaviest
+from perf_offcpu.report.totals import heaviest, sums_by_state
 from perf_offcpu.structs import frozen
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetRow:
-    """One thread's life inside the recording, ns. All columns but `wall` add up to it."""
+    """One thread's life inside the recording, ns. All other columns add up to `wall`."""
 
     comm: str
     pid: int
     tid: int
     wall: int
     running: int | None
-    """None: not known apart from `unknown`."""
+    """None: part of `unknown`."""
     runnable: int
-    """Waiting for a CPU: woken, preempted, or gave way."""
+    """Waiting for a CPU: woken, preempted, or yielding."""
     blocked: dict[str, int]
-    """By state letter; "" of unknown state."""
+    """By state letter; "" unknown."""
     unknown: int
-    """Negative where waits reach beyond what is known of the thread's life."""
+    """Negative where waits reach beyond the known life of the thread."""
 
 
 @frozen
 class BudgetTable:
-    """The threads, those that waited longest first."""
+    """The budgets of threads, the longest waiting first."""
 
     rows: list[BudgetRow]
     derived: bool
-    """From waits; else counted by the collector."""
+    """Derived from waits; else counted by the collector."""
     more: int
-    """Threads that were cut off."""
+    """Number of threads over the limit."""
 
 
 def budget_table(profile: Profile, limit: int | None = None) -> BudgetTable | None:
-    """The budgets of the threads that have samples in a profile; None where nothing tells of their lives."""
+    """Return the budgets of the threads that have samples in a profile; None if their lives are unknown."""
     if len(profile.budget):
         return _counted(profile, limit)
     return _derived(profile, limit)
 
 
+_BLOCKED = {
+    "S": "interruptible_ns",
+    "D": "uninterruptible_ns",
+    "I": "idle_ns",
+    "T": "stopped_ns",
+    "": "other_ns",
+}
+"""State letter → column of Budget."""
+
+
 def _counted(profile: Profile, limit: int | None) -> BudgetTable:
-    budget = profile.budget.take(_shown(profile))
-    columns = {
-        "S": budget.interruptible_ns,
-        "D": budget.uninterruptible_ns,
-        "I": budget.idle_ns,
-        "T": budget.stopped_ns,
-        "": budget.other_ns,
-    }
-    blocked = np.sum(list(columns.values()), axis=0) if len(budget) else np.empty(0, np.int64)
-    runnable = budget.runnable_ns + budget.preempted_ns
-    wall = budget.end_ns - budget.begin_ns
-    kept, (more, _) = heaviest(blocked, limit, runnable)
-    comms = _comms(profile, budget)
-    rows = [
-        BudgetRow(
-            comms[row],
-            int(budget.pid[row]),
-            int(budget.tid[row]),
-            int(wall[row]),
-            int(budget.running_ns[row]),
-            int(runnable[row]),
-            {letter: int(column[row]) for letter, column in columns.items() if column[row]},
-            int(wall[row] - budget.running_ns[row] - runnable[row] - blocked[row]),
-        )
-        for row in kept.tolist()
-    ]
-    return BudgetTable(rows, False, more)
-
-
-def _shown(profile: Profile) -> Bool:
-    """bool[budget]: the rows of threads that have samples here."""
     samples, budget = profile.samples, profile.budget
-    shown: Bool = np.isin(_pairs(budget.pid, budget.tid), _pairs(samples.pid, samples.tid))
-    return shown
+    budget = budget.take(np.isin(_pairs(budget.pid, budget.tid), _pairs(samples.pid, samples.tid)))
+    blocked: I64 = np.stack([getattr(budget, name) for name in _BLOCKED.values()]).sum(axis=0)
+    kept, (more, _) = heaviest(blocked, limit, budget.runnable_ns + budget.preempted_ns)
+    budget, blocked = budget.take(kept), blocked[kept]
+    runnable, wall = budget.runnable_ns + budget.preempted_ns, budget.end_ns - budget.begin_ns
+    unknown = wall - budget.running_ns - runnable - blocked
+    rows = []
+    for at, comm in enumerate(_comms(profile, budget)):
+        states = {letter: int(getattr(budget, name)[at]) for letter, name in _BLOCKED.items()}
+        ids = int(budget.pid[at]), int(budget.tid[at])
+        times = int(wall[at]), int(budget.running_ns[at]), int(runnable[at])
+        states = {letter: ns for letter, ns in states.items() if ns}
+        rows.append(BudgetRow(comm, *ids, *times, states, int(unknown[at])))
+    return BudgetTable(rows, False, more)
 
 
 def _pairs(pid: I32, tid: I32) -> I64:
@@ -98,7 +89,7 @@ def _pairs(pid: I32, tid: I32) -> I64:
 
 
 def _comms(profile: Profile, budget: Budget) -> list[str]:
-    """The last names of the threads."""
+    """Return the last names of the threads."""
     at = rows_at(profile.comms.tid, profile.comms.begin_ns, budget.tid, budget.end_ns)
     return [profile.strings[profile.comms.comm[row]] if row >= 0 else "" for row in at.tolist()]
 
@@ -115,30 +106,21 @@ def _derived(profile: Profile, limit: int | None) -> BudgetTable | None:
     lives = _lives(profile, samples.tid[first], begin, end)
     of_waits = np.where(offcpu, of, -1)
     runq = np.maximum(samples.runq_ns, 0)
-    states = by_state(samples, of_waits, len(first), samples.period - runq)
+    states = sums_by_state(samples, of_waits, samples.period - runq, len(first))
     queued = sum_by(of_waits, runq, len(first)).tolist()
     rows = []
     for row in kept.tolist():
         blocked = dict(states[row])
         runnable = blocked.pop("R", 0) + queued[row]
         sample = int(first[row])
-        rows.append(
-            BudgetRow(
-                profile.strings[samples.comm[sample]],
-                int(samples.pid[sample]),
-                int(samples.tid[sample]),
-                int(lives[row]),
-                None,
-                runnable,
-                blocked,
-                int(lives[row]) - int(waiting[row]),
-            )
-        )
+        comm = profile.strings[samples.comm[sample]]
+        ids, life = (int(samples.pid[sample]), int(samples.tid[sample])), int(lives[row])
+        rows.append(BudgetRow(comm, *ids, life, None, runnable, blocked, life - int(waiting[row])))
     return BudgetTable(rows, True, more)
 
 
 def _lives(profile: Profile, tids: I32, begin: int, end: int) -> I64:
-    """int64[n]: how long these threads lived between begin and end."""
+    """Return int64[n], the time that these threads lived between begin and end."""
     tasks = profile.tasks
     row = rows_at(tasks.tid, tasks.begin_ns, tids, np.full(len(tids), -1, np.int64))
     born = np.append(tasks.begin_ns, 0)[row]

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Totals of groups of samples: weight, number of waits, the longest; exact integers, honest about sums."""
+"""Sum up groups of samples: weight, number of waits, longest wait, as exact integers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.analysis.group import group, max_by, sum_by
+from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
@@ -25,18 +27,18 @@ class Total:
     count: int
     """Waits; of other events samples."""
     count_is_exact: bool = True
-    """False: sums of an unknown number of waits are in it; `count` is the least that it can be."""
+    """False: sums of an unknown number of waits are in it; `count` is a lower bound."""
     longest: int | None = None
-    """The longest single wait; None where sums do not tell."""
+    """The longest single wait; None if a sum may hold a longer one."""
 
     @property
     def average(self) -> int | None:
-        """Weight by count, rounded; None where the count is not known."""
+        """Weight by count, rounded; None if the count is not exact."""
         return (self.weight + self.count // 2) // self.count if self.count and self.count_is_exact else None
 
 
 def totals_of(samples: ProfileSamples, of: I64, groups: int, rows: Bool | None = None) -> list[Total]:
-    """The total of each group, over the samples in `rows` (default: all)."""
+    """Return the total of each group, over the samples in `rows` (default: all)."""
     of = of if rows is None else np.where(rows, of, -1)
     is_sum = (samples.flags & np.uint32(SUM_FLAGS)) != 0
     known = ~is_sum | (samples.longest_ns >= 0)
@@ -56,32 +58,35 @@ def totals_of(samples: ProfileSamples, of: I64, groups: int, rows: Bool | None =
 
 
 def heaviest(weight: I64, limit: int | None, beside: I64 | None = None) -> tuple[I64, tuple[int, int]]:
-    """(rows, cut): the heaviest rows in order (of equal ones those that have more beside), and (number,
-    weight) of those that the limit cut off."""
+    """Return (rows, cut): the heaviest rows in order, and (number, weight) of the rows over the limit.
+
+    Rows of equal weight are ordered by `beside`.
+    """
     order = np.lexsort((np.zeros_like(weight) if beside is None else -beside, -weight))
     kept = order[:limit]
     return kept, (len(order) - len(kept), int(weight.sum()) - int(weight[kept].sum()))
 
 
-def by_state(samples: ProfileSamples, of: I64, groups: int, values: I64) -> list[dict[str, int]]:
-    """Sums of values by state letter ("" unknown) for each group, the largest first.
+def sums_by_label(
+    of: I64, codes: NDArray[np.integer], label: Callable[[int], str], values: I64, groups: int
+) -> list[dict[str, int]]:
+    """Return for each group the sums of values by label, the largest first.
 
     Args:
         of: int64[n], the group of each sample; -1 belongs to none.
+        codes: int[n], numbers that `label` names.
         values: int64[n].
     """
-    preempted = (samples.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
-    first, pair = group(of, samples.state, preempted.astype(np.uint8))
+    first, pair = group(of, codes)
     sums = sum_by(pair, values, len(first)).tolist()
     result: list[dict[str, int]] = [{} for _ in range(groups)]
-    for at, row in enumerate(first.tolist()):
+    for row, weight in zip(first.tolist(), sums, strict=True):
         if of[row] >= 0:
-            letter = state_letter(int(samples.state[row]), bool(preempted[row]))
-            mine = result[int(of[row])]
-            mine[letter] = mine.get(letter, 0) + sums[at]
-    return [largest_first(mine) for mine in result]
+            mine, name = result[int(of[row])], label(int(codes[row]))
+            mine[name] = mine.get(name, 0) + weight
+    return [dict(sorted(mine.items(), key=lambda item: -item[1])) for mine in result]
 
 
-def largest_first(sums: dict[str, int]) -> dict[str, int]:
-    """The same, in another order."""
-    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+def sums_by_state(samples: ProfileSamples, of: I64, values: I64, groups: int) -> list[dict[str, int]]:
+    """Return for each group the sums of values by state letter ("" unknown), the largest first."""
+    return sums_by_label(of, state_codes(samples), lambda code: STATES[code].letter, values, groups)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
-from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile, ProfileSamples
@@ -89,9 +89,7 @@ class WaitTexts:
 
 
 def _states(samples: ProfileSamples) -> list[str]:
-    preempted = (samples.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
-    pairs = samples.state.astype(np.int64) * 2 + preempted
-    return format_distinct(pairs, lambda pair: state_letter(pair >> 1, bool(pair & 1)) or UNKNOWN_VALUE)
+    return format_distinct(state_codes(samples), lambda code: STATES[code].letter or UNKNOWN_VALUE)
 
 
 def _wakers(samples: ProfileSamples) -> list[str]:

@@ -11,8 +11,8 @@ from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.report.breakdowns import function_table
 from perf_offcpu.report.document import document
-from perf_offcpu.report.functions import function_table
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import Limits, summarize
 from perf_offcpu.report.terminal import render

@@ -13,7 +13,7 @@ from perf_offcpu.commands.report import SORT_NAMES
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Comms, SampleFlag
-from perf_offcpu.report.groups import GroupTable, group_table
+from perf_offcpu.report.breakdowns import GroupTable, group_table
 from perf_offcpu.report.keys import SORT_KEYS, parse_keys
 
 

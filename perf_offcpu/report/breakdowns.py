@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Break the report's weight down: by sort keys (normally the class), by function, and by length of waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perf_offcpu.analysis.classify import Waits
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.options import Options
+from perf_offcpu.callpaths.calls import calls_of
+from perf_offcpu.callpaths.names import Name
+from perf_offcpu.model.profile import Profile, ProfileSamples
+from perf_offcpu.report.keys import column_of
+from perf_offcpu.report.totals import SUM_FLAGS, Total, heaviest, totals_of
+from perf_offcpu.structs import frozen
+
+EDGES = (0, *(step * 10**power for power in range(3, 16) for step in (1, 2, 5)))
+"""ns: 0, 1 us, 2 us, 5 us, … Each bucket reaches from its edge to just below the next."""
+
+
+@frozen
+class GroupRow:
+    """Samples with the same values of some keys."""
+
+    values: tuple[str, ...]
+    """Printable, in the order of the keys."""
+    total: Total
+    runq: int
+    """ns of the weight between wake-up and running, as far as recorded."""
+
+
+@frozen
+class GroupTable:
+    """The groups of some keys, heaviest first."""
+
+    keys: tuple[str, ...]
+    rows: list[GroupRow]
+    more: tuple[int, int]
+    """(rows, weight) over the limit."""
+    runq_known: bool
+    """Whether any sample has a run-queue delay."""
+
+
+def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int | None = None) -> GroupTable:
+    """Group the samples of a profile.
+
+    Args:
+        waits: `classify(profile)`.
+        keys: of `keys.SORT_KEYS`.
+        limit: most rows; None for all.
+    """
+    samples = profile.samples
+    made = [column_of(key, profile, waits) for key in keys]
+    first, of = group(*(column for column, _ in made))
+    kept, more = heaviest(sum_by(of, samples.period, len(first)), limit)
+    rank = np.full(len(first), -1, np.int64)
+    rank[kept] = np.arange(len(kept))
+    totals = totals_of(samples, rank[of], len(kept))
+    known = samples.runq_ns >= 0
+    runq = sum_by(np.where(known, rank[of], -1), np.where(known, samples.runq_ns, 0), len(kept)).tolist()
+    rows = [
+        GroupRow(tuple(label(row) for _, label in made), totals[at], runq[at])
+        for at, row in enumerate(first[kept].tolist())
+    ]
+    return GroupTable(tuple(keys), rows, more, bool(known.any()))
+
+
+@frozen
+class FunctionRow:
+    """A function in all threads; a mark such as "[truncated]" is one, too."""
+
+    name: Name
+    inclusive: int
+    """Weight of the samples that have it on their stack; recursion counts nothing twice."""
+    own: int
+    """Weight of the samples that end in it."""
+
+
+@frozen
+class FunctionTable:
+    """The functions by inclusive weight; they overlap, so their weights do not add up to the total."""
+
+    rows: list[FunctionRow]
+    more: int
+    """Number of functions over the limit."""
+
+
+def function_table(subject: Profile, limit: int | None = None) -> FunctionTable:
+    """Return the functions on the stacks of a profile, the largest inclusive weight first.
+
+    Args:
+        limit: most rows; None for all.
+    """
+    calls = calls_of(subject, Options(), np.ones(len(subject.samples), np.bool_))
+    order = np.lexsort((np.arange(len(calls.names)), -calls.own, -calls.inclusive))
+    rows = [
+        FunctionRow(calls.names[at], int(calls.inclusive[at]), int(calls.own[at]))
+        for at in order[:limit].tolist()
+    ]
+    return FunctionTable(rows, len(order) - len(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Single waits of lengths from `low` to below `high` (ns; None: no limit)."""
+
+    low: int
+    high: int | None
+    count: int
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """The lengths of all waits of a report. Of sums only the total is known."""
+
+    buckets: list[Bucket]
+    """Ascending, from the first to the last that is not empty; buckets between them may be empty."""
+    sums: int
+    """Number of samples that are sums."""
+    summed: Total
+    """The total of the sums."""
+
+
+def histogram(samples: ProfileSamples) -> Histogram:
+    """Count off-cpu samples by length."""
+    is_sum = (samples.flags & np.uint32(SUM_FLAGS)) != 0
+    period = samples.period[~is_sum]
+    bucket = np.searchsorted(np.array(EDGES, np.int64), np.maximum(period, 0), side="right") - 1
+    counts = np.bincount(bucket, minlength=len(EDGES)).tolist()
+    weights = sum_by(bucket, period, len(EDGES)).tolist()
+    used = [at for at, count in enumerate(counts) if count]
+    highs = [*EDGES[1:], None]
+    shown = range(used[0], used[-1] + 1) if used else ()
+    buckets = [Bucket(EDGES[at], highs[at], counts[at], weights[at]) for at in shown]
+    summed = samples.take(is_sum)
+    total = totals_of(summed, np.zeros(len(summed), np.int64), 1)[0]
+    return Histogram(buckets, len(summed), total)
