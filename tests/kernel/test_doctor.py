@@ -22,9 +22,12 @@ DOCTOR = shlex.join([sys.executable, "-m", "perf_offcpu", "doctor"])
 PRIVATE = "unshare --mount --propagation unchanged"
 
 
-def privately(mounts: str, options: str = "") -> str:
-    """A shell line that changes mounts for the doctor alone."""
-    return f"{PRIVATE} {options} sh -c {shlex.quote(f'{mounts}; {DOCTOR} --json #')}"
+WITHOUT_MOUNT = "setpriv --bounding-set=-sys_admin"
+
+
+def privately(mounts: str, options: str = "", before: str = "") -> str:
+    """A shell line that changes mounts for the doctor alone; `before` stands before its command."""
+    return f"{PRIVATE} {options} sh -c {shlex.quote(f'{mounts}; {before} {DOCTOR} --json #')}"
 
 
 def doctor(shell: str = DOCTOR) -> tuple[int, dict[str, Any], dict[str, dict[str, str]]]:
@@ -121,6 +124,7 @@ def test_what_recording_can_do_without_is_limited_and_says_what_to_do() -> None:
         "mount --make-rprivate /sys; mount --make-rprivate /proc && mount -t proc proc /proc; ulimit -n 60; "
         "umount -lR /sys/kernel/tracing /sys/kernel/debug 2>/dev/null; mount -t tmpfs none /sys/kernel/debug",
         "--pid --fork",
+        WITHOUT_MOUNT,
     )
     status, _, parts = doctor(without)
     assert status == 0

@@ -92,11 +92,17 @@ def test_rings_are_smaller_where_memory_may_not_be_locked_and_that_is_said(tmp_p
     load_recording(tmp_path / "perf.data")
 
 
-def test_tracepoints_without_tracefs(tmp_path: Path) -> None:
-    hide = "unshare -m sh -c 'umount /sys/kernel/tracing; umount /sys/kernel/debug; exec {record}'"
-    done = under(hide, tmp_path, "-a -e sched:sched_switch")
+def test_tracefs_is_mounted_where_it_is_not_and_may_be(tmp_path: Path) -> None:
+    hide = "unshare -m sh -c 'umount -l /sys/kernel/tracing; umount -lR /sys/kernel/debug; "
+    hide += "exec {before} {{record}}'"
+    options = "-a -e sched:sched_process_exec"
+    done = under(hide.format(before="setpriv --bounding-set=-sys_admin"), tmp_path, options)
     assert done.returncode == 1
     assert "mount -t tracefs nodev /sys/kernel/tracing" in done.stderr
+    done = under(hide.format(before=""), tmp_path, options)
+    assert done.returncode == 0, done.stderr
+    shown = perf("script", "-F", "event,trace", "-i", tmp_path / "perf.data", allow="not valid for")
+    assert "sched:sched_process_exec: filename=" in shown
 
 
 @pytest.mark.parametrize(

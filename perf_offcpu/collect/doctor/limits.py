@@ -12,6 +12,7 @@ import re
 import resource
 from pathlib import Path
 
+from perf_offcpu.collect.events.tracepoints import DEBUGFS, TRACEFS
 from perf_offcpu.collect.existing.cgroups import cgroup2_mount
 from perf_offcpu.collect.system.cpus import online_cpus
 
@@ -138,14 +139,12 @@ def cgroups() -> Limit:
 
 
 def tracefs() -> Limit:
-    """Whether the numbers of tracepoints can be looked up."""
-    for place in ("/sys/kernel/tracing", "/sys/kernel/debug/tracing"):
-        if os.access(f"{place}/events", os.R_OK | os.X_OK):
-            return True, place, ""
-    is_there = any(map(os.path.ismount, ("/sys/kernel/tracing", "/sys/kernel/debug")))
-    advice = (
-        "run as root"
-        if is_there and os.geteuid()
-        else "as root: mount -t tracefs tracefs /sys/kernel/tracing"
-    )
+    """Check that the numbers of tracepoints can be looked up."""
+    for place in (TRACEFS, DEBUGFS / "tracing"):
+        if os.access(place / "events", os.R_OK | os.X_OK):
+            return True, str(place), ""
+    is_mounted = any(map(os.path.ismount, (TRACEFS, DEBUGFS)))
+    if not is_mounted and _CAP_SYS_ADMIN in capabilities():
+        return True, "not mounted yet: -e with a tracepoint mounts it", ""
+    advice = "run as root" if is_mounted and os.geteuid() else f"as root: mount -t tracefs tracefs {TRACEFS}"
     return False, f"not to be read on {platform.node()}: -e with a tracepoint fails", advice

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tracepoints as events: their numbers, and the description of their data that a file carries along.
+"""Tracepoints as events: their numbers, and the description of their data for the file.
 
-Their samples hold the tracepoint's own data, a structure of the running kernel's. perf cannot even open a
-file with such an event unless the feature TRACING_DATA tells how it is laid out (`perfdata.tracing_data`
-reads that container, and says what is in it).
+A sample of a tracepoint holds a structure of the running kernel. perf opens a file with such an event only if
+the feature TRACING_DATA describes its layout (`perfdata.tracing_data` reads that feature).
 
-Source: tools/perf/util/trace-event-info.c.
+Source: tools/perf/util/trace-event-info.c; tools/lib/api/fs/tracing_path.c.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Iterable
@@ -20,20 +20,20 @@ from perf_offcpu.errors import CapabilityError, UsageError
 from perf_offcpu.perfdata.write.tracing_data import tracing_data_body
 
 TRACEFS = Path("/sys/kernel/tracing")
-_DEBUGFS = Path("/sys/kernel/debug/tracing")
+DEBUGFS = Path("/sys/kernel/debug")
 
 _WORD = re.compile(r"\w{1,100}")
 
 
 def tracepoint_id(text: str, system: str, name: str, tracefs: Path = TRACEFS) -> int:
-    """attr.config of a tracepoint.
+    """Return attr.config of a tracepoint.
 
     Args:
         text: the event as the user wrote it.
 
     Raises:
-        UsageError: there is none of this name.
-        CapabilityError: tracefs is not there.
+        UsageError: there is no tracepoint of this name.
+        CapabilityError: tracefs cannot be read.
     """
     if not _WORD.fullmatch(system) or not _WORD.fullmatch(name):
         raise UsageError(f"-e {text}: unknown event; a tracepoint is SYSTEM:NAME, such as sched:sched_switch")
@@ -47,22 +47,24 @@ def tracepoint_id(text: str, system: str, name: str, tracefs: Path = TRACEFS) ->
 
 
 def events_directory(text: str, tracefs: Path = TRACEFS) -> Path:
-    """Where tracefs lists its events.
+    """Return the directory in which tracefs lists events; mount tracefs where nothing has yet, as perf does.
 
     Raises:
-        CapabilityError: tracefs is not mounted.
+        CapabilityError: tracefs is not mounted, and may not be.
     """
-    for directory in (tracefs, _DEBUGFS):
+    for directory in (tracefs, DEBUGFS / "tracing"):
         if (directory / "events").is_dir():
             return directory / "events"
-    raise CapabilityError(
-        f"-e {text}: tracepoints are listed in tracefs, which is not mounted",
-        f"mount -t tracefs nodev {tracefs}",
-    )
+    if ctypes.CDLL(None).mount(b"nodev", os.fsencode(tracefs), b"tracefs", 0, None):
+        raise CapabilityError(
+            f"-e {text}: tracepoints are listed in tracefs, which is not mounted",
+            f"mount -t tracefs nodev {tracefs}",
+        )
+    return tracefs / "events"
 
 
 def tracing_data(names: Iterable[str], tracefs: Path = TRACEFS) -> bytes:
-    """The body of TRACING_DATA for tracepoints `SYSTEM:NAME`, modifiers behind them ignored."""
+    """Return the body of TRACING_DATA for tracepoints `SYSTEM:NAME`; modifiers after the name are ignored."""
     systems: dict[bytes, list[bytes]] = {}
     events = events_directory("tracepoints", tracefs)
     for system, name in dict.fromkeys(tuple(name.split(":")[:2]) for name in names):
