@@ -45,12 +45,12 @@ class Profile(ModelProfile):
         Args:
             format_name: a key of `convert.registry.FORMATS`, as "folded".
             out: an open stream, for text or, if the format is binary, for bytes.
-            options: fields of `analysis.options.Options`.
+            options: fields of `convert.options.Options`.
 
         Raises:
             UsageError: there is no such format, it does not know an option, or the samples do not fit it.
         """
-        from perf_offcpu.analysis.options import Options
+        from perf_offcpu.convert.options import Options
         from perf_offcpu.convert.registry import FORMATS
         from perf_offcpu.errors import UsageError
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wait class and the system call of each sample: the rules of `analysis.wait_classes` on whole columns.
+"""Wait class and system call of each sample, and idle threads: `analysis.wait_classes` on whole columns.
 
 Each function is judged once and each stack once; then each distinct combination of a stack's evidence with
 system call, state and flags is judged once, and samples look theirs up. The rules, in order:
@@ -11,6 +11,12 @@ system call, state and flags is judged once, and samples look theirs up. The rul
     no system call, and no kernel stack       a page fault
     a wrapper at the leaf of the user stack   if the system call is not known
     else                                      other
+
+A wait is *for work* if another thread, or the outside, ends it by handing in the next piece: poll and its
+like, accept(), signals, a terminal, condition variables and semaphores, and what a kernel thread does between
+its jobs. Disks, locks, data on a socket or pipe, children and sleeps are not: something is under way, or
+nothing calls. A thread is *idle* if at least 99 % of its time, waits and CPU samples together, were waits for
+work; the event loop of a busy server is not. Documentation/wait-classes.md explains both.
 """
 
 from __future__ import annotations
@@ -25,7 +31,7 @@ from perf_offcpu.abi.syscalls import is_compat_entry, syscall_names
 from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.analysis import wait_classes as rules
 from perf_offcpu.analysis.frames import is_kernel
-from perf_offcpu.analysis.group import distinct, group
+from perf_offcpu.analysis.group import distinct, group, sum_by
 from perf_offcpu.analysis.wait_classes import WaitClass, Work
 from perf_offcpu.model.columns import I32, I64, U8, Bool
 from perf_offcpu.model.profile import Profile
@@ -35,6 +41,7 @@ from perf_offcpu.structs import mutable
 _WRAPPER_DEPTH = 4
 """Number of user frames at the leaf that are looked at: further up a `read` is the program's own."""
 _NONE = -1
+IDLE_PERCENT = 99
 
 
 @mutable
@@ -45,7 +52,7 @@ class Waits:
         wait_class: uint8[n], WaitClass; OTHER for samples that are no waits.
         syscall: int32[n], index into syscall_names.
         syscall_names: "" if it is not known; a number without a name as text.
-        for_work: bool[n], waits for the next piece of work, see `analysis.idle`.
+        for_work: bool[n], waits for the next piece of work.
     """
 
     wait_class: U8
@@ -76,6 +83,24 @@ def classify(profile: Profile) -> Waits:
         classes[at] = found
         for_work[at] = is_wait and judge.is_for_work(evidence, found, name, letter)
     return Waits(classes[of], syscalls[of], list(names), for_work[of])
+
+
+def of_idle_threads(profile: Profile, waits: Waits) -> Bool:
+    """Return bool[samples]: the samples of idle threads.
+
+    Args:
+        profile: all samples of the threads, of all events.
+        waits: `classify(profile)`.
+    """
+    samples = profile.samples
+    first, of = group(samples.tid, samples.pid)
+    counts_time = np.array([*(event.unit == "ns" for event in profile.evsels), False])[samples.evsel]
+    period = np.where(counts_time, samples.period, 0)
+    all_time = sum_by(of, period, len(first))
+    for_work = sum_by(np.where(waits.for_work, of, -1), period, len(first))
+    # Without products of whole sums: they could leave 63 bits.
+    idle: Bool = (for_work > 0) & (all_time - for_work <= all_time // 100 * (100 - IDLE_PERCENT))
+    return idle[of]
 
 
 class _Evidence(NamedTuple):

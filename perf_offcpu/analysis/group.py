@@ -29,8 +29,8 @@ def group(*columns: NDArray[Any]) -> tuple[I64, I64]:
     """Group n rows by equality of all columns (integers, n each).
 
     Returns:
-        (first, of): first is int64[groups], the first row of each group; of is int64[n], the group of each
-        row. Groups are numbered in ascending order of (column 0, column 1, …).
+        (first, of): int64[groups], the first row of each group; int64[n], the group of each row. Groups are
+        numbered in ascending order of (column 0, column 1, …).
     """
     key, size = _dense(columns[0])
     for column in columns[1:]:
@@ -40,19 +40,19 @@ def group(*columns: NDArray[Any]) -> tuple[I64, I64]:
         key, size = key * other_size + other, size * other_size
     of, groups = _ranked(key, size)
     first = np.empty(groups, np.int64)
-    first[of[::-1]] = np.arange(len(of) - 1, -1, -1)  # the last to be assigned stays
+    first[of[::-1]] = np.arange(len(of) - 1, -1, -1)  # the last assignment stays
     return first, of
 
 
 def sum_by(of: I64, values: NDArray[Any], groups: int) -> I64:
-    """int64[groups]: the exact sum of the values of each group.
+    """Return int64[groups]: the exact sum of the values of each group.
 
     `np.bincount` is the fastest way on all versions of numpy (`np.add.at` is 20 times slower before 1.25),
-    but it adds doubles. So it adds the high and the low bits of the values by themselves: both sums stay
+    but it adds doubles. So the high and the low bits of the values are added separately: both sums stay
     below 2^53, the high one because all values together stay below 2^62, and doubles are exact there.
 
     Args:
-        of: int64[n], the group of each value; -1 belongs to none.
+        of: int64[n], the group of each value; -1 for none.
         values: integers.
 
     Raises:
@@ -77,24 +77,24 @@ def sum_by(of: I64, values: NDArray[Any], groups: int) -> I64:
 
 
 def _magnitude(values: NDArray[Any]) -> float:
-    """About the sum of the absolute values."""
+    """Return about the sum of the absolute values."""
     if values.dtype.kind == "u" or int(values.min(initial=0)) >= 0:
         return float(values.sum(dtype=np.float64))
     return float(np.abs(values.astype(np.float64)).sum())
 
 
 def stable_order(of: I64) -> I64:
-    """int64[n]: the order by group number, rows of one group as they were; linear for up to 2^16 groups."""
+    """Return int64[n]: the stable order by group number; linear for up to 2^16 groups."""
     few = len(of) > 0 and int(of.min()) >= 0 and int(of.max()) < 1 << 16
     order: I64 = np.argsort(of.astype(np.uint16) if few else of, kind="stable")
     return order
 
 
 def distinct(values: NDArray[np.integer], size: int) -> I64:
-    """int64[k]: the different values, each in the place where it comes last; linear.
+    """Return int64[k]: the distinct values, each at its last place; linear.
 
     Args:
-        values: from 0 to below `size`.
+        values: from 0 to `size` - 1.
     """
     owner, places = np.empty(size, np.int32), np.arange(len(values), dtype=np.int32)
     owner[values] = places
@@ -103,14 +103,14 @@ def distinct(values: NDArray[np.integer], size: int) -> I64:
 
 
 def max_by(of: I64, values: NDArray[Any], groups: int) -> I64:
-    """int64[groups]: the largest value of each group; -1 for a group that is empty."""
+    """Return int64[groups]: the largest value of each group; -1 for an empty group."""
     largest = np.full(groups + 1, -1, np.int64)
     np.maximum.at(largest, of, values)
     return largest[:-1]
 
 
 def _dense(column: NDArray[Any]) -> tuple[I64, int]:
-    """Values as integers from 0 in the same order, and how many there can be."""
+    """Return the values as integers from 0 in the same order, and a bound above them."""
     if not len(column):
         return column.astype(np.int64), 1
     low, high = int(column.min()), int(column.max())
@@ -122,7 +122,7 @@ def _dense(column: NDArray[Any]) -> tuple[I64, int]:
 
 
 def _ranked(key: I64, size: int) -> tuple[I64, int]:
-    """Keys below `size` renumbered without gaps, in the same order, and how many there are."""
+    """Renumber keys below `size` without gaps, in the same order; return them and their number."""
     if size > _table_size(len(key)):
         values, rank = np.unique(key, return_inverse=True)
         return rank.astype(np.int64), len(values)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples a view shows.
+"""Selection of the samples that a view shows.
 
 Selecting comes before converting: a converter writes every sample of the profile that it is given.
 """
@@ -14,10 +14,8 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
-from perf_offcpu.abi.task_state import state_letter
-from perf_offcpu.analysis.classify import Waits, classify
-from perf_offcpu.analysis.group import group
-from perf_offcpu.analysis.idle import of_idle_threads
+from perf_offcpu.analysis.classify import Waits, classify, of_idle_threads
+from perf_offcpu.analysis.states import in_states
 from perf_offcpu.analysis.time_windows import Window, in_windows
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.errors import UsageError
@@ -30,15 +28,15 @@ from perf_offcpu.structs import frozen
 IDLE_CHOICES = ("show", "hide", "only")
 _SHOWN_CGROUPS = 10
 _IDS = 1 << 31
-"""No id of a process, thread or CPU is as large."""
+"""Ids of processes, threads and CPUs are smaller."""
 
 _MODIFIERS = re.compile(r":[ukhGHpPSDIWebR]+$")
-"""What perf may append to an event's name (tools/perf/util/parse-events.l: modifier_event)."""
+"""The modifiers that perf may append to an event's name (tools/perf/util/parse-events.l: modifier_event)."""
 
 
 @frozen
 class Selection:
-    """Samples must match each kind that is given, by any of its values."""
+    """The samples chosen: they match each kind that is given, by any of its values."""
 
     events: tuple[str, ...] = ()
     """Names of events, with or without modifiers (`cycles` is also `cycles:u`). Default: the off-cpu
@@ -47,27 +45,27 @@ class Selection:
     pids: tuple[int, ...] = ()
     tids: tuple[int, ...] = ()
     cpus: tuple[int, ...] = ()
-    """For a wait the CPU on which the thread went on."""
+    """For a wait the CPU on which the thread continued."""
     cgroups: tuple[str, ...] = ()
-    """Paths, those below them included, or ids."""
+    """Paths, cgroups below them included, or ids."""
     windows: tuple[Window, ...] = ()
-    """Spans of time; for a wait that of its end."""
+    """Spans of time; a wait is at its end."""
     idle: str = "show"
-    """`hide` leaves out the threads that merely wait for work, `only` all others; see `analysis.idle`."""
+    """`hide` leaves out idle threads, `only` all others; see `analysis.classify`."""
     states: tuple[str, ...] = ()
-    """Letters of `abi.task_state`. This and what follows chooses among waits; other samples stay."""
+    """Letters of `abi.task_state`. This and the fields below choose among waits; other samples stay."""
     classes: tuple[WaitClass, ...] = ()
     min_ns: int = 0
-    """The shortest wait; of sums those that can hold one."""
+    """The shortest wait; sums stay if they can hold one."""
 
     @property
     def is_of_waits(self) -> bool:
-        """Whether it asks for some waits only."""
+        """Return True if it asks for some waits only."""
         return bool(self.states or self.classes or self.min_ns)
 
 
 def select(profile: Profile, selection: Selection) -> Profile:
-    """The profile with the chosen samples only.
+    """Return the profile with the chosen samples only.
 
     Raises:
         UsageError: an event or cgroup is named that the recording does not have.
@@ -76,7 +74,7 @@ def select(profile: Profile, selection: Selection) -> Profile:
 
 
 def select_samples(profile: Profile, selection: Selection) -> Profile:
-    """The profile with all that is chosen, of all events. What cannot be decided is told in `losses`.
+    """Return the profile with the chosen samples of all events; undecidable ones are counted in its losses.
 
     Raises:
         UsageError: a cgroup is named that the recording does not have.
@@ -99,7 +97,7 @@ def _kept(profile: Profile, rows: Bool) -> Profile:
 
 
 def _of_threads(profile: Profile, selection: Selection) -> Bool:
-    """Which samples are of the chosen threads, CPUs and cgroups."""
+    """Return bool[samples]: those of the chosen threads, CPUs and cgroups."""
     samples = profile.samples
     rows = np.ones(len(samples), np.bool_)
     if selection.comms:
@@ -119,7 +117,7 @@ def _of_threads(profile: Profile, selection: Selection) -> Bool:
 
 
 def _cgroup_ids(profile: Profile, names: Sequence[str]) -> list[int]:
-    """Ids of the named cgroups and of those below them."""
+    """Return the ids of the named cgroups and of those below them."""
     ids: list[int] = []
     used = distinct(profile.samples.cgroup).tolist()
     for name in names:
@@ -149,11 +147,11 @@ def _with_note(profile: Profile, cause: LossCause, count: int) -> Profile:
 
 
 def _of_waits(profile: Profile, selection: Selection, waits: Waits | None) -> Bool:
-    """Which samples are chosen waits, or no waits at all."""
+    """Return bool[samples]: the chosen waits, and samples that are no waits."""
     samples = profile.samples
     rows = np.ones(len(samples), np.bool_)
     if selection.states:
-        rows &= _in_states(samples, selection.states)
+        rows &= in_states(samples, selection.states)
     if selection.classes and waits is not None:
         rows &= np.isin(waits.wait_class, np.array(selection.classes, np.uint8))
     if selection.min_ns:
@@ -168,16 +166,6 @@ def _is_sum(samples: ProfileSamples) -> Bool:
     return is_sum
 
 
-def _in_states(samples: ProfileSamples, letters: Sequence[str]) -> Bool:
-    preempted = (samples.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
-    first, of = group(samples.state, preempted.astype(np.uint8))
-    matches = [
-        state_letter(state, was_preempted) in letters
-        for state, was_preempted in zip(samples.state[first].tolist(), preempted[first].tolist(), strict=True)
-    ]
-    return np.array(matches, np.bool_)[of]
-
-
 def _undecided_sums(profile: Profile, min_ns: int) -> int:
     """Return the number of sums that may hold shorter waits, too: all but those of one wait."""
     if not min_ns:
@@ -188,7 +176,7 @@ def _undecided_sums(profile: Profile, min_ns: int) -> int:
 
 
 def select_events(profile: Profile, names: Sequence[str] = ()) -> Profile:
-    """The profile with the samples of the named events; of the default ones if none is named.
+    """Return the profile with the samples of the named events; of the default ones if none is named.
 
     Raises:
         UsageError: an event is named that the recording does not have.
@@ -198,7 +186,7 @@ def select_events(profile: Profile, names: Sequence[str] = ()) -> Profile:
 
 
 def event_rows(profile: Profile, names: Sequence[str] = ()) -> I32:
-    """int32[k]: the rows in `profile.evsels` of the named events, or of the default ones; ascending.
+    """Return int32[k]: the rows in `profile.evsels` of the named events, or of the default ones; ascending.
 
     Raises:
         UsageError: an event is named that the recording does not have.
@@ -207,7 +195,7 @@ def event_rows(profile: Profile, names: Sequence[str] = ()) -> I32:
 
 
 def split_list(texts: Iterable[str]) -> tuple[str, ...]:
-    """The parts of comma-separated lists; commas between slashes belong to a name, as in
+    """Split comma-separated lists; commas between slashes belong to a name, as in
     `cpu/event=0x3c,umask=1/,offcpu-time`."""
     parts = [part for text in texts for part in re.findall(r"(?:/[^/]*/|[^,/]|/)+", text)]
     return tuple(part.strip() for part in parts if part.strip())
@@ -233,7 +221,7 @@ def _matches(event: str, name: str) -> bool:
 
 
 def _default(profile: Profile) -> list[int]:
-    """Off-cpu events, also when nothing waited: CPU samples must never pass for them."""
+    """Return the off-cpu events, also when nothing waited: CPU samples must never pass for them."""
     by_name = {row for row, event in enumerate(profile.evsels) if event.name == EVENT_NAME}
     flagged = distinct(profile.samples.evsel[profile.is_offcpu()]).tolist()
     offcpu = sorted(by_name.union(flagged))

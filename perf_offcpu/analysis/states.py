@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a thread did during a sample: its task state as a letter and as words, for a whole column at once."""
+"""Task states of samples: the letter and the words of each, for a whole column at once."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from perf_offcpu.abi.task_state import state_letter
-from perf_offcpu.model.columns import U8
+from perf_offcpu.model.columns import U8, Bool
 from perf_offcpu.model.profile import ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
 
@@ -17,8 +18,8 @@ class State(NamedTuple):
     """A state as people read it.
 
     Args:
-        letter: as ps shows it; "" if it is none of the scheduler's.
-        words: the same, spelled out.
+        letter: as ps shows it; "" if the scheduler has none.
+        words: the letter spelled out.
     """
 
     letter: str
@@ -38,15 +39,22 @@ STATES = (
     State("Z", "zombie"),
     State("P", "parked"),
 )
-"""What `state_codes` gives the number of."""
+"""All states by the numbers of `state_codes`."""
 RUNNING, UNKNOWN_STATE = 0, 1
 _CODE = {state.letter: code for code, state in enumerate(STATES) if code}
 
 
 def state_codes(samples: ProfileSamples) -> U8:
-    """uint8[samples]: the number of each sample's state in STATES."""
+    """Return uint8[samples]: the index of each sample's state in STATES."""
     offcpu = (samples.flags & np.uint32(SampleFlag.OFFCPU)) != 0
     preempted = (samples.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
     pairs, of = np.unique(samples.state.astype(np.int64) * 2 + preempted, return_inverse=True)
     codes = [_CODE[state_letter(pair >> 1, bool(pair & 1))] for pair in pairs.tolist()]
     return np.where(offcpu, np.array(codes, np.uint8)[of], np.uint8(RUNNING)).astype(np.uint8)
+
+
+def in_states(samples: ProfileSamples, letters: Sequence[str]) -> Bool:
+    """Return bool[samples]: the waits in states of these letters."""
+    chosen = np.array([state.letter in letters for state in STATES])
+    found: Bool = chosen[state_codes(samples)]
+    return found

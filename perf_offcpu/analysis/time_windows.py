@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--time`, as perf report and perf script understand it.
+"""Parser of `--time`, with the syntax of perf report and perf script.
 
     1107.25,1107.5      from … to, in seconds of the recording's clock; either may be missing
     1.0,1.5 2.0,2.5     several
@@ -33,10 +33,10 @@ _NS_PER_S = 10**9
 
 @frozen
 class Window:
-    """A span of time: ns, or parts of the recording; both ends belong to it, but see `is_part`.
+    """A span of time in ns, or parts of the recording. Both ends belong to it, but see `is_part`.
 
     Args:
-        begin, end: None: open.
+        begin, end: None if it is open.
         is_part: of 0 (first sample) to 1 (last sample); the end does not belong to it unless it is 1.
     """
 
@@ -45,7 +45,7 @@ class Window:
     is_part: bool = False
 
     def contains(self, times: I64, first_ns: int, last_ns: int) -> Bool:
-        """bool[n]: which of these times lie in it."""
+        """Return bool[n]: the times that lie in it."""
         inside = times >= 0
         if self.begin is not None:
             inside &= times >= _ceil(self._absolute(self.begin, first_ns, last_ns))
@@ -59,10 +59,10 @@ class Window:
 
 
 def parse_windows(text: str) -> tuple[Window, ...]:
-    """The windows that the value of `--time` names.
+    """Parse the value of `--time`.
 
     Raises:
-        UsageError: it names none.
+        UsageError: it names no time.
     """
     words = re.split(r"[ ,]+", text.strip()) if "%" in text else text.split()
     windows = tuple(_part(word) if "%" in text else _span(word) for word in words)
@@ -72,10 +72,10 @@ def parse_windows(text: str) -> tuple[Window, ...]:
 
 
 def in_windows(windows: tuple[Window, ...], times: I64, first_ns: int, last_ns: int) -> Bool:
-    """bool[n]: which times (ns; -1 is none) lie in any of the windows.
+    """Return bool[n]: the times (ns; -1 is none) that lie in any of the windows.
 
     Args:
-        first_ns, last_ns: of the recording.
+        first_ns, last_ns: bounds of the recording.
     """
     inside = np.zeros(len(times), np.bool_)
     for window in windows:

@@ -2,10 +2,10 @@
 """The table of wait classes: meaning, colour and rules of each class, one row a class.
 
 A row names the functions of the kernel, the system calls and the wrappers in libc or Go's runtime that mean
-its class (`analysis.classify` weighs this evidence), and which of them wait for the next piece of work
-(`analysis.idle`). Functions that serve all classes (schedule, schedule_timeout, wait_for_completion) stand in
-no row, so their callers are looked at. Names are those of Linux 5.15 to 6.18, without the suffixes of
-compilers (`.constprop.0`). Rules of functions and wrappers are regular expressions separated by blanks.
+its class, and those that wait for the next piece of work; `analysis.classify` weighs this evidence. Functions
+that serve all classes (schedule, schedule_timeout, wait_for_completion) stand in no row, so their callers are
+looked at. Names are those of Linux 5.15 to 6.18, without the suffixes of compilers (`.constprop.0`). Rules of
+functions and wrappers are regular expressions separated by blanks.
 
 Options, reports, converters and Documentation/wait-classes.md are made of this table.
 """

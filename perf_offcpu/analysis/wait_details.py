@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a sample besides thread, time, weight and stack, in words: for the details of timelines.
+"""Details of samples in words, for timelines: state, class, system call, waker, cgroup.
 
-Nothing in it is a number that differs from wait to wait, so many samples share few sets of details.
+No detail is a number that differs from wait to wait, so many samples share few sets of details.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.analysis.classify import Waits, classify
 from perf_offcpu.analysis.group import group
@@ -21,22 +22,21 @@ from perf_offcpu.structs import mutable
 from perf_offcpu.text import printable
 
 _NOTES = {
-    SampleFlag.STILL_BLOCKED: "still blocked when the recording ended",
-    SampleFlag.BEGAN_BEFORE: "began before the recording",
+    SampleFlag.STILL_BLOCKED: losses.STILL_BLOCKED.text,
+    SampleFlag.BEGAN_BEFORE: losses.BEGAN_BEFORE.text,
     SampleFlag.AGGREGATED: "a sum of waits",
 }
-_NOTED = SampleFlag.STILL_BLOCKED | SampleFlag.BEGAN_BEFORE | SampleFlag.AGGREGATED
 
 
 @mutable
 class Details:
-    """The different sets of details of n samples.
+    """The distinct sets of details of n samples.
 
     Args:
-        sets: name → text, printable; what is unknown is left out.
+        sets: name → text, printable; unknown details are left out.
         letters: the state's letter of each set; "" where there is none.
         of: int64[n], the set of each sample.
-        preempted: bool[n], off-cpu samples of threads that wanted to run on.
+        preempted: bool[n], off-cpu samples of threads that were runnable.
     """
 
     sets: list[dict[str, str]]
@@ -46,15 +46,15 @@ class Details:
 
 
 def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -> Details:
-    """The details of all samples of a profile.
+    """Return the details of all samples of a profile.
 
     Args:
-        waits: what they wait for, if that has been found already.
+        waits: `classify(profile)`, if it is there already.
     """
     samples, waits = profile.samples, waits or classify(profile)
     state = state_codes(samples)
     no_syscall = samples.syscall == SYSCALL_NONE
-    noted = samples.flags & np.uint32(_NOTED)
+    noted = samples.flags & np.uint32(sum(_NOTES))
     offcpu, interrupt = profile.is_offcpu(), wakeups.interrupt.astype(np.uint8)
     facts = (waits.wait_class, waits.syscall, no_syscall.astype(np.uint8), samples.cgroup)
     first, of = group(state, noted, *facts, wakeups.waker, interrupt)

@@ -1,36 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who woke whom, when, and how long the woken then waited for a CPU: what timelines draw as arrows.
+"""Wake-ups: who woke each sleeper, the arrows that timelines draw, and the graph of all pairs of threads.
 
 An arrow begins at a mark on the waker's track, a slice of a microsecond or less: it must end before anything
-else there begins or ends, because slices of a track may only nest. Interrupts are no thread's doing: the task
-that they interrupt happens to be there, so such wake-ups have no arrow.
+else there begins or ends, because slices of a track may only nest. An interrupt is not the work of the task
+that it interrupts: such wake-ups have no arrow, and in the graph interrupts are one waker, "[interrupt]".
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from perf_offcpu.analysis.intervals import Timeline, Track, with_wakers
+from perf_offcpu.analysis.group import group, max_by, sum_by
+from perf_offcpu.analysis.timeline import Timeline, Track, comm_of, timeline_of
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import mutable
 
+INTERRUPT = "[interrupt]"
 _MARK_NS = 1_000
+
+
+def with_wakers(profile: Profile, timeline: Timeline) -> tuple[list[Track], I64]:
+    """Return the tracks of sleepers and wakers together.
+
+    Returns:
+        (tracks, waker): the tracks of the timeline and after them, without samples, those of threads that
+        only woke others; int64[n], the track of the thread that woke each sleeper, -1 if unknown.
+    """
+    samples = profile.samples
+    tracks = list(timeline.tracks)
+    of_ids = {(track.pid, track.tid): row for row, track in enumerate(tracks)}
+    of_tid = {track.tid: row for row, track in enumerate(tracks)}
+    known = np.flatnonzero(samples.waker_tid >= 0)
+    pids, tids = samples.waker_pid[known], samples.waker_tid[known]
+    first, of = group(pids, tids)
+    found = []
+    for pid, tid in zip(pids[first].tolist(), tids[first].tolist(), strict=True):
+        row = of_ids.get((pid, tid), of_tid.get(tid, len(tracks)) if pid <= 0 < tid else len(tracks))
+        if row == len(tracks):
+            tracks.append(Track(pid, tid, comm_of(profile, tid), np.empty(0, np.int64)))
+        found.append(row)
+    waker = np.full(len(samples), -1, np.int64)
+    waker[known] = np.array(found, np.int64)[of]
+    return tracks, waker
 
 
 @mutable
 class Wakeups:
-    """What is known of the end of each of the n samples' waits.
+    """How the waits of n samples ended.
 
     Args:
-        tracks: those of the timeline, then those of threads that only woke others.
+        tracks: the tracks of the timeline, then those of threads that only woke others.
         waker: int64[n], the track of the waker; -1 unknown.
         interrupt: bool[n], whether it was an interrupt on top of that thread.
         queued_ns: int64[n], ns since the timeline's origin: from then to its end the thread waited for a CPU.
             The end itself where that is unknown or the sample is no wait.
         arrows: int64[k], the samples whose wake-up is drawn.
-        mark_ns: int64[k], how long the mark of each is.
+        mark_ns: int64[k], the length of the mark of each.
     """
 
     tracks: list[Track]
@@ -42,7 +69,7 @@ class Wakeups:
 
 
 def wakeups_of(profile: Profile, timeline: Timeline) -> Wakeups:
-    """The wake-ups of all samples of a profile."""
+    """Return the wake-ups of all samples of a profile."""
     samples = profile.samples
     tracks, waker = with_wakers(profile, timeline)
     interrupt = (samples.flags & np.uint32(SampleFlag.WAKER_INTERRUPT)) != 0
@@ -55,15 +82,13 @@ def wakeups_of(profile: Profile, timeline: Timeline) -> Wakeups:
 
 def _queued(profile: Profile, timeline: Timeline) -> I64:
     samples, end = profile.samples, timeline.end_ns
-    woken = samples.wakeup_ns - timeline.origin_ns
-    queued = np.where(
-        samples.runq_ns >= 0, end - samples.runq_ns, np.where(samples.wakeup_ns >= 0, woken, end)
-    )
+    woken = np.where(samples.wakeup_ns >= 0, samples.wakeup_ns - timeline.origin_ns, end)
+    queued = np.where(samples.runq_ns >= 0, end - samples.runq_ns, woken)
     return np.where(timeline.waits, np.clip(queued, timeline.begin_ns, end), end)
 
 
 def _mark_lengths(timeline: Timeline, queued_ns: I64, track: I64, at_ns: I64) -> I64:
-    """How long marks can be: shorter than the way to the next begin or end of anything on their track."""
+    """Return lengths of marks that end before the next begin or end of anything on their track."""
     waits = np.flatnonzero(timeline.waits)
     edges = (timeline.begin_ns[waits], queued_ns[waits], timeline.end_ns[waits])
     tracks = np.concatenate([*[timeline.track[waits]] * len(edges), track])
@@ -77,8 +102,52 @@ def _mark_lengths(timeline: Timeline, queued_ns: I64, track: I64, at_ns: I64) ->
 
 
 def _sorted_by(tracks: I64, times: I64) -> I64:
-    """The order by (track, time); as one key where both fit into 63 bits, which is twice as fast."""
+    """Return the order by (track, time); as one key where both fit into 63 bits, which is twice as fast."""
     span = int(times.max(initial=0)) + 1
     if span * (int(tracks.max(initial=0)) + 1) < 2**62:
         return np.argsort(tracks * span + times)
     return np.lexsort((times, tracks))
+
+
+@mutable
+class WakerGraph:
+    """Threads and the wake-ups between them, without the time from wake-up to running, the scheduler's.
+
+    Args:
+        labels: the k threads, the last one INTERRUPT.
+        off_cpu_ns: int64[k], all off-cpu time of each.
+        waker, sleeper: int64[m], the two threads of each pair.
+        count: int64[m], number of waits that the one ended for the other.
+        blocked_ns: int64[m], how long these lasted, until the wake-up.
+        longest_ns: int64[m], the longest of them.
+    """
+
+    labels: list[str]
+    off_cpu_ns: I64
+    waker: I64
+    sleeper: I64
+    count: I64
+    blocked_ns: I64
+    longest_ns: I64
+
+
+def waker_graph_of(profile: Profile) -> WakerGraph:
+    """Return the wake-ups of all off-cpu samples of a profile whose waker is known."""
+    samples, timeline = profile.samples, timeline_of(profile)
+    tracks, waker = with_wakers(profile, timeline)
+    interrupt = (samples.flags & np.uint32(SampleFlag.WAKER_INTERRUPT)) != 0
+    waker = np.where(interrupt, len(tracks), waker)
+    offcpu = profile.is_offcpu()
+    off_cpu = sum_by(timeline.track, np.where(offcpu, samples.period, 0), len(tracks) + 1)
+    rows = np.flatnonzero(offcpu & (waker >= 0))
+    first, of = group(waker[rows], timeline.track[rows])
+    blocked = samples.period[rows] - np.maximum(samples.runq_ns[rows], 0)
+    return WakerGraph(
+        [*(f"{track.comm}-{track.pid}/{track.tid}" for track in tracks), INTERRUPT],
+        off_cpu,
+        waker[rows[first]],
+        timeline.track[rows[first]],
+        sum_by(of, samples.count[rows], len(first)),
+        sum_by(of, blocked, len(first)),
+        max_by(of, blocked, len(first)),
+    )

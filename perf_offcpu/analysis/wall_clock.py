@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On-CPU and off-CPU samples as one: where the whole time of threads went, in ns.
+"""Wall-clock profiles: on-CPU and off-CPU samples together, in ns.
 
 Events that count time are in ns already. Samples taken at a frequency (`-F 99 -e cycles`) stand for a fixed
-time each, whatever they count: 10^9 / frequency ns. What is sampled every so many occurrences says nothing of
-time. Of several on-CPU events only one can be added, or a thread would run twice at a time: the first that
+time each, whatever they count: 10^9 / frequency ns. Samples taken after a number of occurrences say nothing
+of time. Of several on-CPU events only one can be added, or a thread would run twice at a time: the first that
 counts time, else the first with a frequency.
 """
 
@@ -25,10 +25,10 @@ _NS_PER_S = 10**9
 
 
 def wall_clock(profile: Profile, names: Sequence[str] = ()) -> Profile:
-    """The off-cpu samples of a profile and those of one on-CPU event, all in ns.
+    """Return the off-cpu samples of a profile and those of one on-CPU event, all in ns.
 
     Args:
-        names: events to take instead, any number of them.
+        names: the events to take instead, any number of them.
 
     Raises:
         UsageError: a named event is not there, or says nothing of time; or none does.
@@ -52,7 +52,7 @@ def wall_clock(profile: Profile, names: Sequence[str] = ()) -> Profile:
 
 
 def _usual(profile: Profile) -> list[int]:
-    """The default off-cpu events, and the first fitting on-CPU event that has samples."""
+    """Return the rows of the off-cpu events, and of the first fitting on-CPU event that has samples."""
     offcpu: list[int] = distinct(profile.samples.evsel[profile.is_offcpu()]).tolist()
     oncpu = [row for row in distinct(profile.samples.evsel).tolist() if row >= 0 and row not in offcpu]
     fitting = [row for row in oncpu if profile.evsels[row].unit == "ns"]
@@ -61,7 +61,7 @@ def _usual(profile: Profile) -> list[int]:
 
 
 def _sample_ns(event: Evsel) -> int:
-    """How long a sample stands for: 1 where its period says it, 0 if that is unknown."""
+    """Return the time that a sample stands for: 1 if its period is that time, 0 if it is unknown."""
     if event.unit == "ns":
         return 1
     attr = event.attr

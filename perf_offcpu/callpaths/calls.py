@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who calls whom, and how much time lies behind it: functions with their own and their inclusive time.
+"""Functions with their own and their inclusive time, and the calls between them.
 
 Inclusive time counts each sample once for a function, however often the function is on its stack, and once
 for a call from one function to another: with recursion, only the outermost occurrence counts.
@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.analysis.options import Options
-from perf_offcpu.callpaths.depths import depths
 from perf_offcpu.callpaths.names import Name
+from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import PathTree, build_paths
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.stacks import depths
 from perf_offcpu.structs import mutable
 
 
@@ -29,7 +29,7 @@ class Calls:
         own: int64[k], weight of samples that end in it.
         inclusive: int64[k], weight of samples that have it on their stack.
         waits: int64[k], waits (of other events: samples) that end in it.
-        caller, callee: int64[m], the two functions of each call, different pairs.
+        caller, callee: int64[m], the two functions of each call, distinct pairs.
         weight: int64[m], weight of samples that have this call on their stack.
         total: the weight of all samples.
     """
@@ -44,11 +44,11 @@ class Calls:
     total: int
 
 
-def calls_of(profile: Profile, options: Options, chosen: Bool) -> Calls:
-    """The calls on all stacks of a profile, threads together.
+def calls_of(profile: Profile, options: PathOptions, chosen: Bool) -> Calls:
+    """Return the calls on all stacks of a profile, threads together.
 
     Args:
-        chosen: bool[samples], those that count; the others only lend their functions and calls.
+        chosen: bool[samples], the samples that are counted; of the others the functions and calls are listed.
     """
     tree = build_paths(profile, options, rooted=False)
     own, waits = (
@@ -74,7 +74,7 @@ def calls_of(profile: Profile, options: Options, chosen: Bool) -> Calls:
 
 
 def subtree_sums(tree: PathTree, values: I64) -> I64:
-    """int64[nodes]: the sum over each node and everything below it."""
+    """Return int64[nodes]: the sum over each node and all nodes below it."""
     sums, depth = values.copy(), depths(tree.parent)
     by_depth = np.argsort(-depth, kind="stable")
     bounds = np.flatnonzero(np.diff(depth[by_depth], prepend=-1, append=-1))
@@ -86,7 +86,7 @@ def subtree_sums(tree: PathTree, values: I64) -> I64:
 
 
 def outermost(parent: I32, key: NDArray[np.integer]) -> Bool:
-    """bool[nodes]: whether no node above has the same key; by climbing from all nodes at once."""
+    """Return bool[nodes]: the nodes below no node of the same key; by climbing from all nodes at once."""
     result = np.ones(len(parent), np.bool_)
     node = np.flatnonzero(parent >= 0)
     above = parent[node]
@@ -100,5 +100,5 @@ def outermost(parent: I32, key: NDArray[np.integer]) -> Bool:
 
 
 def _only(key: NDArray[np.integer], chosen: Bool) -> I64:
-    """The key where chosen, -1 (in no group) elsewhere."""
+    """Return the key where chosen, -1 (in no group) elsewhere."""
     return np.where(chosen, key, -1).astype(np.int64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is shown of frames: many addresses of one function become one name.
+"""Names of frames in views: many addresses of one function become one name.
 
 The frames of a profile differ by address; a view that kept them apart would show a caller once for each of
 its call sites. Names are unique by (label, dso, kernel or user), found with one grouping of the columns.
@@ -14,11 +14,10 @@ import numpy as np
 
 from perf_offcpu.analysis.frames import is_kernel
 from perf_offcpu.analysis.group import group
-from perf_offcpu.analysis.options import Options
+from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.model.columns import I64
-from perf_offcpu.model.profile import Frames, Profile
-from perf_offcpu.model.strings import Strings
-from perf_offcpu.text import KERNEL_SUFFIX, WAKER_SUFFIX, basename, frame_label
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.text import KERNEL_SUFFIX, basename, frame_label
 
 
 class NameKind(enum.IntEnum):
@@ -27,7 +26,7 @@ class NameKind(enum.IntEnum):
     USER = 0
     KERNEL = 1
     ROOT = 2  # a comm, process or thread
-    MARK = 3  # a frame that was never there: "[truncated]", "[missed stack]", …
+    MARK = 3  # in place of frames that could not be recorded: "[truncated]", "[missed stack]", …
     WAKER = 4  # of the thread that woke the sleeper: a frame, or its name
 
 
@@ -39,32 +38,24 @@ class Name(NamedTuple):
     kind: NameKind
 
 
-def name_frames(profile: Profile, rows: I64, options: Options) -> tuple[list[Name], I64]:
+def name_frames(profile: Profile, rows: I64, options: PathOptions) -> tuple[list[Name], I64]:
     """Name some frames.
 
     Args:
         rows: int64[n], rows of `profile.frames`.
+        options: `addrs` and `kernel` count.
 
     Returns:
-        (names, of): the different names, and int64[n], the name of each row, an index into them.
+        (names, of): the distinct names, and int64[n], the name of each row, an index into them.
     """
-    frames = profile.frames.take(rows)
+    frames, strings = profile.frames.take(rows), profile.strings
+    kernel = is_kernel(frames)
     address = np.where((frames.symbol == 0) & options.addrs, frames.address, np.uint64(0))
-    first, of = group(frames.symbol, frames.dso, is_kernel(frames).astype(np.uint8), address)
-    return _names(frames.take(first), profile.strings, options), of
-
-
-def waker_name(label: str, dso: str) -> Name:
-    """A waker's frame (or, without dso, its thread) behind the stack of a sleeper."""
-    return Name(label + WAKER_SUFFIX, dso, NameKind.WAKER)
-
-
-def _names(frames: Frames, strings: Strings, options: Options) -> list[Name]:
-    """The name of each of some frames."""
+    first, of = group(frames.symbol, frames.dso, kernel.astype(np.uint8), address)
+    columns = (column[first].tolist() for column in (frames.symbol, frames.dso, frames.address, kernel))
     names = []
-    columns = (frames.symbol, frames.dso, frames.address, is_kernel(frames))
-    for symbol, dso, address, kernel in zip(*(column.tolist() for column in columns), strict=True):
-        label = frame_label(strings[symbol], strings[dso], address if options.addrs else None)
-        suffix = KERNEL_SUFFIX if kernel and options.kernel else ""
-        names.append(Name(label + suffix, basename(strings[dso]), NameKind(kernel)))
-    return names
+    for symbol, dso, at, in_kernel in zip(*columns, strict=True):
+        label = frame_label(strings[symbol], strings[dso], at if options.addrs else None)
+        suffix = KERNEL_SUFFIX if in_kernel and options.kernel else ""
+        names.append(Name(label + suffix, basename(strings[dso]), NameKind(in_kernel)))
+    return names, of

@@ -2,8 +2,8 @@
 """The tree that pictures and folded lines show: thread, then frames by name, from the root on.
 
 It differs from the profile's stack tree in three ways. Each root (a comm, or with options a process or a
-thread) has its own copy of the stacks that it used. Frames are merged by name. And what could not be
-recorded stands in it as a marked node, so that its time is seen:
+thread) has its own copy of the stacks that it used. Frames are merged by name. And marked nodes stand for
+parts of stacks that could not be recorded, so that their time is seen:
 
     comm ─ main ─ read                        a whole stack
     comm ─ [truncated] ─ f ─ read             frames nearer to the root were cut
@@ -11,35 +11,35 @@ recorded stands in it as a marked node, so that its time is seen:
     comm ─ main ─ [missed kernel stack]       only the user's part is there
     comm ─ [missed stack]                     neither; [no stack] if none was asked for
 
-Below that may come the task state, as a node like a frame, and who woke the sleeper, as in bcc's offwaketime:
-the waker's stack upside down, so that its leaf meets the sleeper's, and its name.
+Below that may come the task state, as a node like a frame, and the waker, as in bcc's offwaketime: its stack
+upside down, so that its leaf meets the sleeper's, and its name.
 
     comm ─ main ─ read ─ -- ─ try_to_wake_up_[w] ─ write_[w] ─ main_[w] ─ waker_[w]
 """
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.analysis.options import Options
 from perf_offcpu.analysis.states import STATES, state_codes
-from perf_offcpu.callpaths.build import PathBuilder
-from perf_offcpu.callpaths.depths import path_lengths
+from perf_offcpu.callpaths.builder import PathBuilder
 from perf_offcpu.callpaths.names import Name
-from perf_offcpu.callpaths.waker_names import WAKER_DELIMITER, wakers_of
+from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.wakers import WAKER_DELIMITER, wakers_of
 from perf_offcpu.model.callchains import Ragged, offsets_of
 from perf_offcpu.model.columns import I32, I64, U8, U64
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.stacks import path_lengths
 from perf_offcpu.structs import mutable
 from perf_offcpu.text import MISSED_KERNEL_STACK, MISSED_STACK, MISSED_USER_STACK, NO_STACK, TRUNCATED
 
 MARKS = ("", TRUNCATED, MISSED_USER_STACK, MISSED_STACK, NO_STACK)
-"""What can stand between a root and the frames, by code (see `marks_of`)."""
+"""The nodes that can stand between a root and the frames, by code (see `marks_of`)."""
 _USER_LOST = SampleFlag.NO_USER_STACK | SampleFlag.UNMERGED
 _ANY_LOST = _USER_LOST | SampleFlag.NO_KERNEL_STACK
 
@@ -49,12 +49,12 @@ class PathTree:
     """n nodes; `parent[node] < node`.
 
     Args:
-        names: what nodes are called; several nodes may share one.
+        names: the names of nodes; several nodes may share one.
         parent: int32[n]; -1 for a root.
         name: int32[n], index into names.
         of_sample: int32[samples], the node at which each sample ends.
         frames: int64[names], the row in the profile's frames that a name stands for, the first if it stands
-            for several; -1 for what is no frame.
+            for several; -1 for a name that is no frame's.
     """
 
     names: list[Name]
@@ -67,13 +67,12 @@ class PathTree:
         return len(self.parent)
 
     def total(self, values: NDArray[np.int64]) -> I64:
-        """int64[n]: the sum of a sample column over the samples that end at each node (exclusive)."""
+        """Return int64[n]: the sum of a sample column over the samples that end at each node (exclusive)."""
         return sum_by(self.of_sample.astype(np.int64), values, len(self))
 
     def paths(self, nodes: I64) -> Ragged:
-        """The names (indices into `names`) on the way to each of the given nodes, root first."""
-        lengths = path_lengths(self.parent, nodes)
-        offsets = offsets_of(lengths)
+        """Return the names (indices into `names`) on the way to each of the given nodes, root first."""
+        offsets = offsets_of(path_lengths(self.parent, nodes))
         values: U64 = np.empty(offsets[-1], np.uint64)
         place, at = offsets[1:] - 1, nodes
         while len(at):
@@ -83,11 +82,13 @@ class PathTree:
         return Ragged(offsets, values)
 
 
-def build_paths(profile: Profile, options: Options, *, rooted: bool = True, merged: bool = True) -> PathTree:
-    """The tree of all samples of a profile.
+def build_paths(
+    profile: Profile, options: PathOptions, *, rooted: bool = True, merged: bool = True
+) -> PathTree:
+    """Build the tree of all samples of a profile.
 
     Args:
-        options: choose roots (pid, tid), names (kernel, addrs) and leaves (state).
+        options: choose roots (pid, tid), names (kernel, addrs) and leaves (state, waker_stack).
         rooted: without, threads share one tree, and its roots are the outermost frames and marks.
         merged: without, every address of a function is a name of its own.
     """
@@ -95,29 +96,50 @@ def build_paths(profile: Profile, options: Options, *, rooted: bool = True, merg
     top, below = marks_of(samples)
     state = state_codes(samples) if options.state else np.zeros(len(samples), np.uint8)
     roots = _root_columns(samples, options) if rooted else []
-    waker = wakers_of(profile, options) if options.waker_stack else None
-    wakers: list[NDArray[np.integer]] = [waker.name, samples.waker_stack] if waker else []
-    first, of = group(*roots, top, below, state, *wakers, samples.stack)
-    builder = PathBuilder(merged)
-    base = builder.add_roots(profile, [column[first] for column in roots], len(first), options)
+    columns: list[NDArray[np.integer]] = [*roots, top, below, state]
+    if options.waker_stack:
+        waker_names, waker = wakers_of(profile, options)
+        columns += [waker, samples.waker_stack]
+    first, of = group(*columns, samples.stack)
+    builder = PathBuilder(profile, options, merged)
+    base = builder.add_roots([column[first] for column in roots], len(first))
     base = builder.add_leaves(base, top[first], MARKS)
-    leaf = builder.add_stacks(profile, base, samples.stack[first].astype(np.int64), options)
+    leaf = builder.add_stacks(base, samples.stack[first].astype(np.int64))
     leaf = builder.add_leaves(leaf, below[first], ("", MISSED_KERNEL_STACK))
     if options.state:
-        leaf = builder.add_leaves(
-            leaf, (state[first] + 1).astype(np.uint8), ("", *(f"[{one.words}]" for one in STATES))
-        )
-    if waker:
-        known = waker.name[first]
+        codes = (state[first] + 1).astype(np.uint8)
+        leaf = builder.add_leaves(leaf, codes, ("", *(f"[{one.words}]" for one in STATES)))
+    if options.waker_stack:
+        known = waker[first]
         leaf = builder.add_leaves(leaf, np.minimum(known, 1), ("", WAKER_DELIMITER))
         stack = np.where(known > 0, samples.waker_stack[first].astype(np.int64), -1)
-        leaf = builder.add_names(builder.add_inverted(profile, leaf, stack, options), known, waker.names)
-    frames = np.concatenate([np.empty(0, np.int64), *builder.frames])
-    return PathTree(builder.names, *builder.columns(), leaf.astype(np.int32)[of], frames)
+        leaf = builder.add_names(builder.add_inverted(leaf, stack), known, waker_names)
+    return PathTree(builder.names, *builder.columns(), leaf.astype(np.int32)[of], builder.frames())
+
+
+def paths_with_wakers(profile: Profile, options: PathOptions, *, merged: bool = True) -> tuple[PathTree, I64]:
+    """Build a tree without roots that holds the stacks of wakers, too, so that one numbering serves both.
+
+    Returns:
+        (tree, waker): its `of_sample` is that of the profile's samples; int64[samples], the node at which the
+        stack of each sample's waker ends, -1 if that is not known.
+    """
+    samples = profile.samples
+    rows = np.flatnonzero(samples.waker_stack >= 0)
+    stacks, of = np.unique(samples.waker_stack[rows], return_inverse=True)
+    if not len(stacks):
+        return build_paths(profile, options, rooted=False, merged=merged), np.full(len(samples), -1)
+    wakers = ProfileSamples.filled(len(stacks), stack=stacks, flags=np.full(len(stacks), SampleFlag.OFFCPU))
+    both = replace(profile, samples=ProfileSamples.concat([samples, wakers]))
+    tree = build_paths(both, replace(options, state=False), rooted=False, merged=merged)
+    node = np.full(len(samples), -1)
+    node[rows] = tree.of_sample[len(samples) :][of]
+    tree.of_sample = tree.of_sample[: len(samples)]
+    return tree, node
 
 
 def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
-    """Per sample: the code of its mark above the frames, and whether it has one below them."""
+    """Return the code of each sample's mark above the frames, and whether it has one below them."""
     flags = samples.flags
     bare = samples.stack < 0
     lost = (flags & np.uint32(_ANY_LOST)) != 0
@@ -128,7 +150,7 @@ def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
     return top, below.astype(np.uint8)
 
 
-def _root_columns(samples: ProfileSamples, options: Options) -> list[NDArray[np.integer]]:
+def _root_columns(samples: ProfileSamples, options: PathOptions) -> list[NDArray[np.integer]]:
     columns: list[NDArray[np.integer]] = [samples.comm]
     if options.pid or options.tid:
         columns.append(samples.pid)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights on their way to an output: what they count, which unit they have, and integers in a coarser one."""
+"""Weights of a profile for an output: title, unit, and integers in a coarser unit."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from perf_offcpu.analysis.options import UNITS
+from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
@@ -14,12 +14,12 @@ from perf_offcpu.text import printable
 
 
 def events_of(profile: Profile) -> list[Evsel]:
-    """The events whose samples are in the profile, in file order."""
+    """Return the events whose samples are in the profile, in file order."""
     return [profile.evsels[row] for row in distinct(profile.samples.evsel).tolist() if row >= 0]
 
 
 def title_of(profile: Profile) -> str:
-    """What the samples of a profile are, of which machine and command; printable."""
+    """Return a title: kind of samples, events, machine and command; printable."""
     off = profile.is_offcpu()
     what = "Off-CPU time" if off.all() else "CPU samples" if not off.any() else "Off-CPU and CPU time"
     events = ", ".join(event.name for event in events_of(profile))
@@ -29,7 +29,7 @@ def title_of(profile: Profile) -> str:
 
 
 def unit_of(profile: Profile) -> str:
-    """The unit of all weights of a profile: "ns", or "" for occurrences.
+    """Return the unit of all weights of a profile: "ns", or "" for occurrences.
 
     Raises:
         UsageError: its events have different units, so that a sum would mean nothing.
@@ -42,7 +42,7 @@ def unit_of(profile: Profile) -> str:
 
 
 def unit_factor(profile: Profile, unit: str) -> int:
-    """How many of the profile's own units make one of the unit asked for ("" for its own).
+    """Return the number of the profile's own units in one of the given unit ("" for its own).
 
     Raises:
         UsageError: the unit is one of time and the profile's weights are not.
@@ -55,10 +55,10 @@ def unit_factor(profile: Profile, unit: str) -> int:
 
 
 def in_units(weights: I64, factor: int) -> I64:
-    """Weights divided by `factor`, as integers whose sum is the rounded sum of the weights.
+    """Divide weights by `factor` to integers whose sum is the rounded sum of the quotients.
 
-    Each is rounded down, and what the total then lacks goes, one each, to those that lost most (at a tie
-    the earlier ones). So every weight is off by less than one, the total by at most a half.
+    Each is rounded down, and those that lost most (at a tie the earlier ones) get one more each, as far as
+    the total needs it. So every weight is off by less than one, the total by at most a half.
     """
     whole, rest = np.divmod(weights, factor)
     missing = (int(rest.sum()) + factor // 2) // factor

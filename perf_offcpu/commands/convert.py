@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from perf_offcpu.analysis.options import MIN_SHARE, UNITS, Options
+from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.commands.shared.busy import busy
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct, open_output
 from perf_offcpu.commands.shared.profile import (
@@ -20,6 +20,7 @@ from perf_offcpu.commands.shared.profile import (
     inputs,
     profile_from_args,
 )
+from perf_offcpu.convert.options import MIN_SHARE, Options
 from perf_offcpu.convert.registry import FORMATS, Format
 from perf_offcpu.errors import UsageError
 

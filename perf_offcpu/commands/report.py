@@ -9,7 +9,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from perf_offcpu.analysis.options import UNITS
+from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.commands.shared.pager import paged
 from perf_offcpu.commands.shared.perf_habits import add_as_always, advice_of
 from perf_offcpu.commands.shared.profile import (

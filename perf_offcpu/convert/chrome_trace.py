@@ -25,11 +25,10 @@ from typing import TextIO
 
 import numpy as np
 
-from perf_offcpu.analysis.intervals import process_names, timeline_of
-from perf_offcpu.analysis.options import Options
+from perf_offcpu.analysis.timeline import process_names, timeline_of
 from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import wakeups_of
-from perf_offcpu.callpaths.waker_paths import paths_with_wakers
+from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.callpaths.weights import title_of, unit_of
 from perf_offcpu.convert.encode.text_columns import (
     blocks,
@@ -40,6 +39,7 @@ from perf_offcpu.convert.encode.text_columns import (
     plain_labels,
     running_sums,
 )
+from perf_offcpu.convert.options import Options
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version

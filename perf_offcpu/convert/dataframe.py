@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.analysis.classify import classify
 from perf_offcpu.analysis.group import group
-from perf_offcpu.analysis.options import Options
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.convert.encode.text_columns import path_texts, plain_labels
+from perf_offcpu.convert.options import Options
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, Bool

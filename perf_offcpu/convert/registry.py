@@ -16,7 +16,7 @@ import importlib
 from dataclasses import fields
 from typing import IO, TYPE_CHECKING, Any
 
-from perf_offcpu.analysis.options import Options
+from perf_offcpu.convert.options import Options
 from perf_offcpu.errors import UsageError
 from perf_offcpu.structs import frozen
 

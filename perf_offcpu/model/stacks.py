@@ -48,17 +48,36 @@ def _flat(levels: list[I64]) -> I32:
     return np.concatenate(levels).astype(np.int32) if levels else np.empty(0, np.int32)
 
 
-def depths(parent: I32) -> I32:
-    """int32[nodes]: frames from the root to each node, the node included."""
-    depth = np.ones(len(parent), np.int32)
-    for node, above in enumerate(parent.tolist()):
-        if above >= 0:
-            depth[node] = depth[above] + 1
-    return depth
+def depths(parent: I32) -> I64:
+    """Return int64[n]: the number of nodes from the root to each node, itself included.
+
+    By pointer doubling, in log2(depth) passes.
+    """
+    depth = np.ones(len(parent), np.int64)
+    above = parent.astype(np.int64)
+    while True:
+        live = np.flatnonzero(above >= 0)
+        if not len(live):
+            return depth
+        jump = above[live]
+        depth[live] += depth[jump]
+        above[live] = above[jump]
+
+
+def path_lengths(parent: I32, nodes: I64) -> I64:
+    """Return int64[k]: the depths of some nodes, 0 for -1; by climbing, which is cheaper for few nodes."""
+    length = np.zeros(len(nodes), np.int64)
+    live = np.flatnonzero(nodes >= 0)
+    at = nodes[live]
+    while len(live):
+        length[live] += 1
+        above = parent[at]
+        live, at = live[above >= 0], above[above >= 0].astype(np.int64)
+    return length
 
 
 def frames_of(parent: I32, frame: I32, stack: int) -> list[int]:
-    """The frame ids of one stack, root first; for output and tests."""
+    """Return the frame ids of one stack, root first; for output and tests."""
     frames = []
     while stack >= 0:
         frames.append(int(frame[stack]))

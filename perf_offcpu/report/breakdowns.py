@@ -10,9 +10,9 @@ import numpy as np
 
 from perf_offcpu.analysis.classify import Waits
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.analysis.options import Options
 from perf_offcpu.callpaths.calls import calls_of
 from perf_offcpu.callpaths.names import Name
+from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.report.keys import column_of
 from perf_offcpu.report.totals import SUM_FLAGS, Total, heaviest, totals_of
@@ -95,7 +95,7 @@ def function_table(subject: Profile, limit: int | None = None) -> FunctionTable:
     Args:
         limit: most rows; None for all.
     """
-    calls = calls_of(subject, Options(), np.ones(len(subject.samples), np.bool_))
+    calls = calls_of(subject, PathOptions(), np.ones(len(subject.samples), np.bool_))
     order = np.lexsort((np.arange(len(calls.names)), -calls.own, -calls.inclusive))
     rows = [
         FunctionRow(calls.names[at], int(calls.inclusive[at]), int(calls.own[at]))

@@ -9,10 +9,10 @@ import numpy as np
 
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.analysis.classify import Waits
-from perf_offcpu.analysis.options import Options
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.names import Name, NameKind, name_frames
+from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64
@@ -103,7 +103,7 @@ def symbol_label(name: Name) -> str:
 def _leaf(profile: Profile) -> tuple[I64, Label]:
     frame = _leaf_frames(profile)
     rows = np.unique(frame[frame >= 0])
-    names, of = name_frames(profile, rows, Options())
+    names, of = name_frames(profile, rows, PathOptions())
     name = np.full(len(profile.frames) + 1, len(names), np.int64)
     name[rows] = of
     column = name[frame]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perf_offcpu.analysis.options import UNITS
+from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.report.summary import Summary
 from perf_offcpu.report.totals import Total
 from perf_offcpu.structs import frozen

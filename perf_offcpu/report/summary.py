@@ -17,10 +17,10 @@ from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.analysis.classify import Waits, classify
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.analysis.options import Options
 from perf_offcpu.analysis.select import event_rows
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.names import Name
+from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.losses import LossCause
@@ -228,7 +228,7 @@ def _threads(
 
 
 def _stacks(subject: Profile, waits: Waits, limit: int | None) -> tuple[list[StackRow], tuple[int, int]]:
-    samples, tree = subject.samples, build_paths(subject, Options())
+    samples, tree = subject.samples, build_paths(subject, PathOptions())
     first, of = group(tree.of_sample)
     node = tree.of_sample[first]
     kept, cut = heaviest(sum_by(of, samples.period, len(node)), limit)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from perf_offcpu.analysis.options import UNITS
 from perf_offcpu.analysis.wait_classes import BY_LABEL
+from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.report.breakdowns import FunctionTable, Histogram
 from perf_offcpu.report.keys import symbol_label
 from perf_offcpu.report.style import (

@@ -13,7 +13,7 @@ from browser.webdriver import KEYS, Browser
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 
-from perf_offcpu.analysis.options import Options
+from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from perf_offcpu.analysis.options import UNITS
 from perf_offcpu.analysis.wait_classes import BY_LABEL
+from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:

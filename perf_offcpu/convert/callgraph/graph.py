@@ -19,12 +19,12 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from perf_offcpu.analysis.options import Options
-from perf_offcpu.analysis.waker_graph import waker_graph_of
+from perf_offcpu.analysis.wakeups import waker_graph_of
 from perf_offcpu.callpaths.calls import Calls, calls_of
 from perf_offcpu.callpaths.compare import together
 from perf_offcpu.callpaths.weights import title_of, unit_of
 from perf_offcpu.convert.callgraph.text_forms import dot_text, plain_text
+from perf_offcpu.convert.options import Options
 from perf_offcpu.errors import CapabilityError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import printable

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from perf_offcpu.analysis.intervals import Timeline
+from perf_offcpu.analysis.timeline import Timeline
 from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import Wakeups
 from perf_offcpu.convert.encode.text_columns import joined, path_texts, picked, plain_labels

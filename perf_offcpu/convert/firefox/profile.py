@@ -23,14 +23,14 @@ from typing import Any, TextIO
 import numpy as np
 
 from perf_offcpu.analysis.group import sum_by
-from perf_offcpu.analysis.intervals import Track, process_names, timeline_of
-from perf_offcpu.analysis.options import Options
+from perf_offcpu.analysis.timeline import Track, process_names, timeline_of
 from perf_offcpu.analysis.wakeups import wakeups_of
 from perf_offcpu.callpaths.weights import title_of, unit_of
 from perf_offcpu.convert.encode.text_columns import running_sums
 from perf_offcpu.convert.firefox.json_tables import array_items
 from perf_offcpu.convert.firefox.markers import NO_MARKERS, SCHEMA, Markers
 from perf_offcpu.convert.firefox.shared import CATEGORIES, SharedTables
+from perf_offcpu.convert.options import Options
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version

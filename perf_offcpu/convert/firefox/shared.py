@@ -20,11 +20,11 @@ import numpy as np
 
 from perf_offcpu.analysis.classify import Waits, classify
 from perf_offcpu.analysis.group import group
-from perf_offcpu.analysis.options import Options
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.names import Name, NameKind
-from perf_offcpu.callpaths.waker_paths import paths_with_wakers
+from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.convert.firefox.json_tables import StringArray, array_items, table
+from perf_offcpu.convert.options import Options
 from perf_offcpu.model.columns import I64, U32, Bool
 from perf_offcpu.model.profile import Frames, Profile
 from perf_offcpu.structs import mutable

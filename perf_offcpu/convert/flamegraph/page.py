@@ -23,19 +23,20 @@ from typing import Any, TextIO
 import numpy as np
 
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.analysis.intervals import timeline_of, with_wakers
-from perf_offcpu.analysis.options import Options
 from perf_offcpu.analysis.states import RUNNING, STATES, UNKNOWN_STATE, state_codes
+from perf_offcpu.analysis.timeline import timeline_of
+from perf_offcpu.analysis.wakeups import with_wakers
 from perf_offcpu.callpaths.calls import subtree_sums
 from perf_offcpu.callpaths.compare import Together, together
-from perf_offcpu.callpaths.depths import depths
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.tree import PathTree, build_paths
 from perf_offcpu.callpaths.weights import events_of, title_of, unit_of
+from perf_offcpu.convert.options import Options
 from perf_offcpu.losses import by_text
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Meta, SampleFlag
+from perf_offcpu.model.stacks import depths
 from perf_offcpu.text import for_script_element, printable
 
 _GIGA = 10**9

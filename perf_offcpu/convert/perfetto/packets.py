@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.analysis.intervals import Track, process_names
+from perf_offcpu.analysis.timeline import Track, process_names
 from perf_offcpu.convert.encode.protobuf import Rows, constant, field, joined, messages, numbers
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from perf_offcpu.analysis.group import stable_order
-from perf_offcpu.analysis.intervals import Timeline
 from perf_offcpu.analysis.states import STATES, state_codes
+from perf_offcpu.analysis.timeline import Timeline
 from perf_offcpu.analysis.wakeups import Wakeups
 from perf_offcpu.convert.encode.protobuf import field, from_bytes, numbers
 from perf_offcpu.convert.encode.text_columns import blocks

@@ -19,11 +19,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from perf_offcpu.analysis.intervals import timeline_of
-from perf_offcpu.analysis.options import Options
+from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import wakeups_of
-from perf_offcpu.callpaths.waker_paths import paths_with_wakers
+from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.convert.encode.protobuf import (
     Rows,
@@ -36,6 +35,7 @@ from perf_offcpu.convert.encode.protobuf import (
     numbers,
 )
 from perf_offcpu.convert.encode.text_columns import blocks, path_texts, plain_labels, running_sums
+from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.perfetto.interned import (
     ANNOTATION_NAMES,
     CATEGORIES,

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from perf_offcpu.analysis.group import group
-from perf_offcpu.analysis.options import Options
 from perf_offcpu.callpaths.names import name_frames
 from perf_offcpu.callpaths.tree import MARKS, PathTree, marks_of
 from perf_offcpu.convert.encode.protobuf import field, ragged, varint, varints
+from perf_offcpu.convert.options import Options
 from perf_offcpu.model.callchains import Ragged, offsets_of
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile

@@ -19,12 +19,12 @@ from typing import BinaryIO
 import numpy as np
 
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.analysis.intervals import timeline_of
-from perf_offcpu.analysis.options import Options
+from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import wakeups_of
 from perf_offcpu.convert.encode import protobuf
 from perf_offcpu.convert.encode.protobuf import Rows, field, from_bytes, joined, ragged, varints
+from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.pprof.locations import Locations
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile

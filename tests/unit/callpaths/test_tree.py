@@ -10,13 +10,12 @@ from builders.profile import Code, ProfileBuilder, kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf_offcpu.analysis.options import Options
-from perf_offcpu.callpaths.depths import depths, path_lengths
 from perf_offcpu.callpaths.names import NameKind
+from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.model.stacks import frames_of
+from perf_offcpu.model.stacks import depths, frames_of, path_lengths
 from perf_offcpu.text import frame_label
 
 CODES = [
@@ -69,7 +68,7 @@ def test_every_sample_ends_at_its_path(
     samples: list[tuple[str, int, list[str | Code], SampleFlag, int]],
 ) -> None:
     profile = built(samples)
-    tree = build_paths(profile, Options())
+    tree = build_paths(profile, PathOptions())
     paths = tree.paths(tree.of_sample.astype(np.int64))
     shown = [tuple(tree.names[name].label for name in paths.row(row).tolist()) for row in range(len(samples))]
     assert shown == [expected(profile, row) for row in range(len(samples))]
@@ -78,7 +77,7 @@ def test_every_sample_ends_at_its_path(
 @given(SAMPLES)
 def test_totals_and_shape(samples: list[tuple[str, int, list[str | Code], SampleFlag, int]]) -> None:
     profile = built(samples)
-    tree = build_paths(profile, Options(tid=True))
+    tree = build_paths(profile, PathOptions(tid=True))
     assert int(tree.total(profile.samples.period).sum()) == sum(sample[-1] for sample in samples)
     assert bool((tree.parent < np.arange(len(tree))).all())
     family = Counter((int(p), tree.names[int(n)]) for p, n in zip(tree.parent, tree.name, strict=True))
@@ -89,29 +88,29 @@ def test_totals_and_shape(samples: list[tuple[str, int, list[str | Code], Sample
 
 def test_call_sites_of_a_function_are_one_name_programs_are_not() -> None:
     profile = built([("a", 1, [code], SampleFlag(0), 1) for code in CODES])
-    tree = build_paths(profile, Options())
+    tree = build_paths(profile, PathOptions())
     assert sorted((name.label, name.dso) for name in tree.names if name.kind == NameKind.USER) == [
         ("[x.so]", "x.so"),
         ("main", "a"),
         ("main", "b"),
     ]
-    with_addresses = build_paths(profile, Options(addrs=True))
+    with_addresses = build_paths(profile, PathOptions(addrs=True))
     labels = {name.label for name in with_addresses.names if name.kind == NameKind.USER}
     assert labels == {"main", "[x.so <30>]", "[x.so <40>]"}
 
 
 def test_only_used_frames_are_named() -> None:
     profile = built([("a", 1, ["used"], SampleFlag(0), 1), ("a", 1, ["unused"], SampleFlag(0), 1)])
-    tree = build_paths(profile.select(np.array([True, False])), Options())
+    tree = build_paths(profile.select(np.array([True, False])), PathOptions())
     assert "unused" not in {name.label for name in tree.names}
 
 
 def test_roots() -> None:
     profile = built([("a", 1, ["f"], SampleFlag(0), 1), ("a", 2, ["f"], SampleFlag(0), 1)])
 
-    def roots(options: Options) -> list[str]:
+    def roots(options: PathOptions) -> list[str]:
         return [name.label for name in build_paths(profile, options).names if name.kind == NameKind.ROOT]
 
-    assert roots(Options()) == ["a"]
-    assert roots(Options(pid=True)) == ["a-100"]
-    assert roots(Options(tid=True)) == ["a-100/1", "a-100/2"]
+    assert roots(PathOptions()) == ["a"]
+    assert roots(PathOptions(pid=True)) == ["a-100"]
+    assert roots(PathOptions(tid=True)) == ["a-100/1", "a-100/2"]

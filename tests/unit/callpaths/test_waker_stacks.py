@@ -10,9 +10,9 @@ import pytest
 from builders.profile import Code, ProfileBuilder, kernel
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
-from perf_offcpu.analysis.options import Options
 from perf_offcpu.callpaths.names import NameKind
 from perf_offcpu.convert.flamegraph.page import describe
+from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag

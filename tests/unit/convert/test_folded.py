@@ -14,7 +14,7 @@ from builders.profile import Code, ProfileBuilder, kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf_offcpu.analysis.options import Options
+from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile

@@ -17,7 +17,7 @@ from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 from builders.protobuf import read, read_packed
 
-from perf_offcpu.analysis.options import Options
+from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag

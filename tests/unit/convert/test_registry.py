@@ -7,11 +7,12 @@ import importlib
 import io
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 from builders.profile import ProfileBuilder
 
-from perf_offcpu.analysis.options import Options
+from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.registry import FORMATS, Format
 from perf_offcpu.errors import UsageError
 
@@ -20,7 +21,7 @@ from perf_offcpu.errors import UsageError
 def test_every_row_is_kept(format_: Format) -> None:
     module = importlib.import_module(f"perf_offcpu.convert.{format_.module}")
     assert callable(module.write)
-    assert format_.options <= set(Options.__slots__)
+    assert format_.options <= {field.name for field in fields(Options)}
     assert format_.suffix.startswith(".") and format_.doc
     for profile in (ProfileBuilder().build(), ProfileBuilder().sample("a", ["f"], 7).build()):
         first, second = (io.BytesIO() if format_.binary else io.StringIO() for _ in range(2))

@@ -12,7 +12,7 @@ from typing import Any
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 
-from perf_offcpu.analysis.options import Options
+from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.convert.speedscope import NO_PLACE
 from perf_offcpu.model.profile import Profile

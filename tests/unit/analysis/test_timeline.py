@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from builders.profile import ProfileBuilder
 
-from perf_offcpu.analysis.intervals import timeline_of
+from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.model.recording import SampleFlag
 
 

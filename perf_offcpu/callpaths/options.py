@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choices of how paths are shown, and units of time. Imports nothing: command lines need it, too."""
+
+from __future__ import annotations
+
+from perf_offcpu.structs import frozen
+
+UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
+"""Nanoseconds in each unit of time."""
+
+
+@frozen
+class PathOptions:
+    """How to show threads, frames and leaves of a tree of paths."""
+
+    pid: bool = False
+    """Show the pid after the comm. Default: no."""
+    tid: bool = False
+    """Show pid and tid after the comm. Default: no."""
+    kernel: bool = False
+    """Mark kernel functions with `_[k]`. Default: no."""
+    addrs: bool = False
+    """Show the address of frames without symbol. Default: no."""
+    state: bool = False
+    """Show the task state after the innermost frame: `[interruptible sleep]`. Default: no."""
+    waker_stack: bool = False
+    """Show the stack of the waker, upside down after the sleeper's. Default: no."""
