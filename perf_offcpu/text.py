@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How names become text for people and formats.
+"""Make names safe text for people and formats.
 
-Names come from kernels, ELF files and JIT maps; anyone who can run a program can choose them. So whatever
-could drive a terminal, break a line or hide itself is shown as an escape, and so is what is not UTF-8 (the
-strings of a profile hold such bytes as lone surrogates, see `model.strings`). What comes out encodes as
-UTF-8, stays on its line and reads from left to right.
+Names come from kernels, ELF files and JIT maps; anyone who can run a program can choose them. So characters
+that could drive a terminal, break a line or hide are shown as escapes, and so are bytes that are not UTF-8
+(lone surrogates in the strings of a profile, see `model.strings`). The result encodes as UTF-8, stays on its
+line and reads from left to right.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ _LIKE_A_WEIGHT = re.compile(r"\s(?=\d+(\.\d*)?$)")
 
 
 def printable(text: str) -> str:
-    """The text with every unsafe character as an escape: `\\n`, `\\x1b`, `\\u202e`; bytes that are not UTF-8
-    as `\\xff`."""
+    """Return the text with unsafe characters as escapes: `\\n`, `\\x1b`, `\\u202e`, `\\xff` (not UTF-8)."""
     return _UNSAFE.sub(_escape, text)
 
 
@@ -49,10 +48,10 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def frame_label(symbol: str, dso: str, address: int | None = None) -> str:
-    """What a frame is called: its symbol, else `[dso]`, else `[unknown]`.
+    """Return the name of a frame: its symbol, else `[dso]`, else `[unknown]`.
 
     Args:
-        address: shown in what has no symbol, as stackcollapse-perf.pl --addrs does: `[libc.so.6 <1f3a>]`.
+        address: shown where there is no symbol, as stackcollapse-perf.pl --addrs does: `[libc.so.6 <1f3a>]`.
     """
     if symbol:
         return printable(symbol)
@@ -63,35 +62,38 @@ def frame_label(symbol: str, dso: str, address: int | None = None) -> str:
 
 
 def basename(dso: str) -> str:
-    """The last part of a dso's path, printable; pseudo names such as `[vdso]` and `//anon` have one too."""
+    """Return the last part of a dso's path, printable; pseudo names such as `[vdso]` have one, too."""
     return printable(posixpath.basename(dso))
 
 
 def thread_label(comm: str, pid: int | None = None, tid: int | None = None) -> str:
-    """The name of a thread or process: `comm`, `comm-PID` or `comm-PID/TID`, as stackcollapse-perf.pl;
-    -1 is unknown, printed `?`."""
+    """Return `comm`, `comm-PID` or `comm-PID/TID`, as stackcollapse-perf.pl does; -1 is unknown, `?`."""
     ids = "/".join("?" if number < 0 else str(number) for number in (pid, tid) if number is not None)
     name = printable(comm) or UNKNOWN
     return f"{name}-{ids}" if ids else name
 
 
 def folded_field(label: str) -> str:
-    """A label as one field of a folded line.
+    """Return a label as one field of a folded line.
 
-    `;` separates fields, so it becomes `:`. A blank in front of a number at the end becomes `_`:
-    flamegraph.pl would take the number for the first count of a differential line.
+    `;` separates fields, so it becomes `:`. A blank before a number at the end becomes `_`: flamegraph.pl
+    would take the number for the first count of a differential line.
     """
     return _LIKE_A_WEIGHT.sub("_", label.replace(";", ":"))
 
 
 def folded_root(label: str) -> str:
-    """A comm as the first field: blanks become `_` as in stackcollapse-perf.pl, and a leading `#`, which
-    makes a comment of the line for Perfetto, becomes an escape."""
+    """Return a comm as the first field of a folded line.
+
+    Blanks become `_` as in stackcollapse-perf.pl; a leading `#`, a comment to Perfetto, becomes an escape.
+    """
     field = label.replace(";", ":").replace(" ", "_")
     return "\\x23" + field[1:] if field.startswith("#") else field
 
 
 def for_script_element(json_text: str) -> str:
-    """JSON that can stand inside an HTML script element: nothing in it can end the element or begin a
-    comment (HTML standard, "restrictions for contents of script elements")."""
+    """Return JSON that cannot end an HTML script element or begin a comment in it.
+
+    Source: HTML standard, "restrictions for contents of script elements".
+    """
     return json_text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

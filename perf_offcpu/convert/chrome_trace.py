@@ -134,6 +134,11 @@ class _Writer:
         wakers = picked(self.waker_stacks, self.waker_node[rows])
         return joined(known, wakers, '"stack":', picked(self.stacks, self.node[rows]), "}}")
 
+    def _weighed(self, category: str | list[str], rows: I64, when: tuple[Iterable[str], ...]) -> list[str]:
+        """Return slices with the details of samples."""
+        head = ('{"ph":"X","cat":"', category, '","name":', self._names(rows))
+        return joined(*head, *when, ',"args":{', self._args(rows))
+
     def _waits(self, rows: I64) -> Iterator[list[str]]:
         """Return slices, states and arrows of waits.
 
@@ -141,13 +146,7 @@ class _Writer:
         ends, and before the run queue within it.
         """
         begin, queued, end = self._times(rows)
-        yield joined(
-            '{"ph":"X","cat":"offcpu","name":',
-            self._names(rows),
-            *self._when(self.track[rows], begin, end),
-            ',"args":{',
-            self._args(rows),
-        )
+        yield self._weighed("offcpu", rows, self._when(self.track[rows], begin, end))
         yield from self._arrows(rows[self.arrow[rows] >= 0])
         late = queued < end
         inner = joined(microseconds((end - queued)[late] - 1), "9")
@@ -220,18 +219,9 @@ class _Writer:
         ids = [f',"pid":{SUMS_PID},"tid":{tid},"ts":' for tid in tids]
         category = np.where(self.profile.is_offcpu(), "offcpu", "cpu")
         for rows in blocks(chosen):
-            yield joined(
-                '{"ph":"X","cat":"',
-                category[rows].tolist(),
-                '","name":',
-                self._names(rows),
-                picked(ids, self.track[rows]),
-                microseconds(begins[rows]),
-                ',"dur":',
-                microseconds(weight[rows]),
-                ',"args":{',
-                self._args(rows),
-            )
+            durations = microseconds(weight[rows])
+            when = (picked(ids, self.track[rows]), microseconds(begins[rows]), ',"dur":', durations)
+            yield self._weighed(category[rows].tolist(), rows, when)
 
 
 def _named(kind: str, pid: int, tid: int, name: str) -> str:

@@ -75,28 +75,16 @@ class Format:
                 raise UsageError(f"--{name.replace('_', '-')} means nothing to --{self.name}")
 
 
-_THREADS = frozenset({"pid", "tid"})
 _FRAMES = frozenset({"addrs", "kernel", "state"})
 _NO_STATE = _FRAMES - {"state"}
-_PICTURE = frozenset({"addrs", "state", "title", "diff", "waker_stack"})
+_FOLDED = _FRAMES | {"pid", "tid", "unit", "diff", "waker_stack"}
+_PICTURE = frozenset({"pid", "tid", "addrs", "state", "title", "diff", "waker_stack"})
 _V8_STRING = 2**29 - 24
 """The longest string of Chromium's JavaScript, and so the largest JSON text that a page can parse."""
 
 _ROWS = (
-    Format(
-        "folded",
-        "folded",
-        ".folded",
-        "folded stacks: comm;root;…;leaf WEIGHT",
-        _THREADS | _FRAMES | {"unit", "diff", "waker_stack"},
-    ),
-    Format(
-        "flamegraph",
-        "flamegraph.page",
-        ".html",
-        "interactive flame graph, one HTML file",
-        _THREADS | _PICTURE,
-    ),
+    Format("folded", "folded", ".folded", "folded stacks: comm;root;…;leaf WEIGHT", _FOLDED),
+    Format("flamegraph", "flamegraph.page", ".html", "interactive flame graph, one HTML file", _PICTURE),
     Format(
         "speedscope",
         "speedscope",
@@ -133,12 +121,7 @@ _ROWS = (
         needs_times=True,
     ),
     Format(
-        "pprof",
-        "pprof.profile",
-        ".pb.gz",
-        "pprof's profile.proto: go tool pprof",
-        _NO_STATE,
-        binary=True,
+        "pprof", "pprof.profile", ".pb.gz", "pprof's profile.proto: go tool pprof", _NO_STATE, binary=True
     ),
     Format(
         "callgraph",

@@ -10,11 +10,13 @@ the graph with each knot taken as one node: the path that a delay at its begin t
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import numpy as np
@@ -41,11 +43,19 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
         UsageError: the events have different units.
         CapabilityError: a picture is asked for, and graphviz is not installed.
     """
+    import networkx
+
     graph = wakeups(profile, options) if options.wakers else calls(profile, options)
     if options.svg:
         out.write(_drawn(dot_text(graph)))
         return
-    writers = {"dot": dot_text, "text": plain_text, "json": _json, "graphml": _graphml, "gexf": _gexf}
+    writers: dict[str, Callable[[Any], str]] = {
+        "dot": dot_text,
+        "text": plain_text,
+        "json": _json,
+        "graphml": functools.partial(_xml, networkx.write_graphml_xml),
+        "gexf": functools.partial(_xml, networkx.write_gexf),
+    }
     out.write(writers[options.form or "dot"](graph))
 
 
@@ -101,13 +111,11 @@ def wakeups(profile: Profile, options: Options) -> Any:
     kept = [(row, edge) for row, edge in order if edge[2] >= least]
     graph.graph |= {"left_out": len(order) - len(kept), "min_share": options.min_share}
     for row, (waker, sleeper, blocked) in kept:
-        for thread in (waker, sleeper):
-            graph.add_node(
-                found.labels[thread], label=found.labels[thread], off_cpu=int(found.off_cpu_ns[thread])
-            )
+        ends = [found.labels[thread] for thread in (waker, sleeper)]
+        for label, thread in zip(ends, (waker, sleeper), strict=True):
+            graph.add_node(label, label=label, off_cpu=int(found.off_cpu_ns[thread]))
         facts = {"weight": blocked, "share": _share(blocked, total), "count": int(found.count[row])}
-        facts |= {"longest": int(found.longest_ns[row])}
-        graph.add_edge(found.labels[waker], found.labels[sleeper], **facts)
+        graph.add_edge(*ends, **facts, longest=int(found.longest_ns[row]))
     _mark_knots(graph)
     return graph
 
@@ -162,26 +170,11 @@ def _title(profile: Profile, options: Options) -> str:
     return printable(options.title) or title_of(profile)
 
 
-def _plain(graph: Any) -> Any:
-    """Return the graph with lists joined: XML formats hold no lists."""
-    plain = graph.copy()
+def _xml(write_xml: Callable[..., None], graph: Any) -> str:
+    """Return the graph as XML, whose attributes cannot be lists: they are joined."""
+    plain, out = graph.copy(), io.BytesIO()
     plain.graph = {key: "; ".join(one) if isinstance(one, list) else one for key, one in graph.graph.items()}
-    return plain
-
-
-def _graphml(graph: Any) -> str:
-    import networkx
-
-    out = io.BytesIO()
-    networkx.write_graphml_xml(_plain(graph), out, encoding="utf-8")
-    return out.getvalue().decode() + "\n"
-
-
-def _gexf(graph: Any) -> str:
-    import networkx
-
-    out = io.BytesIO()
-    networkx.write_gexf(_plain(graph), out, encoding="utf-8")
+    write_xml(plain, out, encoding="utf-8")
     return _DATE.sub("", out.getvalue().decode()) + "\n"
 
 

@@ -84,20 +84,17 @@ class _Writer:
         self.threads = list(self._threads())
 
     def _threads(self) -> Iterator[_Thread]:
-        timeline, place = self.timeline, self.timeline.placed
-        sums = running_sums(timeline.track, np.where(place, 0, self.samples.period))
+        timeline, begin = self.timeline, self.timeline.begin_ns
+        sums = running_sums(timeline.track, np.where(timeline.placed, 0, self.samples.period))
         for at, track in enumerate(self.wakeups.tracks):
-            rows = track.rows[timeline.waits[track.rows]]
-            rows = rows[np.argsort(timeline.begin_ns[rows], kind="stable")]
-            yield _Thread(at, "", rows, timeline.begin_ns[rows], timeline.end_ns[rows])
-            rows = track.rows[timeline.moments[track.rows]]
-            if len(rows):
-                rows = rows[np.argsort(timeline.begin_ns[rows], kind="stable")]
-                yield _Thread(at, ON_CPU, rows, timeline.begin_ns[rows], timeline.begin_ns[rows])
-            rows = track.rows[~place[track.rows]]
-            if len(rows):
-                ends = sums[rows] + self.samples.period[rows]
-                yield _Thread(at, NO_PLACE, rows, sums[rows], ends)
+            in_time = track.rows[np.argsort(begin[track.rows], kind="stable")]
+            waits, moments = in_time[timeline.waits[in_time]], in_time[timeline.moments[in_time]]
+            rest = track.rows[~timeline.placed[track.rows]]
+            yield _Thread(at, "", waits, begin[waits], timeline.end_ns[waits])
+            if len(moments):
+                yield _Thread(at, ON_CPU, moments, begin[moments], begin[moments])
+            if len(rest):
+                yield _Thread(at, NO_PLACE, rest, sums[rest], sums[rest] + self.samples.period[rest])
 
     def parts(self) -> Iterator[str]:
         """Return the whole file, in parts."""
