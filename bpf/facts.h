@@ -58,7 +58,7 @@ __inline u64 cgroup_of(struct task_struct *task)
  * The system call in which the task waits, from the registers it entered the kernel with. The kernel writes
  * -1 there for page faults and interrupts. Who only waits for a CPU does not wait in any.
  */
-__inline u32 syscall_of(struct task_struct *task, u32 flags)
+__inline s32 syscall_of(struct task_struct *task, u32 flags)
 {
 #if OFFCPU_SYSCALLS
 	void *regs;

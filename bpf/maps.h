@@ -59,7 +59,7 @@ struct offcpu_waker_stack {
 struct offcpu_task {
 	u64 since_ns;			/* when it began to do what it does */
 	u64 wakeup_ns;			/* its wake-up while it waits, 0 none yet */
-	u32 waker_pid;
+	u32 waker_pid;			/* or OFFCPU_NO_ID */
 	u32 waker_tid;
 	u32 mode;			/* enum offcpu_mode: what it does */
 	u32 prev_state;			/* of the wait */
@@ -109,18 +109,30 @@ struct offcpu_wait {
 	u64 switch_in_ns;
 	u64 wakeup_ns;
 	u64 ns;
-	u64 runq_ns;			/* OFFCPU_RUNQ_UNKNOWN */
+	u64 runq_ns;			/* OFFCPU_NOT_KNOWN */
 	u32 prev_state;
 	u32 flags;
 	u32 pid;
 	u32 tid;
-	u32 syscall;
+	s32 syscall;
 	u32 generation;
 	u64 cgroup;
 	u64 stack;			/* of its sum: hash of the user stack, 0 none */
 	u64 caller;			/* and of who called, 0 not known */
 	u32 lost;			/* and OFFCPU_LOST_* */
 	bool first;			/* of its callers: to be sent with a copy of its stack, as a sum of one */
+};
+
+#define OFFCPU_CHAIN_WORDS (2 * (1 + OFFCPU_FRAMES))	/* a marker and the frames of either side */
+#define OFFCPU_SAMPLE_WORDS (OFFCPU_CHAIN_WORDS + 1 + OFFCPU_EXTENSION_WORDS + OFFCPU_CHAIN_WORDS)
+
+/* The payload of a sample. Its first words are upstream's: struct offcpu_data in tools/perf/util/bpf_skel. */
+struct offcpu_payload {
+	u32 pid;			/* tgid */
+	u32 tid;
+	u64 offcpu_ns;
+	u64 nr;				/* words of the callchain */
+	u64 words[OFFCPU_SAMPLE_WORDS];	/* callchain, cgroup, struct offcpu_extension, the waker's callchain */
 };
 
 /* Room that the 512 bytes of BPF stack do not have. */
@@ -133,7 +145,7 @@ struct offcpu_scratch {
 	u32 nr_early;			/* frames in `kernel` that were taken before the switch; 0 none */
 	u32 early_task;			/* of this task */
 	u64 early_since_ns;		/* in the wait that began then */
-	u64 sample[OFFCPU_SAMPLE_WORDS];
+	struct offcpu_payload sample;
 };
 
 BPF_TASK_STORAGE(tasks, struct offcpu_task);

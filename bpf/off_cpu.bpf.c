@@ -149,12 +149,12 @@ __inline u64 end_pause(struct offcpu_task *storage, struct task_struct *task, u6
 	if (mode == OFFCPU_UNKNOWN) {
 		begin_budget(storage, task);
 		spend(storage, is_newborn(task) ? OFFCPU_RUNNABLE : OFFCPU_UNKNOWN, now);
-		return OFFCPU_RUNQ_UNKNOWN;
+		return OFFCPU_NOT_KNOWN;
 	}
 	if (mode == OFFCPU_RUNNING) {
 		count(OFFCPU_BEGINS_MISSED, 0);
 		spend(storage, OFFCPU_UNKNOWN, now);
-		return OFFCPU_RUNQ_UNKNOWN;
+		return OFFCPU_NOT_KNOWN;
 	}
 	if (mode == OFFCPU_PREEMPTED || mode == OFFCPU_RUNNABLE) {
 		spend(storage, mode, now);
@@ -162,7 +162,7 @@ __inline u64 end_pause(struct offcpu_task *storage, struct task_struct *task, u6
 	}
 	if (!wakeup) {
 		spend(storage, mode, now);
-		return OFFCPU_RUNQ_UNKNOWN;
+		return OFFCPU_NOT_KNOWN;
 	}
 	spend(storage, mode, wakeup < now ? wakeup : now);
 	spend(storage, OFFCPU_RUNNABLE, now);
@@ -248,6 +248,9 @@ __inline void note_wakeup(void *ctx, struct task_struct *task)
 	storage->waker_pid = ids >> 32;
 	storage->waker_tid = ids;
 	storage->waker_flags = in_interrupt(current) ? OFFCPU_WAKER_INTERRUPT : 0;
+	/* An idle thread wakes no one: where interrupts are not seen, one has hit it. */
+	if (!ids && !storage->waker_flags)
+		storage->waker_pid = storage->waker_tid = OFFCPU_NO_ID;
 #if OFFCPU_WAKER_STACKS
 	if (WANTED(storage->mode) && storage->wakeup_ns - storage->since_ns >= switches->threshold_ns)
 		walk_waker(ctx, current, storage->waker_flags, &storage->waker);
@@ -330,7 +333,7 @@ __inline void show_task(void *seq, struct task_struct *task)
 	to = scratch.lookup(&zero);
 	if (!to || !storage || !storage->mode || storage->mode == OFFCPU_DEAD)
 		return;
-	last = (void *)to->sample;
+	last = (void *)&to->sample;
 	describe(last, task, storage);
 #if OFFCPU_KERNEL_STACKS
 	if (last->waits) {

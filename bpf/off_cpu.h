@@ -107,7 +107,7 @@ struct offcpu_sum {
 	u64 caller;			/* of who called (callers.h), 0 not known */
 	u64 cgroup;			/* 0 unknown */
 	u32 state;			/* raw, at switch-out */
-	u32 syscall;			/* -1 none, -2 unknown, as unsigned numbers */
+	s32 syscall;			/* OFFCPU_SYSCALL_* */
 	u32 flags;			/* OFFCPU_PREEMPTED_WAIT, OFFCPU_YIELDED */
 	u32 pid;			/* tgid */
 	u64 total_ns;
@@ -159,7 +159,7 @@ struct offcpu_last {
 	u32 mode;
 	u32 waits;			/* 1: off the CPU, in a state that the user wants */
 	u32 state;
-	u32 syscall;
+	s32 syscall;
 	u32 flags;			/* OFFCPU_PREEMPTED_WAIT, ... */
 	u32 lost;
 	u32 waker_pid;
@@ -175,11 +175,35 @@ struct offcpu_last {
 };
 
 /*
- * The extension of the payload (perf_offcpu/abi/offcpu.py describes it to readers).
+ * The fixed part of the payload's extension. Its members are the rows of the table EXTENSION in
+ * perf_offcpu/abi/offcpu.py: same names, same order. A new member goes to the end, and so does its row.
  */
+struct offcpu_extension {
+	u32 magic;			/* OFFCPU_MAGIC */
+	u16 version;			/* OFFCPU_VERSION */
+	u16 size;			/* OFFCPU_EXTENSION_SIZE: later versions of this struct are longer */
+	u32 kind;			/* OFFCPU_KIND_* */
+	u16 waker_offset;		/* from `magic` to the waker's callchain, in bytes */
+	u16 waker_nr;			/* words of the waker's callchain, 0 none */
+	u32 flags;			/* OFFCPU_PREEMPTED_WAIT, ... */
+	u32 lost;			/* OFFCPU_LOST_* */
+	u32 state;			/* raw, at switch-out */
+	s32 syscall;			/* OFFCPU_SYSCALL_* */
+	u32 waker_pid;			/* or OFFCPU_NO_ID */
+	u32 waker_tid;
+	u64 wakeup_ns;			/* or OFFCPU_NOT_KNOWN, as all times here */
+	u64 switch_out_ns;
+	u64 count;			/* number of waits */
+	u64 longest_ns;
+	u64 runq_ns;
+	u64 caller;			/* hash of who called (callers.h), 0 not known */
+	u8 end[];
+};
+
 #define OFFCPU_MAGIC 0x5043464f		/* "OFCP" */
-#define OFFCPU_VERSION 1
-#define OFFCPU_EXTENSION_WORDS 10
+#define OFFCPU_VERSION 2
+#define OFFCPU_EXTENSION_SIZE offsetof(struct offcpu_extension, end)
+#define OFFCPU_EXTENSION_WORDS (sizeof(struct offcpu_extension) / sizeof(u64))
 #define OFFCPU_KIND_WAIT 1
 #define OFFCPU_KIND_SUM 2
 #define OFFCPU_KIND_BEGAN_BEFORE 4
@@ -187,17 +211,13 @@ struct offcpu_last {
 #define OFFCPU_WAKER_INTERRUPT 2	/* woken from an interrupt: the waker is what that interrupted */
 #define OFFCPU_YIELDED 4		/* with PREEMPTED_WAIT: it gave up the CPU by itself */
 #define OFFCPU_BEGAN_BEFORE 8		/* the wait began before the recording */
+#define OFFCPU_NOT_KNOWN (~0ULL)
+#define OFFCPU_NO_ID (~0U)
 #define OFFCPU_SYSCALL_NONE (-1)
 #define OFFCPU_SYSCALL_UNKNOWN (-2)
-#define OFFCPU_RUNQ_UNKNOWN (~0ULL)
 #define OFFCPU_LOST_USER_STACK 1
 #define OFFCPU_LOST_KERNEL_STACK 2
 #define OFFCPU_LOST_USER_CUT 4
 #define OFFCPU_LOST_KERNEL_CUT 8
-
-#define OFFCPU_CHAIN_WORDS (2 * (1 + OFFCPU_FRAMES))	/* a marker and the frames of either side */
-
-/* Three words before the callchain, the cgroup, the extension, the waker's callchain or the hash of callers. */
-#define OFFCPU_SAMPLE_WORDS (3 + OFFCPU_CHAIN_WORDS + 1 + OFFCPU_EXTENSION_WORDS + OFFCPU_CHAIN_WORDS)
 
 #endif

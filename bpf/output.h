@@ -13,7 +13,7 @@
 __inline struct offcpu_sum_key sum_key(struct offcpu_wait *wait)
 {
 	u32 flags = wait->flags & (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED);
-	u64 what = (u64)wait->syscall << 32 | (wait->prev_state ^ flags << 28);
+	u64 what = (u64)(u32)wait->syscall << 32 | (wait->prev_state ^ flags << 28);
 	u64 who = wait->caller ? wait->caller : wait->stack;
 	struct offcpu_sum_key key = {
 		.tid = wait->tid,
@@ -35,7 +35,7 @@ __inline bool is_of(struct offcpu_sum *sum, struct offcpu_wait *wait)
 /* Begin a sum with a wait; false if there is no room. */
 __inline bool begin_sum(struct offcpu_wait *wait, struct offcpu_sum_key *key)
 {
-	bool woken = wait->runq_ns != OFFCPU_RUNQ_UNKNOWN;
+	bool woken = wait->runq_ns != OFFCPU_NOT_KNOWN;
 	struct offcpu_sum first = {
 		.stack = wait->stack,
 		.caller = wait->caller,
@@ -68,7 +68,7 @@ __inline bool add_to_sum(struct offcpu_sum *sum, struct offcpu_wait *wait)
 	if (wait->ns > sum->longest_ns)
 		sum->longest_ns = wait->ns;
 	sum->last_switch_in_ns = wait->switch_in_ns;
-	if (wait->runq_ns != OFFCPU_RUNQ_UNKNOWN) {
+	if (wait->runq_ns != OFFCPU_NOT_KNOWN) {
 		sum->runq_ns += wait->runq_ns;
 		sum->woken += 1;
 	}
@@ -94,8 +94,8 @@ __inline u32 append_frames(struct offcpu_scratch *to, u32 at, u64 marker, const 
 	if (!nr || at > OFFCPU_SAMPLE_WORDS - 1 - OFFCPU_FRAMES)
 		return at;
 	nr &= OFFCPU_FRAMES;
-	to->sample[at] = marker;
-	bpf_probe_read_kernel(&to->sample[at + 1], nr * sizeof(u64), ips);
+	to->sample.words[at] = marker;
+	bpf_probe_read_kernel(&to->sample.words[at + 1], nr * sizeof(u64), ips);
 	return at + 1 + nr;
 }
 
@@ -127,16 +127,16 @@ __inline u32 append_deferral(struct offcpu_scratch *to, u32 at)
 	BOUNDED(at);
 	if (at > OFFCPU_SAMPLE_WORDS - 2)
 		return at;
-	to->sample[at] = PERF_CONTEXT_USER_DEFERRED;
-	to->sample[at + 1] = 0;
+	to->sample.words[at] = PERF_CONTEXT_USER_DEFERRED;
+	to->sample.words[at + 1] = 0;
 	return at + 2;
 }
 #endif
 
-/* The sleeper's callchain from word 3 on; gives the word after it. */
+/* Write the sleeper's callchain; gives the word after it. */
 __inline u32 append_callchain(void *ctx, struct offcpu_wait *wait, struct offcpu_scratch *to, u32 *lost)
 {
-	u32 at = 3;
+	u32 at = 0;
 
 #if OFFCPU_KERNEL_STACKS
 	u32 nr = wait->first ? 0 : walk_kernel_stack(ctx, wait, to), first = to->first;
@@ -157,48 +157,57 @@ __inline u32 append_callchain(void *ctx, struct offcpu_wait *wait, struct offcpu
 	return append_frames(to, at, PERF_CONTEXT_USER, wait->user->ips, wait->user->nr);
 }
 
+/* Write what is known of a wait beyond upstream's words. */
+__inline void describe_wait(struct offcpu_extension *to, struct offcpu_wait *wait, u32 lost, u32 waker_nr)
+{
+	bool woken = wait->wakeup_ns;
+
+	*to = (struct offcpu_extension){
+		.magic = OFFCPU_MAGIC,
+		.version = OFFCPU_VERSION,
+		.size = OFFCPU_EXTENSION_SIZE,
+		.kind = wait->first ? OFFCPU_KIND_SUM :
+			wait->flags & OFFCPU_BEGAN_BEFORE ? OFFCPU_KIND_BEGAN_BEFORE : OFFCPU_KIND_WAIT,
+		.waker_offset = waker_nr ? sizeof(*to) : 0,
+		.waker_nr = waker_nr,
+		.flags = wait->flags,
+		.lost = lost,
+		.state = wait->prev_state,
+		.syscall = wait->syscall,
+		.waker_pid = woken ? wait->storage->waker_pid : OFFCPU_NO_ID,
+		.waker_tid = woken ? wait->storage->waker_tid : OFFCPU_NO_ID,
+		.wakeup_ns = woken ? wait->wakeup_ns : OFFCPU_NOT_KNOWN,
+		.switch_out_ns = wait->switch_out_ns,
+		.count = 1,
+		.longest_ns = wait->ns,
+		.runq_ns = wait->runq_ns,
+		.caller = wait->first ? wait->caller : 0,
+	};
+}
+
 /* Send one wait as a sample; false if the ring did not take it. */
 __inline bool send_sample(void *ctx, struct offcpu_wait *wait, struct offcpu_scratch *to)
 {
-	u64 kind = wait->flags & OFFCPU_BEGAN_BEFORE ? OFFCPU_KIND_BEGAN_BEFORE : OFFCPU_KIND_WAIT;
-	u32 lost = wait->user->lost, at, end, waker_nr = 0;
-	u64 *sample = to->sample;
+	struct offcpu_payload *sample = &to->sample;
+	u32 lost = wait->user->lost, nr, end;
 	long error;
 
-	at = append_callchain(ctx, wait, to, &lost);
-	if (at > 3 + OFFCPU_CHAIN_WORDS)
+	nr = append_callchain(ctx, wait, to, &lost);
+	if (nr > OFFCPU_CHAIN_WORDS)
 		return false;
-	end = at + 1 + OFFCPU_EXTENSION_WORDS;
+	end = nr + 1 + OFFCPU_EXTENSION_WORDS;
 #if OFFCPU_WAKER_STACKS
 	end = append_waker(wait, to, end);
 #endif
-	waker_nr = end - at - 1 - OFFCPU_EXTENSION_WORDS;
-#if OFFCPU_SUM_CALLERS
-	if (wait->first) {
-		kind = OFFCPU_KIND_SUM;
-		sample[at + 1 + OFFCPU_EXTENSION_WORDS] = wait->caller;
-		end = at + 2 + OFFCPU_EXTENSION_WORDS;
-	}
-#endif
-	sample[0] = (u64)wait->tid << 32 | wait->pid;
-	sample[1] = wait->ns;
-	sample[2] = at - 3;
-	sample[at] = wait->cgroup;
-	sample[at + 1] = OFFCPU_MAGIC | (u64)OFFCPU_VERSION << 32 | (u64)(end - at - 1) << 48;
-	sample[at + 2] = kind | (u64)wait->flags << 16 | (u64)lost << 32;
-	sample[at + 3] = (u64)wait->syscall << 32 | wait->prev_state;
-	sample[at + 4] = wait->wakeup_ns;
-	sample[at + 5] = 0;
-	if (wait->wakeup_ns)
-		sample[at + 5] = (u64)wait->storage->waker_tid << 32 | wait->storage->waker_pid;
-	sample[at + 6] = 1;
-	sample[at + 7] = wait->switch_out_ns;
-	sample[at + 8] = wait->ns;
-	sample[at + 9] = wait->runq_ns;
-	sample[at + 10] = waker_nr;
+	sample->pid = wait->pid;
+	sample->tid = wait->tid;
+	sample->offcpu_ns = wait->ns;
+	sample->nr = nr;
+	sample->words[nr] = wait->cgroup;
+	describe_wait((void *)&sample->words[nr + 1], wait, lost, end - nr - 1 - OFFCPU_EXTENSION_WORDS);
 	if (end > OFFCPU_SAMPLE_WORDS)
 		return false;
-	error = events.perf_submit(ctx, sample, end * sizeof(u64));
+	error = events.perf_submit(ctx, sample, offsetof(struct offcpu_payload, words) + end * sizeof(u64));
 	if (wait->first) {
 		count(error ? OFFCPU_SNAPSHOTS_LOST : OFFCPU_SNAPSHOTS, wait->ns);
 		return !error;

@@ -164,6 +164,9 @@ FOREIGN_IDS = _decode(
     "off-cpu samples of threads that the recording does not name: "
     "it was made in a container and mixes the ids of two pid namespaces",
 )
+OTHER_PAYLOAD = _decode(
+    "other-payload", "off-cpu samples not read", "read them with the perf-offcpu that recorded them"
+)
 UNMERGED = _decode("unmerged", "samples whose deferred user callchain never came")
 BACKWARDS = _decode("backwards", "counts that were lower than before, left out")
 GARBAGE = _decode("garbage", "words cut off at the root of callchains because they are no code addresses")

@@ -40,6 +40,7 @@ from perf_offcpu.decode.trim_stacks import cut_garbage
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag, Samples
 from perf_offcpu.model.strings import Strings
@@ -227,7 +228,7 @@ class PerfScriptSamples:
             return self._from_pipe(options)
         with PerfDataReader.open(path) as reader:
             tasks, account = read_tasks(reader)
-            recording = assemble(reader, self._batch(reader.events), tasks, account)
+            recording = assemble(reader, self._batch(reader.events, reader.counters), tasks, account)
             has_copies = any(spec.attr.sample_type & SampleType.STACK_USER for spec in reader.events.specs)
         if has_copies:
             recording = with_snapshots_of(recording, load_recording(path, snapshots=True))
@@ -244,7 +245,7 @@ class PerfScriptSamples:
         tasks = TaskReplay(Strings())
         for record in self._comms():
             tasks.note(record)
-        recording = assemble(head, self._batch(events), tasks, CollectorAccount())
+        recording = assemble(head, self._batch(events, counters), tasks, CollectorAccount())
         return _named_by_perf(symbolize(recording, options), self.events)
 
     def _comms(self) -> list[SideRecord]:
@@ -264,7 +265,7 @@ class PerfScriptSamples:
             for tid, event in last.items()
         ]
 
-    def _batch(self, events: Events) -> Batch:
+    def _batch(self, events: Events, counters: Losses) -> Batch:
         """All samples, as the decoder of files would give them."""
         number = {spec.name: row for row, spec in enumerate(events.specs)}
         raw_offcpu = {spec.name for spec in events.specs if is_offcpu(spec)}
@@ -272,11 +273,9 @@ class PerfScriptSamples:
         is_raw = np.array([e["name"] in raw_offcpu and bool(e["raw"]) for e in self.events], np.bool_)
         is_account = np.array([e["name"] in account for e in self.events], np.bool_)
         rows = [np.flatnonzero(is_raw), np.flatnonzero(~is_raw & ~is_account)]
-        parts = [
-            _retyped([self.events[row] for row in rows[0]], number),
-            _ordinary([self.events[row] for row in rows[1]], number, raw_offcpu),
-        ]
-        batch = join(parts)
+        waits, sound = _retyped([self.events[row] for row in rows[0]], number, counters)
+        rows[0] = rows[0][sound]
+        batch = join([waits, _ordinary([self.events[row] for row in rows[1]], number, raw_offcpu)])
         order = np.argsort(np.concatenate(rows), kind="stable")
         return Batch(batch.samples.take(order), batch.callchains, batch.from_upstream[order])
 
@@ -301,21 +300,25 @@ def _samples(events: list[dict[str, Any]], number: dict[str, int]) -> Samples:
     )
 
 
-def _retyped(events: list[dict[str, Any]], number: dict[str, int]) -> Batch:
-    """Raw off-cpu samples. perf from 6.16 on has re-typed them, but raw_buf still tells the truth."""
+def _retyped(events: list[dict[str, Any]], number: dict[str, int], counters: Losses) -> tuple[Batch, Bool]:
+    """Decode raw off-cpu samples, which perf from 6.16 on has re-typed, from their raw_buf.
+
+    Returns:
+        (batch, bool[n]): the samples that could be decoded, and which they are.
+    """
     pieces = [event["raw"] + bytes(-len(event["raw"]) % 8) for event in events]
     starts = ragged_offsets(np.array([len(piece) for piece in pieces], np.int64))[:-1]
     counts = np.array([len(event["raw"]) for event in events], np.int64)
     columns = Columns(np.ones(len(events), np.bool_), {}, {"raw": Rows(starts, counts, 1)})
     data = np.frombuffer(b"".join(pieces) or bytes(8), np.uint8)
-    batch = retype(data, columns, _samples(events, number), "<")[0]
+    batch, sound = retype(data, columns, _samples(events, number), "<", counters)
     waiting = pending_chains(batch.callchains).is_pending
     if waiting.any():  # the payload says that the user part came later: perf has put it into its chain
         chains = [batch.callchains.row(row).tolist() for row in range(len(batch.callchains))]
         for row in np.flatnonzero(waiting[: len(events)]).tolist():
             chains[row] = _with_markers([node["ip"] for node in events[row]["chain"]])
         batch.callchains = Ragged.from_lists(chains)
-    return batch
+    return Batch(batch.samples.take(sound), batch.callchains, batch.from_upstream[sound]), sound
 
 
 def _ordinary(events: list[dict[str, Any]], number: dict[str, int], offcpu: set[str]) -> Batch:

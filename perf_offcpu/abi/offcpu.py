@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The raw payload of `offcpu-time` samples: upstream perf's words first, then this project's extension.
+"""Layout of the raw payload of `offcpu-time` samples: the words of upstream perf, then an extension.
 
 Stock perf from 6.16 on re-types a raw sample of an event with this name by the first words alone:
 
@@ -7,12 +7,14 @@ Stock perf from 6.16 on re-types a raw sample of an event with this name by the 
 
 Two producers must be told apart. Upstream's samples end with the cgroup id, and those that it sends
 directly carry tid and pid in the other order (see `decode.retype`). Ours always hold pid (= tgid) first and
-are marked by the extension's magic. Layout and rules for other producers: Documentation/payload-format.md.
+are marked by the extension's magic. Rules for other implementers: Documentation/payload-format.md, whose
+tables are generated from this module.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
 
 from perf_offcpu.binary.layout import S32, U16, U32, U64, Field, Layout
 
@@ -20,43 +22,57 @@ EVENT_NAME = "offcpu-time"
 """The evsel name that perf >= 6.16 looks for, and that this project gives its events."""
 
 EXTENSION_MAGIC = int.from_bytes(b"OFCP", "little")
-EXTENSION_VERSION = 1
+EXTENSION_VERSION = 2
+"""Changes when a field changes its meaning, not when one is added. Version 1 had another fixed part."""
 
 
 class Kind(enum.IntEnum):
     """What one off-cpu sample stands for."""
 
     UNKNOWN = 0
+    """not known"""
     WAIT = 1
+    """one wait"""
     SUM = 2
+    """the sum of `count` waits, each shorter than the threshold"""
     STILL_BLOCKED = 3
+    """a wait that had not ended when the recording, or this file of it, did"""
     BEGAN_BEFORE = 4
+    """a wait that began before the recording"""
 
 
 class WaitFlag(enum.IntFlag):
     """How the wait began and ended."""
 
     PREEMPTED = 1 << 0
+    """the thread stayed runnable (preempted, or it yielded): the whole wait is run-queue delay"""
     WAKER_INTERRUPT = 1 << 1
+    """woken from an interrupt: the waker is the task that the interrupt hit, 0 for an idle CPU"""
     YIELDED = 1 << 2
+    """with PREEMPTED: the thread gave up its CPU by itself"""
     BEGAN_BEFORE = 1 << 3
+    """the wait began before the recording"""
     UNTIMED = 1 << 15
-    """The time of the sample is a guess: nobody knows when it was. Set by `inject`."""
+    """the time of the sample is a guess, set by `inject` for sums without a time of their own"""
 
 
 class Lost(enum.IntFlag):
     """What the collector could not take for this sample."""
 
     USER_STACK = 1 << 0
+    """the user stack could not be taken"""
     KERNEL_STACK = 1 << 1
+    """the kernel stack could not be taken"""
     USER_STACK_CUT = 1 << 2
+    """the user stack was cut at the frame limit (127)"""
     KERNEL_STACK_CUT = 1 << 3
+    """the kernel stack was cut at the frame limit (127)"""
 
 
-STATE_UNKNOWN = 2**32 - 1
 SYSCALL_NONE = -1
 SYSCALL_UNKNOWN = -2
-RUNQ_UNKNOWN = LONGEST_UNKNOWN = 2**64 - 1
+UNKNOWN_U32 = 2**32 - 1
+UNKNOWN_U64 = 2**64 - 1
 
 PAYLOAD = Layout(
     "offcpu-time raw payload",
@@ -73,28 +89,50 @@ PAYLOAD = Layout(
 
 EXTENSION = Layout(
     "offcpu-time extension",
+    source="bpf/off_cpu.h: struct offcpu_extension",
     fields=(
         Field("magic", U32, doc='"OFCP"'),
-        Field("version", U16),
-        Field("nwords", U16, doc="u64 words of the extension, this one included"),
-        Field("kind", U16, doc="Kind"),
-        Field("flags", U16, doc="WaitFlag"),
+        Field("version", U16, doc="2"),
+        Field("size", U16, doc="bytes of this fixed part, as its writer knew it"),
+        Field("kind", U32, doc="Kind"),
+        Field("waker_offset", U16, doc="bytes from `magic` to the waker's callchain"),
+        Field("waker_nr", U16, doc="words of the waker's callchain, 0 none"),
+        Field("flags", U32, doc="WaitFlag"),
         Field("lost", U32, doc="Lost"),
-        Field("prev_state", U32, doc="task state at switch-out, raw; 2^32-1 unknown"),
-        Field("syscall", S32, doc="number of the system call waited in; -1 none, -2 unknown"),
-        Field("wakeup_ns", U64, doc="ns, CLOCK_MONOTONIC; 0 unknown"),
-        Field("waker_pid", U32, doc="0 unknown"),
-        Field("waker_tid", U32, doc="0 unknown"),
-        Field("count", U64, doc="number of waits"),
-        Field("switch_out_ns", U64, doc="ns, CLOCK_MONOTONIC: begin of the (first) wait"),
-        Field("longest_ns", U64, doc="ns: the longest wait of a sum; 2^64-1 unknown"),
-        Field("runq_ns", U64, doc="ns of run-queue delay in the wait(s); 2^64-1 unknown"),
-        Field("waker_nr", U64, doc="words of the waker's callchain, which follows; 0 none"),
+        Field("state", U32, unknown=UNKNOWN_U32, doc="task state at switch-out, raw (TASK_* bits)"),
+        Field("syscall", S32, unknown=SYSCALL_UNKNOWN, doc="number of the system call waited in; -1 none"),
+        Field("waker_pid", U32, unknown=UNKNOWN_U32, doc="tgid of the waker"),
+        Field("waker_tid", U32, unknown=UNKNOWN_U32, doc="thread id of the waker"),
+        Field("wakeup_ns", U64, unknown=UNKNOWN_U64, doc="time of the wake-up"),
+        Field("switch_out_ns", U64, unknown=UNKNOWN_U64, doc="begin of the (first) wait"),
+        Field("count", U64, unknown=1, doc="number of waits"),
+        Field("longest_ns", U64, unknown=UNKNOWN_U64, doc="ns of the longest wait of a sum"),
+        Field("runq_ns", U64, unknown=UNKNOWN_U64, doc="ns of run-queue delay in the wait(s)"),
+        Field("caller", U64, doc="of sums: a hash of who called"),
     ),
 )
+"""The fixed part of the extension.
 
-EXTENSION_WORDS = EXTENSION.size() // 8
+A new field (u32 or u64) is a row at the end, a member at the end of the C structure and, if `decode` is to
+keep it, a column of the same name in `model.recording.SampleColumns`. `unknown` is what a writer puts where
+it has no value, and what a reader takes for fields that an older writer did not know.
+"""
 
-CALLER = Field("caller", U64, doc="of a sum, behind the waker's callchain: who called; 0 not known")
-"""Sums of one caller have one number. One sum of each has a copy of the user stack (REGS_USER, STACK_USER),
-and stands in the file before all others of its caller."""
+EXTENSION_SIZE = EXTENSION.size()
+WHOLE_EXTENSION = (*EXTENSION.fields, *([Field("padding", U32)] if EXTENSION_SIZE % 8 else []))
+"""The fields of the fixed part up to a multiple of 8 bytes, where variable parts begin."""
+EXTENSION_WORDS = -(-EXTENSION_SIZE // 8)
+"""u64 words of the fixed part with its padding."""
+
+BLANK_EXTENSION = {field.name: field.unknown for field in EXTENSION.fields} | {
+    "magic": EXTENSION_MAGIC,
+    "version": EXTENSION_VERSION,
+    "size": EXTENSION_SIZE,
+}
+"""The values of an extension that says nothing; writers replace those that they know."""
+
+
+@functools.cache
+def fixed_part(size: int) -> Layout:
+    """Return the rows of EXTENSION that lie whole in a fixed part of `size` bytes."""
+    return EXTENSION.prefix(size)

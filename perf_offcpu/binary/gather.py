@@ -55,16 +55,16 @@ def gather_fields(
     """Neighbouring integers, each record copied once."""
     kinds = np.dtype([(one.name, one.type.dtype(order)) for one in fields if isinstance(one.type, Int)])
     records = _windows(data, kinds.itemsize)[at].view(kinds)
-    return {one.name: records[one.name].astype(_native(one.type)) for one in fields}
+    return {one.name: records[one.name].astype(native(one.type)) for one in fields}
 
 
 def gather(data: NDArray[np.uint8], at: I64, type_: Int, order: Order = "<") -> NDArray[Any]:
     """The integers of one type at byte offsets `at` (int64[n], of any alignment), in native byte order."""
-    return _overlapping(data, type_.size, order)[at].astype(_native(type_), copy=False)
+    return _overlapping(data, type_.size, order)[at].astype(native(type_), copy=False)
 
 
-def _native(type_: object) -> np.dtype[Any]:
-    """The native dtype of an integer type."""
+def native(type_: object) -> np.dtype[Any]:
+    """Return the dtype of an integer type in this machine's byte order."""
     assert isinstance(type_, Int)
     return np.dtype(f"{'i' if type_.signed else 'u'}{type_.size}")
 

@@ -80,6 +80,7 @@ class Field:
             function of the shape.
         if_: present only if this flag is in the shape's flags, or the function of the shape is true.
         where: present only in records where this earlier field is not zero.
+        unknown: the value of an integer that stands for "not known", where a format has one.
         doc: meaning and unit, for `dump` and the documents.
     """
 
@@ -88,6 +89,7 @@ class Field:
     count: Count | None = None
     if_: Condition | None = None
     where: str | None = None
+    unknown: int = 0
     doc: str = ""
 
     def present(self, shape: Shape) -> bool:
@@ -217,6 +219,13 @@ class Layout:
                 return total
             total += _fixed_size(self.name, field, shape)
         raise LayoutError(f"{self.name}: no field {name} in this shape")
+
+    def prefix(self, size: int) -> Layout:
+        """Return the layout of the leading fields that lie whole in `size` bytes; all have a fixed size."""
+        ends = itertools.accumulate(_fixed_size(self.name, field, None) for field in self.fields)
+        return Layout(
+            self.name, (f for f, end in zip(self.fields, ends, strict=True) if end <= size), self.source
+        )
 
     def dtype(self, order: Order = "<", shape: Shape = None) -> np.dtype[Any]:
         """The packed numpy dtype of a structure of fixed size."""

@@ -18,57 +18,59 @@ from perf_offcpu.abi import offcpu as abi
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.binary.columnar import Columns, read_columns
-from perf_offcpu.binary.gather import Rows, gather_rows, gather_u64
+from perf_offcpu.binary.gather import Rows, gather_rows, gather_u64, native
 from perf_offcpu.binary.layout import Layout, Order
 from perf_offcpu.decode.batch import Batch
+from perf_offcpu.losses import BAD_SAMPLE, OTHER_PAYLOAD, Losses
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I64, U32, U64, Bool
+from perf_offcpu.model.columns import I64, U64, Bool, distinct
 from perf_offcpu.model.recording import SampleFlag, Samples
 
 _FIXED_WORDS = 4
 """pid and tid, time, nr, cgroup: a payload without frames."""
 
 _HEAD = Layout(abi.PAYLOAD.name, abi.PAYLOAD.fields[:4], abi.PAYLOAD.source)
-"""What stands in front of the callchain."""
+"""The words before the callchain."""
 
-_TAIL = Layout(abi.EXTENSION.name, (abi.PAYLOAD.fields[-1], *abi.EXTENSION.fields), abi.EXTENSION.source)
-"""What stands behind it, if there is an extension: the cgroup, too, so that both are read at once."""
+_TAIL = Layout(abi.EXTENSION.name, (abi.PAYLOAD.fields[-1], *abi.fixed_part(8).fields))
+"""The words after the callchain up to the extension's size: cgroup, magic, version, size."""
 
 _UPSTREAM_MAX_CHAIN = 33
 """Upstream keeps 32 frames and one marker."""
 
-_FLAG_OF_KIND = np.zeros(max(abi.Kind) + 1, np.uint32)
-_FLAG_OF_KIND[abi.Kind.SUM] = SampleFlag.AGGREGATED
-_FLAG_OF_KIND[abi.Kind.STILL_BLOCKED] = SampleFlag.STILL_BLOCKED
-_FLAG_OF_KIND[abi.Kind.BEGAN_BEFORE] = SampleFlag.BEGAN_BEFORE
+COLUMNS = tuple(name for name in Samples.names() if name in abi.BLANK_EXTENSION and name != "flags")
+"""Fields of the extension that are columns of samples under the same name."""
 
-_FLAG_OF_WAIT = (
-    (abi.WaitFlag.PREEMPTED, SampleFlag.PREEMPTED),
-    (abi.WaitFlag.WAKER_INTERRUPT, SampleFlag.WAKER_INTERRUPT),
-    (abi.WaitFlag.YIELDED, SampleFlag.YIELDED),
-    (abi.WaitFlag.BEGAN_BEFORE, SampleFlag.BEGAN_BEFORE),
-    (abi.WaitFlag.UNTIMED, SampleFlag.UNTIMED),
+FLAGS_OF_KIND = (
+    (abi.Kind.SUM, SampleFlag.AGGREGATED),
+    (abi.Kind.STILL_BLOCKED, SampleFlag.STILL_BLOCKED),
+    (abi.Kind.BEGAN_BEFORE, SampleFlag.BEGAN_BEFORE),
 )
-
-_FLAG_OF_LOST = (
+FLAGS_OF_WAIT = tuple((flag, SampleFlag[name]) for name, flag in abi.WaitFlag.__members__.items())
+FLAGS_OF_LOST = (
     (abi.Lost.USER_STACK, SampleFlag.NO_USER_STACK),
     (abi.Lost.KERNEL_STACK, SampleFlag.NO_KERNEL_STACK),
-    (abi.Lost.USER_STACK_CUT | abi.Lost.KERNEL_STACK_CUT, SampleFlag.TRUNCATED),
+    (abi.Lost.USER_STACK_CUT, SampleFlag.TRUNCATED),
+    (abi.Lost.KERNEL_STACK_CUT, SampleFlag.TRUNCATED),
 )
 
 
-def retype(data: NDArray[np.uint8], columns: Columns, samples: Samples, order: Order) -> tuple[Batch, Bool]:
+def retype(
+    data: NDArray[np.uint8], columns: Columns, samples: Samples, order: Order, counters: Losses
+) -> tuple[Batch, Bool]:
     """Re-type n raw samples of one evsel.
 
     Args:
         data: the buffer that `columns` point into.
         columns: the samples' fields, RAW among them.
         samples: their model rows so far: time, cpu and flags are kept.
+        counters: where samples are counted that are `ok` in `columns` and not sound.
 
     Returns:
-        (batch, sound): the off-cpu samples, and bool[n], False where the payload is malformed.
+        (batch, sound): the off-cpu samples, and bool[n], False where the payload is malformed or of another
+        version than this module reads.
     """
-    payload = _Payload(data, columns, order)
+    payload = Payload(data, columns, order)
     result = Samples.sparse(
         len(payload.words),
         time_ns=samples.time_ns,
@@ -86,81 +88,104 @@ def retype(data: NDArray[np.uint8], columns: Columns, samples: Samples, order: O
         own = columns.arrays["callchain"]
         _fill_in_cookies(chains, Ragged(*gather_rows(data, own, order)))
     result.ip, result.cpumode = _leaf(chains)
-    _apply_extension(result, payload.extension)
+    if payload.ours.any():
+        _apply_extension(result, payload.extension)
     wakers = payload.waker_chains()
     if len(wakers.values):
         woken = np.flatnonzero(wakers.lengths)
         result.waker_callchain = result.waker_callchain.copy()
         result.waker_callchain[woken] = np.arange(len(woken)) + len(chains)
         chains = Ragged.concat([chains, wakers.take(woken)])
-    sound = columns.ok & payload.sound & (result.period >= 0)
-    return Batch(result, chains, ~payload.extension.ok), sound
+    sound = payload.sound & (result.period >= 0)
+    payload.count_other_versions(counters)
+    counters.add(BAD_SAMPLE, int((columns.ok & ~payload.is_other_version & ~sound).sum()))
+    return Batch(result, chains, ~payload.ours), sound & ~payload.is_other_version
 
 
-def callers_of(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
-    """uint64[n]: who called, of sums that say it; 0 of other samples. Arguments as of `retype`."""
-    return _Payload(data, columns, order).callers()
+class Payload:
+    """Fields of n raw payloads, each read only where it lies inside its sample.
 
-
-class _Payload:
-    """The words of n raw payloads, each read only where it lies inside its sample."""
+    Args:
+        data: the buffer that `columns` point into.
+        columns: the samples' fields, RAW among them.
+    """
 
     def __init__(self, data: NDArray[np.uint8], columns: Columns, order: Order) -> None:
         raw = columns.arrays["raw"]
         self.data, self.order, self.at = data, order, raw.starts
         self.words = raw.counts // 8
+        self.end = self.at + raw.counts
         self.sound = columns.ok & (self.words >= _FIXED_WORDS)
         self.head = read_columns(_HEAD, data, self.at, self.at + 8 * self.words, order).scalars
         nr: I64 = np.minimum(self.head["nr"], np.uint64(2**31)).astype(np.int64)
-        self.extension = self._extension(nr)
+        self.tail = self._tail(nr)
         room = np.maximum(self.words - _FIXED_WORDS, 0)
-        # Upstream's nr may lie; ours is only believed if the extension stands where it says.
+        # Upstream's nr may be wrong; ours is only believed if the extension stands where it says.
         limit = np.where(self.ours, room, np.minimum(room, _UPSTREAM_MAX_CHAIN))
         self.chain_words = np.where(self.sound, np.clip(nr, 0, limit), 0)
+        self.extension = self._extension(self.tail["size"])
 
-    def _extension(self, nr: I64) -> Columns:
-        """The extension's fields; `ok` is False where there is none, or none that is whole."""
-        behind = nr + _FIXED_WORDS
-        inside = self.words > behind
-        begin = np.where(inside, self.at + 8 * (behind - 1), self.at)
-        end = np.where(inside, self.at + 8 * self.words, begin)
-        columns = read_columns(_TAIL, self.data, begin, end, self.order)
-        self.ours = inside & (columns.scalars["magic"] == np.uint32(abi.EXTENSION_MAGIC))
-        columns.ok &= self.ours
-        columns.ok &= columns.scalars["nwords"] >= abi.EXTENSION_WORDS
-        columns.ok &= columns.scalars["version"] >= abi.EXTENSION_VERSION
-        return columns
+    def _tail(self, nr: I64) -> dict[str, NDArray[Any]]:
+        """Read the words after callchains of `nr` words, and note which payloads have an extension."""
+        after = nr + _FIXED_WORDS
+        inside = self.words > after
+        self.extension_at = np.where(inside, self.at + 8 * after, self.at)
+        begin = np.where(inside, self.extension_at - 8, self.at)
+        tail = read_columns(_TAIL, self.data, begin, np.where(inside, self.end, begin), self.order).scalars
+        self.ours = inside & (tail["magic"] == np.uint32(abi.EXTENSION_MAGIC))
+        self.version = np.where(self.sound & self.ours, tail["version"], np.uint16(abi.EXTENSION_VERSION))
+        self.is_other_version = self.version != np.uint16(abi.EXTENSION_VERSION)
+        return tail
+
+    def _extension(self, size: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """Return the fields of the extensions by name: "unknown" where a payload lacks them.
+
+        A fixed part that does not fit into its sample is damaged: nothing of it is believed.
+        """
+        readable = self.ours & ~self.is_other_version & (self.extension_at + size <= self.end)
+        known = np.where(readable, np.minimum(size, np.uint16(abi.EXTENSION_SIZE)), np.uint16(0))
+        fields: dict[str, NDArray[Any]] = {
+            field.name: np.broadcast_to(np.array(field.unknown, native(field.type)), len(size))
+            for field in abi.EXTENSION.fields
+        }
+        for each in distinct(known).tolist():
+            rows = np.flatnonzero(known == each)
+            begin = self.extension_at[rows]
+            found = read_columns(abi.fixed_part(each), self.data, begin, begin + each, self.order).scalars
+            if len(rows) == len(size):
+                return fields | found
+            for name, values in found.items():
+                if not fields[name].flags.writeable:
+                    fields[name] = fields[name].copy()
+                fields[name][rows] = values
+        return fields
+
+    def count_other_versions(self, counters: Losses) -> None:
+        """Count samples that are not read because of the version of their payload."""
+        others = self.version[self.is_other_version]
+        for version in distinct(others).tolist():
+            cause = OTHER_PAYLOAD.about(f"payload of version {version}, not {abi.EXTENSION_VERSION}")
+            counters.add(cause, int((others == version).sum()))
 
     def cgroup(self) -> U64:
-        """uint64[n]: the cgroup id behind the chain, 0 where there is none."""
+        """Return the cgroup id after each callchain, uint64[n], 0 where there is none."""
         if bool((self.ours & self.sound).all()):
-            return self.extension.scalars["cgroup"]
+            return self.tail["cgroup"]
         place = self.chain_words + 3
         inside = self.words > place
         values = gather_u64(self.data, np.where(inside, self.at + 8 * place, 0), self.order)
         return np.where(inside, values, np.uint64(0))
 
     def callers(self) -> U64:
-        """uint64[n]: the word behind the waker's callchain, of sums that have one; else 0."""
-        extension = self.extension
-        wakers = np.minimum(extension.scalars["waker_nr"], np.uint64(2**31)).astype(np.int64)
-        place = abi.EXTENSION_WORDS + wakers
-        at = self.chain_words + _FIXED_WORDS + place
-        there = extension.ok & (extension.scalars["nwords"] > place) & (self.words > at)
-        there &= extension.scalars["kind"] == abi.Kind.SUM
-        values = gather_u64(self.data, np.where(there, self.at + 8 * at, 0), self.order)
-        return np.where(there, values, np.uint64(0))
+        """Return who called, uint64[n], of sums that say it; 0 of other samples."""
+        is_sum = self.extension["kind"] == np.uint32(abi.Kind.SUM)
+        return np.where(is_sum, self.extension["caller"], np.uint64(0))
 
     def waker_chains(self) -> Ragged:
-        """The callchains of who woke, behind the extension's words; none where it is not whole."""
-        extension = self.extension
-        begin = self.at + 8 * (self.chain_words + _FIXED_WORDS + abi.EXTENSION_WORDS)
-        room = np.minimum(
-            extension.scalars["nwords"].astype(np.int64) - abi.EXTENSION_WORDS,
-            (self.at + 8 * self.words - begin) // 8,
-        )
-        wanted = np.minimum(extension.scalars["waker_nr"], np.uint64(2**31)).astype(np.int64)
-        counts = np.where(extension.ok & (wanted <= room), wanted, 0)
+        """Return the callchains of wakers; none where they do not lie inside their sample."""
+        counts = self.extension["waker_nr"].astype(np.int64)
+        begin = self.extension_at + self.extension["waker_offset"]
+        counts = np.where(begin + 8 * counts <= self.end, counts, 0)
         return Ragged(*gather_rows(self.data, Rows(begin, counts, 8), self.order))
 
 
@@ -198,39 +223,18 @@ def _modes(markers: U64) -> NDArray[np.uint8]:
     return np.where(kernel, np.uint8(CpuMode.KERNEL), np.uint8(CpuMode.USER))
 
 
-def _apply_extension(samples: Samples, extension: Columns) -> None:
-    """Take over what our own collector knows beyond upstream's words."""
-    fields: dict[str, NDArray[Any]] = extension.scalars
-    ok = extension.ok
-
-    def known(name: str, sentinel: int, dtype: type[np.generic], unknown: int | None = None) -> NDArray[Any]:
-        values = fields[name]
-        valid = ok if unknown is None else ok & (values != np.array(unknown, values.dtype))
-        if bool(valid.all()):
-            return values.astype(dtype)
-        return np.where(valid, values.astype(dtype), np.array(sentinel, dtype))
-
-    samples.state = known("prev_state", -1, np.int32)
-    samples.syscall = known("syscall", abi.SYSCALL_UNKNOWN, np.int32)
-    samples.wakeup_ns = known("wakeup_ns", -1, np.int64, unknown=0)
-    samples.runq_ns = known("runq_ns", -1, np.int64, unknown=abi.RUNQ_UNKNOWN)
-    samples.switch_out_ns = known("switch_out_ns", -1, np.int64, unknown=0)
-    samples.longest_ns = known("longest_ns", -1, np.int64)
-    by_interrupt = ok & (fields["flags"] & np.uint16(abi.WaitFlag.WAKER_INTERRUPT) != 0)
-    for name in ("waker_pid", "waker_tid"):
-        # Thread 0 wakes nobody, but it may be what an interrupt that woke has interrupted.
-        waker = known(name, -1, np.int32, unknown=0)
-        setattr(samples, name, np.where(by_interrupt, fields[name].astype(np.int32), waker))
-    samples.count = np.maximum(known("count", 1, np.int64), 1)
-    samples.flags |= np.where(ok, _extension_flags(fields), np.uint32(0))
+def _apply_extension(samples: Samples, fields: dict[str, NDArray[Any]]) -> None:
+    """Copy what our own collector knows beyond upstream's words to the columns of samples."""
+    for name in COLUMNS:
+        dtype = getattr(samples, name).dtype
+        unknown = np.array(abi.BLANK_EXTENSION[name], fields[name].dtype).astype(dtype)
+        # "Unknown" is the lowest value of each column: larger numbers than it can hold become that, too.
+        setattr(samples, name, np.maximum(fields[name].astype(dtype), unknown))
+    kind = fields["kind"]
+    for number, flag in FLAGS_OF_KIND:
+        samples.flags |= np.where(kind == np.uint32(number), np.uint32(flag), np.uint32(0))
+    for name, table in (("flags", FLAGS_OF_WAIT), ("lost", FLAGS_OF_LOST)):
+        bits = fields[name]
+        for bit, flag in table if bits.any() else ():
+            samples.flags |= np.where(bits & np.uint32(bit), np.uint32(flag), np.uint32(0))
     samples.time_ns[(samples.flags & np.uint32(SampleFlag.UNTIMED)) != 0] = -1
-
-
-def _extension_flags(fields: dict[str, NDArray[Any]]) -> U32:
-    kind = np.where(fields["kind"] < len(_FLAG_OF_KIND), fields["kind"], 0)  # newer ones: nothing is known
-    flags: U32 = _FLAG_OF_KIND[kind]
-    for name, table in (("flags", _FLAG_OF_WAIT), ("lost", _FLAG_OF_LOST)):
-        values = fields[name]
-        for bits, flag in table if values.any() else ():
-            flags = flags | np.where(values & values.dtype.type(bits) != 0, np.uint32(flag), np.uint32(0))
-    return flags

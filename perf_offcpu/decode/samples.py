@@ -117,10 +117,11 @@ class SampleDecoder:
             return self._take_account(chunk, columns)
         samples = model_samples(columns, spec, number, chunk.miscs[rows])
         batch = Batch(samples, Ragged(), np.zeros(len(rows), np.bool_))
-        ok = columns.ok & (samples.period >= 0)
+        columns.ok &= samples.period >= 0
+        self.counters.add(losses.BAD_SAMPLE, int((~columns.ok).sum()))
+        ok = columns.ok
         if self.retype_offcpu and is_offcpu(spec) and "raw" in columns.arrays:
-            batch, sound = retype(chunk.data, columns, samples, self.events.order)
-            ok &= sound
+            batch, ok = retype(chunk.data, columns, samples, self.events.order, self.counters)
             if spec.attr.config == SoftwareConfig.CPU_CLOCK:  # inject's: not BPF's, but the sleeper's place
                 batch.samples.ip, batch.samples.cpumode = samples.ip, samples.cpumode
                 if "callchain" in columns.arrays:  # may have been unwound since the payload was sent
@@ -143,7 +144,6 @@ class SampleDecoder:
             batch.samples.snapshot = snapshot
         if self.reads is not None and has_reads(spec):
             self.reads.add(chunk.data, columns, np.flatnonzero(ok), self.events, number)
-        self.counters.add(losses.BAD_SAMPLE, int((~ok).sum()))
         if not ok.all():
             batch.samples, batch.from_upstream = batch.samples.take(ok), batch.from_upstream[ok]
         return rows[ok], batch

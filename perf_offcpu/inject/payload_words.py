@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 from perf_offcpu.abi import offcpu as abi
 from perf_offcpu.binary.gather import Rows, gather_rows
 from perf_offcpu.binary.layout import U64, Field, Layout, Order
+from perf_offcpu.decode.retype import COLUMNS, FLAGS_OF_KIND, FLAGS_OF_LOST, FLAGS_OF_WAIT
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I64, U8, Bool
-from perf_offcpu.model.recording import SampleFlag, Samples
+from perf_offcpu.model.recording import Samples
 from perf_offcpu.perfdata.write.columns import Column, pack_columns
 
 _FIXED = abi.PAYLOAD.offset("callchain") // 8
 
 _PAYLOAD = Layout(abi.PAYLOAD.name, (*abi.PAYLOAD.fields, Field("extension", U64, count="words")))
-_EXTENSION = Layout(abi.EXTENSION.name, (*abi.EXTENSION.fields, Field("waker_chain", U64, count="waker_nr")))
+_EXTENSION = Layout(abi.EXTENSION.name, (*abi.WHOLE_EXTENSION, Field("waker_chain", U64, count="waker_nr")))
 
 
 def payloads(samples: Samples, chains: Ragged, extensions: Ragged, order: Order) -> tuple[I64, U8]:
@@ -51,7 +52,7 @@ def with_walk_ends(extensions: Ragged, rows: I64, is_cut: Bool, order: Order) ->
         rows: int64[n], the samples whose user stacks were unwound.
         is_cut: bool[n], whether each ends before its root.
     """
-    noted = extensions.lengths[rows] >= abi.EXTENSION_WORDS
+    noted = extensions.lengths[rows] > _LOST_WORD
     at = extensions.offsets[rows[noted]] + _LOST_WORD
     words = extensions.values.copy()
     words[at] &= ~(np.uint64(abi.Lost.USER_STACK | abi.Lost.USER_STACK_CUT) << _LOST_SHIFT[order])
@@ -81,54 +82,29 @@ def made_extensions(samples: Samples, wakers: Ragged, order: Order) -> Ragged:
     Args:
         wakers: the callchains of the wakers, n rows.
     """
+    kinds = [(samples.flags & np.uint32(flag)) != 0 for _, flag in FLAGS_OF_KIND]
     columns: dict[str, Column] = {
-        "magic": abi.EXTENSION_MAGIC,
-        "version": abi.EXTENSION_VERSION,
-        "nwords": abi.EXTENSION_WORDS + wakers.lengths,
-        "kind": _kinds(samples),
-        "flags": _marks(samples, _WAIT_FLAGS),
-        "lost": _marks(samples, _LOST),
-        "prev_state": samples.state.view(np.uint32),
-        "syscall": samples.syscall,
-        "wakeup_ns": np.maximum(samples.wakeup_ns, 0),
-        "waker_pid": np.maximum(samples.waker_pid, 0),
-        "waker_tid": np.maximum(samples.waker_tid, 0),
-        "count": samples.count,
-        "switch_out_ns": np.maximum(samples.switch_out_ns, 0),
-        "longest_ns": samples.longest_ns.view(np.uint64),
-        "runq_ns": samples.runq_ns.view(np.uint64),
+        **abi.BLANK_EXTENSION,
+        **{name: getattr(samples, name) for name in COLUMNS},
+        "kind": np.select(kinds, [kind for kind, _ in FLAGS_OF_KIND], abi.Kind.WAIT),
+        "waker_offset": np.where(wakers.lengths > 0, 8 * abi.EXTENSION_WORDS, 0),
+        "flags": _bits(samples, FLAGS_OF_WAIT),
+        "lost": _bits(samples, _LOST),
+        "padding": 0,
+        "waker_nr": wakers.lengths,
         "waker_chain": (wakers.offsets, wakers.values),
     }
     offsets, data = pack_columns(_EXTENSION, columns, len(samples), order)
     return Ragged(offsets // 8, data.view(f"{order}u8").astype(np.uint64))
 
 
-_KINDS = (
-    (SampleFlag.AGGREGATED, abi.Kind.SUM),
-    (SampleFlag.STILL_BLOCKED, abi.Kind.STILL_BLOCKED),
-    (SampleFlag.BEGAN_BEFORE, abi.Kind.BEGAN_BEFORE),
-)
-_WAIT_FLAGS = [
-    (SampleFlag[name], flag)
-    for name, flag in abi.WaitFlag.__members__.items()
-    if name in SampleFlag.__members__
-]
-_LOST = (
-    (SampleFlag.NO_USER_STACK, abi.Lost.USER_STACK),
-    (SampleFlag.NO_KERNEL_STACK, abi.Lost.KERNEL_STACK),
-    (SampleFlag.TRUNCATED, abi.Lost.USER_STACK_CUT),
-)
+_LOST = [(lost, flag) for lost, flag in FLAGS_OF_LOST if lost is not abi.Lost.KERNEL_STACK_CUT]
+"""The user part is the one that is cut, unless more is known."""
 
 
-def _kinds(samples: Samples) -> NDArray[np.uint16]:
-    kinds = np.full(len(samples), abi.Kind.WAIT, np.uint16)
-    for flag, kind in _KINDS:
-        kinds[(samples.flags & np.uint32(flag)) != 0] = kind
-    return kinds
-
-
-def _marks(samples: Samples, flags: Iterable[tuple[int, int]]) -> NDArray[np.uint16]:
-    marks = np.zeros(len(samples), np.uint16)
-    for flag, mark in flags:
-        marks |= np.where(samples.flags & np.uint32(flag), np.uint16(mark), np.uint16(0))
-    return marks
+def _bits(samples: Samples, pairs: Iterable[tuple[int, int]]) -> NDArray[np.uint32]:
+    """Return uint32[n]: the bits of the payload, by (bit, SampleFlag), for the flags of samples."""
+    bits = np.zeros(len(samples), np.uint32)
+    for bit, flag in pairs:
+        bits |= np.where(samples.flags & np.uint32(flag), np.uint32(bit), np.uint32(0))
+    return bits

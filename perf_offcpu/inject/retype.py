@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from perf_offcpu import losses
 from perf_offcpu.abi.attr import SampleType, SoftwareConfig
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.retype import retype
@@ -76,7 +75,7 @@ class Retyper:
 
     def _retyped(self, batch: SampleBatch) -> SampleBatch:
         data, columns = batch.chunk.data, batch.columns
-        found, valid = retype(data, columns, batch.samples, self.order)
+        found, valid = retype(data, columns, batch.samples, self.order, self.counters)
         samples = repair_ids(found.samples, found.from_upstream, self.tasks)
         chains = found.callchains.take(samples.callchain)
         # Of upstream's samples only sums have something to say in an extension.
@@ -104,7 +103,6 @@ class Retyper:
             chains=chains,
             extensions=extensions,
         ).take(valid)
-        self.counters.add(losses.BAD_SAMPLE, int((~valid).sum()))
         self.done += len(batch)
         return batch
 

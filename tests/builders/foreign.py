@@ -11,7 +11,6 @@ which is turned itself.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from perf_offcpu.abi.file import FEATURE_BITS, FILE_HEADER, FILE_HEADER_SIZE, MA
 from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.abi.sample import SAMPLE, TRAILER, SampleShape
 from perf_offcpu.binary.layout import Layout
-from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import Features
@@ -198,6 +196,6 @@ def turned_tracing_data(body: bytes) -> bytes:
 def _turned_offcpu(raw: bytes) -> bytes:
     values, at = offcpu.PAYLOAD.unpack_from(raw, "<", None, 0, len(raw))
     turned = offcpu.PAYLOAD.pack(values, ">")
-    with contextlib.suppress(LayoutError):  # upstream's: only padding follows
+    if raw[at : at + 4] == offcpu.EXTENSION_MAGIC.to_bytes(4, "little"):
         turned += _turned(offcpu.EXTENSION, raw[at:])
-    return turned + raw[len(turned) :]
+    return turned + _turned_words(raw[len(turned) : -4]) + raw[-4:]  # the waker's callchain, padding

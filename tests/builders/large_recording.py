@@ -17,7 +17,7 @@ import numpy as np
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType, SoftwareConfig
 from perf_offcpu.abi.features import Feature
-from perf_offcpu.abi.offcpu import EVENT_NAME, EXTENSION, EXTENSION_MAGIC, EXTENSION_WORDS, Kind
+from perf_offcpu.abi.offcpu import BLANK_EXTENSION, EVENT_NAME, EXTENSION, EXTENSION_WORDS, Kind
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.abi.sample import TRAILER, CallchainContext, SampleShape
 from perf_offcpu.binary.gather import ragged_offsets
@@ -183,9 +183,8 @@ class _Maker:
         values[spread(at + 3, lengths, ragged_offsets(lengths))] = chains.values
         extension = np.zeros(len(times), EXTENSION.dtype())
         for name, column in {
-            "magic": EXTENSION_MAGIC, "version": 1, "nwords": EXTENSION_WORDS, "kind": int(Kind.WAIT),
-            "prev_state": 1, "syscall": 0, "wakeup_ns": times - 10, "count": 1, "switch_out_ns": times - ns,
-            "longest_ns": ns, "runq_ns": 10,
+            **BLANK_EXTENSION, "kind": int(Kind.WAIT), "state": 1, "syscall": 0, "wakeup_ns": times - 10,
+            "switch_out_ns": times - ns, "longest_ns": ns, "runq_ns": 10,
         }.items():  # fmt: skip
             extension[name] = column
         tail = np.frombuffer(extension.tobytes(), np.uint64).reshape(len(times), -1)

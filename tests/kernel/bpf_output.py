@@ -24,6 +24,7 @@ _DATA_HEAD = 1024  # in struct perf_event_mmap_page; data_tail follows
 _SAMPLE_BPF = 0x10587  # IDENTIFIER | IP | TID | TIME | CPU | PERIOD | RAW
 _SAMPLE_CPU_CLOCK = 0x86  # TID | TIME | CPU
 _RECORD_LOST, _RECORD_SAMPLE = 2, 9
+NOT_KNOWN, NO_ID = 2**64 - 1, 2**32 - 1
 _CONTEXT_KERNEL, _CONTEXT_USER = 2**64 - 128, 2**64 - 512
 
 
@@ -114,7 +115,7 @@ class Wait:
     kind: int
     flags: int
     lost: int
-    prev_state: int
+    state: int
     syscall: int
     wakeup_ns: int
     waker: tuple[int, int]
@@ -133,23 +134,22 @@ def parse(body: bytes) -> Wait:
     assert len(raw) == raw_size
     pid, tid, ns, nr = struct.unpack_from("=IIQQ", raw)
     chain = struct.unpack_from(f"={nr}Q", raw, 24)
-    cgroup, magic, version, words = struct.unpack_from("=Q4sHH", raw, 24 + 8 * nr)
-    assert (magic, version) == (b"OFCP", 1) and words >= 10
-    end = 24 + 8 * nr + 8 + 8 * words
-    assert end <= raw_size < end + 8  # perf pads the field
-    at = 24 + 8 * nr + 16
-    rest = struct.unpack_from("=HHIIiQIIQQQQQ", raw, at)
+    (cgroup,) = struct.unpack_from("=Q", raw, 24 + 8 * nr)
+    at = 24 + 8 * nr + 8
+    magic, version, size = struct.unpack_from("=4sHH", raw, at)
+    assert (magic, version, size) == (b"OFCP", 2, 88)
     (
-        kind, flags, lost, prev_state, syscall, wakeup, waker_pid, waker_tid, count, out, longest, runq,
-        waker_nr,
-    ) = rest  # fmt: skip
-    assert words == 10 + waker_nr
-    waker_chain = struct.unpack_from(f"={waker_nr}Q", raw, at + 72)
+        kind, waker_at, waker_nr, flags, lost, state, syscall, waker_pid, waker_tid,
+        wakeup, out, count, longest, runq, _caller,
+    ) = struct.unpack_from("=IHHIIIiIIQQQQQQ", raw, at + 8)  # fmt: skip
+    assert waker_at == (size if waker_nr else 0)
+    assert at + size + 8 * waker_nr <= raw_size < at + size + 8 * waker_nr + 8  # perf pads the field
+    waker_chain = struct.unpack_from(f"={waker_nr}Q", raw, at + size)
     kernel, user = split(chain)
     waker = waker_pid, waker_tid
     return Wait(
         header_tid, time_ns, pid, tid, ns, kernel, user, cgroup,
-        kind, flags, lost, prev_state, syscall, wakeup, waker, count, out, longest, runq, *split(waker_chain),
+        kind, flags, lost, state, syscall, wakeup, waker, count, out, longest, runq, *split(waker_chain),
     )  # fmt: skip
 
 

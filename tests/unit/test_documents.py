@@ -4,29 +4,11 @@
 import re
 from pathlib import Path
 
-import pytest
-
-from perf_offcpu.abi.budget import BUDGET
-from perf_offcpu.abi.offcpu import EXTENSION, PAYLOAD
-from perf_offcpu.binary.layout import Field, Int, Layout
 from perf_offcpu.collect.events.names import SOFTWARE
 from perf_offcpu.collect.options import DEFAULT_FREQUENCY_HZ, DEFAULT_THRESHOLD_NS
 from perf_offcpu.convert.registry import FORMATS
 
 DOCUMENTS = Path(__file__).parents[2] / "Documentation"
-
-
-def row(field: Field) -> str:
-    assert isinstance(field.type, Int)
-    kind = f"{'s' if field.type.signed else 'u'}{8 * field.type.size}"
-    count = f"[{field.count}]" if field.count else ""
-    return f"| `{field.name}` | {kind}{count} | {field.doc} |"
-
-
-@pytest.mark.parametrize("layout", [PAYLOAD, EXTENSION, BUDGET], ids=lambda layout: layout.name)
-def test_payload_tables_are_the_layouts(layout: Layout) -> None:
-    text = (DOCUMENTS / "payload-format.md").read_text()
-    assert "\n".join(row(field) for field in layout.fields) in text
 
 
 def test_man_page_of_record_names_every_software_event_and_modifier() -> None:

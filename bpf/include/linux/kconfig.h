@@ -28,5 +28,8 @@ typedef _Bool bool;
 #define false 0
 typedef unsigned long size_t;
 typedef unsigned long uintptr_t;
+#ifndef offsetof
+#define offsetof(type, member) __builtin_offsetof(type, member)
+#endif
 
 #endif

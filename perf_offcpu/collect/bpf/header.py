@@ -19,7 +19,7 @@ import numpy as np
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _DEFINE = re.compile(r"^#define[ \t]+(\w+)[ \t]+(0x[0-9a-f]+|\d+)[ \t]*$", re.MULTILINE)
 _BLOCK = re.compile(r"^(enum|struct) (\w+) \{(.*?)^\};", re.MULTILINE | re.DOTALL)
-_MEMBER = re.compile(r"u(8|16|32|64) (\w+)(?:\[(\w+)\])?;")
+_MEMBER = re.compile(r"([su])(8|16|32|64) (\w+)(?:\[(\w+)\])?;")
 
 _PREFIX = "offcpu_"
 
@@ -51,8 +51,8 @@ def _enumerators(body: str) -> tuple[str, ...]:
 
 def _structure(body: str, constants: Mapping[str, int]) -> np.dtype[Any]:
     members = [
-        (name, f"u{int(bits) // 8}", _length(length, constants)) if length else (name, f"u{int(bits) // 8}")
-        for bits, name, length in _MEMBER.findall(body)
+        (name, f"{'iu'[sign == 'u']}{int(bits) // 8}", *([_length(length, constants)] if length else []))
+        for sign, bits, name, length in _MEMBER.findall(body)
     ]
     return np.dtype(members, align=True)
 

@@ -250,8 +250,8 @@ class OffCpuProgram:
         Returns:
             One row per thread, state, cgroup and stack, with the members of `struct offcpu_sum_key` and
             `struct offcpu_sum` of bpf/off_cpu.h as fields (`pid`, `tid`, `state`, `cgroup`, `stack`,
-            `total_ns`, `count`, `longest_ns`, `first_switch_out_ns`, `last_switch_in_ns`, `prev_state`,
-            `lost`, …). `stack` is for `stacks()`; 0 is none.
+            `total_ns`, `count`, `longest_ns`, `first_switch_out_ns`, `last_switch_in_ns`, `lost`,
+            …). `stack` is for `stacks()`; 0 is none.
         """
         return self.maps.drain_sums(end_of_file)
 

@@ -15,20 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.abi.offcpu import (
-    EXTENSION_MAGIC,
-    EXTENSION_VERSION,
-    EXTENSION_WORDS,
-    RUNQ_UNKNOWN,
-    Kind,
-    Lost,
-    WaitFlag,
-)
+from perf_offcpu.abi.offcpu import BLANK_EXTENSION, UNKNOWN_U32, UNKNOWN_U64, Kind, Lost, WaitFlag
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.kernel_totals.last_states import LastTasks
-from perf_offcpu.collect.kernel_totals.sums import RAW, no_snapshots
+from perf_offcpu.collect.kernel_totals.sums import NO_PADDING, RAW, no_snapshots
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.write.columns import Column, pack_columns, pack_samples
 
@@ -108,30 +100,26 @@ def _payload(tasks: NDArray[Any], chains: tuple[NDArray[np.int64], U64], end: U6
     flags = tasks["flags"]
     runnable = (flags & np.uint32(WaitFlag.PREEMPTED)) != 0
     woken = (tasks["wakeup_ns"] != 0) & ~runnable
-    wakeup = np.where(woken, np.maximum(tasks["wakeup_ns"], tasks["switch_out_ns"]), np.uint64(0))
+    wakeup = np.maximum(tasks["wakeup_ns"], tasks["switch_out_ns"])
     waited = end - tasks["switch_out_ns"]
-    delay = np.where(woken, end - np.minimum(wakeup, end), np.uint64(RUNQ_UNKNOWN))
+    delay = np.where(woken, end - np.minimum(wakeup, end), np.uint64(UNKNOWN_U64))
     return {
         "pid": tasks["pid"],
         "tid": tasks["tid"],
         "offcpu_ns": waited,
         "callchain": chains,
         "cgroup": tasks["cgroup"],
-        "magic": EXTENSION_MAGIC,
-        "version": EXTENSION_VERSION,
-        "nwords": EXTENSION_WORDS,
+        **BLANK_EXTENSION,
         "kind": int(Kind.STILL_BLOCKED),
         "flags": flags,
         "lost": tasks["lost"],
-        "prev_state": tasks["state"],
-        "syscall": tasks["syscall"].view(np.int32),
-        "wakeup_ns": wakeup,
-        "waker_pid": np.where(woken, tasks["waker_pid"], np.uint32(0)),
-        "waker_tid": np.where(woken, tasks["waker_tid"], np.uint32(0)),
-        "count": 1,
+        "state": tasks["state"],
+        "syscall": tasks["syscall"],
+        "waker_pid": np.where(woken, tasks["waker_pid"], np.uint32(UNKNOWN_U32)),
+        "waker_tid": np.where(woken, tasks["waker_tid"], np.uint32(UNKNOWN_U32)),
+        "wakeup_ns": np.where(woken, wakeup, np.uint64(UNKNOWN_U64)),
         "switch_out_ns": tasks["switch_out_ns"],
         "longest_ns": waited,
         "runq_ns": np.where(runnable, waited, delay),
-        "waker_nr": 0,
-        "raw_padding": 0,
+        **NO_PADDING,
     }

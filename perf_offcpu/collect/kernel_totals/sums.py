@@ -16,13 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.offcpu import (
-    CALLER,
-    EXTENSION,
-    EXTENSION_MAGIC,
-    EXTENSION_VERSION,
-    EXTENSION_WORDS,
+    BLANK_EXTENSION,
     PAYLOAD,
-    RUNQ_UNKNOWN,
+    UNKNOWN_U64,
+    WHOLE_EXTENSION,
     Kind,
 )
 from perf_offcpu.abi.records import CpuMode
@@ -39,37 +36,29 @@ U64 = NDArray[np.uint64]
 BATCH = 8192
 """Sums that are turned into records at once: some MB."""
 
-# The kernel rounds raw data so that its size field, too, ends on 8 bytes; so do we, with zeros.
+# The kernel pads raw data so that it ends on 8 bytes together with its size field of 4.
 RAW = Layout(
-    "raw data of an offcpu-time sample",
-    (*PAYLOAD.fields, *EXTENSION.fields, Field("raw_padding", U32)),
+    "raw data of an offcpu-time sample", (*PAYLOAD.fields, *WHOLE_EXTENSION, Field("raw_padding", U32))
 )
-RAW_WITH_CALLER = Layout(RAW.name, (*PAYLOAD.fields, *EXTENSION.fields, CALLER, Field("raw_padding", U32)))
+NO_PADDING = {"padding": 0, "raw_padding": 0}
 
 
-def sum_samples(
-    event: EventSpec, sums: NDArray[Any], stacks: tuple[I64, U64], callers: bool = False
-) -> Iterator[bytes]:
+def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: tuple[I64, U64]) -> Iterator[bytes]:
     """Records of some thousand sums at a time.
 
     Args:
         event: offcpu-time; its first id is used.
         sums: rows of `struct offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h), by field name.
         stacks: (offsets int64[n + 1], user addresses), leaf first, the stack of each row; may be empty.
-        callers: whether sums are told by their callers, too, so that their samples say which.
     """
     offsets, ips = stacks
     for low in range(0, len(sums), BATCH):
         high = min(low + BATCH, len(sums))
         part = (offsets[low : high + 1] - offsets[low], ips[offsets[low] : offsets[high]])
-        yield _records(event, sums[low:high], part, callers)
+        yield _records(event, sums[low:high], part)
 
 
-def _records(event: EventSpec, sums: NDArray[Any], stacks: tuple[I64, U64], callers: bool) -> bytes:
-    layout = RAW_WITH_CALLER if callers else RAW
-    payload = _payload(sums, stacks)
-    if callers:
-        payload |= {"nwords": EXTENSION_WORDS + 1, "caller": sums["caller"]}
+def _records(event: EventSpec, sums: NDArray[Any], stacks: tuple[I64, U64]) -> bytes:
     columns: dict[str, Column] = {
         "identifier": event.ids[0],
         "ip": first_addresses(stacks),
@@ -79,7 +68,7 @@ def _records(event: EventSpec, sums: NDArray[Any], stacks: tuple[I64, U64], call
         "cpu": 0,
         "cpu_res": 0,
         "period": sums["total_ns"],
-        "raw": pack_columns(layout, payload, len(sums), NATIVE),
+        "raw": pack_columns(RAW, _payload(sums, stacks), len(sums), NATIVE),
         **no_snapshots(len(sums)),
     }
     return pack_samples(event.shape, int(CpuMode.USER), columns, len(sums), NATIVE)
@@ -104,23 +93,18 @@ def _payload(sums: NDArray[Any], stacks: tuple[I64, U64]) -> dict[str, Column]:
         "offcpu_ns": sums["total_ns"],
         "callchain": with_user_marker(stacks),
         "cgroup": sums["cgroup"],
-        "magic": EXTENSION_MAGIC,
-        "version": EXTENSION_VERSION,
-        "nwords": EXTENSION_WORDS,
+        **BLANK_EXTENSION,
         "kind": int(Kind.SUM),
         "flags": sums["flags"],
         "lost": sums["lost"],
-        "prev_state": sums["state"],
-        "syscall": sums["syscall"].view(np.int32),
-        "wakeup_ns": 0,
-        "waker_pid": 0,
-        "waker_tid": 0,
-        "count": sums["count"],
+        "state": sums["state"],
+        "syscall": sums["syscall"],
         "switch_out_ns": sums["first_switch_out_ns"],
+        "count": sums["count"],
         "longest_ns": sums["longest_ns"],
-        "runq_ns": np.where(sums["woken"] > 0, sums["runq_ns"], np.uint64(RUNQ_UNKNOWN)),
-        "waker_nr": 0,
-        "raw_padding": 0,
+        "runq_ns": np.where(sums["woken"] > 0, sums["runq_ns"], np.uint64(UNKNOWN_U64)),
+        "caller": sums["caller"],
+        **NO_PADDING,
     }
 
 

@@ -51,7 +51,7 @@ class Kept:
     def sum_records(self, sums: NDArray[Any]) -> Iterator[bytes]:
         """The records of the sums drained last, some thousand at a time."""
         stacks = self._program.stacks(sums["stack"])
-        return sum_samples(self._waits, sums, stacks, self._program.tells_callers)
+        return sum_samples(self._waits, sums, stacks)
 
     def drain_budgets(self) -> NDArray[Any]:
         """Take out the budgets of threads that have ended; one row each."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums by caller: many sums, one copy of the stack, which came with the first wait of that caller.
 
-Short waits of programs without frame pointers are told apart in the kernel by a number (`abi.offcpu.CALLER`),
-and only the first of each brings registers and stack along, as a sum of one wait. What is unwound from it is
-the user stack of all sums of that number. It stands before them in the file.
+Short waits of programs without frame pointers are told apart in the kernel by a number (`caller` in the
+payload), and only the first of each brings registers and stack along, as a sum of one wait. What is unwound
+from it is the user stack of all sums of that number. It stands before them in the file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from perf_offcpu import losses
 from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.layout import Order
-from perf_offcpu.decode.retype import callers_of
+from perf_offcpu.decode.retype import Payload
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U64
 
@@ -47,7 +47,7 @@ def sum_callers(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
     """
     if "raw" not in columns.arrays or "stack_user" not in columns.arrays:
         return np.zeros(len(columns.ok), np.uint64)
-    return callers_of(data, columns, order)
+    return Payload(data, columns, order).callers()
 
 
 def with_callers(snapshot: I32, callers: U64, known: CallerRows, counters: Losses) -> I32:

@@ -40,7 +40,6 @@ _HEX = frozenset(
         "magic",
         "pgoff",
         "phys_addr",
-        "prev_state",
         "priv",
         "prot",
         "regs_intr",
@@ -48,6 +47,7 @@ _HEX = frozenset(
         "sample_regs_intr",
         "sample_regs_user",
         "sig_data",
+        "state",
         "to",
         "transaction",
     }

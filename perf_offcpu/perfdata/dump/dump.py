@@ -168,13 +168,18 @@ class _Dump:
             yield from field_lines(offcpu.PAYLOAD, values, "    ")
             if problem is not None:
                 yield f"    ! {problem}"
-            elif self._is_extension(raw, at):
-                yield f"  {offcpu.EXTENSION.name}"
-                yield from self._structure(offcpu.EXTENSION, raw, at, len(raw), indent="    ")
+            else:
+                yield from self._extension(raw, at)
 
-    def _is_extension(self, raw: bytes, at: int) -> bool:
-        values, _, _ = offcpu.EXTENSION.unpack_sound(raw, self.order, None, at, len(raw))
-        return values.get("magic") == offcpu.EXTENSION_MAGIC
+    def _extension(self, raw: bytes, at: int) -> Lines:
+        """Yield the fixed part of an off-cpu payload's extension as far as its size goes, then the rest."""
+        head, _, _ = offcpu.fixed_part(8).unpack_sound(raw, self.order, None, at, len(raw))
+        if head.get("magic") != offcpu.EXTENSION_MAGIC:
+            return
+        yield f"  {offcpu.EXTENSION.name}"
+        known = head.get("version") == offcpu.EXTENSION_VERSION
+        layout = offcpu.fixed_part(min(head["size"], offcpu.EXTENSION_SIZE) if known else 8)
+        yield from self._structure(layout, raw, at, len(raw), indent="    ")
 
     def _other(self, kind: int, misc: int, record: bytes) -> Lines:
         shape = trailer_type(kind, record, self.reader.events)

@@ -76,11 +76,8 @@ def test_the_bogus_33rd_frame_is_none(tmp_path: Path) -> None:
 
 def extended(path: Path, **values: Any) -> Recording:
     """A wait of our collector's, with these fields of its extension."""
-    told = {one.name: 0 for one in offcpu.EXTENSION.fields} | {
-        "magic": offcpu.EXTENSION_MAGIC, "version": 1, "nwords": offcpu.EXTENSION_WORDS, "kind": 1,
-    }  # fmt: skip
     raw = raw_wait(70, 71, 900, [KERNEL, 1 << 63, USER, 9], cgroup=5)[:-4]
-    raw += offcpu.EXTENSION.pack(told | values) + bytes(4)
+    raw += offcpu.EXTENSION.pack(offcpu.BLANK_EXTENSION | {"kind": 1} | values) + bytes(4)
     return load(path, LEADER, THREAD, sample(WAITS, time=2000, raw=raw))
 
 
@@ -112,10 +109,64 @@ def test_what_kind_of_wait(values: dict[str, int], flag: SampleFlag, tmp_path: P
     assert not recording.samples.flags[0] & SampleFlag.REPAIRED_IDS
 
 
-@pytest.mark.parametrize("nwords", [0, offcpu.EXTENSION_WORDS - 1])
-def test_an_extension_that_is_too_short_is_none(nwords: int, tmp_path: Path) -> None:
-    table = extended(tmp_path, nwords=nwords, count=5).samples
-    assert (table.period.tolist(), table.count.tolist()) == ([900], [1])
+WHOLE = offcpu.EXTENSION.pack(offcpu.BLANK_EXTENSION | {"kind": 2, "count": 5, "state": 1, "runq_ns": 7})
+
+
+def with_extension(path: Path, extension: bytes, rest: bytes = b"") -> Recording:
+    raw = raw_wait(70, 71, 900, [USER, 9], cgroup=5)[:-4]
+    return load(path, LEADER, THREAD, sample(WAITS, time=2000, raw=raw + extension + rest + bytes(4)))
+
+
+@pytest.mark.parametrize("field", [one.name for one in offcpu.EXTENSION.fields[3:]])
+def test_a_fixed_part_of_an_older_writer_ends_before_a_field(field: str, tmp_path: Path) -> None:
+    size = offcpu.EXTENSION.offset(field)
+    old = bytearray(WHOLE[:size].ljust(-(-size // 8) * 8, b"\xaa"))  # what fills the last word is no field
+    old[6:8] = size.to_bytes(2, "little")
+    table = with_extension(tmp_path, bytes(old)).samples
+    known = [one.name for one in offcpu.fixed_part(size).fields]
+    assert field not in known
+    assert bool(table.flags[0] & SampleFlag.AGGREGATED) == ("kind" in known)
+    assert table.count.tolist() == [5 if "count" in known else 1]
+    assert table.state.tolist() == [1 if "state" in known else -1]
+    assert table.runq_ns.tolist() == [7 if "runq_ns" in known else -1]
+
+
+def test_a_fixed_part_of_a_newer_writer_is_longer(tmp_path: Path) -> None:
+    new = bytearray(WHOLE + bytes(range(24)))
+    new[6:8] = len(new).to_bytes(2, "little")
+    new[12:16] = (len(new) + 8).to_bytes(2, "little") + (3).to_bytes(2, "little")
+    rest = b"".join(word.to_bytes(8, "little") for word in (99, KERNEL, 1 << 63, 1 << 62))
+    recording = with_extension(tmp_path, bytes(new), rest)
+    table = recording.samples
+    assert (table.count.tolist(), table.state.tolist(), recording.losses) == ([5], [1], {})
+    waker = recording.callchains.row(int(table.waker_callchain[0]))
+    assert waker.tolist() == [KERNEL, 1 << 63, 1 << 62], "found by its offset, after a part of another kind"
+
+
+@pytest.mark.parametrize("size", [offcpu.EXTENSION_SIZE + 8, 2**16 - 1])
+def test_of_a_fixed_part_that_does_not_fit_nothing_is_believed(size: int, tmp_path: Path) -> None:
+    table = extended(tmp_path, size=size, count=5).samples
+    assert (table.period.tolist(), table.count.tolist(), table.tid.tolist()) == ([900], [1], [71])
+
+
+@pytest.mark.parametrize("values", [{"waker_nr": 1}, {"waker_nr": 2**16 - 1, "waker_offset": 8}])
+def test_a_callchain_that_does_not_fit_is_none(values: dict[str, int], tmp_path: Path) -> None:
+    table = extended(tmp_path, **({"waker_offset": 88} | values), count=5).samples
+    assert (table.waker_callchain.tolist(), table.count.tolist()) == ([-1], [5])
+
+
+@pytest.mark.parametrize("version", [0, 1, 3, 2**16 - 1])
+def test_other_versions_are_counted_and_not_read(version: int, tmp_path: Path) -> None:
+    recording = extended(tmp_path, version=version)
+    assert len(recording.samples) == 0
+    cause = losses.OTHER_PAYLOAD.about(f"payload of version {version}, not 2")
+    assert recording.losses == {cause: 1}
+
+
+def test_numbers_that_no_column_holds_are_unknown(tmp_path: Path) -> None:
+    table = extended(tmp_path, wakeup_ns=2**63, count=2**63 + 5, waker_tid=2**31, syscall=-7).samples
+    assert (table.wakeup_ns.tolist(), table.count.tolist(), table.waker_tid.tolist()) == ([-1], [1], [-1])
+    assert table.syscall.tolist() == [-2]
 
 
 def test_the_collectors_own_account(tmp_path: Path) -> None:

@@ -12,17 +12,15 @@ from perf_offcpu.binary.gather import Rows
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.retype import retype
 from perf_offcpu.inject.payload_words import made_extensions, payloads, with_walk_ends
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.recording import SampleFlag, Samples
 
-NOTHING = {name: 0 for name in ("flags", "prev_state", "syscall", "wakeup_ns", "waker_pid", "waker_tid")}
-NOTHING |= {name: 0 for name in ("switch_out_ns", "longest_ns", "runq_ns", "waker_nr", "kind")}
 STACK, CUT, KERNEL = abi.Lost.USER_STACK, abi.Lost.USER_STACK_CUT, abi.Lost.KERNEL_STACK_CUT
 
 
 def extension(lost: int, order: Order) -> list[int]:
-    fixed = {"magic": abi.EXTENSION_MAGIC, "version": 1, "nwords": abi.EXTENSION_WORDS, "count": 1}
-    packed = abi.EXTENSION.pack({**NOTHING, **fixed, "lost": lost}, order)
+    packed = abi.EXTENSION.pack(abi.BLANK_EXTENSION | {"lost": lost}, order)
     return np.frombuffer(packed, f"{order}u8").tolist()
 
 
@@ -51,7 +49,7 @@ def test_payloads_are_read_as_they_are_written(order: Order) -> None:
     chains, wakers = Ragged.from_lists([[2**64 - 512, 1], []]), Ragged.from_lists([[], [2**64 - 128, 2]])
     offsets, data = payloads(samples, chains, made_extensions(samples, wakers, order), order)
     raw = {"raw": Rows(offsets[:-1], np.diff(offsets), 1)}
-    batch, valid = retype(data, Columns(np.ones(2, np.bool_), {}, raw), samples, order)
+    batch, valid = retype(data, Columns(np.ones(2, np.bool_), {}, raw), samples, order, Losses())
     assert valid.all() and not batch.from_upstream.any()
     for name in ("pid", "tid", "period", "cgroup", "count", "state", "syscall", "wakeup_ns", "waker_tid"):
         assert getattr(batch.samples, name).tolist() == getattr(samples, name).tolist(), name

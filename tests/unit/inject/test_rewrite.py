@@ -398,9 +398,8 @@ def test_bits_of_attrs_that_are_newer_than_perf(path: Path) -> None:
 
 
 def test_re_typed_waits_keep_what_perf_has_no_fields_for(path: Path) -> None:
-    told = {field.name: 0 for field in offcpu.EXTENSION.fields} | {
-        "magic": offcpu.EXTENSION_MAGIC, "version": 1, "nwords": offcpu.EXTENSION_WORDS, "kind": 2,
-        "prev_state": 2, "syscall": 230, "wakeup_ns": 490, "waker_pid": 7, "waker_tid": 7, "count": 5,
+    told = offcpu.BLANK_EXTENSION | {
+        "kind": 2, "state": 2, "syscall": 230, "wakeup_ns": 490, "waker_pid": 7, "waker_tid": 7, "count": 5,
         "switch_out_ns": 100, "longest_ns": 300, "runq_ns": 10,
     }  # fmt: skip
     raw = raw_wait(7, 8, 1000, [KERNEL, 1 << 63, USER, 0x1000], cgroup=5)[:-4]

@@ -38,6 +38,7 @@ def test_structures_have_the_sizes_that_c_gives_them() -> None:
         "budget": 160,
         "budget_key": 16,
         "last": 96,
+        "extension": 88,
     }
     assert structs["stack"].fields is not None
     assert structs["stack"].fields["ips"][1] == 8
@@ -61,12 +62,17 @@ def test_padding_comments_and_constants_of_a_header(tmp_path: Path) -> None:
     assert dtype.itemsize == 24
 
 
+def test_the_extension_in_c_is_the_table() -> None:
+    struct, table = read_header(HEADER).structs["extension"], offcpu.EXTENSION.dtype("=")
+    assert struct.descr == table.descr
+    assert struct.itemsize == 8 * offcpu.EXTENSION_WORDS
+
+
 def test_the_header_agrees_with_the_payload_format() -> None:
     defines = re.findall(r"#define OFFCPU_(\w+) (0x\w+|\d+)", HEADER.read_text())
     number = {name: int(value, 0) for name, value in defines}
     assert number["MAGIC"] == offcpu.EXTENSION_MAGIC
     assert number["VERSION"] == offcpu.EXTENSION_VERSION
-    assert number["EXTENSION_WORDS"] == offcpu.EXTENSION_WORDS
     assert number["KIND_WAIT"] == offcpu.Kind.WAIT
     assert number["KIND_SUM"] == offcpu.Kind.SUM
     assert number["KIND_BEGAN_BEFORE"] == offcpu.Kind.BEGAN_BEFORE

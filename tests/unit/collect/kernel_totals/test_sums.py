@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from perf_offcpu.abi.attr import Attr, SampleType
-from perf_offcpu.abi.offcpu import EXTENSION, EXTENSION_MAGIC, EXTENSION_WORDS, PAYLOAD, Kind
+from perf_offcpu.abi.offcpu import BLANK_EXTENSION, EXTENSION, EXTENSION_SIZE, PAYLOAD, Kind
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.abi.sample import SAMPLE
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE
@@ -23,7 +23,7 @@ ROW = np.dtype(
         ("pid", "u4"),
         ("tid", "u4"),
         ("state", "u4"),
-        ("syscall", "u4"),
+        ("syscall", "i4"),
         ("flags", "u4"),
         ("cgroup", "u8"),
         ("stack", "u8"),
@@ -35,6 +35,7 @@ ROW = np.dtype(
         ("runq_ns", "u8"),
         ("woken", "u4"),
         ("lost", "u4"),
+        ("caller", "u8"),
     ]
 )
 
@@ -53,7 +54,7 @@ def unpacked(data: bytes) -> list[dict[str, Any]]:
         values = SAMPLE.unpack(data, shape=EVENT.shape, start=at + 8, end=at + header["size"])
         payload, end = PAYLOAD.unpack_from(values["raw"], "<", None, 0, len(values["raw"]))
         extension = EXTENSION.unpack(values["raw"], start=end)
-        assert values["raw"][end + 8 * EXTENSION_WORDS :] == bytes(4)
+        assert values["raw"][end + EXTENSION_SIZE :] == bytes(4)
         found.append({"header": values, "payload": payload, "extension": extension})
         at += header["size"]
     return found
@@ -61,8 +62,8 @@ def unpacked(data: bytes) -> list[dict[str, Any]]:
 
 def test_every_field_arrives() -> None:
     sums = np.zeros(2, ROW)
-    sums[0] = (10, 11, 0x2001, 202, 0, 4096, 5, 3_000_000, 7, 900_000, 1000, 2000, 55_000, 6, 0)
-    sums[1] = (10, 12, 0, 2**32 - 1, 5, 0, 0, 2**40, 2**33, 2**39, 1, 2**62, 0, 0, 1)
+    sums[0] = (10, 11, 0x2001, 202, 0, 4096, 5, 3_000_000, 7, 900_000, 1000, 2000, 55_000, 6, 0, 7)
+    sums[1] = (10, 12, 0, -1, 5, 0, 0, 2**40, 2**33, 2**39, 1, 2**62, 0, 0, 1, 0)
     (data,) = sum_samples(EVENT, sums, stacks([0x400, 2**47 - 1, 0x500], []))
     first, second = unpacked(data)
     header = {
@@ -83,23 +84,15 @@ def test_every_field_arrives() -> None:
         "callchain": [USER, 0x400, 2**47 - 1, 0x500],
         "cgroup": 4096,
     }
-    assert first["extension"] == {
-        "magic": EXTENSION_MAGIC,
-        "version": 1,
-        "nwords": EXTENSION_WORDS,
+    assert first["extension"] == BLANK_EXTENSION | {
         "kind": Kind.SUM,
-        "flags": 0,
-        "lost": 0,
-        "prev_state": 0x2001,
+        "state": 0x2001,
         "syscall": 202,
-        "wakeup_ns": 0,
-        "waker_pid": 0,
-        "waker_tid": 0,
         "count": 7,
         "switch_out_ns": 1000,
         "longest_ns": 900_000,
         "runq_ns": 55_000,
-        "waker_nr": 0,
+        "caller": 7,
     }
     assert (second["header"]["ip"], second["header"]["time"]) == (0, 2**62)
     assert second["payload"]["callchain"] == []
