@@ -68,9 +68,14 @@ def basename(dso: str) -> str:
 
 def thread_label(comm: str, pid: int | None = None, tid: int | None = None) -> str:
     """Return `comm`, `comm-PID` or `comm-PID/TID`, as stackcollapse-perf.pl does; -1 is unknown, `?`."""
-    ids = "/".join("?" if number < 0 else str(number) for number in (pid, tid) if number is not None)
+    ids = "/".join(id_text(number) for number in (pid, tid) if number is not None)
     name = printable(comm) or UNKNOWN
     return f"{name}-{ids}" if ids else name
+
+
+def id_text(number: int) -> str:
+    """Return an id; `?` for -1, unknown."""
+    return str(number) if number >= 0 else "?"
 
 
 def folded_field(label: str) -> str:

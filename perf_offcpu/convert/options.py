@@ -17,7 +17,7 @@ MIN_SHARE = 0.5
 
 @frozen
 class Options(PathOptions):
-    """How to write a profile. Which samples to write is not an option: see `analysis.select`."""
+    """The options of converters. Selecting samples is not one of them: see `analysis.select`."""
 
     unit: str = ""
     """Unit of time of the weights, a key of UNITS; "" as counted (ns for time). Default: ""."""

@@ -42,7 +42,7 @@ class GroupTable:
     more: tuple[int, int]
     """(rows, weight) over the limit."""
     runq_known: bool
-    """Whether any sample has a run-queue delay."""
+    """Any sample has a run-queue delay."""
 
 
 def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int | None = None) -> GroupTable:

@@ -18,7 +18,7 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.text import MISSED_STACK, UNKNOWN, printable, thread_label
+from perf_offcpu.text import MISSED_STACK, UNKNOWN, id_text, printable, thread_label
 
 SORT_KEYS = {
     "comm": "name of the thread",
@@ -61,9 +61,9 @@ def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:
     samples, strings = profile.samples, profile.strings
     simple: dict[str, tuple[I64, Label]] = {
         "comm": (_wide(samples.comm), lambda row: thread_label(strings[samples.comm[row]])),
-        "pid": (_wide(samples.pid), lambda row: _number(samples.pid[row])),
-        "tid": (_wide(samples.tid), lambda row: _number(samples.tid[row])),
-        "cpu": (_wide(samples.cpu), lambda row: _number(samples.cpu[row])),
+        "pid": (_wide(samples.pid), lambda row: id_text(samples.pid[row])),
+        "tid": (_wide(samples.tid), lambda row: id_text(samples.tid[row])),
+        "cpu": (_wide(samples.cpu), lambda row: id_text(samples.cpu[row])),
         "event": (_wide(samples.evsel), lambda row: printable(profile.evsels[samples.evsel[row]].name)),
         "class": (_wide(waits.wait_class), lambda row: WaitClass(waits.wait_class[row]).label),
         "cgroup": (samples.cgroup.view(np.int64), lambda row: _cgroup(profile, int(samples.cgroup[row]))),
@@ -78,10 +78,6 @@ def _wide(column: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> I64:
     return column.astype(np.int64)
 
 
-def _number(number: int) -> str:
-    return str(number) if number >= 0 else "?"
-
-
 def _cgroup(profile: Profile, cgroup: int) -> str:
     path = profile.cgroups.get(cgroup)
     return printable(path) if path is not None else str(cgroup) if cgroup else UNKNOWN
@@ -89,9 +85,7 @@ def _cgroup(profile: Profile, cgroup: int) -> str:
 
 def _leaf_frames(profile: Profile) -> I64:
     """Return int64[samples], the innermost frame; -1 for none."""
-    stack = profile.samples.stack
-    frames = np.append(profile.stacks.frame, -1).astype(np.int64)
-    return frames[stack]
+    return np.append(profile.stacks.frame, -1).astype(np.int64)[profile.samples.stack]
 
 
 def symbol_label(name: Name) -> str:
@@ -123,7 +117,7 @@ def _state(profile: Profile) -> tuple[I64, Label]:
 
 
 def _waker(profile: Profile) -> tuple[I64, Label]:
-    """Return the wakers: threads, and interrupts as one waker, whatever they interrupted."""
+    """Return the wakers: threads, and all interrupts as one waker."""
     samples = profile.samples
     interrupt = (samples.flags & np.uint32(SampleFlag.WAKER_INTERRUPT)) != 0
     column = np.where(interrupt, -2, samples.waker_tid.astype(np.int64))

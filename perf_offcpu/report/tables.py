@@ -27,7 +27,7 @@ from perf_offcpu.report.summary import Summary
 from perf_offcpu.report.text_table import Column, lay_out
 from perf_offcpu.report.thread_budgets import BudgetRow, BudgetTable
 from perf_offcpu.report.totals import Total
-from perf_offcpu.text import printable, thread_label
+from perf_offcpu.text import id_text, printable, thread_label
 
 _BAR = 40
 _BESIDE_BAR = 60
@@ -44,8 +44,8 @@ def threads(summary: Summary, style: Style) -> Iterator[str]:
     columns = [
         *_total_columns([row.total for row in rows], summary, style),
         *_beside_columns(summary, style),
-        Column("PID", [_id(row.pid) for row in rows], spare=2),
-        Column("TID", [_id(row.tid) for row in rows]),
+        Column("PID", [id_text(row.pid) for row in rows], spare=2),
+        Column("TID", [id_text(row.tid) for row in rows]),
         Column("Command", [thread_label(row.comm) for row in rows], left=True),
     ]
     yield from section(f"Threads by {subject_name(summary)}", style)
@@ -69,25 +69,26 @@ def _table(
 
 def _total_columns(totals: Sequence[Total], summary: Summary, style: Style) -> list[Column]:
     """Return the columns of totals: share, weight, number, and for waits the average and the longest."""
-
-    def weights(title: str, values: Sequence[int | None], spare: int = 0) -> Column:
-        cells = [amount(value, summary.unit, style) for value in values]
-        return Column(f"{title}{_of_unit(summary, style)}", cells, spare=spare)
-
-    offcpu = summary.is_offcpu
-    columns = [
-        Column("Share", [share(one.weight, summary) for one in totals]),
-        weights("Off-cpu" if offcpu else "Weight", [one.weight for one in totals]),
-        Column("Waits" if offcpu else "Samples", [count_text(one) for one in totals], spare=1),
+    shares, counts = [share(one.weight, summary) for one in totals], list(map(count_text, totals))
+    weights = [one.weight for one in totals]
+    if not summary.is_offcpu:
+        weight = _weights("Weight", weights, summary, style)
+        return [Column("Share", shares), weight, Column("Samples", counts, spare=1)]
+    return [
+        Column("Share", shares),
+        _weights("Off-cpu", weights, summary, style),
+        Column("Waits", counts, spare=1),
+        _weights("Average", [one.average for one in totals], summary, style, spare=4),
+        _weights("Longest", [one.longest for one in totals], summary, style, spare=3),
     ]
-    if offcpu:
-        columns.append(weights("Average", [one.average for one in totals], 4))
-        columns.append(weights("Longest", [one.longest for one in totals], 3))
-    return columns
 
 
-def _of_unit(summary: Summary, style: Style) -> str:
-    return f" {style.unit}" if summary.unit == "ns" else ""
+def _weights(
+    title: str, values: Sequence[int | None], summary: Summary, style: Style, spare: int = 0
+) -> Column:
+    """Return a column of weights in the subject's unit."""
+    unit = f" {style.unit}" if summary.unit == "ns" else ""
+    return Column(f"{title}{unit}", [amount(value, summary.unit, style) for value in values], spare=spare)
 
 
 def _beside_columns(summary: Summary, style: Style) -> list[Column]:
@@ -101,10 +102,6 @@ def _beside_columns(summary: Summary, style: Style) -> list[Column]:
         return [counts]
     cells = [amount(row.beside.weight, event.unit, style) for row in summary.threads]
     return [Column(f"{name} {style.unit}", cells, spare=5), counts]
-
-
-def _id(number: int) -> str:
-    return str(number) if number >= 0 else "?"
 
 
 def budget(summary: Summary, style: Style) -> Iterator[str]:
@@ -137,7 +134,7 @@ def _budget_columns(table: BudgetTable, style: Style) -> list[Column]:
         column("Runnable", lambda row: row.runnable),
         *map(blocked, letters),
         column("Rest" if derived else "Unknown", lambda row: row.unknown, spare=0 if derived else 2),
-        Column("TID", [_id(row.tid) for row in rows]),
+        Column("TID", [id_text(row.tid) for row in rows]),
         Column("Command", [thread_label(row.comm) for row in rows], left=True),
     ]
 
@@ -162,8 +159,7 @@ def _group_columns(summary: Summary, style: Style) -> list[Column]:
     table = summary.groups
     columns = _total_columns([row.total for row in table.rows], summary, style)
     if table.runq_known:
-        cells = [amount(row.runq, summary.unit, style) for row in table.rows]
-        columns.append(Column(f"Run queue{_of_unit(summary, style)}", cells, spare=5))
+        columns.append(_weights("Run queue", [row.runq for row in table.rows], summary, style, spare=5))
     for at, key in enumerate(table.keys):
         title, values = _TITLES.get(key, key.capitalize()), [row.values[at] for row in table.rows]
         columns.append(Column(title, values, left=key not in ("pid", "tid", "cpu")))
@@ -186,12 +182,13 @@ def functions(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def _function_columns(table: FunctionTable, summary: Summary, style: Style) -> list[Column]:
-    rows, unit = table.rows, _of_unit(summary, style)
+    rows = table.rows
+    inclusive, own = [row.inclusive for row in rows], [row.own for row in rows]
     return [
-        Column("Children", [share(row.inclusive, summary) for row in rows]),
-        Column("Self", [share(row.own, summary) for row in rows]),
-        Column(f"Children{unit}", [amount(row.inclusive, summary.unit, style) for row in rows], spare=1),
-        Column(f"Self{unit}", [amount(row.own, summary.unit, style) for row in rows], spare=2),
+        Column("Children", [share(weight, summary) for weight in inclusive]),
+        Column("Self", [share(weight, summary) for weight in own]),
+        _weights("Children", inclusive, summary, style, spare=1),
+        _weights("Self", own, summary, style, spare=2),
         Column(_TITLES["dso"], [row.name.dso for row in rows], left=True, spare=3),
         Column("Symbol", [symbol_label(row.name) for row in rows], left=True),
     ]

@@ -17,7 +17,7 @@ from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.script.cells import UNKNOWN_VALUE, format_distinct, format_known, format_times, where
 from perf_offcpu.script.fields import OWN_FIELDS, FieldChoice
-from perf_offcpu.text import frame_label, printable
+from perf_offcpu.text import frame_label, id_text, printable
 
 _NO_SYSCALL = "none"
 
@@ -93,7 +93,7 @@ def _states(samples: ProfileSamples) -> list[str]:
 
 
 def _wakers(samples: ProfileSamples) -> list[str]:
-    pids = format_distinct(samples.waker_pid, lambda pid: "?" if pid < 0 else str(pid))
+    pids = format_distinct(samples.waker_pid, id_text)
     tids = format_distinct(samples.waker_tid, str)
     both = [f"{pid}/{tid}" for pid, tid in zip(pids, tids, strict=True)]
     return where(samples.waker_tid >= 0, both, [UNKNOWN_VALUE] * len(both))

@@ -11,7 +11,7 @@ _HEAD = re.compile(
     r"(?P<time>\d+\.\d+|-): +(?:(?P<period>\d+) +)?(?:(?P<event>\S+):|DEFERRED CALLCHAIN) ?(?P<rest>.*)$"
 )
 _FRAME = re.compile(r"^[\t ] *(?P<ip>[0-9a-f]+) (?P<sym>.*?) \((?P<dso>.*)\)$")
-"""On a line of its own, or behind the event where there is only one."""
+"""A frame on a line of its own, or after the event if there is only one."""
 
 DEFERRED = "DEFERRED CALLCHAIN"
 
@@ -27,7 +27,7 @@ class Frame:
 
 @dataclass
 class Printed:
-    """A sample as printed; what is not there is None. `rest` is what stands behind the event's name."""
+    """A sample as printed; missing fields are None. `rest` is the text after the event's name."""
 
     comm: str
     pid: int | None

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people see of a recording, made as the commands make it: `script` with every field, `report`, and
-folded stacks. No file of this machine but a small list of kernel symbols is looked at, so that it takes
-milliseconds and gives the same everywhere.
+"""Print a recording as the commands do: `script` with every field, `report`, and folded stacks.
+
+No file of this machine is read but a small list of kernel symbols, so that it takes milliseconds and the
+result is the same everywhere.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def test_samples_are_as_perf_prints_them(name: str, symfs: Path) -> None:
     perf, ours = perfs_samples(name), parse(our_text(name, symfs))
     assert len(perf) == len(ours)
     if name == "deferred":
-        # perf hands a merged sample out when its user callchain comes, behind younger ones; we by time.
+        # perf delivers a merged sample when its user callchain comes, after younger ones; ours are by time.
         assert perf != by_time(perf)
         perf = by_time(perf)
     used: Counter[str] = Counter()

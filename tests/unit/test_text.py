@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names as text: whatever a name holds, the text is harmless, visible and UTF-8."""
+"""Names as text: harmless, visible and UTF-8, with any bytes in a name."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _PACKET, _TRACK_EVENT, _TASK_STATE = 1, 11, 117
 _FIRST = field(10, 1) + field(13, 1)
 """trusted_packet_sequence_id; sequence_flags: SEQ_INCREMENTAL_STATE_CLEARED."""
 _LATER = field(10, 1) + field(13, 2)
-"""As before, with SEQ_NEEDS_INCREMENTAL_STATE."""
+"""trusted_packet_sequence_id; sequence_flags: SEQ_NEEDS_INCREMENTAL_STATE."""
 BLOCKED_UUID, RUNNABLE_UUID, _FIRST_UUID = 1, 2, 16
 
 

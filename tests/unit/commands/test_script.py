@@ -94,7 +94,7 @@ def test_unmerged_callchains(script: Script) -> None:
 
 
 def test_waits_between_switches_show_when_asked_for(script: Script) -> None:
-    """They were not recorded: without being asked for, the text is that of the recording."""
+    """Waits between switches were not recorded: by default only recorded samples are printed."""
     assert {one.event for one in parse(script("sched"))} == {"sched:sched_switch", "sched:sched_wakeup"}
     assert {one.event for one in parse(script("sched", "--event", "offcpu-time"))} == {"offcpu-time"}
 
@@ -107,16 +107,16 @@ def test_standard_input_gives_the_same(script: Script) -> None:
     assert done.stdout.decode() == script("pipe")
 
 
-def test_damage_is_told_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_reported_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cut.data"
     path.write_bytes((DATA / "direct.data").read_bytes()[:60_004])
     assert main(["script", "-i", str(path)]) == 0
     out, err = capsys.readouterr()
     assert 100 < len(parse(out)) < 509
     assert "file cut" in err
-    told = [line for line in err.splitlines() if "no name" in line]  # else frames show it themselves
-    assert all(line.endswith("has another build-id than the recorded one") for line in told)
-    assert len(told) == len(set(told))
+    lines = [line for line in err.splitlines() if "no name" in line]  # else frames show it themselves
+    assert all(line.endswith("has another build-id than the recorded one") for line in lines)
+    assert len(lines) == len(set(lines))
 
 
 def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,7 +131,7 @@ def test_without_graphviz_it_says_what_to_install(monkeypatch: pytest.MonkeyPatc
 
 
 def waking() -> Profile:
-    """a and b wake each other, b wakes c, c wakes d; an interrupt wakes a, and e is woken by nobody known."""
+    """a and b wake each other, b wakes c, c wakes d; an interrupt wakes a, and e has no known waker."""
     builder = ProfileBuilder()
     for sleeper, waker, weight, runq in (
         ("a", "b", 50, 10),

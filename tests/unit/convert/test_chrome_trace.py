@@ -35,7 +35,7 @@ def events(profile: Profile) -> list[Event]:
 
 
 def ns(microseconds: Decimal) -> int:
-    """As Perfetto reads it: rounded to nanoseconds."""
+    """Return ns, rounded as Perfetto reads them."""
     return round(microseconds * 1000)
 
 
@@ -172,7 +172,7 @@ def test_times_are_needed() -> None:
 
 
 def misplaced(found: list[Event]) -> list[Event]:
-    """Slices that neither lie within those around them nor beside them, in the doubles of a browser."""
+    """Return slices that overlap others in part, in the doubles of a browser."""
     tracks: dict[tuple[int, int], list[tuple[float, float, Event]]] = defaultdict(list)
     for one in found:
         if one["ph"] == "X":

@@ -47,7 +47,7 @@ REFERS = {
 
 
 def document(profile: Profile, options: Options | None = None) -> Table:
-    """What is written, its tables checked."""
+    """Return the written profile, its tables checked."""
     out = io.StringIO()
     FORMATS["firefox"].write(profile, out, options)
     parsed: Table = json.loads(out.getvalue(), parse_float=Decimal)

@@ -53,7 +53,7 @@ def test_as_a_count_over_every_stack() -> None:
 
 
 def by_hand(profile: Profile) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
-    """The same with sets, over the stacks that converters see."""
+    """Return inclusive and own weights, counted with sets over the stacks that converters see."""
     inclusive: Counter[tuple[str, str]] = Counter()
     own: Counter[tuple[str, str]] = Counter()
     for row in summarize(profile).stacks:

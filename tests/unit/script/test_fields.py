@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which fields `-F` chooses."""
+"""The fields that `-F` chooses."""
 
 from __future__ import annotations
 
