@@ -112,7 +112,7 @@ def measure_file(path: str) -> list[str]:
     show("the same, sorted", f"{seconds * 1e3:.1f} ms", f"{LOOKUPS / seconds / 1e6:.1f} M/s")
     measure_names(elf)
     hit = np.unique(rows[rows >= 0]).tolist()
-    seconds, names = best(lambda: elf.symbols.names(hit))
+    seconds, names = best(lambda: [*map(elf.symbols.name, hit)])
     show(f"decode {len(hit)} names", f"{seconds * 1e3:.1f} ms", f"{len(hit) / seconds / 1e6:.2f} M/s")
     return list(names)
 

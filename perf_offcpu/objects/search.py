@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an object and its separate debug file may lie: paths to try, best first, nothing opened.
+"""List the paths of an object and its separate debug file to try, best first; open nothing.
 
     the path as recorded          below --symfs, if given
-    DIR/.build-id/ab/cdef…/elf    perf's cache (--buildid-dir, ~/.debug) and what `archive` unpacks to
-    …/debuginfod_client/ID/…      what GDB and others have fetched before
-    /proc/PID/root/PATH           of a process that runs still: containers
+    DIR/.build-id/ab/cdef…/elf    perf's cache (--buildid-dir, ~/.debug) and archives unpacked
+    …/debuginfod_client/ID/…      fetched earlier by GDB and others
+    /proc/PID/root/PATH           of a process that still runs: containers
     /proc/PID/map_files/…         the same, for files that were deleted
 
-Only the first one is believed without a build-id. Debug files: by build-id as GDB, perf and distributions
-lay them out (`ROOT/.build-id/ab/cdef….debug`), by debuglink beside the object or below a debug root, and by
-the object's own path as Fedora and Ubuntu have it.
+Only the first one is accepted without a build-id. Debug files: by build-id as GDB, perf and distributions
+lay them out (`ROOT/.build-id/ab/cdef….debug`), by debuglink next to the object or below a debug root, and by
+the path of the object as on Fedora and Ubuntu.
 
 Sources: GDB manual, "Debugging Information in Separate Files"; perf's dso__read_binary_type_filename
 (tools/perf/util/dso.c) and build_id_cache__linkname (tools/perf/util/build-id.c) of Linux 6.16.
@@ -31,10 +31,10 @@ _MAX_MAPS: Final = 1 << 24
 
 @frozen
 class Search:
-    """Where to look.
+    """Directories to look in.
 
     Args:
-        symfs: directory below which recorded paths are looked for; "" the root.
+        symfs: directory below which recorded paths are looked up; "" the root.
         buildid_dir: a build-id cache as perf's; "" none.
         debug_roots: directories with separate debug files.
         debuginfod_dir: debuginfod's cache of this user; "" none. Nothing is fetched.
@@ -49,7 +49,7 @@ class Search:
 
     @classmethod
     def usual(cls, symfs: str | None = None, buildid_dir: str | None = None) -> Search:
-        """As the tools do: the environment says where caches are, options come before it."""
+        """Return the usual directories: those of the options, else of the environment, else defaults."""
         home = os.path.expanduser("~")
         environ = os.environ
         cached = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
@@ -62,12 +62,12 @@ class Search:
 
 
 def by_build_id(root: str, build_id: bytes, tail: str = "") -> str:
-    """The place of a build-id below a directory: `ROOT/.build-id/ab/cdef…TAIL`."""
+    """Return the path of a build-id below a directory: `ROOT/.build-id/ab/cdef…TAIL`."""
     return f"{root}/.build-id/{build_id[:1].hex()}/{build_id[1:].hex()}{tail}"
 
 
 def objects_by_build_id(build_id: bytes, search: Search) -> Iterator[str]:
-    """Files that may be the object of that build-id, wherever it was mapped from."""
+    """Yield paths of files that may be the object of a build-id, wherever it was mapped from."""
     if len(build_id) < 2:
         return
     for root in _caches(search):
@@ -80,7 +80,7 @@ def objects_by_build_id(build_id: bytes, search: Search) -> Iterator[str]:
 
 
 def objects_of_processes(name: str, pids: Sequence[int]) -> Iterator[str]:
-    """The same in processes that run now; they may be others than the recorded ones."""
+    """Yield paths of an object in processes that run now, which may not be the recorded ones."""
     for pid in pids[:_MAX_PROCESSES]:
         yield f"/proc/{pid}/root{name.removesuffix(DELETED)}"
     for pid in pids[:_MAX_PROCESSES]:
@@ -88,7 +88,7 @@ def objects_of_processes(name: str, pids: Sequence[int]) -> Iterator[str]:
 
 
 def debug_by_build_id(build_id: bytes, search: Search) -> Iterator[str]:
-    """Files that may hold the debug information of that build-id."""
+    """Yield paths of files that may hold the debug information of a build-id."""
     if len(build_id) < 2:
         return
     for root in _debug_roots(search):
@@ -100,11 +100,11 @@ def debug_by_build_id(build_id: bytes, search: Search) -> Iterator[str]:
 
 
 def debug_by_link(path: str, link: str, search: Search) -> Iterator[str]:
-    """Files that a debuglink may mean.
+    """Yield paths that a debuglink may refer to.
 
     Args:
         path: the object that holds the link; its directory counts.
-        link: a file name; one with a slash leads nowhere.
+        link: a file name; one with a slash is ignored.
     """
     if not link or "/" in link or link in (".", "..") or not link.isprintable():
         return
@@ -117,7 +117,7 @@ def debug_by_link(path: str, link: str, search: Search) -> Iterator[str]:
 
 
 def debug_by_path(path: str, search: Search) -> Iterator[str]:
-    """Debug files that bear the object's own path, as on Fedora and Ubuntu."""
+    """Yield paths of debug files named after the path of the object, as on Fedora and Ubuntu."""
     inside = path.removeprefix(search.symfs) if search.symfs else path
     for root in _debug_roots(search):
         yield f"{root}{inside}.debug"
@@ -125,7 +125,7 @@ def debug_by_path(path: str, search: Search) -> Iterator[str]:
 
 
 def _caches(search: Search) -> list[str]:
-    """Directories laid out as perf's cache: also what `archive` packed, given as --symfs."""
+    """Return the directories laid out as perf's cache; an unpacked archive given as --symfs is one."""
     return [root for root in (search.symfs, search.buildid_dir) if root]
 
 
@@ -135,7 +135,7 @@ def _debug_roots(search: Search) -> list[str]:
 
 
 def _mapped(path: str, pid: int) -> Iterator[str]:
-    """The first mapping of a deleted file of that path, by its link in map_files."""
+    """Yield the first mapping of a deleted file of that path, by its link in map_files."""
     wanted = f" {path}{DELETED}\n".encode("utf-8", "surrogateescape")
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:

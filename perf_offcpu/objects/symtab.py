@@ -2,7 +2,7 @@
 """Symbol tables: sorted columns that name addresses, whatever file the symbols came from.
 
 `Symbols` are rows as a file lists them: unsorted, with aliases and with functions that claim no size.
-`SymbolTable` is what remains after the rules below, ready for `searchsorted`. Names stay bytes in the
+`SymbolTable` has the rows that the rules below leave, ready for `searchsorted`. Names stay bytes in the
 string section and are decoded for the few rows that are hit.
 
 The rules are perf's, so that both tools print the same name (tools/perf/util/symbol.c of Linux 6.16):
@@ -17,7 +17,7 @@ The rules are perf's, so that both tools print the same name (tools/perf/util/sy
    underscore of `_Z` and `_R`: that differs only between aliases in C++ or Rust, by length.
 
 perf keeps overlapping symbols in a tree whose shape decides which one is found. Here the innermost wins,
-that is the last to start; behind its end the one that reaches furthest. A label of size 0 inside a
+which is the last to start; after its end, the one that reaches furthest. A label of size 0 inside a
 function with a size is not a function and never wins.
 """
 
@@ -57,14 +57,14 @@ class Symbols(Table):
 
 
 def alias_rank(untyped: Bool, weak: Bool, global_: Bool) -> U8:
-    """uint8[n], less is better: rule 2 of the module, as far as it does not depend on names."""
+    """Return uint8[n], less is better: rule 2 of the module, as far as it does not depend on names."""
     return (untyped * UNTYPED + weak * 2 + ~global_).astype(np.uint8)
 
 
 def join(parts: Iterable[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
-    """Put tables with their own string bytes into one, rows in the given order.
+    """Join tables with their own string bytes, rows in the given order.
 
-    The string bytes of a lone table are not copied; those of empty tables are dropped.
+    The string bytes of a single table are not copied; those of empty tables are dropped.
     """
     tables, blobs, at = [Symbols()], list[bytes](), 0
     for rows, strings in parts:
@@ -100,7 +100,7 @@ class SymbolTable:
         self._reach: I64 | I32 = _furthest_before(self.end)
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Everything that lookups and names take, as arrays: for `from_columns`."""
+        """Return all that lookups and names need as arrays, for `from_columns`."""
         strings = np.frombuffer(self._strings, np.uint8)
         reach = self._reach.astype(np.int32)
         columns = (self.start, self.end, reach, self._name, strings)
@@ -108,7 +108,7 @@ class SymbolTable:
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, NDArray[Any]]) -> SymbolTable | None:
-        """The table of `columns`; None if they are not such ones. `source` is empty."""
+        """Return the table that `columns` made columns of, without `source`; None if they do not fit."""
         kinds = {"start": np.uint64, "end": np.uint64, "reach": np.int32, "name": np.uint32}
         if any(name not in columns or columns[name].dtype != kind for name, kind in kinds.items()):
             return None
@@ -137,7 +137,7 @@ class SymbolTable:
         return len(self.start)
 
     def lookup(self, addresses: U64) -> I32:
-        """int32[n]: the row that covers each address, -1 if none does."""
+        """Return int32[n]: the row that covers each address, -1 for none."""
         if not len(self):
             return np.full(len(addresses), -1, np.int32)
         row = np.searchsorted(self.start, addresses, side="right") - 1
@@ -147,7 +147,7 @@ class SymbolTable:
         return row.astype(np.int32)
 
     def name(self, row: int) -> str:
-        """The name as the file spells it; bytes that are not UTF-8 by surrogateescape."""
+        """Return the name as the file spells it; bytes that are not UTF-8 by surrogateescape."""
         at = int(self._name[row])
         text = bytes(self._strings[at : at + _USUAL_NAME])
         if (stop := text.find(0)) < 0:
@@ -155,33 +155,25 @@ class SymbolTable:
             stop = text.find(0)
         return text[: stop if stop >= 0 else None].decode("utf-8", "surrogateescape")
 
-    def names(self, rows: Iterable[int]) -> list[str]:
-        """The names of several rows; meant for the rows that were hit."""
-        return [self.name(row) for row in rows]
 
-    def start_of(self, row: int) -> int:
-        """The first address of a row, for `name+0x1f`."""
-        return int(self.start[row])
-
-
-def page_behind(start: U64) -> U64:
-    """uint64[n]: the end of a symbol of size 0 behind which nothing is known, as perf guesses it."""
+def page_after(start: U64) -> U64:
+    """Return uint64[n]: the end, as perf guesses it, of a symbol of size 0 after which nothing is known."""
     pages = start // np.uint64(4096) + (start % np.uint64(4096) != 0) + np.uint64(1)
     ends: U64 = np.maximum(start, pages * np.uint64(4096))
     return ends
 
 
 def _ends(rows: Symbols) -> U64:
-    """Rule 1: uint64[n], where each of the symbols, sorted by start, ends."""
+    """Return uint64[n], the end of each of the symbols, sorted by start, by rule 1."""
     room = NO_ADDRESS - rows.start
-    following = np.append(rows.start[1:], page_behind(rows.start[-1:]))
+    following = np.append(rows.start[1:], page_after(rows.start[-1:]))
     open_ended = np.maximum(rows.start, np.minimum(following, rows.limit))
     ends: U64 = np.where(rows.size == 0, open_ended, rows.start + np.minimum(rows.size, room))
     return ends
 
 
 def _labels_inside(rows: Symbols, end: U64) -> Bool:
-    """bool[n]: NOTYPE symbols of size 0 that lie strictly inside a symbol that has a size."""
+    """Return bool[n]: NOTYPE symbols of size 0 that lie strictly inside a symbol that has a size."""
     reach = np.maximum.accumulate(np.where(rows.size == 0, np.uint64(0), end))
     before = np.searchsorted(rows.start, rows.start, side="left") - 1  # the last row that starts earlier
     covered = (before >= 0) & (np.append(reach, np.uint64(0))[before] > rows.start)
@@ -190,7 +182,7 @@ def _labels_inside(rows: Symbols, end: U64) -> Bool:
 
 
 def _best_aliases(keep: I64, rows: Symbols, end: U64, strings: bytes) -> I64:
-    """Rule 2: the kept rows (sorted by start), one for each start."""
+    """Choose, of the rows `keep` (sorted by start), one for each start by rule 2."""
     start = rows.start[keep]
     first = np.append(True, start[1:] != start[:-1])[: len(keep)]
     group = np.cumsum(first)
@@ -211,7 +203,7 @@ def _best_aliases(keep: I64, rows: Symbols, end: U64, strings: bytes) -> I64:
 
 
 def _name_shape(names: U32, strings: bytes) -> tuple[I64, I64]:
-    """Leading underscores (mangling prefix not counted, at most 8) and length of the names at offsets."""
+    """Return the number of leading underscores (at most 8, without `_` of `_Z`, `_R`) and length of names."""
     text = np.frombuffer(strings, np.uint8)
     at = names.astype(np.int64)
     # Step by step: one comparison of all would take as much memory as the names themselves.
@@ -232,7 +224,7 @@ def _name_shape(names: U32, strings: bytes) -> tuple[I64, I64]:
 
 
 def _furthest_before(end: U64) -> I64:
-    """int64[n]: of the rows up to each, the one that ends last; itself if it does."""
+    """Return int64[n]: of the rows up to each, itself included, the one that ends last."""
     highest = np.maximum.accumulate(end)
     rises = np.append(True, end[1:] > highest[:-1])[: len(end)]
     return np.maximum.accumulate(np.where(rises, np.arange(len(end)), 0))

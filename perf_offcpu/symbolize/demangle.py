@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readable names for C++ and Rust symbols, spelled as perf spells them.
+"""Demangle C++ and Rust symbols, spelled as in perf.
 
 perf asks GNU's demangler for the name alone: no parameters, no return type, no qualifiers, no clone suffix
 (tools/perf/util/demangle-cxx.cpp: no DMGL_PARAMS), and drops the hash of Rust names:
@@ -8,22 +8,21 @@ perf asks GNU's demangler for the name alone: no parameters, no return type, no 
     _ZNSt6vectorIiSaIiEE9push_backEOi                      std::vector<int, std::allocator<int> >::push_back
     _ZN4core3fmt9Formatter9write_str17h0123456789abcdefE   core::fmt::Formatter::write_str
 
-The work is multi-demangle's (Rust, MIT licence; a fork of symbolic-demangle): of the libraries on PyPI it
-alone can leave parameters out and survives deep nesting. But a name built for it makes it work and take
-memory without end (100 MB a second: `_ZNKSt4hashIRKSbIwSt11char` with its last part repeated), and Rust ends
-the whole process where memory ends. So it runs in a process of its own (demangle_child.py), with bounds for
-time and memory; a name on which that process dies stays mangled. Where the library is missing (perf's own
-Python sees no virtual environment), names stay mangled and `available` says so.
+The library is multi-demangle (Rust, MIT licence; a fork of symbolic-demangle): of those on PyPI it alone can
+leave parameters out and survives deep nesting. But a hostile name makes it take time and memory without bound
+(100 MB a second: `_ZNKSt4hashIRKSbIwSt11char` with its last part repeated), and Rust aborts the process when
+memory runs out. So it runs in a process of its own (demangle_child.py), with bounds for time and memory; a
+name on which that process dies stays mangled. Where the library is missing (perf's own Python sees no virtual
+environment), names stay mangled and `available` is False.
 
-What differs from perf: template arguments that are functions or expressions, thunks (no parameters here)
-and abbreviations such as std::istream, together 0.4 % of the functions of libstdc++, LLVM, clang, the JVM,
-rustc and cargo.
+Differences from perf: template arguments that are functions or expressions, thunks (no parameters here) and
+abbreviations such as std::istream, together 0.4 % of the functions of libstdc++, LLVM, clang, the JVM, rustc
+and cargo.
 """
 
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -47,15 +46,15 @@ _THUNK: Final = re.compile(r"^\{virtual override thunk\(\{(virtual )?offset\([^)
 
 
 class Demangler:
-    """Demangles names until the library or its time fails, and counts the names that stayed mangled.
+    """Demangle names until the library fails or its time is over; count the names that stay mangled.
 
     Args:
-        patience_s: how long a call may take beyond what its number of names explains. A call that takes
-            longer returns what is done, and later calls no longer try.
+        patience_s: time that a call may take in addition to its share for each name. A call that takes
+            longer returns the names done so far, and later calls no longer try.
 
     Attributes:
         available: False if the library is not installed.
-        left: names that look mangled and were not tried, not finished in time, or that the library died of.
+        left: number of mangled names that were not tried or not finished in time, or killed the library.
     """
 
     def __init__(self, patience_s: float = 5.0) -> None:
@@ -65,12 +64,12 @@ class Demangler:
         self._patience_s = patience_s
 
     def demangle(self, names: Sequence[str]) -> list[str]:
-        """The readable form of each name; names that are not mangled as they are.
+        """Return the readable form of each name; names that are not mangled stay as they are.
 
-        `name@plt` and `name@@VERSION` keep what follows the name.
+        `name@plt` and `name@@VERSION` keep the part after the name.
         """
         result = list(names)
-        rows = [row for row, name in enumerate(names) if name.startswith(_PREFIXES) and _speakable(name)]
+        rows = [row for row, name in enumerate(names) if name.startswith(_PREFIXES) and _is_fit(name)]
         bare = [_bare(names[row]) for row in rows]
         for row, mangled, readable in zip(rows, bare, self._in_time(bare), strict=True):
             if readable is None:
@@ -80,7 +79,7 @@ class Demangler:
         return result
 
     def _in_time(self, names: list[str]) -> list[str | None]:
-        """The names demangled; None for those that were not, which hostile input alone has."""
+        """Demangle names; None for each that could not be, which only hostile input has."""
         done: list[str | None] = []
         deadline = time.monotonic() + self._patience_s + len(names) / _NAMES_PER_SECOND
         for _ in range(_MAX_DEATHS):
@@ -96,12 +95,12 @@ class Demangler:
 
 
 def demangle(names: Sequence[str]) -> list[str]:
-    """The readable form of each name, with a `Demangler` for this one call."""
+    """Return the readable form of each name, with a `Demangler` for this call."""
     return Demangler().demangle(names)
 
 
 def as_perf(name: str) -> str:
-    """Turn the library's spelling of a name without parameters into GNU's, which perf shows."""
+    """Turn the spelling of the library for a name without parameters into GNU's, which perf shows."""
     name = _CLONE.sub("", name)
     if thunk := _THUNK.match(name):
         name = ("" if thunk[1] else "non-") + "virtual thunk to " + thunk[2]
@@ -111,7 +110,9 @@ def as_perf(name: str) -> str:
 
 
 def _in_child(directory: str, names: list[str], deadline: float) -> list[str]:
-    """The first names demangled, as many as a process could do until it died or the time was over."""
+    """Demangle the first names in a process, as many as it can until it dies or the time is over."""
+    import subprocess  # not needed where there are no C++ or Rust names
+
     python = sys.executable or f"{sys.exec_prefix}/bin/python3"
     seconds = max(deadline - time.monotonic(), 0.01)
     command = [python, "-I", "-S", str(_CHILD), directory, str(int(seconds) + 1)]
@@ -131,19 +132,19 @@ def _in_child(directory: str, names: list[str], deadline: float) -> list[str]:
 
 
 def _library_directory() -> str | None:
-    """Where the library is installed; it is not imported here."""
+    """Return where the library is installed, without importing it; None if it is not."""
     found = find_spec("multi_demangle")
     return None if found is None or found.origin is None else str(Path(found.origin).parents[1])
 
 
-def _speakable(name: str) -> bool:
-    """Whether the library may see it: not monstrous, and text (names are decoded with surrogateescape)."""
+def _is_fit(name: str) -> bool:
+    """Return True if the library may see a name: of bounded length, and text (names may hold surrogates)."""
     if len(name) > _MAX_NAME or "\0" in name:
         return False
     return name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name)
 
 
 def _bare(name: str) -> str:
-    """The mangled name without version or `@plt`; Rust v0 without `.llvm.123`, `.cold` and the like."""
+    """Return the mangled name without version or `@plt`; Rust v0 without `.llvm.123`, `.cold` and so on."""
     name = name.partition("@")[0]
     return name.partition(".")[0] if name.startswith("_R") else name

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that demangles the names on its standard input:  python demangle_child.py DIRECTORY SECONDS
+"""Demangle the names on standard input, as a process:  python demangle_child.py DIRECTORY SECONDS
 
-Started by perf_offcpu/symbolize/demangle.py with nothing but the interpreter, so it imports nothing of this
-project. DIRECTORY holds multi_demangle, SECONDS is the CPU time that is allowed. Names come and go as UTF-8,
-each ended by a NUL, and each result is written as soon as it is there: what was done before the library
-crashed, or before this process was killed, is not lost.
+perf_offcpu/symbolize/demangle.py starts it with the bare interpreter, so it imports nothing of this project.
+DIRECTORY holds multi_demangle, SECONDS is the CPU time that is allowed. Names come and go as UTF-8, each
+ended by a NUL, and each result is written at once: results before a crash of the library, or before this
+process is killed, are not lost.
 """
 
 from __future__ import annotations

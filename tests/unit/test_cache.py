@@ -187,9 +187,9 @@ class TestSymbols:
         again = find_object(program, cache=cache).elf
         assert isinstance(first, ElfFile)
         assert isinstance(again, ElfFile)
-        assert (again.full, again.build_id) == (first.full, first.build_id)
+        assert again.build_id == first.build_id
         every = range(len(first.symbols))
-        assert again.symbols.names(every) == first.symbols.names(every)
+        assert [*map(again.symbols.name, every)] == [*map(first.symbols.name, every)]
         addresses = np.arange(0x0FF0, 0x1400, dtype=np.uint64)
         assert np.array_equal(again.symbols.lookup(addresses), first.symbols.lookup(addresses))
 
@@ -201,7 +201,7 @@ class TestSymbols:
         Path(program).write_bytes(ElfBuilder([Sym("other", 0x1000, 8)], build_id=b"\x12" * 20).build())
         found = find_object(program, cache=cache).elf
         assert found is not None
-        assert found.symbols.names(range(1)) == ["other"]
+        assert [*map(found.symbols.name, range(1))] == ["other"]
 
     def test_columns_that_are_no_table_are_refused(self) -> None:
         good = {

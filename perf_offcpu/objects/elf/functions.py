@@ -54,21 +54,19 @@ _PAGE: Final = np.uint64(4096)
 
 @frozen
 class ElfFile:
-    """One file as far as naming addresses takes it.
+    """A file with code: its functions, and where it is mapped.
 
     Args:
         path: the file.
         build_id: its GNU build-id, b"" if it has none.
         loads: its PT_LOAD segments, rows of `headers.SEGMENT`.
         symbols: its functions, at addresses as in the file.
-        full: True if .symtab was found (here or in a debug file): local functions are known.
     """
 
     path: str
     build_id: bytes
     loads: Rows
     symbols: SymbolTable
-    full: bool
 
 
 def file_offset_to_vaddr(loads: Rows, offsets: U64) -> U64:
@@ -139,31 +137,30 @@ def symbols_of(image: ElfImage, search: Search | None = None) -> ElfFile:
         if search is not None and image.section_of_type(elf.SectionType.SYMTAB) is None:
             debug = open_debug(image, search, b".symtab", stack)
         if image.cache is None:
-            return _read(image, debug)
+            return ElfFile(image.path, image.build_id, image.loads, _read(image, debug))
         identity = debug.source.identity if debug else ()
         name = cache_name(KIND, image.build_id, image.source.identity, identity)
         columns = image.cache.read(name)
-        if columns is not None and (table := SymbolTable.from_columns(columns)) is not None:
-            full = bool(len(columns.get("full", ())))
-            return ElfFile(image.path, image.build_id, image.loads, table, full)
-        found = _read(image, debug)
-        image.cache.write(name, {**found.symbols.columns(), "full": np.zeros(int(found.full), np.uint8)})
-        return found
+        table = None if columns is None else SymbolTable.from_columns(columns)
+        if table is None:
+            table = _read(image, debug)
+            image.cache.write(name, table.columns())
+        return ElfFile(image.path, image.build_id, image.loads, table)
 
 
-def _read(image: ElfImage, debug: ElfImage | None) -> ElfFile:
+def _read(image: ElfImage, debug: ElfImage | None) -> SymbolTable:
     if image.type not in (elf.ElfType.EXEC, elf.ElfType.DYN):
         problem = f"type {image.type} is not an executable or shared object"
         raise FormatError(image.path, "ELF header", problem)
     parts = list(_full_table(debug or image))
-    full = bool(parts)
+    has_locals = bool(parts)
     dynamic = image.section_of_type(elf.SectionType.DYNSYM)
     if dynamic is not None:
         parts.append(listed_symbols(image, dynamic))
-    if not full:
+    if not has_locals:
         parts.extend(_mini_debug(image))
     parts.append(plt_symbols(image, dynamic, parts))
-    return ElfFile(image.path, image.build_id, image.loads, SymbolTable(*join(parts)), full)
+    return SymbolTable(*join(parts))
 
 
 def _full_table(image: ElfImage) -> Iterator[tuple[Symbols, bytes]]:

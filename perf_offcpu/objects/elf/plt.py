@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names for PLT stubs: `function@plt`, as perf and objdump show them (x86-64).
+"""Name PLT stubs `function@plt`, as perf and objdump do (x86-64).
 
 A stub jumps through a slot of the global offset table; the relocation of that slot names the function:
 
     [endbr64]  [bnd]  jmp *displacement(%rip)      f3 0f 1e fa   f2   ff 25 xx xx xx xx
 
-So each entry of .plt, .plt.sec and .plt.got is looked at for that jump, whichever linker and whatever kind
-of PLT it was. perf instead counts entries and relocations (dso__synthesize_plt_symbols); the names are the
-same. What remains of .plt (the stub that calls the dynamic linker, and lazy halves of stubs) is `.plt`.
+So each entry of .plt, .plt.sec and .plt.got is searched for that jump, whichever linker made it and whatever
+kind of PLT it is. perf counts entries and relocations (dso__synthesize_plt_symbols), which gives the same
+names. The rest of .plt (the stub that calls the dynamic linker, and lazy halves of stubs) is named `.plt`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from perf_offcpu.abi import elf
 from perf_offcpu.model.columns import I64, U8, U64, distinct, is_among
 from perf_offcpu.objects.elf.image import ElfImage, Section
 from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols
-from perf_offcpu.structs import frozen
 
 _PREFIXES: Final = (b"", b"\xf2", b"\xf3\x0f\x1e\xfa", b"\xf3\x0f\x1e\xfa\xf2")
 _JUMP: Final = b"\xff\x25"
@@ -29,57 +28,59 @@ _R_IRELATIVE: Final = 37  # R_X86_64_IRELATIVE: the addend is the address of an 
 _MAX_STUBS: Final = 1 << 16
 _MAX_NAME: Final = 1 << 12
 
+Names = dict[int, bytes]
 
-@frozen
-class _Stubs:
-    """The entries of one PLT section that jump through a slot: their addresses, the slots', bytes each."""
+
+class _Stubs(NamedTuple):
+    """The entries of one PLT section that jump through a slot: addresses, slots, and the size of an entry."""
 
     section: Section
     start: list[int]
     slot: list[int]
-    step: int
+    size: int
 
 
 def plt_symbols(
     image: ElfImage, dynamic: Section | None, known: Sequence[tuple[Symbols, bytes]]
 ) -> tuple[Symbols, bytes]:
-    """Symbols for the PLT stubs of a file, with string bytes of their own.
+    """Return symbols for the PLT stubs of a file, with their string bytes.
 
     Args:
-        image: the file that is mapped (debug files hold no code).
+        image: the mapped file (debug files hold no code).
         dynamic: its .dynsym, None for a static executable.
         known: the symbols found so far, which name the targets of IFUNC relocations.
     """
-    names = bytearray(b"\0")
+    strings = bytearray(b"\0")
     rows: list[tuple[int, int, int, int, int, int]] = []
     for start, size, name in _named_stubs(image, dynamic, known):
-        rows.append((start, size, len(names), int(NO_ADDRESS), 0, 1))
-        names += name + b"\0"
-    return Symbols.from_rows(rows), bytes(names)
+        rows.append((start, size, len(strings), int(NO_ADDRESS), 0, 1))
+        strings += name + b"\0"
+    return Symbols.from_rows(rows), bytes(strings)
 
 
 def _named_stubs(
     image: ElfImage, dynamic: Section | None, known: Sequence[tuple[Symbols, bytes]]
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Address, size and name of each stub that has one, and of what remains of .plt."""
+    """Yield address, size and name of each stub that has one, and of the rest of .plt."""
     if image.machine != elf.Machine.X86_64:
         return
     sections = filter(None, map(image.section_named, (b".plt", b".plt.sec", b".plt.got")))
-    stubs = [_jumps(image, section) for section in sections]
-    names = _slot_names(image, dynamic, known, np.array([s for one in stubs for s in one.slot], np.uint64))
-    for one in stubs:
-        if one.section.name == b".plt":
-            yield one.section.addr, one.step if one.slot else one.section.size, b".plt"
-        for start, slot in zip(one.start, one.slot, strict=True):
+    stubs = [_find_jumps(image, section) for section in sections]
+    slots = np.array([slot for one in stubs for slot in one.slot], np.uint64)
+    names = _slot_names(image, dynamic, known, distinct(slots))
+    for section, starts, jump_slots, size in stubs:
+        if section.name == b".plt":
+            yield section.addr, size if jump_slots else section.size, b".plt"
+        for start, slot in zip(starts, jump_slots, strict=True):
             if slot in names:
-                yield start, one.step, names[slot] + b"@plt"
+                yield start, size, names[slot] + b"@plt"
 
 
-def _jumps(image: ElfImage, section: Section) -> _Stubs:
-    """The entries of a PLT section that hold the jump."""
-    step = section.entsize if section.entsize in (8, 16) else 16
-    code = np.frombuffer(image.content(section)[: step * _MAX_STUBS], np.uint8)
-    entries = np.arange(len(code) // step, dtype=np.int64) * step
+def _find_jumps(image: ElfImage, section: Section) -> _Stubs:
+    """Return the entries of a PLT section that hold the jump."""
+    size = section.entsize if section.entsize in (8, 16) else 16
+    code = np.frombuffer(image.content(section)[: size * _MAX_STUBS], np.uint8)
+    entries = np.arange(len(code) // size, dtype=np.int64) * size
     padded = np.append(code, np.zeros(16, np.uint8))
     jumps, slots = np.zeros(len(entries), bool), np.zeros(len(entries), np.int64)
     for prefix in _PREFIXES:
@@ -88,53 +89,50 @@ def _jumps(image: ElfImage, section: Section) -> _Stubs:
         at = entries[hit] + len(pattern)
         jumps[hit], slots[hit] = True, at + 4 + _signed32(padded, at)
     start, slot = (part[jumps].astype(np.uint64) + np.uint64(section.addr) for part in (entries, slots))
-    return _Stubs(section, start.tolist(), slot.tolist(), step)
+    return _Stubs(section, start.tolist(), slot.tolist(), size)
 
 
 def _signed32(code: U8, at: I64) -> I64:
-    """int64[n]: the little-endian signed 32-bit numbers at offsets."""
+    """Return int64[n]: the little-endian signed 32-bit numbers at offsets."""
     return np.ascontiguousarray(code[at[:, None] + np.arange(4)]).view("<i4")[:, 0].astype(np.int64)
 
 
 def _slot_names(
     image: ElfImage, dynamic: Section | None, known: Sequence[tuple[Symbols, bytes]], slots: U64
-) -> dict[int, bytes]:
-    """Which function's address each of the slots receives, by the relocations."""
-    names: dict[int, bytes] = {}
+) -> Names:
+    """Map each slot (`slots` ascend) to the function whose address its relocation puts there."""
+    names: Names = {}
     for section in filter(None, map(image.section_named, (b".rela.dyn", b".rela.plt"))):
         rows = image.array(section, elf.RELA[image.bits])
-        rows = rows[is_among(rows["r_offset"], distinct(slots))]
+        rows = rows[is_among(rows["r_offset"], slots)]
         info, slot = rows["r_info"].astype(np.uint64), rows["r_offset"].astype(np.uint64)
         indirect = (info & np.uint64(0xFFFFFFFF)) == _R_IRELATIVE
         for symbols, strings in known:
             addends = rows["r_addend"][indirect].astype(np.uint64)
-            names.update(_ifuncs(slot[indirect], addends, symbols, strings))
+            names |= _resolver_names(slot[indirect], addends, symbols, strings)
+        symbol = (info >> np.uint64(32)).astype(np.int64)
         if dynamic is not None:
-            symbol = (info >> np.uint64(32)).astype(np.int64)
-            names.update(_imports(image, dynamic, slot[symbol > 0], symbol[symbol > 0]))
+            names |= _import_names(image, dynamic, slot[symbol > 0], symbol[symbol > 0])
     return names
 
 
-def _ifuncs(slots: U64, targets: U64, known: Symbols, strings: bytes) -> Iterator[tuple[int, bytes]]:
-    """Slots that a resolver fills, named by a symbol at its address, the first of the best rank."""
+def _resolver_names(slots: U64, targets: U64, known: Symbols, strings: bytes) -> Names:
+    """Name slots that a resolver fills by the symbol at its address, the first of the best rank."""
     candidates = known.take(is_among(known.start, distinct(targets)))
     candidates = candidates.take(np.lexsort((-candidates.rank.astype(np.int64), candidates.start)))
     best = dict(zip(candidates.start.tolist(), candidates.name.tolist(), strict=True))  # the last one stays
-    for slot, target in zip(slots.tolist(), targets.tolist(), strict=True):
-        if target in best:
-            yield slot, _text(strings, best[target])
+    pairs = zip(slots.tolist(), targets.tolist(), strict=True)
+    return {slot: _text(strings, best[target]) for slot, target in pairs if target in best}
 
 
-def _imports(image: ElfImage, dynamic: Section, slots: U64, symbols: I64) -> Iterator[tuple[int, bytes]]:
-    """Slots of functions in other files, named by .dynsym."""
+def _import_names(image: ElfImage, dynamic: Section, slots: U64, symbols: I64) -> Names:
+    """Name slots of functions in other files by .dynsym."""
     linked = image.section(dynamic.link)
     strings = b"" if linked is None else image.content(linked)
     table = image.array(dynamic, elf.SYM[image.bits])
     known = symbols < len(table)
-    offsets = table["st_name"][symbols[known]].tolist()
-    for slot, at in zip(slots[known].tolist(), offsets, strict=True):
-        if name := _text(strings, at):
-            yield slot, name
+    pairs = zip(slots[known].tolist(), table["st_name"][symbols[known]].tolist(), strict=True)
+    return {slot: name for slot, at in pairs if (name := _text(strings, at))}
 
 
 def _text(strings: bytes, at: int) -> bytes:

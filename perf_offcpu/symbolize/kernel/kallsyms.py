@@ -27,7 +27,7 @@ import numpy as np
 from perf_offcpu.binary.gather import gather_u64
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool
-from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable, alias_rank, page_behind
+from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable, alias_rank, page_after
 from perf_offcpu.structs import frozen
 
 LIVE: Final = "/proc/kallsyms"
@@ -232,7 +232,7 @@ def _symbols(lines: _Lines, rows: I64, module: I32) -> Symbols:
     start, type_ = lines.address[rows], lines.type[rows]
     limit = np.full(len(rows), NO_ADDRESS)
     last_of_module = np.flatnonzero(module[1:] != module[:-1])
-    limit[last_of_module] = page_behind(start[last_of_module])
+    limit[last_of_module] = page_after(start[last_of_module])
     weak, upper = type_ == ord("W"), type_ < ord("a")
     return Symbols.filled(
         len(rows),

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Source lines and inlined functions from DWARF, object by object, when an address in it asks for them.
+"""Load the source lines and inlined functions of an object from its DWARF.
 
-The DWARF stands in the object itself or in its separate debug file. `symbolic` (Rust, Sentry's) makes a table
-of all of it in a process of its own, within bounds of time and memory; the table is kept on disk under
-what it was made of, so that each build of a file costs this once.
+The DWARF is in the object itself or in its separate debug file. `symbolic` (Rust, by Sentry) makes a table of
+it in a process of its own, within bounds of time and memory. The table is kept on disk under the identity of
+the file, so that each file costs this once.
 
-What prevents source lines is counted and told: DWARF split off into .dwo files, or shared through dwz, which
+Reasons for missing source lines are counted and reported: DWARF in .dwo files, or shared through dwz, which
 the package does not follow; a file too large; a package that is not installed.
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import tempfile
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
@@ -31,8 +29,8 @@ from perf_offcpu.objects.search import Search
 from perf_offcpu.structs import frozen
 from perf_offcpu.symbolize.lines.symcache import Calls, Symcache
 
-KIND: Final = "lines9"
-"""Names the format (see symcache.VERSION) and must change with what is kept."""
+KIND: Final = "lines10"
+"""Kind of cache file; the number changes with symcache.VERSION and with the columns."""
 MAX_FILE: Final = 8 << 30
 _SECONDS: Final = 300
 _MEMORY_FLOOR: Final = 2 << 30
@@ -63,8 +61,8 @@ class Lines:
 
     Args:
         table: the lines.
-        base: address of the object's first segment: the table counts from there.
-        shared: some of its DWARF is in another file (dwz), which may leave functions without names.
+        base: address of the first segment of the object, from which the table counts.
+        shared: True if part of its DWARF is in another file (dwz), so functions may lack names.
     """
 
     table: Symcache
@@ -72,18 +70,18 @@ class Lines:
     shared: bool = False
 
     def lookup(self, addresses: U64) -> Calls:
-        """The functions at n addresses as in the file, see `Symcache.lookup`."""
+        """Return the functions at n addresses of the file, see `Symcache.lookup`."""
         return self.table.lookup(addresses - np.uint64(self.base))
 
 
 def load_lines(path: str, build_id: bytes, search: Search, cache: DiskCache | None) -> Lines:
-    """The source lines of an object.
+    """Load the source lines of an object.
 
     Args:
-        path: the file that its symbols came from.
+        path: the file of its symbols.
         build_id: of that file; b"" if it has none.
-        search: where its debug file is looked for.
-        cache: where tables are kept.
+        search: where to look for its debug file.
+        cache: where tables are kept; None: nowhere.
 
     Raises:
         NoLines: there are none.
@@ -103,26 +101,25 @@ def load_lines(path: str, build_id: bytes, search: Search, cache: DiskCache | No
 
 
 def _table(dwarf: ElfImage, cache: DiskCache | None) -> Symcache:
+    """Return the table of a file, from the cache if it is kept there."""
     name = cache_name(KIND, dwarf.build_id, dwarf.source.identity)
-    kept = cache.read(name) if cache else None
-    if kept is not None and "symcache" in kept:
-        return _checked(kept["symcache"].data, dwarf)
-    data = _made(dwarf)
-    table = _checked(memoryview(data), dwarf)
-    if cache:
-        cache.write(name, {"symcache": np.frombuffer(data, np.uint8)})
-    return table
-
-
-def _checked(data: memoryview, dwarf: ElfImage) -> Symcache:
-    table = Symcache(data, dwarf.path)
-    if not table.has_lines():
+    columns = cache.read(name) if cache else None
+    if columns is None or not columns.keys() >= {"symcache", "has_lines"}:
+        data = np.frombuffer(_make(dwarf), np.uint8)
+        has_lines = Symcache(data.data, dwarf.path).has_lines()
+        columns = {"symcache": data, "has_lines": np.zeros(int(has_lines), np.uint8)}
+        if cache:
+            cache.write(name, columns)
+    if not len(columns["has_lines"]):
         raise NoLines(_hindrance(dwarf))
-    return table
+    return Symcache(columns["symcache"].data, dwarf.path)
 
 
-def _made(dwarf: ElfImage) -> bytes:
-    """A symcache of an object's DWARF, by the worker."""
+def _make(dwarf: ElfImage) -> bytes:
+    """Make a symcache of the DWARF of an object, by the worker."""
+    import subprocess  # not needed for tables in the cache
+    import tempfile
+
     if dwarf.source.size > MAX_FILE:
         raise NoLines(losses.DWARF_TOO_LARGE)
     memory = max(_MEMORY_FLOOR, _MEMORY_PER_BYTE * dwarf.source.size)
@@ -156,7 +153,7 @@ def _last_line(text: bytes) -> str:
 
 
 def _hindrance(dwarf: ElfImage) -> LossCause | None:
-    """What in a file with DWARF may keep its lines away; None if nothing does."""
+    """Return why a file with DWARF may lack lines; None if there is no known reason."""
     if dwarf.section_named(_ALTLINK) is not None:
         return losses.DWARF_SHARED
     for name in (b".debug_str", b".debug_line_str"):

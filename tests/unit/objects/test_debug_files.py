@@ -52,7 +52,7 @@ def link_debug(built: Built) -> None:
 def is_named(path: Path, search: Search) -> bool:
     """Whether the local function that only debug files know is known."""
     elf = load_elf_symbols(str(path), search)
-    return "hidden" in elf.symbols.names(range(len(elf.symbols)))
+    return "hidden" in [*map(elf.symbols.name, range(len(elf.symbols)))]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,6 @@ def test_debuginfods_cache_is_used(built: Built, tmp_path: Path) -> None:
     put(built.stripped, f"{tmp_path}/{built.build_id.hex()}/executable")
     found = find_object("/gone", built.build_id, Search(debuginfod_dir=str(tmp_path)))
     assert found.elf is not None
-    assert found.elf.full
 
 
 @pytest.mark.parametrize("where", ["", ".debug/", "root/"])

@@ -53,7 +53,7 @@ def use(elf: ElfFile) -> None:
     """What a caller does with it."""
     offsets = np.array([0, 0x1000, 0x1009, 2**63, 2**64 - 1], np.uint64)
     rows = elf.symbols.lookup(file_offset_to_vaddr(elf.loads, offsets))
-    elf.symbols.names(rows[rows >= 0].tolist())
+    [*map(elf.symbols.name, rows[rows >= 0].tolist())]
     assert (elf.symbols.start[1:] > elf.symbols.start[:-1]).all()
 
 

@@ -115,7 +115,7 @@ def test_addresses_outside_have_no_lines(program: Path) -> None:
 def test_each_address_has_what_addr2line_says(program: Path) -> None:
     """Names are left out: addr2line gives the innermost function the name of the nearest label."""
     elf = load_elf_symbols(str(program))
-    names = elf.symbols.names(range(len(elf.symbols)))
+    names = [*map(elf.symbols.name, range(len(elf.symbols)))]
     own = [row for row, name in enumerate(names) if name in ("main", "_Z5outeri")]
     addresses = [at for row in own for at in range(int(elf.symbols.start[row]), int(elf.symbols.end[row]))]
     command = ["addr2line", "-i", "-a", "-e", program, *map(hex, addresses)]
@@ -208,7 +208,7 @@ class TestCache:
         cache = DiskCache(str(tmp_path / "cache"))
         first = chains(loaded(program, cache=cache), addresses_of(program, *EXPECTED))
         assert kept_lines(cache).startswith(elf_build_id(str(program)).hex())
-        monkeypatch.setattr(lines, "_made", lambda _: pytest.fail("it was made again"))
+        monkeypatch.setattr(lines, "_make", lambda _: pytest.fail("it was made again"))
         assert chains(loaded(program, cache=cache), addresses_of(program, *EXPECTED)) == first
 
     def test_a_damaged_table_is_made_again(self, program: Path, tmp_path: Path) -> None:
