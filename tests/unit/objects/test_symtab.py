@@ -43,7 +43,7 @@ def test_a_symbol_covers_its_first_byte_and_not_the_one_behind_it() -> None:
     assert names_at(symbols, 0xFF, 0x100, 0x10F, 0x110, 0x200, 0x20F, 0x210) == [
         *("", "main", "main", "", "exit", "exit", "")
     ]
-    assert symbols.start_of(1) == 0x200
+    assert symbols.start[1] == 0x200
 
 
 def test_an_empty_table_names_nothing() -> None:

@@ -34,7 +34,7 @@ def perfs_names(dso: str) -> Iterator[tuple[str, int, str]]:
 def named(table: SymbolTable, addresses: np.ndarray) -> list[str]:
     rows = table.lookup(addresses).tolist()
     assert min(rows) >= 0
-    starts = [table.start_of(row) for row in rows]
+    starts = [int(table.start[row]) for row in rows]
     return [
         f"{table.name(row)}+{int(at) - start:#x}"
         for row, start, at in zip(rows, starts, addresses.tolist(), strict=True)
