@@ -17,6 +17,7 @@ from perf_offcpu.commands.shared.profile import (
     add_selection_arguments,
     profile_from_args,
 )
+from perf_offcpu.commands.shared.streams import columns
 from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
@@ -180,8 +181,6 @@ def _limits(args: argparse.Namespace) -> Limits:
 
 
 def _style(args: argparse.Namespace) -> Style:
-    from shutil import get_terminal_size
-
     from perf_offcpu.report.style import Style
 
     terminal = sys.stdout.isatty()
@@ -189,7 +188,7 @@ def _style(args: argparse.Namespace) -> Style:
     return Style(
         unit=args.unit,
         leaf_first=args.call_graph == "callee",
-        width=get_terminal_size().columns if terminal else None,
+        width=columns() if terminal else None,
         color=terminal and not plain,
         stacks=args.call_graph != "none",
     )

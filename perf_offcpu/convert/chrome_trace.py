@@ -40,7 +40,7 @@ from perf_offcpu.convert.encode.text_columns import (
     running_sums,
 )
 from perf_offcpu.convert.options import Options
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version
 from perf_offcpu.text import printable
@@ -100,7 +100,7 @@ class _Writer:
 
     def _stacks(self, nodes: I64) -> dict[int, str]:
         """Return node → the JSON string of its path."""
-        used = np.unique(nodes)
+        used = distinct(nodes)
         texts = path_texts(self.tree, used, plain_labels(self.tree))
         return dict(zip(used.tolist(), map(json.dumps, texts), strict=True))
 
@@ -124,7 +124,7 @@ class _Writer:
         events += [_named("thread_name", one.pid, one.tid, one.comm) for one in self.wakeups.tracks]
         if without_place.any():
             events.append(_named("process_name", SUMS_PID, SUMS_PID, SUMS_NAME))
-            rows = np.unique(self.track[without_place]).tolist()
+            rows = distinct(self.track[without_place]).tolist()
             events += [_named("thread_name", SUMS_PID, SUMS_PID + 1 + row, tracks[row].label) for row in rows]
         return events
 

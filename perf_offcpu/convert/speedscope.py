@@ -24,7 +24,7 @@ from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import title_of, unit_of
 from perf_offcpu.convert.encode.text_columns import path_texts
 from perf_offcpu.convert.options import Options
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version
 from perf_offcpu.text import printable
@@ -55,7 +55,7 @@ class _Writer:
         self.no_place = len(self.tree.names) + len(self.timeline.tracks)
         self.node = self.tree.of_sample.astype(np.int64)
         self.weight = profile.samples.period
-        used = np.unique(self.node[self.node >= 0])
+        used = distinct(self.node[self.node >= 0])
         numbers = list(map(str, range(len(self.tree.names))))
         paths = zip(used.tolist(), path_texts(self.tree, used, numbers, ","), strict=True)
         self._stacks = {-1: "[]"} | {node: f"[{path}]" for node, path in paths}

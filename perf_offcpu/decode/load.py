@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -59,7 +59,7 @@ class Head(Protocol):
 
 
 def load_recording(
-    path: str | Path,
+    path: str | os.PathLike[str],
     *,
     retype: bool = True,
     merge: bool = True,

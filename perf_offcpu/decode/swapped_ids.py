@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perf_offcpu.model.columns import I32, Bool
+from perf_offcpu.model.columns import I32, Bool, distinct, is_among
 from perf_offcpu.model.recording import SampleFlag, Samples, Tasks
 
 
@@ -23,7 +23,7 @@ def count_foreign_ids(samples: Samples, tasks: Tasks) -> int:
     if not len(tasks):
         return 0
     waits = samples.tid[(samples.flags & np.uint32(SampleFlag.OFFCPU)) != 0]
-    return int((~np.isin(waits, tasks.tid) & (waits > 0)).sum())
+    return int((~is_among(waits, distinct(tasks.tid)) & (waits > 0)).sum())
 
 
 def repair_ids(samples: Samples, from_upstream: Bool, tasks: Tasks) -> Samples:

@@ -17,7 +17,6 @@ import io
 import os
 import stat
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import BinaryIO, Self
 
 import numpy as np
@@ -65,7 +64,7 @@ class PerfDataReader:
             self._pipe_head = PipeHead(self.features, self.order, self.counters, specs)
 
     @classmethod
-    def open(cls, path: str | Path) -> Self:
+    def open(cls, path: str | os.PathLike[str]) -> Self:
         """Open a recording.
 
         Args:
@@ -85,7 +84,7 @@ class PerfDataReader:
 
     @classmethod
     @contextlib.contextmanager
-    def repeatable(cls, path: str | Path) -> Iterator[Callable[[], PerfDataReader]]:
+    def repeatable(cls, path: str | os.PathLike[str]) -> Iterator[Callable[[], PerfDataReader]]:
         """Open a recording that is read several times, a pipe too (its copy is kept in TMPDIR).
 
         Yields:

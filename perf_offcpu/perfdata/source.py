@@ -12,7 +12,6 @@ import io
 import os
 import select
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
@@ -177,6 +176,8 @@ def _opener(start: bytes) -> _Opener | None:
 
 def _spooled(stream: _Rejoined, opener: _Opener | None, name: str) -> Source:
     """Return everything that a stream holds, unpacked, in a temporary file."""
+    import tempfile
+
     spool = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (it outlives this function)
     damaged = False
     try:

@@ -24,7 +24,7 @@ from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.losses import LossCause
-from perf_offcpu.model.columns import I32, Bool
+from perf_offcpu.model.columns import I32, Bool, distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
 from perf_offcpu.report.breakdowns import (
@@ -203,7 +203,8 @@ def _event_table(profile: Profile) -> dict[int, EventRow]:
 
 def _beside(profile: Profile, chosen: I32) -> int:
     """Return the first event with samples that is not chosen; -1 if there is none."""
-    others = np.setdiff1d(profile.samples.evsel, np.append(chosen, -1))
+    evsels = profile.samples.evsel
+    others = distinct(evsels[(evsels >= 0) & ~np.isin(evsels, chosen)])
     return int(others[0]) if len(others) else -1
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.decode.tasks.lookup import rows_at
-from perf_offcpu.model.columns import I32, I64
+from perf_offcpu.model.columns import I32, I64, distinct, is_among
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget
 from perf_offcpu.report.totals import heaviest, sums_by_state
@@ -68,7 +68,8 @@ _BLOCKED = {
 
 def _counted(profile: Profile, limit: int | None) -> BudgetTable:
     samples, budget = profile.samples, profile.budget
-    budget = budget.take(np.isin(_pairs(budget.pid, budget.tid), _pairs(samples.pid, samples.tid)))
+    shown = distinct(_pairs(samples.pid, samples.tid))
+    budget = budget.take(is_among(_pairs(budget.pid, budget.tid), shown))
     blocked: I64 = np.stack([getattr(budget, name) for name in _BLOCKED.values()]).sum(axis=0)
     kept, (more, _) = heaviest(blocked, limit, budget.runnable_ns + budget.preempted_ns)
     budget, blocked = budget.take(kept), blocked[kept]

@@ -21,7 +21,7 @@ from typing import IO
 import numpy as np
 
 from perf_offcpu.abi.attr import PerfType, SampleType
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel
 from perf_offcpu.script.cells import UNKNOWN_VALUE, format_distinct, format_times, where
@@ -103,7 +103,7 @@ class _Printer:
         # The last element is for evsel -1: a deferred callchain, which has no field but its frames.
         stacks = options.call_graph and self._with_frames
         self._has_stack = np.array([*(stacks and _has_callchain(one) for one in evsels), True])
-        self._has_stack[np.unique(profile.samples.evsel[profile.is_offcpu()])] |= stacks
+        self._has_stack[distinct(profile.samples.evsel[profile.is_offcpu()])] |= stacks
         self._has_frames = np.array(
             [*(self._with_frames and self._shows_frames(one) for one in evsels), True]
         )
@@ -209,7 +209,7 @@ def _all_have_cpus(profile: Profile) -> bool:
     samples = profile.samples
     sampled = samples.evsel[samples.evsel >= 0]
     with_cpu = samples.evsel[(samples.evsel >= 0) & (samples.cpu >= 0)]
-    return len(with_cpu) > 0 and np.array_equal(np.unique(sampled), np.unique(with_cpu))
+    return len(with_cpu) > 0 and np.array_equal(distinct(sampled), distinct(with_cpu))
 
 
 def _cpu(cpu: int) -> str:

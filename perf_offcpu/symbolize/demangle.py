@@ -22,19 +22,18 @@ and cargo.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Final
 
 _PREFIXES: Final = ("_Z", "_R")
 _MAX_NAME: Final = 1 << 16
 _MAX_DEATHS: Final = 8
 _NAMES_PER_SECOND: Final = 20_000  # some 200 000 are usual
-_CHILD: Final = Path(__file__).with_name("demangle_child.py")
+_CHILD: Final = os.path.join(os.path.dirname(__file__), "demangle_child.py")
 _SUFFIX: Final = {"int": "", "unsigned int": "u", "long": "l", "unsigned long": "ul"} | {
     "long long": "ll",
     "unsigned long long": "ull",
@@ -115,7 +114,7 @@ def _in_child(directory: str, names: list[str], deadline: float) -> list[str]:
 
     python = sys.executable or f"{sys.exec_prefix}/bin/python3"
     seconds = max(deadline - time.monotonic(), 0.01)
-    command = [python, "-I", "-S", str(_CHILD), directory, str(int(seconds) + 1)]
+    command = [python, "-I", "-S", _CHILD, directory, str(int(seconds) + 1)]
     try:
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -133,8 +132,10 @@ def _in_child(directory: str, names: list[str], deadline: float) -> list[str]:
 
 def _library_directory() -> str | None:
     """Return where the library is installed, without importing it; None if it is not."""
+    from importlib.util import find_spec
+
     found = find_spec("multi_demangle")
-    return None if found is None or found.origin is None else str(Path(found.origin).parents[1])
+    return None if found is None or found.origin is None else os.path.dirname(os.path.dirname(found.origin))
 
 
 def _is_fit(name: str) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import re
 import sys
 import textwrap
@@ -16,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from perf_offcpu.commands.shared.perf_habits import advice_on
+from perf_offcpu.commands.shared.streams import columns
 from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
@@ -121,12 +121,7 @@ class OneInput(argparse.Action):
 
 
 def _formatter(*, prog: str) -> argparse.HelpFormatter:
-    """Return a formatter for the terminal's width, which argparse asks of shutil, slow to import."""
-    try:
-        columns = int(os.environ.get("COLUMNS", "0")) or os.get_terminal_size(1).columns
-    except (ValueError, OSError):
-        columns = 0
-    return argparse.RawDescriptionHelpFormatter(prog, width=(columns or 80) - 2)
+    return argparse.RawDescriptionHelpFormatter(prog, width=columns() - 2)
 
 
 def load_verb(verb: str) -> Command:

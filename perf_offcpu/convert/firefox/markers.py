@@ -18,7 +18,7 @@ from perf_offcpu.analysis.wakeups import Wakeups
 from perf_offcpu.convert.encode.text_columns import joined, path_texts, picked, plain_labels
 from perf_offcpu.convert.firefox.json_tables import array_items
 from perf_offcpu.convert.firefox.shared import CATEGORIES, SharedTables
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
 
 _INSTANT, _INTERVAL = 0, 1
@@ -79,7 +79,7 @@ class Markers:
         self.sets = [self._members(one, row) for one in self.details.sets]
         self.functions = tables.label_of(self.ends.node)
         self.sleepers = [str(row(track.label)) for track in timeline.tracks]
-        nodes = np.unique(self.ends.waker_node[self.ends.waker_node >= 0])
+        nodes = distinct(self.ends.waker_node[self.ends.waker_node >= 0])
         stacks = zip(nodes.tolist(), path_texts(tables.tree, nodes, plain_labels(tables.tree)), strict=True)
         self.waker_text = {-1: ""} | {node: f',"wakerstack":{row(text)}' for node, text in stacks}
         self.runq_ns = np.where(timeline.waits, timeline.end_ns - wakeups.queued_ns, 0)

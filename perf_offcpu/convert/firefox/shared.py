@@ -25,7 +25,7 @@ from perf_offcpu.callpaths.names import Name, NameKind
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.convert.firefox.json_tables import StringArray, array_items, table
 from perf_offcpu.convert.options import Options
-from perf_offcpu.model.columns import I64, U32, Bool
+from perf_offcpu.model.columns import I64, U32, Bool, distinct
 from perf_offcpu.model.profile import Frames, Profile
 from perf_offcpu.structs import mutable
 from perf_offcpu.text import printable
@@ -120,7 +120,7 @@ class SharedTables:
     def _add_libs(self) -> None:
         frames = self.profile.frames
         self._row = self.tree.frames[self._name_of_frame]
-        self._dsos = np.unique(frames.dso[self._row[self._row >= 0]]).astype(np.int64)
+        self._dsos = distinct(frames.dso[self._row[self._row >= 0]]).astype(np.int64)
         self._dsos = self._dsos[self._dsos > 0]
         self._lib_of_dso = {dso: row for row, dso in enumerate(self._dsos.tolist())}
 

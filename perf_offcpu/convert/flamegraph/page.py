@@ -33,7 +33,7 @@ from perf_offcpu.callpaths.tree import PathTree, build_paths
 from perf_offcpu.callpaths.weights import events_of, title_of, unit_of
 from perf_offcpu.convert.options import Options
 from perf_offcpu.losses import by_text
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Meta, SampleFlag
 from perf_offcpu.model.stacks import depths
@@ -148,7 +148,7 @@ def breakdown(profile: Profile, place: I64, chosen: Bool) -> list[dict[str, Any]
     states = state_codes(profile.samples)[rows]
     found = [
         {"kind": "state", "name": STATES[code].words} | series(profile, place, rows[states == code])
-        for code in np.unique(states).tolist()
+        for code in distinct(states).tolist()
         if code not in {RUNNING, UNKNOWN_STATE}
     ]
     return found + _by_waker(profile, place, rows)

@@ -57,7 +57,7 @@ from perf_offcpu.convert.perfetto.packets import (
     track_packets,
 )
 from perf_offcpu.convert.perfetto.scheduler import BLOCK, counter_packets, state_packets
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import printable
 
@@ -116,7 +116,7 @@ class _Writer:
         yield first_packet()
         yield clock_packet(self.profile)
         yield packet(field(12, b"".join(self.interned.parts) + frames(self.tree, self.names)))
-        ends = np.unique(np.append(self.node, self.waker_node[self.waker_node >= 0]))
+        ends = distinct(np.append(self.node, self.waker_node[self.waker_node >= 0]))
         for stacks in callstacks(self.tree, ends, self.names):
             yield packet(field(12, stacks))
         placed = self.timeline.placed

@@ -17,7 +17,7 @@ from perf_offcpu.callpaths.tree import MARKS, PathTree, marks_of
 from perf_offcpu.convert.encode.protobuf import field, ragged, varint, varints
 from perf_offcpu.convert.options import Options
 from perf_offcpu.model.callchains import Ragged, offsets_of
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import MISSED_KERNEL_STACK, printable
 
@@ -50,7 +50,7 @@ class Locations:
         top, below = marks_of(samples)
         first, of = group(samples.stack, top, below)
         paths = self._locations(samples.stack[first].astype(np.int64))
-        self._used = np.unique(paths.values).astype(np.int64)
+        self._used = distinct(paths.values).astype(np.int64)
         frames = ragged(varints(paths.values + np.uint64(1)), paths.offsets)
         kernel_mark = (b"", varint(self._first_mark + len(MARKS)))
         marks = [b"", *(varint(self._first_mark + code) for code in range(1, len(MARKS)))]
@@ -78,8 +78,8 @@ class Locations:
         outer = self._outer()
         rows = self._used
         while len(more := outer[rows[outer[rows] >= 0]]) and not np.isin(more, rows).all():
-            rows = np.union1d(rows, more)
-        mappings = {dso: id_ for id_, dso in enumerate(np.unique(frames.dso[rows]).tolist(), 1)}
+            rows = distinct(np.append(rows, more))
+        mappings = {dso: id_ for id_, dso in enumerate(distinct(frames.dso[rows]).tolist(), 1)}
         names, of = name_frames(self.profile, rows, self.options)
         function = dict(zip(rows.tolist(), (of + 1).tolist(), strict=True))
         yield from (self._mapping(dso, id_) for dso, id_ in mappings.items())

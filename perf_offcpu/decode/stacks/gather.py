@@ -9,7 +9,6 @@ TMPDIR), so that memory stays bounded.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from typing import BinaryIO, Final
 
@@ -143,6 +142,8 @@ class _Words:
     def append(self, words: U64) -> bool:
         """Add words; False if there is no room."""
         if self._file is None and 8 * (len(self._held) + len(words)) > self._memory:
+            import tempfile
+
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the store
             if not self._write(self._held.release()):
                 return False

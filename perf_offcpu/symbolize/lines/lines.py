@@ -11,9 +11,9 @@ the package does not follow; a file too large; a package that is not installed.
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -35,7 +35,7 @@ MAX_FILE: Final = 8 << 30
 _SECONDS: Final = 300
 _MEMORY_FLOOR: Final = 2 << 30
 _MEMORY_PER_BYTE: Final = 12
-_WORKER: Final = str(Path(__file__).with_name("worker.py"))
+_WORKER: Final = os.path.join(os.path.dirname(__file__), "worker.py")
 _MISSING, _UNREADABLE = 3, 4
 _MAX_SEARCHED: Final = 1 << 26
 
