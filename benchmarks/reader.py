@@ -23,7 +23,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("", "tests")]
 
 from perf_offcpu.decode import load  # noqa: E402
-from perf_offcpu.decode.batch import Gathering  # noqa: E402
+from perf_offcpu.decode.batch import BatchCollector  # noqa: E402
 from perf_offcpu.decode.samples import SampleDecoder  # noqa: E402
 from perf_offcpu.decode.tasks.replay import TaskReplay  # noqa: E402
 from perf_offcpu.model.recording import Recording, Samples  # noqa: E402
@@ -35,8 +35,8 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
     ("scan", PerfDataReader, "chunks"),
     ("sample columns", SampleDecoder, "decode_parts"),
     ("deferred columns", load, "decode_deferred"),
-    ("gather samples", Gathering, "add_all"),
-    ("gather deferred", Gathering, "add"),
+    ("gather samples", BatchCollector, "add_interleaved"),
+    ("gather deferred", BatchCollector, "add"),
     ("task records", load, "task_records"),
     ("task notes", TaskReplay, "note_all"),
     ("losses", load, "_count_losses"),

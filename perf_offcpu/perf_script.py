@@ -29,11 +29,11 @@ from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.gather import Rows, ragged_offsets
 from perf_offcpu.decode.account import CollectorAccount, is_counters
-from perf_offcpu.decode.batch import Batch, join
+from perf_offcpu.decode.batch import Batch, BatchCollector
 from perf_offcpu.decode.deferred import pending_chains
 from perf_offcpu.decode.load import assemble, load_recording, read_tasks
 from perf_offcpu.decode.retype import retype
-from perf_offcpu.decode.samples import is_offcpu
+from perf_offcpu.decode.samples import is_offcpu, ranks
 from perf_offcpu.decode.stacks.borrow import with_snapshots_of
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_garbage
@@ -275,9 +275,10 @@ class PerfScriptSamples:
         rows = [np.flatnonzero(is_raw), np.flatnonzero(~is_raw & ~is_account)]
         waits, sound = _retyped([self.events[row] for row in rows[0]], number, counters)
         rows[0] = rows[0][sound]
-        batch = join([waits, _ordinary([self.events[row] for row in rows[1]], number, raw_offcpu)])
-        order = np.argsort(np.concatenate(rows), kind="stable")
-        return Batch(batch.samples.take(order), batch.callchains, batch.from_upstream[order])
+        collector = BatchCollector()
+        others = _ordinary([self.events[row] for row in rows[1]], number, raw_offcpu)
+        collector.add_interleaved([waits, others], ranks(rows))
+        return collector.release()
 
 
 def _samples(events: list[dict[str, Any]], number: dict[str, int]) -> Samples:

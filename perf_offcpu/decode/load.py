@@ -18,7 +18,7 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_LAYOUTS, RecordType
 from perf_offcpu.decode.account import CollectorAccount
-from perf_offcpu.decode.batch import Batch, Gathering
+from perf_offcpu.decode.batch import Batch, BatchCollector
 from perf_offcpu.decode.budget import joined_budget
 from perf_offcpu.decode.counter_reads import CounterReads
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
@@ -94,7 +94,7 @@ def read_recording(
 ) -> Recording:
     """As `load_recording`, from an open reader; deferred callchains stay apart."""
     _keep_freed_memory()
-    gathering, tasks = Gathering(), TaskReplay(Strings())
+    collector, tasks = BatchCollector(), TaskReplay(Strings())
     account = CollectorAccount()
     switch_decoder = SwitchDecoder(reader.features, reader.counters)
     store, reads = SnapshotStore(reader.counters, reopen=reader.reopen), CounterReads()
@@ -102,16 +102,16 @@ def read_recording(
         wanted = switch_decoder if switches and not any(map(is_offcpu, reader.events.specs)) else None
         stacks = store if snapshots else None
         decoder = SampleDecoder(
-            reader.events, reader.counters, account, retype, wanted, stacks, reads, gathering.chains
+            reader.events, reader.counters, account, retype, wanted, stacks, reads, collector.chains
         )
         places, parts = decoder.decode_parts(chunk)
-        gathering.add_all(parts, ranks(places))
-        gathering.add(decode_deferred(chunk, reader.events, reader.counters))
+        collector.add_interleaved(parts, ranks(places))
+        collector.add(decode_deferred(chunk, reader.events, reader.counters))
         if wanted is not None:
-            gathering.add(Batch(switches=wanted.of_records(chunk, reader.events)))
+            collector.add(Batch(switches=wanted.of_records(chunk, reader.events)))
         tasks.note_all(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
         _count_losses(chunk, reader)
-    batch = reads.split(gathering.batch(), reader.events, reader.counters)
+    batch = reads.split(collector.release(), reader.events, reader.counters)
     return assemble(reader, batch, tasks, account).replaced(snapshots=store.release())
 
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SAMPLE records to columns of the model, evsel by evsel, a whole chunk at a time.
+"""Decode SAMPLE records to columns of the model, evsel by evsel, a whole chunk at a time.
 
-u64 values of the file are checked once on their way to int64: a time of 2^63 and more is no time (upstream
-writes such dummies), a period of 2^63 and more is damage.
+u64 values of the file are checked once on their way to int64: a time of 2^63 or more is no time (upstream
+writes such dummies), a period of 2^63 or more is damage.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -18,10 +19,10 @@ from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.abi.sample import SAMPLE
 from perf_offcpu.binary.columnar import Columns, read_columns
-from perf_offcpu.binary.gather import Rows, gather_bytes, gather_rows
+from perf_offcpu.binary.gather import gather_bytes, gather_rows
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.account import CollectorAccount, is_counters
-from perf_offcpu.decode.batch import Batch, in_table, interleave
+from perf_offcpu.decode.batch import Batch, in_table
 from perf_offcpu.decode.counter_reads import CounterReads, has_reads
 from perf_offcpu.decode.retype import retype
 from perf_offcpu.decode.stacks.callers import sum_callers, with_callers
@@ -39,9 +40,9 @@ _OFFCPU_CONFIGS = (SoftwareConfig.BPF_OUTPUT, SoftwareConfig.CPU_CLOCK)
 
 
 def is_offcpu(spec: EventSpec) -> bool:
-    """Whether an evsel's samples are off-cpu time, by perf's rule: bpf-output of that name.
+    """Return whether an evsel's samples are off-cpu time.
 
-    Or cpu-clock of that name: what inject makes of it (`inject.retype_records`).
+    By perf's rule that is a bpf-output event of that name; or a cpu-clock one, which `inject` makes of it.
     """
     return (
         spec.name == abi.EVENT_NAME
@@ -50,18 +51,34 @@ def is_offcpu(spec: EventSpec) -> bool:
     )
 
 
+def samples_by_event(chunk: Chunk, events: Events, counters: Losses) -> Iterator[tuple[int, I64]]:
+    """Yield (evsel, rows) of the samples of a chunk; those of unknown events are counted."""
+    rows = np.flatnonzero(chunk.types == RecordType.SAMPLE)
+    evsel = events.of_samples(chunk, rows)
+    counters.add(losses.UNKNOWN_ID, int((evsel < 0).sum()))
+    for number in np.flatnonzero(np.bincount(evsel[evsel >= 0])).tolist():
+        yield number, rows[evsel == number]
+
+
+def sample_columns(chunk: Chunk, rows: I64, spec: EventSpec, order: Order) -> Columns:
+    """Read the fields of samples of one evsel."""
+    starts = chunk.starts[rows]
+    ends = starts + chunk.sizes[rows]
+    return read_columns(SAMPLE, chunk.data, starts + HEADER_SIZE, ends, order, spec.shape)
+
+
 class SampleDecoder:
     """Decodes the samples of a recording, chunk by chunk.
 
     Args:
         events: the recording's evsels.
         counters: where samples that cannot be decoded are counted.
-        account: takes up what the collector says of itself; such samples are none of the machine's.
+        account: gets the samples with the collector's own counters, which are no samples of the machine.
         retype_offcpu: turn raw off-cpu samples into off-cpu samples; else leave them as recorded.
-        switches: takes up what samples tell of context switches; None if nobody wants to know.
-        snapshots: takes up copies of user stacks; None if nobody unwinds them.
+        switches: finds context switches in samples; None leaves them.
+        snapshots: gets copies of user stacks; None leaves them.
         reads: gathers counters that samples bring along; None if they are not to be split.
-        chains: takes up callchains, and gives the rows of samples in it; None if each batch has its own.
+        chains: gets callchains, and samples refer to its rows; None if each batch has its own.
     """
 
     def __init__(
@@ -79,67 +96,51 @@ class SampleDecoder:
         self.reads, self.chains = reads, chains
         self.retype_offcpu, self.switches, self.snapshots = retype_offcpu, switches, snapshots
 
-    def decode(self, chunk: Chunk) -> tuple[I64, Batch]:
-        """The samples of a chunk, in file order, and which row of the chunk each of them is."""
-        places, parts = self.decode_parts(chunk)
-        if len(parts) < 2:
-            return (places[0], parts[0]) if parts else (np.empty(0, np.int64), Batch())
-        return np.sort(np.concatenate(places)), interleave(parts, ranks(places))
-
     def decode_parts(self, chunk: Chunk) -> tuple[list[I64], list[Batch]]:
-        """The samples of a chunk event by event, and which rows of the chunk they are."""
-        rows = np.flatnonzero(chunk.types == RecordType.SAMPLE)
-        evsel = self.events.of_samples(chunk, rows)
-        self.counters.add(losses.UNKNOWN_ID, int((evsel < 0).sum()))
+        """Return the rows of samples of a chunk, evsel by evsel, and the samples."""
         places: list[I64] = []
         parts: list[Batch] = []
-        for number in np.flatnonzero(np.bincount(evsel[evsel >= 0])).tolist():
-            place, part = self._decode_evsel(chunk, rows[evsel == number], number)
+        for number, rows in samples_by_event(chunk, self.events, self.counters):
+            place, part = self._decode_evsel(chunk, rows, number)
             places.append(place)
-            # Here they are of one event, and of few lengths: that is when they are found fastest.
+            # Callchains of one evsel have few lengths: now they are found fastest.
             parts.append(part if self.chains is None else in_table(part, self.chains))
         return places, parts
 
     def decode_account(self, chunk: Chunk) -> None:
-        """Take up only what the collector says of itself."""
-        rows = np.flatnonzero(chunk.types == RecordType.SAMPLE)
-        evsel = self.events.of_samples(chunk, rows)
-        for number, spec in enumerate(self.events.specs):
-            if is_counters(spec):
-                self._decode_evsel(chunk, rows[evsel == number], number)
+        """Read the collector's own counters only."""
+        for number, rows in samples_by_event(chunk, self.events, Losses()):
+            if is_counters(self.events.specs[number]):
+                self._decode_evsel(chunk, rows, number)
 
     def _decode_evsel(self, chunk: Chunk, rows: I64, number: int) -> tuple[I64, Batch]:
-        spec = self.events.specs[number]
-        starts = chunk.starts[rows]
-        ends = starts + chunk.sizes[rows]
-        columns = read_columns(SAMPLE, chunk.data, starts + HEADER_SIZE, ends, self.events.order, spec.shape)
+        spec, order = self.events.specs[number], self.events.order
+        columns = sample_columns(chunk, rows, spec, order)
         if is_counters(spec):
             return self._take_account(chunk, columns)
         samples = model_samples(columns, spec, number, chunk.miscs[rows])
-        batch = Batch(samples, Ragged(), np.zeros(len(rows), np.bool_))
         columns.ok &= samples.period >= 0
         self.counters.add(losses.BAD_SAMPLE, int((~columns.ok).sum()))
         ok = columns.ok
+        own = columns.arrays.get("callchain")
+        chains = None if own is None else Ragged(*gather_rows(chunk.data, own, order))
         if self.retype_offcpu and is_offcpu(spec) and "raw" in columns.arrays:
-            batch, ok = retype(chunk.data, columns, samples, self.events.order, self.counters)
-            if spec.attr.config == SoftwareConfig.CPU_CLOCK:  # inject's: not BPF's, but the sleeper's place
-                batch.samples.ip, batch.samples.cpumode = samples.ip, samples.cpumode
-                if "callchain" in columns.arrays:  # may have been unwound since the payload was sent
-                    chains = _chains(chunk.data, columns.arrays["callchain"], self.events.order)
-                    wakers = np.arange(len(rows), len(batch.callchains))
-                    batch.callchains = Ragged.concat([chains, batch.callchains.take(wakers)])
-        elif "callchain" in columns.arrays:
-            batch.callchains = _chains(chunk.data, columns.arrays["callchain"], self.events.order)
-            batch.samples.callchain = np.arange(len(rows), dtype=np.int32)
+            batch, ok = retype(chunk.data, columns, samples, order, self.counters)
+            if spec.attr.config == SoftwareConfig.CPU_CLOCK:
+                _keep_injected(batch, samples, chains)
+        else:
+            batch = Batch(samples, Ragged(), np.zeros(len(rows), np.bool_))
+            if chains is not None:
+                batch.callchains, samples.callchain = chains, np.arange(len(rows), dtype=np.int32)
         if self.switches is not None:
             batch.switches = self.switches.of_samples(
                 chunk.data, columns, ok, batch.samples, self.events, number
             )
         if self.snapshots is not None:
             mask = spec.attr.sample_regs_user
-            snapshot = self.snapshots.add(chunk, columns, mask, ok, self.events.order)
+            snapshot = self.snapshots.add(chunk, columns, mask, ok, order)
             if is_offcpu(spec):
-                callers = np.where(ok, sum_callers(chunk.data, columns, self.events.order), np.uint64(0))
+                callers = np.where(ok, sum_callers(chunk.data, columns, order), np.uint64(0))
                 snapshot = with_callers(snapshot, callers, self.snapshots.callers, self.counters)
             batch.samples.snapshot = snapshot
         if self.reads is not None and has_reads(spec):
@@ -156,12 +157,19 @@ class SampleDecoder:
         return np.empty(0, np.int64), Batch()
 
 
-def _chains(data: NDArray[np.uint8], rows: Rows, order: Order) -> Ragged:
-    return Ragged(*gather_rows(data, rows, order))
+def _keep_injected(batch: Batch, samples: Samples, chains: Ragged | None) -> None:
+    """Take over what `inject` wrote into the fields of samples that it re-typed.
+
+    The sample was not in BPF but where the sleeper was, and its callchain may have been unwound since.
+    """
+    batch.samples.ip, batch.samples.cpumode = samples.ip, samples.cpumode
+    if chains is not None:
+        wakers = np.arange(len(samples), len(batch.callchains))
+        batch.callchains = Ragged.concat([chains, batch.callchains.take(wakers)])
 
 
 def ranks(places: list[I64]) -> list[I64]:
-    """The same with the place that each has among all of them; no two are the same."""
+    """Convert row numbers, of which no two are the same, to dense ranks."""
     if len(places) < 2:
         return [np.arange(len(place)) for place in places]
     rank = np.zeros(max(int(place[-1]) if len(place) else 0 for place in places) + 1, np.int64)
@@ -172,7 +180,12 @@ def ranks(places: list[I64]) -> list[I64]:
 
 
 def model_samples(columns: Columns, spec: EventSpec, number: int, miscs: NDArray[np.uint16]) -> Samples:
-    """The model's rows of n samples of one evsel (`number`), without callchains; a period of -1 is damage."""
+    """Return the model's rows of n samples of one evsel, without callchains; damaged periods are -1.
+
+    Args:
+        number: the evsel's row.
+        miscs: of the records' headers.
+    """
     scalars = columns.scalars
     rows = len(columns.ok)
     time_ns, untimed = _times(scalars.get("time"), rows)
@@ -197,13 +210,13 @@ def model_samples(columns: Columns, spec: EventSpec, number: int, miscs: NDArray
 
 
 def _ids(scalars: dict[str, NDArray[np.uint32]], name: str) -> I32 | None:
-    """u32 ids as int32: 2^32 - 1, the kernel's "none", becomes -1."""
+    """Convert u32 ids to int32: 2^32 - 1, the kernel's "none", becomes -1."""
     values = scalars.get(name)
     return None if values is None else values.view(np.int32)
 
 
 def _times(values: U64 | None, rows: int) -> tuple[I64, NDArray[np.bool_]]:
-    """(time_ns, untimed): dummies of 2^63 and more are no time at all."""
+    """Return (time_ns, untimed): dummies of 2^63 or more are no time."""
     if values is None:
         return np.full(rows, -1, np.int64), np.zeros(rows, np.bool_)
     times = values.astype(np.int64)
@@ -213,7 +226,7 @@ def _times(values: U64 | None, rows: int) -> tuple[I64, NDArray[np.bool_]]:
 
 
 def _periods(values: U64 | None, spec: EventSpec, rows: int) -> I64:
-    """int64[n]; -1 where the file holds 2^63 or more."""
+    """Return int64[n]; -1 where the file holds 2^63 or more."""
     if values is None:
         fixed = 1 if spec.attr.flags & AttrFlag.FREQ else spec.attr.sample_period
         return np.full(rows, min(fixed, 2**62), np.int64)

@@ -15,8 +15,8 @@ from perf_offcpu.abi.features import FEATURE_LAYOUTS, Feature
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import LayoutError
+from perf_offcpu.inject.callchains import without_stacks
 from perf_offcpu.inject.retype import is_raw_offcpu, retyped
-from perf_offcpu.inject.stacks import without_stacks
 from perf_offcpu.losses import Losses
 from perf_offcpu.objects.search import Search
 from perf_offcpu.perfdata.events import EventSpec

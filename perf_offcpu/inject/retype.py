@@ -16,7 +16,6 @@ from dataclasses import replace
 import numpy as np
 
 from perf_offcpu.abi.attr import SampleType, SoftwareConfig
-from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.retype import retype
 from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.decode.swapped_ids import repair_ids
@@ -49,15 +48,14 @@ class Retyper:
     Args:
         tasks: its threads.
         end_ns: its last moment.
-        order: its byte order.
         counters: where damaged payloads are counted.
 
     Attributes:
         done: samples that were re-typed so far.
     """
 
-    def __init__(self, tasks: Tasks, end_ns: int, order: Order, counters: Losses) -> None:
-        self.tasks, self.end_ns, self.order, self.counters = tasks, end_ns, order, counters
+    def __init__(self, tasks: Tasks, end_ns: int, counters: Losses) -> None:
+        self.tasks, self.end_ns, self.counters = tasks, end_ns, counters
         self.done = 0
 
     def __call__(self, batch: SampleBatch) -> SampleBatch:
@@ -75,16 +73,16 @@ class Retyper:
 
     def _retyped(self, batch: SampleBatch) -> SampleBatch:
         data, columns = batch.chunk.data, batch.columns
-        found, valid = retype(data, columns, batch.samples, self.order, self.counters)
+        found, valid = retype(data, columns, batch.samples, batch.order, self.counters)
         samples = repair_ids(found.samples, found.from_upstream, self.tasks)
         chains = found.callchains.take(samples.callchain)
         # Of upstream's samples only sums have something to say in an extension.
         sums = found.from_upstream & (samples.time_ns < 0)
         nr = np.where(found.from_upstream, -1, chains.lengths)
-        extensions = recorded_extensions(data, columns.arrays["raw"], nr, self.order)
+        extensions = recorded_extensions(data, columns.arrays["raw"], nr, batch.order)
         if sums.any():
             no_wakers = Ragged(np.zeros(int(sums.sum()) + 1, np.int64))
-            made = made_extensions(samples.take(sums), no_wakers, self.order)
+            made = made_extensions(samples.take(sums), no_wakers, batch.order)
             row = np.arange(len(samples))
             row[sums] = len(samples) + np.arange(len(made))
             extensions = Ragged.concat([extensions, made]).take(row)

@@ -5,7 +5,7 @@ Two passes. The first (`survey`) gathers what only the whole recording shows, th
 chunk through these stages:
 
 * records of types that perf 6.1 does not know, or that do not fit their type, are left out and counted;
-* samples are read, re-typed (`retype`), completed (`deferred`), unwound (`stacks`), and written (`samples`);
+* samples are read, re-typed (`retype`), completed and unwound (`callchains`), and written (`samples`);
 * sums that had no time, and waits between context switches, are put where their time lies (`timed_sums`).
 
 What is compressed comes out as it was before, attrs are cut to the 128 bytes that perf 6.1 knows (`header`).
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Protocol
 
 import numpy as np
 
@@ -24,18 +23,17 @@ from perf_offcpu import losses
 from perf_offcpu.abi.cfi import MACHINE_OF_ARCH
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.binary.layout import Buffer
 from perf_offcpu.decode.switches.events import may_tell_of_switches
-from perf_offcpu.inject.deferred import Completer
+from perf_offcpu.inject.callchains import Completer, StackUnwinder, cut_user_parts, has_stacks
 from perf_offcpu.inject.header import RewriteOptions, written_events, written_features
 from perf_offcpu.inject.retype import Retyper
-from perf_offcpu.inject.samples import SampleRewriter, Stage, untimed_waits
-from perf_offcpu.inject.stacks import StackUnwinder, cut_user_parts, has_stacks, unwindable
+from perf_offcpu.inject.samples import SampleRewriter, Stage
 from perf_offcpu.inject.survey import Survey, survey
 from perf_offcpu.inject.switch_waits import WaitRecords, wait_records
 from perf_offcpu.inject.timed_sums import TimedSamples
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I64
+from perf_offcpu.model.recording import Meta, Recording
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.leaked_flag import with_written_miscs
 from perf_offcpu.perfdata.reader import PerfDataReader
@@ -60,16 +58,6 @@ _HEADER_TYPES = (
 """Records of the pipe form whose content is the writer's to repeat."""
 
 _TRACE_TYPES = (RecordType.AUXTRACE_INFO, RecordType.AUXTRACE, RecordType.AUXTRACE_ERROR)
-
-
-class Writer(Protocol):
-    """Where records go: `FileWriter`, `CompressedWriter` or `PipeWriter`."""
-
-    def append(self, *pieces: Buffer) -> None:
-        """Add whole records."""
-
-    def finish(self, features: Mapping[int, bytes]) -> None:
-        """End it."""
 
 
 @mutable
@@ -122,10 +110,10 @@ class _Rewriter:
         self, reader: PerfDataReader, found: Survey, options: RewriteOptions, waits: WaitRecords | None
     ) -> None:
         self.reader, self.found, self.options, self.waits = reader, found, options, waits
-        self.order, self.counters = reader.order, reader.counters
-        self.recorded, self.features = readable_events(found.reader.events), found.reader.features
+        self.counters, self.features = reader.counters, found.reader.features
+        self.recorded = readable_events(found.reader.events)
         self.written = written_events(self.recorded.specs, options, self.features)
-        self.retyper = Retyper(found.tasks.tasks(), found.end_ns, self.order, self.counters)
+        self.retyper = Retyper(found.tasks.tasks(), found.end_ns, self.counters)
         self.completer = Completer(found.matcher(), self.counters)
         self.unwinder = self._unwinder()
         stages: list[tuple[bool, Stage | None]] = [
@@ -140,26 +128,28 @@ class _Rewriter:
 
     def _unwinder(self) -> StackUnwinder | None:
         """Return the stage that unwinds stacks; None where that is not wanted, or cannot be."""
-        found, search, arch = self.found, self.options.search, self.features.text(Feature.ARCH)
+        tasks, search, arch = self.found.tasks, self.options.search, self.features.text(Feature.ARCH)
         if search is None or arch not in MACHINE_OF_ARCH or not any(map(has_stacks, self.recorded.specs)):
             return None
-        unwinder = Unwinder(unwindable(found.tasks, arch, self.reader.path), search, self.options.cache)
-        return StackUnwinder(unwinder, found.tasks, self.order, self.counters)
+        spaces, maps = tasks.spaces.tables()
+        meta = Meta(arch=arch, source=self.reader.path)
+        recording = Recording(strings=tasks.strings, spaces=spaces, maps=maps, dsos=tasks.dsos(), meta=meta)
+        return StackUnwinder(Unwinder(recording, search, self.options.cache), tasks, self.counters)
 
     def _timed(self) -> list[tuple[I64, Chunk]]:
         """Return the samples that get another place, with their times."""
         parts = [(self.waits.times, self.waits.records)] if self.waits else []
         for chunk in self.found.untimed if self.options.retype else ():
-            parts += [(batch.samples.time_ns, one) for batch, one in self.samples.rewrite_all(chunk)]
+            parts += self.samples.rewrite_all(chunk)
         return parts
 
     def run(self, out_fd: int, out_path: str) -> Rewritten:
         """Copy everything."""
         events = [*self.written, *([self.waits.spec] if self.waits else [])]
         span = self.timed.span(self.found.first_ns, self.found.last_ns)
-        features = written_features(self.features, events, span, self.order, self.counters)
+        features = written_features(self.features, events, span, self.recorded.order, self.counters)
         writer = self._writer(out_fd, out_path, events, features)
-        stages = (self._of_known_types, self._valid, self._with_samples, self.timed.inserted)
+        stages = (self._of_known_types, self._readable, self._with_samples, self.timed.inserted)
         for chunk in self.reader.chunks():
             records = chunk
             for stage in stages:
@@ -178,10 +168,11 @@ class _Rewriter:
 
     def _writer(
         self, fd: int, path: str, events: Sequence[EventSpec], features: Mapping[int, bytes]
-    ) -> Writer:
+    ) -> FileWriter | CompressedWriter | PipeWriter:
+        order = self.recorded.order
         if self.options.pipe:
-            return PipeWriter(fd, events, features, path, self.order, self.counters)
-        writer = FileWriter(fd, events, path, self.order)
+            return PipeWriter(fd, events, features, path, order, self.counters)
+        writer = FileWriter(fd, events, path, order)
         return CompressedWriter(writer) if self.options.compress else writer
 
     def _of_known_types(self, chunk: Chunk) -> Chunk:
@@ -200,12 +191,11 @@ class _Rewriter:
             copied &= kinds != RecordType.FINISHED_ROUND
         return chunk.take(np.flatnonzero(copied))
 
-    def _valid(self, chunk: Chunk) -> Chunk:
+    def _readable(self, chunk: Chunk) -> Chunk:
         """Return the records that fit their type."""
-        valid = readable_records(chunk, self.recorded, self.counters)
-        return with_written_miscs(chunk.take(np.flatnonzero(valid)), self.order)
+        fits = readable_records(chunk, self.recorded, self.counters)
+        return with_written_miscs(chunk.take(np.flatnonzero(fits)), self.recorded.order)
 
     def _with_samples(self, chunk: Chunk) -> Chunk:
-        """Return the records with samples as they are written; sums without a time go to `timed`."""
-        elsewhere = untimed_waits(chunk, self.recorded) if self.options.retype else np.empty(0, np.int64)
-        return self.samples.rewrite(chunk, elsewhere)
+        """Return the records with samples as they are written; sums that get a time are in `timed`."""
+        return self.samples.rewrite(chunk, with_untimed=not self.options.retype)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewrite the samples of a recording: read columns, change them stage by stage, write them again.
 
-The stages (`retype`, `deferred`, `stacks`) use decode's functions on the same columns. Samples that no stage
+The stages (`retype`, `callchains`) use decode's functions on the same columns. Samples that no stage
 changes stay in the chunk as they are. Samples of an unknown event, and those whose content does not fit their
 event, are left out: for one of them perf gives up the whole file.
 """
@@ -16,20 +16,19 @@ from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.abi.sample import SAMPLE, SampleShape
-from perf_offcpu.binary.columnar import Columns, read_columns
+from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.gather import Rows, gather_rows
 from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.deferred import MARKER_WORDS, pending_chains
-from perf_offcpu.decode.samples import is_offcpu, model_samples
+from perf_offcpu.decode.samples import is_offcpu, model_samples, sample_columns, samples_by_event
 from perf_offcpu.decode.stacks.user_parts import first_words, kernel_parts
 from perf_offcpu.inject.payload_words import payloads
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I32, I64, U8, Bool
+from perf_offcpu.model.columns import I64, U8, Bool
 from perf_offcpu.model.recording import Samples
 from perf_offcpu.perfdata.events import Events, EventSpec
-from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
+from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.trailers import NO_TIME, sample_times
 from perf_offcpu.perfdata.write.columns import Column, Pieces, sample_records, sample_sizes
 from perf_offcpu.perfdata.write.weave import chunk_of_samples, woven
@@ -42,7 +41,7 @@ class SampleBatch:
     """n samples of one event.
 
     Args:
-        chunk: where they were recorded.
+        chunk: where they were recorded, in byte order `order`.
         rows: int64[n], their rows in it.
         spec: their event as recorded.
         miscs: of their headers.
@@ -53,6 +52,7 @@ class SampleBatch:
     """
 
     chunk: Chunk
+    order: Order
     rows: I64
     spec: EventSpec
     miscs: NDArray[np.uint16]
@@ -78,6 +78,23 @@ class SampleBatch:
             chains=None if self.chains is None else self.chains.take(rows),
             extensions=None if self.extensions is None else self.extensions.take(rows),
         )
+
+    def fields(self) -> dict[str, Column]:
+        """Return the columns of `abi.sample.SAMPLE`, by name, with the callchains and payloads."""
+        fields: dict[str, Column] = dict(self.columns.scalars)
+        for name, rows in self.columns.arrays.items():
+            fields[name] = Pieces(self.chunk.data, rows.starts, rows.counts * rows.width)
+        if self.chains is not None:
+            fields["callchain"] = (self.chains.offsets, self.chains.values)
+            fields["callchain_nr"] = self.chains.lengths
+            if self.extensions is not None:
+                fields |= raw_fields(payloads(self.samples, self.chains, self.extensions, self.order))
+        return fields
+
+
+def raw_fields(payload: tuple[I64, U8]) -> dict[str, Column]:
+    """Return the columns of RAW data from whole words; 4 zeros follow, so that its size, too, is aligned."""
+    return {"raw": payload, "raw_size": np.diff(payload[0]) + 4}
 
 
 Stage = Callable[[SampleBatch], SampleBatch]
@@ -109,19 +126,19 @@ class SampleRewriter:
         self.shapes = [spec.shape for spec in written]
         self.copied = 0
 
-    def rewrite(self, chunk: Chunk, left_out: I64) -> Chunk:
+    def rewrite(self, chunk: Chunk, with_untimed: bool) -> Chunk:
         """Return the records of a chunk, with samples as they are written.
 
         Args:
-            left_out: rows of samples that go elsewhere.
+            with_untimed: whether sums with a dummy time stay here.
         """
-        kept = np.ones(len(chunk), np.bool_)
-        kept[left_out] = False
+        kept = chunk.types != RecordType.SAMPLE
         placed = []
-        for number, rows in self._by_event(chunk, kept):
+        for number, rows in samples_by_event(chunk, self.events, self.counters):
+            if not with_untimed:
+                rows = rows[~is_untimed(chunk, rows, self.events, number)]  # noqa: PLW2901
             batch = self._read(chunk, rows, number)
             changed = self._changes(batch, number)
-            kept[rows] = False
             kept[batch.rows[~changed]] = True
             if changed.any():
                 batch, samples = self._written(batch.take(changed), number)
@@ -131,30 +148,20 @@ class SampleRewriter:
         own = chunk if len(rows) == len(chunk) else chunk.take(rows)
         return woven([(rows, own), *placed]) if placed else own
 
-    def rewrite_all(self, chunk: Chunk) -> Iterator[tuple[SampleBatch, Chunk]]:
-        """Yield the samples of a chunk event by event, all of them written again."""
-        for number, rows in self._by_event(chunk, np.ones(len(chunk), np.bool_)):
-            yield self._written(self._read(chunk, rows, number), number)
-
-    def _by_event(self, chunk: Chunk, kept: Bool) -> Iterator[tuple[int, I64]]:
-        """Yield (event, rows) of the samples among `kept`; those of unknown events are taken out of it."""
-        rows = np.flatnonzero((chunk.types == RecordType.SAMPLE) & kept)
-        evsel = self.events.of_samples(chunk, rows)
-        kept[rows[evsel < 0]] = False
-        self.counters.add(losses.UNKNOWN_ID, int((evsel < 0).sum()))
-        for number in np.flatnonzero(np.bincount(evsel[evsel >= 0])).tolist():
-            yield number, rows[evsel == number]
+    def rewrite_all(self, chunk: Chunk) -> Iterator[tuple[I64, Chunk]]:
+        """Yield the samples of a chunk evsel by evsel, all of them written again, with their times."""
+        for number, rows in samples_by_event(chunk, self.events, self.counters):
+            batch, samples = self._written(self._read(chunk, rows, number), number)
+            yield batch.samples.time_ns, samples
 
     def _read(self, chunk: Chunk, rows: I64, number: int) -> SampleBatch:
-        """Return the samples of one event that fit it; others are counted."""
-        spec, starts = self.events.specs[number], chunk.starts[rows]
-        ends = starts + chunk.sizes[rows]
-        columns = read_columns(SAMPLE, chunk.data, starts + HEADER_SIZE, ends, self.events.order, spec.shape)
-        miscs = chunk.miscs[rows]
+        """Return the samples of one evsel that fit it; others are counted."""
+        spec, miscs = self.events.specs[number], chunk.miscs[rows]
+        columns = sample_columns(chunk, rows, spec, self.events.order)
         samples = model_samples(columns, spec, number, miscs)
         valid = columns.ok & (samples.period >= 0)
         self.counters.add(losses.BAD_SAMPLE, int((~valid).sum()))
-        return SampleBatch(chunk, rows, spec, miscs, columns, samples).take(valid)
+        return SampleBatch(chunk, self.events.order, rows, spec, miscs, columns, samples).take(valid)
 
     def _changes(self, batch: SampleBatch, number: int) -> Bool:
         """Return bool[n]: which samples are not written as they were recorded."""
@@ -165,75 +172,40 @@ class SampleRewriter:
         chains = batch.columns.arrays["callchain"]
         skipped = np.maximum(chains.counts - MARKER_WORDS, 0)
         ends = Rows(chains.starts + 8 * skipped, chains.counts - skipped, 8)
-        return pending_chains(Ragged(*gather_rows(batch.chunk.data, ends, self.events.order))).is_pending
+        return pending_chains(Ragged(*gather_rows(batch.chunk.data, ends, batch.order))).is_pending
 
     def _written(self, batch: SampleBatch, number: int) -> tuple[SampleBatch, Chunk]:
-        """Return samples after all stages, and their records."""
+        """Take samples through all stages and write them; returns those that could be, and their records.
+
+        A sample that would be larger than a record can be (user stacks of 64 KB) goes without the user part
+        of its callchain; one that is still too large is left out. Both are counted.
+        """
+        shape = self.shapes[number]
         if "callchain" in batch.columns.arrays:
-            chains = batch.columns.arrays["callchain"]
-            batch = replace(batch, chains=Ragged(*gather_rows(batch.chunk.data, chains, self.events.order)))
+            own = batch.columns.arrays["callchain"]
+            batch = replace(batch, chains=Ragged(*gather_rows(batch.chunk.data, own, batch.order)))
         for stage in self.stages:
             batch = stage(batch)
-        return encoded(batch, self.shapes[number], self.events.order, self.counters)
-
-
-def encoded(
-    batch: SampleBatch, shape: SampleShape, order: Order, counters: Losses
-) -> tuple[SampleBatch, Chunk]:
-    """Write samples from their columns.
-
-    A sample that would be larger than a record can be (user stacks of 64 KB) goes without the user part of
-    its callchain; one that is still too large is left out. Both are counted.
-
-    Returns:
-        (batch, records): the samples that could be written, and their records in the same order.
-    """
-    fields = _fields(batch, order)
-    too_large = sample_sizes(shape, fields, len(batch)) > RECORD_SIZE_MAX
-    if too_large.any() and batch.chains is not None:
-        counters.add(losses.UNMERGED, int(too_large.sum()))
-        kept = np.where(too_large, kernel_parts(batch.chains), batch.chains.lengths)
-        batch = replace(batch, chains=first_words(batch.chains, kept))
-        fields = _fields(batch, order)
+        fields = batch.fields()
         too_large = sample_sizes(shape, fields, len(batch)) > RECORD_SIZE_MAX
-    if too_large.any():
-        counters.add(losses.BAD_SAMPLE, int(too_large.sum()))
-        batch = batch.take(~too_large)
-        fields = _fields(batch, order)
-    return batch, chunk_of_samples(
-        *sample_records(shape, batch.miscs, fields, len(batch), order), batch.miscs
-    )
+        if too_large.any() and batch.chains is not None:
+            self.counters.add(losses.UNMERGED, int(too_large.sum()))
+            kept = np.where(too_large, kernel_parts(batch.chains), batch.chains.lengths)
+            batch = replace(batch, chains=first_words(batch.chains, kept))
+            fields = batch.fields()
+            too_large = sample_sizes(shape, fields, len(batch)) > RECORD_SIZE_MAX
+        if too_large.any():
+            self.counters.add(losses.BAD_SAMPLE, int(too_large.sum()))
+            batch = batch.take(~too_large)
+            fields = batch.fields()
+        records = sample_records(shape, batch.miscs, fields, len(batch), batch.order)
+        return batch, chunk_of_samples(*records, batch.miscs)
 
 
-def _fields(batch: SampleBatch, order: Order) -> dict[str, Column]:
-    """Return the columns of `SAMPLE`, by name, with the batch's callchains and payloads."""
-    fields: dict[str, Column] = dict(batch.columns.scalars)
-    for name, rows in batch.columns.arrays.items():
-        fields[name] = Pieces(batch.chunk.data, rows.starts, rows.counts * rows.width)
-    if batch.chains is not None:
-        fields["callchain"] = (batch.chains.offsets, batch.chains.values)
-        fields["callchain_nr"] = batch.chains.lengths
-    if batch.extensions is not None and batch.chains is not None:
-        fields |= raw_fields(payloads(batch.samples, batch.chains, batch.extensions, order))
-    return fields
-
-
-def raw_fields(payload: tuple[I64, U8]) -> dict[str, Column]:
-    """Return the columns of RAW data from whole words; 4 zeros follow, so that its size, too, is aligned."""
-    return {"raw": payload, "raw_size": np.diff(payload[0]) + 4}
-
-
-def untimed_waits(chunk: Chunk, events: Events) -> I64:
-    """Return the rows of off-cpu samples that have a dummy time: sums, which get a time (`timed_sums`)."""
-    rows = np.flatnonzero(chunk.types == RecordType.SAMPLE)
-    evsel = events.of_samples(chunk, rows)
-    dummy = sample_times(chunk, rows, evsel, events) >= NO_TIME
-    found: I64 = rows[dummy & _offcpu_of(evsel, events.specs)]
-    return found
-
-
-def _offcpu_of(evsel: I32, specs: Sequence[EventSpec]) -> Bool:
-    """Return bool[n]: whether each sample (its evsel, -1 unknown) is off-cpu time."""
-    known = np.array([is_offcpu(spec) for spec in specs] + [False])
-    chosen: Bool = known[evsel]
-    return chosen
+def is_untimed(chunk: Chunk, rows: I64, events: Events, number: int) -> Bool:
+    """Return bool[n]: which samples of an evsel are sums of off-cpu time with a dummy time."""
+    if not is_offcpu(events.specs[number]):
+        return np.zeros(len(rows), np.bool_)
+    times = sample_times(chunk, rows, np.full(len(rows), number, np.int32), events)
+    untimed: Bool = times >= NO_TIME
+    return untimed

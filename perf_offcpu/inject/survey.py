@@ -15,12 +15,13 @@ from dataclasses import field
 
 from perf_offcpu.abi.attr import PerfType, SoftwareConfig
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.decode.batch import Gathering
+from perf_offcpu.decode.batch import BatchCollector
 from perf_offcpu.decode.deferred import DeferredMatcher, decode_deferred
+from perf_offcpu.decode.samples import samples_by_event
 from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
-from perf_offcpu.inject.samples import untimed_waits
-from perf_offcpu.inject.stacks import has_stacks
+from perf_offcpu.inject.callchains import has_stacks
+from perf_offcpu.inject.samples import is_untimed
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.perfdata.events import EventSpec
@@ -52,7 +53,7 @@ class Survey:
     last_ns: int = -1
     end_ns: int = 0
     streams: set[str] = field(default_factory=set)
-    _deferred: Gathering = field(default_factory=Gathering)
+    _deferred: BatchCollector = field(default_factory=BatchCollector)
 
     def take(self, chunk: Chunk) -> None:
         """Take up a chunk. Damage is not counted: the second pass meets it again."""
@@ -69,14 +70,15 @@ class Survey:
             first, last = int(timed.min()), int(timed.max())
             self.first_ns = first if self.first_ns < 0 else min(self.first_ns, first)
             self.last_ns = max(self.last_ns, last)
-        rows = untimed_waits(chunk, events)
-        if len(rows):
-            self.untimed.append(woven([(rows, chunk.take(rows))]))
+        for number, rows in samples_by_event(chunk, events, Losses()):
+            untimed = rows[is_untimed(chunk, rows, events, number)]
+            if len(untimed):
+                self.untimed.append(woven([(untimed, chunk.take(untimed))]))
         self._deferred.add(decode_deferred(chunk, events, Losses()))
 
     def matcher(self) -> DeferredMatcher:
         """Return what finds the deferred callchains of samples."""
-        batch = self._deferred.batch()
+        batch = self._deferred.release()
         return DeferredMatcher(batch.deferred, batch.callchains)
 
 

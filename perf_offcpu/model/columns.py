@@ -107,22 +107,6 @@ class Table:
             return cls()
         return cls(**{name: np.concatenate([getattr(t, name) for t in parts]) for name in cls.names()})
 
-    @classmethod
-    def interleaved(cls, tables: Sequence[Self], places: Sequence[NDArray[np.int64]]) -> Self:
-        """The rows of all tables, each at its place; all places together are 0 to the number of rows.
-
-        Args:
-            places: int64[n], ascending, for each table.
-        """
-        joined = {}
-        runs = [as_run(place) for place in places]
-        for field in dataclasses.fields(cls):
-            values = np.empty(sum(map(len, places)), field.metadata["dtype"])
-            for table, at in zip(tables, runs, strict=True):
-                values[at] = getattr(table, field.name)
-            joined[field.name] = values
-        return cls(**joined)
-
     def take(self, rows: Any) -> Self:
         """The rows selected by an index array, slice or mask, in that order."""
         return type(self)(**{name: getattr(self, name)[rows] for name in self.names()})

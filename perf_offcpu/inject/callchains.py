@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stage: copies of user stacks become the user's part of callchains, and are left out.
+"""Stages: the user's part of callchains comes from deferred records and from copies of user stacks.
+
+Samples whose deferred part never came lose marker and cookie, and keep their kernel part.
 
 Stack bytes can hold secrets, and a recording is rewritten to be passed on. So by default a sample loses its
 registers and stack, and what was unwound from them becomes the user's part of its callchain. Copies are kept
@@ -12,8 +14,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.attr import SampleType
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.decode.deferred import DeferredMatcher
 from perf_offcpu.decode.stacks.callers import CallerRows, sum_callers, with_callers
 from perf_offcpu.decode.stacks.gather import SnapshotStore, has_snapshot
 from perf_offcpu.decode.stacks.user_parts import first_words, join_parts, kernel_parts
@@ -23,31 +26,53 @@ from perf_offcpu.inject.samples import SampleBatch
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32
-from perf_offcpu.model.recording import Meta, Recording
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.unwind.unwinder import Unwinder, Unwound
 
-STACK = SampleType.REGS_USER | SampleType.STACK_USER
+_STACK = SampleType.REGS_USER | SampleType.STACK_USER
 
 
 def has_stacks(spec: EventSpec) -> bool:
     """Return whether an evsel's samples have copies of user stacks."""
-    return spec.attr.sample_type & STACK == STACK
+    return spec.attr.sample_type & _STACK == _STACK
 
 
 def without_stacks(spec: EventSpec) -> EventSpec:
     """Return the evsel of samples without their copies of user stacks."""
     if not has_stacks(spec):
         return spec
-    kind = spec.attr.sample_type & ~STACK
+    kind = spec.attr.sample_type & ~_STACK
     return replace(spec, attr=replace(spec.attr, sample_type=kind, sample_regs_user=0, sample_stack_user=0))
 
 
-def unwindable(tasks: TaskReplay, arch: str, path: str) -> Recording:
-    """Return what unwinding uses of a recording: its maps and files."""
-    spaces, maps = tasks.spaces.tables()
-    meta = Meta(arch=arch, source=path)
-    return Recording(strings=tasks.strings, spaces=spaces, maps=maps, dsos=tasks.dsos(), meta=meta)
+class Completer:
+    """Completes samples whose user callchain was deferred.
+
+    Args:
+        matcher: of the recording's deferred records.
+        counters: where samples whose part never came are counted.
+
+    Attributes:
+        done: samples that got their user part so far.
+    """
+
+    def __init__(self, matcher: DeferredMatcher, counters: Losses) -> None:
+        self.matcher, self.counters = matcher, counters
+        self.done = 0
+
+    def __call__(self, batch: SampleBatch) -> SampleBatch:
+        """Complete the callchains of a batch."""
+        if batch.chains is None:
+            return batch
+        own = np.arange(len(batch))
+        merged = self.matcher.merge(batch.chains, own, batch.samples.tid, batch.samples.time_ns)
+        if not len(merged.samples):
+            return batch
+        found = merged.deferred >= 0
+        self.done += int(found.sum())
+        self.counters.add(losses.UNMERGED, int((~found).sum()))
+        own[merged.samples] = len(batch) + merged.row
+        return replace(batch, chains=Ragged.concat([batch.chains, merged.chains]).take(own))
 
 
 def cut_user_parts(batch: SampleBatch) -> SampleBatch:
@@ -59,20 +84,19 @@ def cut_user_parts(batch: SampleBatch) -> SampleBatch:
 
 
 class StackUnwinder:
-    """Unwinds the copies of user stacks of a recording.
+    """Unwinds copies of user stacks.
 
     Args:
-        unwinder: of the recording; None leaves the user's part of callchains as it is.
+        unwinder: of the recording.
         tasks: the whole recording's tasks and maps, replayed.
-        order: its byte order.
         counters: where stacks that could not be followed to their root are counted.
 
     Attributes:
         done: samples that were unwound so far.
     """
 
-    def __init__(self, unwinder: Unwinder, tasks: TaskReplay, order: Order, counters: Losses) -> None:
-        self.unwinder, self.tasks, self.order, self.counters = unwinder, tasks, order, counters
+    def __init__(self, unwinder: Unwinder, tasks: TaskReplay, counters: Losses) -> None:
+        self.unwinder, self.tasks, self.counters = unwinder, tasks, counters
         self.done = 0
         self._callers = CallerRows()
         self._of_callers = Unwound()
@@ -83,27 +107,27 @@ class StackUnwinder:
         if batch.chains is None or not has_stacks(batch.spec):
             return batch
         store = SnapshotStore(self.counters)
-        all_valid = np.ones(len(batch), np.bool_)
-        mask = batch.spec.attr.sample_regs_user
-        snapshot = store.add(batch.chunk, batch.columns, mask, all_valid, self.order)
+        all_valid, mask = np.ones(len(batch), np.bool_), batch.spec.attr.sample_regs_user
+        snapshot = store.add(batch.chunk, batch.columns, mask, all_valid, batch.order)
         rows = np.flatnonzero(snapshot >= 0)
         spaces = self.tasks.attribute(batch.samples).space[rows]
         found = self.unwinder.unwind_all(store.release(), spaces, self.counters)
         self.done += len(rows)
         of_caller = self._note_callers(batch, snapshot, found)
-        rows = np.concatenate([rows, np.flatnonzero((snapshot < 0) & (of_caller >= 0))])
-        found = Unwound.concat([found, self._of_callers.take(of_caller[(snapshot < 0) & (of_caller >= 0)])])
+        others = np.flatnonzero((snapshot < 0) & (of_caller >= 0))
+        rows = np.concatenate([rows, others])
+        found = Unwound.concat([found, self._of_callers.take(of_caller[others])])
         whole = join_parts(batch.chains, kernel_parts(batch.chains), rows.astype(np.int32), found.chains)
         row = np.arange(len(batch))
         row[rows] = len(batch) + np.arange(len(rows))
         batch = replace(batch, chains=Ragged.concat([batch.chains, whole]).take(row))
         if batch.extensions is not None:
-            batch.extensions = with_walk_ends(batch.extensions, rows, found.is_cut(), self.order)
+            batch.extensions = with_walk_ends(batch.extensions, rows, found.is_cut(), batch.order)
         return batch
 
     def _note_callers(self, batch: SampleBatch, snapshot: I32, found: Unwound) -> I32:
         """Keep the stacks of new callers; return int32[n], rows of `_of_callers`, -1 where there is none."""
-        callers = sum_callers(batch.chunk.data, batch.columns, self.order)
+        callers = sum_callers(batch.chunk.data, batch.columns, batch.order)
         new = np.flatnonzero((callers != 0) & (snapshot >= 0))
         row = np.full(len(batch), -1, np.int32)
         row[new] = len(self._of_callers) + np.arange(len(new))
