@@ -110,7 +110,7 @@ def run(path: str, by_stage: bool) -> None:
 def column_bytes(recording: Recording) -> int:
     """The size of what was read."""
     tables = (recording.samples, recording.maps, recording.comms, recording.tasks, recording.spaces)
-    arrays = [getattr(table, name) for table in tables for name in table.names()]
+    arrays = [getattr(table, name) for table in tables for name in table.columns]
     return sum(array.nbytes for array in (*arrays, recording.callchains.values, recording.callchains.offsets))
 
 

@@ -26,8 +26,7 @@ from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.binary.gather import gather_u64
 from perf_offcpu.decode.batch import Batch
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.callchains import Ragged, offsets_of, spread
-from perf_offcpu.model.chain_table import united
+from perf_offcpu.model.callchains import Ragged, offsets_of, spread, unique_rows
 from perf_offcpu.model.columns import I32, I64, U64, Bool
 from perf_offcpu.model.recording import DeferredChains, Recording, SampleFlag
 from perf_offcpu.perfdata.events import Events
@@ -117,7 +116,7 @@ def merge_deferred(recording: Recording) -> Recording:
     walked = deferred.space[found[found >= 0]]
     space[pending[found >= 0]] = np.where(walked >= 0, walked, space[pending[found >= 0]])
     flags[pending[found < 0]] |= np.uint32(SampleFlag.UNMERGED | SampleFlag.NO_USER_STACK)
-    callchains, ids = united(recording.callchains, merged.chains)
+    callchains, ids = unique_rows(Ragged.concat([recording.callchains, merged.chains]))
     # The stack of a waker may be that of a sample, the one of its sched_waking.
     successor = np.arange(len(recording.callchains), dtype=np.int32)
     successor[samples.callchain[pending]] = callchain[pending]

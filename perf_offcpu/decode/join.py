@@ -275,7 +275,7 @@ def _names(comms: Comms) -> Comms:
 
 def _distinct_dsos(dsos: Dsos) -> tuple[Dsos, I64]:
     """Return (each different object once, int64[n]: where each of the given ones is there)."""
-    keys = np.stack([getattr(dsos, name).astype(np.int64) for name in dsos.names()])
+    keys = np.stack([getattr(dsos, name).astype(np.int64) for name in dsos.columns])
     _, first, row_of = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     return dsos.take(first), row_of.reshape(-1)
 

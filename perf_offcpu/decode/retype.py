@@ -38,7 +38,7 @@ _TAIL = Layout(abi.EXTENSION.name, (abi.PAYLOAD.fields[-1], *abi.fixed_part(8).f
 _UPSTREAM_MAX_CHAIN = 33
 """Upstream keeps 32 frames and one marker."""
 
-COLUMNS = tuple(name for name in Samples.names() if name in abi.BLANK_EXTENSION and name != "flags")
+COLUMNS = tuple(name for name in Samples.columns if name in abi.BLANK_EXTENSION and name != "flags")
 """Fields of the extension that are columns of samples under the same name."""
 
 FLAGS_OF_KIND = (

@@ -16,8 +16,7 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.callchains import Ragged, offsets_of, spread
-from perf_offcpu.model.chain_table import united
+from perf_offcpu.model.callchains import Ragged, offsets_of, spread, unique_rows
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.mappings import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording, Samples
@@ -37,7 +36,7 @@ def cut_garbage(recording: Recording) -> Recording:
     pairs, shorter, words = _shortened(_pairs(samples, known), recording)
     if not words:
         return recording
-    unique, ids = united(chains, shorter)
+    unique, ids = unique_rows(Ragged.concat([chains, shorter]))
     counters = Losses(recording.losses)
     counters.add(losses.GARBAGE, words)
     return recording.replaced(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callchains before symbolization: ragged rows of raw words, each different chain kept once.
+"""Callchains before symbolization: ragged rows of raw words, and finding equal ones.
 
 The words are those of the wire, leaf first, context markers included (`abi.sample.CallchainContext`), so
-that writing a chain back gives the same bytes. Rows are found equal by a 64-bit hash of their words and
-then compared word by word: a hash collision can never merge two chains.
+that writing a chain back gives the same bytes. Rows with equal 64-bit hashes are compared word by word: a
+collision of hashes can never merge two chains.
 """
 
 from __future__ import annotations
@@ -38,37 +38,37 @@ class Ragged:
         return len(self.offsets) - 1
 
     def row(self, index: int) -> U64:
-        """One row; for output and tests."""
+        """Return one row; for output and tests."""
         return self.values[self.offsets[index] : self.offsets[index + 1]]
 
     @property
     def lengths(self) -> I64:
-        """int64[n]."""
+        """The number of words of each row: int64[n]."""
         return np.diff(self.offsets)
 
     @classmethod
     def from_lists(cls, rows: list[list[int]]) -> Ragged:
-        """Rows from Python lists; for tests and rare records."""
+        """Make rows of Python lists; for tests and rare records."""
         lengths = np.array([len(row) for row in rows], np.int64)
         flat = [word for row in rows for word in row]
         return cls(offsets_of(lengths), np.array(flat, np.uint64))
 
     @classmethod
     def concat(cls, parts: list[Ragged]) -> Ragged:
-        """The rows of all parts, in order."""
+        """Return the rows of all parts, in order."""
         if not parts:
             return cls()
         lengths = np.concatenate([part.lengths for part in parts])
         return cls(offsets_of(lengths), np.concatenate([part.values for part in parts]))
 
     def take(self, rows: I64 | I32) -> Ragged:
-        """The given rows, in the given order (a row may repeat)."""
+        """Return some rows, in the given order (a row may repeat)."""
         starts = self.offsets[rows]
         lengths = self.offsets[1:][rows] - starts
         return Ragged(*gather_rows(self.values.view(np.uint8), Rows(8 * starts, lengths, 8)))
 
     def row_of_value(self) -> I64:
-        """int64[len(values)]: which row each value belongs to."""
+        """Return the row of each value: int64[len(values)]."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     def check(self) -> None:
@@ -79,19 +79,19 @@ class Ragged:
 
 
 def offsets_of(lengths: I64) -> I64:
-    """int64[n + 1]: where rows of these lengths begin and end, back to back."""
+    """Return where adjacent rows of these lengths begin and end: int64[n + 1]."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def spread(starts: I64, lengths: I64, offsets: I64) -> I64:
-    """int64[sum(lengths)]: indices start, start + 1, … of each row in turn (a ragged arange)."""
+    """Return the indices start, start + 1, … of each row in turn (a ragged arange): int64[sum(lengths)]."""
     return np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
 
 
 def hash_rows(chains: Ragged) -> U64:
-    """uint64[n]: a hash of each row that depends on the order of its words.
+    """Hash each row, with regard to the order of its words: uint64[n].
 
     The words, their halves mixed, are the coefficients of a polynomial modulo 2^64; the hash is its value at
     an odd number.
@@ -110,7 +110,7 @@ def hash_rows(chains: Ragged) -> U64:
 
 
 def _some_rows(chains: Ragged, which: I64 | slice, length: int) -> U64:
-    """uint64[n, length]: rows of one length; a slice of them if no others are there."""
+    """Return rows of one length: uint64[n, length]; a view of them if no others are there."""
     if isinstance(which, slice):
         return chains.values[which.start * length : which.stop * length].reshape(-1, length)
     return rows_of(chains.values, chains.offsets[which], length)
@@ -124,7 +124,7 @@ def _mixed(words: U64) -> U64:
 
 
 def _hash_block(mixed: U64, offsets: I64) -> U64:
-    """Rows of different lengths: with running powers, which are reduced by where a row begins."""
+    """Hash rows of different lengths by running powers, divided by the power at which each row begins."""
     powers, inverses = _powers(len(mixed).bit_length())
     mixed *= powers[: len(mixed)]
     filled = np.flatnonzero(offsets[1:] > offsets[:-1])
@@ -136,7 +136,7 @@ def _hash_block(mixed: U64, offsets: I64) -> U64:
 
 @functools.lru_cache(maxsize=32)
 def _powers(bits: int) -> tuple[U64, U64]:
-    """The powers of the hash's base and of its inverse modulo 2^64, from 0 to 2^bits."""
+    """Return the powers of the hash's base and of its inverse modulo 2^64, from 0 to 2^bits."""
     tables = []
     for base in (_BASE, pow(_BASE, -1, 2**64)):
         table = np.full((1 << bits) + 1, base, np.uint64)
@@ -146,24 +146,25 @@ def _powers(bits: int) -> tuple[U64, U64]:
 
 
 def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
-    """Each different row once, in order of first appearance.
+    """Return the different rows in order of first appearance.
 
     Returns:
         (unique, ids): ids is int32[n], the row in `unique` that equals row i.
     """
     if not len(chains):
         return Ragged(), np.empty(0, np.int32)
-    first, ids = first_ones(hash_rows(chains))
+    first, ids = first_of_each(hash_rows(chains))
     if not equal_rows(chains, chains, first[ids]):
-        return _unique_rows_slowly(chains)
-    return chains.take(first), ids
+        return _unique_by_bytes(chains)
+    # Mostly all are different, and need no copy.
+    return (chains if len(first) == len(chains) else chains.take(first)), ids
 
 
-def first_ones(keys: U64) -> tuple[I64, I32]:
-    """Each different key once, in order of first appearance.
+def first_of_each(keys: U64) -> tuple[I64, I32]:
+    """Find the different keys, in order of first appearance.
 
     Returns:
-        (first, ids): int64[keys], where each appears first; int32[n], which of them each key is.
+        (first, ids): int64[k], where each appears first; int32[n], which of them each key is.
     """
     order = np.argsort(keys)
     ascending = keys[order]
@@ -178,7 +179,7 @@ def first_ones(keys: U64) -> tuple[I64, I32]:
 
 
 def equal_rows(chains: Ragged, others: Ragged, other: I64 | I32) -> bool:
-    """Whether each row i of `chains` equals row `other[i]` of `others`, word by word."""
+    """Return whether each row i of `chains` equals row `other[i]` of `others`, word by word."""
     lengths, starts = chains.lengths, others.offsets[:-1][other]
     if not np.array_equal(lengths, others.offsets[1:][other] - starts):
         return False
@@ -194,8 +195,8 @@ def equal_rows(chains: Ragged, others: Ragged, other: I64 | I32) -> bool:
     return True
 
 
-def _unique_rows_slowly(chains: Ragged) -> tuple[Ragged, I32]:
-    """The same without hashes, for the one input in 2^64 / n^2 whose hashes collide."""
+def _unique_by_bytes(chains: Ragged) -> tuple[Ragged, I32]:
+    """Return what `unique_rows` does, for the one input in 2^64 / n^2 whose hashes collide."""
     seen: dict[bytes, int] = {}
     ids = np.array(
         [seen.setdefault(chains.row(i).tobytes(), len(seen)) for i in range(len(chains))], np.int32

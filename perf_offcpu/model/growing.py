@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns that grow at their end, for readers that do not know how many rows will come.
+"""Columns that grow at their end, for readers that do not know the number of rows.
 
-Joining parts with `np.concatenate` needs room for everything twice. Here a column is memory of its own that
-the kernel makes longer without copying it, and numpy looks at it where it lies. Room that is only reserved
-takes no memory; what is used comes in huge pages where the kernel has them, for to fault in a gigabyte by
-pages of 4 KB takes longer than to decode it.
+`np.concatenate` of parts needs memory for everything twice. Here a column has a mapping of its own, which the
+kernel makes longer without copying it, and numpy reads it in place. Reserved pages take no memory; used ones
+are huge where the kernel has such pages: faulting in a gigabyte by 4 KB takes longer than decoding it.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.model.columns import I64, Table, as_run
+from perf_offcpu.model.columns import I64, Table
 
 _FIRST = 1 << 14
 _HUGE = 4 << 20
-"""Bytes from which on a column is worth huge pages (of 2 MB on most machines)."""
+"""Bytes from which on a column gets huge pages (of 2 MB on most machines)."""
 
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
 
@@ -41,13 +40,13 @@ class GrowingArray:
         """Add values of that dtype.
 
         Raises:
-            BufferError: there is no room left, and a view is alive: what is looked at cannot move.
+            BufferError: the mapping has to grow, and a view of it is alive, so that it cannot move.
         """
         if len(values):
             self.extend(len(values))[:] = values
 
     def extend(self, count: int) -> NDArray[Any]:
-        """Make it longer by so many values, at least one; gives them, to be set and not to be kept."""
+        """Make it longer by `count` values, at least one, and return these, to be set and not to be kept."""
         begin, end = self._used, self._used + count * self.dtype.itemsize
         room = self._with_room_for(end)
         self._used = end
@@ -67,23 +66,23 @@ class GrowingArray:
         return room
 
     def view(self) -> NDArray[Any]:
-        """The values so far, not copied."""
+        """Return the values so far, not copied."""
         if self._room is None:
             return np.empty(0, self.dtype)
         return np.frombuffer(self._room, self.dtype, len(self))
 
     def cut(self, length: int) -> None:
-        """Forget all values but the first ones."""
+        """Forget all values after the first `length`."""
         self._used = length * self.dtype.itemsize
 
     def release(self) -> NDArray[Any]:
-        """The values so far, not copied and no longer held here: the array is empty again."""
+        """Return the values, not copied, and leave the array empty."""
         values, self._room, self._used = self.view(), None, 0
         return values
 
 
 def _rounded(size: int) -> int:
-    """A power of two: what is as long as some huge pages begins where one does, and moves as a whole."""
+    """Round up to a power of two: a mapping of whole huge pages begins at one, and moves as a whole."""
     return max(_FIRST, 1 << (size - 1).bit_length())
 
 
@@ -99,7 +98,7 @@ class GrowingTable(Generic[Kind]):
 
     def __init__(self, kind: type[Kind]) -> None:
         self._kind = kind
-        self._columns = {name: GrowingArray(array.dtype) for name, array in _columns_of(kind()).items()}
+        self._columns = {name: GrowingArray(one.dtype) for name, one in kind.columns.items()}
 
     def append(self, table: Kind) -> None:
         """Add rows."""
@@ -107,23 +106,25 @@ class GrowingTable(Generic[Kind]):
             column.append(getattr(table, name))
 
     def interleave(self, tables: Sequence[Kind], places: Sequence[I64]) -> None:
-        """Add the rows of several tables, each at its place; all places together are 0 to the number of rows.
+        """Add the rows of several tables, each at its place; together the places are 0 to the number of rows.
 
         Args:
             places: int64[n], ascending, for each table.
         """
         count = sum(map(len, places))
-        runs = [as_run(place) for place in places]
+        runs = [_as_run(place) for place in places]
         for name, column in self._columns.items() if count else ():
             room = column.extend(count)
             for table, run in zip(tables, runs, strict=True):
                 room[run] = getattr(table, name)
 
     def release(self) -> Kind:
-        """The rows so far, not copied and no longer held here: the table is empty again."""
+        """Return the rows, not copied, and leave the table empty."""
         return self._kind(**{name: column.release() for name, column in self._columns.items()})
 
 
-def _columns_of(table: Table) -> dict[str, NDArray[Any]]:
-    """The columns of a table by name."""
-    return {name: getattr(table, name) for name in table.names()}
+def _as_run(rows: I64) -> I64 | slice:
+    """Return ascending rows as a slice if none is left out."""
+    if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1:
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From 64-bit hashes to rows, for many hashes at once: an open hash table in numpy.
+"""An open hash table in numpy: look up the rows of many 64-bit hashes at once.
 
-A hash's upper bits, multiplied, name its first slot, and its lower ones how far the next one is (double
-hashing: slots of different hashes meet by accident only). Each step looks at all hashes that are not settled
-yet; at most half of the slots are taken, so each step settles half of them.
+The upper bits of a hash, multiplied, select its first slot, the lower ones the distance to the next (double
+hashing: different hashes share slots by accident only). Each step looks at all open hashes; at most half of
+the slots are taken, so each step settles half of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_BITS = 10
 
 MAX_STEPS = 100
-"""By accident, one hash in 2^100 takes that many; hashes made to meet would take as many as there are."""
+"""By accident, one hash in 2^100 takes that many; hashes made to collide would take as many as there are."""
 
 
 class HashIndex:
@@ -32,7 +32,7 @@ class HashIndex:
         self._rows = np.full(1 << bits, -1, np.int32)
 
     def find(self, hashes: U64) -> I32:
-        """int32[n]: the row of each hash, -1 if it is not here."""
+        """Return the row of each hash, -1 if it is not here: int32[n]."""
         slot = self._first_slot(hashes)
         rows = self._rows[slot]
         open_ = np.flatnonzero((self._hashes[slot] != hashes) & (rows >= 0))
@@ -50,10 +50,10 @@ class HashIndex:
         return rows
 
     def add(self, hashes: U64, rows: I32) -> bool:
-        """Take up hashes that differ and are not here yet.
+        """Add different hashes that are not here yet.
 
         Returns:
-            Whether there was a slot for each within `MAX_STEPS`; if not, the index can no longer be used.
+            True if each found a slot within `MAX_STEPS`; if not, the index can no longer be used.
         """
         self._used += len(hashes)
         if 2 * self._used > len(self._rows) and not self._grow():
@@ -71,7 +71,7 @@ class HashIndex:
         for _ in range(MAX_STEPS):
             free = np.flatnonzero(self._rows[slot] < 0)
             self._rows[slot[free]] = rows[free]
-            mine = free[self._rows[slot[free]] == rows[free]]  # of several that want a slot, one gets it
+            mine = free[self._rows[slot[free]] == rows[free]]  # of several hashes with a slot, one gets it
             self._hashes[slot[mine]] = hashes[mine]
             left = np.ones(len(slot), np.bool_)
             left[mine] = False
@@ -85,5 +85,5 @@ class HashIndex:
         return ((hashes * _MIX) >> self._shift).view(np.int64)
 
     def _step(self, hashes: U64) -> I64:
-        """Odd, so that a way through the slots, a power of two, leads through all of them."""
+        """Return odd distances: in a power of two of slots, they lead through all of them."""
         return (hashes.view(np.int64) & self._mask) | 1

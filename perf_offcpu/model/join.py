@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.abi.attr import AttrFlag, SampleType
 from perf_offcpu.model.chain_table import ChainTable
-from perf_offcpu.model.columns import Renumber, Table
+from perf_offcpu.model.columns import Renumber, tables_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Evsel, Meta, Recording
 from perf_offcpu.model.strings import Strings
@@ -43,7 +43,7 @@ def shifted(by: int) -> Renumber:
 
 def renumbered(part: Part, changes: Mapping[str, Renumber]) -> Part:
     """Return a recording or profile with other values in the columns of some domains."""
-    tables: dict[str, Any] = {name: table.renumbered(changes) for name, table in _tables(part).items()}
+    tables: dict[str, Any] = {name: table.renumbered(changes) for name, table in tables_of(part).items()}
     return dataclasses.replace(part, **tables)
 
 
@@ -61,14 +61,14 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
         text = to_rows(strings.intern_all(part.strings))
         event = [evsels.setdefault(_key(one), (len(evsels), one))[0] for one in part.evsels]
         changes = {"strings": text, "comm": text, "evsels": to_rows(np.array(event, np.int32))}
-        changes |= {name: shifted(first[name]) for name in _tables(part)}
+        changes |= {name: shifted(first[name]) for name in tables_of(part)}
         if isinstance(part, Recording):
             changes["callchains"] = to_rows(chains.add(part.callchains))
         done.append(renumbered(part, changes))
-        first.update({name: len(table) for name, table in _tables(part).items()})
+        first.update({name: len(table) for name, table in tables_of(part).items()})
     joined: dict[str, Any] = {
         name: type(table).concat([getattr(part, name) for part in done])
-        for name, table in _tables(done[0]).items()
+        for name, table in tables_of(done[0]).items()
     }
     joined |= {"strings": strings, "evsels": [one for _, one in evsels.values()]}
     joined["losses"] = dict(sum((Counter(part.losses) for part in parts), Counter()))
@@ -79,11 +79,6 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
     else:
         joined["build_ids"] = _joined_build_ids(parts, strings)
     return type(parts[0])(**joined)
-
-
-def _tables(part: Recording | Profile) -> dict[str, Table]:
-    found = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    return {name: table for name, table in found.items() if isinstance(table, Table)}
 
 
 def _key(evsel: Evsel) -> tuple[object, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which mapping does an address lie in? Many addresses at once, against the table of all address spaces."""
+"""Find the mappings of addresses, many at once, in the table of all address spaces."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def kernel_map(recording: Recording) -> KernelMap:
 
 
 def find_mappings(maps: Maps, table: Spaces, spaces: I32, addresses: U64) -> I32:
-    """The mapping of each (address space, address).
+    """Find the mapping of each (address space, address).
 
-    What an image does not map is looked for in the one that it replaced: execve() was called by that, and
-    until it returns, the caller's frames are addresses of the old image.
+    An address that an image does not map is looked up in the image that it replaced: that one called
+    execve(), and until it returns, the caller's frames are addresses of the old image.
 
     Args:
         maps: sorted by (space, start), not overlapping within a space.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Recording: what the kernel said, in columns. Raw addresses, no names of functions yet.
+"""The Recording: the records of the kernel as columns, with raw addresses, before symbolization.
 
 Stages (`decode.retype`, `decode.deferred`, unwinding) are functions from Recording to Recording;
 `symbolize.symbolize` turns it into a `model.profile.Profile`. Samples are sorted by (time, place in the
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import field, replace
+from functools import partial
 from typing import Any
 
 from perf_offcpu.abi.attr import Attr
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Table, check_tables, column
+from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Table, column, tables_of
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.structs import frozen, mutable
@@ -42,152 +43,135 @@ class SampleFlag(enum.IntFlag):
     YIELDED = 1 << 15  # with PREEMPTED: gave up its CPU by itself
 
 
-@mutable
-class SampleColumns(Table):
-    """What a sample has before and after its addresses are named: the columns of Samples and ProfileSamples.
+_row = partial(column, "i4", sentinel=-1)
+_text = partial(column, "u4", domain="strings")
+_comm = partial(column, "u4", domain="comm")
+_time = partial(column, "i8", unit="ns", sentinel=-1, domain="time")
+_since = partial(column, "i8", unit="ns", domain="since")
+_spent = partial(column, "i8", unit="ns")
+_task = partial(column, "i4", sentinel=-1, domain="task")
 
-    Off-cpu fields hold their sentinel on ordinary samples.
+
+class SampleColumns(Table):
+    """Columns of samples before and after symbolization: of Samples and ProfileSamples.
+
+    Off-cpu columns hold their sentinel on ordinary samples.
     """
 
-    time_ns: I64 = column(
-        "i8", unit="ns", sentinel=-1, domain="time", doc="sample time; for off-cpu the end of the (last) wait"
-    )
-    period: I64 = column("i8", doc="weight, in the unit of its event (ns for off-cpu and cpu-clock)")
-    evsel: I32 = column("i4", sentinel=-1, domain="evsels", doc="row in evsels")
-    pid: I32 = column("i4", sentinel=-1, domain="task", doc="tgid")
-    tid: I32 = column("i4", sentinel=-1, domain="task", doc="thread id")
-    cpu: I32 = column("i4", sentinel=-1, domain="cpu", doc="CPU number")
-    comm: U32 = column("u4", domain="comm", doc="string: comm of the thread at that time")
-    flags: U32 = column("u4", doc="SampleFlag")
-    state: I32 = column("i4", sentinel=-1, doc="raw task state at switch-out (TASK_* bits)")
-    wakeup_ns: I64 = column("i8", unit="ns", sentinel=-1, domain="time", doc="when the sleeper was woken")
-    runq_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="run-queue delay within period")
-    switch_out_ns: I64 = column("i8", unit="ns", sentinel=-1, domain="time", doc="begin of the (first) wait")
-    longest_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="longest wait of a sum")
-    waker_pid: I32 = column("i4", sentinel=-1, domain="task", doc="tgid of the waker")
-    waker_tid: I32 = column("i4", sentinel=-1, domain="task", doc="thread id of the waker")
-    syscall: I32 = column("i4", sentinel=-2, doc="system call waited in; -1 none, -2 unknown")
-    count: I64 = column("i8", sentinel=1, doc="number of waits (1 for ordinary samples)")
-    cgroup: U64 = column("u8", domain="cgroup", doc="cgroup id, 0 unknown")
+    time_ns: I64 = _time("sample time; for off-cpu the end of the (last) wait")
+    period: I64 = column("i8", "weight, in the unit of its event (ns for off-cpu and cpu-clock)")
+    evsel: I32 = _row("row in evsels", domain="evsels")
+    pid: I32 = _task("tgid")
+    tid: I32 = _task("thread id")
+    cpu: I32 = _row("CPU number", domain="cpu")
+    comm: U32 = _comm("string: comm of the thread at that time")
+    flags: U32 = column("u4", "SampleFlag")
+    state: I32 = _row("raw task state at switch-out (TASK_* bits)")
+    wakeup_ns: I64 = _time("time of the wake-up")
+    runq_ns: I64 = _spent("run-queue delay within period", sentinel=-1)
+    switch_out_ns: I64 = _time("begin of the (first) wait")
+    longest_ns: I64 = _spent("longest wait of a sum", sentinel=-1)
+    waker_pid: I32 = _task("tgid of the waker")
+    waker_tid: I32 = _task("thread id of the waker")
+    syscall: I32 = column("i4", "system call waited in; -1 none, -2 unknown", sentinel=-2)
+    count: I64 = column("i8", "number of waits (1 for ordinary samples)", sentinel=1)
+    cgroup: U64 = column("u8", "cgroup id, 0 unknown", domain="cgroup")
 
 
-@mutable
 class Samples(SampleColumns):
     """One row a sample, with raw addresses."""
 
-    space: I32 = column(
-        "i4", sentinel=-1, domain="spaces", doc="row in spaces: the address space of user addresses"
-    )
-    ip: U64 = column("u8", doc="instruction pointer as sampled; 0 unknown")
-    cpumode: U8 = column("u1", doc="abi.records.CpuMode of ip")
-    callchain: I32 = column("i4", sentinel=-1, domain="callchains", doc="row in callchains")
-    waker_callchain: I32 = column(
-        "i4", sentinel=-1, domain="callchains", doc="row in callchains: where the waker was; -1 none"
-    )
-    snapshot: I32 = column(
-        "i4", sentinel=-1, domain="snapshots", doc="row in snapshots: the user stack, to be unwound"
-    )
+    space: I32 = _row("row in spaces: the address space of user addresses", domain="spaces")
+    ip: U64 = column("u8", "instruction pointer as sampled; 0 unknown")
+    cpumode: U8 = column("u1", "abi.records.CpuMode of ip")
+    callchain: I32 = _row("row in callchains", domain="callchains")
+    waker_callchain: I32 = _row("row in callchains: where the waker was", domain="callchains")
+    snapshot: I32 = _row("row in snapshots: the user stack, to be unwound", domain="snapshots")
 
 
-@mutable
 class Maps(Table):
     """Executable mappings by address space, sorted by (space, start), not overlapping within a space."""
 
-    space: I32 = column("i4", domain="spaces", doc="row in spaces; -1 the kernel's")
-    start: U64 = column("u8", doc="first address")
-    end: U64 = column("u8", doc="address behind the last")
-    pgoff: U64 = column(
-        "u8", unit="bytes", doc="offset in the file; for the kernel map, address of its symbol"
-    )
-    dso: I32 = column("i4", domain="dsos", doc="row in dsos")
+    space: I32 = column("i4", "row in spaces; -1 the kernel's", domain="spaces")
+    start: U64 = column("u8", "first address")
+    end: U64 = column("u8", "address after the last")
+    pgoff: U64 = column("u8", "offset in the file; for the kernel map, address of its symbol", unit="bytes")
+    dso: I32 = column("i4", "row in dsos", domain="dsos")
 
 
-@mutable
 class Spaces(Table):
-    """Address spaces: one from each exec or fork of a process to the next, anew when maps are replaced."""
+    """Address spaces: one from each exec or fork of a process to the next; a new one if maps are replaced."""
 
-    pid: I32 = column("i4", domain="task", doc="tgid")
-    begin_ns: I64 = column("i8", unit="ns", domain="since", doc="valid from; 0 since before the recording")
-    previous: I32 = column(
-        "i4", sentinel=-1, domain="spaces", doc="row: the image that this one replaced by execve(); -1 none"
-    )
+    pid: I32 = _task("tgid")
+    begin_ns: I64 = _since("valid from; 0 since before the recording")
+    previous: I32 = _row("row: the image that this one replaced by execve()", domain="spaces")
 
 
-@mutable
 class Dsos(Table):
     """Mapped objects: what a recording knows of a file."""
 
-    path: U32 = column("u4", domain="strings", doc="string: path or pseudo name as recorded")
-    build_id: U32 = column("u4", domain="strings", doc='string: build-id in hex, "" unknown')
-    cpumode: U8 = column("u1", doc="abi.records.CpuMode of its code")
+    path: U32 = _text("string: path or pseudo name as recorded")
+    build_id: U32 = _text('string: build-id in hex, "" unknown')
+    cpumode: U8 = column("u1", "abi.records.CpuMode of its code")
 
 
-@mutable
 class Comms(Table):
     """Names of threads over time, sorted by (tid, begin)."""
 
-    tid: I32 = column("i4", domain="task", doc="thread id")
-    pid: I32 = column("i4", sentinel=-1, domain="task", doc="tgid")
-    begin_ns: I64 = column("i8", unit="ns", domain="since", doc="valid from; 0 since before the recording")
-    comm: U32 = column("u4", domain="comm", doc="string")
+    tid: I32 = _task("thread id")
+    pid: I32 = _task("tgid")
+    begin_ns: I64 = _since("valid from; 0 since before the recording")
+    comm: U32 = _comm("string")
 
 
-@mutable
 class Tasks(Table):
     """Lives of threads, sorted by (tid, begin); a tid that is reused has several."""
 
-    tid: I32 = column("i4", domain="task", doc="thread id")
-    pid: I32 = column("i4", domain="task", doc="tgid")
-    begin_ns: I64 = column("i8", unit="ns", domain="since", doc="birth; 0 before the recording")
-    end_ns: I64 = column("i8", unit="ns", sentinel=-1, domain="time", doc="exit; -1 not seen")
+    tid: I32 = _task("thread id")
+    pid: I32 = _task("tgid")
+    begin_ns: I64 = _since("birth; 0 before the recording")
+    end_ns: I64 = _time("exit; -1 not seen")
 
 
-@mutable
 class Budget(Table):
-    """What each thread did with its life inside the recording, sorted by (tid, begin).
+    """How each thread spent its life inside the recording, sorted by (tid, begin).
 
-    wall = end_ns - begin_ns = running + runnable + the blocked columns + what is not known.
+    wall = end_ns - begin_ns = running + runnable + the blocked columns + unknown.
     """
 
-    tid: I32 = column("i4", domain="task", doc="thread id")
-    pid: I32 = column("i4", domain="task", doc="tgid")
-    begin_ns: I64 = column("i8", unit="ns", domain="time", doc="birth, or begin of the recording")
-    end_ns: I64 = column("i8", unit="ns", domain="time", doc="exit, or end of the recording")
-    running_ns: I64 = column("i8", unit="ns", doc="on a CPU")
-    runnable_ns: I64 = column("i8", unit="ns", doc="waiting for a CPU after a wake-up or birth")
-    preempted_ns: I64 = column("i8", unit="ns", doc="waiting for a CPU after preemption or yielding")
-    interruptible_ns: I64 = column("i8", unit="ns", doc="blocked, S")
-    uninterruptible_ns: I64 = column("i8", unit="ns", doc="blocked, D")
-    idle_ns: I64 = column("i8", unit="ns", doc="blocked, I (uninterruptible, no load)")
-    stopped_ns: I64 = column("i8", unit="ns", doc="stopped or traced, T and t")
-    other_ns: I64 = column("i8", unit="ns", doc="off the CPU in any other state")
-    switches: I64 = column("i8", doc="times that it left a CPU")
+    tid: I32 = _task("thread id")
+    pid: I32 = _task("tgid")
+    begin_ns: I64 = _time("birth, or begin of the recording")
+    end_ns: I64 = _time("exit, or end of the recording")
+    running_ns: I64 = _spent("on a CPU")
+    runnable_ns: I64 = _spent("waiting for a CPU after a wake-up or birth")
+    preempted_ns: I64 = _spent("waiting for a CPU after preemption or yielding")
+    interruptible_ns: I64 = _spent("blocked, S")
+    uninterruptible_ns: I64 = _spent("blocked, D")
+    idle_ns: I64 = _spent("blocked, I (uninterruptible, no load)")
+    stopped_ns: I64 = _spent("stopped or traced, T and t")
+    other_ns: I64 = _spent("off the CPU in any other state")
+    switches: I64 = column("i8", "times that it left a CPU")
 
 
-@mutable
 class DeferredChains(Table):
     """User callchains sent when their thread returned to user space, sorted by (time, place in the file)."""
 
-    time_ns: I64 = column("i8", unit="ns", sentinel=-1, domain="time", doc="when it was walked")
-    pid: I32 = column("i4", sentinel=-1, domain="task", doc="tgid")
-    tid: I32 = column("i4", sentinel=-1, domain="task", doc="thread id")
-    cookie: U64 = column("u8", doc="names the samples it completes; 0: all earlier ones of its thread")
-    callchain: I32 = column(
-        "i4", sentinel=-1, domain="callchains", doc="row in callchains: addresses, leaf first, no marker"
-    )
-    comm: U32 = column("u4", domain="comm", doc="string: comm of the thread at that time")
-    space: I32 = column(
-        "i4", sentinel=-1, domain="spaces", doc="row in spaces: the address space of the addresses"
-    )
+    time_ns: I64 = _time("when it was walked")
+    pid: I32 = _task("tgid")
+    tid: I32 = _task("thread id")
+    cookie: U64 = column("u8", "names the samples it completes; 0: all earlier ones of its thread")
+    callchain: I32 = _row("row in callchains: addresses, leaf first, no marker", domain="callchains")
+    comm: U32 = _comm("string: comm of the thread at that time")
+    space: I32 = _row("row in spaces: the address space of the addresses", domain="spaces")
 
 
-@mutable
 class KernelSymbols(Table):
     """Symbols that the recording itself names (KSYMBOL: BPF programs, trampolines)."""
 
-    start: U64 = column("u8", doc="first address")
-    end: U64 = column("u8", doc="address behind the last")
-    name: U32 = column("u4", domain="strings", doc="string")
+    start: U64 = column("u8", "first address")
+    end: U64 = column("u8", "address after the last")
+    name: U32 = _text("string")
 
 
 @frozen
@@ -202,7 +186,7 @@ class Evsel:
 
 @mutable
 class Meta:
-    """What the header says of the machine and the run; "" or 0 where unknown."""
+    """Facts about machine and run, from the header; "" or 0 where unknown."""
 
     hostname: str = ""
     os_release: str = ""
@@ -231,7 +215,7 @@ class Meta:
 
 @mutable
 class Recording:
-    """A whole recording. Tables refer to each other by row; texts are rows of `strings`."""
+    """A whole recording. Tables refer to each other by row, and to texts by rows of `strings`."""
 
     samples: Samples = field(default_factory=Samples)
     callchains: Ragged = field(default_factory=Ragged)
@@ -251,16 +235,17 @@ class Recording:
     """Empty once they are merged."""
     cgroups: dict[int, str] = field(default_factory=dict)
     losses: dict[LossCause, int] = field(default_factory=dict)
-    """Cause → how many; only causes that happened. Shown by every report."""
+    """Cause → number of losses; only causes that happened. Shown by every report."""
     meta: Meta = field(default_factory=Meta)
 
     def replaced(self, **changes: Any) -> Recording:
-        """The same recording with some tables replaced."""
+        """Return the recording with some tables replaced."""
         return replace(self, **changes)
 
     def check(self) -> None:
         """Raise AssertionError unless every table is well-formed and every row id leads somewhere."""
-        check_tables(self)
+        for table in tables_of(self).values():
+            table.check(self)
         self.callchains.check()
         self.snapshots.check()
         timed = self.samples.time_ns[self.samples.time_ns >= 0]

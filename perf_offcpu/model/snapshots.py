@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of user stacks: what samples bring along for whoever unwinds them later.
+"""Snapshots of user stacks, to be unwound later.
 
-A snapshot is the thread's user registers and the bytes of its stack from the stack pointer upwards. They can
-hold anything that the program had on its stack, secrets included, and are dropped once they are unwound.
+A snapshot is the thread's user registers and the bytes of its stack from the stack pointer upwards. The bytes
+can be anything that the program had on its stack, secrets included, and are dropped once they are unwound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perf_offcpu.structs import mutable
 
 
 @mutable
-class Stacks:
+class StackWords:
     """n stacks: `words[begins[i]:begins[i] + lengths[i]]`, lowest address first."""
 
     words: U64
@@ -26,15 +26,15 @@ class Stacks:
     lengths: I64
 
 
-class StacksElsewhere(Protocol):
+class StoredStacks(Protocol):
     """Words of stacks that are not in memory."""
 
     @property
     def lengths(self) -> I64:
-        """int64[n], words of each stack."""
+        """The number of words of each stack: int64[n]."""
 
-    def look_at(self, rows: I64) -> Stacks:
-        """Some of them, to be used before the next are looked at."""
+    def read_stacks(self, rows: I64) -> StackWords:
+        """Read some stacks, which are valid until the next call."""
 
 
 @mutable
@@ -42,25 +42,25 @@ class Snapshots:
     """n snapshots of 64-bit tasks.
 
     Args:
-        mask: uint64[n], which registers there are, a bit for each of perf's numbers (attr.sample_regs_user).
+        mask: uint64[n], the registers of each, a bit for each of perf's numbers (attr.sample_regs_user).
         registers: their values, lowest number first.
         stack: words of the stack, lowest address first.
     """
 
     mask: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
     registers: Ragged = field(default_factory=Ragged)
-    stack: Ragged | StacksElsewhere = field(default_factory=Ragged)
+    stack: Ragged | StoredStacks = field(default_factory=Ragged)
 
     def __len__(self) -> int:
         return len(self.mask)
 
-    def look_at(self, rows: I64 | I32) -> Stacks:
-        """The stacks of some snapshots, to be used before the next are looked at."""
+    def read_stacks(self, rows: I64 | I32) -> StackWords:
+        """Read the stacks of some snapshots, which are valid until the next call."""
         rows = rows.astype(np.int64, copy=False)
         if not isinstance(self.stack, Ragged):
-            return self.stack.look_at(rows)
+            return self.stack.read_stacks(rows)
         begins = self.stack.offsets[rows]
-        return Stacks(self.stack.values, begins, self.stack.offsets[1:][rows] - begins)
+        return StackWords(self.stack.values, begins, self.stack.offsets[1:][rows] - begins)
 
     def check(self) -> None:
         """Raise AssertionError unless every snapshot has the registers that its mask names."""

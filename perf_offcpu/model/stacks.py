@@ -3,7 +3,7 @@
 
 Built level by level: at depth d all chains that are at least d frames long are grouped by (node at d - 1,
 frame at d) with one `np.unique`, which numbers the nodes of that level. So `parent[s] < s` for every node,
-and anything inherited from the root (paths, depths, inclusive sums) is one pass over the nodes.
+and everything that is inherited from the root (paths, inclusive sums) is one pass over the nodes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interned strings: every text of a Recording or Profile is a row here, row 0 is "".
+"""Interned strings: the texts of a Recording or Profile, referred to by row; row 0 is "".
 
 Texts come from kernels and files as bytes that need not be UTF-8 (a comm may end inside a character):
-they are decoded with surrogateescape, which writes the same bytes back. Escaping for people happens on
-output (`text`).
+they are decoded with surrogateescape, which writes the same bytes back. Output escapes them (`text`).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Strings:
         return iter(self._texts)
 
     def intern(self, text: str | bytes) -> int:
-        """The row of a text, added if new."""
+        """Return the row of a text, added if it is new."""
         if isinstance(text, bytes):
             text = text.decode("utf-8", "surrogateescape")
         row = self._ids.setdefault(text, len(self._texts))
@@ -43,15 +42,15 @@ class Strings:
         return row
 
     def intern_all(self, texts: Iterable[str | bytes]) -> U32:
-        """uint32[n]: the rows of n texts."""
+        """Return the rows of n texts: uint32[n]."""
         return np.fromiter((self.intern(text) for text in texts), np.uint32)
 
     def find(self, text: str) -> int:
-        """The row of a text, -1 if it is not here."""
+        """Return the row of a text, -1 if it is not here."""
         return self._ids.get(text, -1)
 
     def copy(self) -> Strings:
-        """An independent copy with the same rows."""
+        """Return an independent copy with the same rows."""
         other = Strings()
         other._texts, other._ids = list(self._texts), dict(self._ids)
         return other

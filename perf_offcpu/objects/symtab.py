@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 
 from perf_offcpu.model.callchains import offsets_of, spread
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, column
-from perf_offcpu.structs import mutable
 
 NO_ADDRESS: Final = np.uint64(2**64 - 1)
 """Stands for "no address here"; no symbol covers it."""
@@ -44,7 +43,6 @@ _USUAL_NAME: Final = 256
 _STEP: Final = 1 << 20
 
 
-@mutable
 class Symbols(Table):
     """Symbols as listed, before sorting and choosing."""
 

@@ -15,7 +15,6 @@ from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.model.callchains import Ragged, offsets_of
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool, Table, column
 from perf_offcpu.model.mappings import KERNEL_SPACE
-from perf_offcpu.structs import mutable
 
 _MODE_OF_MARKER = {
     CallchainContext.HV: CpuMode.HYPERVISOR,
@@ -27,7 +26,6 @@ _MODE_OF_MARKER = {
 }
 
 
-@mutable
 class Locations(Table):
     """The distinct code addresses of a recording."""
 

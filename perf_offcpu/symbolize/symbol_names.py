@@ -8,10 +8,8 @@ import numpy as np
 from perf_offcpu.model.columns import I32, U32, U64, Table, column
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.symtab import SymbolTable
-from perf_offcpu.structs import mutable
 
 
-@mutable
 class SymbolNames(Table):
     """The names of n addresses, in the order of the addresses."""
 
@@ -23,7 +21,6 @@ class SymbolNames(Table):
     line: I32 = column("i4", sentinel=0, doc="source line; 0 unknown")
 
 
-@mutable
 class InlinedFunctions(Table):
     """Functions inlined at some of n addresses, sorted by (address, innermost first)."""
 

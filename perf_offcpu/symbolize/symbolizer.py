@@ -197,7 +197,7 @@ def _name(
         return LineNames(strings, search, options.cache, inline=options.inline)
 
     def put(rows: I64, part: SymbolNames, lines: LineNames | None) -> None:
-        for column in SymbolNames.names():
+        for column in SymbolNames.columns:
             getattr(names, column)[rows] = getattr(part, column)
         if lines is not None:
             location = rows[lines.inlined.location].astype(np.int32)
@@ -242,5 +242,5 @@ def _demangle(names: SymbolNames, inlined: InlinedFunctions, strings: Strings) -
 
 
 def _profile_samples(samples: Samples, stack: I32, waker_stack: I32) -> ProfileSamples:
-    shared = {name: getattr(samples, name) for name in SampleColumns.names()}
+    shared = {name: getattr(samples, name) for name in SampleColumns.columns}
     return ProfileSamples(**shared, stack=stack, waker_stack=waker_stack)

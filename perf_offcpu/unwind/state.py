@@ -15,7 +15,7 @@ import numpy as np
 
 from perf_offcpu.abi.cfi import Registers
 from perf_offcpu.model.columns import I32, I64, U64, Bool
-from perf_offcpu.model.snapshots import Stacks
+from perf_offcpu.model.snapshots import StackWords
 from perf_offcpu.unwind.lookup import CfiLookup
 
 _ONE = np.uint64(1)
@@ -52,7 +52,7 @@ class WalkState:
         spaces: I32,
         values: U64,
         known: U64,
-        stacks: Stacks,
+        stacks: StackWords,
         follow_all: bool,
     ) -> None:
         self.lookup, self.registers, self.spaces, self.follow_all = lookup, registers, spaces, follow_all

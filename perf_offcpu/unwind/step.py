@@ -18,7 +18,7 @@ import numpy as np
 from perf_offcpu.abi.cfi import Registers
 from perf_offcpu.model.callchains import Ragged, offsets_of
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool
-from perf_offcpu.model.snapshots import Stacks
+from perf_offcpu.model.snapshots import StackWords
 from perf_offcpu.unwind.general import general_frames
 from perf_offcpu.unwind.lookup import NO_CFI, OUTSIDE, CfiLookup
 from perf_offcpu.unwind.state import End, WalkState
@@ -38,7 +38,7 @@ def walk_up(
     spaces: I32,
     values: U64,
     known: U64,
-    stacks: Stacks,
+    stacks: StackWords,
     budget: list[int],
 ) -> tuple[Ragged, U8]:
     """Walk n stacks to their roots.
@@ -60,7 +60,7 @@ def walk_up(
     if walk.state.lost is None:
         return chains, ends
     again = np.flatnonzero(walk.state.lost)
-    some = Stacks(stacks.words, stacks.begins[again], stacks.lengths[again])
+    some = StackWords(stacks.words, stacks.begins[again], stacks.lengths[again])
     rest = (spaces[again], values[:, again], known[again], some, budget)
     others, ends[again] = Walk(lookup, registers, *rest, follow_all=True).run()
     row = np.arange(len(chains))
@@ -82,7 +82,7 @@ class Walk:
         spaces: I32,
         values: U64,
         known: U64,
-        stacks: Stacks,
+        stacks: StackWords,
         budget: list[int],
         follow_all: bool = False,
     ) -> None:

@@ -105,7 +105,7 @@ class Unwinder:
         """
         values, known = _registers(snapshots, rows, self.registers)
         self._budget[0] += MORE_GENERAL
-        stacks = snapshots.look_at(rows)
+        stacks = snapshots.read_stacks(rows)
         return Unwound(*walk_up(self._lookup, self.registers, spaces, values, known, stacks, self._budget))
 
     def unwind_all(self, snapshots: Snapshots, spaces: I32, counters: Losses) -> Unwound:

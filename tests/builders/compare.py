@@ -19,7 +19,7 @@ def sample_rows(recording: Recording, without: Iterable[str] = ()) -> list[tuple
     samples, strings = recording.samples, recording.strings
     skipped = {*_ROWS_ELSEWHERE, *without}
     columns: list[Iterable[Any]] = [
-        getattr(samples, name).tolist() for name in samples.names() if name not in skipped
+        getattr(samples, name).tolist() for name in samples.columns if name not in skipped
     ]
     columns.append(strings[row] for row in samples.comm.tolist())
     chains = [tuple(recording.callchains.row(row).tolist()) for row in range(len(recording.callchains))]
@@ -44,7 +44,7 @@ def _maps_of_spaces(recording: Recording) -> dict[int, tuple[Any, ...]]:
 def table_rows(table: Any, recording: Recording, texts: Iterable[str] = ()) -> list[tuple[Any, ...]]:
     """A table as sorted tuples, texts spelt out."""
     columns = []
-    for name in table.names():
+    for name in table.columns:
         values = getattr(table, name).tolist()
         columns.append([recording.strings[row] for row in values] if name in texts else values)
     return sorted(zip(*columns, strict=True))

@@ -23,7 +23,7 @@ with atheris.instrument_imports(include=["perf_offcpu.symbolize"]):
 from builders.cfi import X86, section, table_of  # noqa: E402
 
 from perf_offcpu.model.recording import Dsos, Maps, Recording, Spaces  # noqa: E402
-from perf_offcpu.model.snapshots import Stacks  # noqa: E402
+from perf_offcpu.model.snapshots import StackWords  # noqa: E402
 
 STACK, WALKS, WORDS = 0x7FF000, 16, 64
 
@@ -43,7 +43,7 @@ def one_input(data: bytes) -> None:
     values = np.full((X86.count, WALKS), STACK, np.uint64)
     values[X86.pc] = np.resize(places, WALKS)
     known = np.full(WALKS, 2**17 - 1, np.uint64)
-    stacks = Stacks(words, np.arange(WALKS) * WORDS, np.full(WALKS, WORDS))
+    stacks = StackWords(words, np.arange(WALKS) * WORDS, np.full(WALKS, WORDS))
     chains, _ = walk_up(lookup, X86, np.zeros(WALKS, np.int32), values, known, stacks, [MAX_GENERAL])
     assert int(chains.lengths.max()) <= MAX_FRAMES
 

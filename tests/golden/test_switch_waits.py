@@ -145,8 +145,8 @@ def pairs(recording: Recording, expected: Expected) -> list[tuple[dict[str, Any]
     """(our sample as a dict, perf's wait), all of them: begin of the wait and thread agree."""
     samples = waits_of(recording)
     rows = [
-        dict(zip(samples.names(), values, strict=True))
-        for values in zip(*(getattr(samples, name).tolist() for name in samples.names()), strict=True)
+        dict(zip(samples.columns, values, strict=True))
+        for values in zip(*(getattr(samples, name).tolist() for name in samples.columns), strict=True)
     ]
     rows.sort(key=lambda row: (row["tid"], row["switch_out_ns"]))
     waits = sorted(expected.waits, key=lambda wait: (wait.tid, wait.out))
@@ -241,7 +241,7 @@ def test_what_was_recorded_stays(recording: Recording) -> None:
     as_recorded = load_recording(DATA / "sched.data", switches=False)
     kept = recording.samples.take(recording.samples.evsel < len(as_recorded.evsels))
     assert len(as_recorded.evsels) == len(recording.evsels) - 1
-    for name in set(kept.names()) - {"comm", "callchain"}:
+    for name in set(kept.columns) - {"comm", "callchain"}:
         assert np.array_equal(getattr(kept, name), getattr(as_recorded.samples, name)), name
     recording.check()
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from perf_offcpu.binary.gather import Rows, gather_rows
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.model.growing import GrowingArray
-from perf_offcpu.model.snapshots import Stacks
+from perf_offcpu.model.snapshots import StackWords
 from perf_offcpu.structs import mutable
 
 _GAP: Final = 1 << 14
@@ -82,24 +82,24 @@ class StackPlaces:
         """int64[n], words of each stack."""
         return self._words.view()
 
-    def look_at(self, rows: I64) -> Stacks:
+    def read_stacks(self, rows: I64) -> StackWords:
         """Some of them, to be used before the next are looked at. What cannot be read has no words."""
         starts, words = self._starts.view()[rows], self._words.view()[rows]
         sources = np.searchsorted(np.array(self._first), rows, side="right") - 1
         if not len(rows) or (sources == sources[0]).all():
             return self._of_source(self._sources[int(sources[0])], starts, words) if len(rows) else _none()
-        parts, order = list[Stacks](), list[I64]()
+        parts, order = list[StackWords](), list[I64]()
         for number in sorted(set(sources.tolist())):
             mine = np.flatnonzero(sources == number)
             order.append(mine)
             found = self._of_source(self._sources[number], starts[mine], words[mine])
-            parts.append(Stacks(found.words.copy(), found.begins, found.lengths))
+            parts.append(StackWords(found.words.copy(), found.begins, found.lengths))
         return _joined(parts, np.argsort(np.concatenate(order)))
 
-    def _of_source(self, source: OpenFile | U64 | None, starts: I64, words: I64) -> Stacks:
+    def _of_source(self, source: OpenFile | U64 | None, starts: I64, words: I64) -> StackWords:
         assert source is not None, "settled before they are looked at"
         if not isinstance(source, OpenFile):
-            return Stacks(source, starts // _WORD, words)
+            return StackWords(source, starts // _WORD, words)
         spans, place = _spans(starts, words)
         if len(self._room) < spans.size:
             # With room to spare: the next ones are about as many. In huge pages, where there are any.
@@ -107,9 +107,9 @@ class StackPlaces:
         have = spans.read(source, self._room)
         words = np.minimum(words, np.maximum(0, have - place) // _WORD)
         if not (place % _WORD).any():
-            return Stacks(self._room[: spans.size].view(np.uint64), place // _WORD, words)
+            return StackWords(self._room[: spans.size].view(np.uint64), place // _WORD, words)
         offsets, found = gather_rows(self._room, Rows(place, words, _WORD))
-        return Stacks(np.append(found, np.uint64(0)), offsets[:-1], words)
+        return StackWords(np.append(found, np.uint64(0)), offsets[:-1], words)
 
 
 @mutable
@@ -147,13 +147,13 @@ def _spans(starts: I64, words: I64) -> tuple[_Spans, I64]:
     return spans, starts - begins[of_stack] + at[of_stack]
 
 
-def _none() -> Stacks:
-    return Stacks(np.zeros(1, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64))
+def _none() -> StackWords:
+    return StackWords(np.zeros(1, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def _joined(parts: list[Stacks], order: I64) -> Stacks:
-    """Stacks of several sources as one, in another order."""
+def _joined(parts: list[StackWords], order: I64) -> StackWords:
+    """StackWords of several sources as one, in another order."""
     bases = np.cumsum([0, *(len(part.words) for part in parts)]).tolist()
     begins = np.concatenate([part.begins + base for part, base in zip(parts, bases, strict=False)])
     lengths = np.concatenate([part.lengths for part in parts])
-    return Stacks(np.concatenate([part.words for part in parts]), begins[order], lengths[order])
+    return StackWords(np.concatenate([part.words for part in parts]), begins[order], lengths[order])

@@ -30,7 +30,6 @@ from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I64, Bool, Table, column
 from perf_offcpu.model.recording import Tasks
-from perf_offcpu.structs import mutable
 
 I8 = NDArray[np.int8]
 
@@ -38,7 +37,6 @@ DEAD_STATES = 0x10 | 0x20 | 0x80
 """EXIT_DEAD, EXIT_ZOMBIE, TASK_DEAD (include/linux/sched.h): who goes out like this never comes back."""
 
 
-@mutable
 class Waits(Table):
     """Waits, sorted by (thread, time). All but the time are rows of Switches, -1 none."""
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import enum
 
 from perf_offcpu.model.columns import I32, I64, U8, U64, Table, column
-from perf_offcpu.structs import mutable
 
 
 class What(enum.IntEnum):
@@ -22,7 +21,6 @@ class What(enum.IntEnum):
     LOST = 7  # LOST record: the ring of this CPU had been full
 
 
-@mutable
 class Switches(Table):
     """What the scheduler did, in any order; its callchains lie beside it (`Batch`)."""
 

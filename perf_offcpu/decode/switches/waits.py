@@ -121,7 +121,7 @@ def _chosen(switches: Switches, rows: I64) -> Switches:
     nothing = Switches.filled(1)
     columns = {
         name: np.where(rows >= 0, getattr(switches, name)[rows], getattr(nothing, name))
-        for name in Switches.names()
+        for name in Switches.columns
     }
     return Switches(**columns)
 

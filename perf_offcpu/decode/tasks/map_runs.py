@@ -15,7 +15,6 @@ from perf_offcpu.model.columns import I32, I64, U64, Bool, Table, column
 from perf_offcpu.structs import mutable
 
 
-@mutable
 class MapEvents(Table):
     """Mappings as they happen."""
 

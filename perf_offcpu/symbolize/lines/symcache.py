@@ -22,7 +22,6 @@ from perf_offcpu.binary.layout import BYTE, U32, Field, Layout
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import I32, I64, U64, Table, column
 from perf_offcpu.model.columns import U32 as U32Array
-from perf_offcpu.structs import mutable
 
 VERSION: Final = 9
 MAX_DEPTH: Final = 256
@@ -65,7 +64,6 @@ _LOCATION: Final = Layout(
 )
 
 
-@mutable
 class Calls(Table):
     """What stands at n addresses, by (row, depth): the innermost function first."""
 

@@ -61,7 +61,6 @@ class Section:
         return cls(np.frombuffer(content + bytes(PADDING), np.uint8), len(content), address, is_eh)
 
 
-@mutable
 class Cies(Table):
     """Common information entries that can be used."""
 
@@ -76,7 +75,6 @@ class Cies(Table):
     end: I64 = column("i8", doc="offset behind them")
 
 
-@mutable
 class Fdes(Table):
     """Frame description entries, sorted by start and not overlapping."""
 

@@ -52,7 +52,7 @@ def add(store: SnapshotStore, chunk: Chunk) -> list[int]:
 
 
 def stacks_of(snapshots: Snapshots, rows: list[int]) -> list[list[int]]:
-    found = snapshots.look_at(np.array(rows))
+    found = snapshots.read_stacks(np.array(rows))
     ends = found.begins + found.lengths
     return [found.words[low:high].tolist() for low, high in zip(found.begins, ends, strict=True)]
 

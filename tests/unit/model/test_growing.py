@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perf_offcpu.model import chain_table, hash_index
 from perf_offcpu.model.callchains import Ragged, hash_rows, unique_rows
-from perf_offcpu.model.chain_table import ChainTable, united
+from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.growing import GrowingArray, GrowingTable
 from perf_offcpu.model.recording import Comms
 
@@ -50,18 +50,6 @@ def test_colliding_hashes_do_not_merge_callchains(monkeypatch: pytest.MonkeyPatc
     assert len(found) == 4
 
 
-@given(st.lists(st.lists(st.integers(0, 3), max_size=5)), st.lists(st.lists(st.integers(0, 3), max_size=5)))
-def test_callchains_are_united_as_if_all_had_come_at_once(
-    chains: list[list[int]], more: list[list[int]]
-) -> None:
-    for ragged in (Ragged.from_lists(chains), unique_rows(Ragged.from_lists(chains))[0]):
-        found, ids = united(ragged, Ragged.from_lists(more))
-        expected, expected_ids = unique_rows(Ragged.concat([ragged, Ragged.from_lists(more)]))
-        assert np.array_equal(found.offsets, expected.offsets)
-        assert np.array_equal(found.values, expected.values)
-        assert ids.tolist() == expected_ids.tolist()
-
-
 @given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=4), max_size=9))
 def test_a_hash_depends_on_the_words_and_their_order_only(rows: list[list[int]]) -> None:
     hashes = hash_rows(Ragged.from_lists(rows)).tolist()
@@ -88,7 +76,7 @@ def test_tables_grow(parts: list[list[tuple[int, int, int, int]]]) -> None:
     table = growing.release()
     table.check()
     expected = Comms.concat(Comms.from_rows(part) for part in parts)
-    for name in Comms.names():
+    for name in Comms.columns:
         assert np.array_equal(getattr(table, name), getattr(expected, name))
 
 

@@ -40,7 +40,7 @@ def row(what: What, time_ns: int, tid: int, **columns: int) -> dict[str, int]:
 
 
 def table(rows: list[dict[str, int]]) -> Switches:
-    names = [name for name in Switches.names() if any(name in row for row in rows)]
+    names = [name for name in Switches.columns if any(name in row for row in rows)]
     nothing = Switches.filled(1)
     columns = {name: [row.get(name, getattr(nothing, name)[0]) for row in rows] for name in names}
     return Switches.filled(len(rows), **columns)

@@ -46,7 +46,7 @@ def tables(records: list[SideRecord]) -> list[Any]:
     replay = TaskReplay(Strings())
     replay.replay(records)
     spaces, maps = replay.spaces.tables()
-    columns = [getattr(table, name) for table in (spaces, maps) for name in table.names()]
+    columns = [getattr(table, name) for table in (spaces, maps) for name in table.columns]
     return [column.tolist() for column in (*columns, *replay.spaces.timeline())]
 
 

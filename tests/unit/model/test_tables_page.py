@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documentation/tables.md is made of the declarations of the model. After a change to them:
 
-.venv/bin/python tests/unit/abi/test_tables_page.py
+.venv/bin/python tests/unit/model/test_tables_page.py
 """
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from perf_offcpu.model.columns import Table
@@ -56,10 +55,9 @@ TABLES: dict[str, tuple[type[Table], ...]] = {
 def table(kind: type[Table]) -> str:
     meaning = (kind.__doc__ or "").partition("\n")[0].replace("`", "")
     rows = ["| column | dtype | unit | none | meaning |", "|---|---|---|---|---|"]
-    for field in dataclasses.fields(kind):
-        column = field.metadata
-        none = "" if column["sentinel"] is None else column["sentinel"]
-        rows.append(f"| `{field.name}` | {column['dtype']} | {column['unit']} | {none} | {column['doc']} |")
+    for name, column in kind.columns.items():
+        none = "" if column.sentinel is None else column.sentinel
+        rows.append(f"| `{name}` | {column.dtype} | {column.unit} | {none} | {column.doc} |")
     return f"### {kind.__name__}\n\n{meaning}\n\n" + "\n".join(rows) + "\n"
 
 
