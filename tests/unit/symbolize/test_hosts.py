@@ -13,9 +13,8 @@ from builders.hosts import CLOCK, DAY_NS, OFFCPU, TEXT, existing, host, kernel_m
 from builders.recording import DUMMY_TIME, KERNEL, USER, sample, side, write
 
 from perf_offcpu.abi.features import Feature
-from perf_offcpu.abi.offcpu import EXTENSION, EXTENSION_MAGIC, EXTENSION_WORDS, PAYLOAD
+from perf_offcpu.abi.offcpu import BLANK_EXTENSION, EXTENSION, PAYLOAD
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.binary.layout import U32, Field, Layout
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.stacks import frames_of
@@ -104,12 +103,11 @@ def test_a_host_without_a_name_is_named_by_its_file(tmp_path: Path) -> None:
 
 def test_all_numbers_of_a_wait_move(tmp_path: Path) -> None:
     """pid pair, waker, times, cgroup; what is unknown stays unknown."""
-    whole = Layout("raw", (*PAYLOAD.fields, *EXTENSION.fields, Field("raw_padding", U32)))
-    values: dict[str, Any] = {field.name: 0 for field in whole.fields if field.count is None}
-    values |= {"pid": 7, "tid": 8, "offcpu_ns": 100, "nr": 4, "callchain": [KERNEL, TEXT, USER, 0x10]}
-    values |= {"magic": EXTENSION_MAGIC, "version": 1, "nwords": EXTENSION_WORDS, "kind": 1, "count": 1}
-    values |= {"cgroup": 3, "switch_out_ns": 900, "waker_pid": 20, "waker_tid": 21}
-    raws = [whole.pack(values), whole.pack(values | {"wakeup_ns": 950, "waker_pid": 0, "waker_tid": 0})]
+    head = {"pid": 7, "tid": 8, "offcpu_ns": 100, "callchain": [KERNEL, TEXT, USER, 0x10], "cgroup": 3}
+    known = {"kind": 1, "switch_out_ns": 900, "waker_pid": 20, "waker_tid": 21}
+    woken = {"kind": 1, "switch_out_ns": 900, "wakeup_ns": 950}
+    raws = [PAYLOAD.pack(head) + EXTENSION.pack(BLANK_EXTENSION | values) for values in (known, woken)]
+    raws = [raw + bytes(-(len(raw) + 4) % 8) for raw in raws]
     far = [sample(OFFCPU, time=1000 + row, pid=7, tid=8, raw=raw) for row, raw in enumerate(raws)]
     paths = [
         write(tmp_path / "a", [CLOCK], [tick(1000)], host("a", 5 * DAY_NS)),
