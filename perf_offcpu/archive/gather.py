@@ -1,30 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gathering what names the addresses of a recording, for another machine or a later day.
+"""Gather the files that name the addresses of a recording, for another machine or a later day.
 
     .build-id/ab/cdef…            link to the directory of that build
     usr/bin/app/abcdef…/elf       the object; debug: its debug file
     [vdso]/…/vdso, [kernel.kallsyms]/…/kallsyms
     usr/bin/old                   an object without a build-id, under its path
-    tmp/perf-123.map              the map of code that a program made
+    tmp/perf-123.map              the perf map of a process
 
 This is perf's build-id cache (tools/perf/util/build-id.c): both tools read it as --buildid-dir, this one as
---symfs too. Objects are taken only if addresses of the recording lie in them, and only if they are the
-recorded ones.
+--symfs too. Objects are taken only if addresses of the recording lie in them and they are the recorded ones.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import field
-from typing import Final, Protocol
-
-import numpy as np
+from typing import Protocol
 
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import Losses
+from perf_offcpu.model.columns import distinct
 from perf_offcpu.model.mappings import KERNEL_DSO, NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects import vdso
@@ -41,34 +38,32 @@ from perf_offcpu.symbolize.kernel.kallsyms import MAX_BYTES
 from perf_offcpu.symbolize.kernel.names import KernelNames
 from perf_offcpu.symbolize.symbolizer import locations_of
 
-_BLOCK: Final = 1 << 20
-
 
 class Store(Protocol):
-    """Where files go: a directory or an archive."""
+    """A directory or an archive that files are put in."""
 
     def has(self, name: str) -> bool:
-        """Whether a file of that name is there already."""
+        """Return True if there is a file of that name already."""
 
-    def add(self, name: str, size: int, blocks: Iterator[bytes]) -> None:
-        """Put a file there.
+    def add(self, name: str, source: Source) -> None:
+        """Add a file.
 
         Args:
             name: relative, without `..`.
-            size: of all blocks together.
+            source: its bytes.
         """
 
     def link(self, name: str, target: str) -> None:
-        """Put a symbolic link there, unless there is one."""
+        """Add a symbolic link, unless there is one."""
 
 
 @mutable
 class Saved:
-    """What became of the objects.
+    """The files that were saved.
 
     Args:
-        files, size: number of files put there, and their bytes.
-        missing: name → why it could not be had.
+        files, size: number of files added, and their bytes.
+        missing: name → reason why it could not be saved.
     """
 
     files: int = 0
@@ -77,14 +72,14 @@ class Saved:
 
 
 class SymbolSaver:
-    """Puts what a recording needs into a store.
+    """Save the files that name the addresses of a recording.
 
     Args:
-        recording: whose addresses are to be named.
-        store: where files go.
-        search: where they are looked for.
-        kallsyms: the recorded kernel's, if the user has it; None: the running kernel's if it is that one.
-        debug: debug files too.
+        recording: its addresses and dsos.
+        store: files are added there.
+        search: where to look for them.
+        kallsyms: a file of the recorded kernel; None: the running kernel's if it is the same.
+        debug: save debug files too.
     """
 
     def __init__(
@@ -98,15 +93,13 @@ class SymbolSaver:
     ) -> None:
         self.recording, self.store, self.search = recording, store, search
         self.kallsyms, self.debug = kallsyms, debug
-        self.missing: dict[str, str] = {}
-        self.saved = Saved(missing=self.missing)
+        self.saved = Saved()
 
     def save(self) -> Saved:
-        """Do it."""
+        """Save all files, and return what became of them."""
         _, locations, _, _ = locations_of(self.recording)
         rows = find_mappings(self.recording.maps, self.recording.spaces, locations.space, locations.lookup)
-        dsos = np.unique(self.recording.maps.dso[rows[rows != NO_MAP]]).tolist()
-        for dso in dsos:
+        for dso in distinct(self.recording.maps.dso[rows[rows != NO_MAP]]).tolist():
             self._save_dso(dso)
         if bool((locations.cpumode == CpuMode.KERNEL).any()):
             self._save_kernel()
@@ -117,77 +110,63 @@ class SymbolSaver:
         path, build_id = strings[int(dsos.path[dso])], bytes.fromhex(strings[int(dsos.build_id[dso])])
         if path.startswith(KERNEL_DSO) or (dsos.cpumode[dso] == CpuMode.KERNEL and path.startswith("[")):
             return  # kallsyms has both
+        pids = pids_of_dso(self.recording, dso)
         if is_jit_memory(path):
-            self._save_maps(pids_of_dso(self.recording, dso))
+            self._save_perf_maps(pids)
             return
         try:
             with ExitStack() as stack:
                 changed = recorded_until(self.recording.meta)
-                pids = pids_of_dso(self.recording, dso)
                 image = open_object(path, build_id, self.search, pids, stack, changed_after_ns=changed)
                 self._save_object(path.removesuffix(DELETED), image, stack)
         except (OSError, FormatError, Refused) as problem:
-            self.missing[path] = str(problem)
+            self.saved.missing[path] = str(problem)
 
     def _save_object(self, path: str, image: ElfImage, stack: ExitStack) -> None:
         build_id = image.build_id.hex()
         if not build_id:
             if refusal(path) is None:
-                self._put(path.lstrip("/"), image)
+                self._add(path.lstrip("/"), image.source)
             return
         directory = f"{_relative(path)}/{build_id}"
-        self._put(f"{directory}/{'vdso' if path == vdso.NAME else 'elf'}", image)
+        self._add(f"{directory}/{'vdso' if path == vdso.NAME else 'elf'}", image.source)
         self._link(build_id, directory)
         if self.debug and path != vdso.NAME:
             wanted = b".symtab" if image.section_named(b".debug_info") else b".debug_info"
             debug = None if image.section_named(wanted) else open_debug(image, self.search, wanted, stack)
             if debug is not None:
-                self._put(f"{directory}/debug", debug)
+                self._add(f"{directory}/debug", debug.source)
 
-    def _save_maps(self, pids: list[int]) -> None:
-        """Maps of made code; who may be believed is decided again when they are read."""
+    def _save_perf_maps(self, pids: list[int]) -> None:
+        """Save maps of generated code; whether they can be trusted is decided when they are read."""
         for pid in pids:
             for path in perf_map_paths(pid, self.search.symfs):
                 try:
-                    self._copy(f"tmp/perf-{pid}.map", path)
+                    with open(open_regular(path), "rb") as file:
+                        self._add(f"tmp/perf-{pid}.map", Source(path, file.fileno()))
                     break
                 except (OSError, FormatError) as problem:
-                    self.missing[path] = str(problem)
+                    self.saved.missing[path] = str(problem)
 
     def _save_kernel(self) -> None:
-        names = KernelNames(
-            self.recording,
-            self.recording.strings.copy(),
-            KernelSources(kallsyms=self.kallsyms, search=self.search),
-            Losses(),
-        )
+        sources = KernelSources(kallsyms=self.kallsyms, search=self.search)
+        names = KernelNames(self.recording, self.recording.strings.copy(), sources, Losses())
         if not names.kallsyms_path:
-            self.missing[KERNEL_DSO] = "there are no symbols of the recorded kernel here"
+            self.saved.missing[KERNEL_DSO] = "there are no symbols of the recorded kernel here"
             return
         build_id = names.build_id.hex()
         directory = f"{KERNEL_DSO}/{build_id}" if build_id else "proc"
         with open(names.kallsyms_path, "rb") as file:
-            text = file.read(MAX_BYTES)  # at once: the kernel's own has no size and changes
-        self._add(f"{directory}/kallsyms", len(text), iter([text]))
+            text = file.read(MAX_BYTES)  # at once: the file of the kernel has no size and changes
+        self._add(f"{directory}/kallsyms", Source(names.kallsyms_path, text))
         if build_id:
             self._link(build_id, directory)
 
-    def _put(self, name: str, image: ElfImage) -> None:
-        self._add(name, image.source.size, _blocks(image.source))
-
-    def _copy(self, name: str, path: str) -> None:
-        fd = open_regular(path)
-        try:
-            source = Source(path, fd)
-            self._add(name, source.size, _blocks(source))
-        finally:
-            os.close(fd)
-
-    def _add(self, name: str, size: int, blocks: Iterator[bytes]) -> None:
+    def _add(self, name: str, source: Source) -> None:
         if not self.store.has(name):
-            self.store.add(name, size, blocks)
+            self.store.add(name, source)
             self.saved.files += 1
-            self.saved.size += size
+            self.saved.size += source.size
 
     def _link(self, build_id: str, directory: str) -> None:
         if len(build_id) > 2:
@@ -195,17 +174,7 @@ class SymbolSaver:
 
 
 def _relative(path: str) -> str:
-    """A directory for an object in the store: its path, if that is a plain one, else its name only."""
+    """Return a directory for an object in the store: its path if that may be opened, else its name only."""
     if path == vdso.NAME or refusal(path) is None:
         return path.lstrip("/")
     return f"other/{os.path.basename(path) or 'object'}".replace("..", "__")
-
-
-def _blocks(source: Source) -> Iterator[bytes]:
-    """Yield the bytes of a source, zeros where it has become shorter."""
-    at = 0
-    while at < source.size:
-        size = min(_BLOCK, source.size - at)
-        block = source.read(at, size) or bytes(size)
-        yield block
-        at += len(block)

@@ -1,51 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where gathered symbols go: a directory that is a build-id cache, or a tar archive."""
+"""Stores for gathered symbols: a directory that is a build-id cache, or a tar archive."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
+import shutil
 import tarfile
-from collections.abc import Iterator
-from typing import Final
+from typing import IO, Final, cast
+
+from perf_offcpu.objects.elf.source import Source
 
 _BLOCK: Final = 1 << 20
 
 
 class DirectoryStore:
-    """A directory, as perf's build-id cache; what is there stays, files appear whole.
+    """A directory, as perf's build-id cache; existing files stay, new ones appear whole.
 
     Args:
-        root: made if need be.
+        root: created if need be.
     """
 
     def __init__(self, root: str) -> None:
         self.root = root
 
     def has(self, name: str) -> bool:
-        """Whether a file of that name is there already."""
+        """Return True if there is a file of that name already."""
         return os.path.lexists(os.path.join(self.root, name))
 
-    def add(self, name: str, size: int, blocks: Iterator[bytes]) -> None:
-        """Put a file there.
+    def add(self, name: str, source: Source) -> None:
+        """Add a file.
 
         Raises:
-            OSError: that is not possible.
+            OSError: it cannot be written, or its source not be read.
         """
         path = os.path.join(self.root, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         temporary = f"{path}.{os.getpid()}.tmp"
         try:
             with open(temporary, "xb") as file:
-                file.writelines(blocks)
+                shutil.copyfileobj(_SourceFile(source), file, _BLOCK)
             os.replace(temporary, path)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
 
     def link(self, name: str, target: str) -> None:
-        """Put a symbolic link there, unless there is one."""
+        """Add a symbolic link, unless there is one."""
         path = os.path.join(self.root, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -53,7 +54,7 @@ class DirectoryStore:
 
 
 class TarStore:
-    """An archive that is being written.
+    """An archive that is being written; members have no owner and no time, so equal symbols give equal bytes.
 
     Args:
         archive: open for writing.
@@ -64,56 +65,48 @@ class TarStore:
         self._archive, self._prefix, self._names = archive, prefix, set[str]()
 
     def has(self, name: str) -> bool:
-        """Whether a file of that name is there already."""
+        """Return True if there is a file of that name already."""
         return name in self._names
 
-    def add(self, name: str, size: int, blocks: Iterator[bytes]) -> None:
-        """Put a file there.
+    def add(self, name: str, source: Source) -> None:
+        """Add a file.
 
         Raises:
-            OSError: that is not possible.
+            OSError: it cannot be written, or its source not be read.
         """
         self._names.add(name)
-        info = self._info(name)
-        info.size = size
-        self._archive.addfile(info, io.BufferedReader(_Blocks(blocks)))
+        info = tarfile.TarInfo(f"{self._prefix}/{name}")
+        info.size = source.size
+        self._archive.addfile(info, cast(IO[bytes], _SourceFile(source)))
 
     def link(self, name: str, target: str) -> None:
-        """Put a symbolic link there, unless there is one."""
+        """Add a symbolic link, unless there is one."""
         if name not in self._names:
             self._names.add(name)
-            info = self._info(name)
+            info = tarfile.TarInfo(f"{self._prefix}/{name}")
             info.type, info.linkname, info.mode = tarfile.SYMTYPE, target, 0o777
             self._archive.addfile(info)
 
-    def _info(self, name: str) -> tarfile.TarInfo:
-        """Nobody's file of no time: the same symbols give the same bytes."""
-        return tarfile.TarInfo(f"{self._prefix}/{name}")
 
+class _SourceFile:
+    """A source as a file that is read from start to end, zeros where it has become shorter."""
 
-class _Blocks(io.RawIOBase):
-    """Blocks as a file that is read."""
+    def __init__(self, source: Source) -> None:
+        self._source, self._at = source, 0
 
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks, self._rest = blocks, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        if not self._rest:
-            self._rest = next(self._blocks, b"")
-        part, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
-        buffer[: len(part)] = part
-        return len(part)
+    def read(self, size: int = _BLOCK, /) -> bytes:
+        size = min(size, self._source.size - self._at)
+        data = self._source.read(self._at, size).ljust(size, b"\0")
+        self._at += size
+        return data
 
 
 def unpack(archive: tarfile.TarFile, directory: str) -> None:
-    """Unpack files, directories and links inside the archive; nothing that is there is written over.
+    """Unpack files, directories and links of an archive; existing files are not overwritten.
 
     Raises:
         tarfile.TarError: a name or link leads out of the directory, or is of another kind.
-        OSError: that is not possible.
+        OSError: a file exists or cannot be written.
     """
     root = os.path.realpath(directory)
     for member in archive:
@@ -137,5 +130,5 @@ def unpack(archive: tarfile.TarFile, directory: str) -> None:
 
 
 def _inside(name: str) -> bool:
-    """Whether a normalized relative path stays where it begins."""
+    """Return True if a normalized path is relative and does not lead upwards."""
     return not name.startswith(("/", "../")) and name not in (".", "..")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From addresses to frames: symbol tables, kallsyms, demangling, finding files."""
+"""Turn addresses into frames: symbol tables, kallsyms, source lines, demangling."""

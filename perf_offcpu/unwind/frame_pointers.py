@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Was a file built with frame pointers? Its call frame information tells.
+"""Tell from call frame information whether a file was built with frame pointers.
 
-Code with frame pointers finds the caller's frame from the frame pointer nearly everywhere; code without it
-does so only in the few functions that need one (alloca, realigned stacks). So it is decided by the share of
-functions, of some size, that ever do. A few hundred functions are looked at, spread over the file.
+Code with frame pointers finds the caller's frame from the frame pointer nearly everywhere; code without them
+does so only in the few functions that need one (alloca, realigned stacks). So the share of functions that
+ever do decides. Small functions do not count, and a few hundred, spread over the file, are enough.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from perf_offcpu.unwind.cfi.program import Kind, run_programs
 from perf_offcpu.unwind.cfi.table import frame_sections
 
 LOOKED_AT: Final = 512
-_WORTH: Final = np.uint64(64)
-"""Bytes from which on a function counts: smaller ones often need no frame at all."""
+_MIN_SIZE: Final = np.uint64(64)
+"""Bytes of the smallest function that counts: smaller ones often need no frame at all."""
 _ENOUGH: Final = 0.75
 
 
 def frame_pointer_share(path: str) -> float | None:
-    """Which share of a file's functions keeps frame pointers, 0 to 1; None if it does not tell.
+    """Return the share of a file's functions that keep frame pointers, 0 to 1; None if it is unknown.
 
     Raises:
         OSError, FormatError: it cannot be read, or is no sound ELF file.
@@ -38,7 +38,7 @@ def frame_pointer_share(path: str) -> float | None:
     if registers is None:
         return None
     cies, fdes = read_entries(sections[0])
-    fdes = fdes.take(fdes.end - fdes.start >= _WORTH)
+    fdes = fdes.take(fdes.end - fdes.start >= _MIN_SIZE)
     fdes = fdes.take(slice(None, None, max(1, len(fdes) // LOOKED_AT)))
     keeping = 0
     for rows in run_programs(sections[0], cies, fdes, registers.count):
@@ -49,7 +49,7 @@ def frame_pointer_share(path: str) -> float | None:
 
 
 def keeps_frame_pointers(path: str) -> bool:
-    """Whether a file was built with frame pointers; False if that cannot be told."""
+    """Return True if a file was built with frame pointers; False if not, or if that is unknown."""
     try:
         return (frame_pointer_share(path) or 0.0) >= _ENOUGH
     except (OSError, FormatError):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The caller of frames whose rules are of any kind: PLT stubs, signal frames, realigned stacks.
+"""Find the callers of frames with rules of any kind: PLT stubs, signal frames, realigned stacks.
 
-They are few, so they are taken rule set by rule set.
+Such frames are few, so they are handled rule set by rule set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perf_offcpu.unwind.state import End, WalkState
 
 
 def general_frames(state: WalkState, lanes: I64, rule: int) -> None:
-    """Take walks that are at frames of one rule set, whatever its rules are, to their callers."""
+    """Advance walks at frames of one rule set, whatever its rules are, to the callers."""
     registers, words = state.registers, state.lookup.rules.words[rule]
     if words[registers.ra] & 7 == Kind.SAME:
         # The return address is still in its register: on arm64 where a thread is in a leaf function.
@@ -36,7 +36,7 @@ def general_frames(state: WalkState, lanes: I64, rule: int) -> None:
 
 
 def _apply(state: WalkState, lanes: I64, cfa: Value, after: dict[int, Value], is_signal: bool) -> None:
-    """Put in the caller's registers."""
+    """Set the caller's registers."""
     registers = state.registers
     ra = after[registers.ra]
     sp = after.get(registers.sp, cfa)
@@ -72,7 +72,7 @@ def _cfa(state: WalkState, lanes: I64, rule: int) -> Value:
 
 
 def _value(state: WalkState, lanes: I64, number: int, rule: int, cfa: Value) -> Value:
-    """The caller's value of a register."""
+    """Return the caller's value of a register."""
     kind, value = rule & 7, rule >> 3
     if kind == Kind.SAME:
         return Value(*state.register(lanes, number))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From code addresses of a recording to frame rules: mapping, file, table, rule set.
+"""Look up frame rules for code addresses of a recording: mapping, file, table, rule set.
 
-The rule sets of all files stand in one table, so that frames of different files are worked on together. Where
-an address leads is remembered: stacks go through the same few thousand addresses again and again.
+The rule sets of all files are in one table, so that frames of different files are handled together. The rule
+set of an address is remembered, because stacks contain the same few thousand addresses over and over.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SLOT_SHIFT: Final = np.uint64(64 - 18)
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _SPACE_SHIFT: Final = np.uint64(48)
 _WIDE_ADDRESS: Final = 1 << 48
-"""User addresses of 48 bits and address spaces of 16 make one key."""
+"""User addresses of 48 bits and address spaces of 16 bits make one key."""
 _WIDE_SPACE: Final = (1 << 16) - 1
 _NO_KEY: Final = np.uint64(2**64 - 1)
 
@@ -45,7 +45,7 @@ class FileTable(NamedTuple):
 
 
 class Rules:
-    """All rule sets met so far.
+    """All rule sets looked up so far.
 
     Attributes:
         words: int64[sets, registers + 2], as in `CfiTable`.
@@ -59,7 +59,7 @@ class Rules:
         self._derive()
 
     def add(self, table: CfiTable) -> int:
-        """Take up the rule sets of a table; the number of the first."""
+        """Add the rule sets of a table; return the number of the first."""
         base = len(self.words)
         kind = table.rules & 7
         is_expression = (kind == Kind.EXPRESSION) | (kind == Kind.VAL_EXPRESSION)
@@ -71,7 +71,7 @@ class Rules:
         return base
 
     def _derive(self) -> None:
-        """What the fast way needs of each set, in columns of its own."""
+        """Derive the columns that the fast path uses."""
         registers, words = self.registers, self.words
         cfa, ra = words[:, registers.count], words[:, registers.ra]
         self.cfa_offset = (cfa >> 11).astype(np.uint64)
@@ -92,13 +92,13 @@ class Rules:
 
 
 class CfiLookup:
-    """Finds the rule set at addresses of a recording's processes.
+    """Look up the rule set at addresses of a recording's processes.
 
     Args:
         recording: its spaces, maps and dsos.
-        registers: its machine's.
-        table_of: gives the table of a dso, by its row; asked once for each. None: there is none.
-        trampolines: what is known of code without a table; None: nothing.
+        registers: of its machine.
+        table_of: returns the table of a dso, by its row, or None; called once for each.
+        trampolines: knows code without a table; None: no such code is known.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class CfiLookup:
         self._found = np.zeros(_SLOTS, np.int64)
 
     def find(self, spaces: I32, addresses: U64) -> I64:
-        """int64[n]: the rule set at each (address space, address), row of `rules`."""
+        """Return int64[n]: the rule set at each (address space, address), a row of `rules`."""
         unsigned = spaces.view(np.uint32)
         keys = unsigned.astype(np.uint64)
         keys <<= _SPACE_SHIFT
@@ -126,7 +126,7 @@ class CfiLookup:
         slot = slot.view(np.int64)
         found = self._found.take(slot)
         known = self._keys.take(slot) == keys
-        # Of wider numbers the key is not theirs alone: these are looked up each time.
+        # The key of wider numbers is ambiguous: they are looked up each time.
         if len(keys) and (
             addresses.max() >= _WIDE_ADDRESS or spaces.max() >= _WIDE_SPACE or spaces.min() < 0
         ):
@@ -141,16 +141,16 @@ class CfiLookup:
         return found
 
     def _look_up(self, spaces: I32, addresses: U64) -> I32:
-        """The same for addresses that are not remembered."""
+        """Look up addresses that are not remembered."""
         order = np.lexsort((addresses, spaces))
         space, address = spaces[order], addresses[order]
         new = np.append(True, (space[1:] != space[:-1]) | (address[1:] != address[:-1]))
-        rule = self._of_different(space[new], address[new])
+        rule = self._look_up_distinct(space[new], address[new])
         found = np.empty(len(addresses), np.int32)
         found[order] = rule[np.cumsum(new) - 1]
         return found
 
-    def _of_different(self, spaces: I32, addresses: U64) -> I32:
+    def _look_up_distinct(self, spaces: I32, addresses: U64) -> I32:
         maps = self.recording.maps
         rows = find_mappings(maps, self.recording.spaces, spaces, addresses)
         found = np.full(len(addresses), OUTSIDE, np.int32)

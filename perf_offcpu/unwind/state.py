@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where walks up the stack are: registers, program counter and how each ended, one lane a walk.
+"""The state of walks up the stack: registers, program counter and end of each, one lane per walk.
 
-Frames name all registers that they saved, but nearly no caller's frame is found by others than the stack and
-the frame pointer. So walks usually follow these alone. Where a rule asks for another register, and it may no
-longer hold what it did where the thread was interrupted, the lane is noted in `lost`: it must be walked once
-more, with all registers followed (`unwind_frames.walk_up`).
+Frames say where all saved registers are, but nearly all callers' frames are found by the stack and the frame
+pointer. So walks usually follow these alone. If a rule uses another register, whose value may have changed
+since the thread was interrupted, the lane is marked in `lost`: it must be walked again with all registers
+followed (`step.walk_up`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import enum
 
 import numpy as np
 
-from perf_offcpu.abi.cfi import Registers
 from perf_offcpu.model.columns import I32, I64, U64, Bool
 from perf_offcpu.model.snapshots import StackWords
 from perf_offcpu.unwind.lookup import CfiLookup
@@ -24,7 +23,7 @@ _IN_WORD = np.uint64(7)
 
 
 class End(enum.IntEnum):
-    """How a walk ended."""
+    """The end of a walk."""
 
     UNDER_WAY = 0
     ROOT = 1
@@ -37,24 +36,24 @@ class WalkState:
     """n walks up the stack.
 
     Args:
-        lookup: finds frame rules.
+        lookup: looks up frame rules.
         spaces: int32[n], address spaces.
         values: uint64[registers, n], by DWARF number; left unchanged.
-        known: uint64[n], which of them are known, bit by number; left unchanged.
-        stacks: their words, each from its stack pointer on.
-        follow_all: follow all registers that functions give back unchanged.
+        known: uint64[n], bit by number for each known register; left unchanged.
+        stacks: the words of each stack, from its stack pointer on.
+        follow_all: follow all callee-saved registers.
     """
 
     def __init__(
         self,
         lookup: CfiLookup,
-        registers: Registers,
         spaces: I32,
         values: U64,
         known: U64,
         stacks: StackWords,
         follow_all: bool,
     ) -> None:
+        registers = lookup.rules.registers
         self.lookup, self.registers, self.spaces, self.follow_all = lookup, registers, spaces, follow_all
         self.words, self.begins, self.lengths = stacks.words, stacks.begins, stacks.lengths
         always = {registers.sp, registers.fp, registers.ra}
@@ -62,31 +61,31 @@ class WalkState:
             column.copy() if follow_all or number in always else column
             for number, column in enumerate(values)
         ]
-        """By DWARF number; of registers that are not followed, those of the interrupted frame."""
+        """By DWARF number; registers that are not followed keep the value of the interrupted frame."""
         self.sp, self.fp = self.values[registers.sp], self.values[registers.fp]
         self.bottom, self.pc = values[registers.sp], values[registers.pc].copy()
         self.known = known.copy()
         self.exact = np.ones(len(spaces), np.bool_)
-        """Whether the thread was interrupted at `pc`; else it will return there."""
+        """True where the thread was interrupted at `pc`; False where `pc` is a return address."""
         self.end = np.zeros(len(spaces), np.uint8)
         self.is_first = True
         self.has_exact = True
-        """Whether any walk may be at an exact pc."""
+        """True if any walk may be at an exact pc."""
         self.lacks_fp = not self.knows(np.arange(len(spaces)), registers.fp).all()
-        """Whether any walk may not know its frame pointer."""
+        """True if any walk may not know its frame pointer."""
         self.lost: Bool | None = None
-        """bool[n]: walks that asked for a register that was not followed; None: none did."""
+        """bool[n]: walks that used a register that was not followed; None: there are none."""
         self.followed = frozenset(range(registers.count)) if follow_all else frozenset(always)
         self._kept = np.uint64(sum(1 << number for number in (*registers.saved, registers.sp)))
         self._code_mask = np.uint64((1 << registers.code_bits) - 1)
 
     def read(self, lanes: I64, addresses: U64) -> tuple[U64, Bool]:
-        """(words, known): the words at addresses of these walks' stacks; 0 where the copy has none."""
+        """Return (words, known) at addresses of these walks' stacks; 0 where the copy does not reach."""
         away = addresses - self.bottom.take(lanes)
         return self.read_at(away, self.begins.take(lanes), self.lengths.take(lanes))
 
     def read_at(self, away: U64, begins: I64, lengths: I64) -> tuple[U64, Bool]:
-        """The same by bytes above the bottoms of stacks."""
+        """Return (words, known) at distances, in bytes, above the bottoms of stacks."""
         index = (away >> _THREE).view(np.int64)  # 61 bits
         known: Bool = index < lengths
         known &= (away & _IN_WORD) == 0
@@ -96,15 +95,15 @@ class WalkState:
         return np.where(known, self.words.take(place), np.uint64(0)), known
 
     def knows(self, lanes: I64, number: int) -> Bool:
-        """Whether a register's value is known."""
+        """Return bool[n]: the value of a register is known."""
         known: Bool = (self.known[lanes] >> np.uint64(number) & _ONE) != 0
         return known
 
     def register(self, lanes: I64, number: int) -> tuple[U64, Bool]:
-        """(values, known) of a register.
+        """Return (values, known) of a register.
 
         Raises:
-            IndexError: it is none that is followed on this machine.
+            IndexError: the register is not followed on this machine.
         """
         if number == self.registers.pc:
             return self.pc[lanes], np.ones(len(lanes), np.bool_)
@@ -125,7 +124,7 @@ class WalkState:
         self.lost[lanes] = True
 
     def restore(self, lanes: I64, number: int, words: U64, known: Bool) -> None:
-        """Give a register the value that its caller had."""
+        """Set a register to the value that it had in the caller."""
         bit = np.uint64(1 << number)
         self.values[number][lanes] = words
         before = self.known[lanes]
@@ -134,14 +133,14 @@ class WalkState:
             self.lacks_fp = True
 
     def advances(self, lanes: I64, sp: U64, cfa: U64) -> Bool:
-        """Whether the frame's end lies above its begin; equal will do for where a thread was interrupted."""
+        """Return bool[n]: the CFA is above the stack pointer, or equal to it in an interrupted frame."""
         ahead: Bool = cfa > sp
         if self.has_exact:
             ahead |= (cfa == sp) & self.exact[lanes]
         return ahead
 
     def go_on(self, lanes: I64, sp: U64, pc: U64, exact: bool) -> None:
-        """Go to the caller's frame."""
+        """Advance to the caller's frame."""
         self.sp[lanes] = sp
         if self.has_exact and not exact:
             self.known[lanes] &= self._kept

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unwinding a batch of snapshots together: a step finds the caller of each one's frame.
+"""Unwind a batch of snapshots together: a step finds the caller of each current frame.
 
 Nearly all rules are of one kind: the CFA is the stack or frame pointer plus a number; return address and
-saved registers lie at fixed places below it. Frames with such rules take the fast way, all at once. The rest
-(PLT stubs, signal frames, realigned stacks) goes rule set by rule set through `unwind_general`.
+saved registers are at fixed offsets below it. Frames with such rules take the fast path, all at once. The
+others (PLT stubs, signal frames, realigned stacks) go rule set by rule set through `general`.
 
-A step can only lead up the stack: a CFA that does not advance ends the walk, so rules in a circle cost no
-more steps than the copy has words.
+A step can only lead up the stack: a CFA that does not advance ends the walk, so circular rules cost no more
+steps than the copy has words.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Final
 
 import numpy as np
 
-from perf_offcpu.abi.cfi import Registers
 from perf_offcpu.model.callchains import Ragged, offsets_of
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool
 from perf_offcpu.model.snapshots import StackWords
@@ -25,7 +24,7 @@ from perf_offcpu.unwind.state import End, WalkState
 
 MAX_FRAMES: Final = 1024
 MAX_GENERAL: Final = 1 << 14
-"""Rule sets that take the slow way, counted over all steps of an unwinding: real ones need some ten in each
+"""Rule sets that may take the slow path, over all steps of an unwinding: real stacks need some ten in each
 batch, for which `MORE_GENERAL` are added."""
 MORE_GENERAL: Final = 1 << 8
 _WORD: Final = np.uint64(8)
@@ -34,7 +33,6 @@ _ONE: Final = np.uint64(1)
 
 def walk_up(
     lookup: CfiLookup,
-    registers: Registers,
     spaces: I32,
     values: U64,
     known: U64,
@@ -44,25 +42,25 @@ def walk_up(
     """Walk n stacks to their roots.
 
     Args:
-        lookup: finds frame rules.
+        lookup: looks up frame rules.
         spaces: int32[n], address spaces.
         values: uint64[registers, n], by DWARF number.
-        known: uint64[n], which of them are known, bit by number.
-        stacks: their words, each from its stack pointer on.
-        budget: what is left of MAX_GENERAL, in a list of one; shared by all walks of an unwinding.
+        known: uint64[n], bit by number for each known register.
+        stacks: the words of each stack, from its stack pointer on.
+        budget: the rest of MAX_GENERAL, in a list of one; shared by all walks of an unwinding.
 
     Returns:
-        (callchains, ends): addresses leaf first, each but the first and those of interrupted frames a
-        return address; and `End` of each.
+        (callchains, ends): addresses leaf first, each a return address except the first and those of
+        interrupted frames; and the `End` of each.
     """
-    walk = Walk(lookup, registers, spaces, values, known, stacks, budget)
+    walk = Walk(lookup, spaces, values, known, stacks, budget)
     chains, ends = walk.run()
     if walk.state.lost is None:
         return chains, ends
     again = np.flatnonzero(walk.state.lost)
     some = StackWords(stacks.words, stacks.begins[again], stacks.lengths[again])
     rest = (spaces[again], values[:, again], known[again], some, budget)
-    others, ends[again] = Walk(lookup, registers, *rest, follow_all=True).run()
+    others, ends[again] = Walk(lookup, *rest, follow_all=True).run()
     row = np.arange(len(chains))
     row[again] = len(chains) + np.arange(len(again))
     return Ragged.concat([chains, others]).take(row), ends
@@ -72,13 +70,12 @@ class Walk:
     """n walks up the stack; see `walk_up`.
 
     Args:
-        follow_all: follow all registers, so that no walk gets lost (`WalkState`).
+        follow_all: follow all registers, so that no walk is lost (`WalkState`).
     """
 
     def __init__(
         self,
         lookup: CfiLookup,
-        registers: Registers,
         spaces: I32,
         values: U64,
         known: U64,
@@ -86,11 +83,11 @@ class Walk:
         budget: list[int],
         follow_all: bool = False,
     ) -> None:
-        self.lookup, self.registers, self.spaces, self.budget = lookup, registers, spaces, budget
-        self.state = WalkState(lookup, registers, spaces, values, known, stacks, follow_all)
+        self.lookup, self.registers, self.spaces, self.budget = lookup, lookup.rules.registers, spaces, budget
+        self.state = WalkState(lookup, spaces, values, known, stacks, follow_all)
 
     def run(self) -> tuple[Ragged, U8]:
-        """Walk until every walk has ended: (callchains, ends)."""
+        """Walk until all walks have ended; return (callchains, ends)."""
         steps: list[tuple[I64, U64]] = []
         live = np.arange(len(self.spaces))
         while len(live) and len(steps) < MAX_FRAMES:
@@ -99,7 +96,7 @@ class Walk:
         return _chains(steps, len(self.spaces)), self.state.end
 
     def _step(self, live: I64, steps: list[tuple[I64, U64]]) -> I64:
-        """Note the current frame of each walk and go on to its caller; the walks that have one."""
+        """Note the current frame of each walk and advance to its caller; return the walks that have one."""
         state, rules = self.state, self.lookup.rules
         pc = state.pc.take(live)
         back = (~state.exact[live]).astype(np.uint64) if state.has_exact else _ONE
@@ -129,7 +126,7 @@ class Walk:
         return going
 
     def _simple(self, lanes: I64, rule: I64) -> None:
-        """The fast way."""
+        """Advance walks at frames with rules of the usual kind."""
         if not len(lanes):
             return
         state, rules = self.state, self.lookup.rules
@@ -165,7 +162,7 @@ class Walk:
         state.go_on(lanes, cfa, ra, exact=False)
 
     def _not_simple(self, lanes: I64, rule: I64) -> None:
-        """Walks at the root, in code without rules, and with rules of any kind."""
+        """Advance walks in code without rules and with rules of any kind; end those at the root."""
         state, rules = self.state, self.lookup.rules
         bare = rule <= NO_CFI
         self._by_frame_pointer(lanes[bare], rule[bare])
@@ -184,7 +181,7 @@ class Walk:
     # Code without rules
 
     def _frame(self, lanes: I64) -> tuple[U64, U64, U64, Bool]:
-        """(frame pointer, what it points to, return address, whether that is one)."""
+        """Return (frame pointer, the word there, return address, True if that is in code)."""
         state = self.state
         fp = state.fp[lanes]
         below, has_below = state.read(lanes, fp)
@@ -195,7 +192,7 @@ class Walk:
         return fp, below, ra, sound & (code | (ra == 0))
 
     def _by_frame_pointer(self, lanes: I64, rule: I64) -> None:
-        """As the kernel walks: the frame pointer leads to the caller's and to the return address."""
+        """Advance as the kernel does, along frame pointers, which lead to the return addresses."""
         if not len(lanes):
             return
         state = self.state
@@ -211,7 +208,7 @@ class Walk:
         state.go_on(going, fp[sound] + np.uint64(16), ra[sound], exact=False)
 
     def _is_above(self, lanes: I64, addresses: U64) -> Bool:
-        """Whether addresses lie just above the copy: on the same stack, as far as one can tell."""
+        """Return bool[n]: the address is just above the copy, so probably on the same stack."""
         state = self.state
         top = state.bottom[lanes] + state.lengths[lanes].astype(np.uint64) * _WORD
         above: Bool = (addresses + _WORD >= top) & (addresses - top < np.uint64(1 << 23))
@@ -220,7 +217,7 @@ class Walk:
 
 
 def _chains(steps: list[tuple[I64, U64]], walks: int) -> Ragged:
-    """The callchains from what each step noted."""
+    """Build callchains from the frames that each step noted."""
     lengths = np.zeros(walks, np.int64)
     for lanes, _ in steps:
         lengths[lanes] += 1

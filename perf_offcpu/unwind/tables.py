@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the frame rules of mapped files, and keeping them on disk for the next time.
+"""Load the frame rules of mapped files, and keep them on disk.
 
-The right file, and the debug file that may hold .debug_frame, are found as for symbols (`files`). Tables are
-kept under the identity of the very files that they were made from, as symbol tables are (`elf_cache`).
+The file, and the debug file that may hold .debug_frame, are found as for symbols (`objects.files`). Tables
+are kept under the identity of the files that they were made from, as symbol tables are.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from perf_offcpu.unwind.cfi.table import NO_RULES, CfiTable, build_table, frame_
 from perf_offcpu.unwind.lookup import FileTable
 
 KIND: Final = "frames1"
-"""The number changes whenever the form of tables does, or how they are made."""
-WORTH: Final = 100
-"""Rows from which on a table is kept: smaller ones are made as fast."""
+"""Kind of cache file; the number changes whenever the tables do, or how they are made."""
+MIN_ROWS: Final = 100
+"""Rows of the smallest table that is kept: smaller ones are made as fast."""
 
 
 class FrameTables:
-    """The tables of a recording's objects.
+    """The frame rules of a recording's objects.
 
     Args:
         recording: its dsos.
-        machine: what the recording was made on; files of others have no rules.
-        search: where files are looked for.
+        machine: of the recording; files of others have no rules.
+        search: where to look for files.
         cache: where tables are kept; None: nowhere.
     """
 
@@ -53,7 +53,7 @@ class FrameTables:
         self._recorded_ns = recorded_until(recording.meta)
 
     def of_dso(self, dso: int) -> FileTable | None:
-        """The table of one of the recording's dsos; None if there is none, for whatever reason."""
+        """Return the table of one of the recording's dsos; None if there is none, for whatever reason."""
         dsos, strings = self.recording.dsos, self.recording.strings
         name = strings[int(dsos.path[dso])]
         build_id = bytes.fromhex(strings[int(dsos.build_id[dso])])
@@ -87,13 +87,13 @@ class FrameTables:
         table = None if columns is None else table_from_columns(columns, registers)
         if table is None:
             table = build_table(_sections(image, debug), registers)
-            if len(table) >= WORTH:
+            if len(table) >= MIN_ROWS:
                 self.cache.write(name, table_columns(table))
         return table
 
 
 def _sections(image: ElfImage, debug: ElfImage | None) -> list[Section]:
-    """All call frame information; what is wrong with the debug file costs only that."""
+    """Return all call frame information; damage of the debug file costs only that of the debug file."""
     sections = frame_sections(image)
     if debug is not None and all(section.is_eh for section in sections):
         with suppress(OSError, FormatError):
@@ -102,7 +102,7 @@ def _sections(image: ElfImage, debug: ElfImage | None) -> list[Section]:
 
 
 def table_columns(table: CfiTable) -> dict[str, Array]:
-    """A table as plain columns, for the cache."""
+    """Return a table as plain columns, for the cache."""
     return {
         "start": table.start,
         "rule": table.rule,
@@ -113,7 +113,7 @@ def table_columns(table: CfiTable) -> dict[str, Array]:
 
 
 def table_from_columns(columns: Mapping[str, Array], registers: Registers) -> CfiTable | None:
-    """The table that such columns hold; None if they do not fit together."""
+    """Return the table that `table_columns` made columns of; None if they do not fit together."""
     kinds = {"start": "u8", "rule": "i4", "rules": "i8", "lengths": "i8", "expressions": "u1"}
     if any(name not in columns or columns[name].dtype != kind for name, kind in kinds.items()):
         return None

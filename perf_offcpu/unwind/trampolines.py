@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames of Python's trampolines: made at run time, without call frame information or frame pointer.
+"""Frame rules of Python's trampolines: made at run time, without call frame information or frame pointer.
 
 With `-X perf` CPython gives every Python function an address by calling it through a copy of a few
 instructions of its own. On x86-64 (Python/asm_trampoline.S of 3.12 and 3.13), with or without the first:
 
     endbr64; sub $8, %rsp; call *%rcx; add $8, %rsp; ret
 
-The map of the process tells which addresses are such copies: names that begin with `py::`, and this size.
-Copies of other sizes, of Pythons that keep a frame pointer there, are left to the usual way.
+The perf map of the process tells which addresses are such copies: names that begin with `py::`, and this
+size. Copies of other sizes, of Pythons that keep a frame pointer there, are unwound by the frame pointer.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from perf_offcpu.unwind.cfi.program import Kind
 from perf_offcpu.unwind.cfi.table import CfiTable
 
 _CALL_IN: Final = {11: range(4, 6), 15: range(8, 10)}
-"""Bytes of the call in a copy, by its size: where its callee returns to lies just behind them."""
+"""Bytes of the call in a copy, by the size of the copy: the return address is just after them."""
 _FRAME: Final = 16
 
 
 class Trampolines:
-    """Finds calls in trampolines.
+    """Find calls in trampolines.
 
     Args:
         recording: its spaces and tasks.
-        machine: what it was made on; trampolines of others are not known.
-        maps: the maps of its processes.
+        machine: of the recording; trampolines of machines other than x86-64 are not known.
+        maps: the perf maps of its processes.
     """
 
     def __init__(self, recording: Recording, machine: Machine, maps: PerfMaps) -> None:
@@ -44,7 +44,7 @@ class Trampolines:
         self.is_known = machine == Machine.X86_64
 
     def are_calls(self, spaces: I32, addresses: U64) -> Bool:
-        """bool[n]: whether each (address space, address) is a byte of the call in a trampoline."""
+        """Return bool[n]: the (address space, address) is a byte of the call in a trampoline."""
         result = np.zeros(len(addresses), np.bool_)
         if not self.is_known:
             return result
@@ -64,7 +64,7 @@ class Trampolines:
 
 
 def trampoline_rules(registers: Registers) -> CfiTable:
-    """One rule set, without addresses: that of x86-64's trampoline at its call."""
+    """Return one rule set, without addresses: that of x86-64's trampoline at its call."""
     rules = np.zeros((1, registers.count + 2), np.int64)
     rules[0, registers.count] = Kind.REGISTER | registers.sp << 3 | _FRAME << 11
     rules[0, registers.ra] = Kind.OFFSET | -8 << 3

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""unwind(): copies of user stacks become callchains. Recording to Recording, before symbolization.
+"""unwind(): turn copies of user stacks into callchains. Recording to Recording, before symbolization.
 
-Programs built without frame pointers, as most distributions ship them, cannot be walked in the kernel. Their
-files say for every address how to find the caller's frame (.eh_frame), so a recording with registers and the
-top of the stack, `perf record --call-graph dwarf` or this project's `cfi`, is unwound here. Of the recorded
-callchain the kernel's part stays; the user's part, the kernel's walk along frame pointers, is replaced.
+The kernel cannot walk the stacks of programs built without frame pointers, as most distributions ship them.
+But their files say for every address how to find the caller's frame (.eh_frame). So a recording with
+registers and the top of the stack, by `perf record --call-graph dwarf` or this project's `cfi`, is unwound
+here. The kernel part of the recorded callchain stays; the user part, the kernel's walk along frame pointers,
+is replaced.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ from perf_offcpu.unwind.tables import FrameTables
 from perf_offcpu.unwind.trampolines import Trampolines
 
 BATCH: Final = 1 << 14
-"""Stacks that are unwound together, at most; of so many words:"""
+"""Stacks that are unwound together, at most."""
 BATCH_WORDS: Final = 1 << 23
+"""Words of these stacks together, at most."""
 
 CAUSE_OF_END: Final = {
     End.EXHAUSTED: losses.COPY_EXHAUSTED,
@@ -56,7 +58,7 @@ _SETTLED: Final = SampleFlag.TRUNCATED | SampleFlag.NO_USER_STACK
 
 @mutable
 class Unwound:
-    """User callchains of n snapshots: addresses leaf first, and how each walk ended (`End`)."""
+    """User callchains of n snapshots: addresses leaf first, and the `End` of each walk."""
 
     chains: Ragged = field(default_factory=Ragged)
     ends: U8 = field(default_factory=lambda: np.empty(0, np.uint8))
@@ -80,11 +82,11 @@ class Unwound:
 
 
 class Unwinder:
-    """Unwinds snapshots of one recording.
+    """Unwind snapshots of one recording.
 
     Args:
-        recording: its maps and files; of its samples nothing is used.
-        search: where files are looked for.
+        recording: its maps and dsos; its samples are not used.
+        search: where to look for files.
         cache: where their tables are kept; None: nowhere.
     """
 
@@ -100,13 +102,13 @@ class Unwinder:
         """Unwind some snapshots together.
 
         Args:
-            rows: int64[n], which.
+            rows: int64[n], of `snapshots`.
             spaces: int32[n], the address space of each.
         """
         values, known = _registers(snapshots, rows, self.registers)
         self._budget[0] += MORE_GENERAL
         stacks = snapshots.read_stacks(rows)
-        return Unwound(*walk_up(self._lookup, self.registers, spaces, values, known, stacks, self._budget))
+        return Unwound(*walk_up(self._lookup, spaces, values, known, stacks, self._budget))
 
     def unwind_all(self, snapshots: Snapshots, spaces: I32, counters: Losses) -> Unwound:
         """Unwind all snapshots, batch by batch; what was cut is counted.
@@ -129,15 +131,15 @@ def _count(found: Unwound, counters: Losses) -> None:
 
 
 def unwind(recording: Recording, search: Search | None = None, cache: DiskCache | None = None) -> Recording:
-    """The recording with its snapshots unwound, and dropped.
+    """Return the recording with its snapshots unwound and dropped.
 
-    A sample whose stack could not be followed to its root keeps what was found, has the flag TRUNCATED and
-    one that says why, and is counted in `losses`.
+    A sample whose stack could not be followed to its root keeps the frames that were found, has the flag
+    TRUNCATED and one that says why, and is counted in `losses`.
 
     Args:
         recording: left unchanged.
-        search: where files are looked for; None: at the recorded paths.
-        cache: where tables of their frames are kept; None: nowhere.
+        search: where to look for files; None: at the recorded paths.
+        cache: where their tables are kept; None: nowhere.
     """
     samples, counters = recording.samples, Losses(recording.losses)
     rows = np.flatnonzero(samples.snapshot >= 0)
@@ -173,17 +175,17 @@ def unwind(recording: Recording, search: Search | None = None, cache: DiskCache 
 
 
 def _batches(words: I64) -> Iterator[slice]:
-    """Cut n stacks of so many words into runs that are unwound together."""
+    """Split n stacks, of these numbers of words, into runs that are unwound together."""
     total, first = np.append(0, np.cumsum(words)), 0
     while first < len(words):
         fit = int(np.searchsorted(total, total[first] + BATCH_WORDS, side="right")) - 1
-        behind = max(first + 1, min(first + BATCH, fit))
-        yield slice(first, behind)
-        first = behind
+        stop = max(first + 1, min(first + BATCH, fit))
+        yield slice(first, stop)
+        first = stop
 
 
 def _finished(recording: Recording, samples: Samples, chains: Ragged, counters: Losses) -> Recording:
-    """Put together, without snapshots and without callchains that nobody has any more."""
+    """Build the result, without snapshots and without callchains that are no longer used."""
     waker, deferred = samples.waker_callchain, recording.deferred.callchain
     used = distinct(np.concatenate([samples.callchain, waker, deferred]))
     used = used[used >= 0]
@@ -204,7 +206,7 @@ def _finished(recording: Recording, samples: Samples, chains: Ragged, counters: 
 
 
 def flags_after(flags: np.ndarray[tuple[int], np.dtype[np.uint32]], ends: U8) -> U32Array:
-    """The flags of samples whose walks ended so."""
+    """Return the flags of samples after their walks."""
     result = flags & ~np.uint32(_SETTLED)
     for end, flag in _FLAG_OF_END.items():
         result |= np.where(ends == end, np.uint32(flag), np.uint32(0))
@@ -215,7 +217,7 @@ U32Array = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
 
 def _registers(snapshots: Snapshots, rows: I64 | I32, registers: Registers) -> tuple[U64, U64]:
-    """(values uint64[registers, n], known uint64[n]) of snapshots, by DWARF number."""
+    """Return (values uint64[registers, n], known uint64[n]) of snapshots, by DWARF number."""
     values = np.zeros((registers.count, len(rows)), np.uint64)
     known = np.zeros(len(rows), np.uint64)
     masks, begins = snapshots.mask[rows], snapshots.registers.offsets[rows]

@@ -44,7 +44,7 @@ def one_input(data: bytes) -> None:
     values[X86.pc] = np.resize(places, WALKS)
     known = np.full(WALKS, 2**17 - 1, np.uint64)
     stacks = StackWords(words, np.arange(WALKS) * WORDS, np.full(WALKS, WORDS))
-    chains, _ = walk_up(lookup, X86, np.zeros(WALKS, np.int32), values, known, stacks, [MAX_GENERAL])
+    chains, _ = walk_up(lookup, np.zeros(WALKS, np.int32), values, known, stacks, [MAX_GENERAL])
     assert int(chains.lengths.max()) <= MAX_FRAMES
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Source lines put to names addresses, and the functions inlined there."""
+"""Add source lines, and the functions inlined there, to named addresses."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from perf_offcpu.symbolize.symbol_names import InlinedFunctions, SymbolNames
 
 
 class LineNames:
-    """Looks up source lines and inlined functions.
+    """Look up source lines and inlined functions.
 
     Args:
-        strings: where names are interned.
+        strings: names are interned there.
         search, cache: as for `load_lines`.
-        inline: give the inlined functions too, not only lines.
+        inline: look up inlined functions too, not only lines.
 
     Attributes:
-        inlined: what was found so far; `location` counts the rows of whoever asked.
-        hindered: number of addresses whose lines could not be read although there may be some.
+        inlined: the functions found so far; `location` is a row of the caller's table.
+        hindered: numbers of addresses whose lines could not be read although there may be some.
     """
 
     def __init__(self, strings: Strings, search: Search, cache: DiskCache | None, *, inline: bool) -> None:
@@ -36,13 +36,13 @@ class LineNames:
         self.hindered = Losses()
 
     def add(self, elf: ElfFile, addresses: U64, rows: I64, names: SymbolNames, shown: str) -> None:
-        """Fill in `file` and `line` of some rows of `names`, and remember what is inlined there.
+        """Fill in `file` and `line` of some rows of `names`, and add the functions inlined there.
 
         Args:
-            elf: where the addresses lie.
+            elf: the file of the addresses.
             addresses: uint64[n], as in the file.
-            rows: int64[n], the rows that they name.
-            shown: what the object is called in messages.
+            rows: int64[n], their rows in `names`.
+            shown: the name of the object in messages.
         """
         try:
             lines = load_lines(elf.path, elf.build_id, self.search, self.cache)
@@ -55,7 +55,7 @@ class LineNames:
             self.hindered.add(losses.DWARF_SHARED.about(shown), nameless)
 
     def _put(self, lines: Lines, calls: Calls, rows: I64, names: SymbolNames) -> int:
-        """The number of inlined functions that are left out because they have no name."""
+        """Return the number of inlined functions that are left out because they have no name."""
         if not len(calls):
             return 0
         files = self._interned(calls.file, lines.table, names=False)
@@ -82,7 +82,7 @@ class LineNames:
         return int(nameless.sum())
 
     def _interned(self, indices: U32, table: Symcache, *, names: bool) -> U32:
-        """The strings of function or file indices, each different one made once."""
+        """Return the strings of function or file indices; decode each once."""
         used, inverse = np.unique(indices, return_inverse=True)
         text = table.function_name if names else table.file_path
         return self.strings.intern_all(text(index) for index in used.tolist())[inverse]

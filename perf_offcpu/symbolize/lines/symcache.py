@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Source lines and inlined functions of one object, as columns: looked up for all addresses at once.
+"""Look up source lines and inlined functions of one object, for all addresses at once.
 
-The tables are those of a symcache, which the `symbolic` package makes of DWARF (see `lines_worker`). It
-is plain: code ranges by start, each with a source location {file, line, function, location inlined into},
-then files, functions and strings. So numpy answers from its bytes, a million addresses a second, and
-without the package.
+The tables are those of a symcache, which the `symbolic` package makes of DWARF (see `worker`). Its format is
+simple: code ranges by start, each with a source location {file, line, function, location inlined into}, then
+files, functions and strings. So numpy reads it, a million addresses a second, without the package.
 
 Source: symbolic-symcache/src/raw.rs and lookup.rs of symbolic 13, format version 9; numbers are those of the
-machine that made it, here always little-endian u32, and 0xffffffff is "none".
+machine that made it, here always little-endian u32, and 0xffffffff means "none".
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from perf_offcpu.model.columns import U32 as U32Array
 
 VERSION: Final = 9
 MAX_DEPTH: Final = 256
-"""Functions inlined into each other that are shown: real code stays below 100."""
+"""Nested inlined functions that are shown: real code has less than 100."""
 _NONE: Final = 0xFFFFFFFF
 _MAX_TEXT: Final = 1 << 16
 _MAX_LENGTH_BYTES: Final = 5
@@ -65,9 +64,9 @@ _LOCATION: Final = Layout(
 
 
 class Calls(Table):
-    """What stands at n addresses, by (row, depth): the innermost function first."""
+    """The functions at n addresses, by (row, depth): the innermost first."""
 
-    row: I32 = column("i4", doc="which of the addresses")
+    row: I32 = column("i4", doc="row of the address")
     function: U32Array = column("u4", doc="index for `Symcache.function_name`")
     file: U32Array = column("u4", doc="index for `Symcache.file_path`; 0xffffffff unknown")
     line: I32 = column("i4", sentinel=0, doc="source line: of the innermost, the code's; else the call's")
@@ -116,12 +115,12 @@ class Symcache:
         return len(self._starts)
 
     def has_lines(self) -> bool:
-        """Whether any address has a source line."""
+        """Return True if any address has a source line."""
         known = self._locations["file"] < len(self._files)
         return bool(np.any(known & (self._locations["line"] > 0)))
 
     def lookup(self, addresses: U64) -> Calls:
-        """The functions at n addresses, relative to the object's first segment.
+        """Return the functions at n addresses, relative to the first segment of the object.
 
         Addresses without a source line have no rows.
         """
@@ -137,7 +136,7 @@ class Symcache:
         return calls.take(np.argsort(calls.row, kind="stable"))
 
     def _location(self, addresses: U64) -> I64:
-        """int64[n]: the innermost source location of each address; -1 if there is none, or without a line."""
+        """Return int64[n]: the innermost source location of each address with a line; else -1."""
         if not len(self._starts):
             return np.full(len(addresses), -1, np.int64)
         slot = np.searchsorted(self._starts, np.minimum(addresses, np.uint64(_NONE)), side="right") - 1
@@ -160,11 +159,11 @@ class Symcache:
         )
 
     def function_name(self, index: int) -> str:
-        """A function's name, mangled if its language does that; "" unknown."""
+        """Return a function's name, mangled if its language does that; "" unknown."""
         return self._text(int(self._functions["name"][index])) if index < len(self._functions) else ""
 
     def file_path(self, index: int) -> str:
-        """A source file's path, with the directory it was compiled in; "" unknown."""
+        """Return a source file's path, with the directory it was compiled in; "" unknown."""
         if index >= len(self._files):
             return ""
         row = self._files[index]
@@ -172,16 +171,12 @@ class Symcache:
         return posixpath.join(*parts)[:_MAX_TEXT]
 
     def _text(self, at: int) -> str:
-        """A string: its length as LEB128, then its bytes."""
-        length = shift = 0
-        for step in range(_MAX_LENGTH_BYTES):
-            if at + step >= len(self._strings):
-                return ""
-            byte = self._strings[at + step]
-            length |= (byte & 0x7F) << shift
-            shift += 7
+        """Return a string of the table: its length as LEB128, then its bytes; "" if it is damaged."""
+        length = 0
+        for byte_at, byte in enumerate(self._strings[at : at + _MAX_LENGTH_BYTES]):
+            length |= (byte & 0x7F) << 7 * byte_at
             if byte < 0x80:
-                start = at + step + 1
+                start = at + byte_at + 1
                 text = self._strings[start : start + min(length, _MAX_TEXT)]
                 return text.decode("utf-8", "surrogateescape")
         return ""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of its own that turns the DWARF of one object into a symcache:  worker.py FD BYTES SECONDS
+"""Turn the DWARF of one object into a symcache, as a process:  worker.py FD BYTES SECONDS
 
-The object is open as FD, the symcache goes to standard output. DWARF can be made to cost any time or memory,
-or to find a fault in the library that reads it: here that ends this process, not the one that asked.
-It imports nothing of this project: half of what it costs is starting.
+The object is open as FD, the symcache goes to standard output. Hostile DWARF can take any time or memory, or
+crash the library that reads it; here that ends this process, not its parent. It imports nothing of this
+project, because half of its cost is starting.
 
 Exit status: 0 done, 3 the package is missing, 4 the DWARF cannot be read (why: on standard error).
 """
@@ -13,7 +13,7 @@ import sys
 
 
 def main() -> int:
-    """Do it; the exit status."""
+    """Write the symcache; return the exit status."""
     fd, memory, seconds = map(int, sys.argv[1:])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entries of .eh_frame and .debug_frame: which instructions describe which range of code.
+"""Read the entries of .eh_frame and .debug_frame: which instructions describe which range of code.
 
-A CIE holds what many functions have in common, each FDE describes one function and names its CIE. The list is
-walked entry by entry, for only an entry's length tells where the next begins; what the entries hold is then
-read for all of them at once.
+A CIE holds the common part of many functions; an FDE describes one function and refers to its CIE. The list
+is walked entry by entry, because only the length of an entry tells where the next begins. The contents of the
+entries are then read for all of them at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perf_offcpu.structs import mutable
 from perf_offcpu.unwind.cfi.leb128 import leb128, read_leb128
 
 PADDING: Final = 32
-"""Bytes behind a section's own, so that short reads at its end need no test."""
+"""Bytes added after a section, so that short reads at its end need no check."""
 MAX_FDES: Final = 1 << 22
 _MAX_CIES: Final = 1 << 16
 _MAX_TERMINATORS: Final = 1 << 12
@@ -45,9 +45,9 @@ class Section:
 
     Args:
         data: its bytes and PADDING more.
-        size: bytes of its own.
-        address: where it is in memory, for pointers relative to themselves.
-        is_eh: .eh_frame; else .debug_frame, which writes entries differently.
+        size: number of its bytes.
+        address: its address in memory, for pointers relative to themselves.
+        is_eh: True for .eh_frame; False for .debug_frame, whose entries differ.
     """
 
     data: U8
@@ -57,12 +57,12 @@ class Section:
 
     @classmethod
     def of(cls, content: bytes, address: int, is_eh: bool = True) -> Section:
-        """A section from its bytes."""
+        """Make a section from its bytes."""
         return cls(np.frombuffer(content + bytes(PADDING), np.uint8), len(content), address, is_eh)
 
 
 class Cies(Table):
-    """Common information entries that can be used."""
+    """Usable common information entries."""
 
     at: I64 = column("i8", doc="offset in the section")
     code_align: I64 = column("i8", doc="unit of advances")
@@ -72,7 +72,7 @@ class Cies(Table):
     has_augmentation: Bool = column("?", doc="FDEs hold augmentation data")
     is_signal: Bool = column("?", doc="frames of signal handlers: their caller was interrupted")
     begin: I64 = column("i8", doc="offset of the instructions")
-    end: I64 = column("i8", doc="offset behind them")
+    end: I64 = column("i8", doc="offset after them")
 
 
 class Fdes(Table):
@@ -80,24 +80,24 @@ class Fdes(Table):
 
     cie: I32 = column("i4", doc="row in the CIEs")
     start: model.U64 = column("u8", doc="first address of the code")
-    end: model.U64 = column("u8", doc="address behind it")
+    end: model.U64 = column("u8", doc="address after it")
     begin: I64 = column("i8", doc="offset of the instructions")
-    stop: I64 = column("i8", doc="offset behind them")
+    stop: I64 = column("i8", doc="offset after them")
 
 
 @mutable
 class _Walk:
-    """Where entries lie."""
+    """The offsets of entries."""
 
     cies: dict[int, int] = field(default_factory=dict)
     """Offset of each usable CIE → row."""
     cie_rows: list[tuple[int | bool, ...]] = field(default_factory=list)
     fdes: list[tuple[int, int, int]] = field(default_factory=list)
-    """(offset of the CIE, offset behind the pointer to it, offset behind the entry)."""
+    """(offset of the CIE, offset after the pointer to it, offset after the entry)."""
 
 
 def read_entries(section: Section) -> tuple[Cies, Fdes]:
-    """All entries that can be used; damage ends the list, what is unknown in itself is left out."""
+    """Return all usable entries; damage ends the list, entries of unknown form are left out."""
     walk = _walk(section)
     cies = Cies.from_rows(walk.cie_rows)
     places = [(walk.cies[cie], begin, end) for cie, begin, end in walk.fdes if cie in walk.cies]
@@ -108,7 +108,7 @@ def read_entries(section: Section) -> tuple[Cies, Fdes]:
 
 
 def _walk(section: Section) -> _Walk:
-    """Find all entries."""
+    """Walk the list of entries."""
     walk, data, size = _Walk(), section.data.tobytes(), section.size
     word, long_word = struct.Struct("<I").unpack_from, struct.Struct("<Q").unpack_from
     marker = 0 if section.is_eh else 0xFFFFFFFF
@@ -145,7 +145,7 @@ def _note_cie(walk: _Walk, section: Section, data: bytes, start: int, at: int, e
 
 
 def _read_cie(section: Section, data: bytes, start: int, at: int, end: int) -> tuple[int | bool, ...] | None:
-    """The row of one CIE (PADDING lets reads run on for a while); None if it is damaged or not understood."""
+    """Return the row of one CIE (reads may run on into PADDING); None if it is damaged or of unknown form."""
     version = data[at]
     text_end = data.find(b"\0", at + 1, end)
     if text_end < 0 or version not in (1, 3, 4):
@@ -174,7 +174,7 @@ def _read_cie(section: Section, data: bytes, start: int, at: int, end: int) -> t
 
 
 def _augmentation(letters: bytes, data: bytes, at: int, end: int) -> tuple[int, bool] | None:
-    """(encoding of addresses, whether it is a signal frame); None if a letter is not known."""
+    """Return (encoding of addresses, True for a signal frame); None if a letter is unknown."""
     encoding, is_signal = int(Pe.ABSPTR), False
     for letter in letters:
         if at > end:
@@ -196,7 +196,7 @@ def _augmentation(letters: bytes, data: bytes, at: int, end: int) -> tuple[int, 
 
 
 def _read_fdes(section: Section, cies: Cies, cie: I64, begin: I64, end: I64) -> Fdes:
-    """Range and instructions of FDEs, by the encoding of their CIE."""
+    """Read range and instructions of FDEs, by the encoding of their CIE."""
     parts = []
     encodings = cies.encoding[cie]
     for encoding in distinct(encodings).tolist():
@@ -210,7 +210,7 @@ def _read_fdes(section: Section, cies: Cies, cie: I64, begin: I64, end: I64) -> 
         if relative:
             start += at.astype(np.uint64) + np.uint64(section.address)
         span = gather(section.data, at + form.size, Int(form.size)).astype(np.uint64)
-        first = _behind_augmentation(section, cies, cie[rows], at + 2 * form.size, end[rows])
+        first = _after_augmentation(section, cies, cie[rows], at + 2 * form.size, end[rows])
         sound = (first <= end[rows]) & (span > 0) & (start + span > start)
         part = Fdes.filled(
             len(rows), cie=cie[rows], start=start, end=start + span, begin=first, stop=end[rows]
@@ -219,17 +219,17 @@ def _read_fdes(section: Section, cies: Cies, cie: I64, begin: I64, end: I64) -> 
     return Fdes.concat(parts)
 
 
-def _behind_augmentation(section: Section, cies: Cies, cie: I64, at: I64, end: I64) -> I64:
-    """int64[n]: where each FDE's instructions begin."""
+def _after_augmentation(section: Section, cies: Cies, cie: I64, at: I64, end: I64) -> I64:
+    """Return int64[n]: the offset of each FDE's instructions."""
     rows = np.flatnonzero(cies.has_augmentation[cie])
-    length, behind = read_leb128(section.data, np.minimum(at[rows], section.size))
+    length, text_at = read_leb128(section.data, np.minimum(at[rows], section.size))
     first = at.copy()
-    first[rows] = behind + np.clip(length, 0, section.size + 1)
+    first[rows] = text_at + np.clip(length, 0, section.size + 1)
     return np.maximum(first, at)
 
 
 def _without_overlaps(fdes: Fdes) -> Fdes:
-    """Sorted by start; of two with one start the first stays, one that reaches into the next is cut."""
+    """Sort by start; of two with one start keep the first, cut one that reaches into the next."""
     fdes = fdes.take(np.argsort(fdes.start, kind="stable"))
     fdes = fdes.take(np.append(True, fdes.start[1:] != fdes.start[:-1])[: len(fdes)])
     if len(fdes):

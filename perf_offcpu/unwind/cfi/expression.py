@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DWARF expressions of frame rules, evaluated for many frames at once.
+"""Evaluate DWARF expressions of frame rules for many frames at once.
 
-Compilers and linkers write few of them: where a PLT stub has pushed its argument, where a realigned frame
-keeps its caller's stack pointer, where the kernel put the registers of an interrupted thread. The operations
-that such rules use are here, without branches; an expression with any other gives nothing.
+Compilers and linkers write few of them: for PLT stubs that have pushed their argument, for realigned frames
+that keep the caller's stack pointer, for signal frames. The operations of such rules are supported, without
+branches; an expression with any other has no value.
 
 Source: DWARF 5, 2.5.
 """
@@ -26,7 +26,7 @@ MAX_STACK: Final = 32
 Reader = Callable[[U64], tuple[U64, Bool]]
 """(words, known) at n addresses."""
 RegisterReader = Callable[[int], tuple[U64, Bool]]
-"""(values, known) of a register in n frames; raises IndexError for one that is not followed."""
+"""(values, known) of a register in n frames; raises IndexError if the register is not followed."""
 
 _CONSTANTS: Final[dict[int, Int]] = {
     Op.ADDR: Int(8),
@@ -42,18 +42,18 @@ _CONSTANTS: Final[dict[int, Int]] = {
 
 
 class CannotEvaluateError(Exception):
-    """The expression is damaged, or does what is not done here."""
+    """The expression is damaged, or has an operation that is not supported."""
 
 
 def evaluate(code: bytes, lanes: int, register: RegisterReader, read: Reader, first: U64 | None) -> Value:
-    """What an expression gives in n frames.
+    """Evaluate an expression in n frames.
 
     Args:
         code: the expression.
         lanes: n.
-        register: gives registers of the frames.
-        read: gives words of their stacks.
-        first: what is on the expression's stack at first (the CFA, for registers); None: nothing.
+        register: returns registers of the frames.
+        read: returns words of their stacks.
+        first: initial content of the expression's stack (the CFA, for registers); None: empty.
 
     Raises:
         CannotEvaluateError: see there.
@@ -70,14 +70,14 @@ def evaluate(code: bytes, lanes: int, register: RegisterReader, read: Reader, fi
 
 @mutable
 class Value:
-    """Values of n frames, and in which of them they are known."""
+    """Values of n frames, and the frames in which they are known."""
 
     words: U64
     known: Bool
 
 
 class _Evaluation:
-    """One expression under way."""
+    """The state of evaluating one expression."""
 
     def __init__(self, code: bytes, lanes: int, register: RegisterReader, read: Reader) -> None:
         self.size, self.code = len(code), code + bytes(16)

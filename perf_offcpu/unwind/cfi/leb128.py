@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LEB128, the numbers of variable length of DWARF: one at a time, or many at once.
+"""Read LEB128, DWARF's numbers of variable length: one at a time, or many at once.
 
 Source: DWARF 5, 7.6. A number of more than ten bytes, which no producer writes, is cut at ten; values are
 taken modulo 2^64.
@@ -15,7 +15,7 @@ MAX_BYTES = 10
 
 
 def leb128(data: bytes, at: int, signed: bool = False) -> tuple[int, int]:
-    """(value, offset behind it). The data must go on for MAX_BYTES."""
+    """Return (value, offset after it). The data must go on for MAX_BYTES."""
     value = shift = 0
     byte = 0x80
     while byte & 0x80 and shift < 7 * MAX_BYTES:
@@ -28,29 +28,29 @@ def leb128(data: bytes, at: int, signed: bool = False) -> tuple[int, int]:
 
 
 def read_leb128(data: U8, at: I64, signed: bool = False) -> tuple[I64, I64]:
-    """The numbers at n offsets.
+    """Read the numbers at n offsets.
 
     Args:
-        data: the bytes; they must go on for MAX_BYTES behind each offset.
+        data: the bytes; they must go on for MAX_BYTES after each offset.
         at: int64[n].
 
     Returns:
-        (values, offsets behind them), int64[n] each.
+        (values, offsets after them), int64[n] each.
     """
     byte = data[at]
     value = (byte & 0x7F).astype(np.int64)
-    behind = at + 1
+    after = at + 1
     length = np.ones(len(at), np.int64)
     more = np.flatnonzero(byte >= 0x80)
-    for place in range(1, MAX_BYTES):
+    for byte_at in range(1, MAX_BYTES):
         if not len(more):
             break
-        byte[more] = data[behind[more]]
-        value[more] |= (byte[more] & 0x7F).astype(np.int64) << (7 * place)
-        behind[more] += 1
+        byte[more] = data[after[more]]
+        value[more] |= (byte[more] & 0x7F).astype(np.int64) << (7 * byte_at)
+        after[more] += 1
         length[more] += 1
         more = more[byte[more] >= 0x80]
     if signed:
         negative = (byte & 0x40) != 0
         value[negative] |= np.int64(-1) << np.minimum(7 * length[negative], 63)
-    return value, behind
+    return value, after

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Call frame instructions, run for all functions at once.
+"""Run call frame instructions for all functions at once.
 
-Each function (FDE) is a lane with a cursor, an address and a row of rules; a step takes one instruction of
-every lane, grouped by what it is. So the longest function decides how many numpy calls it takes.
+Each function (FDE) is a lane with a cursor, an address and a row of rules; a step runs one instruction of
+every lane, grouped by opcode. So the longest function decides the number of numpy calls.
 
 A rule is one int64, `value << 3 | Kind`:
 
@@ -11,8 +11,8 @@ A rule is one int64, `value << 3 | Kind`:
     OFFSET      it was saved at CFA + value
     VAL_OFFSET  it was CFA + value
     REGISTER    it is in register `value`; the CFA's: `offset << 8 | register`
-    EXPRESSION, VAL_EXPRESSION   saved at, or is, what an expression gives: `offset << 12 | length`
-    INVALID     nothing that can be followed
+    EXPRESSION, VAL_EXPRESSION   saved at, or is, the value of an expression: `offset << 12 | length`
+    INVALID     a rule that cannot be followed
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ BATCH: Final = 1 << 14
 MAX_STEPS: Final = 1 << 15
 """Instructions of one function; the longest that compilers write have some thousand."""
 MAX_ALL_STEPS: Final = 1 << 17
-"""Steps of all batches together: some ten seconds. The largest programs take a tenth of it."""
+"""Steps of all batches together: some ten seconds. The largest programs take a tenth of that."""
 MAX_ROWS: Final = 1 << 21
 """Rows of one batch; a row takes 8 bytes for each register."""
 MAX_DEPTH: Final = 8
-"""Remembered states within each other; compilers write one."""
+"""Nested remembered states; compilers write one."""
 MAX_EXPRESSION: Final = 256
 """Bytes of one expression."""
 _MAX_VALUE: Final = 1 << 40
@@ -66,9 +66,9 @@ class Rows:
     """Rules by address.
 
     Args:
-        start: uint64[n], sorted: each row holds up to the next one's.
+        start: uint64[n], sorted: each row holds up to the start of the next.
         rules: int64[n, registers + 1], the CFA's last.
-        fde: int32[n], the function that each belongs to.
+        fde: int32[n], the function of each row.
     """
 
     start: model.U64
@@ -77,7 +77,7 @@ class Rows:
 
 
 def run_programs(section: Section, cies: Cies, fdes: Fdes, registers: int) -> Iterator[Rows]:
-    """The rows of all functions, batch by batch; a function whose instructions are damaged has none."""
+    """Yield the rows of all functions, batch by batch; a function with damaged instructions has none."""
     initial = _initial_rules(section, cies, registers)
     steps = MAX_ALL_STEPS
     for first in range(0, len(fdes), BATCH):
@@ -88,7 +88,7 @@ def run_programs(section: Section, cies: Cies, fdes: Fdes, registers: int) -> It
 
 
 def _initial_rules(section: Section, cies: Cies, registers: int) -> I64:
-    """int64[cies, registers + 2]: what the instructions of the CIEs themselves say."""
+    """Return int64[cies, registers + 2]: the rules after the instructions of the CIEs themselves."""
     rules = np.zeros((len(cies), registers + 2), np.int64)
     rules[:, registers] = Kind.INVALID
     machine = _Machine(section, cies, np.arange(len(cies), dtype=np.int32), rules, registers)
@@ -99,7 +99,7 @@ def _initial_rules(section: Section, cies: Cies, registers: int) -> I64:
 
 
 class _Machine:
-    """n lanes. In `state` the CFA stands behind the registers, then what nobody follows."""
+    """n lanes. Columns of `state`: the registers, the CFA, and one for all other registers."""
 
     def __init__(self, section: Section, cies: Cies, cie: I32, initial: I64, registers: int) -> None:
         self.data, self.registers = section.data, registers
@@ -113,10 +113,10 @@ class _Machine:
         self._limit = np.int64(section.size)
 
     def run(self, at: I64, stop: I64, start: model.U64, end: model.U64, most: int) -> int:
-        """Take instructions from `at` to `stop`; rows outside of [start, end) are not kept.
+        """Run instructions from `at` to `stop`; rows outside of [start, end) are not kept.
 
         Returns:
-            The number of steps, `most` at most: what is not at its end by then counts as damaged.
+            The number of steps, at most `most`: lanes that are not at their end by then count as damaged.
         """
         self.at, self.loc, self.end = at.copy(), start.copy(), end
         live = np.flatnonzero(at < stop)
@@ -137,7 +137,7 @@ class _Machine:
         return steps
 
     def rows(self, base: int) -> Rows:
-        """What was emitted, sorted by address; lane 0 is function `base`."""
+        """Return the emitted rows, sorted by address; lane 0 is function `base`."""
         lanes, starts, rules = (np.concatenate(part) for part in zip(*self._emitted, strict=True))
         order = np.argsort(starts, kind="stable")
         order = order[~self.bad[lanes[order]]]
@@ -149,7 +149,7 @@ class _Machine:
         self._emitted.append((lanes, self.loc[lanes], self.state[lanes, : self.registers + 1]))
 
     def _take(self, opcode: int, lanes: I64, low: I64) -> None:
-        """One instruction, the same of all these lanes."""
+        """Run one instruction, the same in all these lanes."""
         if opcode == Cfa.ADVANCE_LOC:
             self._advance(lanes, low)
         elif opcode == Cfa.OFFSET:
@@ -169,7 +169,7 @@ class _Machine:
         return value
 
     def _column(self, lanes: I64, register: I64) -> I64:
-        """The column of a register in `state`; those that are not followed share the last."""
+        """Return the column of a register in `state`; registers that are not followed share the last."""
         known = (register >= 0) & (register < self.registers)
         return np.where(known, register, self.registers + 1)
 
@@ -183,13 +183,13 @@ class _Machine:
         self.state[lanes, self.registers] = np.where(sound, rule, Kind.INVALID)
 
     def _cfa(self, lanes: I64) -> tuple[I64, I64]:
-        """(register, offset) of the CFA as it is; of another kind, register -1."""
+        """Return (register, offset) of the current CFA; register -1 for a CFA of another kind."""
         rule = self.state[lanes, self.registers]
         is_register = rule & 7 == Kind.REGISTER
         return np.where(is_register, rule >> 3 & 0xFF, -1), rule >> 11
 
     def _block(self, lanes: I64) -> I64:
-        """An expression, as the value of a rule; -1 if it is too long."""
+        """Return an expression as the value of a rule; -1 if it is too long."""
         length = self._operand(lanes)
         begin = self.at[lanes]
         self.at[lanes] = begin + np.clip(length, 0, self._limit + 1)
@@ -203,7 +203,7 @@ class _Machine:
         self._emit(moved)
         units = delta[delta > 0] * self.code_align[moved]
         self.loc[moved] += units.astype(np.uint64)
-        # Behind the end there is nothing to say, and adding on and on must not come around to 0.
+        # There are no rules after the end, and repeated advances must not wrap around to 0.
         self.loc[moved] = np.minimum(self.loc[moved], self.end[moved])
 
     def _advance_by(self, lanes: I64, width: int) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frame rules of one file, flat: for each address the rule set that finds its caller.
+"""Build the frame rules of one file as a flat table: for each address the rule set that finds its caller.
 
 Files repeat few rule sets many times (libc: 25 000 rows, some thousand sets), so rows hold an address and a
-number, and each set is kept once. Addresses are the file's own (as p_vaddr and st_value).
+number, and each set is stored once. Addresses are those of the file (as p_vaddr and st_value).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class CfiTable:
     """Rules by address.
 
     Args:
-        start: uint64[rows], sorted; a row holds up to the next one's start.
-        rule: int32[rows], row in `rules`; NO_RULES behind the end of a function.
-        rules: int64[sets, registers + 2]: a rule (`cfi_program`) of each register, of the CFA, and whether
-            the frame is a signal handler's. The value of an expression's rule is its number.
-        expressions: bytes of the different expressions.
+        start: uint64[rows], sorted; a row holds up to the start of the next.
+        rule: int32[rows], row in `rules`; NO_RULES after the end of a function.
+        rules: int64[sets, registers + 2]: a rule (`cfi.program`) of each register, of the CFA, and 1 for
+            the frame of a signal handler. The value of an expression's rule is its number.
+        expressions: bytes of the distinct expressions.
     """
 
     start: model.U64 = field(default_factory=_words)
@@ -55,7 +55,7 @@ class CfiTable:
         return len(self.start)
 
     def is_sound(self) -> bool:
-        """Whether rules name registers and expressions that there are; for tables from elsewhere."""
+        """Return True if rules refer to existing registers and expressions; for tables from the cache."""
         kind, value = self.rules & 7, self.rules >> 3
         named = np.where(_is_expression(self.rules), value, 0)
         registers = self.rules.shape[1] - 2
@@ -69,7 +69,7 @@ class CfiTable:
         )
 
     def lookup(self, addresses: model.U64) -> I32:
-        """int32[n]: the rule set at each address, NO_RULES where there is none."""
+        """Return int32[n]: the rule set at each address, NO_RULES where there is none."""
         if not len(self):
             return np.full(len(addresses), NO_RULES, np.int32)
         slot = np.searchsorted(self.start, addresses, side="right") - 1
@@ -77,7 +77,7 @@ class CfiTable:
 
 
 def frame_sections(image: ElfImage) -> list[Section]:
-    """The sections of call frame information of a little-endian 64-bit file, .eh_frame first.
+    """Read the sections of call frame information of a little-endian 64-bit file, .eh_frame first.
 
     Raises:
         FormatError: one lies outside of the file, is too large or cannot be unpacked.
@@ -93,7 +93,7 @@ def frame_sections(image: ElfImage) -> list[Section]:
 
 
 def build_table(sections: Iterable[Section], registers: Registers) -> CfiTable:
-    """The table of a file; where sections overlap, the first one's rules are taken."""
+    """Build the table of a file; where sections overlap, the rules of the first are taken."""
     tables = [_section_table(section, registers) for section in sections]
     tables = [table for table in tables if len(table)]
     if not tables:
@@ -124,10 +124,10 @@ def _section_table(section: Section, registers: Registers) -> CfiTable:
 
 
 def _with_ends(start: model.U64, rule: I32, ends: model.U64) -> tuple[model.U64, I32]:
-    """The rows with one more, of no rules, at the end of each function; what says nothing new is left out."""
+    """Add a row without rules at the end of each function; leave out rows that repeat the one before."""
     both = np.concatenate([start, ends])
     rules = np.concatenate([rule, np.full(len(ends), NO_RULES, np.int32)])
-    # Of rows with one address the last counts (an advance by nothing); an end does not count where another
+    # Of rows with one address the last counts (an advance by 0); an end does not count where another
     # function begins, so ends come first.
     is_row = np.concatenate([np.ones(len(start), np.int8), np.zeros(len(ends), np.int8)])
     order = np.lexsort((is_row, both))
@@ -139,7 +139,7 @@ def _with_ends(start: model.U64, rule: I32, ends: model.U64) -> tuple[model.U64,
 
 
 def _joined(first: CfiTable, second: CfiTable) -> CfiTable:
-    """Two tables of one file: the second speaks where the first has no rules."""
+    """Join two tables of one file: the second applies where the first has no rules."""
     starts = distinct(np.concatenate([first.start, second.start]))
     mine, other = first.lookup(starts), second.lookup(starts)
     base = len(first.rules)
@@ -160,7 +160,7 @@ def _renumbered(rules: I64, shift: int) -> I64:
 
 
 def _number_expressions(rules: I64, section: Section) -> tuple[I64, list[bytes]]:
-    """Rules that name an expression by its number, not by its place, and the expressions."""
+    """Return rules that refer to expressions by number, not by offset, and the expressions."""
     place = np.argwhere(_is_expression(rules))
     rules, numbers = rules.copy(), dict[bytes, int]()
     words = rules[place[:, 0], place[:, 1]]
@@ -176,13 +176,13 @@ def _number_expressions(rules: I64, section: Section) -> tuple[I64, list[bytes]]
 
 
 class _RuleSets:
-    """Rule sets, each different one once."""
+    """Distinct rule sets."""
 
     def __init__(self, width: int) -> None:
         self._width, self._parts, self._ids = width, list[I64](), dict[bytes, int]()
 
     def add(self, rules: I64) -> I32:
-        """int32[n]: the numbers of n rule sets."""
+        """Add n rule sets; return int32[n], their numbers."""
         if not len(rules):
             return np.empty(0, np.int32)
         first, inverse = _unique(rules)
@@ -190,13 +190,13 @@ class _RuleSets:
         return np.array(known, np.int32)[inverse]
 
     def rules(self) -> I64:
-        """int64[sets, width]."""
+        """Return int64[sets, width], the distinct rule sets by number."""
         flat = np.frombuffer(b"".join(self._ids), np.int64)
         return flat.reshape(-1, self._width)
 
 
 def _unique(rules: I64) -> tuple[I64, I64]:
-    """(first, inverse) of the different rows, as np.unique gives them."""
+    """Return (first, inverse) of the distinct rows, as np.unique does."""
     with np.errstate(over="ignore"):
         powers = np.multiply.accumulate(np.full(rules.shape[1], _HASH))
     words = rules.astype(np.uint64)

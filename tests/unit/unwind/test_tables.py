@@ -56,7 +56,7 @@ def test_what_is_no_file_has_no_rules(name: str) -> None:
 
 
 def test_tables_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unwind_files, "WORTH", 1)
+    monkeypatch.setattr(unwind_files, "MIN_ROWS", 1)
     cache = DiskCache(str(tmp_path / "cache"))
     recording = recording_of(str(BLOCKER))
     first = FrameTables(recording, Machine.X86_64, Search(), cache).of_dso(0)
