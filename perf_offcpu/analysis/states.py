@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perf_offcpu.abi.task_state import state_letter
+from perf_offcpu.analysis.group import group
 from perf_offcpu.model.columns import U8, Bool
 from perf_offcpu.model.profile import ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
@@ -48,9 +49,10 @@ def state_codes(samples: ProfileSamples) -> U8:
     """Return uint8[samples]: the index of each sample's state in STATES."""
     offcpu = (samples.flags & np.uint32(SampleFlag.OFFCPU)) != 0
     preempted = (samples.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
-    pairs, of = np.unique(samples.state.astype(np.int64) * 2 + preempted, return_inverse=True)
-    codes = [_CODE[state_letter(pair >> 1, bool(pair & 1))] for pair in pairs.tolist()]
-    return np.where(offcpu, np.array(codes, np.uint8)[of], np.uint8(RUNNING)).astype(np.uint8)
+    first, of = group(samples.state, preempted.astype(np.uint8))
+    pairs = zip(samples.state[first].tolist(), preempted[first].tolist(), strict=True)
+    codes = np.array([_CODE[state_letter(*pair)] for pair in pairs], np.uint8)
+    return np.where(offcpu, codes[of], np.uint8(RUNNING)).astype(np.uint8)
 
 
 def in_states(samples: ProfileSamples, letters: Sequence[str]) -> Bool:
