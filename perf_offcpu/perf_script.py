@@ -326,7 +326,7 @@ def _ordinary(events: list[dict[str, Any]], number: dict[str, int], offcpu: set[
     samples = _samples(events, number)
     is_off = np.array([event["name"] in offcpu for event in events], np.bool_)
     samples.flags |= np.where(is_off, np.uint32(SampleFlag.OFFCPU), np.uint32(0))
-    untimed = (samples.flags & np.uint32(SampleFlag.UNTIMED)) != 0
+    untimed = samples.has(SampleFlag.UNTIMED)
     samples.flags |= np.where(is_off & untimed, np.uint32(SampleFlag.AGGREGATED), np.uint32(0))
     samples.callchain = np.arange(len(events), dtype=np.int32)
     chains = Ragged.from_lists([_with_markers([node["ip"] for node in e["chain"]]) for e in events])

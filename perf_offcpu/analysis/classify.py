@@ -30,7 +30,6 @@ from perf_offcpu.abi.offcpu import SYSCALL_NONE, SYSCALL_UNKNOWN
 from perf_offcpu.abi.syscalls import is_compat_entry, syscall_names
 from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.analysis import wait_classes as rules
-from perf_offcpu.analysis.frames import is_kernel
 from perf_offcpu.analysis.group import distinct, group, sum_by
 from perf_offcpu.analysis.wait_classes import WaitClass, Work
 from perf_offcpu.model.columns import I32, I64, U8, Bool
@@ -66,9 +65,9 @@ def classify(profile: Profile) -> Waits:
     samples = profile.samples
     evidences, evidence_of = _evidences(profile)
     judge = _Judge(profile.meta.arch)
-    preempted = (samples.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
-    columns = [evidence_of, samples.syscall, samples.state, preempted, profile.is_offcpu()]
-    columns = [column.astype(np.int64) for column in columns]
+    preempted = samples.has(SampleFlag.PREEMPTED)
+    facts = (evidence_of, samples.syscall, samples.state, preempted, profile.is_offcpu())
+    columns = [fact.astype(np.int64) for fact in facts]
     first, of = group(*columns)
     classes, syscalls = np.empty(len(first), np.uint8), np.empty(len(first), np.int32)
     for_work = np.zeros(len(first), np.bool_)
@@ -232,11 +231,11 @@ class _Functions:
 
     def kernel(self, judge: Callable[[str], int | None]) -> I32:
         """Return the value of each kernel frame."""
-        return self._judged(judge, self.used & is_kernel(self.profile.frames))
+        return self._judged(judge, self.used & self.profile.frames.is_kernel())
 
     def user(self, judge: Callable[[str], int | None]) -> I32:
         """Return the value of each user frame."""
-        return self._judged(judge, self.used & ~is_kernel(self.profile.frames))
+        return self._judged(judge, self.used & ~self.profile.frames.is_kernel())
 
     def _judged(self, judge: Callable[[str], int | None], wanted: Bool) -> I32:
         frames, strings = self.profile.frames, self.profile.strings
@@ -267,7 +266,7 @@ class _Climb:
         """
         found = np.full(len(self.stacks), _NONE, np.int32)
         parent, frame = self.profile.stacks.parent, self.profile.stacks.frame
-        user = ~is_kernel(self.profile.frames)
+        user = ~self.profile.frames.is_kernel()
         live, at, seen = np.arange(len(self.stacks)), self.stacks, np.zeros(len(self.stacks), np.int32)
         if not bool((value_of_frame >= 0).any()):
             return found

@@ -21,12 +21,13 @@ from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.errors import UsageError
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, Bool, distinct
-from perf_offcpu.model.profile import Profile, ProfileSamples
+from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import frozen
 
 IDLE_CHOICES = ("show", "hide", "only")
 _SHOWN_CGROUPS = 10
+_SUM = SampleFlag.AGGREGATED | SampleFlag.UNTIMED
 _IDS = 1 << 31
 """Ids of processes, threads and CPUs are smaller."""
 
@@ -155,15 +156,10 @@ def _of_waits(profile: Profile, selection: Selection, waits: Waits | None) -> Bo
     if selection.classes and waits is not None:
         rows &= np.isin(waits.wait_class, np.array(selection.classes, np.uint8))
     if selection.min_ns:
-        is_sum = _is_sum(samples)
-        longest = np.where(is_sum & (samples.longest_ns >= 0), samples.longest_ns, samples.period)
+        known = samples.has(_SUM) & (samples.longest_ns >= 0)
+        longest = np.where(known, samples.longest_ns, samples.period)
         rows &= longest >= selection.min_ns
     return rows | ~profile.is_offcpu()
-
-
-def _is_sum(samples: ProfileSamples) -> Bool:
-    is_sum: Bool = (samples.flags & np.uint32(SampleFlag.AGGREGATED | SampleFlag.UNTIMED)) != 0
-    return is_sum
 
 
 def _undecided_sums(profile: Profile, min_ns: int) -> int:
@@ -171,8 +167,7 @@ def _undecided_sums(profile: Profile, min_ns: int) -> int:
     if not min_ns:
         return 0
     samples = profile.samples
-    untimed = (samples.flags & np.uint32(SampleFlag.UNTIMED)) != 0
-    return int((_is_sum(samples) & ((samples.count > 1) | untimed)).sum())
+    return int((samples.has(_SUM) & ((samples.count > 1) | samples.has(SampleFlag.UNTIMED))).sum())
 
 
 def select_events(profile: Profile, names: Sequence[str] = ()) -> Profile:

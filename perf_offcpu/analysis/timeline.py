@@ -83,7 +83,7 @@ def timeline_of(profile: Profile) -> Timeline:
     """Return the timeline of all samples of a profile."""
     samples = profile.samples
     offcpu = profile.is_offcpu()
-    placed = (samples.time_ns >= 0) & ((samples.flags & np.uint32(_NO_PLACE)) == 0)
+    placed = (samples.time_ns >= 0) & (~samples.has(_NO_PLACE))
     waits, moments = placed & offcpu, placed & ~offcpu
     begin = samples.time_ns - np.where(waits, samples.period, 0)
     origin = int(begin.min(where=placed, initial=_NEVER)) if placed.any() else 0

@@ -72,7 +72,7 @@ def wakeups_of(profile: Profile, timeline: Timeline) -> Wakeups:
     """Return the wake-ups of all samples of a profile."""
     samples = profile.samples
     tracks, waker = with_wakers(profile, timeline)
-    interrupt = (samples.flags & np.uint32(SampleFlag.WAKER_INTERRUPT)) != 0
+    interrupt = samples.has(SampleFlag.WAKER_INTERRUPT)
     queued = _queued(profile, timeline)
     woken = timeline.waits & (samples.wakeup_ns >= 0) & (waker >= 0) & ~interrupt
     arrows = np.flatnonzero(woken & (waker != timeline.track))
@@ -135,7 +135,7 @@ def waker_graph_of(profile: Profile) -> WakerGraph:
     """Return the wake-ups of all off-cpu samples of a profile whose waker is known."""
     samples, timeline = profile.samples, timeline_of(profile)
     tracks, waker = with_wakers(profile, timeline)
-    interrupt = (samples.flags & np.uint32(SampleFlag.WAKER_INTERRUPT)) != 0
+    interrupt = samples.has(SampleFlag.WAKER_INTERRUPT)
     waker = np.where(interrupt, len(tracks), waker)
     offcpu = profile.is_offcpu()
     off_cpu = sum_by(timeline.track, np.where(offcpu, samples.period, 0), len(tracks) + 1)

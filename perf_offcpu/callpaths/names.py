@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perf_offcpu.analysis.frames import is_kernel
 from perf_offcpu.analysis.group import group
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.model.columns import I64
@@ -49,7 +48,7 @@ def name_frames(profile: Profile, rows: I64, options: PathOptions) -> tuple[list
         (names, of): the distinct names, and int64[n], the name of each row, an index into them.
     """
     frames, strings = profile.frames.take(rows), profile.strings
-    kernel = is_kernel(frames)
+    kernel = frames.is_kernel()
     address = np.where((frames.symbol == 0) & options.addrs, frames.address, np.uint64(0))
     first, of = group(frames.symbol, frames.dso, kernel.astype(np.uint8), address)
     columns = (column[first].tolist() for column in (frames.symbol, frames.dso, frames.address, kernel))

@@ -40,8 +40,6 @@ from perf_offcpu.text import MISSED_KERNEL_STACK, MISSED_STACK, MISSED_USER_STAC
 
 MARKS = ("", TRUNCATED, MISSED_USER_STACK, MISSED_STACK, NO_STACK)
 """The nodes that can stand between a root and the frames, by code (see `marks_of`)."""
-_USER_LOST = SampleFlag.NO_USER_STACK | SampleFlag.UNMERGED
-_ANY_LOST = _USER_LOST | SampleFlag.NO_KERNEL_STACK
 
 
 @mutable
@@ -140,14 +138,12 @@ def paths_with_wakers(profile: Profile, options: PathOptions, *, merged: bool = 
 
 def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
     """Return the code of each sample's mark above the frames, and whether it has one below them."""
-    flags = samples.flags
     bare = samples.stack < 0
-    lost = (flags & np.uint32(_ANY_LOST)) != 0
-    user_lost = (flags & np.uint32(_USER_LOST)) != 0
-    cut = (flags & np.uint32(SampleFlag.TRUNCATED)) != 0
-    top = np.select([bare & lost, bare, user_lost, cut], [3, 4, 2, 1], 0).astype(np.uint8)
-    below = ~bare & ((flags & np.uint32(SampleFlag.NO_KERNEL_STACK)) != 0)
-    return top, below.astype(np.uint8)
+    user_lost = samples.has(SampleFlag.NO_USER_STACK | SampleFlag.UNMERGED)
+    kernel_lost = samples.has(SampleFlag.NO_KERNEL_STACK)
+    cases = [bare & (user_lost | kernel_lost), bare, user_lost, samples.has(SampleFlag.TRUNCATED)]
+    top = np.select(cases, [3, 4, 2, 1], 0).astype(np.uint8)
+    return top, (~bare & kernel_lost).astype(np.uint8)
 
 
 def _root_columns(samples: ProfileSamples, options: PathOptions) -> list[NDArray[np.integer]]:

@@ -38,7 +38,7 @@ def wakers_of(profile: Profile, options: PathOptions) -> tuple[list[Name], I64]:
         labels.append(thread_label(track.comm, pid, track.tid if options.tid else None))
     distinct = sorted(set(labels))
     of_track = np.array([distinct.index(label) for label in labels], np.int64)
-    interrupt = (profile.samples.flags & np.uint32(SampleFlag.WAKER_INTERRUPT)) != 0
+    interrupt = profile.samples.has(SampleFlag.WAKER_INTERRUPT)
     name = np.where(interrupt, len(distinct), of_track[waker + 1])
     name = np.append(0, np.where(profile.is_offcpu(), name, 0))
     first, of = group(name)

@@ -96,7 +96,7 @@ def _installed(library: str) -> str:
 def _columns(profile: Profile) -> Iterator[tuple[str, Texts | tuple[NDArray[Any], Bool | None]]]:
     """Return the columns: texts, or (values, which are unknown)."""
     samples, waits = profile.samples, classify(profile)
-    sums = (samples.flags & np.uint32(SampleFlag.AGGREGATED | SampleFlag.UNTIMED)) != 0
+    sums = samples.has(SampleFlag.AGGREGATED | SampleFlag.UNTIMED)
     offcpu = profile.is_offcpu()
     made: dict[str, Any] = {
         "event": Texts([printable(event.name) for event in profile.evsels], samples.evsel.astype(np.int64)),
@@ -136,7 +136,7 @@ def _named(column: NDArray[Any], strings: Strings, known: Bool | None = None) ->
 
 def _states(profile: Profile) -> Texts:
     samples = profile.samples
-    preempted = (samples.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
+    preempted = samples.has(SampleFlag.PREEMPTED)
     first, of = group(samples.state, preempted.astype(np.uint8))
     letters = [state_letter(int(samples.state[row]), bool(preempted[row])) for row in first.tolist()]
     return _merged(letters, of, np.array(letters, np.str_)[of] != "")

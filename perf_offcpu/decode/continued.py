@@ -24,7 +24,7 @@ def without_continued(samples: Samples, borders: Borders, end_ns: int) -> Sample
         borders: where budgets go on.
         end_ns: of the whole recording: who is still blocked then stays.
     """
-    blocked = (samples.flags & np.uint32(SampleFlag.STILL_BLOCKED)) != 0
+    blocked = samples.has(SampleFlag.STILL_BLOCKED)
     rows = np.flatnonzero(blocked & (samples.time_ns < end_ns))
     if not len(rows):
         return samples

@@ -237,4 +237,4 @@ def _apply_extension(samples: Samples, fields: dict[str, NDArray[Any]]) -> None:
         bits = fields[name]
         for bit, flag in table if bits.any() else ():
             samples.flags |= np.where(bits & np.uint32(bit), np.uint32(flag), np.uint32(0))
-    samples.time_ns[(samples.flags & np.uint32(SampleFlag.UNTIMED)) != 0] = -1
+    samples.time_ns[samples.has(SampleFlag.UNTIMED)] = -1

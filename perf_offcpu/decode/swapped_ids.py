@@ -22,7 +22,7 @@ def count_foreign_ids(samples: Samples, tasks: Tasks) -> int:
     """
     if not len(tasks):
         return 0
-    waits = samples.tid[(samples.flags & np.uint32(SampleFlag.OFFCPU)) != 0]
+    waits = samples.tid[samples.has(SampleFlag.OFFCPU)]
     return int((~is_among(waits, distinct(tasks.tid)) & (waits > 0)).sum())
 
 
@@ -42,7 +42,7 @@ def repair_ids(samples: Samples, from_upstream: Bool, tasks: Tasks) -> Samples:
     tgid_of_low, tgid_of_high = _tgid(tasks, low), _tgid(tasks, high)
     is_right = (tgid_of_high == low) & ((tgid_of_low == low) | (tgid_of_low < 0))
     is_swapped = (tgid_of_low == high) & ((tgid_of_high == high) | (tgid_of_high < 0))
-    is_sum = (samples.flags & np.uint32(SampleFlag.UNTIMED)) != 0
+    is_sum = samples.has(SampleFlag.UNTIMED)
     swap = from_upstream & (low != high) & np.where(is_right | is_swapped, is_swapped, ~is_sum)
     return samples.with_columns(
         pid=np.where(swap, high, low),

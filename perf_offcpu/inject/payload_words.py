@@ -82,7 +82,7 @@ def made_extensions(samples: Samples, wakers: Ragged, order: Order) -> Ragged:
     Args:
         wakers: the callchains of the wakers, n rows.
     """
-    kinds = [(samples.flags & np.uint32(flag)) != 0 for _, flag in FLAGS_OF_KIND]
+    kinds = [samples.has(flag) for _, flag in FLAGS_OF_KIND]
     columns: dict[str, Column] = {
         **abi.BLANK_EXTENSION,
         **{name: getattr(samples, name) for name in COLUMNS},

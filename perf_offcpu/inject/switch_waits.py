@@ -66,7 +66,7 @@ def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None
     for cause, count in recording.losses.items():
         counters.add(cause, count if cause.stage is Stage.SWITCHES else 0)
     samples = recording.samples
-    samples = samples.take(samples.flags & np.uint32(SampleFlag.OFFCPU) != 0)
+    samples = samples.take(samples.has(SampleFlag.OFFCPU))
     spec = _spec(recording.evsels[-1], specs)
     if spec is None:
         counters.add(losses.NO_ID_IN_SAMPLES, len(samples))

@@ -12,6 +12,7 @@ from typing import Self
 
 import numpy as np
 
+from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, column, tables_of
 from perf_offcpu.model.recording import Budget, Comms, Evsel, Meta, SampleColumns, SampleFlag, Tasks
@@ -33,6 +34,11 @@ class Frames(Table):
     inline_depth: I32 = column("i4", "0 the function itself, 1 inlined into it, …", sentinel=0)
     cpumode: U8 = column("u1", "abi.records.CpuMode of the code")
     ip: U64 = column("u8", "address as recorded, in its process; 0 unless asked for (keep_ips)")
+
+    def is_kernel(self) -> Bool:
+        """Return bool[n]: the frames of kernel code, the host's or a guest's."""
+        kernel: Bool = (self.cpumode == CpuMode.KERNEL) | (self.cpumode == CpuMode.GUEST_KERNEL)
+        return kernel
 
 
 class Stacks(Table):
@@ -73,9 +79,8 @@ class Profile:
         return known or (self.meta.kernel_build_id if self.strings[dso] in _KERNEL_DSOS else "")
 
     def is_offcpu(self) -> Bool:
-        """Return which samples are off-cpu time: bool[samples]."""
-        offcpu: Bool = (self.samples.flags & np.uint32(SampleFlag.OFFCPU)) != 0
-        return offcpu
+        """Return bool[samples]: the samples of off-cpu time."""
+        return self.samples.has(SampleFlag.OFFCPU)
 
     def select(self, rows: Bool | I64) -> Self:
         """Return the profile with these samples only."""

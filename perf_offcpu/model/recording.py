@@ -13,10 +13,12 @@ from dataclasses import field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from perf_offcpu.abi.attr import Attr
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Table, column, tables_of
+from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, column, tables_of
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.structs import frozen, mutable
@@ -76,6 +78,11 @@ class SampleColumns(Table):
     syscall: I32 = column("i4", "system call waited in; -1 none, -2 unknown", sentinel=-2)
     count: I64 = column("i8", "number of waits (1 for ordinary samples)", sentinel=1)
     cgroup: U64 = column("u8", "cgroup id, 0 unknown", domain="cgroup")
+
+    def has(self, flags: SampleFlag) -> Bool:
+        """Return bool[n]: the samples with any of these flags."""
+        found: Bool = (self.flags & np.uint32(flags)) != 0
+        return found
 
 
 class Samples(SampleColumns):

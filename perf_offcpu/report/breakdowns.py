@@ -128,7 +128,7 @@ class Histogram:
 
 def histogram(samples: ProfileSamples) -> Histogram:
     """Count off-cpu samples by length."""
-    is_sum = (samples.flags & np.uint32(SUM_FLAGS)) != 0
+    is_sum = samples.has(SUM_FLAGS)
     period = samples.period[~is_sum]
     bucket = np.searchsorted(np.array(EDGES, np.int64), np.maximum(period, 0), side="right") - 1
     counts = np.bincount(bucket, minlength=len(EDGES)).tolist()

@@ -119,7 +119,7 @@ def _state(profile: Profile) -> tuple[I64, Label]:
 def _waker(profile: Profile) -> tuple[I64, Label]:
     """Return the wakers: threads, and all interrupts as one waker."""
     samples = profile.samples
-    interrupt = (samples.flags & np.uint32(SampleFlag.WAKER_INTERRUPT)) != 0
+    interrupt = samples.has(SampleFlag.WAKER_INTERRUPT)
     column = np.where(interrupt, -2, samples.waker_tid.astype(np.int64))
 
     def label(row: int) -> str:

@@ -240,7 +240,7 @@ def _stacks(subject: Profile, waits: Waits, limit: int | None) -> tuple[list[Sta
     states = sums_by_state(samples, of, weight, len(kept))
     classes = sums_by_label(of, waits.wait_class, lambda one: WaitClass(one).label, weight, len(kept))
     syscalls = sums_by_label(of, waits.syscall, lambda row: waits.syscall_names[row], weight, len(kept))
-    unfinished = (samples.flags & np.uint32(SampleFlag.STILL_BLOCKED)) != 0
+    unfinished = samples.has(SampleFlag.STILL_BLOCKED)
     still_blocked = np.bincount(of[unfinished] + 1, minlength=len(kept) + 1)[1:].tolist()
     paths = tree.paths(node[kept].astype(np.int64))
     rows = []
@@ -257,5 +257,5 @@ def _notes(samples: ProfileSamples) -> dict[LossCause, int]:
     """Return the number of samples without stack, with a part of it, or of waits without begin or end."""
     notes = {losses.NO_STACK: int((samples.stack < 0).sum())}
     for flag, cause in _CAUSE_OF_FLAG.items():
-        notes[cause] = int(((samples.flags & np.uint32(flag)) != 0).sum())
+        notes[cause] = int((samples.has(flag)).sum())
     return {cause: count for cause, count in notes.items() if count}

@@ -40,11 +40,11 @@ class Total:
 def totals_of(samples: ProfileSamples, of: I64, groups: int, rows: Bool | None = None) -> list[Total]:
     """Return the total of each group, over the samples in `rows` (default: all)."""
     of = of if rows is None else np.where(rows, of, -1)
-    is_sum = (samples.flags & np.uint32(SUM_FLAGS)) != 0
+    is_sum = samples.has(SUM_FLAGS)
     known = ~is_sum | (samples.longest_ns >= 0)
     longest = max_by(np.where(known, of, -1), np.where(is_sum, samples.longest_ns, samples.period), groups)
     unknown = max_by(of[~known], samples.period[~known], groups)  # bounds the waits within
-    uncounted = of[(samples.flags & np.uint32(SampleFlag.UNTIMED)) != 0]
+    uncounted = of[samples.has(SampleFlag.UNTIMED)]
     columns = (
         sum_by(of, samples.period, groups),
         sum_by(of, samples.count, groups),

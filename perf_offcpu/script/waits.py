@@ -11,7 +11,7 @@ from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.analysis.classify import classify
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wait_classes import WaitClass
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import frames_of
@@ -41,7 +41,7 @@ class WaitTexts:
             rows: int64[n], rows of the profile's samples.
             samples: these rows, taken.
         """
-        offcpu: Bool = (samples.flags & np.uint32(SampleFlag.OFFCPU)) != 0
+        offcpu = samples.has(SampleFlag.OFFCPU)
         makers: dict[str, Callable[[ProfileSamples, I64], list[str]]] = {
             "state": lambda waits, _: _states(waits),
             "class": lambda _, at: self._classes(at),

@@ -19,7 +19,7 @@ NAMES = ["direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched"]
 def waits(recording: Recording) -> dict[str, tuple[int, int]]:
     """comm → (off-cpu samples, ns); "comm/tid" where several threads share a comm."""
     samples = recording.samples
-    off = samples.take((samples.flags & np.uint32(SampleFlag.OFFCPU)) != 0)
+    off = samples.take(samples.has(SampleFlag.OFFCPU))
     totals: dict[str, tuple[int, int]] = {}
     for comm, period in zip(off.comm.tolist(), off.period.tolist(), strict=True):
         count, total = totals.get(recording.strings[comm], (0, 0))
@@ -48,7 +48,7 @@ def test_direct_samples_go_to_the_thread_that_slept() -> None:
     assert 10 * 10_000_000 <= found["sleeper"][1] < 150_000_000
     assert 10 * 12_000_000 <= found["poller"][1] < 150_000_000
     samples = recording.samples
-    threads = np.unique(samples.tid[(samples.flags & np.uint32(SampleFlag.REPAIRED_IDS)) != 0])
+    threads = np.unique(samples.tid[samples.has(SampleFlag.REPAIRED_IDS)])
     assert len(threads) == 9
     assert set(samples.pid[samples.tid > 0].tolist()) <= {126}
 
@@ -66,7 +66,7 @@ def test_sums_have_no_time_but_a_thread_and_a_comm() -> None:
 def test_frames_are_capped_and_never_the_cgroup_id() -> None:
     recording = load_recording(DATA / "hybrid.data")
     samples = recording.samples
-    off = samples.take((samples.flags & np.uint32(SampleFlag.OFFCPU)) != 0)
+    off = samples.take(samples.has(SampleFlag.OFFCPU))
     assert recording.callchains.lengths[off.callchain].max() == 33
     chains = [recording.callchains.row(row) for row in off.callchain.tolist()]
     assert not any(int(cgroup) in chain.tolist() for cgroup, chain in zip(off.cgroup, chains, strict=True))
@@ -77,7 +77,7 @@ def test_the_deep_recursion_is_there_up_to_upstreams_limit() -> None:
     recording = load_recording(DATA / "direct.data")
     deep = recording.strings.find("deep")
     samples = recording.samples
-    rows = (samples.comm == deep) & ((samples.flags & np.uint32(SampleFlag.OFFCPU)) != 0)
+    rows = (samples.comm == deep) & (samples.has(SampleFlag.OFFCPU))
     lengths = recording.callchains.lengths[samples.callchain[rows]]
     assert (lengths == 33).sum() == 10
 
@@ -94,7 +94,7 @@ def test_garbage_words_are_no_frames() -> None:
     recording = load_recording(DATA / "direct.data")
     samples, maps = recording.samples, recording.maps
     sleeper = recording.strings.find("sleeper")
-    off = (samples.flags & np.uint32(SampleFlag.OFFCPU)) != 0
+    off = samples.has(SampleFlag.OFFCPU)
     for row in np.flatnonzero((samples.comm == sleeper) & off).tolist():
         user = recording.callchains.row(samples.callchain[row])[1:]
         inside = [bool(((maps.start <= word) & (word < maps.end)).any()) for word in user]

@@ -130,7 +130,7 @@ def expected(text: list[Printed], recording: Recording) -> Expected:
 
 def waits_of(recording: Recording) -> Samples:
     samples = recording.samples
-    found = samples.take((samples.flags & np.uint32(SampleFlag.OFFCPU)) != 0)
+    found = samples.take(samples.has(SampleFlag.OFFCPU))
     return found.take(np.lexsort((found.time_ns, found.tid)))
 
 

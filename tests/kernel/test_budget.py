@@ -48,7 +48,7 @@ class Beside:
 
     def __init__(self, path: Path, budget: Budget) -> None:
         recording = load_recording(path)
-        samples = recording.samples.take((recording.samples.flags & np.uint32(SampleFlag.OFFCPU)) != 0)
+        samples = recording.samples.take(recording.samples.has(SampleFlag.OFFCPU))
         self.waiting: dict[int, int] = {}
         self.delay: dict[int, int] = {}
         columns = (budget.tid, budget.switches, budget.begin_ns)

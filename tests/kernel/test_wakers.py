@@ -152,7 +152,7 @@ def test_blocked_and_runnable_time_make_up_the_wait(run: Run) -> None:
     assert (samples.wakeup_ns[rows] >= samples.switch_out_ns[rows]).all()
     blocked = samples.wakeup_ns[rows] - samples.switch_out_ns[rows]
     assert np.array_equal(blocked + samples.runq_ns[rows], samples.period[rows])
-    summed = np.flatnonzero((samples.flags & np.uint32(SampleFlag.AGGREGATED)) != 0)
+    summed = np.flatnonzero(samples.has(SampleFlag.AGGREGATED))
     assert len(summed) and (samples.runq_ns[summed] >= 0).all()
     assert (samples.runq_ns[summed] <= samples.period[summed]).all()
 
@@ -177,7 +177,7 @@ def test_who_waits_for_a_disk_is_woken_by_the_disk(
     profile = symbolize(load_recording(tmp_path / "perf.data"))
     one = Run(tmp_path / "perf.data", profile, {})
     samples = one.samples
-    own = ((samples.flags & np.uint32(SampleFlag.OFFCPU)) != 0) & (samples.state == UNINTERRUPTIBLE)
+    own = (samples.has(SampleFlag.OFFCPU)) & (samples.state == UNINTERRUPTIBLE)
     reads = [row for row in np.flatnonzero(own).tolist() if "vfs_read" in one.names(samples.stack[row])]
     assert len(reads) >= blocks * 0.8  # a block may be there before its reader has gone to sleep
     woken = [row for row in reads if samples.wakeup_ns[row] >= 0]

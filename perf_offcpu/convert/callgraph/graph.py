@@ -23,7 +23,7 @@ import numpy as np
 
 from perf_offcpu.analysis.wakeups import waker_graph_of
 from perf_offcpu.callpaths.calls import Calls, calls_of
-from perf_offcpu.callpaths.compare import together
+from perf_offcpu.callpaths.compare import with_older
 from perf_offcpu.callpaths.weights import title_of, unit_of
 from perf_offcpu.convert.callgraph.text_forms import dot_text, plain_text
 from perf_offcpu.convert.options import Options
@@ -64,9 +64,9 @@ def calls(profile: Profile, options: Options) -> Any:
     import networkx
 
     unit = unit_of(profile) or "events"
-    both = together(profile, options.diff)
-    found = calls_of(both.profile, options, both.new)
-    old = calls_of(both.profile, options, both.old) if options.diff is not None else None
+    both, is_old = with_older(profile, options.diff)
+    found = calls_of(both, options, ~is_old)
+    old = calls_of(both, options, is_old) if options.diff is not None else None
     ids = _ids([(name.label, name.dso) for name in found.names])
     heavy = found.inclusive if old is None else np.maximum(found.inclusive, old.inclusive)
     least = max(found.total * options.min_share / 100, 1)

@@ -27,7 +27,7 @@ from perf_offcpu.analysis.states import RUNNING, STATES, UNKNOWN_STATE, state_co
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.analysis.wakeups import with_wakers
 from perf_offcpu.callpaths.calls import subtree_sums
-from perf_offcpu.callpaths.compare import Together, together
+from perf_offcpu.callpaths.compare import with_older
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.tree import PathTree, build_paths
 from perf_offcpu.callpaths.weights import events_of, title_of, unit_of
@@ -68,14 +68,14 @@ def describe(profile: Profile, options: Options) -> dict[str, Any]:
     It has title, facts, unit, names and nodes as columns, a layer of weights for waiting ("off") and for
     running ("on"), each only if it has samples, and the series of the tooltip.
     """
-    both = together(profile, options.diff)
-    tree = build_paths(both.profile, options)
+    both, is_old = with_older(profile, options.diff)
+    tree = build_paths(both, options)
     order = preorder(tree)
     dsos = {dso: row for row, dso in enumerate(sorted({name.dso for name in tree.names}))}
     document = {
         "title": printable(options.title) or title_of(profile),
         "facts": _facts(profile, options.diff),
-        "unit": unit_of(both.profile),
+        "unit": unit_of(both),
         "dsos": list(dsos),
         "names": {
             "label": [name.label for name in tree.names],
@@ -84,20 +84,20 @@ def describe(profile: Profile, options: Options) -> dict[str, Any]:
         },
         "nodes": {"depth": depths(tree.parent)[order].tolist(), "name": tree.name[order].tolist()},
     }
-    return document | _weights(both, tree, order, compared=options.diff is not None)
+    return document | _weights(both, is_old, tree, order, compared=options.diff is not None)
 
 
-def _weights(both: Together, tree: PathTree, order: I64, *, compared: bool) -> dict[str, Any]:
+def _weights(both: Profile, is_old: Bool, tree: PathTree, order: I64, *, compared: bool) -> dict[str, Any]:
     """Return the layers, their parts by state and waker, and the weights of the older profile."""
-    profile, off = both.profile, both.profile.is_offcpu()
+    off = both.is_offcpu()
     place_of_node = np.empty(len(order), np.int64)
     place_of_node[order] = np.arange(len(order))
     place = place_of_node[tree.of_sample]
-    kinds = (("off", off & both.new), ("on", ~off & both.new))
+    kinds = (("off", off & ~is_old), ("on", ~off & ~is_old))
     return {
-        "layers": [_layer(kind, tree, profile, rows, order) for kind, rows in kinds if rows.any()],
-        "parts": breakdown(profile, place, both.new),
-        "before": series(profile, place, np.flatnonzero(both.old)) if compared else None,
+        "layers": [_layer(kind, tree, both, rows, order) for kind, rows in kinds if rows.any()],
+        "parts": breakdown(both, place, ~is_old),
+        "before": series(both, place, np.flatnonzero(is_old)) if compared else None,
     }
 
 
@@ -165,7 +165,7 @@ def _by_waker(profile: Profile, place: I64, rows: I64) -> list[dict[str, Any]]:
     """Return a series for each waker that most time was waited for, and one for all other known wakers."""
     tracks, waker = with_wakers(profile, timeline_of(profile))
     names, of_track = np.unique([*(track.comm for track in tracks), "an interrupt"], return_inverse=True)
-    interrupt = (profile.samples.flags & np.uint32(SampleFlag.WAKER_INTERRUPT)) != 0
+    interrupt = profile.samples.has(SampleFlag.WAKER_INTERRUPT)
     waker = np.where(interrupt, len(tracks), waker)[rows]
     name = np.where(waker >= 0, of_track[waker], -1)
     total = sum_by(name, profile.samples.period[rows], len(names))

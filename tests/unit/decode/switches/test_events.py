@@ -49,7 +49,7 @@ def naps(states: list[int]) -> SwitchTable:
 def waits_of(recording: Recording) -> Samples:
     recording.check()
     samples = recording.samples
-    return samples.take((samples.flags & np.uint32(SampleFlag.OFFCPU)) != 0)
+    return samples.take(samples.has(SampleFlag.OFFCPU))
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -68,7 +68,7 @@ def test_states_of_any_kernel(tmp_path: Path, text: str, states: dict[int, int],
     assert waits.state.tolist() == list(states.values())
     assert waits.period.tolist() == [MS] * len(states)
     assert set(waits.tid.tolist()) == {7}
-    preempted = (waits.flags & np.uint32(SampleFlag.PREEMPTED)) != 0
+    preempted = waits.has(SampleFlag.PREEMPTED)
     assert preempted.tolist() == [state == 0 for state in states.values()]
 
 
