@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was costly to make is kept on disk: symbol tables, source lines, compiled BPF programs.
+"""Keep on disk what is costly to make: ELF headers, symbol tables, source lines, compiled BPF programs.
 
     $XDG_CACHE_HOME/perf-offcpu/symbols/NAME       (~/.cache/…; 0700, the user's own)
     $XDG_CACHE_HOME/perf-offcpu/programs/NAME
 
-A file is a head, a directory of columns and the columns' bytes, little-endian, 8-aligned:
+A file is a header, a directory of columns and the bytes of the columns, little-endian, 8-aligned:
 
     magic "POCACHE1" · u32 number of columns · u32 0 · u64 size of the file · u64 sum, u64 xor of the rest
     for each column: 16 bytes name, 8 bytes numpy dtype, u64 offset, u64 number of items
     …
 
-Damage: a file that does not fit this description in all points, to its last byte, is as good as none, and is
-made again. Races: files are written aside and renamed, never changed; who reads one keeps the file he opened.
-Size: the files used last stay, up to a limit. Whatever else fails (a full disk, no home) costs time only.
-Trust: a file counts if it is this user's, has no other name and nobody else may write to it.
+Damage: a file that does not fit this description to its last byte is removed and made again. Races: files
+are written under another name and renamed, never changed; a reader keeps the file that it opened. Size: the
+files used last stay, up to a limit. Other failures (a full disk, no home) cost only time. Trust: a file is
+used if it belongs to this user, has no other name, and no other user may write to it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Array = NDArray[Any]
 
 MAGIC: Final = b"POCACHE1"
 LIMIT: Final = 1 << 30
-"""Bytes that all files together may take; PERF_OFFCPU_CACHE_BYTES says otherwise, 0: no cache."""
+"""Bytes that all files together may take, if PERF_OFFCPU_CACHE_BYTES is not set; 0: no cache."""
 _MAX_COLUMNS: Final = 64
 _NAME: Final = re.compile(r"[0-9a-zA-Z._-]{1,200}")
 _DTYPES: Final = frozenset({"<u8", "<u4", "<i8", "<i4", "|u1"})
@@ -50,7 +50,7 @@ _HEAD: Final = Layout(
         Field("columns", U32),
         Field("reserved", U32),
         Field("size", U64, doc="of the whole file"),
-        Field("sum", U64, doc="of the three numbers before and all words behind, modulo 2^64"),
+        Field("sum", U64, doc="of the three numbers before and all words after, modulo 2^64"),
         Field("xor", U64, doc="of the same words"),
     ),
 )
@@ -69,16 +69,18 @@ class DiskCache:
     """Columns of numbers and bytes by name.
 
     Args:
-        directory: made when first written to. It is used only if it belongs to this user alone.
+        directory: created at the first write. It is used only if it belongs to this user alone.
         limit: bytes that its files may take together.
     """
 
     def __init__(self, directory: str, limit: int = LIMIT) -> None:
         self.directory, self.limit = directory, limit
+        self._unchecked = limit
+        """Bytes written since `_shrink`, which looks at all files."""
 
     @classmethod
     def usual(cls, kind: str = "symbols", limit: int = LIMIT) -> DiskCache | None:
-        """The user's cache of one kind of thing; None if he wants none."""
+        """Return the user's cache of one kind of content; None if the environment says that there is none."""
         wanted = os.environ.get("PERF_OFFCPU_CACHE_BYTES", "")
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         bounded = min(int(wanted), limit) if wanted.isascii() and wanted.isdigit() else limit
@@ -87,7 +89,7 @@ class DiskCache:
         )
 
     def read(self, name: str) -> dict[str, Array] | None:
-        """The columns that were written under a name, read-only; None if there are none, or damaged ones."""
+        """Return the columns written under a name, read-only; None if there are none or they are damaged."""
         path = self._path(name)
         try:
             data = _mapped(path)
@@ -95,13 +97,13 @@ class DiskCache:
             if columns is None:
                 os.unlink(path)
             else:
-                os.utime(path)  # the last use decides what stays
+                os.utime(path)  # the files used last stay
             return columns
         except (OSError, ValueError):
             return None
 
     def write(self, name: str, columns: Mapping[str, Array]) -> None:
-        """Keep columns under a name, if that is possible."""
+        """Write columns under a name, if that is possible."""
         path = self._path(name)
         temporary = f"{path}.{os.getpid()}.tmp"
         with contextlib.suppress(OSError):
@@ -110,14 +112,17 @@ class DiskCache:
             try:
                 with open(temporary, "xb", opener=_private) as file:
                     file.writelines(pack(columns))
+                    self._unchecked += file.tell()
                 os.replace(temporary, path)
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)
-            self._shrink()
+            if self._unchecked > self.limit // 16:
+                self._shrink()
+                self._unchecked = 0
 
     def remove(self, name: str) -> None:
-        """Forget what was written under a name."""
+        """Remove the columns of a name."""
         with contextlib.suppress(OSError):
             os.unlink(self._path(name))
 
@@ -131,7 +136,7 @@ class DiskCache:
         return _is_own(os.stat(self.directory))
 
     def _shrink(self) -> None:
-        """Remove the files that were not used for longest, until the rest fits; and what crashes left."""
+        """Remove leftovers of crashes, and the least recently used files until the others fit."""
         with os.scandir(self.directory) as entries:
             found = [(entry.stat(follow_symlinks=False), entry) for entry in entries]
         files = [(one.st_mtime, one.st_size, entry.path) for one, entry in found if entry.is_file()]
@@ -143,13 +148,13 @@ class DiskCache:
 
 
 def cache_name(kind: str, build_id: bytes, *identity: object) -> str:
-    """A name for what was made of certain files: the build-id, for people, and a hash of all that counts."""
+    """Return a name for content made from certain files: build-id, for people, and hash of all arguments."""
     digest = hashlib.sha256(repr((kind, build_id, identity)).encode()).hexdigest()[:24]
     return f"{build_id.hex()[:40] or 'none'}-{digest}.{kind}"
 
 
 def pack(columns: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
-    """The parts of a file, in order."""
+    """Yield the parts of a file, in order."""
     arrays = {name: _plain(array) for name, array in columns.items()}
     at = _HEAD.size() + _COLUMN.size() * len(arrays)
     directory, parts = bytearray(), list[memoryview]()
@@ -167,7 +172,7 @@ def pack(columns: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
 
 
 def unpack(data: memoryview) -> dict[str, Array] | None:
-    """The columns in a file's bytes, without copying them; None if it is damaged."""
+    """Return the columns in the bytes of a file, without copying them; None if it is damaged."""
     try:
         head = _HEAD.unpack(data)
     except LayoutError:
@@ -197,7 +202,7 @@ def _column(data: memoryview, row: Any) -> Array | None:
 
 
 def _plain(array: Array) -> Array:
-    """The array, contiguous and little-endian."""
+    """Return the array, contiguous and little-endian."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
 
 
@@ -206,7 +211,7 @@ def _text(text: str, size: int) -> bytes:
 
 
 def _words(array: Array) -> NDArray[np.uint64]:
-    """The bytes of an array as words, the last one padded with zeros."""
+    """Return the bytes of an array as words, the last one padded with zeros."""
     data = array.reshape(-1).view(np.uint8)
     whole = len(data) - len(data) % 8
     if whole == len(data):
@@ -217,7 +222,7 @@ def _words(array: Array) -> NDArray[np.uint64]:
 
 
 def _own(head: Mapping[str, Any]) -> NDArray[np.uint64]:
-    """What the checksums cover of the head itself."""
+    """Return the words of the header that the checksums cover."""
     return np.array([head["columns"], head["reserved"] + 1, head["size"]], np.uint64)
 
 
@@ -230,7 +235,7 @@ def _checks(parts: list[NDArray[np.uint64]]) -> tuple[int, int]:
 
 
 def _mapped(path: str) -> memoryview | None:
-    """A file's bytes, mapped: these files are replaced, never cut, so the mapping stays good."""
+    """Map the bytes of a file: these files are replaced, never truncated, so the mapping stays valid."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(fd)
@@ -247,7 +252,7 @@ def _is_own(status: os.stat_result) -> bool:
 
 
 def _make_private(directory: str) -> None:
-    """Make a directory and what lacks above it, all of them for this user alone."""
+    """Create a directory and its missing parents, all of them for this user alone."""
     if not os.path.isdir(directory):
         _make_private(os.path.dirname(directory))
         with contextlib.suppress(FileExistsError):

@@ -102,6 +102,15 @@ class TestDirectory:
         cache.write("newest", COLUMNS)
         assert sorted(os.listdir(cache.directory)) == ["new", "newest", "older"]
 
+    def test_not_each_write_looks_at_all_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        cache, looked = DiskCache(str(tmp_path / "cache"), limit=1 << 16), []
+        monkeypatch.setattr(cache, "_shrink", lambda: looked.append(cache.directory))
+        for row in range(4):
+            cache.write(f"small{row}", {"bytes": np.zeros(8, np.uint8)})
+        assert len(looked) == 1
+        cache.write("big", {"bytes": np.zeros(cache.limit // 16, np.uint8)})
+        assert len(looked) == 2
+
     def test_what_a_crash_left_goes(self, cache: DiskCache) -> None:
         cache.write("one", COLUMNS)
         left = Path(cache.directory, "two.123.tmp")
