@@ -20,7 +20,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("", "tests")]
 
-from perf_offcpu.inject.rewrite import RewriteOptions, rewrite  # noqa: E402
+from perf_offcpu.inject.options import RewriteOptions  # noqa: E402
+from perf_offcpu.inject.rewrite import rewrite  # noqa: E402
 
 WORK: dict[str, Callable[[list[str], int], object]] = {
     "inject": lambda paths, fd: rewrite(paths[0], fd, "out"),

@@ -122,7 +122,8 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
 def _without_stacks(path: str, output: str, search: Search) -> Iterator[str]:
     """The recording as `inject` writes it, without copies of stacks, in a file beside `output`."""
     from perf_offcpu.cache import DiskCache
-    from perf_offcpu.inject.rewrite import RewriteOptions, rewrite
+    from perf_offcpu.inject.options import RewriteOptions
+    from perf_offcpu.inject.rewrite import rewrite
     from perf_offcpu.perfdata.write.output import AtomicFile
 
     options = RewriteOptions(search=search, cache=DiskCache.usual())

@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.commands.shared.ownership import check_ownership
-    from perf_offcpu.inject.rewrite import RewriteOptions, Rewritten, rewrite
+    from perf_offcpu.inject.options import RewriteOptions, Rewritten
+    from perf_offcpu.inject.rewrite import rewrite
     from perf_offcpu.losses import by_text
     from perf_offcpu.objects.search import Search
 

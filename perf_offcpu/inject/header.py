@@ -13,18 +13,15 @@ from perf_offcpu import losses
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat, SampleType, SoftwareConfig
 from perf_offcpu.abi.features import FEATURE_LAYOUTS, Feature
 from perf_offcpu.binary.layout import Order
-from perf_offcpu.cache import DiskCache
+from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.errors import LayoutError
-from perf_offcpu.inject.callchains import without_stacks
-from perf_offcpu.inject.retype import is_raw_offcpu, retyped
+from perf_offcpu.inject.options import RewriteOptions
 from perf_offcpu.losses import Losses
-from perf_offcpu.objects.search import Search
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.tracing_data import tracepoint_formats
 from perf_offcpu.perfdata.trailers import NO_TIME
 from perf_offcpu.perfdata.write.features import event_desc_body, feature_body, text_body
-from perf_offcpu.structs import frozen
 
 LAST_FEATURE_6_1 = Feature.PMU_CAPS
 """perf 6.1 skips later ones as it reads, but its own inject crashes on them."""
@@ -41,31 +38,19 @@ _DROPPED = {
 }
 
 
-@frozen
-class RewriteOptions:
-    """What is done to a recording.
+_NEEDED = SampleType.IP | SampleType.TID | SampleType.TIME | SampleType.PERIOD | SampleType.RAW
+_STACK = SampleType.REGS_USER | SampleType.STACK_USER
 
-    Args:
-        retype: off-cpu samples become ordinary ones; else they are copied as they are.
-        merge: deferred callchains are put into their samples; else they are copied as they are, in records
-            that perf 6.1 cannot read.
-        pipe: write the pipe form.
-        compress: write compressed records; not in the pipe form.
-        switches: a recording of context switches without an off-cpu event gets one, of the waits between
-            them; for that it is read into memory.
-        keep_stacks: copies of user stacks stay in samples that have them; else they are left out.
-        search: where files are looked for to unwind these copies; None: they are not unwound.
-        cache: where tables of the files' frames are kept; None: nowhere.
-    """
 
-    retype: bool = True
-    merge: bool = True
-    pipe: bool = False
-    compress: bool = False
-    switches: bool = False
-    keep_stacks: bool = False
-    search: Search | None = None
-    cache: DiskCache | None = None
+def is_raw_offcpu(spec: EventSpec) -> bool:
+    """Return whether an evsel's samples are raw off-cpu samples that can become ordinary ones."""
+    raw = spec.attr.config == SoftwareConfig.BPF_OUTPUT and spec.attr.sample_type & _NEEDED == _NEEDED
+    return raw and is_offcpu(spec)
+
+
+def has_stacks(spec: EventSpec) -> bool:
+    """Return whether an evsel's samples have copies of user stacks."""
+    return spec.attr.sample_type & _STACK == _STACK
 
 
 def written_events(
@@ -82,13 +67,17 @@ def written_events(
     for spec in specs if any(spec.ids for spec in specs) else specs[:1]:
         ids = tuple(one for one in dict.fromkeys(spec.ids) if one not in known)
         known.update(ids)
-        new = (retyped(spec) if options.retype and is_raw_offcpu(spec) else spec).named()
-        new = new if options.keep_stacks else without_stacks(new)
-        if new.attr.type == PerfType.TRACEPOINT and new.attr.config not in tracepoints:
+        attr = _cut(spec.attr, options.merge)
+        if options.retype and is_raw_offcpu(spec):
+            kind = attr.sample_type | SampleType.CALLCHAIN | SampleType.CGROUP
+            attr = replace(attr, config=SoftwareConfig.CPU_CLOCK, sample_type=kind)
+        if has_stacks(spec) and not options.keep_stacks:
+            kind = attr.sample_type & ~_STACK
+            attr = replace(attr, sample_type=kind, sample_regs_user=0, sample_stack_user=0)
+        if attr.type == PerfType.TRACEPOINT and attr.config not in tracepoints:
             # perf refuses a file without the format of a tracepoint, which a killed recorder did not write.
-            attr = replace(new.attr, type=PerfType.SOFTWARE, config=SoftwareConfig.BPF_OUTPUT)
-            new = replace(new, attr=attr)
-        events.append(replace(new, attr=_cut(new.attr, options.merge), ids=ids))
+            attr = replace(attr, type=PerfType.SOFTWARE, config=SoftwareConfig.BPF_OUTPUT)
+        events.append(replace(spec.named(), attr=attr, ids=ids))
     return events
 
 

@@ -5,8 +5,8 @@ Two passes. The first (`survey`) gathers what only the whole recording shows, th
 chunk through these stages:
 
 * records of types that perf 6.1 does not know, or that do not fit their type, are left out and counted;
-* samples are read, re-typed (`retype`), completed and unwound (`callchains`), and written (`samples`);
-* sums that had no time, and waits between context switches, are put where their time lies (`timed_sums`).
+* samples are read, re-typed, completed, unwound (`stages`), and written (`samples`);
+* sums that had no time, and waits between context switches, are put where their time lies (`timed_samples`).
 
 What is compressed comes out as it was before, attrs are cut to the 128 bytes that perf 6.1 knows (`header`).
 Everything else stays as it is, byte for byte and in its order. The byte order stays that of the input.
@@ -15,7 +15,6 @@ Everything else stays as it is, byte for byte and in its order. The byte order s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 
 import numpy as np
 
@@ -24,13 +23,13 @@ from perf_offcpu.abi.cfi import MACHINE_OF_ARCH
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.switches.events import may_tell_of_switches
-from perf_offcpu.inject.callchains import Completer, StackUnwinder, cut_user_parts, has_stacks
-from perf_offcpu.inject.header import RewriteOptions, written_events, written_features
-from perf_offcpu.inject.retype import Retyper
+from perf_offcpu.inject.header import has_stacks, written_events, written_features
+from perf_offcpu.inject.options import RewriteOptions, Rewritten
 from perf_offcpu.inject.samples import SampleRewriter, Stage
+from perf_offcpu.inject.stages import Completer, Retyper, StackUnwinder, cut_user_parts
 from perf_offcpu.inject.survey import Survey, survey
 from perf_offcpu.inject.switch_waits import WaitRecords, wait_records
-from perf_offcpu.inject.timed_sums import TimedSamples
+from perf_offcpu.inject.timed_samples import TimedSamples
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.recording import Meta, Recording
@@ -43,10 +42,7 @@ from perf_offcpu.perfdata.write.pipe import PipeWriter
 from perf_offcpu.perfdata.write.readable import readable_events, readable_records
 from perf_offcpu.perfdata.write.weave import bytes_of
 from perf_offcpu.perfdata.write.writer import FileWriter
-from perf_offcpu.structs import mutable
 from perf_offcpu.unwind.unwinder import Unwinder
-
-__all__ = ["RewriteOptions", "Rewritten", "rewrite"]
 
 _HEADER_TYPES = (
     RecordType.HEADER_ATTR,
@@ -58,27 +54,6 @@ _HEADER_TYPES = (
 """Records of the pipe form whose content is the writer's to repeat."""
 
 _TRACE_TYPES = (RecordType.AUXTRACE_INFO, RecordType.AUXTRACE, RecordType.AUXTRACE_ERROR)
-
-
-@mutable
-class Rewritten:
-    """What inject did.
-
-    Args:
-        retyped: off-cpu samples that were re-typed.
-        waits: samples that were added, for waits between context switches.
-        completed: samples that got their deferred user callchain.
-        unwound: samples whose copy of the user stack became their user callchain.
-        copied: records copied unchanged.
-        losses: as counted while reading, and records left out.
-    """
-
-    retyped: int = 0
-    waits: int = 0
-    completed: int = 0
-    unwound: int = 0
-    copied: int = 0
-    losses: Losses = field(default_factory=Losses)
 
 
 def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | None = None) -> Rewritten:
@@ -111,30 +86,35 @@ class _Rewriter:
     ) -> None:
         self.reader, self.found, self.options, self.waits = reader, found, options, waits
         self.counters, self.features = reader.counters, found.reader.features
+        self.done = Rewritten(self.counters, waits=len(waits.times) if waits else 0)
         self.recorded = readable_events(found.reader.events)
         self.written = written_events(self.recorded.specs, options, self.features)
-        self.retyper = Retyper(found.tasks.tasks(), found.end_ns, self.counters)
-        self.completer = Completer(found.matcher(), self.counters)
-        self.unwinder = self._unwinder()
-        stages: list[tuple[bool, Stage | None]] = [
-            (options.retype, self.retyper),
-            (options.merge, self.completer),
-            (options.keep_stacks, cut_user_parts),
-            (not options.keep_stacks, self.unwinder),
-        ]
-        chosen = [stage for wanted, stage in stages if wanted and stage is not None]
-        self.samples = SampleRewriter(self.recorded, self.written, chosen, options.merge, self.counters)
+        self.samples = SampleRewriter(self.recorded, self.written, self._stages(), options.merge, self.done)
         self.timed = TimedSamples(self._timed(), self.recorded)
 
-    def _unwinder(self) -> StackUnwinder | None:
-        """Return the stage that unwinds stacks; None where that is not wanted, or cannot be."""
+    def _stages(self) -> list[Stage]:
+        """Return what is done to samples, in order."""
+        options, found, stages = self.options, self.found, list[Stage]()
+        if options.retype:
+            stages.append(Retyper(found.tasks, found.end_ns, self.done))
+        if options.merge:
+            stages.append(Completer(found.matcher(), self.done))
+        unwinder = self._unwinder()
+        if options.keep_stacks:
+            stages.append(cut_user_parts)
+        elif unwinder is not None:
+            stages.append(StackUnwinder(unwinder, found.tasks, self.done))
+        return stages
+
+    def _unwinder(self) -> Unwinder | None:
+        """Return what unwinds copies of stacks; None where there are none, or that cannot be."""
         tasks, search, arch = self.found.tasks, self.options.search, self.features.text(Feature.ARCH)
         if search is None or arch not in MACHINE_OF_ARCH or not any(map(has_stacks, self.recorded.specs)):
             return None
         spaces, maps = tasks.spaces.tables()
         meta = Meta(arch=arch, source=self.reader.path)
         recording = Recording(strings=tasks.strings, spaces=spaces, maps=maps, dsos=tasks.dsos(), meta=meta)
-        return StackUnwinder(Unwinder(recording, search, self.options.cache), tasks, self.counters)
+        return Unwinder(recording, search, self.options.cache)
 
     def _timed(self) -> list[tuple[I64, Chunk]]:
         """Return the samples that get another place, with their times."""
@@ -157,14 +137,7 @@ class _Rewriter:
             writer.append(bytes_of(records))
         writer.append(*map(bytes_of, self.timed.rest()))
         writer.finish(features)
-        return Rewritten(
-            self.retyper.done,
-            len(self.waits.times) if self.waits else 0,
-            self.completer.done,
-            self.unwinder.done if self.unwinder else 0,
-            self.samples.copied,
-            self.counters,
-        )
+        return self.done
 
     def _writer(
         self, fd: int, path: str, events: Sequence[EventSpec], features: Mapping[int, bytes]
@@ -187,7 +160,7 @@ class _Rewriter:
         copied = known & ~traces & ~np.isin(kinds, _HEADER_TYPES)
         if not self.options.merge:
             copied |= deferred
-        if len(self.found.streams) > 1:  # a round of one stream says nothing of the others
+        if self.reader.directory:  # of several streams: a round of one says nothing of the others
             copied &= kinds != RecordType.FINISHED_ROUND
         return chunk.take(np.flatnonzero(copied))
 

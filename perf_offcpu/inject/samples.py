@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewrite the samples of a recording: read columns, change them stage by stage, write them again.
 
-The stages (`retype`, `callchains`) use decode's functions on the same columns. Samples that no stage
-changes stay in the chunk as they are. Samples of an unknown event, and those whose content does not fit their
-event, are left out: for one of them perf gives up the whole file.
+Samples that no stage (`stages`) changes stay in the chunk as they are. Samples of an unknown event, and those
+whose content does not fit their event, are left out: for one of them perf gives up the whole file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,8 @@ from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.deferred import MARKER_WORDS, pending_chains
 from perf_offcpu.decode.samples import is_offcpu, model_samples, sample_columns, samples_by_event
 from perf_offcpu.decode.stacks.user_parts import first_words, kernel_parts
+from perf_offcpu.inject.options import Rewritten
 from perf_offcpu.inject.payload_words import payloads
-from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I64, U8, Bool
 from perf_offcpu.model.recording import Samples
@@ -92,6 +92,19 @@ class SampleBatch:
         return fields
 
 
+def model_fields(samples: Samples) -> dict[str, NDArray[Any]]:
+    """Return the columns of SAMPLE that the model has: the inverse of `decode.samples.model_samples`."""
+    return {
+        "ip": samples.ip,
+        "pid": samples.pid.view(np.uint32),
+        "tid": samples.tid.view(np.uint32),
+        "time": samples.time_ns.view(np.uint64),
+        "cpu": samples.cpu.view(np.uint32),
+        "period": samples.period.view(np.uint64),
+        "cgroup": samples.cgroup,
+    }
+
+
 def raw_fields(payload: tuple[I64, U8]) -> dict[str, Column]:
     """Return the columns of RAW data from whole words; 4 zeros follow, so that its size, too, is aligned."""
     return {"raw": payload, "raw_size": np.diff(payload[0]) + 4}
@@ -108,10 +121,7 @@ class SampleRewriter:
         written: the same events as they are written; samples get their layouts.
         stages: what is done to samples, in order.
         merges: whether a stage completes callchains that wait for a deferred user part.
-        counters: where samples that are left out are counted.
-
-    Attributes:
-        copied: records that stayed as they were, so far.
+        done: records that stay as they were, and samples that are left out, are counted here.
     """
 
     def __init__(
@@ -120,11 +130,10 @@ class SampleRewriter:
         written: Sequence[EventSpec],
         stages: Sequence[Stage],
         merges: bool,
-        counters: Losses,
+        done: Rewritten,
     ) -> None:
-        self.events, self.stages, self.merges, self.counters = events, stages, merges, counters
+        self.events, self.stages, self.merges, self.done = events, stages, merges, done
         self.shapes = [spec.shape for spec in written]
-        self.copied = 0
 
     def rewrite(self, chunk: Chunk, with_untimed: bool) -> Chunk:
         """Return the records of a chunk, with samples as they are written.
@@ -134,7 +143,7 @@ class SampleRewriter:
         """
         kept = chunk.types != RecordType.SAMPLE
         placed = []
-        for number, rows in samples_by_event(chunk, self.events, self.counters):
+        for number, rows in samples_by_event(chunk, self.events, self.done.losses):
             if not with_untimed:
                 rows = rows[~is_untimed(chunk, rows, self.events, number)]  # noqa: PLW2901
             batch = self._read(chunk, rows, number)
@@ -143,14 +152,14 @@ class SampleRewriter:
             if changed.any():
                 batch, samples = self._written(batch.take(changed), number)
                 placed.append((batch.rows, samples))
-        self.copied += int(kept.sum())
+        self.done.copied += int(kept.sum())
         rows = np.flatnonzero(kept)
         own = chunk if len(rows) == len(chunk) else chunk.take(rows)
         return woven([(rows, own), *placed]) if placed else own
 
     def rewrite_all(self, chunk: Chunk) -> Iterator[tuple[I64, Chunk]]:
         """Yield the samples of a chunk evsel by evsel, all of them written again, with their times."""
-        for number, rows in samples_by_event(chunk, self.events, self.counters):
+        for number, rows in samples_by_event(chunk, self.events, self.done.losses):
             batch, samples = self._written(self._read(chunk, rows, number), number)
             yield batch.samples.time_ns, samples
 
@@ -160,7 +169,7 @@ class SampleRewriter:
         columns = sample_columns(chunk, rows, spec, self.events.order)
         samples = model_samples(columns, spec, number, miscs)
         valid = columns.ok & (samples.period >= 0)
-        self.counters.add(losses.BAD_SAMPLE, int((~valid).sum()))
+        self.done.losses.add(losses.BAD_SAMPLE, int((~valid).sum()))
         return SampleBatch(chunk, self.events.order, rows, spec, miscs, columns, samples).take(valid)
 
     def _changes(self, batch: SampleBatch, number: int) -> Bool:
@@ -189,13 +198,13 @@ class SampleRewriter:
         fields = batch.fields()
         too_large = sample_sizes(shape, fields, len(batch)) > RECORD_SIZE_MAX
         if too_large.any() and batch.chains is not None:
-            self.counters.add(losses.UNMERGED, int(too_large.sum()))
+            self.done.losses.add(losses.UNMERGED, int(too_large.sum()))
             kept = np.where(too_large, kernel_parts(batch.chains), batch.chains.lengths)
             batch = replace(batch, chains=first_words(batch.chains, kept))
             fields = batch.fields()
             too_large = sample_sizes(shape, fields, len(batch)) > RECORD_SIZE_MAX
         if too_large.any():
-            self.counters.add(losses.BAD_SAMPLE, int(too_large.sum()))
+            self.done.losses.add(losses.BAD_SAMPLE, int(too_large.sum()))
             batch = batch.take(~too_large)
             fields = batch.fields()
         records = sample_records(shape, batch.miscs, fields, len(batch), batch.order)

@@ -20,7 +20,7 @@ from perf_offcpu.decode.deferred import DeferredMatcher, decode_deferred
 from perf_offcpu.decode.samples import samples_by_event
 from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
-from perf_offcpu.inject.callchains import has_stacks
+from perf_offcpu.inject.header import has_stacks
 from perf_offcpu.inject.samples import is_untimed
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.strings import Strings
@@ -42,8 +42,7 @@ class Survey:
         tasks: the threads, if there is off-cpu time, and if samples have copies of user stacks the maps, too.
         untimed: off-cpu samples with a dummy time, as they were recorded.
         first_ns, last_ns: times of the first and last sample; -1 without any.
-        end_ns: the last moment of the recording, where threads are known.
-        streams: names of the streams that the records come in: more than one in a directory.
+        end_ns: the last moment of the recording.
     """
 
     reader: PerfDataReader
@@ -52,19 +51,17 @@ class Survey:
     first_ns: int = -1
     last_ns: int = -1
     end_ns: int = 0
-    streams: set[str] = field(default_factory=set)
     _deferred: BatchCollector = field(default_factory=BatchCollector)
 
     def take(self, chunk: Chunk) -> None:
         """Take up a chunk. Damage is not counted: the second pass meets it again."""
         events = self.reader.events
-        self.streams.add(chunk.origin.removesuffix("zstd").strip())
         times = record_times(chunk, events)
+        self.end_ns = max(self.end_ns, int(times.max(initial=0)))
         stacks = any(map(has_stacks, events.specs))
         if stacks or any(map(_may_be_offcpu, events.specs)):
             kinds = SIDE_TYPES if stacks else _TASK_TYPES
             self.tasks.note_all(task_records(chunk, kinds, events, Losses()))
-            self.end_ns = max(self.end_ns, int(times.max(initial=0)))
         timed = times[(chunk.types == RecordType.SAMPLE) & (times > 0)]
         if len(timed):
             first, last = int(timed.min()), int(timed.max())

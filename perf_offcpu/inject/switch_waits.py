@@ -18,7 +18,7 @@ from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.deferred import merge_deferred
 from perf_offcpu.decode.load import read_recording
 from perf_offcpu.inject.payload_words import made_extensions, payloads
-from perf_offcpu.inject.samples import raw_fields
+from perf_offcpu.inject.samples import model_fields, raw_fields
 from perf_offcpu.losses import Losses, Stage
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I64
@@ -99,17 +99,9 @@ def _records(samples: Samples, callchains: Ragged, spec: EventSpec, order: Order
     chains = with_none.take(np.where(samples.callchain < 0, none, samples.callchain))
     wakers = with_none.take(np.where(samples.waker_callchain < 0, none, samples.waker_callchain))
     columns: dict[str, Column] = {
-        "identifier": spec.ids[0],
-        "ip": samples.ip,
-        "pid": samples.pid.view(np.uint32),
-        "tid": samples.tid.view(np.uint32),
-        "time": samples.time_ns,
-        "addr": 0,
-        "id": spec.ids[0],
-        "stream_id": 0,
-        "cpu": samples.cpu.view(np.uint32),
-        "cpu_res": 0,
-        "period": samples.period,
+        **dict.fromkeys(("identifier", "id"), spec.ids[0]),
+        **dict.fromkeys(("addr", "stream_id", "cpu_res"), 0),
+        **model_fields(samples),
         "callchain": (chains.offsets, chains.values),
         **raw_fields(payloads(samples, chains, made_extensions(samples, wakers, order), order)),
     }

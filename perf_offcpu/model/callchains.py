@@ -67,6 +67,14 @@ class Ragged:
         lengths = self.offsets[1:][rows] - starts
         return Ragged(*gather_rows(self.values.view(np.uint8), Rows(8 * starts, lengths, 8)))
 
+    def replaced(self, rows: I64, others: Ragged) -> Ragged:
+        """Return all rows, with `others` in place of some (int64[m], none twice)."""
+        if not len(rows):
+            return self
+        row = np.arange(len(self))
+        row[rows] = len(self) + np.arange(len(rows))
+        return Ragged.concat([self, others]).take(row)
+
     def row_of_value(self) -> I64:
         """Return the row of each value: int64[len(values)]."""
         return np.repeat(np.arange(len(self)), self.lengths)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from perf_offcpu.inject.rewrite import RewriteOptions, Rewritten, rewrite
+from perf_offcpu.inject.options import RewriteOptions, Rewritten
+from perf_offcpu.inject.rewrite import rewrite
 
 
 def inject(source: Path, target: Path, **options: bool) -> Rewritten:

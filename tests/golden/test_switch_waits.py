@@ -22,7 +22,8 @@ from builders.stock_perf import with_names
 
 from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.inject.rewrite import RewriteOptions, rewrite
+from perf_offcpu.inject.options import RewriteOptions
+from perf_offcpu.inject.rewrite import rewrite
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 
 DATA = Path(__file__).parent.parent / "data" / "perf-7.2"
