@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file of a recording, or its pipe: from its header to its end.
+"""A file of a recording, or its pipe, from the header to the end.
 
-A recording is one part, or with `--switch-output` several. Each can be read without the others: it begins
-with names and with what runs at that moment, and ends with the losses and counts of its own time.
+A recording is one file, or with `--switch-output` several. Each can be read without the others: it begins
+with the names of events and with what runs at that moment, and ends with the losses and counts of its own
+time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Mapping
 
 from perf_offcpu.abi.features import Feature
@@ -45,26 +47,30 @@ class OutputFile:
 
     Args:
         path: the file's name, or "-".
-        target: whose maps it begins with.
-        pressure: watches the writes.
+        target: the file begins with the maps of these processes.
+        pressure: measures the time spent in writes.
+        begin_ns: when the waits in the file begin; 0: with the recording.
 
     Raises:
         RecordingError: it cannot be written.
     """
 
     def __init__(
-        self, options: RecordOptions, collector: Collector, path: str, target: Target, pressure: Pressure
+        self,
+        options: RecordOptions,
+        collector: Collector,
+        path: str,
+        target: Target,
+        pressure: Pressure,
+        begin_ns: int = 0,
     ) -> None:
         self.options, self.collector, self.path, self.target = options, collector, path, target
-        self._pressure = pressure
-        self.clock_pair = wall_clock_pair()
-        self.begin_ns = 0
-        """When the waits in it begin; 0: with the recording."""
-        self.build_ids: list[BuildId] = []
+        self._pressure, self._begin_ns, self._created_s = pressure, begin_ns, time.monotonic()
+        self._clock_pair = wall_clock_pair()
+        self._build_ids: list[BuildId] = []
         self._finished = False
-        self._counters = collector.counters()
-        self._lost = collector.lost_by_id()
-        self._output = None if path == STANDARD_OUTPUT else AtomicFile(path, keep_old=True, reserve=RESERVE)
+        self._counters, self._lost = collector.counters(), collector.lost_by_id()
+        self._disk = None if path == STANDARD_OUTPUT else AtomicFile(path, keep_old=True, reserve=RESERVE)
         try:
             self._writer = self._make_writer(collector.events)
         except BaseException:
@@ -72,148 +78,146 @@ class OutputFile:
             raise
 
     def _make_writer(self, events: list[EventSpec]) -> FileWriter | CompressedWriter | PipeWriter:
-        if self._output is None:
-            features = self._known_features(events)
-            return PipeWriter(1, events, features, "standard output", NATIVE)
-        self._file = FileWriter(self._output.fd, events, self.path, NATIVE)
+        if self._disk is None:
+            return PipeWriter(1, events, self._known_features(events), self.shown, NATIVE)
+        self._plain = FileWriter(self._disk.fd, events, self.path, NATIVE)
         level = self.options.compression_level
-        return CompressedWriter(self._file, level) if level else self._file
+        return CompressedWriter(self._plain, level) if level else self._plain
 
     @property
     def shown(self) -> str:
-        """Its name, for messages."""
-        return self.path if self._output is not None else "standard output"
+        """The name, for messages."""
+        return "standard output" if self._disk is None else self.path
 
     @property
     def size(self) -> int:
         """Bytes written so far."""
         if isinstance(self._writer, PipeWriter):
             return self._writer.data_size
-        return self._file.data_offset + self._file.data_size
+        return self._plain.data_offset + self._plain.data_size
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was begun."""
+        return time.monotonic() - self._created_s
 
     def append(self, *pieces: Buffer) -> None:
-        """Take over bytes that are whole records; errors as of `FileWriter.append`."""
+        """Append whole records; errors as of `FileWriter.append`."""
         with self._pressure.writing():
             self._writer.append(*pieces)
 
     def describe(self) -> None:
-        """Write what is there already; side-band records must flow by now, and are taken along."""
-        if self._output is not None:  # in a pipe the names stand at the front
-            self._file.append(event_names(self.collector.events))  # not compressed: samples need them
+        """Write what runs already, and the side-band records that have come meanwhile."""
+        if self._disk is not None:  # in a pipe the names stand at the front
+            self._plain.append(event_names(self.collector.events))  # not compressed: samples need them
         inventory = Inventory(self.target, data_maps=self.options.stack_bytes > 0)
         for piece in inventory.records():
             self.append(piece)
             self.collector.drain(self)
-        self.build_ids = inventory.build_ids()
+        self._build_ids = inventory.build_ids()
         if isinstance(self._writer, PipeWriter):
-            self._writer.append_build_ids(self.build_ids)
+            self._writer.append_build_ids(self._build_ids)
 
     def commit(self) -> None:
         """Give the file its name."""
-        if self._output is not None:
-            self._output.commit()
+        if self._disk is not None:
+            self._disk.commit()
 
-    def finish(self, last: Span) -> None:
-        """Write losses, counts and features: the end.
+    def finish(self, recording: Span) -> None:
+        """Write the end: losses, counts and features.
 
         Args:
-            last: of the recording, up to now.
+            recording: the span of the recording up to now.
         """
-        self._write_account(last, {})
+        self._write_account(recording, {})
         self._finished = True
         self._learn_ids()
-        self._writer.finish(self._features(last))
+        self._writer.finish(self._features(recording))
 
     def finish_somehow(
         self,
-        last: Span,
+        recording: Span,
         unwritten: Mapping[LossCause, Counter],
-        more: Iterable[tuple[LossCause, Counter, bytes]],
+        rest: Iterable[tuple[LossCause, Counter, bytes]],
     ) -> None:
-        """Write an end of a file that takes no more records, into the room that was held for it.
+        """Write an end for a file that takes no more records, into the room that was held for it.
 
         Args:
-            unwritten: what should have gone into it.
-            more: what is to be written if there is room, else counted: (cause, count, records).
+            unwritten: counts of what did not go into the file.
+            rest: what is written if there is room, else counted: (cause, count, records).
         """
         if self._finished:
             return
-        held = self._output is not None and self._output.release()
-        features = self._features(last)
+        held = self._disk is not None and self._disk.release()
+        features = self._features(recording)
         room = (RESERVE if held else 0) - _SLACK - sum(map(len, features.values()))
         counts = dict(unwritten)
         with contextlib.suppress(RecordingError, BrokenPipeError):
-            for name, count, records in more:
+            for cause, count, records in rest:
                 if len(records) <= room:
                     self.append(records)
                     room -= len(records)
                 else:
-                    counts[name] = _sum(counts.get(name), count)
-            self._write_account(last, counts)
+                    known = counts.get(cause, Counter(0))
+                    counts[cause] = Counter(known.events + count.events, known.ns + count.ns)
+            self._write_account(recording, counts)
         with contextlib.suppress(RecordingError, BrokenPipeError):
             self._learn_ids()
             self._writer.finish(features)
 
-    def _learn_ids(self) -> None:
-        """CPUs may have come since the file was begun."""
-        if self._output is not None:
-            self._file.learn_ids(self.collector.events)
+    def close(self) -> None:
+        """Close the file; remove it if it was not committed."""
+        if self._disk is not None:
+            self._disk.close()
 
-    def _write_account(self, last: Span, more: Mapping[LossCause, Counter]) -> None:
-        """What was counted since the part began, and what the kernel lost."""
+    def _learn_ids(self) -> None:
+        """Add the ids of events on CPUs that came online since the file was begun."""
+        if self._disk is not None:
+            self._plain.learn_ids(self.collector.events)
+
+    def _write_account(self, recording: Span, more: Mapping[LossCause, Counter]) -> None:
+        """Write what was counted since the file was begun, and what the kernel lost."""
         lost = {one: count - self._lost.get(one, 0) for one, count in self.collector.lost_by_id().items()}
         counters = _since(self.collector.counters(), self._counters) | dict(more)
         event = self.collector.counters_event
-        sample = counters_sample(event, self._span(last), counters, os.getpid())
+        sample = counters_sample(event, self._span(recording), counters, os.getpid())
         self.append(*lost_records(lost), sample)
 
-    def close(self) -> None:
-        """Close the file; one that was not committed is removed."""
-        if self._output is not None:
-            self._output.close()
+    def _span(self, recording: Span) -> Span:
+        begin_ns, end_ns = self._begin_ns or recording.begin_ns, recording.end_ns or now_ns()
+        return Span(begin_ns, end_ns, recording.threshold_ns)
 
-    def _span(self, last: Span) -> Span:
-        return Span(self.begin_ns or last.begin_ns, last.end_ns or now_ns(), last.threshold_ns)
-
-    def _features(self, last: Span) -> dict[int, bytes]:
-        """Features of the file. No sample lies outside of SAMPLE_TIME: it is the time that was recorded."""
-        span = self._span(last)
+    def _features(self, recording: Span) -> dict[int, bytes]:
+        """Return the features. SAMPLE_TIME is the time that was recorded: no sample lies outside of it."""
+        span = self._span(recording)
         times = {"first": span.begin_ns, "last": span.end_ns}
         return self._known_features(self.collector.events) | {
             Feature.BUILD_ID: build_id_body(self._all_build_ids(), NATIVE),
             Feature.SAMPLE_TIME: feature_body(Feature.SAMPLE_TIME, NATIVE, **times),
         }
 
+    def _known_features(self, events: list[EventSpec]) -> dict[int, bytes]:
+        """Return the features that are known when the file is begun."""
+        tracepoints = [event.name for event in self.options.events if event.is_tracepoint]
+        formats = {Feature.TRACING_DATA: tracing_data(tracepoints)} if tracepoints else {}
+        machine = machine_features(self.options.argv, self._clock_pair)
+        return machine | formats | {Feature.EVENT_DESC: event_desc_body(events, NATIVE)}
+
     def _all_build_ids(self) -> list[BuildId]:
-        """Of what was mapped at its beginning, and of what has been mapped since the recording began."""
-        known = {one.filename for one in self.build_ids}
-        later = self.collector.build_ids.files.items()
-        return self.build_ids + [
+        """Return build-ids of what was mapped when the file was begun, and since the recording began."""
+        known = {one.filename for one in self._build_ids}
+        later = sorted(self.collector.build_ids.files.items())
+        return self._build_ids + [
             BuildId(HOST_PID, CpuMode.USER, build_id.hex(), name)
-            for name, build_id in sorted(later)
+            for name, build_id in later
             if name not in known
         ]
 
-    def _known_features(self, events: list[EventSpec]) -> dict[int, bytes]:
-        """Those that are known from the beginning."""
-        tracepoints = [event.name for event in self.options.events if event.is_tracepoint]
-        described = {Feature.TRACING_DATA: tracing_data(tracepoints)} if tracepoints else {}
-        return (
-            machine_features(self.options.argv, self.clock_pair)
-            | described
-            | {Feature.EVENT_DESC: event_desc_body(events, NATIVE)}
-        )
-
-
-def _sum(one: Counter | None, other: Counter) -> Counter:
-    return Counter(one.events + other.events, one.ns + other.ns) if one else other
-
 
 def _since(now: Mapping[LossCause, Counter], before: Mapping[LossCause, Counter]) -> dict[LossCause, Counter]:
-    """What was counted between two moments."""
-    return {
-        name: Counter(counter.events - before[name].events, counter.ns - before[name].ns)
-        if name in before
-        else counter
-        for name, counter in now.items()
-    }
+    """Return what was counted between two moments."""
+    found = {}
+    for cause, counter in now.items():
+        old = before.get(cause, Counter(0))
+        found[cause] = Counter(counter.events - old.events, counter.ns - old.ns)
+    return found

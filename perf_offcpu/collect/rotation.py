@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a recording goes on in a new file, and what its files are called: `--switch-output`.
+"""When a recording goes on in a new file, and the names of its files: `--switch-output`.
 
-As in perf: at a signal (SIGUSR2), when a file has reached a size, or after a time. Each file bears the time
-at which it was begun behind its name, to the hundredth of a second, as `perf record --timestamp-filename`.
+As in perf: at a signal (SIGUSR2), when a file has reached a size, or after a time. The name of each file ends
+with the time at which it was begun, to the hundredth of a second, as with `perf record --timestamp-filename`.
 
 Source: tools/perf/builtin-record.c: switch_output_setup().
 """
@@ -23,24 +23,28 @@ _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """What begins a new file, beside SIGUSR2, which always does.
+    """What begins a new file, in addition to SIGUSR2.
 
     Args:
-        size_bytes: a file of that size, 0 none.
-        seconds: so much time, 0 none.
-        max_files: the oldest files beyond that number are removed; 0 none are.
+        size_bytes: the size of a file, 0 for none.
+        seconds: its age, 0 for none.
+        max_files: number of files to keep, the newest; 0 for all.
     """
 
     size_bytes: int = 0
     seconds: int = 0
     max_files: int = 0
 
+    def is_due(self, size_bytes: int, seconds: float) -> bool:
+        """Return whether a file of this size and age has reached one of the limits."""
+        return 0 < self.size_bytes <= size_bytes or 0 < self.seconds <= seconds
+
 
 def parse_rotation(text: str, max_files: int = 0) -> Rotation:
-    """`signal`, a size such as 100M, or a time such as 30s.
+    """Parse `signal`, a size such as 100M, or a time such as 30s.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text is none of these.
     """
     if text == "signal":
         return Rotation(max_files=max_files)
@@ -57,15 +61,15 @@ def parse_rotation(text: str, max_files: int = 0) -> Rotation:
 
 
 class FileNames:
-    """Names of the files of one recording, in turn; the oldest files are removed as `max_files` says."""
+    """Names of the files of one recording; the oldest files are removed beyond `max_files`."""
 
     def __init__(self, path: str, rotation: Rotation) -> None:
-        self._path, self._rotation = path, rotation
+        self._path, self._max_files = path, rotation.max_files
         self._names: deque[str] = deque()
         self._hundredths = 0
 
     def next(self) -> str:
-        """The name of a file begun now; no name is given twice."""
+        """Return the name of a file that is begun now; no name is returned twice."""
         self._hundredths = max(int(time.time() * 100), self._hundredths + 1)
         while Path(name := self._name()).exists():
             self._hundredths += 1
@@ -73,8 +77,8 @@ class FileNames:
         return name
 
     def forget_oldest(self) -> None:
-        """Remove files beyond the number that is wanted."""
-        while self._rotation.max_files and len(self._names) > self._rotation.max_files:
+        """Remove the files beyond the number to keep."""
+        while self._max_files and len(self._names) > self._max_files:
             Path(self._names.popleft()).unlink(missing_ok=True)
 
     def _name(self) -> str:

@@ -5,15 +5,15 @@
     track: side-band on · what is there already goes into the file
     begin: waits and samples on · let the command go · give the file its name
     loop:  copy rings to the file until the command, the target, the time or a signal ends it
-    end:   all off · copy the rest · sums, losses, counters · features and the true header
+    end:   all off · copy the rest · sums, losses, counters · features and the final header
 
-Whatever fails before the file has its name leaves an older file as it was. Whatever happens later leaves a
-file that can be read: complete, or, if the recorder is killed, as far as it got.
+A failure before the file has its name leaves an older file as it was. A later one leaves a file that can be
+read: complete, or, if the recorder is killed, as far as it got.
 
-With `--switch-output` a file ends, and a new one begins, while all of this goes on (`rotation`).
+With `--switch-output` a file ends and a new one begins while all of this goes on (`rotation`).
 
-No FINISHED_ROUND records are written. They let perf sort and forget as it reads, but sums carry the time of
-their last wait, which is long past when they are written. Without them perf sorts everything at the end.
+No FINISHED_ROUND records are written. They let perf sort and forget as it reads, but a sum carries the time
+of its last wait, which is long past when the sum is written. Without them perf sorts everything at the end.
 """
 
 from __future__ import annotations
@@ -23,43 +23,38 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from perf_offcpu import losses
 from perf_offcpu.collect.collector import Collector
-from perf_offcpu.collect.kernel_totals.last_states import LastTasks
+from perf_offcpu.collect.hotplug import Hotplug
 from perf_offcpu.collect.kernel_totals.losses import Counter
-from perf_offcpu.collect.kernel_totals.rest import counter, rest
-from perf_offcpu.collect.kernel_totals.sums import BATCH as SUMS_AT_ONCE
+from perf_offcpu.collect.kernel_totals.rest import rest
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
 from perf_offcpu.collect.output_file import OutputFile
-from perf_offcpu.collect.progress import Progress
 from perf_offcpu.collect.rings.pressure import Pressure, remedy
 from perf_offcpu.collect.rings.waiter import FLUSH_S, Waiter
 from perf_offcpu.collect.rotation import FileNames, Rotation
-from perf_offcpu.collect.summary import Summary
+from perf_offcpu.collect.summary import Progress, Summary
 from perf_offcpu.collect.system.clock import now_ns
-from perf_offcpu.collect.system.cpus import CpuNews, CpuWatch
 from perf_offcpu.collect.system.limits import raise_descriptor_limit, raise_priority, too_many_files
-from perf_offcpu.collect.system.signals import EndingSignals
+from perf_offcpu.collect.system.signals import RecordingSignals
 from perf_offcpu.collect.targets import Target, TargetWatch
+from perf_offcpu.collect.totals_writer import TotalsWriter
 from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload
-from perf_offcpu.errors import FileFullError, RecordingError
-
-SUMS_S = 5.0
-"""Sums are taken out of the kernel at least so often; more often if their map would fill up before."""
+from perf_offcpu.errors import RecordingError
 
 PROGRESS_S = 0.5
-"""Whoever watches is told how it goes on so often."""
+"""Time between two calls that show progress."""
 
-OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 GRACE_S = 2.0
-"""A terminal sends these to the command, too, which may have a summary to print before it ends."""
+"""A terminal sends these signals to the command, too, which may print a summary before it ends."""
 
 LAST_SWITCH_S = 0.01
-"""For each task that a CPU has to run: several slices of the scheduler."""
+"""Time for each task that a CPU has to run: several slices of the scheduler."""
 
 _STANDARD_ERROR = 2
 
@@ -68,11 +63,11 @@ Show = Callable[[Progress], None]
 
 
 def record(options: RecordOptions, say: Say, show: Show | None = None) -> Summary:
-    """Make a recording; returns when it is complete and the command, if any, has ended.
+    """Make a recording; return when it is complete and the command, if any, has ended.
 
     Args:
-        say: is told, in short sentences, what is not quite as asked for.
-        show: is told how it goes on, now and then.
+        say: is called with a short sentence for whatever differs from what was asked for.
+        show: is called now and then with the progress.
 
     Raises:
         TargetError: the target is not there, or the command cannot be run.
@@ -86,33 +81,26 @@ def record(options: RecordOptions, say: Say, show: Show | None = None) -> Summar
         if options.command:
             output_fd = _STANDARD_ERROR if options.output == STANDARD_OUTPUT else 1
             workload = stack.enter_context(contextlib.closing(Workload(options.command, output_fd)))
-        with EndingSignals(rotating=options.rotation is not None) as signals:
-            summary = _record(options, workload, watch, signals, say, show)
-        # From here on the file is whole, and a further signal ends the recorder at once.
+        with (
+            RecordingSignals(rotating=options.rotation is not None) as signals,
+            _open_collector(options, say) as collector,
+        ):
+            summary = _Session(options, collector, signals, say, show).run(workload, watch)
+        # The file is complete; a further signal ends the recorder at once.
         if workload:
-            summary.status = workload.end(GRACE_S if signals.received in OF_TERMINALS else 0)
+            summary.status = workload.end(GRACE_S if signals.received in TERMINAL_SIGNALS else 0)
         elif signals.received:
             summary.status = SIGNAL_EXIT_BASE + signals.received
     return summary
 
 
-def _record(
-    options: RecordOptions,
-    workload: Workload | None,
-    watch: TargetWatch,
-    signals: EndingSignals,
-    say: Say,
-    show: Show | None,
-) -> Summary:
+def _open_collector(options: RecordOptions, say: Say) -> Collector:
     raise_descriptor_limit()
     raise_priority(options.realtime_priority)
     try:
-        collector = Collector(options, say)
+        return Collector(options, say)
     except OSError as problem:
         raise too_many_files() if problem.errno in (errno.EMFILE, errno.ENFILE) else problem from None
-    with collector, _Session(options, collector, signals, say, show) as session:
-        session.open(workload)
-        return session.run(workload, watch)
 
 
 class _Session:
@@ -122,28 +110,33 @@ class _Session:
         self,
         options: RecordOptions,
         collector: Collector,
-        signals: EndingSignals,
+        signals: RecordingSignals,
         say: Say,
         show: Show | None,
     ) -> None:
         self.options, self.collector, self.signals = options, collector, signals
         self.say, self.show = say, show
         self.names = FileNames(options.output, options.rotation or Rotation())
-        path = self.names.next() if options.rotation else options.output
         self.pressure = Pressure()
+        path = self.names.next() if options.rotation else options.output
         self.file = OutputFile(options, collector, path, options.target, self.pressure)
-        self.file_since = time.monotonic()
-        self.unwritten_sums = Counter(0)
+        self.totals = TotalsWriter(collector)
+        self.hotplug = Hotplug(collector, options.output == STANDARD_OUTPUT, say)
         self.summary = Summary(self.file.shown, ring_bytes=collector.rings.data_bytes)
 
-    def __enter__(self) -> _Session:
-        return self
+    def run(self, workload: Workload | None, watch: TargetWatch) -> Summary:
+        """Record until something ends the recording; return its numbers."""
+        try:
+            self._begin(workload)
+            begin_s = time.process_time()
+            self._record(workload, watch)
+            self.summary.cpu_s = time.process_time() - begin_s
+        finally:
+            self.file.close()
+        return self.summary
 
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-
-    def open(self, workload: Workload | None) -> None:
-        """Up to the moment when the command runs and the file has its name."""
+    def _begin(self, workload: Workload | None) -> None:
+        """Do everything up to the moment when the command runs and the file has its name."""
         self.collector.track()
         self.file.describe()
         if self.signals.received:
@@ -155,129 +148,64 @@ class _Session:
             workload.start()
         self.file.commit()
 
-    def run(self, workload: Workload | None, watch: TargetWatch) -> Summary:
-        """From there to the finished file."""
+    def _record(self, workload: Workload | None, watch: TargetWatch) -> None:
         endings = [workload.pidfd] if workload else []
-        rings = self.collector.ring_fds
-        begin_s = time.process_time()
+        waiter = Waiter(self.collector.ring_fds, endings, self.signals, watch, self.options.duration_s)
         try:
-            self._loop(Waiter(rings, endings, self.signals, watch, self.options.duration_s))
+            self._loop(waiter)
             if not self.signals.received:
                 _let_last_thread_leave()
             self._end()
         except RecordingError:
-            # A full disk, most likely: what is in the file is worth an end of its own, if there is room.
+            # Most likely the disk is full: what is in the file is worth an end, if there is room for one.
             self.collector.end()
             unwritten = {
                 losses.RECORDS_UNWRITTEN: Counter(self.collector.waiting_records()),
-                losses.SUMS_UNWRITTEN: self.unwritten_sums,
+                losses.SUMS_UNWRITTEN: self.totals.unwritten,
             }
             self.file.finish_somehow(self.collector.span, unwritten, rest(self.collector.kept))
             raise
-        self.summary.cpu_s = time.process_time() - begin_s
-        return self.summary
 
     def _loop(self, waiter: Waiter) -> None:
         """Copy rings to the file until something ends the recording."""
-        pace_s = SUMS_S
-        now = time.monotonic()
-        next_sums, next_show, next_look = now + pace_s, now + PROGRESS_S, now
-        cpus = CpuWatch(self.collector.rings.owner.fds)
+        next_look = time.monotonic()
+        next_show = next_look + PROGRESS_S
         while not waiter.wait():
-            self._drain(self.file)
+            self._drain()
+            self.totals.write_if_due(self.file)
             now = time.monotonic()
-            if now >= next_sums:
-                filled = self._write_sums() / self.collector.kept.sum_capacity
-                filled = max(filled, self._write_budgets() / self.collector.kept.budget_capacity)
-                pace_s = _pace(pace_s, filled)
-                next_sums = time.monotonic() + pace_s
             if now >= next_look:
-                for cpu in self.collector.cpus_without_ring():
-                    cpus.forget(cpu)
-                waiter.add_rings(self._follow(cpus.news()))
+                waiter.add_rings(self.hotplug.follow(self.file))
                 next_look = now + FLUSH_S
-            if now >= next_show:
-                if self.show:
-                    self.show(self._progress())
-                next_show = time.monotonic() + PROGRESS_S
+            if self.show and now >= next_show:
+                self.show(self._progress())
+                next_show = now + PROGRESS_S
             if self.options.rotation and self._is_full(self.options.rotation):
                 self._rotate()
 
-    def _follow(self, news: CpuNews) -> Iterator[int]:
-        """Record on CPUs that came; gives descriptors of their rings."""
-        for cpu in news.gone:
-            self.say(f"CPU {cpu} went offline")
-        for cpu in news.come:
-            if self.options.output == STANDARD_OUTPUT:  # whose head, with the ids, has been read by now
-                self.say(f"CPU {cpu} came online: in a pipe, only waits are recorded there, as sums")
-                continue
-            try:
-                yield from self.collector.revive(cpu, self.file)
-                self.say(f"CPU {cpu} came online, and is recorded from here on")
-            except OSError as problem:
-                self.say(f"CPU {cpu} came online and cannot be recorded in full: {problem.strerror}")
-
-    def _drain(self, file: OutputFile) -> None:
-        """Empty the rings."""
-        with self.pressure.looking(lambda: self.collector.fill):
-            self.collector.drain(file)
-
-    def _write_sums(self, *, end_of_file: bool = False) -> int:
-        """Move the sums gathered so far to the file; returns how many there were.
-
-        Args:
-            end_of_file: the rings are for the next file already.
-        """
-        sums = self.collector.kept.drain_sums(end_of_file=end_of_file)
-        try:
-            if not end_of_file:
-                self.collector.drain(self.file)  # the stacks of their callers come before them
-        except FileFullError:
-            self.unwritten_sums = counter(sums)
-            raise
-        written = 0
-        try:
-            for records in self.collector.kept.sum_records(sums):
-                self.file.append(records)
-                written = min(written + SUMS_AT_ONCE, len(sums))
-        except FileFullError as problem:
-            self.unwritten_sums = counter(sums[written + problem.records :])
-            raise
-        self.summary.sums += len(sums)
-        return len(sums)
-
-    def _write_budgets(self) -> int:
-        """Move the budgets of threads that have ended to the file; returns how many there were."""
-        budgets = self.collector.kept.drain_budgets()
-        for records in self.collector.kept.budget_records(budgets):
-            self.file.append(records)
-        return len(budgets)
-
-    def _write_last(self, last: LastTasks) -> None:
-        """Write who waits, and the budgets of those that live."""
-        for records in self.collector.kept.last_records(last):
-            self.file.append(records)
+    def _drain(self) -> None:
+        with self.pressure.draining(lambda: self.collector.fill):
+            self.collector.drain(self.file)
 
     def _is_full(self, rotation: Rotation) -> bool:
-        """Whether a new file shall begin."""
+        """Return whether a new file shall begin."""
         asked, self.signals.rotate = self.signals.rotate, False
-        too_large = 0 < rotation.size_bytes <= self.file.size
-        return asked or too_large or 0 < rotation.seconds <= time.monotonic() - self.file_since
+        return asked or rotation.is_due(self.file.size, self.file.age_s)
 
     def _rotate(self) -> None:
-        """End the file and go on in a new one; what comes meanwhile waits in the rings."""
-        old = self.file
-        self._drain(old)
-        self._write_sums(end_of_file=True)
-        self._write_budgets()
-        present = self.collector.kept.present_tasks()
-        self._write_last(present)
-        self.collector.kept.end_file(present)
+        """End the file and go on in a new one; new records wait in the rings until that is open."""
+        old, kept = self.file, self.collector.kept
+        self._drain()
+        self.totals.write_sums(old, end_of_file=True)
+        self.totals.write_budgets(old)
+        present = kept.present_tasks()
+        self.totals.write_last(old, present)
+        kept.end_file(present)
         old.finish(replace(self.collector.span, end_ns=present.end_ns))
         self.summary.file_bytes += old.size
-        # Maps of everybody: children of the target are recorded, too, and nobody knows their ids.
-        self.file = OutputFile(self.options, self.collector, self.names.next(), Target(), self.pressure)
-        self.file.begin_ns, self.file_since = present.end_ns, time.monotonic()
+        # Maps of all processes: children of the target are recorded, too, and their ids are not known here.
+        path = self.names.next()
+        self.file = OutputFile(self.options, self.collector, path, Target(), self.pressure, present.end_ns)
         old.close()
         self.file.describe()
         self.file.commit()
@@ -291,7 +219,7 @@ class _Session:
         return Progress(
             elapsed_s=(now_ns() - collector.span.begin_ns) / 1e9,
             samples=summary.events(losses.SAMPLES),
-            sums=summary.sums,
+            sums=self.totals.sums,
             lost=sum(summary.losses().values()),
             ring_fill=collector.rings.recent_fill(),
             threshold_ns=collector.threshold_ns,
@@ -301,11 +229,11 @@ class _Session:
     def _end(self) -> None:
         collector = self.collector
         collector.end()
-        self._drain(self.file)
-        self._write_sums()
-        self._write_budgets()
+        self._drain()
+        self.totals.write_sums(self.file)
+        self.totals.write_budgets(self.file)
         last = collector.kept.last_tasks()
-        self._write_last(last)
+        self.totals.write_last(self.file, last)
         self.summary.still_blocked = len(last.waiting())
         self.file.finish(collector.span)
         self._sum_up()
@@ -313,7 +241,7 @@ class _Session:
     def _sum_up(self) -> None:
         summary, collector = self.summary, self.collector
         summary.counters, summary.span = collector.counters(), collector.span
-        summary.sums += summary.events(losses.SNAPSHOTS)
+        summary.sums = self.totals.sums + summary.events(losses.SNAPSHOTS)
         summary.oncpu_samples, summary.lost_records = collector.oncpu_samples(), collector.lost()
         summary.ring_fullest, summary.programs = collector.rings.fullest, collector.run_stats()
         summary.file_bytes += self.file.size
@@ -323,10 +251,10 @@ class _Session:
 
 
 def _let_last_thread_leave() -> None:
-    """Give what has just ended the time to leave its CPU.
+    """Give a thread that has just ended the time to leave its CPU.
 
-    A process has ended before its last thread is switched out for the last time, which completes that one's
-    budget. Who waits for the end may take its CPU at that moment, and no list of tasks shows it any more.
+    A process has ended before its last thread is switched out for the last time, which completes the budget
+    of that thread. The recorder may take its CPU at that moment, and no list of tasks shows it any more.
     """
     runnable = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
     time.sleep(LAST_SWITCH_S * max(1.0, runnable / (os.cpu_count() or 1)))
@@ -336,8 +264,3 @@ def _interrupted(signum: int) -> RecordingError:
     problem = RecordingError("interrupted before the recording began: nothing is written")
     problem.exit_status = SIGNAL_EXIT_BASE + signum
     return problem
-
-
-def _pace(seconds: float, filled: float) -> float:
-    """When to take out the sums next: so that their map is half full by then, within limits."""
-    return min(SUMS_S, max(FLUSH_S, seconds * 0.5 / max(filled, 0.01)))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What counts as a wait, and what becomes of short ones.
+"""States that count as waits, and the choices for short waits.
 
-States of a thread off the CPU go by the letters of ps and perf. What a letter means is decided in the BPF
-program (`mode_of()` in bpf/facts.h): S and D include their kin, the freezable ones, D also the killable; the
-raw state in the file tells those apart.
+States of a thread off the CPU have the letters of ps and perf. The BPF program defines them (`mode_of()` in
+bpf/facts.h): S and D include the freezable states, D also the killable ones; the raw state in the file tells
+these apart.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from perf_offcpu.errors import UsageError
 
 
 class ShortWaits(enum.StrEnum):
-    """What becomes of waits under the threshold."""
+    """What to do with waits under the threshold."""
 
     STACKS = "stacks"
-    """Summed by thread, state, system call, cgroup and user stack."""
+    """Sum them by thread, state, system call, cgroup and user stack."""
     THREADS = "threads"
-    """Summed likewise, without stack: they cost no stack walk."""
+    """Sum them without stack: they cost no stack walk."""
     DROP = "drop"
-    """Left out; only their number and time are counted."""
+    """Leave them out; count only their number and time."""
 
 
 MODES = {
@@ -40,10 +40,10 @@ DEFAULT_STATES = "SDI"
 
 
 def parse_states(text: str) -> str:
-    """Letters from a list such as "S,D,R".
+    """Parse a list such as "S,D,R"; return its letters.
 
     Raises:
-        UsageError: one of them is no state, or there is none.
+        UsageError: one of them is no state, or the list is empty.
     """
     letters = [letter.strip() for letter in text.split(",")]
     for letter in letters:
@@ -53,5 +53,5 @@ def parse_states(text: str) -> str:
 
 
 def mode_mask(letters: str, modes: Sequence[str]) -> int:
-    """The bits of these states, by the order of the enumerators `modes`."""
+    """Return the bits of these states, by the order of the enumerators `modes`."""
     return sum(1 << modes.index(MODES[letter]) for letter in set(letters))

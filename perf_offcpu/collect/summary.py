@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of a recording: numbers for the line that ends it."""
+"""Numbers of a recording: for the line on the terminal while it goes on, and for the line that ends it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,55 @@ from perf_offcpu.collect.kernel_totals.losses import Counter, Span
 from perf_offcpu.losses import LossCause
 
 
-@dataclass(slots=True)
-class Summary:
-    """One finished recording.
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A recording at one moment.
 
     Args:
-        path: the file.
+        elapsed_s: time since it began.
+        samples: off-cpu samples so far; short waits are in `sums`.
+        sums: sums of short waits written so far.
+        lost: number of losses of all kinds.
+        ring_fill: fill of the fullest ring since the last call, 0 to 1.
+        threshold_ns: the shortest wait that is a sample.
+        file_bytes: size of the file.
+    """
+
+    elapsed_s: float
+    samples: int
+    sums: int
+    lost: int
+    ring_fill: float
+    threshold_ns: int
+    file_bytes: int
+
+    def line(self) -> str:
+        """Return one line of less than 80 characters."""
+        megabytes = self.file_bytes / (1 << 20)
+        lost = f"{self.lost} lost" if self.lost else "none lost"
+        return (
+            f"{self.elapsed_s:.0f} s: {self.samples} samples, {self.sums} sums, {lost}, "
+            f"rings {self.ring_fill:.0%}, from {self.threshold_ns / 1e6:g} ms, {megabytes:.1f} MB"
+        )
+
+
+@dataclass(slots=True)
+class Summary:
+    """A finished recording.
+
+    Args:
+        path: the file, or the last of them.
         status: exit status for the recorder: the command's, or 128 + the signal that ended the recording.
-        files: how many there are; `path` is the last.
+        files: number of files.
         file_bytes: size of all files up to their features.
-        sums: sums of short waits written, those of one wait with a copy of its stack included.
+        sums: sums of short waits written, and sums of one wait with a copy of its stack.
         still_blocked: samples written of threads that wait when the recording ends.
         oncpu_samples: samples of on-CPU events written.
         lost_records: records that found a ring full.
         counters: what the BPF program counted.
         span: when waits were recorded.
-        ring_bytes, ring_fullest: size of each ring, and the most that was ever used of one, 0 to 1.
-        cpu_s: CPU seconds that the recorder spent from the begin of the recording to the end of the file.
+        ring_bytes, ring_fullest: size of each ring, and the largest fill of one, 0 to 1.
+        cpu_s: CPU seconds of the recorder from the begin of the recording to the end of the file.
         remedy: where a ring was full, what the cause was and what helps.
         programs: (runs, ns) of each BPF program; 0 unless sysctl kernel.bpf_stats_enabled is 1.
     """
@@ -53,7 +85,7 @@ class Summary:
         return self.counters[cause].events if cause in self.counters else 0
 
     def rings_overflowed(self) -> bool:
-        """Whether anything found a ring full."""
+        """Return whether anything found a ring full."""
         return bool(self.lost_records or self.events(losses.RING_FULL))
 
     def losses(self) -> dict[LossCause, int]:

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose waits are recorded: everybody's, given processes and threads, or a command's and its children's.
+"""Targets of a recording: all tasks, given processes and threads, or a command and its children.
 
-On top of that properties restrict the recording: users, comms, CPUs, control groups. One value of each kind
-that is asked for must fit. Targets are looked up before anything starts, so that a mistyped pid is one
-sentence and no file. While recording, a pidfd per process or thread tells when the last one has ended and
-there is nothing left to record.
+Properties restrict the recording further: users, comms, CPUs, control groups. One value of each kind that is
+asked for must match. Targets are looked up before anything starts, so that a mistyped pid is one sentence and
+no file. While recording, a pidfd per process or thread reports when the last one has ended and there is
+nothing left to record.
 """
 
 from __future__ import annotations
 
-import enum
 import errno
 import os
 import pwd
@@ -18,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from perf_offcpu.collect.bpf.config import Targets
 from perf_offcpu.collect.existing.cgroups import Group, find_groups
 from perf_offcpu.collect.system.cpus import online_cpus, parse_cpu_list
 from perf_offcpu.errors import TargetError, UsageError
@@ -26,27 +26,17 @@ _PIDFD_THREAD = os.O_EXCL  # include/uapi/linux/pidfd.h, Linux 6.9
 _MAX_DIGITS = 18
 
 
-class TargetKind(enum.Enum):
-    """Who is chosen, properties aside."""
-
-    SYSTEM = "everybody"
-    PROCESSES = "processes"
-    THREADS = "threads"
-    TASKS = "processes and threads"
-    COMMAND = "a command"
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whose waits are recorded.
+    """Tasks whose waits and samples are recorded.
 
     Args:
         processes, threads: ids as the user sees them.
-        command: whether it is the command that the recorder starts.
+        command: the command that the recorder starts is the target.
         users: effective user ids.
         comms: names of threads.
-        cpus: where a wait must begin, and a sample be taken.
-        groups: control groups, all of one hierarchy; groups below them are meant, too.
+        cpus: CPUs on which a wait must begin, or a sample be taken.
+        groups: control groups, all of one hierarchy; groups below them match, too.
     """
 
     processes: tuple[int, ...] = ()
@@ -58,28 +48,28 @@ class Target:
     groups: tuple[Group, ...] = ()
 
     @property
-    def kind(self) -> TargetKind:
-        """Who is chosen, properties aside."""
+    def kind(self) -> Targets:
+        """The choice among tasks, properties aside."""
         if self.processes and self.threads:
-            return TargetKind.TASKS
+            return Targets.TASKS
         if self.processes or self.threads:
-            return TargetKind.PROCESSES if self.processes else TargetKind.THREADS
-        return TargetKind.COMMAND if self.command else TargetKind.SYSTEM
+            return Targets.PIDS if self.processes else Targets.TIDS
+        return Targets.COMMAND if self.command else Targets.ALL
 
     @property
     def is_system(self) -> bool:
-        """Whether anybody may be recorded."""
-        return self.kind is TargetKind.SYSTEM
+        """Whether all tasks may be recorded."""
+        return self.kind is Targets.ALL
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """All processes and threads."""
+        """Ids of all processes and threads."""
         return self.processes + self.threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetTexts:
-    """What the command line says of targets; None where it says nothing."""
+    """Texts of the command line's options for targets; None for options that are not given."""
 
     system: bool = False
     pids: str | None = None
@@ -90,16 +80,16 @@ class TargetTexts:
     groups: Sequence[str] = ()
 
     def lists(self) -> dict[str, str]:
-        """Option → its text, of all that are given."""
+        """Return option → text of the options that are given."""
         named = {"-p": self.pids, "-t": self.tids, "-u": self.users, "--comm": self.comms, "-C": self.cpus}
         return {option: text for option, text in named.items() if text is not None}
 
 
 def choose_target(texts: TargetTexts, command: bool = False) -> Target:
-    """The target of a command line, by perf's rules.
+    """Return the target of a command line, by perf's rules.
 
     Args:
-        command: whether there is a command. Beside -a, -p, -t, -u, -G or -C it only sets for how long.
+        command: there is a command. Next to -a, -p, -t, -u, -G or -C it only sets the duration.
 
     Raises:
         UsageError: options contradict each other, or a list is empty or no list of ids.
@@ -121,7 +111,7 @@ def choose_target(texts: TargetTexts, command: bool = False) -> Target:
 
 
 def _refuse_empty(texts: TargetTexts) -> None:
-    """An empty list, which `-p "$(pgrep …)"` leaves of a program that is not there, is nobody."""
+    """Refuse empty lists: `-p "$(pgrep …)"` leaves one of a program that is not there."""
     lists = [*texts.lists().items(), *(("-G", text) for text in texts.groups)]
     for option, text in lists:
         if not text.strip():
@@ -139,7 +129,7 @@ def _words(option: str, text: str | None) -> tuple[str, ...]:
         return ()
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     if not all(words):
-        raise UsageError(f"{option} {text}: a name is missing beside a comma")
+        raise UsageError(f"{option} {text}: a name is missing next to a comma")
     return words
 
 
@@ -195,10 +185,10 @@ def _joined(numbers: Iterable[int]) -> str:
 
 
 def check_target(target: Target) -> None:
-    """Make sure that every process or thread named is there.
+    """Check that all named processes and threads exist.
 
     Raises:
-        TargetError: one is not, or -p names a thread.
+        TargetError: one does not, or -p names a thread.
     """
     for one in target.processes:
         process = process_of(one)
@@ -212,7 +202,7 @@ def check_target(target: Target) -> None:
 
 
 def process_of(tid: int) -> int | None:
-    """The process that a thread belongs to, None if there is no such thread."""
+    """Return the process of a thread, None if there is no such thread."""
     try:
         status = Path(f"/proc/{tid}/status").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -225,7 +215,7 @@ class TargetWatch:
     """File descriptors that become readable when targets end, for poll(); one per target.
 
     Raises:
-        TargetError: a target is not there (`check_target`).
+        TargetError: a target does not exist (`check_target`).
     """
 
     def __init__(self, target: Target) -> None:
@@ -233,7 +223,7 @@ class TargetWatch:
         self.fds = {_pidfd(one) for one in target.ids}
 
     def ended(self, fd: int) -> bool:
-        """Take note that the target of `fd` has ended; returns whether it was the last one."""
+        """Note that the target of `fd` has ended; return whether it was the last one."""
         self.fds.discard(fd)
         os.close(fd)
         return not self.fds
@@ -245,7 +235,7 @@ class TargetWatch:
 
 
 def _pidfd(tid: int) -> int:
-    """A pidfd of a thread; before Linux 6.9 that of its process, which ends no sooner."""
+    """Open a pidfd of a thread; before Linux 6.9 of its process, which ends no sooner."""
     try:
         return os.pidfd_open(tid, _PIDFD_THREAD)
     except OSError as problem:

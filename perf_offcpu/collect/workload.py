@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command whose run is recorded: started early, let loose when everything is ready.
+"""The command whose run is recorded: forked early, executed when everything is ready.
 
-The child is made before the recorder grows large and before any descriptor exists that it should not have.
-It waits on a pipe; when the recorder says go, it calls exec, so that recording begins with the command's
-first instruction. If the recorder goes away instead, the pipe ends and so does the child.
+The child is forked before the recorder grows large and before any descriptor exists that it should not have.
+It waits on a pipe; when the recorder writes to it, the child calls exec, so that recording begins with the
+command's first instruction. If the recorder ends instead, the pipe is closed and the child ends, too.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ class Workload:
 
     Args:
         argv: the command and its arguments.
-        output_fd: what its standard output is; not the recorder's own, if the recording goes there.
+        output_fd: its standard output: not the recorder's own if the recording goes there.
+
+    Attributes:
+        status: what it returned, as shells have it (128 + signal if killed); None while it runs.
+        pidfd: readable when the command has ended.
     """
 
     def __init__(self, argv: Sequence[str], output_fd: int = 1) -> None:
         self.argv, self.output_fd = tuple(argv), output_fd
         self.status: int | None = None
-        """What it returned, in the shell's way (128 + signal if killed); None while it runs."""
         go_fd, self._go = os.pipe2(os.O_CLOEXEC)
         self._error, error_fd = os.pipe2(os.O_CLOEXEC)
         self.pid = self._fork(go_fd, error_fd)
         os.close(go_fd)
         os.close(error_fd)
         self.pidfd = os.pidfd_open(self.pid)
-        """Readable when the command has ended."""
 
     def _fork(self, go_fd: int, error_fd: int) -> int:
         # A signal between fork and the child's own dispositions would run the recorder's handlers there.
@@ -62,10 +64,10 @@ class Workload:
         return pid
 
     def start(self) -> None:
-        """Let the command run; returns when its exec has succeeded.
+        """Let the command run; return when its exec has succeeded.
 
         Raises:
-            TargetError: it cannot be executed; the exit status is the shell's, 127 or 126.
+            TargetError: it cannot be executed; the exit status is that of shells, 127 or 126.
         """
         os.write(self._go, b"g")
         code = os.read(self._error, 16)
@@ -74,17 +76,17 @@ class Workload:
             raise _not_executed(self.argv[0], int(code))
 
     def wait(self) -> int:
-        """Wait for the end; returns what the command returned, in the shell's way."""
+        """Wait for the end; return `status`."""
         if self.status is None:
             code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             self.status = SIGNAL_EXIT_BASE - code if code < 0 else code
         return self.status
 
     def end(self, grace_s: float = 0) -> int:
-        """Ask a command that still runs to end, as perf does, and wait; returns its status as `wait`.
+        """Terminate a command that still runs, as perf does, and wait; return `status`.
 
         Args:
-            grace_s: how long it may take to end by itself first.
+            grace_s: time in which it may end by itself first.
         """
         if self.status is None:
             select.select([self.pidfd], [], [], grace_s)
@@ -92,7 +94,7 @@ class Workload:
         return self.wait()
 
     def close(self) -> None:
-        """Give up a command that was never let go, and end one that still runs."""
+        """End the command, whether it was started or not."""
         for fd in (self._go, self._error):
             os.close(fd)
         self.end()
@@ -100,7 +102,7 @@ class Workload:
 
 
 def _run_child(argv: tuple[str, ...], go_fd: int, error_fd: int, mask: set[int | signal.Signals]) -> NoReturn:
-    """What the child does: wait, then become the command."""
+    """Wait, then become the command: this is the child."""
     try:
         _reset_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -115,10 +117,12 @@ def _run_child(argv: tuple[str, ...], go_fd: int, error_fd: int, mask: set[int |
 
 
 def _reset_signals() -> None:
-    """Give the command the dispositions it would have without Python in between."""
+    """Set the dispositions that the command would have without Python in between."""
     signal.set_wakeup_fd(-1)
     for signum in _ENDING_SIGNALS:
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # as under nohup: the command's affair too
+        if (
+            signal.getsignal(signum) is not signal.SIG_IGN
+        ):  # as under nohup, which is meant for the command, too
             signal.signal(signum, signal.SIG_DFL)
     for signum in _IGNORED_BY_PYTHON:
         signal.signal(signum, signal.SIG_DFL)

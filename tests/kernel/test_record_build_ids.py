@@ -83,7 +83,7 @@ def test_asking_of_others_does_not_leak_into_our_records(tmp_path: Path) -> None
         run("--", "sh", "-c", f"/bin/true; {script}", cwd=tmp_path)
     finally:
         for fd in fds:
-            perf_event.close_event(fd)
+            os.close(fd)
     assert mapped(tmp_path / "perf.data", TRUE) == {(True, build_id(TRUE))}
     assert {flag for flag, _ in mapped(tmp_path / "perf.data", script)} == {False}
     assert "Samples" in perf("report", "--stdio", "-i", tmp_path / "perf.data")

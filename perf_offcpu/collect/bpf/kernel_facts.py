@@ -20,7 +20,7 @@ from perf_offcpu.collect.bpf.kprobe import switch_end
 from perf_offcpu.collect.bpf.syscall import VerifierError, load_program, run_program
 from perf_offcpu.collect.system.btf import Btf, Member, Tracepoint
 from perf_offcpu.collect.system.btf_walk import Kind
-from perf_offcpu.collect.system.limits import privilege_remedy
+from perf_offcpu.collect.system.privileges import privilege_remedy
 from perf_offcpu.errors import CapabilityError
 
 MAX_FRAMES = 127  # PERF_MAX_STACK_DEPTH, the default of kernel.perf_event_max_stack

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The perf events of a recording: which, with which attr, opened on every CPU.
+"""The perf events of a recording: their attrs, and the descriptors that are open on each CPU.
 
 Three kinds of event write into two rings per CPU:
 
@@ -8,11 +8,11 @@ Three kinds of event write into two rings per CPU:
   ring for both, because it is the one event that every recording has;
 * the *tracker*, a dummy event that counts nothing: its flags ask for the side-band records (mmap, comm,
   fork, exit, ksymbol, cgroup, ...) without which addresses and thread ids mean nothing. It has a ring of
-  its own, for a flood of samples must not wash these away (`side_band`).
+  its own, so that a flood of samples cannot overwrite these (`side_band`).
 
-All are opened per CPU for every task (pid -1), whatever the target: one set of descriptors, nothing to be
-attached to new threads in time, and nothing to be switched in and out at context switches. What belongs to
-the target is decided in BPF, for samples of `-e` by a filter program (`perf_event.set_filter`).
+All are opened per CPU for all tasks (pid -1), whatever the target: one set of descriptors, nothing to attach
+to new threads in time, and nothing to switch in and out at context switches. BPF decides what belongs to the
+target, for samples of `-e` by a filter program (`perf_event.set_filter`).
 
 In the file they stand in this order, which is perf's own (tools/perf/builtin-record.c adds off-cpu after
 the user's events, and the dummy event last), so that `perf report` opens with what the user asked for.
@@ -27,6 +27,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat, SampleType, SoftwareConfig
 from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS
@@ -44,8 +45,7 @@ SAMPLE_TYPE = (
     | SampleType.CPU
     | SampleType.PERIOD
 )
-"""What samples of every event carry; sampling adds CALLCHAIN, off-cpu adds RAW, and
-CALLCHAIN for user stacks that are deferred."""
+"""Fields of all samples; sampling adds CALLCHAIN, off-cpu RAW, and CALLCHAIN for deferred user stacks."""
 
 TRACKER_NAME = "dummy"
 
@@ -64,7 +64,7 @@ _OPTIONAL_TRACKER_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What the running kernel's perf events can do."""
+    """Capabilities of the running kernel's perf events."""
 
     read_format: ReadFormat = ReadFormat.ID | ReadFormat.LOST
     tracker_flags: AttrFlag = AttrFlag(0)
@@ -73,40 +73,47 @@ class Support:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How often an event is sampled: every `period` events or, if that is 0, at a frequency."""
+    """Sampling rate: every `period` events or, if that is 0, a frequency."""
 
     frequency_hz: int
     period: int = 0
 
 
+def software_attr(config: SoftwareConfig, support: Support, **changes: Any) -> Attr:
+    """Return the attr of a software event on the recording's clock, with the fields that all samples have."""
+    attr = Attr(
+        type=PerfType.SOFTWARE,
+        config=config,
+        sample_period=1,
+        sample_type=SAMPLE_TYPE,
+        read_format=support.read_format,
+        flags=_COMMON_FLAGS,
+        clockid=CLOCKID,
+    )
+    return replace(attr, **changes)
+
+
 def offcpu_attr(
     support: Support, wakeup_bytes: int, stack_bytes: int = 0, deferred_stacks: bool = False
 ) -> Attr:
-    """The event through which BPF sends off-cpu samples; its ring wakes the recorder at so many bytes.
+    """Return the attr of the event through which BPF sends off-cpu samples.
 
     Args:
-        stack_bytes: how much of the user stack the kernel adds to each sample, with the user registers.
-        deferred_stacks: whether the kernel walks the user stack later; the sample's own callchain is only the
+        wakeup_bytes: its ring wakes the recorder at so many bytes.
+        stack_bytes: bytes of the user stack that the kernel adds to each sample, with the user registers.
+        deferred_stacks: let the kernel walk the user stack later; the sample's own callchain is only the
             cookie then, as the kernel part is in the payload.
     """
-    deferral = AttrFlag.DEFER_CALLCHAIN | AttrFlag.EXCLUDE_CALLCHAIN_KERNEL
-    attr = Attr(
-        type=PerfType.SOFTWARE,
-        config=SoftwareConfig.BPF_OUTPUT,
-        sample_period=1,
-        sample_type=SAMPLE_TYPE
-        | SampleType.RAW
-        | (SampleType.CALLCHAIN if deferred_stacks else SampleType(0)),
-        read_format=support.read_format,
-        flags=_COMMON_FLAGS | AttrFlag.WATERMARK | (deferral if deferred_stacks else AttrFlag(0)),
-        wakeup=wakeup_bytes,
-        clockid=CLOCKID,
-    )
-    return _with_stack(attr, stack_bytes)
+    sample_type, flags = SAMPLE_TYPE | SampleType.RAW, _COMMON_FLAGS | AttrFlag.WATERMARK
+    if deferred_stacks:
+        sample_type |= SampleType.CALLCHAIN
+        flags |= AttrFlag.DEFER_CALLCHAIN | AttrFlag.EXCLUDE_CALLCHAIN_KERNEL
+    changes = {"sample_type": sample_type, "flags": flags, "wakeup": wakeup_bytes}
+    return _with_stack(software_attr(SoftwareConfig.BPF_OUTPUT, support, **changes), stack_bytes)
 
 
 def _with_stack(attr: Attr, stack_bytes: int) -> Attr:
-    """The event with user registers and so many bytes of the user stack in its samples."""
+    """Add user registers and so many bytes of the user stack to the samples."""
     if not stack_bytes:
         return attr
     return replace(
@@ -118,22 +125,15 @@ def _with_stack(attr: Attr, stack_bytes: int) -> Attr:
 
 
 def tracker_attr(support: Support, wakeup_bytes: int = 0, data_maps: bool = False) -> Attr:
-    """The event that only asks for side-band records; its ring wakes the recorder at so many bytes.
+    """Return the attr of the event that only asks for side-band records.
 
     Args:
-        data_maps: of mappings without code, too: perf's own unwinder reads call frame information there.
+        wakeup_bytes: its ring wakes the recorder at so many bytes.
+        data_maps: also for mappings without code: perf's own unwinder reads call frame information there.
     """
-    flags = AttrFlag.WATERMARK | (AttrFlag.MMAP_DATA if data_maps else AttrFlag(0))
-    return Attr(
-        type=PerfType.SOFTWARE,
-        config=SoftwareConfig.DUMMY,
-        sample_period=1,
-        sample_type=SAMPLE_TYPE,
-        read_format=support.read_format,
-        flags=_COMMON_FLAGS | _TRACKER_FLAGS | support.tracker_flags | flags,
-        wakeup=wakeup_bytes,
-        clockid=CLOCKID,
-    )
+    flags = _COMMON_FLAGS | _TRACKER_FLAGS | support.tracker_flags | AttrFlag.WATERMARK
+    flags |= AttrFlag.MMAP_DATA if data_maps else AttrFlag(0)
+    return software_attr(SoftwareConfig.DUMMY, support, flags=flags, wakeup=wakeup_bytes)
 
 
 def sampling_attr(
@@ -144,10 +144,10 @@ def sampling_attr(
     all_cgroups: bool = False,
     stack_bytes: int = 0,
 ) -> Attr:
-    """An on-CPU event with callchains; what the event itself says of its rate goes before `rate`.
+    """Return the attr of an on-CPU event with callchains; terms of the event go before `rate`.
 
-    With `stack_bytes` of the user stack its callchains have the kernel's part only, as perf does it: the
-    user's part is unwound from the stack, by this project and by perf itself.
+    With `stack_bytes` of the user stack its callchains have the kernel part only, as in perf: the user part
+    is unwound from the stack, by this project and by perf itself.
     """
     if event.frequency_hz or (event.period and not (event.is_tracepoint and rate.period)):
         rate = Rate(event.frequency_hz, event.period)
@@ -177,10 +177,11 @@ def sampling_attr(
 def open_sampling(
     event: SamplingEvent, attr: Attr, cpus: Iterable[int], fallback: Callable[[SamplingEvent], CpuEvent]
 ) -> CpuEvent:
-    """Open a sampling event, `:P` ones as precise as the machine can.
+    """Open a sampling event, with the modifier `P` as precise as the machine can.
 
     Args:
-        fallback: opens another event in its place, where the hardware does not count it and perf has one.
+        fallback: opens another event in its place, where the hardware does not count this one and perf has
+            one.
 
     Raises:
         CapabilityError, RecordingError: the kernel refuses it.
@@ -208,6 +209,10 @@ class CpuEvent:
         attr: what to open.
         cpus: where.
 
+    Attributes:
+        fds: CPU → descriptor.
+        ids: ids of all descriptors that were ever opened: an event has a new id on a CPU that came back.
+
     Raises:
         CapabilityError, RecordingError: the kernel refuses it.
     """
@@ -216,29 +221,24 @@ class CpuEvent:
         self.name, self.attr = name, attr
         self.fds: dict[int, int] = {}
         self.ids: list[int] = []
-        """Of all that was ever opened: a CPU that returns has an id anew."""
         self._former: list[int] = []
         try:
             for cpu in cpus:
-                self._open(cpu)
+                self.reopen(cpu)
         except OSError as problem:
             self.close()
             raise perf_event.refusal(problem, name, attr) from None
 
-    def _open(self, cpu: int) -> None:
-        self.fds[cpu] = perf_event.open_event(self.attr, cpu)
-        self.ids.append(perf_event.event_id(self.fds[cpu]))
-
     def reopen(self, cpu: int) -> int:
-        """Open it on a CPU that came online; gives the descriptor. What was counted there still counts.
+        """Open the event on a CPU that came online; return the descriptor. Former counts still count.
 
         Raises:
             OSError: the kernel refuses it.
         """
-        former = self.fds.pop(cpu, None)
-        if former is not None:
-            self._former.append(former)
-        self._open(cpu)
+        if cpu in self.fds:
+            self._former.append(self.fds.pop(cpu))
+        self.fds[cpu] = perf_event.open_event(self.attr, cpu)
+        self.ids.append(perf_event.event_id(self.fds[cpu]))
         return self.fds[cpu]
 
     @property
@@ -246,59 +246,49 @@ class CpuEvent:
         """The event as a file describes it."""
         return EventSpec(self.attr, self.name, tuple(self.ids))
 
-    def redirect(self, ring_owner: CpuEvent) -> None:
-        """Write into the rings of another event."""
-        for cpu in self.fds:
-            self.redirect_on(cpu, ring_owner)
-
-    def redirect_on(self, cpu: int, ring_owner: CpuEvent) -> None:
-        """The same on one CPU."""
+    def redirect(self, cpu: int, ring_owner: CpuEvent) -> None:
+        """Write into the ring of another event on a CPU."""
         perf_event.redirect(self.fds[cpu], ring_owner.fds[cpu])
 
-    def filter_by(self, program_fd: int) -> None:
-        """Let a BPF program decide which samples are written."""
-        for fd in self.fds.values():
-            perf_event.set_filter(fd, program_fd)
-
     def enable(self) -> None:
-        """Start on every CPU."""
+        """Start on all CPUs."""
         for fd in self.fds.values():
             perf_event.enable(fd)
 
     def disable(self) -> None:
-        """Stop on every CPU."""
+        """Stop on all CPUs."""
         for fd in self.fds.values():
             perf_event.disable(fd)
 
     def counted(self) -> int:
-        """How often the event happened, over all CPUs."""
-        return sum(int.from_bytes(os.read(fd, 64)[:8], sys.byteorder) for fd in self._every_fd())
+        """Return how often the event happened on all CPUs."""
+        return sum(int.from_bytes(os.read(fd, 64)[:8], sys.byteorder) for fd in self._all_fds())
 
     def lost(self) -> Iterator[tuple[int, int]]:
-        """(id, records lost for want of room in the ring) of each CPU that lost any.
+        """Yield (id, records that found the ring full) for each CPU that lost any.
 
-        Kernels before 6.0 do not count by event; there the LOST records in the data tell the sum alone.
+        Kernels before 6.0 do not count by event; there only LOST records in the data have the sum.
         """
         if not self.attr.read_format & ReadFormat.LOST:
             return
-        for fd in self._every_fd():
+        for fd in self._all_fds():
             _, event_id, lost = perf_event.read_counts(fd)
             if lost:
                 yield event_id, lost
 
-    def _every_fd(self) -> list[int]:
+    def _all_fds(self) -> list[int]:
         return [*self.fds.values(), *self._former]
 
     def close(self) -> None:
         """Give the event back to the kernel."""
-        while self._former:
-            perf_event.close_event(self._former.pop())
-        while self.fds:
-            perf_event.close_event(self.fds.popitem()[1])
+        for fd in self._all_fds():
+            os.close(fd)
+        self.fds.clear()
+        self._former.clear()
 
 
 def with_deferral(support: Support, cpu: int) -> Support | None:
-    """The same with user callchains walked when their task returns to user mode; None if the kernel cannot.
+    """Return `support` with user callchains walked when a task returns to user mode; None if not possible.
 
     The sampling events ask for it, and the tracker takes the records (Linux 7.0 and newer).
     """
@@ -309,16 +299,12 @@ def with_deferral(support: Support, cpu: int) -> Support | None:
     )
     clock = SamplingEvent("cpu-clock", PerfType.SOFTWARE, 0)
     waits = offcpu_attr(deferring, 0, deferred_stacks=True)
-    for attr in (tracker_attr(deferring), sampling_attr(clock, deferring, Rate(1)), waits):
-        try:
-            perf_event.close_event(perf_event.open_event(attr, cpu))
-        except OSError:
-            return None
-    return deferring
+    attrs = (tracker_attr(deferring), sampling_attr(clock, deferring, Rate(1)), waits)
+    return deferring if all(perf_event.can_open(attr, cpu) for attr in attrs) else None
 
 
 def probe_support(cpu: int) -> Support:
-    """Find out by trying, on one CPU, what the kernel's perf events can do.
+    """Find out on one CPU, by trying, what the kernel's perf events can do.
 
     Raises:
         CapabilityError, RecordingError: not even the oldest form may be opened.
@@ -329,13 +315,13 @@ def probe_support(cpu: int) -> Support:
     for newest in _OPTIONAL_TRACKER_FLAGS:
         flags &= ~newest
         attempts.append(Support(ReadFormat.ID, flags))
-    return next(filter(lambda support: _opens(support, cpu), attempts), attempts[-1])
+    return next(filter(lambda support: _is_accepted(support, cpu), attempts), attempts[-1])
 
 
-def _opens(support: Support, cpu: int) -> bool:
+def _is_accepted(support: Support, cpu: int) -> bool:
     attr = tracker_attr(support)
     try:
-        perf_event.close_event(perf_event.open_event(attr, cpu))
+        os.close(perf_event.open_event(attr, cpu))
     except OSError as problem:
         if problem.errno == errno.EINVAL:
             return False

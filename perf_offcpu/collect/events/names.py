@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of events and modifiers that perf knows everywhere, as tables.
+"""Tables of the names of events and modifiers that perf knows on all machines.
 
 Source: tools/perf/util/parse-events.c and evsel.c (names), include/uapi/linux/perf_event.h (numbers).
 """
@@ -65,12 +65,12 @@ _RESULTS = (("refs", "Reference", "ops", "access"), ("misses", "miss"))
 
 
 def cache_config(name: str) -> int | None:
-    """attr.config of a cache event such as `L1-dcache-load-misses` or `dTLB-loads`; None if it is none."""
+    """Return attr.config of a cache event such as `L1-dcache-load-misses` or `dTLB-loads`, else None."""
     return _CACHE_CONFIGS.get(name.lower())
 
 
 def _cache_configs() -> dict[str, int]:
-    """Every spelling: cache, cache-operation, cache-result, cache-operation-result; a load if not said."""
+    """Return all spellings: cache, cache-operation, cache-result, cache-operation-result; default is load."""
     found = {}
     for (cache, names), (operation, operations), (result, results) in product(
         enumerate(_CACHES), enumerate(_OPERATIONS), enumerate(_RESULTS)
@@ -92,11 +92,9 @@ MODIFIERS = "u, k, h, G, H, I, D, e, p, pp, ppp and P"
 
 
 def modifier_flags(text: str) -> tuple[AttrFlag, bool] | None:
-    """What the letters behind an event's colon mean.
+    """Return the flags for the letters after an event's colon, and whether `P` (most precise) is among them.
 
-    Returns:
-        Flags, and whether the event shall be as precise as the machine can (`P`); None if they mean nothing.
-        As in perf, naming some modes (u, k, h) or sides (G, H) excludes the others.
+    As in perf, naming some modes (u, k, h) or sides (G, H) excludes the others. None if a letter is unknown.
     """
     plain = text.replace("p", "")
     precise = text.count("p")

@@ -6,8 +6,8 @@
 * `PMU/TERM=VALUE,.../`, as sysfs describes the PMU: `cpu/event=0xc0,umask=0x01/`;
 * `SYSTEM:NAME`, a tracepoint.
 
-Behind a colon (behind the slash of a PMU's) stand modifiers: `cycles:u`, `cpu/event=0xc0/pp`. `none` stands
-for a recording of off-CPU time alone.
+Modifiers follow a colon, or the slash of a PMU: `cycles:u`, `cpu/event=0xc0/pp`. `none` stands for a
+recording of off-CPU time alone.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class SamplingEvent:
     """An on-CPU event to sample.
 
     Args:
-        name: as the user wrote it, or named it (`name=`).
-        type, config, config1, config2, flags: of the attr.
-        period, frequency_hz: what the event itself says of them, 0 for nothing.
-        most_precise: whether its precise_ip shall be the highest that the kernel takes.
+        name: as the user wrote it, or as in `name=`.
+        type, config, config1, config2, flags: fields of the attr.
+        period, frequency_hz: terms of the event, 0 if not given.
+        most_precise: use the highest precise_ip that the kernel takes.
     """
 
     name: str
@@ -57,16 +57,16 @@ class SamplingEvent:
 
     @property
     def needs_pmu(self) -> bool:
-        """Whether the machine's hardware counts it (virtual machines often have no such counters)."""
+        """Whether the hardware counts it; virtual machines often have no such counters."""
         return self.type not in (PerfType.SOFTWARE, PerfType.TRACEPOINT)
 
     @property
     def is_tracepoint(self) -> bool:
-        """Whether it is a place in the kernel's source, with data of its own in each sample."""
+        """Whether it is a tracepoint, whose samples hold its own data."""
         return self.type == PerfType.TRACEPOINT
 
     def fallback(self) -> SamplingEvent | None:
-        """What perf takes in its place where the hardware does not count it: for cycles the clock."""
+        """Return the event that perf takes where the hardware does not count this one: a clock for cycles."""
         if (self.type, self.config) != (PerfType.HARDWARE, CYCLES):
             return None
         precise = AttrFlag.PRECISE_IP_1 | AttrFlag.PRECISE_IP_2
@@ -76,17 +76,14 @@ class SamplingEvent:
 
 
 def known_events() -> tuple[str, ...]:
-    """The names of software and hardware events that `-e` takes."""
+    """Return the names of software and hardware events that `-e` takes."""
     return (*SOFTWARE, *HARDWARE)
 
 
 def parse_events(
     texts: Iterable[str], devices: Path = DEVICES, tracefs: Path = TRACEFS
 ) -> tuple[SamplingEvent, ...]:
-    """The events of all `-e` options together; each may be a list separated by commas.
-
-    Returns:
-        Events in the order given; () for `none`.
+    """Parse all `-e` options, each a list separated by commas; return events in this order, () for `none`.
 
     Raises:
         UsageError: an event is unknown, named twice, or `none` is not alone.
@@ -102,7 +99,7 @@ def parse_events(
 
 
 def _split(text: str) -> Iterator[str]:
-    """The parts between commas that do not stand between slashes."""
+    """Split at the commas that do not stand between slashes."""
     rest = text
     while True:
         found = re.match(r"(?:[^,/]|/[^/]*(?:/|$))*", rest)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The system call perf_event_open(2) and the ioctls of its file descriptors.
 
-Python has no wrapper for the call, so it goes through libc's syscall(). Refusals are turned into sentences
-by `refusal`, because the same error number means different things for different events.
+Python has no wrapper for the call, so it goes through libc's syscall(). `refusal` makes sentences of
+refusals, because the same error number means different things for different events.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import fcntl
 import os
 import platform
 import sys
-from pathlib import Path
 from typing import Final
 
 from perf_offcpu.abi.attr import Attr, PerfType
 from perf_offcpu.binary.layout import Order
-from perf_offcpu.collect.system.limits import privilege_remedy, too_many_files
+from perf_offcpu.collect.system.limits import too_many_files
+from perf_offcpu.collect.system.privileges import paranoid, privilege_remedy
 from perf_offcpu.errors import CapabilityError, PerfOffcpuError, RecordingError
 
 NATIVE: Final[Order] = "<" if sys.byteorder == "little" else ">"
-"""Byte order of this machine, and so of everything that it records."""
+"""Byte order of this machine, and so of all its recordings."""
 
 # arch/*/kernel/syscalls; arm64, riscv and loongarch share the generic table.
 _SYSCALL_NUMBERS = {"x86_64": 298, "s390x": 331}
@@ -43,20 +43,17 @@ _SYSCALL.restype = ctypes.c_long
 
 
 def open_event(attr: Attr, cpu: int) -> int:
-    """Open an event for every task on one CPU; it begins disabled if attr says so.
-
-    Returns:
-        A file descriptor that is closed on exec.
+    """Open an event for all tasks on one CPU; return its file descriptor, which is closed on exec.
 
     Raises:
-        OSError: as perf_event_open(2) gives it.
+        OSError: as perf_event_open(2) has it.
     """
     packed = attr.pack(order=NATIVE)
     number = _SYSCALL_NUMBERS.get(platform.machine(), _SYSCALL_NUMBER_GENERIC)
     fd = _SYSCALL(
         ctypes.c_long(number),
         ctypes.c_char_p(packed),
-        ctypes.c_long(-1),  # pid: every task
+        ctypes.c_long(-1),  # pid: all tasks
         ctypes.c_long(cpu),
         ctypes.c_long(-1),  # no group
         ctypes.c_ulong(_FLAG_FD_CLOEXEC),
@@ -65,6 +62,15 @@ def open_event(attr: Attr, cpu: int) -> int:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return int(fd)
+
+
+def can_open(attr: Attr, cpu: int) -> bool:
+    """Return whether the kernel opens an event."""
+    try:
+        os.close(open_event(attr, cpu))
+    except OSError:
+        return False
+    return True
 
 
 def enable(fd: int) -> None:
@@ -88,25 +94,20 @@ def set_filter(fd: int, program_fd: int) -> None:
 
 
 def event_id(fd: int) -> int:
-    """The id by which the kernel names this event in its records."""
+    """Return the id by which the kernel names an event in its records."""
     buffer = bytearray(8)
     fcntl.ioctl(fd, _IOC_ID, buffer)
     return int.from_bytes(buffer, sys.byteorder)
 
 
 def read_counts(fd: int) -> tuple[int, int, int]:
-    """(value, id, records lost) of an event whose read_format is ID | LOST."""
+    """Return (value, id, records lost) of an event whose read_format is ID | LOST."""
     value, own_id, lost = memoryview(os.read(fd, 24)).cast("Q")
     return value, own_id, lost
 
 
-def close_event(fd: int) -> None:
-    """Give an event back to the kernel."""
-    os.close(fd)
-
-
 def refusal(problem: OSError, name: str, attr: Attr) -> PerfOffcpuError:
-    """The sentence for an event that the kernel would not open."""
+    """Return the error for an event that the kernel does not open."""
     hardware = attr.type not in (PerfType.SOFTWARE, PerfType.TRACEPOINT)
     if hardware and problem.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL):
         return CapabilityError(
@@ -115,7 +116,7 @@ def refusal(problem: OSError, name: str, attr: Attr) -> PerfOffcpuError:
         )
     if problem.errno in (errno.EACCES, errno.EPERM):
         return CapabilityError(
-            f"event {name} may not be opened for all processes (kernel.perf_event_paranoid is {_paranoid()})",
+            f"event {name} may not be opened for all processes (kernel.perf_event_paranoid is {paranoid()})",
             privilege_remedy(),
         )
     if problem.errno in (errno.EMFILE, errno.ENFILE):
@@ -123,10 +124,3 @@ def refusal(problem: OSError, name: str, attr: Attr) -> PerfOffcpuError:
     if problem.errno == errno.ENOSYS:
         return CapabilityError("this kernel has no perf events", "use one built with CONFIG_PERF_EVENTS")
     return RecordingError(f"event {name}: the kernel refuses it: {problem.strerror}")
-
-
-def _paranoid() -> str:
-    try:
-        return Path("/proc/sys/kernel/perf_event_paranoid").read_text().strip()
-    except OSError:
-        return "unknown"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of the machine's PMUs as sysfs describes them: `cpu/event=0xc0,umask=0x01,name=work/`.
+"""Events of PMUs as sysfs describes them: `cpu/event=0xc0,umask=0x01,name=work/`.
 
 /sys/bus/event_source/devices/PMU has a file `type` (attr.type), a directory `format` whose files say which
 bits of attr.config, config1 or config2 a term fills (`config:0-7,32-35`), and a directory `events` with
@@ -25,7 +25,7 @@ _FORMAT = re.compile(r"(config[12]?):(\d{1,2}(?:-\d{1,2})?(?:,\d{1,2}(?:-\d{1,2}
 
 @dataclass(slots=True)
 class PmuEvent:
-    """The attr fields that an event of a PMU asks for."""
+    """Fields of the attr of a PMU event."""
 
     type: int
     configs: dict[str, int] = field(default_factory=lambda: {"config": 0, "config1": 0, "config2": 0})
@@ -35,7 +35,7 @@ class PmuEvent:
 
 
 def parse_pmu_event(text: str, pmu: str, terms: str, devices: Path = DEVICES) -> PmuEvent:
-    """The event of `PMU/TERM=VALUE,TERM,.../`.
+    """Parse the event `PMU/TERM=VALUE,TERM,.../`.
 
     Args:
         text: the event as the user wrote it, for messages.
@@ -92,7 +92,7 @@ def _number(text: str, name: str, value: str | None) -> int:
 
 
 def _fill(event: PmuEvent, text: str, name: str, layout: str, value: int) -> None:
-    """Spread a value's bits, lowest first, over the places of its format."""
+    """Spread the bits of a value, lowest first, over the ranges of its format."""
     found = _FORMAT.fullmatch(layout)
     if not found:
         raise UsageError(f"-e {text}: the kernel's format of {name} is not understood: {layout.strip()}")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control groups: those that exist when a recording begins, as CGROUP records, and those that `-G` names.
+"""Control groups: CGROUP records of those that exist when a recording begins, and the groups of `-G`.
 
-The id that BPF and perf report is that of the unified hierarchy (cgroup2): the inode number of the
-directory. Groups made later announce themselves in the records of the tracker. `-G` can name groups of a v1
-hierarchy, too, which goes by one of its controllers.
+BPF and perf report the id in the unified hierarchy (cgroup2): the inode number of the directory. The tracker
+has records of groups that are made later. `-G` can name groups of a v1 hierarchy, too, which is known by one
+of its controllers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NO_CONTROLLER = frozenset(("rw", "ro", "xattr", "noprefix", "clone_children", "
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """A mounted hierarchy: where, and a controller of it; "" for cgroup v2, None for one without."""
+    """A mounted hierarchy: its directory and a controller; "" for cgroup v2, None if it has no controller."""
 
     mount: str
     controller: str | None
@@ -30,7 +30,7 @@ class Hierarchy:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A control group: its id within the hierarchy, and that by its controller, "" for cgroup v2."""
+    """A control group: its id in the hierarchy, and the controller of that, "" for cgroup v2."""
 
     path: str
     id: int
@@ -38,7 +38,7 @@ class Group:
 
 
 def find_groups(names: Iterable[str]) -> tuple[Group, ...]:
-    """The groups that `-G` names: paths below a mount, or relative to cgroup v2, else to a v1 hierarchy.
+    """Look up groups by paths below a mount, or relative to cgroup v2, else to a v1 hierarchy.
 
     Raises:
         TargetError: there is no such group.
@@ -69,7 +69,7 @@ def _find_group(name: str, mounted: tuple[Hierarchy, ...]) -> Group:
 
 
 def hierarchies(mountinfo: str) -> tuple[Hierarchy, ...]:
-    """All mounted hierarchies, from the text of /proc/PID/mountinfo (proc(5)), in its order."""
+    """Return the hierarchies in the text of /proc/PID/mountinfo (proc(5)), in its order."""
     found = []
     for line in mountinfo.splitlines():
         place, _, rest = line.partition(" - ")
@@ -84,7 +84,7 @@ def hierarchies(mountinfo: str) -> tuple[Hierarchy, ...]:
 
 
 def cgroup_records() -> Iterator[bytes]:
-    """One record for each group of the unified hierarchy, parents first; none if it is not mounted."""
+    """Yield a record for each group of the unified hierarchy, parents first; none if it is not mounted."""
     mount = cgroup2_mount(Path("/proc/self/mountinfo").read_bytes())
     if mount is None:
         return
@@ -98,9 +98,6 @@ def cgroup_records() -> Iterator[bytes]:
 
 
 def cgroup2_mount(mountinfo: bytes) -> bytes | None:
-    """Where the unified hierarchy is mounted, from the text of /proc/PID/mountinfo (proc(5))."""
-    for line in mountinfo.splitlines():
-        place, _, kind = line.partition(b" - ")
-        if kind.split()[0] == b"cgroup2":
-            return place.split()[4].replace(rb"\040", b" ")
-    return None
+    """Return the mount point of the unified hierarchy from the text of /proc/PID/mountinfo (proc(5))."""
+    text = os.fsdecode(mountinfo)
+    return next((os.fsencode(one.mount) for one in hierarchies(text) if one.controller == ""), None)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recording opens with: names of its events, and all that was there before it began.
+"""Records with which a file begins: names of its events, and what existed before.
 
-Everything here is records without a time, in the order in which perf wants to meet them: the kernel's own
-code, control groups, tasks with their maps, and the mark that this was all.
+They have no time and come in the order that perf expects: the kernel's own code, control groups, tasks with
+their maps, and the mark that this was all.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from perf_offcpu.perfdata.write.features import HOST_PID, encoded
 from perf_offcpu.perfdata.write.writer import frame_record, pack_record
 
 PIECE = 1 << 18
-"""Bytes of records that are handed over at once: worth a system call, and done in some 20 ms."""
+"""Bytes of records that are written at once: worth a system call, and made in some 20 ms."""
 
 
 def event_names(events: Iterable[EventSpec]) -> bytes:
-    """Names of events as records. They stand in a feature, too, but that a killed recorder never writes."""
+    """Return records with the names of events, which a killed recorder does not write as a feature."""
     updates = [
         {"kind": EVENT_UPDATE_NAME, "id": event.ids[0], "data": encoded(event.name) + b"\0"}
         for event in events
@@ -35,39 +35,31 @@ def event_names(events: Iterable[EventSpec]) -> bytes:
 
 
 class Inventory:
-    """One look at kernel and tasks.
+    """A scan of the kernel and of all tasks.
 
     Args:
-        target: whose maps are wanted: everybody's, or those of the processes that are recorded. Threads
-            and their names are told of all tasks, because they may be parents and wakers.
-        data_maps: tell of files mapped for reading, too.
+        target: whose maps are wanted: those of all processes, or of those that are recorded. Threads and
+            their names are recorded of all, because they may be parents and wakers.
+        data_maps: also record files mapped for reading.
     """
 
     def __init__(self, target: Target, data_maps: bool = False) -> None:
         self._kernel = KernelMaps()
-        self._tasks = ProcScan(_Mapped(target), data_maps)
+        mapped = None
+        if not target.is_system:
+            mapped = {process_of(one) for one in target.ids}
+        self._tasks = ProcScan(mapped, data_maps)
 
     def records(self) -> Iterator[bytes]:
-        """All records, some at a time. Side-band records must flow by now: see `proc`."""
+        """Yield all records, some at a time. Side-band records must flow by now: see `proc`."""
         for records in (self._kernel.records(), cgroup_records(), self._tasks.records()):
             yield from joined(records, PIECE)
         yield frame_record(RecordType.FINISHED_INIT, 0, b"", NATIVE)
 
     def build_ids(self) -> list[BuildId]:
-        """Of the kernel, its modules and every mapped file that has one, once `records` is through."""
+        """Return the build-ids of the kernel, its modules and all mapped files, after `records`."""
         return [
             BuildId(HOST_PID, mode, build_id.hex(), name)
             for mode, files in ((CpuMode.KERNEL, self._kernel.files), (CpuMode.USER, self._tasks.files))
             for name, build_id in sorted(files.items())
         ]
-
-
-class _Mapped:
-    """Of which processes maps are wanted."""
-
-    def __init__(self, target: Target) -> None:
-        self._everybody = target.is_system
-        self._pids = {process_of(one) for one in target.ids}
-
-    def __contains__(self, pid: object) -> bool:
-        return self._everybody or pid in self._pids

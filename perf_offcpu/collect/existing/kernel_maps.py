@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the kernel's own code lies: its text, its modules, and the BPF programs it has compiled.
+"""Records of the kernel's own code: its text, its modules, and the BPF programs it has compiled.
 
-Without the first record perf warns that "kernel address maps were restricted" and names nothing. Addresses
-come from /proc/kallsyms, which shows zeros to those who may not see them (kernel.kptr_restrict); then there
-are no such records, and kernel frames stay numbers.
+Without the first one perf warns that "kernel address maps were restricted" and names nothing. Addresses come
+from /proc/kallsyms, which shows zeros to users who may not see them (kernel.kptr_restrict); then there are no
+such records, and kernel frames stay numbers.
 
 Source: tools/perf/util/synthetic-events.c: perf_event__synthesize_kernel_mmap() and following.
 """
@@ -22,7 +22,7 @@ from perf_offcpu.collect.existing.records import KERNEL_PID, mmap2, synthesized
 KERNEL_DSO = b"[kernel.kallsyms]"
 
 _LAST_BYTES = 4096
-"""Assumed for the last BPF program in memory; the length of the others is seen from their neighbours."""
+"""Assumed length of the last BPF program in memory; that of the others follows from their neighbours."""
 
 
 class KernelMaps:
@@ -37,7 +37,7 @@ class KernelMaps:
         self._kallsyms = _read("/proc/kallsyms")
 
     def records(self) -> Iterator[bytes]:
-        """One record after the other: the kernel, its modules, its BPF programs."""
+        """Yield the records of the kernel, its modules and its BPF programs."""
         yield from self._kernel()
         yield from self._modules()
         yield from self._bpf_programs()
@@ -77,23 +77,21 @@ class KernelMaps:
 
     def _bpf_programs(self) -> Iterator[bytes]:
         programs = bpf_symbols(self._kallsyms)
-        ends = [address for address, _ in programs[1:]] + [
-            address + _LAST_BYTES for address, _ in programs[-1:]
-        ]
-        for (address, name), end in zip(programs, ends, strict=True):
+        following = [*programs[1:], *((address + _LAST_BYTES, b"") for address, _ in programs[-1:])]
+        for (address, name), (end, _) in zip(programs, following, strict=True):
             if address and 0 < end - address < 1 << 32:
                 yield _ksymbol(address, end - address, name)
 
     def _address(self, symbol: bytes) -> int:
-        """Address of a symbol of the kernel's, 0 if it is not listed."""
+        """Return the address of a kernel symbol, 0 if it is not listed."""
         end = self._kallsyms.find(b" " + symbol + b"\n")
         line = self._kallsyms.rfind(b"\n", 0, max(end, 0)) + 1
         return int(self._kallsyms[line:end].split()[0], 16) if end >= 0 else 0
 
 
 def bpf_symbols(kallsyms: bytes) -> list[tuple[int, bytes]]:
-    """(address, name) of everything that BPF put into kernel memory, ascending."""
-    # They stand behind the kernel's own symbols, so that most of the text need not be searched.
+    """Return (address, name) of all BPF programs and trampolines in kernel memory, ascending."""
+    # They come after the kernel's own symbols, so that most of the text need not be searched.
     begin = kallsyms.rfind(b"\n", 0, max(0, kallsyms.find(b"\t[bpf]"))) + 1
     found = re.findall(rb"^([0-9a-f]+) . (\S+)\t\[bpf\]$", kallsyms[begin:], re.MULTILINE)
     return sorted((int(address, 16), name) for address, name in found)
@@ -105,7 +103,7 @@ def _ksymbol(address: int, size: int, name: bytes) -> bytes:
 
 
 def _module_files() -> dict[bytes, bytes]:
-    """Module name → path of its file, from the list that depmod keeps."""
+    """Return module name → path of its file, from the list that depmod makes."""
     directory = Path("/lib/modules", os.uname().release)
     files = {}
     for line in _read(directory / "modules.dep").splitlines():
@@ -116,7 +114,7 @@ def _module_files() -> dict[bytes, bytes]:
 
 
 def _read(path: str | Path) -> bytes:
-    """A file of the kernel's, b"" where it has none (no modules, no symbols)."""
+    """Return the content of a file of the kernel, b"" where there is none (no modules, no symbols)."""
     try:
         return Path(path).read_bytes()
     except OSError:

@@ -21,31 +21,39 @@ class BuildIdCache:
         self._known: dict[tuple[int, int, int], bytes] = {}
 
     def of_mapping(self, pid: int, mapping: str) -> bytes:
-        """Return the build-id of a mapped file.
+        """Return the build-id of a mapped file; b"" if it has none, is no regular file, or is gone.
 
         Args:
             mapping: name of the link in /proc/PID/map_files (`START-END`, as /proc/PID/maps shows it).
-
-        Returns:
-            b"" if the file has none, is no regular file (opening a device may have effects), or is gone.
         """
         path = f"/proc/{pid}/map_files/{mapping}"
         try:
             info = os.stat(path)
-            if not stat.S_ISREG(info.st_mode):
-                return b""
-            key = (info.st_dev, info.st_ino, info.st_mtime_ns)
-            if key not in self._known:
-                self._known[key] = _read(path)
         except OSError:
             return b""
+        key = (info.st_dev, info.st_ino, info.st_mtime_ns)
+        if key not in self._known:
+            self._known[key] = build_id_at(path) or b""
         return self._known[key]
 
 
-def _read(path: str) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+def build_id_at(path: str | bytes, inode: int | None = None) -> bytes | None:
+    """Return the build-id of a regular file; b"" if it has none, None if it is not there.
+
+    Devices are not opened: that may have effects.
+
+    Args:
+        inode: of the file that is expected there; None for any.
+    """
     try:
-        return build_id_of(fd) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        info = os.stat(path)
+        if not stat.S_ISREG(info.st_mode) or inode not in (None, info.st_ino):
+            return None
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return None
+    try:
+        return build_id_of(fd)
     finally:
         os.close(fd)
 
@@ -56,10 +64,9 @@ def build_id_of_memory(address: int, size: int) -> bytes:
     Args:
         address, size: a readable mapping, as /proc/self/maps shows it.
     """
-    image = ctypes.string_at(address, size)
     fd = os.memfd_create("image", os.MFD_CLOEXEC)
     try:
-        os.write(fd, image)
+        os.write(fd, ctypes.string_at(address, size))
         return build_id_of(fd)
     finally:
         os.close(fd)

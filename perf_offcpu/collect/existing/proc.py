@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What already runs when a recording begins, read from /proc and told in the kernel's own records.
+"""Records of the tasks that run when a recording begins, read from /proc.
 
-For each process: FORK and COMM of every thread, then, where wanted, NAMESPACES and one MMAP2 for each
+For each process: FORK and COMM of each thread, then, where wanted, NAMESPACES and one MMAP2 for each
 executable mapping. The tracker events must be enabled first: what happens between their start and the scan
-then appears twice, which is harmless, and nothing appears never.
+then appears twice, which is harmless, and nothing is missing.
 
-Tasks come and go during the scan; one that is gone is left out. Names are bytes: /proc shows what programs
-chose, which need not be UTF-8.
+Tasks come and go during the scan; one that is gone is left out. Names are bytes: programs choose them, and
+they need not be UTF-8.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAP_SHARED, _MAP_PRIVATE = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """One line of /proc/PID/maps."""
+    """A line of /proc/PID/maps."""
 
     start: int
     end: int
@@ -42,23 +42,25 @@ class Mapping:
 
 
 class ProcScan:
-    """One look at all processes.
+    """A scan of all processes.
 
     Args:
-        mapped: processes whose maps and namespaces are wanted; of the others threads and names are told,
-            because they may be parents or wakers.
-        data_maps: tell of files mapped for reading, too.
+        mapped: processes whose maps and namespaces are wanted, None for all; of the others only threads and
+            names are recorded, because they may be parents or wakers.
+        data_maps: also record files mapped for reading.
+
+    Attributes:
+        files: path → build-id of each mapped file that has one.
     """
 
-    def __init__(self, mapped: Container[int], data_maps: bool = False) -> None:
-        self.mapped, self.data_maps = mapped, data_maps
-        self.build_ids = BuildIdCache()
+    def __init__(self, mapped: Container[object] | None, data_maps: bool = False) -> None:
+        self._mapped, self._data_maps = mapped, data_maps
+        self._build_ids = BuildIdCache()
         self.files: dict[bytes, bytes] = {}
-        """Path → build-id of every mapped file that has one."""
         self._vdso = _vdso_build_id()
 
     def records(self) -> Iterator[bytes]:
-        """Records of one process at a time, in ascending order of pids."""
+        """Yield the records of one process at a time, in ascending order of pids."""
         for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
             try:
                 yield b"".join(self._process(pid))
@@ -76,18 +78,18 @@ class ProcScan:
             fork = {"pid": pid, "ppid": creator, "tid": tid, "ptid": creator, "time": 0}
             yield synthesized(RecordType.FORK, Misc.FORK_EXEC, fork)
             yield synthesized(RecordType.COMM, 0, {"pid": pid, "tid": tid, "comm": comm})
-        if pid in self.mapped:
+        if self._mapped is None or pid in self._mapped:
             yield from self._maps(pid)
 
     def _maps(self, pid: int) -> Iterator[bytes]:
-        mappings = [one for one in parse_maps(_read(f"/proc/{pid}/maps")) if self._is_told(one)]
+        mappings = [one for one in parse_maps(_read(f"/proc/{pid}/maps")) if self._is_recorded(one)]
         if mappings:  # kernel threads have none
             yield _namespaces(pid)
         for mapping in mappings:
             yield self._mmap(pid, mapping)
 
-    def _is_told(self, mapping: Mapping) -> bool:
-        data = self.data_maps and mapping.inode > 0 and mapping.permissions.startswith(b"r-")
+    def _is_recorded(self, mapping: Mapping) -> bool:
+        data = self._data_maps and mapping.inode > 0 and mapping.permissions.startswith(b"r-")
         return data or b"x" in mapping.permissions
 
     def _mmap(self, pid: int, mapping: Mapping) -> bytes:
@@ -114,14 +116,14 @@ class ProcScan:
             return self._vdso
         if not mapping.inode:
             return b""
-        build_id = self.build_ids.of_mapping(pid, f"{mapping.start:x}-{mapping.end:x}")
+        build_id = self._build_ids.of_mapping(pid, f"{mapping.start:x}-{mapping.end:x}")
         if build_id:
             self.files[mapping.name] = build_id
         return build_id
 
 
 def parse_maps(text: bytes) -> Iterator[Mapping]:
-    """The lines of a /proc/PID/maps."""
+    """Parse the text of a /proc/PID/maps."""
     for line in text.splitlines():
         place, permissions, offset, device, inode, *name = line.split(None, 5)
         start, _, end = place.partition(b"-")
@@ -138,7 +140,7 @@ def parse_maps(text: bytes) -> Iterator[Mapping]:
 
 
 def _shown_name(name: bytes) -> bytes:
-    """The name as the kernel writes it in its own MMAP2 records."""
+    """Return the name as the kernel writes it in its own MMAP2 records."""
     return b"//anon" if not name or name.startswith(b"/anon_hugepage") else name
 
 
@@ -149,7 +151,7 @@ def _namespaces(pid: int) -> bytes:
 
 
 def _parent(pid: int) -> int:
-    """The parent's pid. In /proc/PID/stat it stands behind the comm, which may hold anything."""
+    """Return the parent's pid. In /proc/PID/stat it follows the comm, which may have any characters."""
     return int(_read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that the recorder makes itself, in the kernel's form.
+"""Records in the kernel's form that the recorder makes: of tasks and maps that existed before the recording.
 
-They tell what was there before the recording began: running tasks, their maps, the kernel's own. Their
-trailer is zero, which to perf means "of the first event" and "deliver now, before anything with a time".
+Their trailer is zero, which to perf means "of the first event" and "deliver now, before anything with a
+time".
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _NO_INODE = {"maj": 0, "min": 0, "ino": 0, "ino_generation": 0}
 
 
 def synthesized(record_type: RecordType, misc: int, values: Mapping[str, Any]) -> bytes:
-    """A record about what was there before the recording."""
+    """Pack a record with a trailer of zeros."""
     return pack_record(record_type, misc, values, ZERO_TRAILER, NATIVE)
 
 
 def trailer(**values: int) -> bytes:
-    """A trailer with some of its fields given (`abi.sample.TRAILER`), the rest zero."""
+    """Pack a trailer from some of its fields (`abi.sample.TRAILER`); the others are zero."""
     zeros = {field.name: 0 for field in TRAILER.active(SAMPLE_TYPE)}
     return TRAILER.pack(zeros | values, NATIVE, SAMPLE_TYPE)
 
 
 def mmap2(cpumode: CpuMode, mapping: Mapping[str, Any], build_id: bytes = b"", misc: int = 0) -> bytes:
-    """An MMAP2 record; with a build-id in the form that carries it instead of the inode.
+    """Pack an MMAP2 record; with a build-id in the form that has it instead of the inode.
 
     Args:
-        mapping: the record's other fields, as in `abi.records`; without `maj` and so on, they are 0.
+        mapping: the other fields as in `abi.records`; fields of the inode that are missing are 0.
         misc: further bits of the header.
     """
     if not build_id:
@@ -55,5 +55,5 @@ def mmap2(cpumode: CpuMode, mapping: Mapping[str, Any], build_id: bytes = b"", m
 
 
 def cgroup(cgroup_id: int, path: bytes) -> bytes:
-    """A CGROUP record, its path padded as the kernel pads it."""
+    """Pack a CGROUP record; its path is padded as by the kernel."""
     return synthesized(RecordType.CGROUP, 0, {"id": cgroup_id, "path": path})

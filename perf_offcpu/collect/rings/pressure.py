@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why rings were full: what the recorder did meanwhile, and what helps.
+"""Find out why rings were full: what the recorder did meanwhile, and what helps.
 
-A ring that is found full filled up since the recorder began to empty it the time before. That time is added
+A ring that is found full filled up since the recorder began to drain it the time before. That time is added
 up here, and what it was spent on: waiting for the file to take bytes (a disk), work (a CPU), or neither.
 """
 
@@ -15,24 +15,24 @@ from dataclasses import dataclass
 from perf_offcpu.losses import FEWER_SAMPLES, LARGER_RINGS
 
 FULL = 0.9
-"""How full a ring is found that loses, or nearly does: what does not fit may be a large record."""
+"""Fill of a ring that loses records or nearly does: the one that does not fit may be large."""
 
 _MUCH = 0.3
-"""The part of the time from which on something is to blame."""
+"""Part of the time from which on something is the cause."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """Seconds of a time: all of it, in writing, of that on a CPU, and all on a CPU."""
+class TimeSpent:
+    """Seconds: in all, in writes, in writes on a CPU, and on a CPU in all."""
 
     elapsed_s: float = 0.0
     write_s: float = 0.0
     write_cpu_s: float = 0.0
     cpu_s: float = 0.0
 
-    def plus(self, sign: int, other: Spent) -> Spent:
-        """The sum, or with sign -1 the difference."""
-        return Spent(
+    def plus(self, sign: int, other: TimeSpent) -> TimeSpent:
+        """Return the sum, or with sign -1 the difference."""
+        return TimeSpent(
             self.elapsed_s + sign * other.elapsed_s,
             self.write_s + sign * other.write_s,
             self.write_cpu_s + sign * other.write_cpu_s,
@@ -41,10 +41,13 @@ class Spent:
 
 
 class Pressure:
-    """Watches how the recorder spends the time in which rings fill up.
+    """Measure how the recorder spends the time in which rings fill up.
 
     Args:
         wall, cpu: clocks of elapsed and of CPU seconds.
+
+    Attributes:
+        full: the time in which rings became full.
     """
 
     def __init__(
@@ -52,17 +55,16 @@ class Pressure:
     ) -> None:
         self._wall, self._cpu = wall, cpu
         self._write_s = self._write_cpu_s = 0.0
-        self._looked = self._now()
-        self.full = Spent()
-        """The time in which rings became full."""
+        self._drained = self._now()
+        self.full = TimeSpent()
 
     def begin(self) -> None:
-        """From here on rings fill up."""
-        self._looked = self._now()
+        """Note that rings begin to fill up."""
+        self._drained = self._now()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Around each write."""
+        """Measure a write."""
         wall, cpu = self._wall(), self._cpu()
         try:
             yield
@@ -71,43 +73,40 @@ class Pressure:
             self._write_cpu_s += self._cpu() - cpu
 
     @contextmanager
-    def looking(self, fill: Callable[[], float]) -> Iterator[None]:
-        """Around each emptying of the rings.
+    def draining(self, fill: Callable[[], float]) -> Iterator[None]:
+        """Measure the time since the rings were drained before.
 
         Args:
-            fill: tells how full the fullest ring was that has just been emptied, 0 to 1.
+            fill: returns the fill of the fullest ring that has just been drained, 0 to 1.
         """
         now = self._now()
         try:
             yield
         finally:
             if fill() >= FULL:
-                self.full = self.full.plus(1, now.plus(-1, self._looked))
-            self._looked = now
+                self.full = self.full.plus(1, now.plus(-1, self._drained))
+            self._drained = now
 
-    def _now(self) -> Spent:
-        return Spent(self._wall(), self._write_s, self._write_cpu_s, self._cpu())
+    def _now(self) -> TimeSpent:
+        return TimeSpent(self._wall(), self._write_s, self._write_cpu_s, self._cpu())
 
 
-def remedy(full: Spent, copies: bool, compressed: bool) -> str:
-    """What to do about records and samples that found a ring full, in one line.
+def remedy(full: TimeSpent, copies: bool, compressed: bool) -> str:
+    """Return one line on what to do about records and samples that found a ring full.
 
     Args:
         full: what the recorder did while rings became full.
-        copies: whether samples hold copies of stacks.
-        compressed: whether the recorder compresses.
+        copies: samples hold copies of stacks.
+        compressed: the recorder compresses.
     """
     smaller = "smaller copies (--call-graph cfi,2048) or none (--call-graph fp), " if copies else ""
     waited_s = full.write_s - full.write_cpu_s
     if waited_s > _MUCH * full.elapsed_s and waited_s > full.cpu_s:
-        memory = (
-            "write to memory (-o /dev/shm/perf.data), "
-            if compressed
-            else ("write to memory (-o /dev/shm/perf.data), compress (-z), ")
-        )
+        compress = "" if compressed else "compress (-z), "
         return (
             f"the file took no bytes for {waited_s:.2f} of the {full.elapsed_s:.2f} s in which rings filled: "
-            f"{memory}take {LARGER_RINGS}, {smaller}{FEWER_SAMPLES}"
+            f"write to memory (-o /dev/shm/perf.data), {compress}take {LARGER_RINGS}, "
+            f"{smaller}{FEWER_SAMPLES}"
         )
     if full.cpu_s > _MUCH * full.elapsed_s:
         without = "no -z, " if compressed else ""

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ring buffers through which the kernel hands over records, one per CPU.
+"""The ring buffers through which the kernel passes records, one per CPU.
 
 A ring is a control page and 2^n data pages, mapped from the event that owns it. The kernel moves `head`
-forward, the recorder `tail`; both only grow, and what lies between them are whole records in the form of
-the file. So draining is copying: at most two pieces (a ring wraps) go to the file, no record is looked at.
+forward, the recorder `tail`; both only grow, and the bytes between them are whole records in the form of the
+file. So draining is copying: at most two pieces (a ring wraps) go to the file, and no record is looked at.
 
 Reading head before the data and storing tail after it needs no barriers on x86. Elsewhere the thousands of
-instructions and the system call that CPython puts between them stand in for them; head and tail are
-always moved as one aligned 8-byte access (memoryview items of format "Q").
+instructions and the system call that CPython executes between them have the effect of barriers; head and tail
+are always read and written as one aligned 8-byte access (memoryview items of format "Q").
 
 Source: struct perf_event_mmap_page, include/uapi/linux/perf_event.h.
 """
@@ -28,32 +28,33 @@ from perf_offcpu.collect.system.limits import too_many_files
 from perf_offcpu.errors import CapabilityError, FileFullError, PerfOffcpuError, RecordingError, UsageError
 
 MAX_COPIES_RING_BYTES = 16 << 20
-"""Where samples hold copies of stacks. With 8 KB for every wait, on two CPUs that were busy besides, `perf
-bench sched messaging` and the pipe benchmark lost some in 8 of 12 runs with 4 MB, in 1 of 12 with 16 MB and
-in 2 of 12 with 64 MB; those three were on a disk."""
+"""Largest default where samples hold copies of stacks. With 8 KB for each wait, on two CPUs that were busy
+besides, `perf bench sched messaging` and the pipe benchmark lost some in 8 of 12 runs with 4 MB, in 1 of 12
+with 16 MB and in 2 of 12 with 64 MB; those three were on a disk."""
 
 MAX_DEFAULT_RING_BYTES = 4 << 20
-"""Per CPU. With every wait a sample, `perf bench sched messaging` and four pipe benchmarks at once on two
-CPUs leave at most some 0.5 MB waiting in a ring; the rest is for disks that make the recorder wait."""
+"""Largest default otherwise. With a sample for each wait, `perf bench sched messaging` and four pipe
+benchmarks at once on two CPUs leave at most some 0.5 MB in a ring; the rest is for disks that are slow to
+write."""
 
 MIN_DEFAULT_RING_BYTES = 512 << 10  # as much as perf takes
 DEFAULT_TOTAL_BYTES = 256 << 20
-"""On machines with many CPUs the rings become smaller, so that all together stay below this."""
+"""Bytes of all rings: on machines with many CPUs each becomes smaller."""
 
 MAX_WAKEUP_BYTES = 1 << 20
 
 AT_ONCE_BYTES = 4 << 20
-"""At most so much goes to the sink before its room is given back."""
+"""Most bytes that go to the sink before their room in the ring is free again."""
 
 _SIZE_AT = RECORD_HEADER.offset("size")
 _HEAD, _TAIL = 1024 // 8, 1032 // 8  # places in the control page, in u64 words
 
 
 class Sink(Protocol):
-    """Where drained bytes go: `perfdata.write.writer.FileWriter`."""
+    """Receiver of drained bytes, such as `perfdata.write.writer.FileWriter`."""
 
     def append(self, *pieces: Buffer) -> None:
-        """Take over bytes that are whole records."""
+        """Append whole records."""
 
 
 class Ring:
@@ -62,6 +63,11 @@ class Ring:
     Args:
         fd: the event that owns it.
         data_bytes: its size without the control page: a power of two of pages.
+
+    Attributes:
+        fullest: most bytes that were ever in it when the recorder came, or were written while it drained.
+        recent: the same since the last call of `Rings.recent_fill`.
+        last: the same of the last drain.
 
     Raises:
         OSError: it cannot be mapped.
@@ -73,24 +79,19 @@ class Ring:
         self._control = self._bytes[: mmap.PAGESIZE].cast("Q")
         self._data = self._bytes[mmap.PAGESIZE :]
         self._mask = data_bytes - 1
-        self.fullest = 0
-        """Most bytes that were in it when the recorder came to look, or had been written by then."""
-        self.recent = 0
-        """The same since `Rings.recent_fill` was asked last."""
-        self.last = 0
-        """The same of the last time alone."""
+        self.fullest = self.recent = self.last = 0
 
-    def drain(self, sink: Sink) -> int:
-        """Move what is there to `sink`; returns how many bytes that were.
+    def drain(self, sink: Sink) -> None:
+        """Move the content to `sink`.
 
         Raises:
-            RecordingError: the sink could not take them all; the others stay in the ring.
+            RecordingError: the sink could not take all records; the others stay in the ring.
         """
-        first = tail = self._control[_TAIL]
+        tail = self._control[_TAIL]
         head = self._control[_HEAD]
         self.last = head - tail
         while tail < head:
-            # What comes while the sink takes its time finds the room that has been given back, no more.
+            # Records that come while the sink is slow find only the room that is free again.
             end, records = head, 0
             if head - tail > AT_ONCE_BYTES:
                 end, records = self._last_record(tail, tail + AT_ONCE_BYTES)
@@ -98,7 +99,6 @@ class Ring:
             self.last = max(self.last, self._control[_HEAD] - tail)
             tail = self._control[_TAIL]
         self.fullest, self.recent = max(self.fullest, self.last), max(self.recent, self.last)
-        return head - first
 
     def _move(self, tail: int, head: int, sink: Sink) -> None:
         begin, end = tail & self._mask, head & self._mask
@@ -113,11 +113,11 @@ class Ring:
         self._control[_TAIL] = head
 
     def waiting_records(self) -> int:
-        """How many records wait."""
+        """Return the number of records in the ring."""
         return self._last_record(self._control[_TAIL], self._control[_HEAD])[1]
 
     def _last_record(self, begin: int, limit: int) -> tuple[int, int]:
-        """(end of the last record that ends before a limit, number of records), from the begin of one on."""
+        """Return the end of the last whole record before a limit, and the number of records up to there."""
         at, count = begin, 0
         with self._data.cast("H") as shorts:
             while at < limit and (size := shorts[((at & self._mask) + _SIZE_AT) // 2]) and at + size <= limit:
@@ -128,7 +128,7 @@ class Ring:
         """Unmap."""
         for view in (self._data, self._control, self._bytes):
             view.release()
-        # The traceback of a failed write may hold a piece of the ring: then the map goes when that does.
+        # The traceback of a failed write may hold a piece of the ring: then the map is closed with it.
         with contextlib.suppress(BufferError):
             self._map.close()
 
@@ -154,12 +154,8 @@ class Rings:
             self._unmap()
             raise
 
-    @property
-    def _rings(self) -> list[Ring]:
-        return list(self._by_cpu.values())
-
     def renew(self, cpu: int, sink: Sink) -> int:
-        """A ring for a CPU that came online, in place of the one it had; gives the owner's descriptor there.
+        """Map a ring for a CPU that came online, in place of its former one; return the owner's descriptor.
 
         Raises:
             OSError: the event cannot be opened, or its ring not be mapped.
@@ -176,30 +172,31 @@ class Rings:
                 former.close()
         return fd
 
-    def drain(self, sink: Sink) -> int:
-        """Move everything that waits in any ring to `sink`; returns how many bytes."""
-        return sum(ring.drain(sink) for ring in self._rings)
+    def drain(self, sink: Sink) -> None:
+        """Move the content of all rings to `sink`."""
+        for ring in self._by_cpu.values():
+            ring.drain(sink)
 
     @property
     def fullest(self) -> float:
-        """The fullest that a ring was ever found, 0 to 1."""
-        return max((ring.fullest for ring in self._rings), default=0) / self.data_bytes
+        """Largest fill of a ring, 0 to 1."""
+        return max((ring.fullest for ring in self._by_cpu.values()), default=0) / self.data_bytes
 
     @property
     def last_fill(self) -> float:
-        """How full the fullest ring was when they were emptied last, 0 to 1."""
-        return max((ring.last for ring in self._rings), default=0) / self.data_bytes
-
-    def waiting_records(self) -> int:
-        """How many records wait in all rings."""
-        return sum(ring.waiting_records() for ring in self._rings)
+        """Fill of the fullest ring at the last drain, 0 to 1."""
+        return max((ring.last for ring in self._by_cpu.values()), default=0) / self.data_bytes
 
     def recent_fill(self) -> float:
-        """The fullest that a ring was found since the last call, 0 to 1."""
-        fullest = max((ring.recent for ring in self._rings), default=0)
-        for ring in self._rings:
+        """Return the largest fill of a ring since the last call, 0 to 1."""
+        fullest = max((ring.recent for ring in self._by_cpu.values()), default=0)
+        for ring in self._by_cpu.values():
             ring.recent = 0
         return fullest / self.data_bytes
+
+    def waiting_records(self) -> int:
+        """Return the number of records in all rings."""
+        return sum(ring.waiting_records() for ring in self._by_cpu.values())
 
     def close(self) -> None:
         """Unmap the rings and close their owner."""
@@ -221,14 +218,14 @@ def open_rings(
     """Open the event that owns the rings and map them, with smaller rings if the system allows no others.
 
     Args:
-        name: of the owning event.
-        attr_for: bytes at which a ring wakes the recorder → the owner's attr. The kernel takes the number
-            when the ring is mapped, so a smaller ring needs the event anew.
+        name: name of the event.
+        attr_for: returns its attr for the number of bytes at which a ring wakes the recorder. The kernel
+            takes the number when the ring is mapped, so a smaller ring needs another event.
         data_bytes: wanted size of each ring.
-        say: is told when rings become smaller than wanted.
+        say: is called with a sentence when rings become smaller than wanted.
 
     Raises:
-        CapabilityError, RecordingError: not even the smallest rings can be had.
+        CapabilityError, RecordingError: not even the smallest rings can be mapped.
     """
     wanted, cpus = data_bytes, tuple(cpus)
     while True:
@@ -247,17 +244,17 @@ def open_rings(
 
 
 def default_ring_bytes(cpus: int, copies: bool = False) -> int:
-    """The size of each ring that is used unless the user asks for another.
+    """Return the default size of each ring.
 
     Args:
-        copies: whether samples hold copies of stacks.
+        copies: samples hold copies of stacks.
     """
     fair = 1 << (DEFAULT_TOTAL_BYTES // cpus).bit_length() - 1
     return min(MAX_COPIES_RING_BYTES if copies else MAX_DEFAULT_RING_BYTES, max(MIN_DEFAULT_RING_BYTES, fair))
 
 
 def wakeup_bytes(data_bytes: int) -> int:
-    """When a ring wakes the recorder: early enough that the rest of it bridges the time to answer."""
+    """Return the fill at which a ring wakes the recorder; the rest is room until it answers."""
     return min(data_bytes // 4, MAX_WAKEUP_BYTES)
 
 
@@ -273,10 +270,9 @@ def _refusal(problem: OSError, data_bytes: int) -> PerfOffcpuError:
 
 
 def parse_ring_size(text: str) -> int:
-    """Bytes of a ring from perf's `-m`: pages, or a size with the suffix B, K, M or G.
+    """Parse perf's `-m`, pages or a size with the suffix B, K, M or G; return bytes of a ring.
 
-    Returns:
-        At least what was asked for, rounded up to a power of two of pages.
+    They are rounded up to a power of two of pages.
 
     Raises:
         UsageError: it is no such number, or beyond what can be mapped.

@@ -1,31 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The side-band records on their way into the file: MMAP2 records get the build-id of what was mapped.
+"""Mend side-band records on their way into the file: MMAP2 records get the build-id of the mapped file.
 
 The kernel can put build-ids there itself (attr.build_id). But while one recorder asks for them, the records
 of all others on the machine claim to hold one, too, and perf 6.1 crashes on that (`perfdata.leaked_flag`). So
-the recorder reads them from the files, once per file, when the mapping comes by: from /proc/PID/map_files, or
-by its path if the process has ended already. The inode tells whether that still is the file. The claim, if
-another recorder's asking has put it into our records, is taken out.
+the recorder reads them from the files, once per file, when the record comes: from /proc/PID/map_files, or by
+its path if the process has ended already. The inode shows whether that still is the file. The claim is
+removed where another recorder's request has put it into our records.
 
 KSYMBOL and BPF_EVENT records are cut to their size. When several recorders listen, the kernel adds the size
 of the trailer to the same header once for each (kernel/events/core.c: perf_event_ksymbol_output() and
-perf_event_bpf_output(), seen in 6.18): all but the first get records with old bytes of their ring behind the
+perf_event_bpf_output(), seen in 6.18): all but the first get records with old bytes of their ring after the
 trailer, where perf finds an unknown id and gives up.
 
-Side-band records have rings of their own: they are looked at one by one, and a ring full of samples is no
-reason to lose them.
+Side-band records have rings of their own, because they are looked at one by one, and because a ring full of
+samples must not lose them.
 """
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
 
 from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.binary.layout import Buffer
-from perf_offcpu.build_ids import build_id_of
 from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.collect.existing.mapped_files import build_id_at
 from perf_offcpu.collect.existing.records import ZERO_TRAILER
 from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.errors import FileFullError
@@ -44,7 +42,7 @@ _MMAP2, _FLAG = int(RecordType.MMAP2), int(Misc.MMAP_BUILD_ID)
 
 
 def _true_size(kind: int, record: memoryview) -> int:
-    """Of a KSYMBOL or BPF_EVENT record: fixed fields, name padded to 8 bytes, trailer."""
+    """Return the size of a KSYMBOL or BPF_EVENT record: fixed fields, name padded to 8 bytes, trailer."""
     if kind == RecordType.BPF_EVENT:
         return _BPF_EVENT_SIZE
     name = bytes(record[_SYMBOL_NAME:]).partition(b"\0")[0]
@@ -52,13 +50,13 @@ def _true_size(kind: int, record: memoryview) -> int:
 
 
 class SideBand:
-    """Between the rings and a file.
+    """A sink between the rings and a file.
 
     Args:
-        build_ids: gathers those of what is mapped.
+        build_ids: gathers the build-ids of what is mapped.
 
     Attributes:
-        sink: where the records go.
+        sink: receives the records.
     """
 
     def __init__(self, build_ids: MappedBuildIds) -> None:
@@ -66,17 +64,17 @@ class SideBand:
         self.sink: Sink | None = None
 
     def append(self, *pieces: Buffer) -> None:
-        """Take over whole records; errors as of the sink."""
+        """Append whole records; errors as of the sink."""
         assert self.sink is not None
         data = bytearray().join(pieces)
         try:
             self.sink.append(*self._sound_pieces(data))
         except FileFullError as problem:
-            # What was cut out makes bytes here and there differ: all of it counts as not taken.
+            # Bytes taken there are not bytes of `data`, of which some were cut out: nothing counts as taken.
             raise FileFullError(str(problem), 0, 0) from None
 
     def _sound_pieces(self, data: bytearray) -> list[Buffer]:
-        """The bytes of the records as they should be, old bytes behind some left out."""
+        """Return the records as they should be, without old bytes after some of them."""
         pieces: list[Buffer] = []
         view = memoryview(data)
         types, shorts = view.cast("I"), view.cast("H")
@@ -103,10 +101,10 @@ class SideBand:
 
 
 class MappedBuildIds:
-    """Build-ids of files by what MMAP2 records say of them.
+    """Build-ids of the files in MMAP2 records.
 
     Attributes:
-        files: path → build-id, of every file that has one.
+        files: path → build-id of each file that has one.
     """
 
     def __init__(self) -> None:
@@ -114,7 +112,7 @@ class MappedBuildIds:
         self._known: dict[bytes, bytes] = {}  # inode and name, as they stand in the record
 
     def of_record(self, record: memoryview) -> bytes:
-        """The build-id of what a record of the kernel's maps; b"" if it has none or is not there any more."""
+        """Return the build-id of the file in a record; b"" if it has none or is not there any more."""
         name = bytes(record[_NAME : len(record) - len(ZERO_TRAILER)])
         if name[:1] != b"/" or name.startswith(b"//"):
             return b""
@@ -127,28 +125,13 @@ class MappedBuildIds:
         return self._known[key]
 
     def _read(self, record: memoryview, path: bytes) -> bytes | None:
-        """From the file; None if it is not to be had, from this process at least."""
+        """Read the build-id from the file; None if this process cannot find it."""
         values = _LAYOUT.unpack(bytes(record[_HEAD:_NAME]) + b"\0" * 8, NATIVE, 0)
         mapping = f"{values['addr']:x}-{values['addr'] + values['len']:x}"
         for place in (f"/proc/{values['pid']}/map_files/{mapping}".encode(), path):
-            build_id = _build_id(place, values["ino"])
+            build_id = build_id_at(place, values["ino"])
             if build_id is not None:
                 if build_id:
                     self.files[path] = build_id
                 return build_id
         return None
-
-
-def _build_id(path: bytes, inode: int) -> bytes | None:
-    """The build-id of a regular file, b"" if it has none; None if it is not there or another one."""
-    try:
-        info = os.stat(path)
-        if not stat.S_ISREG(info.st_mode) or info.st_ino != inode:
-            return None
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError:
-        return None
-    try:
-        return build_id_of(fd)
-    finally:
-        os.close(fd)

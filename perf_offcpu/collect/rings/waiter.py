@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for the next occasion to empty the rings, and for what ends a recording.
+"""Wait until rings have to be emptied, or something ends the recording.
 
-A ring wakes the recorder when it has filled to some degree; a quiet one is looked at every now and then. The
-end comes from a signal, the end of the command, the end of the last target, or the clock.
+A ring wakes the recorder when it has filled to some degree; a quiet one is emptied after a fixed time. A
+signal, the end of the command, the end of the last target, or the clock ends the recording.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ import select
 import time
 from collections.abc import Iterable
 
-from perf_offcpu.collect.system.signals import EndingSignals
+from perf_offcpu.collect.system.signals import RecordingSignals
 from perf_offcpu.collect.targets import TargetWatch
 
 FLUSH_S = 0.2
-"""Rings are emptied at least so often, full or not: as much as a killed recorder loses at most."""
+"""Longest time between two looks into the rings: as much as a killed recorder loses at most."""
 
 
 class Waiter:
-    """All that the recorder waits for.
+    """Descriptors and time for which the recorder waits.
 
     Args:
         rings: descriptors that become readable when a ring has filled.
-        endings: descriptors of which any ends the recording when it becomes readable.
-        signals: as well.
-        watch: the targets; the last one that ends does it, too.
-        duration_s: time from now after which it is over; None for no limit.
+        endings: descriptors that end the recording when one of them becomes readable.
+        signals: end the recording, too.
+        watch: the targets; the end of the last one ends the recording.
+        duration_s: time from now after which the recording ends; None for no limit.
     """
 
     def __init__(
         self,
         rings: Iterable[int],
         endings: Iterable[int],
-        signals: EndingSignals,
+        signals: RecordingSignals,
         watch: TargetWatch,
         duration_s: float | None,
     ) -> None:
@@ -44,12 +44,12 @@ class Waiter:
             self._poll.register(fd, select.POLLIN)
 
     def add_rings(self, rings: Iterable[int]) -> None:
-        """Wait for these, too."""
+        """Wait for further rings."""
         for fd in rings:
             self._poll.register(fd, select.POLLIN)
 
     def wait(self) -> bool:
-        """Wait for something to do; True if the recording is over."""
+        """Wait until there is something to do; return whether the recording is over."""
         left_s = FLUSH_S if self._deadline is None else min(FLUSH_S, self._deadline - time.monotonic())
         ready = self._poll.poll(max(0.0, left_s) * 1000)
         over = [self._is_over(fd, flags) for fd, flags in ready]
@@ -59,7 +59,7 @@ class Waiter:
         if fd in self._endings:
             return True
         if fd == self._signals.fd:
-            return self._signals.ending()
+            return self._signals.is_ending()
         if fd in self._watch.fds:
             self._poll.unregister(fd)
             return self._watch.ended(fd)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the running kernel says about itself: member offsets and tracepoints, read from its BTF.
+"""Member offsets and tracepoints of the running kernel, read from its BTF.
 
 BTF is the kernel's own compact type information (`/sys/kernel/btf/vmlinux`). bcc compiles without kernel
 headers and does no CO-RE relocation, so the few offsets that the BPF program needs come from here.
 
 The file is a header, a section of types and a section of strings. Types carry no ids and no index: the id
 of a type is its ordinal (1 first, 0 is `void`), and each record's length follows from its kind and from
-the count in its second word. Whoever wants an id has to find where all records begin (`btf_walk`), which is
-done at the first question for a name that the kernel has.
+the count in its second word. To find an id, the begin of all records has to be known (`btf_walk`), which is
+computed at the first look-up of a name that the kernel has.
 
 Format: Documentation/bpf/btf.rst and include/uapi/linux/btf.h of the kernel. Byte order is the machine's.
 """
@@ -37,7 +37,7 @@ _TRANSPARENT = frozenset((Kind.TYPEDEF, Kind.VOLATILE, Kind.CONST, Kind.RESTRICT
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Where a member lies in its structure."""
+    """Place of a member in its structure."""
 
     offset: int
     """Bytes from the start of the outermost structure."""
@@ -47,7 +47,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Tracepoint:
-    """A tracepoint that a BPF program of the kind `tp_btf` can be attached to."""
+    """A tracepoint to which a BPF program of the kind `tp_btf` can be attached."""
 
     btf_id: int
     """Id of the typedef `btf_trace_<name>`, wanted by BPF_PROG_LOAD as attach_btf_id."""
@@ -56,11 +56,11 @@ class Tracepoint:
 
 
 class Btf:
-    """The types of a kernel.
+    """Types of a kernel.
 
     Args:
         data: the bytes of `/sys/kernel/btf/vmlinux` or of a file of the same form.
-        path: what to call them in errors.
+        path: its name in errors.
 
     Raises:
         FormatError: header or sections are not BTF of this machine's byte order.
@@ -76,7 +76,7 @@ class Btf:
         """Read the running kernel's BTF.
 
         Raises:
-            CapabilityError: the kernel offers none.
+            CapabilityError: the kernel has none.
             FormatError: the file is damaged.
         """
         try:
@@ -89,24 +89,24 @@ class Btf:
         return cls(data, str(path))
 
     def type_id(self, kind: Kind, name: str) -> int | None:
-        """The id of a structure, union, typedef, function or variable; None if there is none of this name."""
+        """Return the id of a structure, union, typedef, function or variable; None if there is none."""
         name_off = self._strings.find(b"\0" + name.encode() + b"\0") + 1
         return self._index.find(kind, name_off) if name_off and kind in _NAMED else None
 
     @functools.cached_property
     def _index(self) -> TypeIndex:
-        """Where all types are, found out when it is first asked for."""
+        """Begin of the record of each type."""
         index = walk(self._words)
         if index.problem:
             raise self._damage(index.problem)
         return index
 
     def has_string(self, name: str) -> bool:
-        """Whether any type, member or enumerator bears this name (say `BPF_FUNC_task_pt_regs`)."""
+        """Return whether a type, member or enumerator has this name (say `BPF_FUNC_task_pt_regs`)."""
         return b"\0" + name.encode() + b"\0" in self._strings
 
     def member(self, structure: str, path: str) -> Member | None:
-        """Where a member lies; None if the structure or the member does not exist.
+        """Return the place of a member; None if the structure or the member does not exist.
 
         Args:
             structure: a `struct`'s name.
@@ -126,7 +126,7 @@ class Btf:
         return Member(offset, self._size(type_id or 0))
 
     def enumerator(self, enumeration: str, name: str) -> int | None:
-        """The value of an enumerator of an `enum` of 32 bits; None if there is none."""
+        """Return the value of an enumerator of an `enum` of 32 bits; None if there is none."""
         type_id = self.type_id(Kind.ENUM, enumeration)
         if type_id is None:
             return None
@@ -137,7 +137,7 @@ class Btf:
         return None
 
     def tracepoint(self, name: str) -> Tracepoint | None:
-        """The tracepoint `name`, found by its typedef `btf_trace_<name>`; None if the kernel lacks it."""
+        """Look up a tracepoint by its typedef `btf_trace_<name>`; None if the kernel lacks it."""
         type_id = self.type_id(Kind.TYPEDEF, f"btf_trace_{name}")
         if type_id is None:
             return None
@@ -148,7 +148,7 @@ class Btf:
         return Tracepoint(type_id, self._vlen(prototype) - 1)  # the first is the probe's private `void *`
 
     def per_cpu_offset(self, name: str) -> int | None:
-        """Where a per-CPU variable lies in each CPU's area, in bytes; None if it is not known."""
+        """Return the offset of a per-CPU variable in each CPU's area, in bytes; None if it is not known."""
         section, variable = self.type_id(Kind.DATASEC, ".data..percpu"), self.type_id(Kind.VAR, name)
         if section is None or variable is None:
             return None
@@ -158,7 +158,7 @@ class Btf:
         return offsets.get(variable)
 
     def _sections(self, data: bytes) -> tuple[slice, bytes]:
-        """The place of the types in `data`, and the strings."""
+        """Return the place of the types in `data`, and the strings."""
         if len(data) < _HEADER.size:
             raise self._damage(f"header wants {_HEADER.size} bytes, file has {len(data)}")
         magic, _version, _flags, header, type_off, type_len, str_off, str_len = _HEADER.unpack_from(data)
@@ -171,13 +171,13 @@ class Btf:
         return types, data[header + str_off : header + str_off + str_len]
 
     def _record(self, type_id: int) -> int:
-        """Index of the first word of a type's record."""
+        """Return the index of the first word of a type's record."""
         if not 0 < type_id <= len(self._index.starts):
             raise self._damage(f"type id {type_id} does not exist")
         return int(self._index.starts[type_id - 1])
 
     def _word(self, type_id: int, index: int) -> int:
-        """Word `index` of a type's record (0 name_off, 1 info, 2 size or type)."""
+        """Return word `index` of a type's record (0 name_off, 1 info, 2 size or type)."""
         return self._words[self._record(type_id) + index]
 
     def _kind(self, type_id: int) -> int:
@@ -187,7 +187,7 @@ class Btf:
         return self._word(type_id, 1) & 0xFFFF
 
     def _resolve(self, type_id: int) -> int:
-        """The type behind typedefs and qualifiers."""
+        """Follow typedefs and qualifiers."""
         for _ in range(_MAX_DEPTH):
             if self._kind(type_id) not in _TRANSPARENT:
                 return type_id
@@ -202,7 +202,7 @@ class Btf:
         return self._word(resolved, 2) if sized else 0
 
     def _find_member(self, type_id: int, name: str, depth: int) -> tuple[int, int] | None:
-        """(byte offset, type id) of a member, anonymous members searched too."""
+        """Return (byte offset, type id) of a member; anonymous members are searched, too."""
         if not depth:
             raise self._damage(f"members of type {type_id} are nested too deeply")
         if self._kind(type_id) not in _COMPOSITE:
@@ -217,7 +217,7 @@ class Btf:
         return None
 
     def _members(self, type_id: int) -> Iterator[tuple[str, int, int]]:
-        """(name, type id, offset in bits) of each member; the offset is -1 for a bit field."""
+        """Yield (name, type id, offset in bits) of each member; the offset is -1 for a bit field."""
         first = self._record(type_id) + 3
         with_widths = self._word(type_id, 1) >> 31  # kind_flag: the upper 8 bits of offsets are widths
         for index in range(first, first + 3 * self._vlen(type_id), 3):

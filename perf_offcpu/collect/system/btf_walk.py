@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the records of BTF begin: 130,000 of them, each as long as its own kind and count say.
+"""Find where the records of BTF begin: 130,000 of them, each as long as its own kind and count say.
 
-A record's place follows from all that stand before it, so one would walk, 0.3 s in plain Python. But how
-long a record *would* be that began at a word can be told for all words at once, and from "one record on"
-follow "two on", "four on" and so forth, by looking the table up in itself. A few long strides then give a
-skeleton, which the shorter tables fill in. That is done in windows, whose tables stay in the CPU's cache.
+A record's place follows from all records before it, so one would walk, 0.3 s in plain Python. But the length
+of a record that *would* begin at a word can be computed for all words at once. From the table "one record on"
+follow "two on", "four on" and so on, by looking the table up in itself. A few long strides give a skeleton,
+which the shorter tables fill in. This is done in windows, whose tables stay in the CPU's cache.
 
 Format: Documentation/bpf/btf.rst and include/uapi/linux/btf.h of the kernel. Byte order is the machine's.
 """
@@ -47,7 +47,7 @@ class Kind(enum.IntEnum):
 
 
 # u32 words of a record: `struct btf_type` (name_off, info, size or type), what the kind adds, and what each
-# of its vlen entries takes. Kinds that are not known count as if they had nothing but the first.
+# of its vlen entries takes. Unknown kinds count as if they had only the first.
 _HEAD_WORDS = 3
 _FIXED_WORDS = np.full(32, _HEAD_WORDS, np.int32)
 for _kind, _words in {Kind.INT: 4, Kind.ARRAY: 6, Kind.VAR: 4, Kind.DECL_TAG: 4}.items():
@@ -61,7 +61,7 @@ for _kind, _words in {
 
 @dataclass(frozen=True, slots=True)
 class TypeIndex:
-    """All types, that of id 1 first."""
+    """Columns of all types, that of id 1 first."""
 
     starts: NDArray[np.int64]
     """Index of each record's first word; all records are whole."""
@@ -72,7 +72,7 @@ class TypeIndex:
     """Why the walk ended before the end of the types; empty if it did not."""
 
     def find(self, kind: Kind, name_off: int) -> int | None:
-        """The id of the first type of a kind and a name."""
+        """Return the id of the first type of a kind and a name."""
         found = np.flatnonzero((self.names == name_off) & (self.kinds == kind))
         return int(found[0]) + 1 if len(found) else None
 
@@ -81,7 +81,7 @@ def walk(section: memoryview) -> TypeIndex:
     """Index the section of types.
 
     Args:
-        section: its bytes, u32 words of this machine's byte order.
+        section: u32 words of this machine's byte order.
     """
     words = np.frombuffer(section, np.uint32)
     parts, position = list[NDArray[np.int64]](), 0
@@ -109,7 +109,7 @@ def _kinds(info: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def _chain(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Where records begin among words, the first at 0, if one at word i is lengths[i] words long."""
+    """Return the words at which records begin, the first at 0, if one at word i is lengths[i] words long."""
     end = len(lengths)
     first = np.full(end + 1, end, np.int32)
     np.minimum(np.arange(end, dtype=np.int32) + lengths, end, out=first[:end])

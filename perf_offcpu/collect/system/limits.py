@@ -1,63 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the recorder's own process is allowed: descriptors for its events, and the CPU when it needs it."""
+"""Limits and priority of the recorder's own process."""
 
 from __future__ import annotations
 
 import os
-import re
 import resource
-from pathlib import Path
 
 from perf_offcpu.errors import CapabilityError
 
 HIGHEST_PRIORITY = -20
 
-# include/uapi/linux/capability.h; since Linux 5.8 CAP_SYS_ADMIN is no longer needed for either
-_NEEDED = {"CAP_PERFMON": 38, "CAP_BPF": 39}
-_SYS_ADMIN = 21
-_EVERY_ID = 2**32 - 1
-
-
-def privilege_remedy(
-    status: Path = Path("/proc/self/status"), uid_map: Path = Path("/proc/self/uid_map")
-) -> str:
-    """What this process lacks for recording, as the smallest change that gives it."""
-    try:
-        effective = int(re.search(r"^CapEff:\s+(\w+)", status.read_text(), re.MULTILINE)[1], 16)  # type: ignore[index]
-        ids = uid_map.read_text().split()
-    except (OSError, TypeError, ValueError):
-        return "run as root, or with CAP_BPF and CAP_PERFMON"
-    if ids and int(ids[2]) < _EVERY_ID:
-        return (
-            "this is a user namespace, whose capabilities do not count for that: record from outside, "
-            "as root or with CAP_BPF and CAP_PERFMON"
-        )
-    missing = [name for name, bit in _NEEDED.items() if not effective >> bit & 1]
-    if effective >> _SYS_ADMIN & 1 or not missing:
-        return _policy_remedy(status)
-    words = " and ".join(missing)
-    options = " ".join(f"--cap-add {name.removeprefix('CAP_')}" for name in missing)
-    return f"run as root, or with {words} (in a container: {options})"
-
-
-def _policy_remedy(status: Path) -> str:
-    """What to do where capabilities are not what is missing."""
-    lockdown = Path("/sys/kernel/security/lockdown")
-    if lockdown.exists() and "[confidentiality]" in lockdown.read_text():
-        return "the kernel is locked down (confidentiality): boot it without lockdown"
-    if re.search(r"^Seccomp:\s+2", status.read_text(), re.MULTILINE):
-        return "leave perf_event_open(2) and bpf(2) in the container's seccomp profile"
-    return "a security policy of this machine forbids it (SELinux, BPF LSM, …): ask whoever set it"
-
 
 def too_many_files() -> CapabilityError:
-    """The sentence for EMFILE: events, rings and BPF need some descriptors for each CPU."""
+    """Return the error for EMFILE: events, rings and BPF need some descriptors for each CPU."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return CapabilityError(f"too many open files (the limit is {limit})", "raise it with ulimit -n")
 
 
 def raise_descriptor_limit() -> None:
-    """Events take a descriptor per CPU each; the soft limit is no reason to fail."""
+    """Raise the soft limit of descriptors: each event takes one per CPU."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -73,7 +34,7 @@ def raise_priority(realtime: int) -> None:
         realtime: priority for SCHED_FIFO, 0 for none.
 
     Raises:
-        CapabilityError: the real-time priority is not to be had.
+        CapabilityError: the kernel refuses the real-time priority.
     """
     try:
         if realtime:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recording says of its machine: the features HOSTNAME to CMDLINE, PMU_MAPPINGS and clocks.
+"""Features of a recording that describe its machine: HOSTNAME to CMDLINE, PMU_MAPPINGS and clocks.
 
-perf shows them in the header of every report, and needs NRCPUS and HOSTNAME to accept a file at all. Features
-that perf 6.1 does not know (E_MACHINE and later) are left out: its `perf inject` reads past the end of its
-table of features when a file has one (seen to crash with bit 200).
+perf shows them in the header of reports, and accepts no file without NRCPUS and HOSTNAME. Features that perf
+6.1 does not know (E_MACHINE and later) are left out: its `perf inject` reads past the end of its table of
+features when a file has one (seen to crash with bit 200).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from perf_offcpu.perfdata.write.features import cmdline_body, encoded, feature_b
 
 
 def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[int, bytes]:
-    """Bodies of the features that describe machine and recorder.
+    """Return the bodies of the features that describe machine and recorder.
 
     Args:
-        argv: the recorder's command line.
+        argv: command line of the recorder.
         clock_pair: (CLOCK_REALTIME, recording's clock) of one moment near the start, ns.
     """
     system = os.uname()
@@ -34,7 +34,7 @@ def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[i
         Feature.OSRELEASE: system.release,
         Feature.VERSION: f"perf-offcpu {version()}",
         Feature.ARCH: system.machine,
-        Feature.CPUDESC: _cpu_description(),
+        Feature.CPUDESC: _cpu_field("model name") or _cpu_field("Model") or _cpu_field("cpu"),
         Feature.CPUID: _cpu_id(),
     }
     bodies: dict[int, bytes] = {bit: text_body(text, NATIVE) for bit, text in texts.items() if text}
@@ -67,17 +67,13 @@ def version() -> str:
 
 
 def _cpu_field(name: str) -> str:
-    """A field of the first CPU in /proc/cpuinfo, "" where this architecture has no such field."""
+    """Return a field of the first CPU in /proc/cpuinfo; "" where this architecture has no such field."""
     found = re.search(rf"^{name}\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
     return found[1].strip() if found else ""
 
 
-def _cpu_description() -> str:
-    return _cpu_field("model name") or _cpu_field("Model") or _cpu_field("cpu")
-
-
 def _cpu_id() -> str:
-    """As perf writes it on x86: vendor, family, model and stepping."""
+    """Return vendor, family, model and stepping, as perf writes them on x86."""
     fields = [_cpu_field(name) for name in ("vendor_id", "cpu family", "model", "stepping")]
     return ",".join(fields) if all(fields) else ""
 
@@ -88,7 +84,7 @@ def _total_memory_kb() -> int:
 
 
 def _pmus() -> list[dict[str, object]]:
-    """Event types of this machine by number: names for what attr.type may hold beyond the fixed ones."""
+    """Return the names of values of attr.type on this machine beyond the fixed ones, by number."""
     found = []
     for directory in Path("/sys/bus/event_source/devices").glob("*"):
         if (directory / "type").exists():

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Self, TextIO
 
 if TYPE_CHECKING:
-    from perf_offcpu.collect.progress import Progress
+    from perf_offcpu.collect.summary import Progress
 
 _CLEAR = "\r\x1b[K"
 _DEFAULT_WIDTH = 80

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from perf_offcpu.collect.progress import Progress
 from perf_offcpu.collect.rotation import FileNames, Rotation, parse_rotation
+from perf_offcpu.collect.summary import Progress
 from perf_offcpu.commands.record.live import LiveLine
 from perf_offcpu.errors import UsageError
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from perf_offcpu.collect.bpf.config import Targets
 from perf_offcpu.collect.existing.cgroups import Hierarchy, hierarchies
 from perf_offcpu.collect.targets import (
     Target,
-    TargetKind,
     TargetTexts,
     TargetWatch,
     check_target,
@@ -47,7 +47,7 @@ def test_choice(texts: dict[str, Any], command: bool, target: Target) -> None:
 def test_kinds() -> None:
     kinds = [Target(), Target((1,)), Target((), (1,)), Target((1,), (2,)), Target(command=True)]
     assert [target.kind for target in kinds] == [
-        TargetKind.SYSTEM, TargetKind.PROCESSES, TargetKind.THREADS, TargetKind.TASKS, TargetKind.COMMAND,
+        Targets.ALL, Targets.PIDS, Targets.TIDS, Targets.TASKS, Targets.COMMAND,
     ]  # fmt: skip
 
 

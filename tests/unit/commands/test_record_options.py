@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
+from perf_offcpu.collect.bpf.config import Targets
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.rotation import Rotation
-from perf_offcpu.collect.targets import TargetKind
 from perf_offcpu.commands.record.command import add_parser
 from perf_offcpu.commands.record.options import options_of
 from perf_offcpu.commands.shared.parsers import Parser
@@ -22,7 +22,7 @@ def options(*argv: str) -> RecordOptions:
 
 def test_defaults() -> None:
     found = options()
-    assert found.target.kind is TargetKind.SYSTEM
+    assert found.target.kind is Targets.ALL
     assert (found.command, found.output, found.threshold_ns) == ((), "perf.data", 1_000_000)
     assert [event.name for event in found.events] == ["cpu-clock"]
     assert (found.frequency_hz, found.period, found.kernel_stacks) == (99, 0, True)
@@ -34,7 +34,7 @@ def test_defaults() -> None:
 def test_what_follows_the_command_is_the_commands(separator: tuple[str, ...]) -> None:
     found = options("-e", "none", *separator, "ls", "-a", "-o", "x")
     assert found.command == ("ls", "-a", "-o", "x")
-    assert found.target.kind is TargetKind.COMMAND
+    assert found.target.kind is Targets.COMMAND
     assert (found.output, found.events) == ("perf.data", ())
 
 
@@ -50,7 +50,7 @@ def test_every_other_option() -> None:
         *("-p", "1,2", "-o", "out", "-c", "7", "-m", "1M", "-r", "5", "--duration", "0.5"),
         *("-e", "cs", "-e", "cycles:u", "--no-kernel-callchains", "-g", "-q"),
     )
-    assert (found.target.kind, found.target.ids) == (TargetKind.PROCESSES, (1, 2))
+    assert (found.target.kind, found.target.ids) == (Targets.PIDS, (1, 2))
     assert (found.output, found.period, found.ring_bytes) == ("out", 7, 1 << 20)
     assert (found.realtime_priority, found.duration_s, found.kernel_stacks) == (5, 0.5, False)
     assert [event.name for event in found.events] == ["cs", "cycles:u"]

@@ -1,24 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of the kernel that the recorder reads: CPU lists, maps, mounts."""
+"""Texts of the kernel that the recorder reads: maps and mounts."""
 
 from __future__ import annotations
 
-import pytest
-
 from perf_offcpu.collect.existing.cgroups import cgroup2_mount
 from perf_offcpu.collect.existing.proc import Mapping, parse_maps
-from perf_offcpu.collect.system.cpus import online_cpus, parse_cpu_list, present_cpus
-
-
-@pytest.mark.parametrize(
-    ("text", "cpus"), [("0\n", (0,)), ("0-3\n", (0, 1, 2, 3)), ("0,2-3,8\n", (0, 2, 3, 8)), ("\n", ())]
-)
-def test_cpu_lists(text: str, cpus: tuple[int, ...]) -> None:
-    assert parse_cpu_list(text) == cpus
-
-
-def test_online_cpus_are_present() -> None:
-    assert set(online_cpus()) <= set(present_cpus())
 
 
 def test_maps() -> None:

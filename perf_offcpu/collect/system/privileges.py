@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this process may do, and what it lacks for recording."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+CAP_IPC_LOCK: Final = 14  # include/uapi/linux/capability.h
+CAP_SYS_ADMIN: Final = 21
+CAP_PERFMON: Final = 38
+CAP_BPF: Final = 39
+_NEEDED = {"CAP_PERFMON": CAP_PERFMON, "CAP_BPF": CAP_BPF}  # since 5.8; CAP_SYS_ADMIN before
+_FIRST_USER_NAMESPACE = 0xEFFFFFFD  # PROC_USER_INIT_INO, include/linux/proc_ns.h
+_SECCOMP_FILTER = "2"
+
+
+def read_text(path: str) -> str:
+    """Return the text of a file of /proc or /sys without the newline; "" if it cannot be read."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _status(field: str) -> str:
+    match = re.search(rf"^{field}:\s*(\S+)", read_text("/proc/self/status"), re.MULTILINE)
+    return match[1] if match else ""
+
+
+def capabilities() -> set[int]:
+    """Return the numbers of the effective capabilities."""
+    mask = int(_status("CapEff") or "0", 16)
+    return {number for number in range(64) if mask >> number & 1}
+
+
+def is_in_user_namespace() -> bool:
+    """Return whether this process is in a user namespace, where capabilities do not count for the machine."""
+    try:
+        return os.stat("/proc/self/ns/user").st_ino != _FIRST_USER_NAMESPACE
+    except OSError:
+        return False
+
+
+def lockdown() -> str:
+    """Return the kernel's lockdown mode, or "none"."""
+    match = re.search(r"\[(\w+)\]", read_text("/sys/kernel/security/lockdown"))
+    return match[1] if match else "none"
+
+
+def has_seccomp_filter() -> bool:
+    """Return whether a seccomp filter may refuse system calls."""
+    return _status("Seccomp") == _SECCOMP_FILTER
+
+
+def paranoid() -> str:
+    """Return kernel.perf_event_paranoid, or "unknown"."""
+    return read_text("/proc/sys/kernel/perf_event_paranoid") or "unknown"
+
+
+def privilege_remedy() -> str:
+    """Return the smallest change that gives this process what it lacks for recording."""
+    if is_in_user_namespace():
+        return (
+            "this is a user namespace, whose capabilities do not count for that: record from outside, "
+            "as root or with CAP_BPF and CAP_PERFMON"
+        )
+    held = capabilities()
+    missing = [name for name, number in _NEEDED.items() if number not in held]
+    if CAP_SYS_ADMIN in held or not missing:
+        return _policy_remedy()
+    options = " ".join(f"--cap-add {name.removeprefix('CAP_')}" for name in missing)
+    return f"run as root, or with {' and '.join(missing)} (in a container: {options})"
+
+
+def _policy_remedy() -> str:
+    """Return what to do where capabilities are not what is missing."""
+    if lockdown() == "confidentiality":
+        return "the kernel is locked down (confidentiality): boot it without lockdown"
+    if has_seccomp_filter():
+        return "leave perf_event_open(2) and bpf(2) in the container's seccomp profile"
+    return "a security policy of this machine forbids it (SELinux, BPF LSM, …): ask whoever set it"
