@@ -50,18 +50,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="append",
         default=[],
         metavar="LIST",
-        help="fields to print, separated by commas; +FIELD and -FIELD change the default; TYPE:LIST is for "
-        "events of a type alone: hw, sw, trace or raw",
+        help="fields to print, separated by commas; +FIELD and -FIELD change the default; TYPE:LIST is only "
+        "for events of a type: hw, sw, trace or raw",
     )
     group.add_argument("-G", "--hide-call-graph", action="store_true", help="only the innermost frame")
     group.add_argument("--ns", action="store_true", help="print times with 9 decimals, not 6")
     group.add_argument("--full-source-path", action="store_true", help="source files with directories")
-    group.add_argument("--header", action="store_true", help="first what is known of machine and run")
-    group.add_argument("--header-only", action="store_true", help="nothing else")
+    group.add_argument(
+        "--header", action="store_true", help="print the known facts about machine and run first"
+    )
+    group.add_argument("--header-only", action="store_true", help="print only the header")
     group.add_argument(
         "--no-merge-callchains",
         action="store_true",
-        help="show deferred user callchains as they were sent, apart from their samples",
+        help="print deferred user callchains as they were sent, apart from their samples",
     )
     add_input_arguments(parser)
     add_selection_arguments(
