@@ -42,23 +42,21 @@ class Found:
     Args:
         elf: the functions; None if there are none.
         cause: None if there are functions.
-        detail: what is wrong with a damaged file; else "".
     """
 
     elf: ElfFile | None = None
     cause: LossCause | None = None
-    detail: str = ""
 
 
 class Refused(Exception):
     """No file could be opened for a name.
 
     Args:
-        cause, detail: as in `Found`.
+        cause: the reason.
     """
 
-    def __init__(self, cause: LossCause, detail: str = "") -> None:
-        self.cause, self.detail = cause, detail
+    def __init__(self, cause: LossCause) -> None:
+        self.cause = cause
         super().__init__(cause.text)
 
 
@@ -90,9 +88,9 @@ def find_object(
             )
             elf = symbols_of(image, search)
         except Refused as problem:
-            return Found(cause=problem.cause, detail=problem.detail)
-        except FormatError as problem:
-            return Found(cause=losses.FILE_DAMAGED, detail=str(problem))
+            return Found(cause=problem.cause)
+        except FormatError:
+            return Found(cause=losses.FILE_DAMAGED)
         except OSError:
             return Found(cause=losses.FILE_DENIED)
     return Found(elf) if len(elf.symbols) else Found(cause=losses.NO_SYMBOLS)
@@ -183,8 +181,8 @@ def _open(path: str, stack: ExitStack, cache: DiskCache | None) -> ElfImage:
         return stack.enter_context(open_elf(path, cache))
     except NotRegularError:
         raise Refused(losses.NOT_REGULAR) from None
-    except FormatError as problem:
-        raise Refused(losses.FILE_DAMAGED, str(problem)) from None
+    except FormatError:
+        raise Refused(losses.FILE_DAMAGED) from None
     except OSError as problem:
         missing = isinstance(problem, FileNotFoundError | NotADirectoryError)
         raise Refused(losses.FILE_MISSING if missing else losses.FILE_DENIED) from None
@@ -193,8 +191,8 @@ def _open(path: str, stack: ExitStack, cache: DiskCache | None) -> ElfImage:
 def _running_vdso(cache: DiskCache | None) -> ElfImage:
     try:
         return ElfImage(Source(vdso.NAME, vdso.vdso_image()), cache)
-    except FormatError as problem:
-        raise Refused(losses.FILE_DAMAGED, str(problem)) from None
+    except FormatError:
+        raise Refused(losses.FILE_DAMAGED) from None
     except OSError:
         raise Refused(losses.FILE_DENIED) from None
 

@@ -96,7 +96,7 @@ def _sections(image: ElfImage, debug: ElfImage | None) -> list[Section]:
     """Return all call frame information; damage of the debug file costs only that of the debug file."""
     sections = frame_sections(image)
     if debug is not None and all(section.is_eh for section in sections):
-        with suppress(OSError, FormatError):
+        with suppress(OSError):
             sections += [section for section in frame_sections(debug) if not section.is_eh]
     return sections
 

@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the headers of ELF files with pyelftools, and keep them on disk as tables.
+"""Read the headers of ELF files with pyelftools, and keep them on disk as columns.
 
 pyelftools knows the structures of both classes and byte orders. It is given bytes whose size and number have
 been checked against the file and a ceiling, so a hostile file costs bounded time and memory. Importing it
-takes longer than all other work on the files of a small recording. So the tables are kept in the cache, under
-the identity of the file, and a file that was read before is read without pyelftools.
+takes longer than all other work on the files of a small recording. So the columns are kept in the cache,
+under the identity of the file, and a file that was read before is read without pyelftools:
+
+    head       class, 1 if little-endian, e_type, e_machine
+    sections   section headers, rows of SECTION as words
+    segments   program headers, rows of SEGMENT as words
+    names      the string table of section names; empty if there is none
+    build_id   the GNU build-id, from note sections or else note segments; empty if there is none
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Final, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +29,9 @@ from perf_offcpu.build_ids import find_build_id
 from perf_offcpu.cache import Array, DiskCache, cache_name
 from perf_offcpu.errors import FormatError
 from perf_offcpu.objects.elf.source import Source
-from perf_offcpu.structs import frozen
 
 KIND: Final = "headers1"
-"""Kind of cache file; the number changes whenever the tables do."""
+"""Kind of cache file; the number changes whenever the columns do."""
 MAX_HEADERS: Final = 1 << 16
 """Sections or segments: real files have at most a few ten thousand."""
 _MAX_SECTION_NAMES: Final = 1 << 24
@@ -34,66 +41,21 @@ _EXTENDED: Final = 0xFFFF
 """In e_phnum and e_shstrndx: the number is in section 0, because it does not fit."""
 
 Rows = NDArray[Any]
-T = TypeVar("T")
 
 
-def _uint64_fields(prefix: str, names: str) -> np.dtype[Any]:
+def _words(prefix: str, names: str) -> np.dtype[Any]:
     return np.dtype([(prefix + name, "<u8") for name in names.split()])
 
 
-SECTION: Final = _uint64_fields("sh_", "name type flags addr offset size link info addralign entsize")
-"""A section header as a row, with the field names of pyelftools (and the gABI)."""
-SEGMENT: Final = _uint64_fields("p_", "type flags offset vaddr filesz memsz align")
+SECTION: Final = _words("sh_", "name type flags addr offset size link info addralign entsize")
+"""A section header as a row, with the field names of the gABI and pyelftools."""
+SEGMENT: Final = _words("p_", "type flags offset vaddr filesz memsz align")
 """A program header as a row."""
+_DTYPES: Final = {"head": "<u8", "sections": "<u8", "segments": "<u8", "names": "|u1", "build_id": "|u1"}
 
 
-@frozen
-class Headers:
-    """The headers of one file.
-
-    Args:
-        bits, order: its class and byte order.
-        type, machine: e_type and e_machine.
-        sections, segments: rows of SECTION and SEGMENT, in file order.
-        names: the string table of section names; b"" if there is none.
-        build_id: the GNU build-id, from note sections or else note segments; b"" if there is none.
-    """
-
-    bits: ElfClass
-    order: Order
-    type: int
-    machine: int
-    sections: Rows
-    segments: Rows
-    names: bytes
-    build_id: bytes
-
-    def columns(self) -> dict[str, Array]:
-        """Return all members as columns for the cache."""
-        head = np.array([self.bits, self.order == "<", self.type, self.machine], np.uint64)
-        text = {name: np.frombuffer(getattr(self, name), np.uint8) for name in ("names", "build_id")}
-        return {
-            "head": head,
-            "sections": self.sections.view("<u8"),
-            "segments": self.segments.view("<u8"),
-            **text,
-        }
-
-    @classmethod
-    def from_columns(cls, columns: dict[str, Array]) -> Headers | None:
-        """Return the headers that `columns` made columns of; None if these do not fit together."""
-        try:
-            bits, is_little, type_, machine = columns["head"].tolist()
-            sections, segments = columns["sections"].view(SECTION), columns["segments"].view(SEGMENT)
-            names, build_id = columns["names"].tobytes(), columns["build_id"].tobytes()
-            order: Order = "<" if is_little else ">"
-            return cls(ElfClass(bits), order, type_, machine, sections, segments, names, build_id)
-        except (KeyError, ValueError, TypeError):
-            return None
-
-
-def read_headers(source: Source, cache: DiskCache | None = None) -> Headers:
-    """Return the headers of an ELF file, from the cache if they are kept there.
+def read_headers(source: Source, cache: DiskCache | None = None) -> dict[str, Array]:
+    """Return the columns of an ELF file, from the cache if they are kept there.
 
     Raises:
         FormatError: it is not ELF, or its headers do not fit the file.
@@ -103,11 +65,21 @@ def read_headers(source: Source, cache: DiskCache | None = None) -> Headers:
         return _parse(source)
     name = cache_name(KIND, b"", source.identity)
     columns = cache.read(name)
-    headers = None if columns is None else Headers.from_columns(columns)
-    if headers is None:
-        headers = _parse(source)
-        cache.write(name, headers.columns())
-    return headers
+    if columns is None or not _is_sound(columns):
+        columns = _parse(source)
+        cache.write(name, columns)
+    return columns
+
+
+def _is_sound(columns: dict[str, Array]) -> bool:
+    if {name: column.dtype.str for name, column in columns.items()} != _DTYPES:
+        return False
+    tables = (columns["sections"], SECTION), (columns["segments"], SEGMENT)
+    whole = all(column.nbytes % dtype.itemsize == 0 for column, dtype in tables)
+    if not whole or len(columns["head"]) != 4:
+        return False
+    bits, is_little = columns["head"][:2].tolist()
+    return bits in set(ElfClass) and is_little in (0, 1)
 
 
 @functools.cache
@@ -119,6 +91,15 @@ def structs_of(bits: ElfClass, order: Order) -> Any:
     structs.create_basic_structs()
     structs.create_advanced_structs()
     return structs
+
+
+@contextmanager
+def own_errors(path: str, what: str, offset: int) -> Iterator[None]:
+    """Turn the errors of pyelftools, which have no common base, into FormatError."""
+    try:
+        yield
+    except Exception as problem:
+        raise FormatError(path, what, f"{type(problem).__name__}: {problem}", offset) from None
 
 
 @functools.cache
@@ -133,70 +114,68 @@ def _number(value: int | str) -> int:
     return value if isinstance(value, int) else _numbers()[value]
 
 
-def _parse(source: Source) -> Headers:
+def _parse(source: Source) -> dict[str, Array]:
     ident = source.read_exactly("ELF header", 0, 16)
     if ident[:4] != MAGIC:
         raise FormatError(source.path, "ELF header", "this is not an ELF file", 0)
     if ident[4] not in set(ElfClass) or ident[5] not in (1, 2):
         problem = f"unknown class {ident[4]} or byte order {ident[5]}"
         raise FormatError(source.path, "ELF header", problem, 4)
-    return _HeaderParser(source, ElfClass(ident[4]), "<" if ident[5] == 1 else ">").parse()
+    bits = ElfClass(ident[4])
+    order: Order = "<" if ident[5] == 1 else ">"
+    structs = structs_of(bits, order)
+    data = source.read_exactly("ELF header", 0, structs.Elf_Ehdr.sizeof())
+    with own_errors(source.path, "ELF header", 0):
+        header = structs.Elf_Ehdr.parse(data)
+    sections, segments, names_index = header["e_shnum"], header["e_phnum"], header["e_shstrndx"]
+    if len(first := _table(source, header, "sh", structs.Elf_Shdr, SECTION, 1)):
+        # Section 0 has the numbers that do not fit the file header.
+        sections = sections or int(first["sh_size"][0])
+        segments = int(first["sh_info"][0]) if segments == _EXTENDED else segments
+        names_index = int(first["sh_link"][0]) if names_index == _EXTENDED else names_index
+    shdrs = _table(source, header, "sh", structs.Elf_Shdr, SECTION, sections)
+    phdrs = _table(source, header, "ph", structs.Elf_Phdr, SEGMENT, segments)
+    kind = [_number(header[name]) for name in ("e_type", "e_machine")]
+    return {
+        "head": np.array([bits, order == "<", *kind], np.uint64),
+        "sections": shdrs.view("<u8"),
+        "segments": phdrs.view("<u8"),
+        "names": np.frombuffer(_section_names(source, shdrs, names_index), np.uint8),
+        "build_id": np.frombuffer(_build_id(source, order, shdrs, phdrs), np.uint8),
+    }
 
 
-class _HeaderParser:
-    """Parse the headers of one file, of known class and byte order."""
+def _table(source: Source, header: Any, kind: str, struct: Any, dtype: np.dtype[Any], count: int) -> Rows:
+    """Return the first `count` entries of the table at e_shoff or e_phoff; none if the file has none."""
+    offset, entsize, size = header[f"e_{kind}off"], header[f"e_{kind}entsize"], struct.sizeof()
+    if not offset or not count:
+        return np.empty(0, dtype)
+    what, fields = f"{struct.name} table", dtype.names or ()
+    if entsize != size:
+        raise FormatError(source.path, what, f"entries of {entsize} bytes, expected {size}", offset)
+    if count > MAX_HEADERS:
+        raise FormatError(source.path, what, f"{count} entries, more than {MAX_HEADERS}", offset)
+    data = source.read_exactly(what, offset, count * size)
+    with own_errors(source.path, what, offset):
+        entries = [struct.parse(data[at : at + size]) for at in range(0, len(data), size)]
+        return np.array([tuple(_number(entry[name]) for name in fields) for entry in entries], dtype)
 
-    def __init__(self, source: Source, bits: ElfClass, order: Order) -> None:
-        self.source, self.bits, self.order = source, bits, order
-        self.structs = structs_of(bits, order)
-        header = self.structs.Elf_Ehdr
-        self.header = header.parse(source.read_exactly("ELF header", 0, header.sizeof()))
 
-    def parse(self) -> Headers:
-        header, shdr = self.header, self.structs.Elf_Shdr
-        sections, segments, shstrndx = header["e_shnum"], header["e_phnum"], header["e_shstrndx"]
-        for first in self._table("sh", shdr, SECTION, 1).tolist():
-            # Section 0 has the numbers that do not fit the file header.
-            by_name = dict(zip(SECTION.names or (), first, strict=True))
-            sections = sections or by_name["sh_size"]
-            segments = by_name["sh_info"] if segments == _EXTENDED else segments
-            shstrndx = by_name["sh_link"] if shstrndx == _EXTENDED else shstrndx
-        shdrs = self._table("sh", shdr, SECTION, sections)
-        phdrs = self._table("ph", self.structs.Elf_Phdr, SEGMENT, segments)
-        kind = _number(header["e_type"]), _number(header["e_machine"])
-        names, build_id = self._names(shdrs, shstrndx), self._build_id(shdrs, phdrs)
-        return Headers(self.bits, self.order, *kind, shdrs, phdrs, names, build_id)
-
-    def _table(self, kind: str, struct: Any, dtype: np.dtype[Any], count: int) -> Rows:
-        """Return the first `count` entries of the table at e_shoff or e_phoff; none if the file has none."""
-        offset, entsize = self.header[f"e_{kind}off"], self.header[f"e_{kind}entsize"]
-        if not offset or not count:
-            return np.empty(0, dtype)
-        path, what, size = self.source.path, f"{struct.name} table", struct.sizeof()
-        if entsize != size:
-            raise FormatError(path, what, f"entries of {entsize} bytes, expected {size}", offset)
-        if count > MAX_HEADERS:
-            raise FormatError(path, what, f"{count} entries, more than {MAX_HEADERS}", offset)
-        data = self.source.read_exactly(what, offset, count * size)
-        entries = (struct.parse(data[at : at + size]) for at in range(0, len(data), size))
-        return np.array(
-            [tuple(_number(entry[name]) for name in dtype.names or ()) for entry in entries], dtype
-        )
-
-    def _names(self, sections: Rows, index: int) -> bytes:
-        if index >= len(sections):
-            return b""
-        offset, size = int(sections["sh_offset"][index]), int(sections["sh_size"][index])
-        return self.source.read_exactly("section names", offset, size, _MAX_SECTION_NAMES)
-
-    def _build_id(self, sections: Rows, segments: Rows) -> bytes:
-        notes = sections[sections["sh_type"] == SectionType.NOTE][:_MAX_NOTE_RANGES]
-        ranges = notes[["sh_offset", "sh_size", "sh_addralign"]].tolist()
-        notes = segments[segments["p_type"] == SegmentType.NOTE][:_MAX_NOTE_RANGES]
-        ranges += notes[["p_offset", "p_filesz", "p_align"]].tolist()
-        for offset, size, align in ranges:
-            if offset < self.source.size:
-                data = self.source.read(offset, min(size, _MAX_NOTES))
-                if found := find_build_id(data, self.order, align):
-                    return found
+def _section_names(source: Source, sections: Rows, index: int) -> bytes:
+    if index >= len(sections):
         return b""
+    offset, size = int(sections["sh_offset"][index]), int(sections["sh_size"][index])
+    return source.read_exactly("section names", offset, size, _MAX_SECTION_NAMES)
+
+
+def _build_id(source: Source, order: Order, sections: Rows, segments: Rows) -> bytes:
+    notes = sections[sections["sh_type"] == SectionType.NOTE][:_MAX_NOTE_RANGES]
+    ranges = notes[["sh_offset", "sh_size", "sh_addralign"]].tolist()
+    notes = segments[segments["p_type"] == SegmentType.NOTE][:_MAX_NOTE_RANGES]
+    ranges += notes[["p_offset", "p_filesz", "p_align"]].tolist()
+    for offset, size, align in ranges:
+        if offset < source.size:
+            data = source.read(offset, min(size, _MAX_NOTES))
+            if found := find_build_id(data, order, align):
+                return found
+    return b""

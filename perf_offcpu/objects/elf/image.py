@@ -16,17 +16,18 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.abi.elf import SectionFlag, SectionType, SegmentFlag, SegmentType
-from perf_offcpu.binary.layout import Layout
+from perf_offcpu.abi.elf import ElfClass, SectionFlag, SectionType, SegmentFlag, SegmentType
+from perf_offcpu.binary.layout import Layout, Order
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import Bool
-from perf_offcpu.objects.elf.headers import SEGMENT, Rows, read_headers, structs_of
+from perf_offcpu.objects.elf.headers import SECTION, SEGMENT, Rows, own_errors, read_headers, structs_of
 from perf_offcpu.objects.elf.source import MAX_SECTION, Source, open_regular
 from perf_offcpu.objects.uncompress import uncompress
 from perf_offcpu.structs import frozen
 
 _MAX_SECTION_NAME: Final = 128
+_ORDERS: Final[tuple[Order, Order]] = (">", "<")
 _COMPRESSION: Final = {"ELFCOMPRESS_ZLIB": "zlib", "ELFCOMPRESS_ZSTD": "zstd", 2: "zstd"}
 """By ch_type: pyelftools up to 0.33 has no name for the second."""
 
@@ -54,7 +55,10 @@ class ElfImage:
         cache: where headers, and what is made of the file, are kept; None: nowhere.
 
     Attributes:
-        bits, order, type, machine, build_id: as in `Headers`.
+        bits, order: its class and byte order.
+        type, machine: e_type and e_machine.
+        sections: its section headers, rows of SECTION.
+        build_id: the GNU build-id; b"" if it has none.
 
     Raises:
         FormatError: it is not ELF, or its headers do not fit the file.
@@ -63,10 +67,11 @@ class ElfImage:
 
     def __init__(self, source: Source, cache: DiskCache | None = None) -> None:
         self.source, self.path, self.cache = source, source.path, cache
-        headers = read_headers(source, cache)
-        self.bits, self.order, self.build_id = headers.bits, headers.order, headers.build_id
-        self.type, self.machine = headers.type, headers.machine
-        self.sections, self._segments, self._names = headers.sections, headers.segments, headers.names
+        columns = read_headers(source, cache)
+        bits, is_little, self.type, self.machine = columns["head"].tolist()
+        self.bits, self.order = ElfClass(bits), _ORDERS[is_little]
+        self.sections, self._segments = columns["sections"].view(SECTION), columns["segments"].view(SEGMENT)
+        self._names, self.build_id = columns["names"].tobytes(), columns["build_id"].tobytes()
 
     @cached_property
     def section_names(self) -> list[bytes]:
@@ -136,8 +141,9 @@ class ElfImage:
         if not section.flags & SectionFlag.COMPRESSED:
             return data
         header = structs_of(self.bits, self.order).Elf_Chdr
+        with own_errors(self.path, what, section.offset):
+            kind = header.parse(data)["ch_type"]
         try:
-            kind = header.parse(data)["ch_type"] if len(data) >= header.sizeof() else "no header"
             return uncompress(_COMPRESSION.get(kind, str(kind)), data[header.sizeof() :], most)
         except ValueError as problem:
             raise FormatError(self.path, what, str(problem), section.offset) from None

@@ -8,6 +8,7 @@ number, and each set is stored once. Addresses are those of the file (as p_vaddr
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import field
 from typing import Final
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from perf_offcpu.abi import elf
 from perf_offcpu.abi.cfi import Registers
+from perf_offcpu.errors import FormatError
 from perf_offcpu.model import columns as model
 from perf_offcpu.model.columns import I32, I64, distinct
 from perf_offcpu.objects.elf.image import ElfImage
@@ -79,15 +81,15 @@ class CfiTable:
 def frame_sections(image: ElfImage) -> list[Section]:
     """Read the sections of call frame information of a little-endian 64-bit file, .eh_frame first.
 
-    Raises:
-        FormatError: one lies outside of the file, is too large or cannot be unpacked.
+    Sections that are damaged or too large are left out.
     """
-    found = []
+    found = list[Section]()
+    if image.bits != elf.ElfClass.BITS64 or image.order != "<":
+        return found
     for name, is_eh in ((b".eh_frame", True), (b".debug_frame", False)):
         section = image.section_named(name)
-        if section is not None and image.bits == elf.ElfClass.BITS64 and image.order == "<":
-            content = image.content(section, MAX_CONTENT)
-            if content:
+        with suppress(FormatError):
+            if section is not None and (content := image.content(section, MAX_CONTENT)):
                 found.append(Section.of(content, section.addr, is_eh))
     return found
 
