@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep on disk what is costly to make: ELF headers, symbol tables, source lines, compiled BPF programs.
+"""Disk cache of what is costly to make: symbol tables, source lines, compiled BPF programs.
 
     $XDG_CACHE_HOME/perf-offcpu/symbols/NAME       (~/.cache/…; 0700, the user's own)
     $XDG_CACHE_HOME/perf-offcpu/programs/NAME
 
-A file is a header, a directory of columns and the bytes of the columns, little-endian, 8-aligned:
-
-    magic "POCACHE1" · u32 number of columns · u32 0 · u64 size of the file · u64 sum, u64 xor of the rest
-    for each column: 16 bytes name, 8 bytes numpy dtype, u64 offset, u64 number of items
-    …
-
-Damage: a file that does not fit this description to its last byte is removed and made again. Races: files
-are written under another name and renamed, never changed; a reader keeps the file that it opened. Size: the
-files used last stay, up to a limit. Other failures (a full disk, no home) cost only time. Trust: a file is
-used if it belongs to this user, has no other name, and no other user may write to it.
+A file is a head (`_HEAD`), a directory (`_COLUMN` for each column) and the columns' bytes, little-endian,
+8-aligned. A file that does not fit this description to its last byte is removed and made again. Files are
+written under a temporary name and renamed, never changed, so a reader keeps the file that it opened. The
+files used last stay, up to a limit. A file counts only if this user owns it, nobody else may write to it and it
+has no other name. Any other failure (a full disk, no home) costs time only.
 """
 
 from __future__ import annotations
@@ -24,52 +19,35 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.binary.layout import BYTE, U32, U64, Field, Layout
-from perf_offcpu.errors import LayoutError
-
 Array = NDArray[Any]
 
-MAGIC: Final = b"POCACHE1"
+MAGIC: Final = b"POCACHE2"
 LIMIT: Final = 1 << 30
-"""Bytes that all files together may take, if PERF_OFFCPU_CACHE_BYTES is not set; 0: no cache."""
+"""Bytes that all files together may take, unless PERF_OFFCPU_CACHE_BYTES is set (0: no cache)."""
 _MAX_COLUMNS: Final = 64
 _NAME: Final = re.compile(r"[0-9a-zA-Z._-]{1,200}")
 _DTYPES: Final = frozenset({"<u8", "<u4", "<i8", "<i4", "|u1"})
 _OLD_S: Final = 3600.0
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
-_HEAD: Final = Layout(
-    "cache file",
-    (
-        Field("magic", BYTE, count=8),
-        Field("columns", U32),
-        Field("reserved", U32),
-        Field("size", U64, doc="of the whole file"),
-        Field("sum", U64, doc="of the three numbers before and all words after, modulo 2^64"),
-        Field("xor", U64, doc="of the same words"),
-    ),
-)
-_COLUMN: Final = Layout(
-    "cache column",
-    (
-        Field("name", BYTE, count=16),
-        Field("dtype", BYTE, count=8),
-        Field("offset", U64),
-        Field("items", U64),
-    ),
-)
+_HEAD: Final = np.dtype([("magic", "S8"), ("columns", "<u8"), ("size", "<u8"), ("sum", "<u8")])
+"""`size` is that of the whole file, `sum` that of all its words but this one, modulo 2^64."""
+_COLUMN: Final = np.dtype([("name", "S16"), ("dtype", "S8"), ("offset", "<u8"), ("items", "<u8")])
+_SUM: Final = 3
+"""Index of the word `sum`."""
 
 
 class DiskCache:
     """Columns of numbers and bytes by name.
 
     Args:
-        directory: created at the first write. It is used only if it belongs to this user alone.
+        directory: made by the first write. It is used only if it belongs to this user alone.
         limit: bytes that its files may take together.
     """
 
@@ -80,39 +58,39 @@ class DiskCache:
 
     @classmethod
     def usual(cls, kind: str = "symbols", limit: int = LIMIT) -> DiskCache | None:
-        """Return the user's cache of one kind of content; None if the environment says that there is none."""
+        """Return the user's cache of a kind of data; None if the environment allows none."""
         wanted = os.environ.get("PERF_OFFCPU_CACHE_BYTES", "")
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         bounded = min(int(wanted), limit) if wanted.isascii() and wanted.isdigit() else limit
-        return (
-            cls(os.path.join(base, "perf-offcpu", kind), bounded) if bounded and os.path.isabs(base) else None
-        )
+        if not bounded or not os.path.isabs(base):
+            return None
+        return cls(os.path.join(base, "perf-offcpu", kind), bounded)
 
     def read(self, name: str) -> dict[str, Array] | None:
-        """Return the columns written under a name, read-only; None if there are none or they are damaged."""
+        """Return the columns of a name, read-only; None if there are none or they are damaged."""
         path = self._path(name)
         try:
-            data = _mapped(path)
+            data = _map(path)
             columns = None if data is None else unpack(data)
             if columns is None:
                 os.unlink(path)
             else:
-                os.utime(path)  # the files used last stay
+                os.utime(path)  # `_shrink` removes the files used longest ago
             return columns
         except (OSError, ValueError):
             return None
 
     def write(self, name: str, columns: Mapping[str, Array]) -> None:
-        """Write columns under a name, if that is possible."""
+        """Keep columns under a name, if that is possible."""
         path = self._path(name)
         temporary = f"{path}.{os.getpid()}.tmp"
         with contextlib.suppress(OSError):
-            if not self._is_mine():
+            _make_private(self.directory)
+            if not _is_own(os.stat(self.directory)):
                 return
             try:
-                with open(temporary, "xb", opener=_private) as file:
-                    file.writelines(pack(columns))
-                    self._unchecked += file.tell()
+                with open(os.open(temporary, _NEW, 0o600), "wb") as file:
+                    self._unchecked += file.write(pack(columns).data)
                 os.replace(temporary, path)
             finally:
                 with contextlib.suppress(FileNotFoundError):
@@ -131,12 +109,8 @@ class DiskCache:
             raise ValueError(f"{name!r} is no name for a cache file")
         return os.path.join(self.directory, name)
 
-    def _is_mine(self) -> bool:
-        _make_private(self.directory)
-        return _is_own(os.stat(self.directory))
-
     def _shrink(self) -> None:
-        """Remove leftovers of crashes, and the least recently used files until the others fit."""
+        """Remove the files used longest ago until the others fit, and temporary files of crashes."""
         with os.scandir(self.directory) as entries:
             found = [(entry.stat(follow_symlinks=False), entry) for entry in entries]
         files = [(one.st_mtime, one.st_size, entry.path) for one, entry in found if entry.is_file()]
@@ -148,98 +122,59 @@ class DiskCache:
 
 
 def cache_name(kind: str, build_id: bytes, *identity: object) -> str:
-    """Return a name for content made from certain files: build-id, for people, and hash of all arguments."""
+    """Return the name for data made from certain files: build-id, a hash of kind and identity, kind."""
     digest = hashlib.sha256(repr((kind, build_id, identity)).encode()).hexdigest()[:24]
     return f"{build_id.hex()[:40] or 'none'}-{digest}.{kind}"
 
 
-def pack(columns: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
-    """Yield the parts of a file, in order."""
-    arrays = {name: _plain(array) for name, array in columns.items()}
-    at = _HEAD.size() + _COLUMN.size() * len(arrays)
-    directory, parts = bytearray(), list[memoryview]()
-    for name, array in arrays.items():
-        fields = {"name": _text(name, 16), "dtype": _text(array.dtype.str, 8)}
-        directory += _COLUMN.pack({**fields, "offset": at, "items": array.size})
-        padded = array.data.cast("B") if array.nbytes else memoryview(b"")
-        parts += [padded, memoryview(bytes(-array.nbytes % 8))]
+def pack(columns: Mapping[str, Array]) -> NDArray[np.uint64]:
+    """Return the words of a file with these columns."""
+    arrays = [np.ascontiguousarray(one, one.dtype.newbyteorder("<")) for one in columns.values()]
+    begin = at = _HEAD.itemsize + _COLUMN.itemsize * len(arrays)
+    directory = np.zeros(len(arrays), _COLUMN)
+    for row, (name, array) in enumerate(zip(columns, arrays, strict=True)):
+        directory[row] = (name, array.dtype.str, at, array.size)
         at += array.nbytes + -array.nbytes % 8
-    head = {"magic": MAGIC, "columns": len(arrays), "reserved": 0, "size": at}
-    total, xor = _checks([_own(head), np.frombuffer(directory, "<u8"), *map(_words, arrays.values())])
-    yield _HEAD.pack({**head, "sum": total, "xor": xor})
-    yield bytes(directory)
-    yield from parts
+    data = np.zeros(at, np.uint8)
+    data[: _HEAD.itemsize].view(_HEAD)[0] = (MAGIC, len(arrays), at, 0)
+    data[_HEAD.itemsize : begin] = directory.view(np.uint8)
+    for offset, array in zip(directory["offset"].tolist(), arrays, strict=True):
+        data[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+    words = data.view("<u8")
+    words[_SUM] = np.add.reduce(words)
+    return words
 
 
 def unpack(data: memoryview) -> dict[str, Array] | None:
-    """Return the columns in the bytes of a file, without copying them; None if it is damaged."""
-    try:
-        head = _HEAD.unpack(data)
-    except LayoutError:
+    """Return the columns in a file's bytes, without copying them; None if it is damaged."""
+    if len(data) < _HEAD.itemsize or len(data) % 8:
         return None
-    if head["magic"] != MAGIC or head["size"] != len(data) or len(data) % 8 or head["columns"] > _MAX_COLUMNS:
+    head, words = np.frombuffer(data, _HEAD, 1)[0], np.frombuffer(data, "<u8")
+    if head["magic"] != MAGIC or head["size"] != len(data) or head["columns"] > _MAX_COLUMNS:
         return None
-    if _checks([_own(head), np.frombuffer(data[_HEAD.size() :], "<u8")]) != (head["sum"], head["xor"]):
+    if (int(np.add.reduce(words)) - int(head["sum"])) % 2**64 != head["sum"]:
         return None
-    if _HEAD.size() + head["columns"] * _COLUMN.size() > len(data):
+    if _HEAD.itemsize + int(head["columns"]) * _COLUMN.itemsize > len(data):
         return None
-    rows = np.frombuffer(data, _COLUMN.dtype("<"), head["columns"], _HEAD.size())
-    columns = {_name(row): _column(data, row) for row in rows}
+    rows = np.frombuffer(data, _COLUMN, int(head["columns"]), _HEAD.itemsize)
+    columns = {row["name"].decode("ascii", "replace"): _column(data, row) for row in rows}
     sound = {name: column for name, column in columns.items() if column is not None}
-    return sound if len(sound) == head["columns"] else None
-
-
-def _name(row: Any) -> str:
-    return bytes(row["name"]).rstrip(b"\0").decode("ascii", "replace")
+    return sound if len(sound) == len(rows) else None
 
 
 def _column(data: memoryview, row: Any) -> Array | None:
-    dtype = bytes(row["dtype"]).rstrip(b"\0").decode("ascii", "replace")
-    offset, items = int(row["offset"]), int(row["items"])
+    dtype, offset, items = row["dtype"].decode("ascii", "replace"), int(row["offset"]), int(row["items"])
     if dtype not in _DTYPES or offset % 8 or offset + items * np.dtype(dtype).itemsize > len(data):
         return None
     return np.frombuffer(data, dtype, items, offset)
 
 
-def _plain(array: Array) -> Array:
-    """Return the array, contiguous and little-endian."""
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-
-
-def _text(text: str, size: int) -> bytes:
-    return text.encode("ascii").ljust(size, b"\0")
-
-
-def _words(array: Array) -> NDArray[np.uint64]:
-    """Return the bytes of an array as words, the last one padded with zeros."""
-    data = array.reshape(-1).view(np.uint8)
-    whole = len(data) - len(data) % 8
-    if whole == len(data):
-        return data.view("<u8")
-    tail = np.zeros(8, np.uint8)
-    tail[: len(data) - whole] = data[whole:]
-    return np.concatenate([data[:whole].view("<u8"), tail.view("<u8")])
-
-
-def _own(head: Mapping[str, Any]) -> NDArray[np.uint64]:
-    """Return the words of the header that the checksums cover."""
-    return np.array([head["columns"], head["reserved"] + 1, head["size"]], np.uint64)
-
-
-def _checks(parts: list[NDArray[np.uint64]]) -> tuple[int, int]:
-    total, xor = 0, 0
-    for words in parts:
-        total += int(np.add.reduce(words, dtype=np.uint64))
-        xor ^= int(np.bitwise_xor.reduce(words))
-    return total % 2**64, xor
-
-
-def _mapped(path: str) -> memoryview | None:
-    """Map the bytes of a file: these files are replaced, never truncated, so the mapping stays valid."""
+def _map(path: str) -> memoryview | None:
+    """Map a file: these files are replaced, never cut, so the mapping stays good."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(fd)
-        whole = stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_size >= _HEAD.size()
+        whole = stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_size >= _HEAD.itemsize
         if not whole or not _is_own(status):
             return None
         return memoryview(mmap.mmap(fd, status.st_size, prot=mmap.PROT_READ))
@@ -252,12 +187,8 @@ def _is_own(status: os.stat_result) -> bool:
 
 
 def _make_private(directory: str) -> None:
-    """Create a directory and its missing parents, all of them for this user alone."""
+    """Make a directory and its missing parents, each for this user alone."""
     if not os.path.isdir(directory):
         _make_private(os.path.dirname(directory))
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, 0o700)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

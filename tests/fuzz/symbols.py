@@ -130,7 +130,7 @@ def seeds() -> list[bytes]:
     found = [bytes([0]) + data for data in (*made, blocker)]
     found += [b"\x01" + module, b"\x02" + kernel[:4000], b"\x02" + kernel[-4000:]]
     found += [b"\x03" + b"1000 10 py::f:/a.py\n1008 20 JS:*g /b.js:1:2\n2000 5 h\n"]
-    found += [b"\x04" + b"".join(pack(columns)), b"\x05" + table + bytes(80)]
+    found += [b"\x04" + pack(columns).tobytes(), b"\x05" + table + bytes(80)]
     return found
 
 
