@@ -7,8 +7,8 @@
 A file is a head (`_HEAD`), a directory (`_COLUMN` for each column) and the columns' bytes, little-endian,
 8-aligned. A file that does not fit this description to its last byte is removed and made again. Files are
 written under a temporary name and renamed, never changed, so a reader keeps the file that it opened. The
-files used last stay, up to a limit. A file counts only if this user owns it, nobody else may write to it and it
-has no other name. Any other failure (a full disk, no home) costs time only.
+files used last stay, up to a limit. A file counts only if this user owns it, nobody else may write to it and
+it has no other name. Any other failure (a full disk, no home) costs time only.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from perf_offcpu.commands.shared.streams import replace_closed_streams
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 
 _WITHOUT_NUMPY = frozenset({"doctor", "scripts", "completion"})
+_PACKAGES = ("numpy", "pyelftools", "zstandard", "multi-demangle")
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 EXIT_USAGE = UsageError.exit_status
 EXIT_INTERRUPTED = 128 + 2
@@ -133,10 +134,27 @@ def _print_versions(verbose: int) -> None:
 
     print(f"{PROGRAM} version {version()}")
     if verbose >= 2:
-        from perf_offcpu.commands.shared.versions import surroundings
-
-        for name, found in surroundings():
+        for name, found in _environment().items():
             print(f"{name:>20}: {found}")
+
+
+def _environment() -> dict[str, str]:
+    import platform
+
+    from perf_offcpu.collect.bpf.compile import import_bcc
+    from perf_offcpu.resources import PACKAGE, installed_version
+
+    try:
+        bcc = import_bcc()
+        found = f"{getattr(bcc, '__version__', 'unknown version')}, {bcc.__file__}"
+    except PerfOffcpuError as problem:
+        found = str(problem)
+    return {
+        "installed in": PACKAGE,
+        "python": f"{platform.python_version()}, {sys.executable}",
+        "kernel": f"{platform.release()} {platform.machine()}",
+        "bcc": found,
+    } | {name: installed_version(name) or "not installed" for name in _PACKAGES}
 
 
 _NAMELESS = {errno.ENOSPC: "standard output or a temporary file (in $TMPDIR or /tmp): "}

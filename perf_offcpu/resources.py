@@ -34,10 +34,15 @@ def bpf_dir() -> Path:
 
 
 def version() -> str:
-    """Return the installed version; "unknown" when running from a source tree that is not installed."""
+    """Return this package's version; "unknown" when running from a source tree that is not installed."""
+    return installed_version("perf-offcpu") or "unknown (not installed)"
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package; None if there is none."""
     from importlib import metadata
 
     try:
-        return metadata.version("perf-offcpu")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "unknown (not installed)"
+        return None

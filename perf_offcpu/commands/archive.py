@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf-offcpu archive: a recording with its symbols in one file, for another machine; and unpacking it."""
+"""perf-offcpu archive: pack a recording with its symbols into one file, or unpack it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import os
 import sys
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Final
 
-from perf_offcpu.commands.shared.parsers import OneInput
+from perf_offcpu.commands.shared.inputs import RECORDING, add_one_input, check_ownership
 from perf_offcpu.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ EXAMPLES = """examples:
   perf-offcpu archive --unpack perf.data.tar.gz -C there
   perf-offcpu report -i there/perf.data --symfs there/symbols
 """
-RECORDING: Final = "perf.data"
 SYMBOLS: Final = "symbols"
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MODES: Final = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".txz": "w:xz", ".bz2": "w:bz2", ".tar": "w:"}
@@ -39,27 +38,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "addresses, as far as this machine has them, in the layout of perf's build-id cache.",
         epilog=EXAMPLES,
     )
-    parser.add_argument(
-        "-i", "--input", action=OneInput, default=RECORDING, metavar="FILE", help="default: perf.data"
-    )
+    add_one_input(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="default: the input's name with .tar.gz")
-    parser.add_argument("-f", "--force", action="store_true", help="read files that belong to other users")
     parser.add_argument(
         "--keep-stack-bytes",
         action="store_true",
-        help="pack copies of user stacks, too, which can hold secrets (default: they are unwound and left "
-        "out, as inject does)",
+        help="pack copies of user stacks, which can hold secrets (default: they are unwound and left out, "
+        "as by inject)",
     )
     parser.add_argument("--no-debug", action="store_true", help="leave separate debug files out")
     parser.add_argument("--kallsyms", metavar="FILE", help="kernel symbols (default: the running kernel's)")
     parser.add_argument("--symfs", metavar="DIR", help="look for files below this directory")
     parser.add_argument("--buildid-dir", metavar="DIR", help="files by build-id (default: ~/.debug)")
     parser.add_argument("--unpack", metavar="ARCHIVE", help="unpack an archive instead")
-    parser.add_argument("-C", "--directory", default=".", metavar="DIR", help="where to (default: here)")
+    parser.add_argument("-C", "--directory", default=".", metavar="DIR", help="unpack there (default: here)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb; the exit status."""
+    """Run the verb and return the exit status."""
     if args.unpack is not None:
         unpack(args.unpack, args.directory)
         symbols = os.path.join(args.directory, SYMBOLS)
@@ -67,26 +63,25 @@ def run(args: argparse.Namespace) -> int:
         print(f"perf-offcpu archive: to look: perf-offcpu report -i {recording} --symfs {symbols}")
         return 0
     output = args.output or f"{args.input.rstrip('/')}.tar.gz"
-    saved = pack(args, output)
-    _tell(saved, output)
+    _print_saved(pack(args, output), output)
     return 0
 
 
 def pack(args: argparse.Namespace, output: str) -> Saved:
-    """Write the archive; it appears under its name when it is whole.
+    """Write the archive; it appears under its name when it is complete.
 
     Raises:
-        UsageError: the input is no file, or the output's name says no known compression.
+        UsageError: the input is no file or directory, or the output's suffix is unknown.
         FormatError: the input is no recording.
         OSError: the archive cannot be written.
     """
     from perf_offcpu.abi.attr import SampleType
     from perf_offcpu.archive.gather import SymbolSaver
     from perf_offcpu.archive.stores import TarStore
+    from perf_offcpu.cache import DiskCache
     from perf_offcpu.commands.shared.output import NamedFile
-    from perf_offcpu.commands.shared.ownership import check_ownership
-    from perf_offcpu.commands.shared.whole import load_unwound
     from perf_offcpu.objects.search import Search
+    from perf_offcpu.symbolize.load import load_unwound
 
     mode = _MODES.get(os.path.splitext(output)[1])
     if mode is None:
@@ -96,39 +91,41 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
         raise UsageError(f"{args.input}: only a recording in a file or directory can be packed")
     check_ownership(args.input, args.force)
     search = Search.usual(args.symfs, args.buildid_dir)
-    recording = load_unwound(args.input, search)
+    recording = load_unwound(args.input, search, DiskCache.usual())
     copies = any(evsel.attr.sample_type & SampleType.STACK_USER for evsel in recording.evsels)
     cut = copies and not args.keep_stack_bytes
-    temporary = f"{output}.{os.getpid()}.tmp"
-    try:
+    with _temporary(f"{output}.{os.getpid()}.tmp") as temporary:
         with (
             NamedFile(os.open(temporary, _NEW, 0o600), output) as file,
             tarfile.open(fileobj=file, mode=mode) as archive,  # type: ignore[call-overload]
         ):
             with _without_stacks(args.input, output, search) if cut else nullcontext(args.input) as packed:
                 archive.add(packed, RECORDING)
-            saver = SymbolSaver(
-                recording, TarStore(archive, SYMBOLS), search, args.kallsyms, debug=not args.no_debug
-            )
-            saved: Saved = saver.save()
+            store = TarStore(archive, SYMBOLS)
+            saved = SymbolSaver(recording, store, search, args.kallsyms, debug=not args.no_debug).save()
         os.replace(temporary, output)
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
     return saved
 
 
 @contextmanager
+def _temporary(path: str) -> Iterator[str]:
+    try:
+        yield path
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+@contextmanager
 def _without_stacks(path: str, output: str, search: Search) -> Iterator[str]:
-    """The recording as `inject` writes it, without copies of stacks, in a file beside `output`."""
+    """Yield a temporary file next to `output`: what `inject` writes, without copies of stacks."""
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.inject.options import RewriteOptions
     from perf_offcpu.inject.rewrite import rewrite
     from perf_offcpu.perfdata.write.output import AtomicFile
 
     options = RewriteOptions(search=search, cache=DiskCache.usual())
-    temporary = f"{output}.{os.getpid()}.data.tmp"
-    try:
+    with _temporary(f"{output}.{os.getpid()}.data.tmp") as temporary:
         with AtomicFile(temporary) as file:
             done = rewrite(path, file.fd, output, options)
             file.commit()
@@ -138,13 +135,10 @@ def _without_stacks(path: str, output: str, search: Search) -> Iterator[str]:
             file=sys.stderr,
         )
         yield temporary
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
 
 
 def unpack(path: str, directory: str) -> None:
-    """Unpack an archive; what would lead out of the directory is refused.
+    """Unpack an archive; a member that would leave the directory is refused.
 
     Raises:
         FormatError: it is no archive, damaged, or hostile.
@@ -160,12 +154,10 @@ def unpack(path: str, directory: str) -> None:
         raise FormatError(path, "archive", str(problem) or "it is damaged") from None
 
 
-def _tell(saved: Saved, output: str) -> None:
+def _print_saved(saved: Saved, output: str) -> None:
     from perf_offcpu.text import printable
 
     for name, why in sorted(saved.missing.items()):
         print(f"perf-offcpu archive: not packed: {printable(name)}: {printable(why)}", file=sys.stderr)
-    size = os.path.getsize(output)
-    print(
-        f"perf-offcpu archive: {saved.files} files with symbols, {size / 2**20:.1f} MB in {printable(output)}"
-    )
+    size = os.path.getsize(output) / 2**20
+    print(f"perf-offcpu archive: {saved.files} files with symbols, {size:.1f} MB in {printable(output)}")

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from perf_offcpu.model.profile import Profile
 
 _SHOWING = {
-    "--pid": "all, with the pid behind each comm",
-    "--tid": "all, with pid and tid behind each comm",
+    "--pid": "all, with the pid after each comm",
+    "--tid": "all, with pid and tid after each comm",
     "--state": "all, with the task state below each stack",
 }
-"""Options that select with a value and show without."""
+"""Options that select with a value and show without one."""
 
 EXAMPLES = """examples:
   perf-offcpu convert --flamegraph                       perf.data.html, for a browser
@@ -69,32 +69,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 class _Choose(argparse.Action):
-    """Keep which format was chosen, and which of its forms."""
+    """Store the format and its form."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
         namespace.format = str(option).removeprefix("--")
         namespace.form = values or ""
 
 
 def _form_of(format_: Format) -> dict[str, Any]:
-    """What argparse has to know of a format's flag."""
+    """Return the arguments of argparse for a format's option."""
     if not format_.forms:
         return {"nargs": 0, "help": format_.doc}
     forms = ", ".join(format_.forms)
-    help_ = f"{format_.doc}; FORM is one of {forms} (default: {format_.forms[0]})"
-    return {
-        "nargs": "?",
-        "const": format_.forms[0],
-        "choices": format_.forms,
-        "metavar": "FORM",
-        "help": help_,
-    }
+    text = f"{format_.doc}; FORM is one of {forms} (default: {format_.forms[0]})"
+    default = format_.forms[0]
+    return {"nargs": "?", "const": default, "choices": format_.forms, "metavar": "FORM", "help": text}
 
 
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,64 +92,65 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="OUT",
-        help="- is standard output (default: the first input's name and a suffix)",
+        help="default: the first input's name and a suffix; -: stdout",
     )
     group.add_argument("--unit", choices=UNITS, default="", help="unit of time of the weights (default: ns)")
     group.add_argument("--kernel", action="store_true", help="mark kernel functions with _[k]")
-    group.add_argument("--addrs", action="store_true", help="show the address of what has no symbol")
+    group.add_argument("--addrs", action="store_true", help="show addresses without a symbol")
     group.add_argument("--title", default="", help="title of the picture")
     group.add_argument(
         "--all-events",
         action="store_true",
-        help="off-cpu and on-cpu time together: CPU samples count as the time that they stand for",
+        help="off-CPU and on-CPU time together: a CPU sample weighs its sampling interval",
     )
     group.add_argument(
-        "--diff", metavar="OLD", help="compare with this older recording: folded, flamegraph, callgraph"
+        "--diff", metavar="OLD", help="compare with an older recording: folded, flamegraph, callgraph"
     )
-    group.add_argument("--wakers", action="store_true", help="callgraph: of wake-ups between threads")
+    group.add_argument("--wakers", action="store_true", help="callgraph: wake-ups between threads")
     group.add_argument(
         "--waker-stack",
         action="store_true",
-        help="folded, flamegraph: behind each stack the one of who woke the sleeper, upside down",
+        help="folded, flamegraph: append the waker's stack, root last, to each stack",
     )
-    group.add_argument("--svg", action="store_true", help="callgraph: have graphviz draw it")
+    group.add_argument("--svg", action="store_true", help="callgraph: draw it with graphviz")
     group.add_argument(
         "--min-share",
         type=float,
         default=MIN_SHARE,
         metavar="PERCENT",
-        help=f"callgraph: leave out what has less of the total (default: {MIN_SHARE})",
+        help=f"callgraph: leave out functions with a smaller share (default: {MIN_SHARE})",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb; the exit status."""
+    """Run the verb and return the exit status."""
     return convert(args, lambda: profile_from_args(args))
 
 
 def convert(args: argparse.Namespace, load: Callable[[], Profile]) -> int:
-    """Write what `load` gives as `args` say; the exit status."""
+    """Write the Profile that `load` returns and return the exit status."""
     format_, options = FORMATS[args.format], _options(args)
     format_.accept(options)
     if args.diff is not None and "diff" not in format_.options:
-        raise UsageError(f"--diff: --{format_.name} compares nothing")
+        raise UsageError(f"--diff: --{format_.name} does not compare recordings")
     output = args.output or _default_output(inputs(args)[0], format_, options)
     check_distinct(inputs(args), output)
     profile = _chosen(args, load)
-    _say_what_is_not_there(profile)
+    if not len(profile.samples):
+        print("perf-offcpu convert: no sample was selected; the output is empty", file=sys.stderr)
     if options.waker_stack and len(profile.samples) and not (profile.samples.waker_stack >= 0).any():
-        raise UsageError("--waker-stack: there are none (perf-offcpu record --waker-stacks takes them)")
+        raise UsageError("--waker-stack: there are none (perf-offcpu record --waker-stacks records them)")
     if args.diff is not None:
         old = argparse.Namespace(**vars(args) | {"input": [args.diff]})
         options = replace(options, diff=_chosen(old, lambda: profile_from_args(old)))
     with open_output(output, binary=format_.binary) as out, busy(f"writing {format_.name}"):
         format_.write(profile, out, options)
-    _say_how_it_went(args, format_, output)
+    _print_result(args, format_, output)
     return 0
 
 
 def _chosen(args: argparse.Namespace, load: Callable[[], Profile]) -> Profile:
-    """The samples of the events that the command line asks for."""
+    """Return the samples of the events that the command line names."""
     from perf_offcpu.analysis.select import select_events, split_list
     from perf_offcpu.analysis.wall_clock import wall_clock
 
@@ -171,7 +161,7 @@ def _chosen(args: argparse.Namespace, load: Callable[[], Profile]) -> Profile:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    """What the command line asks of the format; leaves in `args.pid` and its like what it selects."""
+    """Return the options of the format; `args.pid`, `tid` and `state` keep the values to select."""
     given: dict[str, Any] = {}
     for name in ("pid", "tid", "state"):
         values = getattr(args, name)
@@ -190,7 +180,7 @@ def _default_output(path: str, format_: Format, options: Options) -> str:
     return ("stdin" if path == STDOUT else path.rstrip("/")) + format_.suffix_for(options)
 
 
-def _say_how_it_went(args: argparse.Namespace, format_: Format, output: str) -> None:
+def _print_result(args: argparse.Namespace, format_: Format, output: str) -> None:
     if args.output is None:
         print(f"perf-offcpu convert: wrote {output}", file=sys.stderr)
     size, most = os.path.getsize(output) if os.path.isfile(output) else 0, format_.most_bytes
@@ -201,9 +191,3 @@ def _say_how_it_went(args: argparse.Namespace, format_: Format, output: str) -> 
             f"open: {advice}",
             file=sys.stderr,
         )
-
-
-def _say_what_is_not_there(profile: Profile) -> None:
-    """An empty output is an answer, but one to be told about."""
-    if not len(profile.samples):
-        print("perf-offcpu convert: no sample was selected; the output is empty", file=sys.stderr)

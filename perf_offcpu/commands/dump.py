@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf-offcpu dump: every record of a recording as text."""
+"""perf-offcpu dump: print every record of a recording as text."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from perf_offcpu.commands.shared.parsers import OneInput
+from perf_offcpu.commands.shared.inputs import add_one_input, check_ownership
 
 EXAMPLES = """examples:
   perf-offcpu dump | less                               what is in perf.data
@@ -25,15 +25,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "far as they can be read; lines that begin with ! say what is wrong with them.",
         epilog=EXAMPLES,
     )
-    parser.add_argument(
-        "-i", "--input", action=OneInput, default="perf.data", metavar="FILE", help="default: perf.data"
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="read a file that belongs to another user")
+    add_one_input(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb; the exit status."""
-    from perf_offcpu.commands.shared.ownership import check_ownership
+    """Run the verb and return the exit status."""
     from perf_offcpu.perfdata.dump.dump import dump
     from perf_offcpu.perfdata.reader import PerfDataReader
 

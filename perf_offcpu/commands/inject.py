@@ -6,8 +6,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from perf_offcpu.commands.shared.inputs import add_one_input, check_ownership
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct, write_recording
-from perf_offcpu.commands.shared.parsers import OneInput
 from perf_offcpu.commands.shared.perf_habits import advice_of
 from perf_offcpu.errors import UsageError
 
@@ -18,7 +18,7 @@ examples:
   perf record -o - --off-cpu -a -- sleep 5 | perf-offcpu inject -i - -o old.data
   perf record -e sched:sched_switch -g -a -- sleep 5 && perf-offcpu inject --switches -o waits.data
 
-The input is read twice: of a pipe, a temporary copy is made in TMPDIR.
+The input is read twice: a pipe is copied to a temporary file in TMPDIR.
 """
 
 
@@ -33,13 +33,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         advice=advice_of("inject"),
     )
+    add_one_input(parser)
     parser.add_argument(
-        "-i", "--input", action=OneInput, default="perf.data", metavar="FILE", help="default: perf.data"
+        "-o", "--output", default=STDOUT, metavar="FILE", help="default: -, standard output in pipe form"
     )
-    parser.add_argument(
-        "-o", "--output", default=STDOUT, metavar="FILE", help="default: -, pipe form, to standard output"
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="read a file that belongs to another user")
     parser.add_argument("--no-retype", action="store_true", help="leave raw off-cpu samples as they are")
     parser.add_argument(
         "--no-merge-callchains",
@@ -49,24 +46,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--switches",
         action="store_true",
-        help="add off-cpu time between context switches to a recording of these (sched:sched_switch, or perf "
-        "record --switch-events) that has no off-cpu event",
+        help="add off-cpu time to a recording of context switches (sched:sched_switch, or perf record "
+        "--switch-events) that has no off-cpu event",
     )
     parser.add_argument(
         "--keep-stack-bytes",
         action="store_true",
-        help="leave copies of user stacks in, for perf's own unwinder: they can hold secrets (default: they "
-        "are unwound and left out)",
+        help="keep copies of user stacks, which can hold secrets, for perf's own unwinder (default: they are "
+        "unwound and left out)",
     )
     parser.add_argument("-z", "--compress", action="store_true", help="write compressed records (zstd)")
-    parser.add_argument("-v", "--verbose", action="store_true", help="say what was done")
-    parser.set_defaults(run=run)
+    parser.add_argument("-v", "--verbose", action="store_true", help="print what was done")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb; the exit status."""
+    """Run the verb and return the exit status."""
     from perf_offcpu.cache import DiskCache
-    from perf_offcpu.commands.shared.ownership import check_ownership
     from perf_offcpu.inject.options import RewriteOptions, Rewritten
     from perf_offcpu.inject.rewrite import rewrite
     from perf_offcpu.losses import by_text

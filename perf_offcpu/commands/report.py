@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf-offcpu report: where the time went, as tables on the terminal."""
+"""perf-offcpu report: show where the time went, as tables on the terminal."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import argparse
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.commands.shared.pager import paged
-from perf_offcpu.commands.shared.perf_habits import add_as_always, advice_of
+from perf_offcpu.commands.shared.perf_habits import accept_without_effect, advice_of
 from perf_offcpu.commands.shared.profile import (
     add_input_arguments,
     add_selection_arguments,
@@ -29,24 +29,13 @@ _THREADS, _STACKS, _GROUPS = 25, 10, 25
 SORT_NAMES = (
     *("comm", "pid", "tid", "cpu", "event", "dso", "symbol", "state", "class", "syscall", "waker", "cgroup"),
 )
-"""The keys of `report.keys`, which needs numpy; a test holds the two together."""
+"""Keys of `report.keys`, repeated because that imports numpy; a test compares the two."""
 
-_OTHER_WORDS = frozenset(
-    (
-        "graph",
-        "flat",
-        "fractal",
-        "folded",
-        "function",
-        "address",
-        "branch",
-        "percent",
-        "period",
-        "count",
-        "value",
-    )
+_OTHER_WORDS = (
+    *("graph", "flat", "fractal", "folded", "function", "address", "branch", "percent", "period", "count"),
+    "value",
 )
-"""What perf report -g can be told beside the order."""
+"""Words of perf report -g that do not say the order; they are ignored."""
 
 EXAMPLES = """examples:
   perf-offcpu report                        threads and stacks by off-cpu time
@@ -67,18 +56,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "report",
         help="show where the time went, as tables on the terminal",
-        description="Off-cpu time by thread, with the CPU samples of the same thread beside it, how threads "
-        "spent their lives, what they waited for, the stacks that waited longest, how long waits took, and "
-        "what was lost. Totals are printed to the nanosecond.",
+        description="Off-cpu time by thread, next to the thread's CPU samples; the time budget of threads; "
+        "what they waited for; the stacks that waited longest; a histogram of waits; and what was lost. "
+        "Totals are printed to the nanosecond.",
         epilog=EXAMPLES,
         advice=advice_of("report"),
     )
-    add_as_always(parser, "report")
+    accept_without_effect(parser, "report")
     group = parser.add_argument_group("output")
     group.add_argument("--unit", choices=UNITS, default="ms", help="unit of time (default: ms)")
     group.add_argument(
-        "-g",
-        "--call-graph",
+        *("-g", "--call-graph"),
         nargs="?",
         type=_order,
         const="caller",
@@ -86,45 +74,35 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="caller",
         help="stacks root first (caller, the default), leaf first (callee), or no stacks",
     )
+    same: dict[str, Any] = {"action": "store_const", "dest": "call_graph"}
+    group.add_argument("-G", "--inverted", const="caller", help="same as -g caller", **same)
+    group.add_argument("--no-call-graph", const="none", help="same as -g none", **same)
     group.add_argument(
-        *("-G", "--inverted"),
-        action="store_const",
-        dest="call_graph",
-        const="caller",
-        help="as -g caller",
-    )
-    group.add_argument(
-        "--no-call-graph", action="store_const", dest="call_graph", const="none", help="as -g none"
-    )
-    group.add_argument(
-        "-s",
-        "--sort",
+        *("-s", "--sort"),
         action="append",
         default=[],
         metavar="KEYS",
-        help=f"a table by these, separated by commas, instead of that by class: {', '.join(SORT_NAMES)}",
+        help=f"a table by these keys, separated by commas, instead of by class: {', '.join(SORT_NAMES)}",
     )
     group.add_argument(
         "--children",
         action="store_true",
-        help="a table of functions, too: what each spent itself, and with all that it called",
+        help="a table of functions, too: time of their own, and with their callees",
     )
     group.add_argument(
         "--limit",
         type=int,
         metavar="N",
-        help=f"rows of each table, 0 for all (default: {_THREADS} of tables, {_STACKS} stacks; --json: all)",
+        help=f"rows of each table, 0 for all (default: {_THREADS}, {_STACKS} stacks; --json: all)",
     )
     group.add_argument("--json", action="store_true", help="print a JSON document, weights as integers")
-    group.add_argument(
-        "--no-pager", action="store_true", help="on a terminal: no pager ($PERF_PAGER, $PAGER, less)"
-    )
+    group.add_argument("--no-pager", action="store_true", help="use no pager ($PERF_PAGER, $PAGER, less)")
     add_input_arguments(parser)
     add_selection_arguments(parser)
 
 
 def _order(text: str) -> str:
-    """The order of stacks in what perf takes for `-g`: `graph,0.5,callee`; the rest changes nothing."""
+    """Return the order of stacks in a value that perf takes for `-g`: `graph,0.5,callee`."""
     words = text.split(",")
     orders = [word for word in words if word in ("caller", "callee", "none")]
     unknown = [
@@ -134,7 +112,7 @@ def _order(text: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb; the exit status."""
+    """Run the verb and return the exit status."""
     from perf_offcpu.analysis.select import split_list
     from perf_offcpu.report.keys import parse_keys
     from perf_offcpu.report.summary import summarize
@@ -165,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _whole_lives(args: argparse.Namespace) -> bool:
-    """Whether threads were selected with all that they did."""
+    """Return True if threads were selected as a whole, with all their samples."""
     return not (args.time or args.state or args.wait_class or args.min_dur or args.cpu or args.cgroup)
 
 
@@ -195,6 +173,6 @@ def _style(args: argparse.Namespace) -> Style:
 
 
 def _print(line: str, out: TextIO) -> None:
-    """Print a line; what the terminal's encoding lacks is shown as an escape."""
+    """Print a line; characters that the terminal's encoding lacks are escaped."""
     encoding = out.encoding or "utf-8"
     print(line.encode(encoding, "backslashreplace").decode(encoding), file=out)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from perf_offcpu.commands.shared.busy import busy
 from perf_offcpu.commands.shared.output import STDOUT, open_output
-from perf_offcpu.commands.shared.perf_habits import add_as_always, advice_of
+from perf_offcpu.commands.shared.perf_habits import accept_without_effect, advice_of
 from perf_offcpu.commands.shared.profile import (
     add_input_arguments,
     add_selection_arguments,
@@ -36,29 +36,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "script",
         help="print samples as text, as perf script does",
-        description="Print the samples of a recording by time, as perf script does, with each wait under the "
-        "thread that slept. Sums of waits without a time of their own show - and come last.",
+        description="Print the samples of a recording by time, as perf script does; a wait belongs to the "
+        "thread that slept. Sums of waits have no time: they show - and come last.",
         epilog=f"{_describe_fields()}\n{EXAMPLES}",
         advice=advice_of("script"),
         dashed_values={"-F": "--fields", "--fields": "--fields"},
     )
-    add_as_always(parser, "script")
+    accept_without_effect(parser, "script")
     group = parser.add_argument_group("output")
     group.add_argument(
-        "-F",
-        "--fields",
+        *("-F", "--fields"),
         action="append",
         default=[],
         metavar="LIST",
-        help="fields to print, separated by commas; +FIELD and -FIELD change the default; TYPE:LIST is only "
-        "for events of a type: hw, sw, trace or raw",
+        help="fields to print, separated by commas; +FIELD and -FIELD change the default; TYPE:LIST is for "
+        "events of one type: hw, sw, trace or raw",
     )
-    group.add_argument("-G", "--hide-call-graph", action="store_true", help="only the innermost frame")
+    group.add_argument("-G", "--hide-call-graph", action="store_true", help="print only the innermost frame")
     group.add_argument("--ns", action="store_true", help="print times with 9 decimals, not 6")
-    group.add_argument("--full-source-path", action="store_true", help="source files with directories")
-    group.add_argument(
-        "--header", action="store_true", help="print the known facts about machine and run first"
-    )
+    group.add_argument("--full-source-path", action="store_true", help="print source files with directories")
+    group.add_argument("--header", action="store_true", help="print the header (machine and run) first")
     group.add_argument("--header-only", action="store_true", help="print only the header")
     group.add_argument(
         "--no-merge-callchains",
@@ -72,7 +69,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb; the exit status."""
+    """Run the verb and return the exit status."""
     from perf_offcpu import losses
     from perf_offcpu.script.fields import choose_fields
     from perf_offcpu.script.header import header_lines
@@ -100,7 +97,7 @@ def _profile(args: argparse.Namespace) -> Profile:
     from perf_offcpu.analysis.select import select_events, split_list
 
     events = split_list(args.event)
-    # Waits that follow from context switches were not recorded: they show where off-cpu time is asked for.
+    # Waits derived from context switches are no samples of the recording: only --event shows them.
     profile = profile_from_args(
         args, keep_ips=True, merge=not args.no_merge_callchains, switches=bool(events)
     )
@@ -108,7 +105,7 @@ def _profile(args: argparse.Namespace) -> Profile:
 
 
 def _describe_fields() -> str:
-    """The fields, for the help."""
+    """Return the fields and their meanings for the help."""
     lines = [f"fields (default: {','.join(DEFAULT_FIELDS)}):"]
     width = max(map(len, [*PERF_FIELDS, *OWN_FIELDS]))
     for name, meaning in [*PERF_FIELDS.items(), *OWN_FIELDS.items()]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`perf-offcpu scripts`: let perf find this project's script under a name.
+"""perf-offcpu scripts: install this project's script where perf finds it by name.
 
 `perf script record NAME` and `perf script report NAME` run PERF_EXEC_PATH/scripts/python/bin/NAME-record and
--report (tools/perf/builtin-script.c: get_script_path), where perf's own scripts lie. What is put there: two
-shell scripts and a link to offcpu.py; perf lists them with `perf script -l`.
+NAME-report (tools/perf/builtin-script.c: get_script_path), next to perf's own. Installed are these two shell
+scripts and a link to offcpu.py; `perf script -l` lists them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME = "offcpu"
 
 EXAMPLES = """examples:
   perf-offcpu scripts                          where perf looks, and whether the scripts are there
-  sudo perf-offcpu scripts --install           put them beside perf's own
+  sudo perf-offcpu scripts --install           put them next to perf's own
   perf-offcpu scripts --install ~/perf-exec    elsewhere; then: export PERF_EXEC_PATH=~/perf-exec
 
 afterwards:
@@ -38,7 +38,7 @@ exec {program} record "$@"
 _REPORT = """#!/bin/sh
 # description: off-cpu time: folded stacks, a flame graph, or another format of perf-offcpu convert
 # args: [options of perf script] [-- [--folded|--flamegraph|...] [OUT]]
-# Written by "perf-offcpu scripts --install". What stands before -- is perf's, the rest is the script's.
+# Written by "perf-offcpu scripts --install". Options before -- are perf's, the others are the script's.
 seen=
 script=${{PERF_EXEC_PATH:-{directory}}}/scripts/python/offcpu.py
 left=$#
@@ -53,7 +53,7 @@ while [ "$left" -gt 0 ]; do
         [ -z "$inside" ] || set -- "$@" -s "$script" --
     fi
 done
-# A perf that runs no Python inside itself: the script reads the recording alone.
+# Without embedded Python in perf, the script reads the recording by itself.
 [ "$inside" ] || exec {python} "$script" "$@"
 [ "$seen" ] || set -- "$@" -s "$script"
 exec perf script "$@"
@@ -65,8 +65,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "scripts",
         help="let perf find the script: perf script record offcpu, perf script report offcpu",
-        description="Show where perf looks for scripts, and put there what 'perf script record offcpu' and "
-        "'perf script report offcpu' run.",
+        description="Show where perf looks for scripts, and install there what 'perf script record offcpu' "
+        "and 'perf script report offcpu' run.",
         epilog=EXAMPLES,
     )
     group = parser.add_mutually_exclusive_group()
@@ -75,26 +75,27 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         nargs="?",
         const="",
         metavar="DIR",
-        help="put the scripts into DIR/scripts/python (default: where perf looks)",
+        help="install the scripts in DIR/scripts/python (default: where perf looks)",
     )
-    group.add_argument("--remove", nargs="?", const="", metavar="DIR", help="take them away again")
+    group.add_argument("--remove", nargs="?", const="", metavar="DIR", help="remove them")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb; the exit status."""
+    """Run the verb and return the exit status."""
     wanted = next((one for one in (args.install, args.remove) if one is not None), "")
     directory = Path(wanted).expanduser().absolute() if wanted else perf_directory()
     if args.install is not None:
         install(directory)
         print(f"perf-offcpu scripts: installed in {directory / 'scripts' / 'python'}")
     elif args.remove is not None:
-        remove(directory)
-    _tell(directory, perf_directory())
+        for path in (*files(directory), _link(directory)):
+            path.unlink(missing_ok=True)
+    _print_state(directory, perf_directory())
     return 0
 
 
 def perf_directory() -> Path:
-    """Where the perf on this machine looks for its scripts.
+    """Return the directory where perf on this machine looks for its scripts.
 
     Raises:
         CapabilityError: there is no perf.
@@ -111,42 +112,38 @@ def perf_directory() -> Path:
 
 
 def files(directory: Path) -> dict[Path, str]:
-    """The shell scripts to write below `directory`, by path."""
-    program = f"{shlex.quote(sys.executable)} -m perf_offcpu"
-    places = {"directory": shlex.quote(str(directory)), "python": shlex.quote(sys.executable)}
+    """Return path → text of the shell scripts below a directory."""
+    python = shlex.quote(sys.executable)
     bin_ = directory / "scripts" / "python" / "bin"
     return {
-        bin_ / f"{NAME}-record": _RECORD.format(program=program),
-        bin_ / f"{NAME}-report": _REPORT.format(**places),
+        bin_ / f"{NAME}-record": _RECORD.format(program=f"{python} -m perf_offcpu"),
+        bin_ / f"{NAME}-report": _REPORT.format(directory=shlex.quote(str(directory)), python=python),
     }
 
 
+def _link(directory: Path) -> Path:
+    return directory / "scripts" / "python" / "offcpu.py"
+
+
 def install(directory: Path) -> None:
-    """Write the scripts; what is there of them is replaced.
+    """Write the scripts, over old ones.
 
     Raises:
         CapabilityError: offcpu.py is missing from this installation.
         OSError: the directory cannot be written.
     """
-    script = find_script()
+    script, link = find_script(), _link(directory)
     for path, text in files(directory).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         path.write_text(text)
         path.chmod(0o755)
-    link = directory / "scripts" / "python" / "offcpu.py"
     link.unlink(missing_ok=True)
     link.symlink_to(script)
 
 
-def remove(directory: Path) -> None:
-    """Take the scripts away; those that are not there are passed over."""
-    for path in (*files(directory), directory / "scripts" / "python" / "offcpu.py"):
-        path.unlink(missing_ok=True)
-
-
 def find_script() -> Path:
-    """offcpu.py of this installation: in a checkout, or where the wheel puts it.
+    """Return offcpu.py of this installation: in a checkout, or where the wheel puts it.
 
     Raises:
         CapabilityError: it is in neither place.
@@ -158,13 +155,11 @@ def find_script() -> Path:
     raise CapabilityError("offcpu.py is missing", "install perf-offcpu again")
 
 
-def _tell(directory: Path, perfs: Path) -> None:
-    """Say what is where, and what to do."""
-    there = all(path.is_file() for path in files(directory))
-    print(f"perf looks for scripts in {perfs / 'scripts'}")
-    if not there:
-        print("its 'perf script record offcpu' is not there: perf-offcpu scripts --install")
-    elif directory == perfs:
-        print("'perf script record offcpu' and 'perf script report offcpu' are there")
+def _print_state(directory: Path, of_perf: Path) -> None:
+    print(f"perf looks for scripts in {of_perf / 'scripts'}")
+    if not all(path.is_file() for path in files(directory)):
+        print("'perf script record offcpu' is not installed: perf-offcpu scripts --install")
+    elif directory == of_perf:
+        print("'perf script record offcpu' and 'perf script report offcpu' are installed")
     else:
         print(f"for 'perf script record offcpu':  export PERF_EXEC_PATH={shlex.quote(str(directory))}")

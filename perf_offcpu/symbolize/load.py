@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perf_offcpu.cache import DiskCache
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.decode.unmerged import deferred_as_samples
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.search import Search
 from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
 from perf_offcpu.unwind.unwinder import unwind
@@ -35,12 +37,7 @@ def load_profile(
     """
     search, is_one = Search.usual(symbols.symfs, symbols.buildid_dir), len(paths) == 1
     recordings = [
-        unwind(
-            load_recording(path, merge=merge and is_one, switches=switches, snapshots=True),
-            search,
-            symbols.cache,
-        )
-        for path in paths
+        load_unwound(path, search, symbols.cache, merge=merge and is_one, switches=switches) for path in paths
     ]
     if is_one:
         return symbolize(deferred_as_samples(recordings[0]), symbols)
@@ -48,3 +45,11 @@ def load_profile(
     from perf_offcpu.symbolize.hosts import join_profiles
 
     return join_profiles(recordings, symbols, JoinOptions(**joining), merge=merge)
+
+
+def load_unwound(
+    path: str, search: Search, cache: DiskCache | None = None, *, merge: bool = True, switches: bool = True
+) -> Recording:
+    """Read a recording and unwind its copies of user stacks (see `load_profile`)."""
+    recording = load_recording(path, merge=merge, switches=switches, snapshots=True)
+    return unwind(recording, search, cache)

@@ -303,7 +303,7 @@ def test_tracepoints_of_everybody_with_what_perf_needs_to_print_them(tmp_path: P
     assert f"{samples} on-CPU samples" in done.stderr
     assert (recording.samples.cgroup[event(recording, "cpu-clock")] > 0).all()
     refused = run("-e", "sched:sched_switch", "--", "true", cwd=tmp_path)
-    assert refused.status == 129 and "tracepoints are recorded of everybody only: use -a" in refused.stderr
+    assert refused.status == 129 and "tracepoints are recorded system-wide only: use -a" in refused.stderr
 
 
 def test_deferred_callchains_or_the_word_that_there_are_none(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf-offcpu doctor: what works on this machine, and what to do about the rest."""
+"""perf-offcpu doctor: examine this machine, and say what to do about what does not work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _EPILOG = """\
 examples:
   sudo perf-offcpu doctor             as the user who will record
-  perf-offcpu doctor --json           for a bug report, or to look at many machines
+  perf-offcpu doctor --json           for a bug report, or to compare many machines
 
 Exit status: 0 if recording works, 1 if it does not.
 """
@@ -27,17 +27,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the verb's options."""
     parser = subparsers.add_parser(
         "doctor",
-        help="look at this machine: what works, what to do about the rest",
-        description="Try out every part of this machine that perf-offcpu depends on, and say for each "
-        "whether it works or what to do. Nothing is changed and nothing is recorded.",
+        help="examine this machine: what works, what to do about the rest",
+        description="Try every part of this machine that perf-offcpu depends on, and print for each whether "
+        "it works or what to do. Nothing is changed and nothing is recorded.",
         epilog=_EPILOG,
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object instead of text")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb; the exit status."""
+    """Run the verb and return the exit status."""
     findings = _examine()
     can_record = not any(one.group == "recording" and one.state == "missing" for one in findings)
     print(_as_json(findings, can_record) if args.json else _as_text(findings, can_record))

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How perf on this machine gets on with recordings: the second half of `perf-offcpu doctor`.
+"""Examine the Python packages and the perf of this machine for `perf-offcpu doctor`.
 
-perf is not needed for anything, but people have it; what it can do with a recording depends on its
-version and on the Python that it was built with.
+perf is not needed. What it can do with a recording depends on its version and on its Python.
 """
 
 from __future__ import annotations
@@ -11,38 +10,37 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 from perf_offcpu.collect.doctor.kernel import Finding, State
+from perf_offcpu.resources import installed_version
 
 READING, PERF = "reading", "perf"
 _RETYPES = (6, 16)
-"""perf from here on makes samples of the raw off-cpu ones by itself."""
+"""First version of perf that re-types raw off-cpu samples."""
 _EMBEDS_UNTIL = (7, 3)
-"""The last perf that runs Python scripts inside itself."""
+"""Last version of perf that embeds Python."""
 _SCRIPT_NEEDS = {"numpy": "numpy", "pyelftools": "elftools"}
-"""Package → module that scripts/offcpu.py needs."""
+"""Package that scripts/offcpu.py needs → its module."""
 
 
 def examine_reading() -> Iterator[Finding]:
-    """What reading, naming and converting need."""
+    """Examine the packages that reading, symbolizing and converting need."""
     for package, purpose in (
         ("numpy", ""),
         ("pyelftools", "names of functions"),
         ("zstandard", "compressed recordings"),
         ("multi-demangle", "C++ names"),
     ):
-        try:
-            found = metadata.version(package)
+        if found := installed_version(package):
             yield Finding(READING, package, State.WORKS, found)
-        except metadata.PackageNotFoundError:
+        else:
             advice = f"pip install {package}, for {purpose or 'everything'}"
             yield Finding(READING, package, State.MISSING, "not installed", advice)
 
 
 def examine_perf() -> Iterator[Finding]:
-    """perf itself, its reading of off-cpu samples, and its Python."""
+    """Examine perf: its version, how it reads off-cpu samples, its Python."""
     said = _output("perf", "--version")
     match = re.search(r"(\d+)\.(\d+)\S*", said)
     if match is None:
@@ -81,7 +79,7 @@ def _python(version: tuple[int, int]) -> Finding:
 
 
 def embedded_python() -> str | None:
-    """The version ("3.11") of the Python in perf; None if there is none."""
+    """Return the version ("3.11") of the Python in perf; None if there is none."""
     if re.search(r"libpython:\s*\[\s*OFF", _output("perf", "version", "--build-options")):
         return None
     path = shutil.which("perf")
@@ -91,7 +89,7 @@ def embedded_python() -> str | None:
 
 
 def _has_module(python: str, module: str) -> bool:
-    """Return whether a system Python finds a module: ask its interpreter or, without one, look for files."""
+    """Return True if a system Python finds a module: ask its interpreter or, without one, look for files."""
     if program := shutil.which(f"python{python}", path="/usr/bin:/usr/local/bin"):
         return "yes" in _output(program, "-c", f"import {module}; print('yes')")
     directories = ("/usr/lib/python3/dist-packages", f"/usr/local/lib/python{python}/dist-packages")
@@ -99,7 +97,7 @@ def _has_module(python: str, module: str) -> bool:
 
 
 def _output(*command: str) -> str:
-    """What a command prints; empty if there is no such command or it fails."""
+    """Return the output of a command; "" if there is no such command or it fails."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=120, check=False

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`record --call-graph`: how user stacks are taken, and what is best where nobody said.
+"""`record --call-graph`: choose how user stacks are taken.
 
-`auto` looks at the files that the target runs. If each of them keeps frame pointers, the kernel's walk finds
-every caller and costs the least (fp). If one does not, or it cannot be told, stacks are copied (cfi).
+`auto` looks at the files that the target runs. If all of them keep frame pointers, the kernel's walk finds
+every caller and costs least (fp). If one lacks them, or the files are unknown, stacks are copied (cfi).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class CallGraph:
     """How user stacks are taken.
 
     Args:
-        stack_bytes: how much of them is copied; 0: they are walked along frame pointers.
-        deferred: they are walked when the thread returns to user mode, where the kernel can do that.
+        stack_bytes: size of the copy; 0: they are walked along frame pointers.
+        deferred: walk them when the thread returns to user mode, where the kernel can do that.
     """
 
     stack_bytes: int = 0
@@ -41,15 +41,15 @@ class CallGraph:
 
 
 def choose_call_graph(text: str, no_bytes: bool, target: Target, command: tuple[str, ...]) -> CallGraph:
-    """How user stacks shall be taken.
+    """Return how user stacks are taken.
 
     Args:
-        text: of --call-graph: auto, fp, fp,defer, cfi or cfi,BYTES.
-        no_bytes: whether --no-stack-bytes was given.
+        text: value of --call-graph: auto, fp, fp,defer, cfi or cfi,BYTES.
+        no_bytes: --no-stack-bytes was given.
         target, command: whose stacks.
 
     Raises:
-        UsageError: the text is none of these, or contradicts --no-stack-bytes.
+        UsageError: the text is unknown, or contradicts --no-stack-bytes.
     """
     method, comma, size = text.partition(",")
     if text in ("fp", "fp,defer"):
@@ -75,11 +75,11 @@ def _can_unwind() -> bool:
 def _size(text: str, size: str) -> int:
     if not size.isascii() or not size.isdigit() or not MIN_BYTES <= int(size) <= MAX_BYTES:
         raise UsageError(f"--call-graph {text}: BYTES is a number from {MIN_BYTES} to {MAX_BYTES}")
-    return (int(size) + 7) // 8 * 8  # as the kernel wants it
+    return (int(size) + 7) // 8 * 8  # the kernel takes multiples of 8
 
 
 def lacks_frame_pointers(target: Target, command: tuple[str, ...]) -> bool:
-    """Whether a file that the target runs has no frame pointers, or may have none."""
+    """Return True if a file that the target runs lacks frame pointers, or may lack them."""
     from perf_offcpu.unwind.frame_pointers import keeps_frame_pointers
 
     files = list(_files_of_command(command[0]) if target.command else _files_of_processes(target))
@@ -87,13 +87,13 @@ def lacks_frame_pointers(target: Target, command: tuple[str, ...]) -> bool:
 
 
 def _files_of_command(name: str) -> Iterator[str]:
-    """The program's file and this system's C library; a script is no ELF file, so it cannot be told."""
+    """Yield the program's file and this system's C library (a script is no ELF file: unknown)."""
     yield shutil.which(name) or name
     yield from sorted(path for path in _mapped("self") if re.search(r"/(libc\.so|libc\.musl|ld-musl)", path))
 
 
 def _files_of_processes(target: Target) -> Iterator[str]:
-    """What the processes have mapped; nothing for a system, whose processes come and go."""
+    """Yield the files that the processes have mapped; none system-wide, where processes come and go."""
     if len(target.processes) <= _MAX_PIDS and not target.threads:
         for pid in target.processes:
             for path in _mapped(str(pid)):
@@ -101,7 +101,7 @@ def _files_of_processes(target: Target) -> Iterator[str]:
 
 
 def _mapped(pid: str) -> set[str]:
-    """Files with code that a process has mapped."""
+    """Return the files with code that a process has mapped."""
     paths = set()
     try:
         with open(f"/proc/{pid}/maps", "rb") as lines:

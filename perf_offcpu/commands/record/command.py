@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`perf-offcpu record`: where threads wait and what runs meanwhile, into one perf.data.
+"""perf-offcpu record: record where threads wait and what runs meanwhile into one perf.data.
 
-`_record_arguments` has its options, `_record_options` what they mean. Here the recording is made, and what
-became of it is told in perf's manner.
+`arguments` declares the options, `options` turns them into a `RecordOptions`. This module records and prints
+the summary in perf's manner.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ from typing import TYPE_CHECKING
 from perf_offcpu import losses
 from perf_offcpu.commands.record.arguments import add_arguments
 from perf_offcpu.commands.record.options import options_of
-from perf_offcpu.commands.shared.perf_habits import add_as_always, advice_of
+from perf_offcpu.commands.shared.perf_habits import accept_without_effect, advice_of
 
 if TYPE_CHECKING:
     from perf_offcpu.collect.summary import Summary
 
 _DESCRIPTION = """\
-Record where threads wait (off-CPU time, with stacks) and, beside it, what runs on the CPUs. Without a
-target and without a command, everybody is recorded until Ctrl-C."""
+Record where threads wait (off-CPU time, with stacks) and what runs on the CPUs. Without a target and
+without a command, the whole system is recorded until Ctrl-C."""
 
 _EPILOG = """\
-Each wait at or over --off-cpu-thresh becomes a sample with its own time and its whole stack, kernel and user.
+Each wait of --off-cpu-thresh or longer becomes a sample with its time and its whole stack, kernel and user.
 Shorter waits are summed by thread, state, system call and user stack: nothing is left out, but a sum has no
-single time and no kernel stack. perf's threshold is 500 ms, which turns nearly everything into sums;
-here it is 1 ms, because waits are what the recording is for."""
+time and no kernel stack. The threshold is 1 ms; perf's is 500 ms, which turns nearly all waits into sums."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb and its options to the command line."""
+    """Add the verb's options."""
     parser = subparsers.add_parser(
         "record",
         help="record waits and on-CPU samples into perf.data",
@@ -41,22 +40,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
         advice=advice_of("record"),
     )
-    add_as_always(parser, "record")
+    accept_without_effect(parser, "record")
     add_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Record as the options say.
+    """Run the verb.
 
     Returns:
-        The command's exit status; without one, 128 + signal if a signal ended the recording, else 0.
+        The command's exit status; without a command 128 + signal if a signal ended the recording, else 0.
 
     Raises:
         PerfOffcpuError: see `collect.session.record`.
     """
     from perf_offcpu.collect.session import record
-    from perf_offcpu.commands.record.keep import keep_symbols
     from perf_offcpu.commands.record.live import LiveLine
     from perf_offcpu.text import printable
 
@@ -77,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def summary_lines(summary: Summary, verbose: bool = False) -> list[str]:
-    """What became of the recording, in perf's manner."""
-    megabytes = summary.file_bytes / (1 << 20)  # as perf counts them
+    """Return the lines of perf record after a recording."""
+    megabytes = summary.file_bytes / (1 << 20)  # perf counts these
     waits = f"{summary.events(losses.SAMPLES) + summary.still_blocked} off-cpu samples"
     if summary.still_blocked:
         waits += f", {summary.still_blocked} of them still blocked"
@@ -93,6 +90,31 @@ def summary_lines(summary: Summary, verbose: bool = False) -> list[str]:
     if verbose:
         lines += _details(summary)
     return lines
+
+
+def keep_symbols(path: str) -> list[str]:
+    """Copy the objects with recorded addresses into the build-id cache (perf's: ~/.debug).
+
+    Returns:
+        Lines to print: what was kept, and what could not be found.
+
+    Raises:
+        PerfOffcpuError: the recording cannot be read.
+    """
+    from perf_offcpu.archive.gather import SymbolSaver
+    from perf_offcpu.archive.stores import DirectoryStore
+    from perf_offcpu.cache import DiskCache
+    from perf_offcpu.objects.search import Search
+    from perf_offcpu.symbolize.load import load_unwound
+
+    search = Search.usual()
+    store = DirectoryStore(search.buildid_dir)
+    try:
+        saved = SymbolSaver(load_unwound(path, search, DiskCache.usual()), store, search, debug=False).save()
+    except OSError as problem:
+        return [f"symbols could not be kept in {store.root}: {problem.strerror}"]
+    kept = f"{saved.files} files with symbols new in {store.root} ({saved.size / 2**20:.1f} MB)"
+    return [kept, *(f"not kept: {name}: {why}" for name, why in sorted(saved.missing.items()))]
 
 
 def _details(summary: Summary) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The line on the terminal that tells how a recording goes on, written over itself."""
+"""Status line on the terminal during a recording, written over itself."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _DEFAULT_WIDTH = 80
 
 
 class LiveLine:
-    """A line of `out`, a terminal; it is gone at the end of the context and where something else is said."""
+    """Status line of a terminal; other output and the end of the context remove it."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._shown = False
 
     def show(self, progress: Progress) -> None:
-        """Write the line anew, no wider than the terminal: a line that wraps cannot be taken back."""
+        """Replace the line, cut to the terminal's width: a wrapped line cannot be removed."""
         text = f"recording {progress.line()}"
         self._write(f"{_CLEAR}{text[: self._width() - 1]}")
         self._shown = True
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a lasting line."""
         self._clear()
         self._write(f"{text}\n")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the options of `perf-offcpu record` to the recording that they ask for, or to a word why not.
+"""Turn the options of `perf-offcpu record` into `RecordOptions`.
 
-Here only texts are read; whether this machine can do it is seen in `collect`.
+Only texts are checked here; `collect` finds out what the machine can do.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.commands.record.arguments import MAX_COMPRESSION_LEVEL
 from perf_offcpu.commands.shared.streams import stdout_is_closed
 from perf_offcpu.errors import UsageError
@@ -18,14 +19,13 @@ from perf_offcpu.errors import UsageError
 if TYPE_CHECKING:
     from perf_offcpu.collect.options import RecordOptions
     from perf_offcpu.collect.rotation import Rotation
-    from perf_offcpu.collect.targets import TargetTexts
 
 _MAX_THRESHOLD_MS = 1e9
 _MOST_RATE = 10**9
 
 
 def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
-    """The recording that a command line asks for.
+    """Return the recording that a command line asks for.
 
     Raises:
         UsageError: the options contradict each other or have impossible values.
@@ -34,7 +34,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
     from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
     from perf_offcpu.collect.rings.rings import parse_ring_size
     from perf_offcpu.collect.states import ShortWaits, parse_states
-    from perf_offcpu.collect.targets import choose_target
+    from perf_offcpu.collect.targets import TargetTexts, choose_target
     from perf_offcpu.commands.record.call_graph import choose_call_graph
 
     if args.output == STANDARD_OUTPUT and stdout_is_closed():
@@ -42,7 +42,16 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
     if args.output == STANDARD_OUTPUT and args.buildid_cache:
         raise UsageError("--buildid-cache needs a file to read back, -o - is a pipe")
     command = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
-    target = choose_target(_target_texts(args), bool(command))
+    names = TargetTexts(
+        system=args.all_cpus,
+        pids=args.pid,
+        tids=args.tid,
+        users=args.uid,
+        comms=args.comm,
+        cpus=args.cpu,
+        groups=args.cgroup,
+    )
+    target = choose_target(names, bool(command))
     call_graph = choose_call_graph(args.call_graph, args.no_stack_bytes, target, command)
     options = RecordOptions(
         target=target,
@@ -51,7 +60,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         output=args.output,
         rotation=_rotation(args),
         compression_level=_compression_level(args),
-        threshold_ns=_threshold_ns(args.off_cpu_thresh),
+        threshold_ns=_time_ns("--off-cpu-thresh", args.off_cpu_thresh, "ms", _MAX_THRESHOLD_MS),
         events=parse_events(args.event or [DEFAULT_EVENT]),
         frequency_hz=_frequency(args.freq),
         period=_at_least("-c", 1, args.count) if args.count is not None else 0,
@@ -60,7 +69,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         stack_bytes=call_graph.stack_bytes,
         all_cgroups=args.all_cgroups,
         short_waits=ShortWaits(args.short_waits),
-        min_block_ns=_min_block_ns(args.min_block),
+        min_block_ns=_time_ns("--min-block", args.min_block, "us", _MAX_THRESHOLD_MS * 1e3),
         max_rate=_max_rate(args.max_rate),
         states=parse_states(args.switch_states),
         kernel_threads=args.kernel_threads,
@@ -103,39 +112,21 @@ def _compression_level(args: argparse.Namespace) -> int:
 
 
 def _check_tracepoints(options: RecordOptions) -> RecordOptions:
-    """A tracepoint's samples are of everybody: the kernel has no filter by task for one recorder alone."""
+    """Raise UsageError for a tracepoint of chosen tasks: the kernel's filter would hold for all recorders."""
     target = options.target
     chosen = not target.is_system or target.users or target.comms or target.groups
     for event in options.events:
         if event.is_tracepoint and chosen:
-            raise UsageError(f"-e {event.name}: tracepoints are recorded of everybody only: use -a")
+            raise UsageError(f"-e {event.name}: tracepoints are recorded system-wide only: use -a")
     return options
 
 
-def _target_texts(args: argparse.Namespace) -> TargetTexts:
-    from perf_offcpu.collect.targets import TargetTexts
-
-    return TargetTexts(
-        system=args.all_cpus,
-        pids=args.pid,
-        tids=args.tid,
-        users=args.uid,
-        comms=args.comm,
-        cpus=args.cpu,
-        groups=args.cgroup,
-    )
-
-
-def _threshold_ns(milliseconds: float) -> int:
-    if not 0 <= milliseconds <= _MAX_THRESHOLD_MS:
-        raise UsageError(f"--off-cpu-thresh {milliseconds:g}: not a number of milliseconds, 0 or more")
-    return round(milliseconds * 1e6)
-
-
-def _min_block_ns(microseconds: float) -> int:
-    if not 0 <= microseconds <= _MAX_THRESHOLD_MS * 1e3:
-        raise UsageError(f"--min-block {microseconds:g}: not a number of microseconds, 0 or more")
-    return round(microseconds * 1e3)
+def _time_ns(option: str, value: float, unit: str, most: float) -> int:
+    """Return a time in ns; `most` is the largest value in its unit, a key of UNITS."""
+    words = {"ms": "milliseconds", "us": "microseconds"}
+    if not 0 <= value <= most:
+        raise UsageError(f"{option} {value:g}: not a number of {words[unit]}, 0 or more")
+    return round(value * UNITS[unit])
 
 
 def _wakers(args: argparse.Namespace) -> bool:
@@ -145,7 +136,7 @@ def _wakers(args: argparse.Namespace) -> bool:
 
 
 def _frequency(text: str | None) -> int:
-    """Samples a second; the kernel refuses more than a limit that it lowers when sampling takes too long."""
+    """Return samples per second; the kernel has a limit, which it lowers when sampling takes too long."""
     from perf_offcpu.collect.options import DEFAULT_FREQUENCY_HZ
 
     limit = int(Path("/proc/sys/kernel/perf_event_max_sample_rate").read_text())

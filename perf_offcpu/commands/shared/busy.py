@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sign of life on stderr for work that takes longer than a second, on terminals only."""
+"""Progress bar on stderr for work that takes longer than a second, on terminals only."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from threading import Event
 
 _AFTER_S, _EVERY_S = 1.0, 0.2
 _WIDTH = 20
@@ -16,13 +19,15 @@ _WIDTH = 20
 
 @contextlib.contextmanager
 def busy(what: str) -> Iterator[None]:
-    """Show a moving bar, what is being done and for how long, from the second second of the block on.
+    """Show a moving bar, what is being done and for how long, after the block's first second.
 
-    How much is left is not known here: the bar goes to and fro. It is gone when the block ends.
+    The remaining time is unknown, so the bar goes to and fro. It is removed when the block ends.
     """
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
+    import threading
+
     done = threading.Event()
     thread = threading.Thread(target=_show, args=(what, done), daemon=True)
     thread.start()
@@ -33,14 +38,14 @@ def busy(what: str) -> Iterator[None]:
         thread.join()
 
 
-def _show(what: str, done: threading.Event) -> None:
+def _show(what: str, done: Event) -> None:
     begin = time.monotonic()
     step = 0
     if done.wait(_AFTER_S):
         return
-    bold, plain = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[36m", "\x1b[0m")
+    color, plain = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[36m", "\x1b[0m")
     while not done.wait(_EVERY_S):
-        sys.stderr.write(f"\r{bold}{bar(step)}{plain} {what}, {time.monotonic() - begin:.0f} s")
+        sys.stderr.write(f"\r{color}{bar(step)}{plain} {what}, {time.monotonic() - begin:.0f} s")
         sys.stderr.flush()
         step += 1
     sys.stderr.write("\r\x1b[K")
@@ -48,6 +53,6 @@ def _show(what: str, done: threading.Event) -> None:
 
 
 def bar(step: int) -> str:
-    """The bar at one moment: a block that goes to and fro."""
+    """Return the bar at a step: a block that goes to and fro."""
     place = abs((step + _WIDTH) % (2 * _WIDTH) - _WIDTH)
     return f"[{' ' * place}={' ' * (_WIDTH - place)}]"

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a verb writes: a file that is there whole or not at all, or standard output.
+"""Output of a verb: a file that appears complete or not at all, or standard output.
 
-`open_output` is for text and for what converters write, `write_recording` for recordings, whose writer goes
-back to the file's head.
+`open_output` is for text and converters, `write_recording` for recordings, whose writer seeks back.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _Result = TypeVar("_Result")
 
 
 def check_distinct(inputs: Iterable[str], output: str) -> None:
-    """Raise UsageError if the output, by whatever name, is one of the inputs."""
+    """Raise UsageError if the output is one of the inputs, under any name."""
     if output == STDOUT or not os.path.exists(output):
         return
     if any(os.path.exists(path) and os.path.samefile(path, output) for path in inputs):
@@ -37,13 +36,11 @@ def check_distinct(inputs: Iterable[str], output: str) -> None:
 
 @contextlib.contextmanager
 def open_output(path: str, *, binary: bool) -> Iterator[IO[Any]]:
-    """A stream for bytes, or for text (UTF-8, `\\n`); `-` is standard output.
+    """Yield a stream for bytes, or for text (UTF-8, `\n`); `-` is standard output.
 
-    Text for a name that ends in `.gz` is compressed, always to the same bytes.
-
-    A file appears under its name, or replaces the one that had it, when the block ends without an
-    exception; until then it is a temporary file beside it. What is not a regular file (a FIFO, /dev/null)
-    is written as it is.
+    Text for a name that ends in `.gz` is compressed, always to the same bytes. A file appears under its name,
+    or replaces the old one, when the block ends without an exception; until then it is a temporary file next
+    to it. A FIFO or device is written directly.
 
     Raises:
         UsageError: bytes for a terminal, or the name of a directory.
@@ -70,7 +67,7 @@ def open_output(path: str, *, binary: bool) -> Iterator[IO[Any]]:
 
 
 def write_recording(output: str, write: Callable[[int, str], _Result]) -> _Result:
-    """Let `write(fd, name)` write to a file that is there whole or not at all, or to standard output.
+    """Let `write(fd, name)` write to a file that appears complete or not at all, or to standard output.
 
     Raises:
         UsageError: standard output is a terminal.
@@ -89,14 +86,14 @@ def write_recording(output: str, write: Callable[[int, str], _Result]) -> _Resul
 
 
 class NamedFile(io.FileIO):
-    """A file whose errors say the name that the user knows, also those of a full disk."""
+    """File whose errors, such as a full disk, carry the name that the user knows."""
 
     def __init__(self, fd: int, shown: str) -> None:
         super().__init__(fd, "wb")
         self.shown = shown
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write what fits."""
+        """Write as FileIO does."""
         try:
             return super().write(data)
         except OSError as problem:
@@ -129,7 +126,7 @@ def _replacing(path: str, binary: bool) -> Iterator[IO[Any]]:
 
 @contextlib.contextmanager
 def _stdout(binary: bool) -> Iterator[IO[Any]]:
-    """Standard output as a file has it, whatever the locale says."""
+    """Yield standard output with the encoding of files, in any locale."""
     out = sys.stdout
     if binary:
         if out.isatty():

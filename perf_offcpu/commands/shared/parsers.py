@@ -108,18 +108,6 @@ class Parser(argparse.ArgumentParser):
         return next(filter(attached.fullmatch, self._words), word)
 
 
-class OneInput(argparse.Action):
-    """Take `-i` once, for a verb that reads one recording."""
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
-        """Set the recording, or raise UsageError if there is one already."""
-        if getattr(namespace, self.dest) is not self.default:
-            raise UsageError(
-                "-i is given twice: one recording is read (report, script and convert join more)"
-            )
-        setattr(namespace, self.dest, values)
-
-
 def _formatter(*, prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, width=columns() - 2)
 

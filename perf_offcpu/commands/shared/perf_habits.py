@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people type because perf knows it: options that change nothing here, and advice on those that are not.
+"""Options and verbs of perf that do not exist here: some are accepted without effect, others get advice.
 
-Only what is refused reaches the advice: it takes the place of "unrecognized arguments".
+The advice replaces argparse's "unrecognized arguments".
 """
 
 from __future__ import annotations
@@ -10,25 +10,16 @@ import argparse
 import os
 from collections.abc import Iterable, Mapping
 
-_AS_ALWAYS = {
-    "record": (
-        ("--off-cpu",),
-        ("-T", "--timestamp"),
-        ("-P", "--period"),
-        ("--sample-cpu",),
-        ("--sample-identifier",),
-    ),
+_WITHOUT_EFFECT = {
+    "record": ("--off-cpu", "-T", "--timestamp", "-P", "--period", "--sample-cpu", "--sample-identifier"),
     "report": (
-        ("--stdio",),
-        ("--no-children",),
-        ("-n", "--show-nr-samples"),
-        ("--show-total-period",),
-        ("-v", "--verbose"),
+        *("--stdio", "--no-children", "-n", "--show-nr-samples", "--show-total-period", "-v", "--verbose"),
     ),
-    "script": (("-v", "--verbose"),),
+    "script": ("-v", "--verbose"),
 }
+"""Verb → options that ask for what it does anyway."""
 _DUMP = "perf-offcpu dump prints all records, with their times"
-_FILTER = "it chooses by --comm, --pid, --tid, --cpu, --cgroup, --state, --class and --time, not by function"
+_FILTER = "it selects by --comm, --pid, --tid, --cpu, --cgroup, --state, --class and --time, not by function"
 _SCRIPTS = (
     "it runs no scripts: perf script does, see 'perf-offcpu scripts' for ours, 'convert' for other formats"
 )
@@ -37,19 +28,24 @@ _COMMON = {
     ("-D", "--dump-raw-trace"): _DUMP,
     ("-S", "--symbols", "-d", "--dsos", "--parent", "--symbol-filter"): _FILTER,
     ("--max-stack",): "stacks are shown whole",
-    ("--itrace", "--stitch-lbr", "--insn-trace", "--call-trace"): "it decodes no processor traces: perf does",
-    ("--guest", "--guestmount", "--guestkallsyms", "--guestvmlinux"): "it knows nothing of guests: perf does",
+    ("--itrace", "--stitch-lbr", "--insn-trace", "--call-trace"): "it decodes no AUX area traces: perf does",
+    (
+        "--guest",
+        "--guestmount",
+        "--guestkallsyms",
+        "--guestvmlinux",
+    ): "guests are not supported: perf does that",
     ("--percent-limit", "--percentage"): "report --limit N bounds the rows of each table",
 }
 _ADVICE: Mapping[str, Mapping[tuple[str, ...], str]] = {
     "record": {
-        ("-D", "--delay"): "it begins at once; script, report and convert take --time",
-        ("-i", "--no-inherit"): "children are recorded, too; choose among them when reading, with --pid",
-        ("-k", "--clockid"): "times are always of CLOCK_MONOTONIC",
-        ("--user-callchains",): "--no-kernel-callchains leaves the kernel's part out",
-        ("-K", "--all-kernel", "-U", "--all-user"): "name the event so: -e cycles:k, -e cycles:u",
-        ("-B", "--no-buildid", "-N", "--no-buildid-cache"): "files are copied for --buildid-cache alone",
-        ("--filter",): "it chooses by -p, -t, -u, -C, -G, --comm, --switch-states and --min-block",
+        ("-D", "--delay"): "it starts at once; script, report and convert take --time",
+        ("-i", "--no-inherit"): "child tasks are recorded, too; select among them when reading, with --pid",
+        ("-k", "--clockid"): "timestamps are always CLOCK_MONOTONIC",
+        ("--user-callchains",): "--no-kernel-callchains leaves kernel callchains out",
+        ("-K", "--all-kernel", "-U", "--all-user"): "use event modifiers: -e cycles:k, -e cycles:u",
+        ("-B", "--no-buildid", "-N", "--no-buildid-cache"): "files are copied only with --buildid-cache",
+        ("--filter",): "it selects by -p, -t, -u, -C, -G, --comm, --switch-states and --min-block",
         ("-z",): "levels are -z1 to -z22; without -z nothing is compressed",
         ("-b", "--branch-any", "-j", "--branch-filter", "-d", "--data", "-W", "--weight", "-I", "--intr-regs",
          "--user-regs", "--phys-data", "-S", "--snapshot", "--overwrite", "--aux-sample", "--per-thread",
@@ -68,15 +64,15 @@ _ADVICE: Mapping[str, Mapping[tuple[str, ...], str]] = {
     "script": _COMMON
     | {
         ("-s", "--script", "-g", "--gen-script", "-l", "--list", "record", "report"): _SCRIPTS,
-        ("-I", "--show-info"): "--header prints what is known of machine and run",
-        ("--reltime", "--deltatime"): "times are the recording's; -F +switch_out says when waits began",
-        ("--tod",): "--header says when the recording was made",
+        ("-I", "--show-info"): "--header prints what is known about machine and run",
+        ("--reltime", "--deltatime"): "-F +switch_out prints when waits began",
+        ("--tod",): "--header prints when the recording was made",
     },
     "inject": {
         ("-b", "--build-ids", "--buildid-all"): "build-ids are kept; perf inject -b adds more",
-        ("-s", "--sched-stat"): "--switches makes off-cpu time of context switches",
+        ("-s", "--sched-stat"): "--switches adds off-cpu time from context switches",
         ("-j", "--jit"): "perf inject --jit comes first; its names are kept",
-        ("--itrace", "--strip"): "it decodes no processor traces: perf does",
+        ("--itrace", "--strip"): "it decodes no AUX area traces: perf does",
     },
 }  # fmt: skip
 
@@ -90,22 +86,22 @@ VERBS = {
     "sched": "perf-offcpu report, which reads recordings of perf sched, too",
     "trace": "perf-offcpu script -F trace:comm,time,event,trace",
 }
-"""Verbs of perf → what to use here. Those of which there is nothing here are perf's."""
+"""Verb of perf → what to use here."""
 
 
-def add_as_always(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Accept the options that ask for what is done anyway."""
-    for names in _AS_ALWAYS[verb]:
-        parser.add_argument(*names, action="store_true", dest="_as_always", help=argparse.SUPPRESS)
+def accept_without_effect(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Add perf's options that ask for what the verb does anyway, hidden from the help."""
+    names = _WITHOUT_EFFECT[verb]
+    parser.add_argument(*names, action="store_true", dest="_without_effect", help=argparse.SUPPRESS)
 
 
 def advice_of(verb: str) -> dict[str, str]:
-    """Option that is refused → a sentence without full stop."""
+    """Return option of perf → what to use instead, a clause without full stop."""
     return {name: text for names, text in _ADVICE.get(verb, {}).items() for name in names}
 
 
 def advice_on(words: Iterable[str], advice: Mapping[str, str]) -> str | None:
-    """What to say of words that a parser did not know; None if nothing."""
+    """Return the advice on unrecognized arguments; None if there is none."""
     for word in words:
         option = word.partition("=")[0]
         for name in (option, option[:2] if option[:2] != "--" else option):

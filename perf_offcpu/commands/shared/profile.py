@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way from a command line to a Profile, the same for every verb that shows one."""
+"""Options of the verbs that show a Profile (recordings, symbols, selection), and how they load it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from perf_offcpu.analysis.wait_classes import BY_LABEL
 from perf_offcpu.callpaths.options import UNITS
+from perf_offcpu.commands.shared.inputs import RECORDING, add_force, check_ownership
 from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
     from perf_offcpu.analysis.select import Selection
-    from perf_offcpu.analysis.wait_classes import WaitClass
     from perf_offcpu.model.profile import Profile
     from perf_offcpu.symbolize.symbolizer import SymbolizeOptions
 
 SHOW = "show"
-"""The value of an option that was given without one (see `add_selection_arguments`)."""
+"""Value of an option that was given without one (see `add_selection_arguments`)."""
 _ALIASES = {"--comm": ("-c", "--comms"), "--cpu": ("-C",)}
-"""As in perf report and perf script."""
+"""Other names of perf report and perf script."""
 _MOST_CPUS = 1 << 16
-RECORDING = "perf.data"
-"""The recording that is read if none is given."""
 
 
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,24 +34,24 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         *("-i", "--input"),
         action="append",
         metavar="FILE",
-        help=f"default: {RECORDING}; given several times, the recordings are shown as one",
+        help=f"default: {RECORDING}; several recordings are shown as one",
     )
     group.add_argument(
-        "--no-prefix", action="store_true", help="several hosts: no name of the host in front of comms"
+        "--no-prefix", action="store_true", help="several hosts: comms without the host's name"
     )
-    group.add_argument("--apart", action="store_true", help="take each recording to be of a host of its own")
+    group.add_argument("--apart", action="store_true", help="treat each recording as one of another host")
     group.add_argument(
         "--from-start",
         action="store_true",
-        help="let all recordings begin at the same moment, whatever their clocks say (implies --apart)",
+        help="align the starts of the recordings, whatever their clocks say (implies --apart)",
     )
-    group.add_argument("-f", "--force", action="store_true", help="read files that belong to other users")
+    add_force(group)
     group.add_argument("--no-demangle", action="store_true", help="show C++ and Rust names as in the files")
     group.add_argument(
         "--inline",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="show functions that were inlined as frames of their own (default: yes, where there is DWARF)",
+        help="show inlined functions as frames (default: yes, where there is DWARF)",
     )
     group.add_argument("--srcline", action="store_true", help="look up source lines, even with --no-inline")
     group.add_argument("--kallsyms", metavar="FILE", help="kernel symbols (default: the running kernel's)")
@@ -73,11 +71,11 @@ def add_selection_arguments(
     default_events: str = "off-cpu time; if none was recorded, the first event",
     showing: Mapping[str, str] | None = None,
 ) -> None:
-    """The options that choose samples.
+    """Add the options that select samples.
 
     Args:
-        default_events: what `--event` says of its default.
-        showing: options that without a value (then it is SHOW) show something instead → what they show.
+        default_events: the default of `--event`, for its help.
+        showing: option that shows something when it has no value (then it is SHOW) → what it shows.
     """
     group = parser.add_argument_group(
         "selection", "lists are separated by commas, and options may be given several times"
@@ -87,8 +85,8 @@ def add_selection_arguments(
         ("--comm", "NAMES", "threads of these names"),
         ("--pid", "PIDS", "these processes"),
         ("--tid", "TIDS", "these threads"),
-        ("--cpu", "CPUS", "samples on these CPUs (0,2-4); a wait is on the one where its thread went on"),
-        ("--cgroup", "PATHS", "tasks of these cgroups and those below them, by path or id"),
+        ("--cpu", "CPUS", "samples on these CPUs (0,2-4); of a wait, the CPU of the switch-in"),
+        ("--cgroup", "PATHS", "tasks of these cgroups and of those below them, by path or id"),
         ("--state", "STATES", "waits in these task states, letters as in ps: S, D, I, T, R (preempted), …"),
         ("--class", "CLASSES", f"waits of these classes: {', '.join(BY_LABEL)}"),
     ):
@@ -107,8 +105,8 @@ def add_selection_arguments(
     group.add_argument(
         "--time",
         metavar="A,B",
-        help="samples of a span of time: seconds as script prints them (either may be missing), or parts of "
-        "the recording (10%%-20%%, 10%%/2: the second tenth); for a wait its end counts",
+        help="samples of a time span: seconds as script prints them (either may be missing), or parts of "
+        "the recording (10%%-20%%, 10%%/2: the second tenth); of a wait, its end counts",
     )
     group.add_argument(
         "--min-dur", metavar="TIME", help="waits of at least this length: 5ms, 300us, 1s; a bare number is ms"
@@ -117,59 +115,54 @@ def add_selection_arguments(
         "--idle",
         choices=("show", "hide", "only"),
         default="show",
-        help="threads that merely wait for work: with the others (default), left out, or alone",
+        help="threads that merely wait for work: shown with the others (default), hidden, or shown alone",
     )
 
 
 def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loading: bool) -> Profile:
-    """Read, symbolize and select: all events are still in it (see `select_events`).
+    """Read, symbolize and select; the Profile holds all events (see `select_events`).
 
     Args:
         keep_ips: as in `SymbolizeOptions`.
         loading: options of `symbolize.load.load_profile`.
 
     Raises:
-        UsageError: a file belongs to another user, the files cannot be joined, or an option leads nowhere.
+        UsageError: the files cannot be joined, or an option's value is impossible.
+        PerfOffcpuError: a file belongs to another user.
         FormatError: a file is not a recording.
     """
     from perf_offcpu.analysis.select import select_samples
     from perf_offcpu.symbolize.load import load_profile
 
-    selection = selection_from_args(args)  # before any work: it may be wrong
+    selection = selection_from_args(args)  # first: it may be wrong
     options = dataclasses.replace(symbol_options(args), keep_ips=keep_ips)
+    paths = inputs(args)
+    for path in paths:
+        check_ownership(path, args.force)
     joining = {"apart": args.apart, "from_start": args.from_start, "prefix": not args.no_prefix}
-    profile = load_profile(_checked_inputs(args), options, **loading, **joining)
+    profile = load_profile(paths, options, **loading, **joining)
     return select_samples(profile, selection)
 
 
 def inputs(args: argparse.Namespace) -> list[str]:
-    """Return the recordings that the command line names."""
-    return args.input or [RECORDING]
-
-
-def _checked_inputs(args: argparse.Namespace) -> list[str]:
-    """Return the recordings that are to be read.
+    """Return the recordings that the command line names.
 
     Raises:
-        PerfOffcpuError: one belongs to another user.
         UsageError: one is given twice.
     """
-    from perf_offcpu.commands.shared.ownership import check_ownership
-
-    paths = inputs(args)
-    for path in paths:
-        check_ownership(path, args.force)
-        if paths.count(path) > 1:
-            raise UsageError(f"-i {path}: the same recording is given twice")
+    paths = args.input or [RECORDING]
+    if twice := [path for path in paths if paths.count(path) > 1]:
+        raise UsageError(f"-i {twice[0]}: the same recording is given twice")
     return paths
 
 
 def selection_from_args(args: argparse.Namespace) -> Selection:
-    """What the command line selects, but for events.
+    """Return the selection of the command line, without events.
 
     Raises:
-        UsageError: a value is none of its kind.
+        UsageError: a value is invalid.
     """
+    from perf_offcpu.abi.task_state import STATE_NAMES
     from perf_offcpu.analysis.select import Selection, split_list
     from perf_offcpu.analysis.time_windows import parse_windows
 
@@ -181,14 +174,14 @@ def selection_from_args(args: argparse.Namespace) -> Selection:
         cgroups=_words(args.cgroup),
         windows=parse_windows(args.time) if args.time is not None else (),
         idle=args.idle,
-        states=_states(args.state),
-        classes=_classes(args.wait_class),
+        states=_known("state", args.state, STATE_NAMES),
+        classes=tuple(BY_LABEL[label] for label in _known("class", args.wait_class, BY_LABEL)),
         min_ns=duration_ns("--min-dur", args.min_dur) if args.min_dur is not None else 0,
     )
 
 
 def symbol_options(args: argparse.Namespace) -> SymbolizeOptions:
-    """The options of symbolization on the command line.
+    """Return the options of symbolization on the command line.
 
     Raises:
         UsageError: there is no such directory for --symfs.
@@ -212,10 +205,10 @@ def symbol_options(args: argparse.Namespace) -> SymbolizeOptions:
 
 
 def duration_ns(option: str, text: str) -> int:
-    """The nanoseconds in `5ms`, `0.3s`, `250us`, `7` (ms).
+    """Return the nanoseconds of `5ms`, `0.3s`, `250us`, `7` (ms).
 
     Raises:
-        UsageError: it is no length of time.
+        UsageError: the text is no length of time.
     """
     match = re.fullmatch(r"(\d{1,12})(?:\.(\d{1,9}))?(ns|us|ms|s)?", text.strip(), re.ASCII)
     if not match:
@@ -231,10 +224,10 @@ def _words(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _numbers(option: str, texts: list[str]) -> tuple[int, ...]:
-    """The numbers in comma-separated lists.
+    """Return the numbers in comma-separated lists.
 
     Raises:
-        UsageError: something in them is no number.
+        UsageError: a word is no number.
     """
     parts = [part.strip() for text in texts for part in text.split(",")]
     wrong = [part for part in parts if not (part.isascii() and part.isdigit())]
@@ -244,7 +237,7 @@ def _numbers(option: str, texts: list[str]) -> tuple[int, ...]:
 
 
 def _ranges(option: str, texts: list[str]) -> tuple[int, ...]:
-    """As `_numbers`, with ranges: `0,2-4`."""
+    """Return the numbers in comma-separated lists with ranges: `0,2-4`."""
     numbers: list[int] = []
     for part in _words(texts):
         first, dash, last = part.partition("-")
@@ -255,19 +248,13 @@ def _ranges(option: str, texts: list[str]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _states(texts: list[str]) -> tuple[str, ...]:
-    from perf_offcpu.abi.task_state import STATE_NAMES
+def _known(option: str, texts: list[str], known: Iterable[str]) -> tuple[str, ...]:
+    """Return the words of comma-separated lists.
 
-    letters = _words(texts)
-    for letter in letters:
-        if letter not in STATE_NAMES:
-            raise UsageError(f"--state: no state '{letter}' (known: {', '.join(STATE_NAMES)})")
-    return letters
-
-
-def _classes(texts: list[str]) -> tuple[WaitClass, ...]:
-    labels = _words(texts)
-    for label in labels:
-        if label not in BY_LABEL:
-            raise UsageError(f"--class: no class '{label}' (known: {', '.join(BY_LABEL)})")
-    return tuple(BY_LABEL[label] for label in labels)
+    Raises:
+        UsageError: a word is not known.
+    """
+    words = _words(texts)
+    if unknown := [word for word in words if word not in known]:
+        raise UsageError(f"--{option}: no {option} '{unknown[0]}' (known: {', '.join(known)})")
+    return words

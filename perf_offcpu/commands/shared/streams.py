@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standard streams that whoever started the program had closed (`>&-`).
+"""Standard streams that were closed when the program started (`>&-`).
 
-Python has None for such a stream, and the next file that is opened gets its number: what C code prints
-would go into a recording. So the numbers are taken, and closed standard output says so when it is written.
+Python has None for such a stream, and the next file to be opened gets its number: output of C code would go
+into a recording. So the numbers are occupied, and writing to closed standard output raises OSError.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _ClosedText(io.TextIOBase):
 
 
 def stdout_is_closed() -> bool:
-    """Whether nothing can be written to standard output."""
+    """Return True if standard output was closed."""
     return sys.stdout is None or isinstance(sys.stdout, _ClosedText)
 
 
@@ -49,9 +49,9 @@ def columns() -> int:
 
 
 def replace_closed_streams() -> None:
-    """Closed standard input is empty, standard error takes and forgets, standard output raises OSError.
+    """Make closed standard input empty, let standard error discard and standard output raise OSError.
 
-    What a recorder runs gets them closed, as this program got them.
+    A recorded command gets them closed, as this program got them.
     """
     if sys.stdin is None:
         os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # the lowest free number: 0

@@ -77,7 +77,7 @@ def test_selections_and_labels(recording: Path, capsys: pytest.CaptureFixture[st
     assert total(folded("--unit", "us")) == (TOTAL_NS + 500) // 1000
 
 
-def test_an_empty_selection_is_told(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_selection_is_reported(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "--folded", "-o", "-", "--comm", "nobody"]) == 0
     assert capsys.readouterr() == ("", "perf-offcpu convert: no sample was selected; the output is empty\n")
 
@@ -209,17 +209,17 @@ def test_names_of_other_formats(recording: Path, options: list[str], name: str) 
         (["--callgraph", "json", "--svg"], "--svg draws what --callgraph dot writes, not json"),
         (["--callgraph", "--min-share", "101"], "--min-share: 101 is no percentage"),
         (["--folded", "--min-share", "1"], "--min-share means nothing to --folded"),
-        (["--pprof", "--diff", "perf.data"], "--diff: --pprof compares nothing"),
+        (["--pprof", "--diff", "perf.data"], "--diff: --pprof does not compare recordings"),
     ],
 )
-def test_wrong_use_of_the_new_options(
+def test_wrong_use_of_options(
     recording: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
 ) -> None:
     assert main(["convert", *argv]) == 129
     assert message in capsys.readouterr().err
 
 
-def test_a_file_that_no_viewer_opens_is_told_of(
+def test_a_file_too_large_for_viewers_is_reported(
     recording: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = dataclasses.replace(FORMATS["chrome-trace"], most_bytes=1000)

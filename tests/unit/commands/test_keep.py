@@ -12,7 +12,7 @@ from unit.symbolize.lines.test_lines import addresses_of, build
 
 from perf_offcpu.archive.gather import SymbolSaver
 from perf_offcpu.archive.stores import DirectoryStore
-from perf_offcpu.commands.record.keep import keep_symbols
+from perf_offcpu.commands.record.command import keep_symbols
 from perf_offcpu.model.recording import Dsos, Recording
 from perf_offcpu.objects.elf.functions import elf_build_id
 from perf_offcpu.objects.search import Search
@@ -51,7 +51,7 @@ def test_another_build_is_not_kept(tmp_path: Path) -> None:
     assert not os.path.exists(tmp_path / "cache")
 
 
-def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERF_BUILDID_DIR", "/proc/nowhere")
-    told = keep_symbols(str(DATA / "demo.data"))
-    assert told[0].startswith(("symbols could not be kept", "0 files with symbols"))
+    lines = keep_symbols(str(DATA / "demo.data"))
+    assert lines[0].startswith(("symbols could not be kept", "0 files with symbols"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot be written is told with the name that the user gave."""
+"""Errors of writing carry the name that the user gave."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perf_offcpu.commands.shared.output import open_output
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_a_full_disk_is_told_with_the_files_name(binary: bool) -> None:
+def test_a_full_disk_is_reported_with_the_files_name(binary: bool) -> None:
     with (
         pytest.raises(OSError, match="No space left") as caught,
         open_output("/dev/full", binary=binary) as out,

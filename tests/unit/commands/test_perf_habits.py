@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command lines that people know from perf: what makes sense works, the rest is told in a sentence."""
+"""Command lines known from perf: what makes sense works, the rest gets a sentence of advice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     ["--stdio", "--stdio --no-children", "-n --show-total-period -v", "-g", "-G", "-g graph,0.5,caller",
      "--call-graph=fractal,0.5,caller,function,percent", "--stdio -g caller"],
 )  # fmt: skip
-def test_what_a_report_does_anyway(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_without_effect(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert output(capsys, "report", *FILE, *words.split()) == output(capsys, "report", *FILE)
 
 
@@ -67,7 +67,7 @@ def test_inject_writes_to_standard_output_as_perfs() -> None:
         ("report --tui", "--tui: it prints text"),
         ("report -F overhead,comm", "-F: columns are fixed"),
         ("report --percent-limit=1", "--percent-limit: report --limit"),
-        ("report -S schedule", "-S: it chooses by"),
+        ("report -S schedule", "-S: it selects by"),
         (f"report {DATA / 'atend.data'}", "atend.data: name the recording with -i"),
         ("script -s x.py", "-s: it runs no scripts"),
         ("script report flamegraph", "report: it runs no scripts"),
@@ -84,6 +84,6 @@ def test_advice(line: str, sentence: str, capsys: pytest.CaptureFixture[str]) ->
     assert out == "" and err.count("\n") == 1 and sentence in err
 
 
-def test_what_nobody_knows_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--nonsense"]) == 129
     assert "unrecognized arguments: --nonsense (see 'perf-offcpu report --help')" in capsys.readouterr().err
