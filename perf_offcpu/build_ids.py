@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from perf_offcpu.abi.elf import EHDR, MAGIC, NOTE, NT_GNU_BUILD_ID, PHDR, ElfClass, SegmentType
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.errors import LayoutError
 
 RECORDED_BYTES: Final = 20

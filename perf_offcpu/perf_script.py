@@ -27,7 +27,7 @@ from perf_offcpu.abi.attr import SampleType, unpack_attr
 from perf_offcpu.abi.records import CpuMode, RecordType
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.binary.columnar import Columns
-from perf_offcpu.binary.gather import Rows, ragged_offsets
+from perf_offcpu.binary.gather import Rows, offsets_of
 from perf_offcpu.decode.account import CollectorAccount, is_counters
 from perf_offcpu.decode.batch import Batch, BatchCollector
 from perf_offcpu.decode.deferred import pending_chains
@@ -308,7 +308,7 @@ def _retyped(events: list[dict[str, Any]], number: dict[str, int], counters: Los
         (batch, bool[n]): the samples that could be decoded, and which they are.
     """
     pieces = [event["raw"] + bytes(-len(event["raw"]) % 8) for event in events]
-    starts = ragged_offsets(np.array([len(piece) for piece in pieces], np.int64))[:-1]
+    starts = offsets_of(np.array([len(piece) for piece in pieces], np.int64))[:-1]
     counts = np.array([len(event["raw"]) for event in events], np.int64)
     columns = Columns(np.ones(len(events), np.bool_), {}, {"raw": Rows(starts, counts, 1)})
     data = np.frombuffer(b"".join(pieces) or bytes(8), np.uint8)

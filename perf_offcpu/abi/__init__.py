@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel and perf define, each once, as tables and enums."""
+"""Tables and enums of what the kernel and perf define, each once."""

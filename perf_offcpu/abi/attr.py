@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`struct perf_event_attr`: what an event measures and which fields its records carry.
+"""Layout of `struct perf_event_attr`: what an event measures and which fields its records carry.
 
-Source: include/uapi/linux/perf_event.h. The structure has grown from 64 to 144 bytes; its own `size` field
-says how much of it a producer knew. Whatever a file is short of reads as zero.
+Source: include/uapi/linux/perf_event.h. The structure has grown from 64 to 144 bytes; its `size` field is
+what its producer knew of it. Missing fields read as zero.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from perf_offcpu.binary.layout import S32, U16, U32, U64, Buffer, Field, Layout, Order
+from perf_offcpu.binary.fields import S32, U16, U32, U64, Buffer, Field, Order
+from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
 
 ATTR_SIZE_VER0 = 64
@@ -142,42 +142,35 @@ class AttrFlag(enum.IntFlag):
 
 ATTR = Layout(
     "perf_event_attr",
+    Field("type", U32, doc="PerfType, or the number of a dynamic PMU"),
+    Field("size", U32, doc="bytes of this structure that the producer knew"),
+    ("config", U64),
+    Field("sample_period", U64, doc="or sample_freq, with the flag FREQ"),
+    Field("sample_type", U64, doc="SampleType"),
+    Field("read_format", U64, doc="ReadFormat"),
+    Field("flags", U64, doc="AttrFlag; a bit field, see `unpack_attr` for foreign byte order"),
+    Field("wakeup", U32, doc="wakeup_events, or wakeup_watermark in bytes with the flag WATERMARK"),
+    ("bp_type", U32),
+    Field("config1", U64, doc="or bp_addr, kprobe_func, uprobe_path"),
+    Field("config2", U64, doc="or bp_len, kprobe_addr, probe_offset"),
+    ("branch_sample_type", U64),
+    Field("sample_regs_user", U64, doc="mask of user registers in samples"),
+    Field("sample_stack_user", U32, doc="bytes of user stack in samples"),
+    Field("clockid", S32, doc="clock of all times, with the flag USE_CLOCKID"),
+    ("sample_regs_intr", U64),
+    ("aux_watermark", U32),
+    ("sample_max_stack reserved_2", U16),
+    ("aux_sample_size aux_action", U32),
+    ("sig_data config3 config4", U64),
     source="include/uapi/linux/perf_event.h",
-    fields=(
-        Field("type", U32, doc="PerfType, or the number of a dynamic PMU"),
-        Field("size", U32, doc="bytes of this structure that the producer knew"),
-        Field("config", U64),
-        Field("sample_period", U64, doc="or sample_freq, with the flag FREQ"),
-        Field("sample_type", U64, doc="SampleType"),
-        Field("read_format", U64, doc="ReadFormat"),
-        Field("flags", U64, doc="AttrFlag; a bit field, see `unpack_attr` for foreign byte order"),
-        Field("wakeup", U32, doc="wakeup_events, or wakeup_watermark in bytes with the flag WATERMARK"),
-        Field("bp_type", U32),
-        Field("config1", U64, doc="or bp_addr, kprobe_func, uprobe_path"),
-        Field("config2", U64, doc="or bp_len, kprobe_addr, probe_offset"),
-        Field("branch_sample_type", U64),
-        Field("sample_regs_user", U64, doc="mask of user registers in samples"),
-        Field("sample_stack_user", U32, doc="bytes of user stack in samples"),
-        Field("clockid", S32, doc="clock of all times, with the flag USE_CLOCKID"),
-        Field("sample_regs_intr", U64),
-        Field("aux_watermark", U32),
-        Field("sample_max_stack", U16),
-        Field("reserved_2", U16),
-        Field("aux_sample_size", U32),
-        Field("aux_action", U32),
-        Field("sig_data", U64),
-        Field("config3", U64),
-        Field("config4", U64),
-    ),
 )
 
 _FLAGS_AT = slice(ATTR.offset("flags"), ATTR.offset("flags") + 8)
 _BIT_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
-@dataclass(frozen=True, slots=True)
-class Attr:
-    """One event's attr. Fields as in the layout ATTR; unknown flag bits are kept."""
+class Attr(NamedTuple):
+    """The attr of an event. Fields as in the layout ATTR; unknown flag bits are kept."""
 
     type: int = 0
     size: int = ATTR_SIZE_PERF_6_1
@@ -205,29 +198,29 @@ class Attr:
     config4: int = 0
 
     def pack(self, size: int | None = None, order: Order = "<") -> bytes:
-        """The attr as `size` bytes (default: its own `size`), its `size` field set to match.
+        """Return the attr as `size` bytes (default: its own `size`), with that as its `size` field.
 
         Raises:
-            LayoutError: a field behind `size` is not zero and would be lost.
+            LayoutError: a field after `size` is not zero and would be lost.
         """
         size = self.size if size is None else size
-        values = {field.name: int(getattr(self, field.name)) for field in fields(self)} | {"size": size}
+        values = self._asdict() | {"size": size}
         data = ATTR.pack(values, order)
         if any(data[size:]):
-            raise LayoutError(f"perf_event_attr: fields behind byte {size} are in use")
+            raise LayoutError(f"perf_event_attr: fields after byte {size} are in use")
         data = data[:size] + bytes(max(0, size - len(data)))
         if order == ">":
             data = data[: _FLAGS_AT.start] + _foreign_flags(self.flags) + data[_FLAGS_AT.stop :]
         return data
 
     def cut(self, size: int = ATTR_SIZE_PERF_6_1) -> Attr:
-        """The attr without what a reader of `size` bytes does not know (config3, config4, new flags)."""
+        """Return the attr without fields and flags that a reader of `size` bytes does not know."""
         known = AttrFlag((1 << 38) - 1)
-        return replace(self, size=size, flags=self.flags & known, config3=0, config4=0)
+        return self._replace(size=size, flags=self.flags & known, config3=0, config4=0)
 
 
 def unpack_attr(data: Buffer, order: Order = "<") -> Attr:
-    """Read an attr of any size up to its own `size`; what is missing is zero, what is unknown is dropped.
+    """Read an attr of any size up to its own `size`; missing fields are zero, unknown ones dropped.
 
     Raises:
         LayoutError: fewer than 64 bytes, the first published size.
@@ -247,5 +240,5 @@ def unpack_attr(data: Buffer, order: Order = "<") -> Attr:
 
 
 def _foreign_flags(flags: int) -> bytes:
-    """A bit field is not a number: big-endian compilers fill each byte from its high end, bytes in order."""
+    """Return flags as a bit field, which big-endian compilers fill from the high end of each byte."""
     return int(flags).to_bytes(8, "little").translate(_BIT_REVERSED)

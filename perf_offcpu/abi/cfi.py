@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Call frame information: what .eh_frame and .debug_frame say with, and the registers that they speak of.
+"""Constants of call frame information (.eh_frame, .debug_frame) and the registers of machines.
 
 Sources: DWARF 5, 6.4 and 7.24 (call frame instructions) and 2.5 (expressions); Linux Standard Base Core 5,
 10.6 (.eh_frame, pointer encodings); System V ABI for x86-64, figure 3.36, and DWARF for the Arm 64-bit
@@ -44,7 +44,7 @@ class Cfa(enum.IntEnum):
     VAL_OFFSET = 0x14
     VAL_OFFSET_SF = 0x15
     VAL_EXPRESSION = 0x16
-    GNU_WINDOW_SAVE = 0x2D  # on arm64: the return address is signed from here on, or no longer
+    GNU_WINDOW_SAVE = 0x2D  # on arm64: toggles whether the return address is signed
     GNU_ARGS_SIZE = 0x2E
     GNU_NEGATIVE_OFFSET_EXTENDED = 0x2F
 
@@ -66,7 +66,7 @@ class Pe(enum.IntEnum):
 
 
 class Op(enum.IntEnum):
-    """DW_OP_*: operations of expressions, those that rules of frames have use for."""
+    """DW_OP_*: the operations of expressions that rules of frames use."""
 
     ADDR = 0x03
     DEREF = 0x06
@@ -118,10 +118,10 @@ class Registers:
     """The registers of one machine, by DWARF number.
 
     Args:
-        count: how many are followed.
+        count: the number of registers that unwinding follows.
         pc, sp, fp: program counter, stack and frame pointer.
         ra: the column of the return address.
-        saved: what functions give back unchanged, beside sp.
+        saved: registers that functions return unchanged, besides sp.
         of_sample: DWARF numbers by perf's register number (bit of sample_regs_user); -1 for none.
         code_bits: significant bits of a code address; above them a return address may carry a signature.
     """
@@ -137,7 +137,7 @@ class Registers:
 
     @property
     def sample_mask(self) -> int:
-        """sample_regs_user that asks for all of them."""
+        """The sample_regs_user that asks for all of them."""
         return sum(1 << bit for bit, number in enumerate(self.of_sample) if number >= 0)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from perf_offcpu.binary.layout import S32, S64, U8, U16, U32, U64, Field, Int, Layout
+from perf_offcpu.binary.fields import S32, S64, U8, U16, U32, U64
+from perf_offcpu.binary.layout import Layout
 
 MAGIC: Final = b"\x7fELF"
 SHN_UNDEF: Final = 0
@@ -100,14 +101,9 @@ class Visibility(enum.IntEnum):
     HIDDEN = 2
 
 
-def _layout(name: str, *fields: tuple[str, Int]) -> Layout:
-    """Declare a structure; neighbouring fields of one type share a row."""
-    return Layout(name, tuple(Field(one, type_) for names, type_ in fields for one in names.split()))
-
-
-NOTE: Final = _layout("Elf_Nhdr", ("n_namesz n_descsz n_type", U32))
+NOTE: Final = Layout("Elf_Nhdr", ("n_namesz n_descsz n_type", U32))
 EHDR: Final = {
-    bits: _layout(
+    bits: Layout(
         "Elf_Ehdr",
         ("ei_mag", U32),
         ("ei_class ei_data ei_version ei_osabi", U8),
@@ -121,22 +117,22 @@ EHDR: Final = {
     for bits, word in ((ElfClass.BITS32, U32), (ElfClass.BITS64, U64))
 }
 PHDR: Final = {
-    ElfClass.BITS32: _layout(
+    ElfClass.BITS32: Layout(
         "Elf32_Phdr", ("p_type p_offset p_vaddr p_paddr p_filesz p_memsz p_flags p_align", U32)
     ),
-    ElfClass.BITS64: _layout(
+    ElfClass.BITS64: Layout(
         "Elf64_Phdr", ("p_type p_flags", U32), ("p_offset p_vaddr p_paddr p_filesz p_memsz p_align", U64)
     ),
 }
 SYM: Final = {
-    ElfClass.BITS32: _layout(
+    ElfClass.BITS32: Layout(
         "Elf32_Sym", ("st_name st_value st_size", U32), ("st_info st_other", U8), ("st_shndx", U16)
     ),
-    ElfClass.BITS64: _layout(
+    ElfClass.BITS64: Layout(
         "Elf64_Sym", ("st_name", U32), ("st_info st_other", U8), ("st_shndx", U16), ("st_value st_size", U64)
     ),
 }
 RELA: Final = {
-    ElfClass.BITS32: _layout("Elf32_Rela", ("r_offset r_info", U32), ("r_addend", S32)),
-    ElfClass.BITS64: _layout("Elf64_Rela", ("r_offset r_info", U64), ("r_addend", S64)),
+    ElfClass.BITS32: Layout("Elf32_Rela", ("r_offset r_info", U32), ("r_addend", S32)),
+    ElfClass.BITS64: Layout("Elf64_Rela", ("r_offset r_info", U64), ("r_addend", S64)),
 }

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Header features of perf.data: what a recording says of its machine. Source: tools/perf/util/header.[ch].
+"""Layout of header features of perf.data: facts about the machine. Source: tools/perf/util/header.[ch].
 
-A feature is a set bit in the file header; bodies follow the data, in ascending order of bits.
-`FEATURE_LAYOUTS` holds the bodies that this project reads, writes or dumps; others pass through as bytes.
+Each feature is a bit in the file header; bodies follow the data, in ascending order of bits. This table holds
+the bodies that this project reads, writes or dumps; others pass through as bytes.
 """
 
 from __future__ import annotations
 
 import enum
 
-from perf_offcpu.binary.layout import BYTE, S32, STRING, TEXT, U8, U16, U32, U64, Field, Layout
+from perf_offcpu.binary.fields import BYTE, S32, STRING, TEXT, U8, U16, U32, U64, Field
+from perf_offcpu.binary.layout import Layout
 
 
 class Feature(enum.IntEnum):
@@ -51,30 +52,24 @@ class Feature(enum.IntEnum):
     CLN_SIZE = 34
 
 
-_ONE_STRING = Layout("perf_header_string", (Field("text", STRING),))
-_STRINGS = Layout("perf_header_strings", (Field("nr", U32), Field("texts", _ONE_STRING, count="nr")))
-PMU_MAPPING = Layout("pmu_mapping", (Field("type", U32), Field("name", STRING)))
-_NUMA_NODE = Layout(
-    "numa_node", (Field("node", U32), Field("total_kb", U64), Field("free_kb", U64), Field("cpus", STRING))
-)
-_GROUP = Layout("group_desc entry", (Field("name", STRING), Field("leader", U32), Field("nr_members", U32)))
+_ONE_STRING = Layout("perf_header_string", ("text", STRING))
+_STRINGS = Layout("perf_header_strings", ("nr", U32), Field("texts", _ONE_STRING, count="nr"))
+PMU_MAPPING = Layout("pmu_mapping", ("type", U32), ("name", STRING))
+_NUMA_NODE = Layout("numa_node", ("node", U32), ("total_kb free_kb", U64), ("cpus", STRING))
+_GROUP = Layout("group_desc entry", ("name", STRING), ("leader nr_members", U32))
 _CACHE_LEVEL = Layout(
     "cpu_cache_level",
-    (
-        *(Field(name, U32) for name in ("level", "line_size", "sets", "ways")),
-        *(Field(name, STRING) for name in ("type", "size", "cpus")),
-    ),
+    *(Field(name, U32) for name in ("level", "line_size", "sets", "ways")),
+    *(Field(name, STRING) for name in ("type", "size", "cpus")),
 )
-_CAP = Layout("pmu_cap", (Field("name", STRING), Field("value", STRING)))
-_PMU_CAPS = Layout(
-    "pmu_caps entry", (Field("nr", U32), Field("caps", _CAP, count="nr"), Field("pmu", STRING))
-)
-_HYBRID_NODE = Layout("hybrid_topology node", (Field("pmu", STRING), Field("cpus", STRING)))
+_CAP = Layout("pmu_cap", ("name value", STRING))
+_PMU_CAPS = Layout("pmu_caps entry", ("nr", U32), Field("caps", _CAP, count="nr"), ("pmu", STRING))
+_HYBRID_NODE = Layout("hybrid_topology node", ("pmu cpus", STRING))
 
 
 def _counted(name: str, items: str, layout: Layout) -> Layout:
-    """u32 nr, then nr structures."""
-    return Layout(name, (Field("nr", U32), Field(items, layout, count="nr")))
+    """Declare a body of u32 nr and nr structures."""
+    return Layout(name, ("nr", U32), Field(items, layout, count="nr"))
 
 
 FEATURE_LAYOUTS: dict[int, Layout] = {
@@ -82,66 +77,56 @@ FEATURE_LAYOUTS: dict[int, Layout] = {
     Feature.OSRELEASE: _ONE_STRING,
     Feature.VERSION: _ONE_STRING,
     Feature.ARCH: _ONE_STRING,
-    Feature.NRCPUS: Layout("nr_cpus", (Field("available", U32), Field("online", U32))),
+    Feature.NRCPUS: Layout("nr_cpus", ("available online", U32)),
     Feature.CPUDESC: _ONE_STRING,
     Feature.CPUID: _ONE_STRING,
-    Feature.TOTAL_MEM: Layout("total_mem", (Field("kb", U64),)),
+    Feature.TOTAL_MEM: Layout("total_mem", ("kb", U64)),
     Feature.CMDLINE: _STRINGS,
     Feature.NUMA_TOPOLOGY: _counted("numa_topology", "nodes", _NUMA_NODE),
     Feature.PMU_MAPPINGS: _counted("pmu_mappings", "mappings", PMU_MAPPING),
     Feature.GROUP_DESC: _counted("group_desc", "groups", _GROUP),
-    Feature.CACHE: Layout(
-        "cache", (Field("version", U32), Field("nr", U32), Field("levels", _CACHE_LEVEL, count="nr"))
-    ),
-    Feature.SAMPLE_TIME: Layout("sample_time", (Field("first", U64, doc="ns"), Field("last", U64, doc="ns"))),
-    Feature.CLOCKID: Layout("clockid", (Field("resolution", U64, doc="ns"),)),
-    Feature.DIR_FORMAT: Layout("dir_format", (Field("version", U64),)),
+    Feature.CACHE: Layout("cache", ("version nr", U32), Field("levels", _CACHE_LEVEL, count="nr")),
+    Feature.SAMPLE_TIME: Layout("sample_time", Field("first", U64, doc="ns"), Field("last", U64, doc="ns")),
+    Feature.CLOCKID: Layout("clockid", Field("resolution", U64, doc="ns")),
+    Feature.DIR_FORMAT: Layout("dir_format", ("version", U64)),
     Feature.CPU_PMU_CAPS: _counted("cpu_pmu_caps", "caps", _CAP),
     Feature.COMPRESSED: Layout(
         "compressed",
-        (
-            Field("version", U32),
-            Field("type", U32, doc="1 zstd"),
-            Field("level", U32),
-            Field("ratio", U32),
-            Field("mmap_len", U32, doc="most bytes that one record decompresses to"),
-        ),
+        ("version", U32),
+        Field("type", U32, doc="1 zstd"),
+        ("level ratio", U32),
+        Field("mmap_len", U32, doc="most bytes that one record decompresses to"),
     ),
     Feature.CLOCK_DATA: Layout(
         "clock_data",
-        (
-            Field("version", U32),
-            Field("clockid", U32),
-            Field("wall_clock", U64, doc="CLOCK_REALTIME, ns, at the same moment as"),
-            Field("clockid_time", U64, doc="ns on `clockid`"),
-        ),
+        ("version clockid", U32),
+        Field("wall_clock", U64, doc="CLOCK_REALTIME, ns, at the same moment as"),
+        Field("clockid_time", U64, doc="ns on `clockid`"),
     ),
     Feature.HYBRID_TOPOLOGY: _counted("hybrid_topology", "nodes", _HYBRID_NODE),
     Feature.PMU_CAPS: _counted("pmu_caps", "pmus", _PMU_CAPS),
-    Feature.E_MACHINE: Layout("e_machine", (Field("e_machine", U32), Field("e_flags", U32))),
-    Feature.CLN_SIZE: Layout("cln_size", (Field("cln_size", U32),)),
+    Feature.E_MACHINE: Layout("e_machine", ("e_machine e_flags", U32)),
+    Feature.CLN_SIZE: Layout("cln_size", ("cln_size", U32)),
 }
 
-EVENT_DESC_HEADER = Layout("event_desc", (Field("nr", U32), Field("attr_size", U32)))
+EVENT_DESC_HEADER = Layout("event_desc", ("nr attr_size", U32))
 """Then, per event: attr bytes, `EVENT_DESC_ENTRY`. Names belong to events by position."""
 
 EVENT_DESC_ENTRY = Layout(
-    "event_desc entry", (Field("nr_ids", U32), Field("name", STRING), Field("ids", U64, count="nr_ids"))
+    "event_desc entry", ("nr_ids", U32), ("name", STRING), Field("ids", U64, count="nr_ids")
 )
 
 BUILD_ID_ENTRY = Layout(
     "perf_record_header_build_id",
+    ("type", U32),
+    Field("misc", U16, doc="cpumode; bit 15: `build_id_size` is valid"),
+    ("size", U16),
+    ("pid", S32),
+    Field("build_id", BYTE, count=20),
+    ("build_id_size", U8),
+    Field("reserved", BYTE, count=3),
+    ("filename", TEXT),
     source="tools/perf/util/header.h; type is 0 here and sizes may be 4 mod 8",
-    fields=(
-        Field("type", U32),
-        Field("misc", U16, doc="cpumode; bit 15: `build_id_size` is valid"),
-        Field("size", U16),
-        Field("pid", S32),
-        Field("build_id", BYTE, count=20),
-        Field("build_id_size", U8),
-        Field("reserved", BYTE, count=3),
-        Field("filename", TEXT),
-    ),
 )
 BUILD_ID_FIXED_SIZE = 36
 """Bytes of an entry before its name."""

@@ -16,7 +16,8 @@ from __future__ import annotations
 import enum
 import functools
 
-from perf_offcpu.binary.layout import S32, U16, U32, U64, Field, Layout
+from perf_offcpu.binary.fields import S32, U16, U32, U64, Field
+from perf_offcpu.binary.layout import Layout
 
 EVENT_NAME = "offcpu-time"
 """The evsel name that perf >= 6.16 looks for, and that this project gives its events."""
@@ -76,40 +77,36 @@ UNKNOWN_U64 = 2**64 - 1
 
 PAYLOAD = Layout(
     "offcpu-time raw payload",
+    Field("pid", U32, doc="tgid"),
+    Field("tid", U32),
+    Field("offcpu_ns", U64, doc="ns from switch-out to switch-in"),
+    Field("nr", U64, doc="words of the callchain, markers included"),
+    Field("callchain", U64, count="nr", doc="[KERNEL, ips…,] [USER, ips…], leaf first"),
+    Field("cgroup", U64, doc="cgroup id, 0 unknown"),
     source="tools/perf/util/bpf_skel/off_cpu.bpf.c: struct offcpu_data; pid first as in PERF_SAMPLE_TID",
-    fields=(
-        Field("pid", U32, doc="tgid"),
-        Field("tid", U32),
-        Field("offcpu_ns", U64, doc="ns from switch-out to switch-in"),
-        Field("nr", U64, doc="words of the callchain, markers included"),
-        Field("callchain", U64, count="nr", doc="[KERNEL, ips…,] [USER, ips…], leaf first"),
-        Field("cgroup", U64, doc="cgroup id, 0 unknown"),
-    ),
 )
 
 EXTENSION = Layout(
     "offcpu-time extension",
+    Field("magic", U32, doc='"OFCP"'),
+    Field("version", U16, doc="2"),
+    Field("size", U16, doc="bytes of this fixed part, as its writer knew it"),
+    Field("kind", U32, doc="Kind"),
+    Field("waker_offset", U16, doc="bytes from `magic` to the waker's callchain"),
+    Field("waker_nr", U16, doc="words of the waker's callchain, 0 none"),
+    Field("flags", U32, doc="WaitFlag"),
+    Field("lost", U32, doc="Lost"),
+    Field("state", U32, unknown=UNKNOWN_U32, doc="task state at switch-out, raw (TASK_* bits)"),
+    Field("syscall", S32, unknown=SYSCALL_UNKNOWN, doc="number of the system call waited in; -1 none"),
+    Field("waker_pid", U32, unknown=UNKNOWN_U32, doc="tgid of the waker"),
+    Field("waker_tid", U32, unknown=UNKNOWN_U32, doc="thread id of the waker"),
+    Field("wakeup_ns", U64, unknown=UNKNOWN_U64, doc="time of the wake-up"),
+    Field("switch_out_ns", U64, unknown=UNKNOWN_U64, doc="begin of the (first) wait"),
+    Field("count", U64, unknown=1, doc="number of waits"),
+    Field("longest_ns", U64, unknown=UNKNOWN_U64, doc="ns of the longest wait of a sum"),
+    Field("runq_ns", U64, unknown=UNKNOWN_U64, doc="ns of run-queue delay in the wait(s)"),
+    Field("caller", U64, doc="of sums: a hash of who called"),
     source="bpf/off_cpu.h: struct offcpu_extension",
-    fields=(
-        Field("magic", U32, doc='"OFCP"'),
-        Field("version", U16, doc="2"),
-        Field("size", U16, doc="bytes of this fixed part, as its writer knew it"),
-        Field("kind", U32, doc="Kind"),
-        Field("waker_offset", U16, doc="bytes from `magic` to the waker's callchain"),
-        Field("waker_nr", U16, doc="words of the waker's callchain, 0 none"),
-        Field("flags", U32, doc="WaitFlag"),
-        Field("lost", U32, doc="Lost"),
-        Field("state", U32, unknown=UNKNOWN_U32, doc="task state at switch-out, raw (TASK_* bits)"),
-        Field("syscall", S32, unknown=SYSCALL_UNKNOWN, doc="number of the system call waited in; -1 none"),
-        Field("waker_pid", U32, unknown=UNKNOWN_U32, doc="tgid of the waker"),
-        Field("waker_tid", U32, unknown=UNKNOWN_U32, doc="thread id of the waker"),
-        Field("wakeup_ns", U64, unknown=UNKNOWN_U64, doc="time of the wake-up"),
-        Field("switch_out_ns", U64, unknown=UNKNOWN_U64, doc="begin of the (first) wait"),
-        Field("count", U64, unknown=1, doc="number of waits"),
-        Field("longest_ns", U64, unknown=UNKNOWN_U64, doc="ns of the longest wait of a sum"),
-        Field("runq_ns", U64, unknown=UNKNOWN_U64, doc="ns of run-queue delay in the wait(s)"),
-        Field("caller", U64, doc="of sums: a hash of who called"),
-    ),
 )
 """The fixed part of the extension.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of perf.data: type numbers, misc bits and the layout of each record's payload.
+"""Layout of the records of perf.data: type numbers, misc bits and payloads.
 
 A record is {u32 type, u16 misc, u16 size}, the payload, and, for kernel records other than SAMPLE of
 events with sample_id_all, the trailer (`abi.sample.TRAILER`). `RECORD_LAYOUTS` holds the payloads.
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import enum
 
-from perf_offcpu.binary.layout import BYTE, REST, S32, TEXT, U8, U16, U32, U64, Field, Layout
+from perf_offcpu.binary.fields import BYTE, REST, S32, TEXT, U8, U16, U32, U64, Field
+from perf_offcpu.binary.layout import Layout
 
 
 class RecordType(enum.IntEnum):
@@ -65,7 +66,7 @@ class RecordType(enum.IntEnum):
 
 
 FIRST_USER_TYPE = RecordType.HEADER_ATTR
-"""Records from here on are made by perf itself and carry no trailer."""
+"""Records from this type on are made by perf itself and have no trailer."""
 
 
 class Misc(enum.IntFlag):
@@ -85,7 +86,7 @@ class Misc(enum.IntFlag):
 
 
 class CpuMode(enum.IntEnum):
-    """The low bits of `misc`: whose code an address belongs to."""
+    """The low bits of `misc`: the mode of the CPU, whose code an address lies in."""
 
     UNKNOWN = 0
     KERNEL = 1
@@ -97,7 +98,9 @@ class CpuMode(enum.IntEnum):
 
 RECORD_HEADER = Layout(
     "perf_event_header",
-    (Field("type", U32), Field("misc", U16), Field("size", U16, doc="of the whole record, header included")),
+    ("type", U32),
+    ("misc", U16),
+    Field("size", U16, doc="of the whole record, header included"),
     source="include/uapi/linux/perf_event.h",
 )
 
@@ -111,219 +114,144 @@ def _mmap_has_inode(misc: object) -> bool:
 
 
 _TASK_FIELDS = (
-    Field("pid", U32),
+    ("pid", U32),
     Field("ppid", U32, doc="tgid of the parent (FORK of a thread: of its creator)"),
-    Field("tid", U32),
-    Field("ptid", U32),
+    ("tid ptid", U32),
     Field("time", U64, doc="ns"),
 )
 
-NAMESPACE = Layout("perf_ns_link_info", (Field("dev", U64), Field("ino", U64)))
-ID_INDEX_ENTRY = Layout(
-    "id_index_entry", (Field("id", U64), Field("idx", U64), Field("cpu", U64), Field("tid", U64))
-)
-THREAD_MAP_ENTRY = Layout("thread_map_entry", (Field("pid", U64), Field("comm", BYTE, count=16)))
-STAT_CONFIG_ENTRY = Layout("perf_record_stat_config_entry", (Field("tag", U64), Field("val", U64)))
+NAMESPACE = Layout("perf_ns_link_info", ("dev ino", U64))
+ID_INDEX_ENTRY = Layout("id_index_entry", ("id idx cpu tid", U64))
+THREAD_MAP_ENTRY = Layout("thread_map_entry", ("pid", U64), Field("comm", BYTE, count=16))
+STAT_CONFIG_ENTRY = Layout("perf_record_stat_config_entry", ("tag val", U64))
 BPF_METADATA_ENTRY = Layout(
-    "perf_record_bpf_metadata_entry", (Field("key", BYTE, count=64), Field("value", BYTE, count=256))
+    "perf_record_bpf_metadata_entry", Field("key", BYTE, count=64), Field("value", BYTE, count=256)
 )
 
 RECORD_LAYOUTS: dict[int, Layout] = {
     RecordType.MMAP: Layout(
-        "PERF_RECORD_MMAP",
-        (
-            Field("pid", U32),
-            Field("tid", U32),
-            Field("addr", U64),
-            Field("len", U64),
-            Field("pgoff", U64),
-            Field("filename", TEXT),
-        ),
+        "PERF_RECORD_MMAP", ("pid tid", U32), ("addr len pgoff", U64), ("filename", TEXT)
     ),
-    RecordType.LOST: Layout("PERF_RECORD_LOST", (Field("id", U64), Field("lost", U64))),
-    RecordType.COMM: Layout("PERF_RECORD_COMM", (Field("pid", U32), Field("tid", U32), Field("comm", TEXT))),
-    RecordType.EXIT: Layout("PERF_RECORD_EXIT", _TASK_FIELDS),
-    RecordType.THROTTLE: Layout(
-        "PERF_RECORD_THROTTLE", (Field("time", U64), Field("id", U64), Field("stream_id", U64))
-    ),
-    RecordType.UNTHROTTLE: Layout(
-        "PERF_RECORD_UNTHROTTLE", (Field("time", U64), Field("id", U64), Field("stream_id", U64))
-    ),
-    RecordType.FORK: Layout("PERF_RECORD_FORK", _TASK_FIELDS),
-    RecordType.READ: Layout(
-        "PERF_RECORD_READ", (Field("pid", U32), Field("tid", U32), Field("values", U64, count=REST))
-    ),
+    RecordType.LOST: Layout("PERF_RECORD_LOST", ("id lost", U64)),
+    RecordType.COMM: Layout("PERF_RECORD_COMM", ("pid tid", U32), ("comm", TEXT)),
+    RecordType.EXIT: Layout("PERF_RECORD_EXIT", *_TASK_FIELDS),
+    RecordType.THROTTLE: Layout("PERF_RECORD_THROTTLE", ("time id stream_id", U64)),
+    RecordType.UNTHROTTLE: Layout("PERF_RECORD_UNTHROTTLE", ("time id stream_id", U64)),
+    RecordType.FORK: Layout("PERF_RECORD_FORK", *_TASK_FIELDS),
+    RecordType.READ: Layout("PERF_RECORD_READ", ("pid tid", U32), Field("values", U64, count=REST)),
     # The shape of MMAP2 is its record's misc word: the 24-byte union holds an inode or a build-id.
     RecordType.MMAP2: Layout(
         "PERF_RECORD_MMAP2",
-        (
-            Field("pid", U32),
-            Field("tid", U32),
-            Field("addr", U64),
-            Field("len", U64),
-            Field("pgoff", U64),
-            Field("maj", U32, if_=_mmap_has_inode),
-            Field("min", U32, if_=_mmap_has_inode),
-            Field("ino", U64, if_=_mmap_has_inode),
-            Field("ino_generation", U64, if_=_mmap_has_inode),
-            Field("build_id_size", U8, if_=_mmap_has_build_id),
-            Field("reserved_1", U8, if_=_mmap_has_build_id),
-            Field("reserved_2", U16, if_=_mmap_has_build_id),
-            Field("build_id", BYTE, count=20, if_=_mmap_has_build_id),
-            Field("prot", U32),
-            Field("flags", U32),
-            Field("filename", TEXT),
-        ),
+        ("pid tid", U32),
+        ("addr len pgoff", U64),
+        Field("maj", U32, if_=_mmap_has_inode),
+        Field("min", U32, if_=_mmap_has_inode),
+        Field("ino", U64, if_=_mmap_has_inode),
+        Field("ino_generation", U64, if_=_mmap_has_inode),
+        Field("build_id_size", U8, if_=_mmap_has_build_id),
+        Field("reserved_1", U8, if_=_mmap_has_build_id),
+        Field("reserved_2", U16, if_=_mmap_has_build_id),
+        Field("build_id", BYTE, count=20, if_=_mmap_has_build_id),
+        ("prot flags", U32),
+        ("filename", TEXT),
     ),
-    RecordType.AUX: Layout(
-        "PERF_RECORD_AUX", (Field("offset", U64), Field("size", U64), Field("flags", U64))
-    ),
-    RecordType.ITRACE_START: Layout("PERF_RECORD_ITRACE_START", (Field("pid", U32), Field("tid", U32))),
-    RecordType.LOST_SAMPLES: Layout("PERF_RECORD_LOST_SAMPLES", (Field("lost", U64),)),
-    RecordType.SWITCH: Layout("PERF_RECORD_SWITCH", ()),
-    RecordType.SWITCH_CPU_WIDE: Layout(
-        "PERF_RECORD_SWITCH_CPU_WIDE", (Field("next_prev_pid", U32), Field("next_prev_tid", U32))
-    ),
+    RecordType.AUX: Layout("PERF_RECORD_AUX", ("offset size flags", U64)),
+    RecordType.ITRACE_START: Layout("PERF_RECORD_ITRACE_START", ("pid tid", U32)),
+    RecordType.LOST_SAMPLES: Layout("PERF_RECORD_LOST_SAMPLES", ("lost", U64)),
+    RecordType.SWITCH: Layout("PERF_RECORD_SWITCH"),
+    RecordType.SWITCH_CPU_WIDE: Layout("PERF_RECORD_SWITCH_CPU_WIDE", ("next_prev_pid next_prev_tid", U32)),
     RecordType.NAMESPACES: Layout(
         "PERF_RECORD_NAMESPACES",
-        (
-            Field("pid", U32),
-            Field("tid", U32),
-            Field("nr_namespaces", U64),
-            Field("link_info", NAMESPACE, count="nr_namespaces"),
-        ),
+        ("pid tid", U32),
+        ("nr_namespaces", U64),
+        Field("link_info", NAMESPACE, count="nr_namespaces"),
     ),
     RecordType.KSYMBOL: Layout(
         "PERF_RECORD_KSYMBOL",
-        (
-            Field("addr", U64),
-            Field("len", U32),
-            Field("ksym_type", U16, doc="1 BPF, 2 out of line"),
-            Field("flags", U16, doc="1 unregister"),
-            Field("name", TEXT),
-        ),
+        ("addr", U64),
+        ("len", U32),
+        Field("ksym_type", U16, doc="1 BPF, 2 out of line"),
+        Field("flags", U16, doc="1 unregister"),
+        ("name", TEXT),
     ),
     RecordType.BPF_EVENT: Layout(
-        "PERF_RECORD_BPF_EVENT",
-        (Field("type", U16), Field("flags", U16), Field("id", U32), Field("tag", BYTE, count=8)),
+        "PERF_RECORD_BPF_EVENT", ("type flags", U16), ("id", U32), Field("tag", BYTE, count=8)
     ),
-    RecordType.CGROUP: Layout("PERF_RECORD_CGROUP", (Field("id", U64), Field("path", TEXT))),
+    RecordType.CGROUP: Layout("PERF_RECORD_CGROUP", ("id", U64), ("path", TEXT)),
     RecordType.TEXT_POKE: Layout(
         "PERF_RECORD_TEXT_POKE",
-        (
-            Field("addr", U64),
-            Field("old_len", U16),
-            Field("new_len", U16),
-            Field("old_bytes", BYTE, count="old_len"),
-            Field("new_bytes", BYTE, count="new_len"),
-        ),
+        ("addr", U64),
+        ("old_len new_len", U16),
+        Field("old_bytes", BYTE, count="old_len"),
+        Field("new_bytes", BYTE, count="new_len"),
     ),
-    RecordType.AUX_OUTPUT_HW_ID: Layout("PERF_RECORD_AUX_OUTPUT_HW_ID", (Field("hw_id", U64),)),
+    RecordType.AUX_OUTPUT_HW_ID: Layout("PERF_RECORD_AUX_OUTPUT_HW_ID", ("hw_id", U64)),
     RecordType.CALLCHAIN_DEFERRED: Layout(
-        "PERF_RECORD_CALLCHAIN_DEFERRED",
-        (Field("cookie", U64), Field("nr", U64), Field("ips", U64, count="nr")),
+        "PERF_RECORD_CALLCHAIN_DEFERRED", ("cookie nr", U64), Field("ips", U64, count="nr")
     ),
     RecordType.HEADER_EVENT_TYPE: Layout(
-        "HEADER_EVENT_TYPE", (Field("event_id", U64), Field("name", BYTE, count=64))
+        "HEADER_EVENT_TYPE", ("event_id", U64), Field("name", BYTE, count=64)
     ),
-    RecordType.HEADER_TRACING_DATA: Layout("HEADER_TRACING_DATA", (Field("size", U32),)),
+    RecordType.HEADER_TRACING_DATA: Layout("HEADER_TRACING_DATA", ("size", U32)),
     RecordType.HEADER_BUILD_ID: Layout(
         "HEADER_BUILD_ID",
-        (
-            Field("pid", S32),
-            Field("build_id", BYTE, count=20),
-            Field("size", U8),
-            Field("reserved", BYTE, count=3),
-            Field("filename", TEXT),
-        ),
+        ("pid", S32),
+        Field("build_id", BYTE, count=20),
+        ("size", U8),
+        Field("reserved", BYTE, count=3),
+        ("filename", TEXT),
     ),
-    RecordType.FINISHED_ROUND: Layout("FINISHED_ROUND", ()),
-    RecordType.ID_INDEX: Layout("ID_INDEX", (Field("nr", U64), Field("entries", ID_INDEX_ENTRY, count="nr"))),
-    RecordType.AUXTRACE_INFO: Layout(
-        "AUXTRACE_INFO", (Field("type", U32), Field("reserved", U32), Field("priv", U64, count=REST))
-    ),
+    RecordType.FINISHED_ROUND: Layout("FINISHED_ROUND"),
+    RecordType.ID_INDEX: Layout("ID_INDEX", ("nr", U64), Field("entries", ID_INDEX_ENTRY, count="nr")),
+    RecordType.AUXTRACE_INFO: Layout("AUXTRACE_INFO", ("type reserved", U32), Field("priv", U64, count=REST)),
     RecordType.AUXTRACE: Layout(
         "AUXTRACE",
-        (
-            Field("size", U64, doc="bytes of trace that follow this record, outside its header's size"),
-            Field("offset", U64),
-            Field("reference", U64),
-            Field("idx", U32),
-            Field("tid", U32),
-            Field("cpu", U32),
-            Field("reserved", U32),
-        ),
+        Field("size", U64, doc="bytes of trace that follow this record, outside its header's size"),
+        ("offset reference", U64),
+        ("idx tid cpu reserved", U32),
     ),
     RecordType.AUXTRACE_ERROR: Layout(
-        "AUXTRACE_ERROR",
-        (
-            Field("type", U32),
-            Field("code", U32),
-            Field("cpu", U32),
-            Field("pid", U32),
-            Field("tid", U32),
-            Field("fmt", U32),
-            Field("ip", U64),
-            Field("time", U64),
-            Field("msg", BYTE, count=64),
-        ),
+        "AUXTRACE_ERROR", ("type code cpu pid tid fmt", U32), ("ip time", U64), Field("msg", BYTE, count=64)
     ),
-    RecordType.THREAD_MAP: Layout(
-        "THREAD_MAP", (Field("nr", U64), Field("entries", THREAD_MAP_ENTRY, count="nr"))
-    ),
-    RecordType.CPU_MAP: Layout("CPU_MAP", (Field("type", U16), Field("data", BYTE, count=REST))),
-    RecordType.STAT_CONFIG: Layout(
-        "STAT_CONFIG", (Field("nr", U64), Field("data", STAT_CONFIG_ENTRY, count="nr"))
-    ),
+    RecordType.THREAD_MAP: Layout("THREAD_MAP", ("nr", U64), Field("entries", THREAD_MAP_ENTRY, count="nr")),
+    RecordType.CPU_MAP: Layout("CPU_MAP", ("type", U16), Field("data", BYTE, count=REST)),
+    RecordType.STAT_CONFIG: Layout("STAT_CONFIG", ("nr", U64), Field("data", STAT_CONFIG_ENTRY, count="nr")),
     RecordType.STAT: Layout(
         "STAT",
-        (
-            Field("id", U64),
-            Field("cpu", U32),
-            Field("thread", U32),
-            Field("val", U64),
-            Field("ena", U64, doc="ns enabled"),
-            Field("run", U64, doc="ns running"),
-        ),
+        ("id", U64),
+        ("cpu thread", U32),
+        ("val", U64),
+        Field("ena", U64, doc="ns enabled"),
+        Field("run", U64, doc="ns running"),
     ),
-    RecordType.STAT_ROUND: Layout("STAT_ROUND", (Field("type", U64), Field("time", U64))),
+    RecordType.STAT_ROUND: Layout("STAT_ROUND", ("type time", U64)),
     RecordType.EVENT_UPDATE: Layout(
         "EVENT_UPDATE",
-        (
-            Field("kind", U64, doc="0 unit, 1 scale, 2 name, 3 cpus"),
-            Field("id", U64),
-            Field("data", BYTE, count=REST),
-        ),
+        Field("kind", U64, doc="0 unit, 1 scale, 2 name, 3 cpus"),
+        ("id", U64),
+        Field("data", BYTE, count=REST),
     ),
-    RecordType.TIME_CONV: Layout(
-        "TIME_CONV",
-        (Field("time_shift", U64), Field("time_mult", U64), Field("time_zero", U64)),
-    ),
-    RecordType.HEADER_FEATURE: Layout(
-        "HEADER_FEATURE", (Field("feat_id", U64), Field("data", BYTE, count=REST))
-    ),
-    RecordType.COMPRESSED: Layout("COMPRESSED", (Field("data", BYTE, count=REST),)),
-    RecordType.FINISHED_INIT: Layout("FINISHED_INIT", ()),
-    RecordType.COMPRESSED2: Layout(
-        "COMPRESSED2", (Field("data_size", U64), Field("data", BYTE, count="data_size"))
-    ),
+    RecordType.TIME_CONV: Layout("TIME_CONV", ("time_shift time_mult time_zero", U64)),
+    RecordType.HEADER_FEATURE: Layout("HEADER_FEATURE", ("feat_id", U64), Field("data", BYTE, count=REST)),
+    RecordType.COMPRESSED: Layout("COMPRESSED", Field("data", BYTE, count=REST)),
+    RecordType.FINISHED_INIT: Layout("FINISHED_INIT"),
+    RecordType.COMPRESSED2: Layout("COMPRESSED2", ("data_size", U64), Field("data", BYTE, count="data_size")),
     RecordType.BPF_METADATA: Layout(
         "BPF_METADATA",
-        (
-            Field("prog_name", BYTE, count=512),
-            Field("nr_entries", U64),
-            Field("entries", BPF_METADATA_ENTRY, count="nr_entries"),
-        ),
+        Field("prog_name", BYTE, count=512),
+        ("nr_entries", U64),
+        Field("entries", BPF_METADATA_ENTRY, count="nr_entries"),
     ),
 }
 
-HEADER_ATTR_IDS = Layout("HEADER_ATTR ids", (Field("ids", U64, count=REST),))
-"""What follows the attr, of its own size, in a HEADER_ATTR record."""
+HEADER_ATTR_IDS = Layout("HEADER_ATTR ids", Field("ids", U64, count=REST))
+"""Follows the attr, of its own size, in a HEADER_ATTR record."""
 
 CALLCHAIN_DEFERRED_V12 = Layout(
     "PERF_RECORD_CALLCHAIN_DEFERRED (v12)",
+    ("nr", U64),
+    Field("ips", U64, count="nr"),
     source="posted in July 2025, in no released kernel; see decode.deferred",
-    fields=(Field("nr", U64), Field("ips", U64, count="nr")),
 )
 
 KSYMBOL_TYPE_BPF = 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""System calls by number, an architecture each: names in order, `N:` where the numbers jump.
+"""Tables of system calls of each architecture: names in order of numbers, `N:` where the numbers jump.
 
 Source: arch/x86/entry/syscalls/syscall_64.tbl and syscall_32.tbl, scripts/syscall.tbl (arm64, riscv,
 loongarch), arch/arm/tools/syscall.tbl, arch/s390/kernel/syscalls/syscall.tbl,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of system calls by number, for the architectures that Linux distributions are built for.
 
-A number means nothing without its architecture, and on three of them not even with it:
+A number depends on the architecture, and on three of them on the program, too:
 
     x86-64    numbers with bit 30 set are x32's; those of 32-bit programs (int 0x80, sysenter) are i386's
     arm64     32-bit programs use arm's numbers
@@ -42,7 +42,7 @@ _ALIASES = (
     (re.compile(r"s390"), "s390x"),
     (re.compile(r"ppc64le|powerpc.*"), "ppc64"),
 )
-"""What `uname -m` and perf's header call them."""
+"""Names that `uname -m` and perf's header use."""
 _COMPAT = {"x86_64": "i386", "aarch64": "arm"}
 _COMPAT_ENTRY = re.compile(
     r"(?:__)?do_(?:fast_syscall_32|int80_emulation|int80_syscall_32|SYSENTER_32)|entry_(?:INT80|SYSENTER|SYSCALL)"
@@ -51,21 +51,21 @@ _COMPAT_ENTRY = re.compile(
 
 
 def syscall_names(arch: str, *, compat: bool = False) -> Mapping[int, str]:
-    """Number → name.
+    """Return number → name.
 
     Args:
         arch: as `uname -m` prints it.
         compat: of a 32-bit program on a 64-bit kernel.
 
     Returns:
-        An empty mapping for an architecture that is not known.
+        An empty mapping for an unknown architecture.
     """
     name = next((known for pattern, known in _ALIASES if pattern.fullmatch(arch)), arch)
     return _names(_COMPAT.get(name, name) if compat else name)
 
 
 def is_compat_entry(function: str) -> bool:
-    """Whether only system calls of 32-bit programs pass through this function of the kernel."""
+    """Return whether only system calls of 32-bit programs pass through this function of the kernel."""
     return _COMPAT_ENTRY.fullmatch(function) is not None
 
 

@@ -35,18 +35,20 @@ STATE_NAMES = {
     "Z": "zombie",
     "P": "parked",
 }
-"""What `state_letter` gives, with its meaning."""
+"""Letters that `state_letter` returns, with their meaning."""
 
 _IDLE = TaskState.UNINTERRUPTIBLE | TaskState.NOLOAD
 _LIKE_UNINTERRUPTIBLE = TaskState.RTLOCK_WAIT | TaskState.FROZEN
 _REPORTED = 0x7F
 _LETTERS = "RSDTtXZP"
-"""By number of the highest reported bit, R for none."""
+"""By the number of the highest reported bit, R for none."""
 
 
 def state_letter(state: int, preempted: bool = False) -> str:
-    """The letter of a raw task state at switch-out; "" for -1, unknown. A preempted task could go on
-    running whatever its state says."""
+    """Return the letter of a raw task state at switch-out, "" for -1, unknown.
+
+    A preempted task is runnable, whatever its state.
+    """
     if preempted:
         return "R"
     if state < 0:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole columns from many records at once, read by the same tables as single records (`layout`).
+"""Read whole columns from many records at once, by the same tables as single records (`layout`).
 
 Each record has a cursor; a field advances all cursors at once, by a constant or by that record's own
-count. So one pass over the *fields* reads any number of records, and no Python code runs per record.
+count. One pass over the *fields* reads any number of records, and no Python code runs per record.
 A record that does not fit its layout is dropped and reported in `ok`; its neighbours are untouched.
 """
 
@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu.binary.fields import Field, Int, Order, Shape, Special
 from perf_offcpu.binary.gather import I64, Rows, gather, gather_fields
-from perf_offcpu.binary.layout import Field, Int, Layout, Order, Shape, Special
+from perf_offcpu.binary.layout import Layout
 from perf_offcpu.structs import mutable
 
 Bool = NDArray[np.bool_]
@@ -36,7 +37,7 @@ class Columns:
     scalars: dict[str, NDArray[Any]] = field(default_factory=dict)
     arrays: dict[str, Rows] = field(default_factory=dict)
     ends: I64 = field(default_factory=lambda: np.empty(0, np.int64))
-    """int64[n]: where the last field of each record ended."""
+    """Where the last field of each record ended: int64[n]."""
 
     def take(self, rows: I64 | Bool) -> Columns:
         """Return the fields of some of the records."""
@@ -53,7 +54,7 @@ def read_columns(
     Args:
         layout: integers, integer arrays, nested layouts of fixed size, and BYTE arrays with a count.
         data: the buffer that holds the records.
-        starts, ends: int64[n], each record's first byte and the byte behind its last.
+        starts, ends: int64[n], each record's first byte and the byte after its last.
 
     Returns:
         Columns of n records, in the given order.
@@ -67,7 +68,7 @@ def read_columns(
 
 
 class _Columnar:
-    """n cursors that advance together."""
+    """Cursors of n records that advance together."""
 
     def __init__(self, data: NDArray[np.uint8], starts: I64, ends: I64, order: Order, shape: Shape) -> None:
         self.data, self.order, self.shape = data, order, shape
@@ -75,10 +76,10 @@ class _Columnar:
         self.columns = Columns(ok=np.ones(len(starts), np.bool_))
 
     def read_prefix(self, fields: tuple[Field, ...]) -> int:
-        """Read the scalars in front of the first field of any other kind, at once if no record is too short.
+        """Read the scalars before the first field of any other kind, at once if no record is too short.
 
         Returns:
-            How many fields have been read.
+            The number of fields that were read.
         """
         prefix = list(itertools.takewhile(_is_scalar, fields))
         size = sum(one.type.size for one in prefix if isinstance(one.type, Int))
@@ -130,12 +131,12 @@ class _Columnar:
         if isinstance(one.count, str):
             counts = self.columns.scalars[one.count]
             return counts.astype(np.int64)  # 2^63 and more turn negative, and are refused
-        fixed = one.count(self.shape) if callable(one.count) else one.count
+        fixed = one.items(self.shape, {})
         return np.full(len(self.at), 1 if fixed is None else fixed, np.int64)
 
 
 def _is_scalar(one: Field) -> bool:
-    """Whether every record of its shape has the field, and once."""
+    """Return whether every record of its shape has the field, and once."""
     return isinstance(one.type, Int) and one.count is None and one.where is None
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Integers and arrays from many places of a buffer at once.
+"""Copy integers and arrays from many places of a buffer at once.
 
-Records lie anywhere in a file, and what they hold at any alignment. Here their places are columns, and what
-lies there is copied by a few steps of numpy, never record by record.
+Records and their fields lie at any alignment. Their offsets are columns, and a few steps of numpy copy all of
+them, never record by record.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.binary.layout import Field, Int, Layout, Order
+from perf_offcpu.binary.fields import Field, Int, Order
+from perf_offcpu.binary.layout import Layout
 from perf_offcpu.structs import mutable
 
 BLOCK = 1 << 15
-"""Items that are worked on at once: what a core's cache holds, and worth a step of its own."""
+"""Items that are worked on at once: as many as fit a core's cache."""
 
 I64 = NDArray[np.int64]
 
 
 @mutable
 class Rows:
-    """One array field of n records: where its items lie, before anyone copies them.
+    """An array field of n records: where its items lie, before they are copied.
 
     Args:
         starts: int64[n], byte offsets of each record's first item in the buffer.
@@ -45,21 +46,21 @@ class Rows:
 def gather_structs(
     data: NDArray[np.uint8], at: I64, layout: Layout, order: Order = "<"
 ) -> dict[str, NDArray[Any]]:
-    """The integers of a layout that holds nothing else, by name, at byte offsets `at` (int64[n])."""
+    """Return the integers of a layout of integers alone, by name, at byte offsets `at` (int64[n])."""
     return gather_fields(data, at, layout.active(), order)
 
 
 def gather_fields(
     data: NDArray[np.uint8], at: I64, fields: Sequence[Field], order: Order
 ) -> dict[str, NDArray[Any]]:
-    """Neighbouring integers, each record copied once."""
+    """Return neighbouring integers by name; each record is copied once."""
     kinds = np.dtype([(one.name, one.type.dtype(order)) for one in fields if isinstance(one.type, Int)])
     records = _windows(data, kinds.itemsize)[at].view(kinds)
     return {one.name: records[one.name].astype(native(one.type)) for one in fields}
 
 
 def gather(data: NDArray[np.uint8], at: I64, type_: Int, order: Order = "<") -> NDArray[Any]:
-    """The integers of one type at byte offsets `at` (int64[n], of any alignment), in native byte order."""
+    """Return integers of one type at byte offsets `at` (int64[n], of any alignment), in native byte order."""
     return _overlapping(data, type_.size, order)[at].astype(native(type_), copy=False)
 
 
@@ -70,46 +71,46 @@ def native(type_: object) -> np.dtype[Any]:
 
 
 def gather_u64(data: NDArray[np.uint8], at: I64, order: Order = "<") -> NDArray[np.uint64]:
-    """uint64[n]: the words at byte offsets `at` (RAW data lies at 4 mod 8, compressed records anywhere)."""
+    """Return the words at byte offsets `at` (raw data lies at 4 mod 8): uint64[n]."""
     words: NDArray[np.uint64] = _overlapping(data, 8, order)[at].astype(np.uint64, copy=False)
     return words
 
 
 def _overlapping(data: NDArray[np.uint8], size: int, order: Order) -> NDArray[Any]:
-    """A view of the buffer in which element i is the unsigned integer that begins at byte i."""
+    """Return a view of the buffer in which element i is the unsigned integer that begins at byte i."""
     return np.ndarray((max(0, len(data) - size + 1),), f"{order}u{size}", data, strides=(1,))
 
 
 def _windows(data: NDArray[np.uint8], size: int, step: int = 1) -> NDArray[np.void]:
-    """A view of the buffer in which element i is the `size` bytes that begin at byte `i * step`.
+    """Return a view of the buffer in which element i is the `size` bytes that begin at byte `i * step`.
 
     Taking such elements copies each as a whole: several times faster than taking its words one by one.
     """
     return np.ndarray((max(0, (len(data) - size) // step + 1),), f"V{size}", data, strides=(step,))
 
 
-def ragged_offsets(counts: I64) -> I64:
-    """int64[n + 1]: where rows of these lengths begin and end, back to back."""
+def offsets_of(counts: I64) -> I64:
+    """Return where adjacent rows of these lengths begin and end: int64[n + 1]."""
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     return offsets
 
 
 def row_blocks(offsets: I64, items: int = BLOCK) -> Iterator[tuple[int, int]]:
-    """Cut ragged rows into runs (first, behind the last) of about so many items: work that stays in cache."""
+    """Cut ragged rows into runs (first row, row after the last) of about `items` items."""
     cuts = np.searchsorted(offsets, np.arange(offsets[0], offsets[-1], items))
     return itertools.pairwise(sorted({0, *cuts.tolist(), len(offsets) - 1}))
 
 
 def gather_rows(data: NDArray[np.uint8], rows: Rows, order: Order = "<") -> tuple[I64, NDArray[np.uint64]]:
-    """All u64 items of an array field (nested layouts of u64 included).
+    """Return all u64 items of an array field (nested layouts of u64 included).
 
     Returns:
         (offsets int64[n + 1], values uint64[offsets[n]]); the items of record i are
         `values[offsets[i]:offsets[i + 1]]`.
     """
     counts = rows.counts if rows.width == 8 else rows.counts * (rows.width // 8)
-    offsets = ragged_offsets(counts)
+    offsets = offsets_of(counts)
     lengths = _lengths(counts)
     if lengths is None:
         return offsets, _gather_by_word(data, rows.starts, counts, offsets, order)
@@ -126,11 +127,11 @@ def gather_rows(data: NDArray[np.uint8], rows: Rows, order: Order = "<") -> tupl
 
 
 _ROWS_OF_A_LENGTH = 16
-"""Rows of one length that are worth a step of their own."""
+"""Rows of one length that are worth a step of numpy."""
 
 
 def _lengths(counts: I64) -> list[tuple[int, I64]] | None:
-    """(length, which rows) of rows of n lengths, each length once; None if there are too many for that."""
+    """Return (length, rows of it) for each different length; None if there are too many."""
     if not len(counts):
         return []
     if bool((counts == counts[0]).all()):
@@ -146,9 +147,9 @@ def _lengths(counts: I64) -> list[tuple[int, I64]] | None:
 
 
 def row_groups(offsets: I64) -> Iterator[tuple[int, I64 | slice]] | None:
-    """Cut ragged rows into groups of one length, of at most `BLOCK` items: (length, which rows).
+    """Cut ragged rows into groups of one length and at most `BLOCK` items: (length, which rows).
 
-    Rows of length 0 are in none. None if there are too many lengths for that.
+    Rows of length 0 are in no group. None if there are too many lengths.
     """
     lengths = _lengths(np.diff(offsets))
     if lengths is None:
@@ -165,7 +166,7 @@ def row_groups(offsets: I64) -> Iterator[tuple[int, I64 | slice]] | None:
 
 
 def rows_of(values: NDArray[np.uint64], starts: I64, length: int) -> NDArray[np.uint64]:
-    """uint64[n, length]: the words from each of `starts` (int64[n]) on."""
+    """Return `length` words from each of `starts` (int64[n]) on: uint64[n, length]."""
     found = _windows(values.view(np.uint8), 8 * length, step=8)[starts]
     return found.view(np.uint64).reshape(-1, length)
 
@@ -173,7 +174,7 @@ def rows_of(values: NDArray[np.uint64], starts: I64, length: int) -> NDArray[np.
 def _gather_by_word(
     data: NDArray[np.uint8], starts: I64, counts: I64, offsets: I64, order: Order
 ) -> NDArray[np.uint64]:
-    """The items of rows of many different lengths."""
+    """Return the items of rows of many different lengths."""
     shift = starts - 8 * offsets[:-1]
     words = _overlapping(data, 8, order)
     values = np.empty(offsets[-1], np.uint64)
@@ -186,8 +187,8 @@ def _gather_by_word(
 
 
 def gather_bytes(data: NDArray[np.uint8], rows: Rows) -> tuple[I64, NDArray[np.uint8]]:
-    """All bytes of a BYTE array field, as `gather_rows`."""
-    offsets = ragged_offsets(rows.counts)
+    """Return all bytes of a BYTE array field, as `gather_rows` does words."""
+    offsets = offsets_of(rows.counts)
     at = np.repeat(rows.starts - offsets[:-1], rows.counts) + np.arange(offsets[-1])
     return offsets, data[at]
 
@@ -216,7 +217,7 @@ def _move_by_item(
     """Copy pieces of many different sizes, in the largest items that divide all sizes."""
     width = next(width for width in (8, 4, 1) if not int(np.bitwise_or.reduce(sizes)) % width)
     counts = sizes // width
-    offsets = ragged_offsets(counts)
+    offsets = offsets_of(counts)
     into, out_of = _overlapping(target, width, "<"), _overlapping(source, width, "<")
     for first, behind in row_blocks(offsets):
         items = np.arange(width * int(offsets[first]), width * int(offsets[behind]), width)

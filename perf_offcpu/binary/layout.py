@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The field-table engine: one declaration of a binary layout serves reading, writing, numpy and documents.
+"""Tables of fields: one declaration of a binary layout serves reading, writing, numpy and documents.
 
 A `Layout` is a tuple of `Field` rows, in wire order, spelled as the kernel's and perf's headers spell them.
-A row may depend on two things only, and that is enough for every structure of perf.data:
+A row depends on at most two things, which is enough for every structure of perf.data:
 
 * the *shape*, known before the record is read (`if_`): the attr's sample_type, read_format, …
 * an earlier row of the same record (`count`, `where`): `nr` before `ips[nr]`, `abi` before the registers.
 
-    COMM = Layout("PERF_RECORD_COMM", (Field("pid", U32), Field("tid", U32), Field("comm", TEXT)))
+    COMM = Layout("PERF_RECORD_COMM", ("pid tid", U32), ("comm", TEXT))
+
+A row is a Field, or (names, type) for neighbours that have nothing else to say.
 
 Every read is checked against the end of the record; a violation is a `LayoutError`, never an over-read.
 Whole columns of one field over many records are read by `columnar`, from the same tables.
@@ -15,91 +17,28 @@ Whole columns of one field over many records are read by `columnar`, from the sa
 
 from __future__ import annotations
 
-import enum
 import itertools
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from perf_offcpu.binary.fields import (
+    BYTE,
+    REST,
+    STRING,
+    TEXT,
+    U32,
+    Buffer,
+    Field,
+    Int,
+    Order,
+    Shape,
+    Special,
+    Type,
+)
 from perf_offcpu.errors import LayoutError
-from perf_offcpu.structs import frozen
-
-Order = Literal["<", ">"]
-Buffer = bytes | bytearray | memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class Int:
-    """An integer of `size` bytes."""
-
-    size: int
-    signed: bool = False
-
-    @property
-    def code(self) -> str:
-        """The struct module's letter; numpy's type string is derived from size and sign."""
-        letter = {1: "B", 2: "H", 4: "I", 8: "Q"}[self.size]
-        return letter.lower() if self.signed else letter
-
-    def dtype(self, order: Order) -> np.dtype[Any]:
-        """The same for numpy, in a byte order."""
-        return np.dtype(f"{order}{'i' if self.signed else 'u'}{self.size}")
-
-
-class Special(enum.Enum):
-    """Field types that are not integers."""
-
-    BYTE = "byte"  # opaque bytes; with a count, one `bytes` value
-    TEXT = "text"  # NUL-terminated name to the end of the record, NUL-padded to 8
-    STRING = "string"  # perf string: u32 length, then that many bytes, NUL-padded to 64
-
-
-U8, U16, U32, U64 = Int(1), Int(2), Int(4), Int(8)
-S32, S64 = Int(4, signed=True), Int(8, signed=True)
-BYTE, TEXT, STRING = Special.BYTE, Special.TEXT, Special.STRING
-REST: Final = "<rest>"
-"""As `count`: as many items as fit before the end of the record."""
-
-Shape = Any
-"""What is known before a record is read: a word of flags, or an object whose `flags` is one; hashable."""
-Condition = enum.IntFlag | Callable[[Shape], object]
-Count = int | str | Callable[[Shape], int]
-
-
-@frozen
-class Field:
-    """One row of a layout.
-
-    Args:
-        name: the header's own spelling.
-        type: an integer type, BYTE, TEXT, STRING, or a Layout (a nested struct).
-        count: None for one value; else how many: a number, the name of an earlier field, REST, or a
-            function of the shape.
-        if_: present only if this flag is in the shape's flags, or the function of the shape is true.
-        where: present only in records where this earlier field is not zero.
-        unknown: the value of an integer that stands for "not known", where a format has one.
-        doc: meaning and unit, for `dump` and the documents.
-    """
-
-    name: str
-    type: Int | Special | Layout
-    count: Count | None = None
-    if_: Condition | None = None
-    where: str | None = None
-    unknown: int = 0
-    doc: str = ""
-
-    def present(self, shape: Shape) -> bool:
-        """Whether records of this shape have the field at all."""
-        if self.if_ is None:
-            return True
-        if isinstance(self.if_, enum.IntFlag):
-            flags: Any = getattr(shape, "flags", shape)
-            return bool(int(flags) & int(self.if_))
-        return bool(self.if_(shape))
 
 
 class Layout:
@@ -107,20 +46,18 @@ class Layout:
 
     Args:
         name: the kernel's or perf's name of the structure.
-        fields: rows in wire order.
+        fields: rows in wire order, each a Field or (names, type) of neighbours.
         source: the header or source file that defines it.
     """
 
-    def __init__(self, name: str, fields: Iterable[Field], source: str = "") -> None:
-        self.name, self.fields, self.source = name, tuple(fields), source
+    def __init__(self, name: str, *fields: Field | tuple[str, Type], source: str = "") -> None:
+        self.name, self.source = name, source
+        self.fields = tuple(itertools.chain.from_iterable(map(_fields_of, fields)))
         self._active: dict[Shape, tuple[Field, ...]] = {}
         self._plans: dict[tuple[Order, Shape], tuple[_Run | Field, ...]] = {}
 
-    def __repr__(self) -> str:
-        return f"Layout({self.name!r}, {len(self.fields)} fields)"
-
     def active(self, shape: Shape = None) -> tuple[Field, ...]:
-        """The fields that records of this shape have."""
+        """Return the fields of records of this shape."""
         fields = self._active.get(shape)
         if fields is None:
             if len(self._active) >= _MAX_PLANS:  # a hostile file may ask for a new shape in each record
@@ -135,7 +72,7 @@ class Layout:
 
         Returns:
             Field name to value: int; list of int or dict for a count; bytes for BYTE, TEXT (without its
-            padding) and STRING. Bytes behind the last field are ignored: newer kernels append fields.
+            padding) and STRING. Bytes after the last field are ignored: newer kernels append fields.
 
         Raises:
             LayoutError: the structure does not fit.
@@ -146,7 +83,7 @@ class Layout:
     def unpack_from(
         self, data: Buffer, order: Order, shape: Shape, start: int, end: int
     ) -> tuple[dict[str, Any], int]:
-        """As `unpack`, and where the structure ended."""
+        """Read one structure as `unpack` does, and return where it ended, too."""
         values, at, problem = self.unpack_sound(data, order, shape, start, end)
         if problem is not None:
             raise problem
@@ -155,18 +92,14 @@ class Layout:
     def unpack_sound(
         self, data: Buffer, order: Order, shape: Shape, start: int, end: int
     ) -> tuple[dict[str, Any], int, LayoutError | None]:
-        """As `unpack_from`, of a damaged structure the fields before the damage.
+        """Read one structure as `unpack_from` does, of a damaged one the fields before the damage.
 
         Returns:
             (values, where reading stopped, why; None if the structure is whole).
         """
-        plan = self._plan(order, shape)
-        whole = _unpack_simple(plan, data, start, min(end, len(data)))
-        if whole is not None:
-            return *whole, None
         reader = _Reader(self.name, data, order, shape, start, end)
         try:
-            for step in plan:
+            for step in self._plan(order, shape):
                 if isinstance(step, _Run):
                     reader.read_run(step)
                 elif step.where is None or reader.values[step.where]:
@@ -176,7 +109,7 @@ class Layout:
         return reader.values, reader.at, None
 
     def _plan(self, order: Order, shape: Shape) -> tuple[_Run | Field, ...]:
-        """The steps that read one structure of this shape, kept for the next: neighbours are alike."""
+        """Return the steps that read a structure of this shape, kept for the next: neighbours are alike."""
         plan = self._plans.get((order, shape))
         if plan is None:
             if len(self._plans) >= _MAX_PLANS:
@@ -185,7 +118,7 @@ class Layout:
         return plan
 
     def pack(self, values: Mapping[str, Any], order: Order = "<", shape: Shape = None) -> bytes:
-        """Write one structure; the inverse of `unpack`. Absent counts are taken from their arrays.
+        """Write one structure, the inverse of `unpack`. Absent counts are taken from their arrays.
 
         Raises:
             LayoutError: a value is missing, out of range, or contradicts its count.
@@ -204,7 +137,7 @@ class Layout:
             raise LayoutError(f"{self.name}: {problem}") from None
 
     def size(self, shape: Shape = None) -> int:
-        """Bytes of a structure of fixed size.
+        """Return the bytes of a structure of fixed size.
 
         Raises:
             LayoutError: its size depends on its content.
@@ -212,7 +145,7 @@ class Layout:
         return sum(_fixed_size(self.name, field, shape) for field in self.active(shape))
 
     def offset(self, name: str, shape: Shape = None) -> int:
-        """Where a field begins, if everything before it has a fixed size."""
+        """Return where a field begins, if everything before it has a fixed size."""
         total = 0
         for field in self.active(shape):
             if field.name == name:
@@ -223,13 +156,19 @@ class Layout:
     def prefix(self, size: int) -> Layout:
         """Return the layout of the leading fields that lie whole in `size` bytes; all have a fixed size."""
         ends = itertools.accumulate(_fixed_size(self.name, field, None) for field in self.fields)
-        return Layout(
-            self.name, (f for f, end in zip(self.fields, ends, strict=True) if end <= size), self.source
-        )
+        whole = (field for field, end in zip(self.fields, ends, strict=True) if end <= size)
+        return Layout(self.name, *whole, source=self.source)
 
     def dtype(self, order: Order = "<", shape: Shape = None) -> np.dtype[Any]:
-        """The packed numpy dtype of a structure of fixed size."""
+        """Return the packed numpy dtype of a structure of fixed size."""
         return np.dtype([(f.name, *_numpy_type(self.name, f, order, shape)) for f in self.active(shape)])
+
+
+def _fields_of(row: Field | tuple[str, Type]) -> Iterable[Field]:
+    if isinstance(row, Field):
+        return (row,)
+    names, type_ = row
+    return (Field(name, type_) for name in names.split())
 
 
 _MAX_PLANS = 256
@@ -244,7 +183,7 @@ class _Run(NamedTuple):
 
 
 def _runs(fields: Iterable[Field], order: Order) -> Iterator[_Run | Field]:
-    """The fields, with neighbours of fixed size put together."""
+    """Yield the fields, with neighbours of fixed size as runs."""
     for code, group in itertools.groupby(fields, lambda field: _fixed_code(field) is not None):
         if code:
             run = tuple(group)
@@ -255,32 +194,12 @@ def _runs(fields: Iterable[Field], order: Order) -> Iterator[_Run | Field]:
 
 
 def _fixed_code(field: Field) -> str | None:
-    """The struct module's code of a field that every record of its shape has; None if there is none."""
+    """Return the struct code of a field that every record of its shape has, None for other fields."""
     if field.where is not None:
         return None
     if field.type is BYTE and (field.count is None or isinstance(field.count, int)):
         return f"{1 if field.count is None else field.count}s"
     return field.type.code if isinstance(field.type, Int) and field.count is None else None
-
-
-def _unpack_simple(
-    plan: tuple[_Run | Field, ...], data: Buffer, start: int, end: int
-) -> tuple[dict[str, Any], int] | None:
-    """One structure of scalars, perhaps with a name behind them, as most records are; None for any other."""
-    if not plan or len(plan) > 2 or not isinstance(plan[0], _Run):
-        return None
-    run = plan[0]
-    at = start + run.struct.size
-    if at > end:
-        return None
-    if len(plan) == 1:
-        return dict(zip(run.names, run.struct.unpack_from(data, start), strict=True)), at
-    last = plan[1]
-    if isinstance(last, _Run) or last.type is not TEXT or last.where is not None:
-        return None
-    values = dict(zip(run.names, run.struct.unpack_from(data, start), strict=True))
-    values[last.name] = bytes(data[at:end]).split(b"\0", 1)[0]
-    return values, end
 
 
 class _Reader:
@@ -291,7 +210,7 @@ class _Reader:
         self.at, self.end = start, min(end, len(data))
         self.values: dict[str, Any] = {}
 
-    def take(self, size: int, field: str) -> int:
+    def _claim(self, size: int, field: str) -> int:
         """Claim `size` bytes and return where they begin."""
         start = self.at
         if size < 0 or size > self.end - start:
@@ -320,28 +239,24 @@ class _Reader:
             self.values[field.name] = list(self._ints(field.type, self._count(field), field.name))
 
     def _ints(self, type_: Int, count: int, name: str) -> tuple[int, ...]:
-        start = self.take(count * type_.size, name)
+        start = self._claim(count * type_.size, name)
         return struct.unpack_from(f"{self.order}{count}{type_.code}", self.data, start)
 
     def _count(self, field: Field) -> int:
         if field.count == REST:
             return (self.end - self.at) // (field.type.size if isinstance(field.type, Int) else 1)
-        if isinstance(field.count, str):
-            return int(self.values[field.count])
-        if callable(field.count):
-            return field.count(self.shape)
-        return field.count or 0
+        return field.items(self.shape, self.values) or 0
 
     def _special(self, field: Field) -> bytes:
         if field.type is TEXT:
-            start = self.take(self.end - self.at, field.name)
-            return bytes(self.data[start : self.end]).split(b"\0", 1)[0]
+            return self._bytes(self.end - self.at, field.name).split(b"\0", 1)[0]
         if field.type is STRING:
             size = self._ints(U32, 1, field.name)[0]
-            start = self.take(size, field.name)
-            return bytes(self.data[start : start + size]).split(b"\0", 1)[0]
-        size = 1 if field.count is None else self._count(field)
-        start = self.take(size, field.name)
+            return self._bytes(size, field.name).split(b"\0", 1)[0]
+        return self._bytes(1 if field.count is None else self._count(field), field.name)
+
+    def _bytes(self, size: int, name: str) -> bytes:
+        start = self._claim(size, name)
         return bytes(self.data[start : start + size])
 
     def _nested(self, field: Field, layout: Layout) -> Any:
@@ -363,7 +278,7 @@ class _Reader:
 
 
 def _with_counts(fields: tuple[Field, ...], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the count fields that follow from their arrays."""
+    """Return the values with the counts that follow from arrays."""
     full = dict(values)
     for field in fields:
         if isinstance(field.count, str) and field.count != REST and field.name in full:
@@ -374,22 +289,14 @@ def _with_counts(fields: tuple[Field, ...], values: Mapping[str, Any]) -> dict[s
 def _pack_field(field: Field, values: Mapping[str, Any], order: Order, shape: Shape) -> bytes:
     value = values[field.name]
     if isinstance(field.type, Special):
-        return _pack_special(field, bytes(value), order, _wanted(field, values, shape))
+        return _pack_special(field, bytes(value), order, field.items(shape, values))
     rows = [value] if field.count is None else list(value)
-    wanted = _wanted(field, values, shape)
+    wanted = field.items(shape, values)
     if wanted is not None and wanted != len(rows):
         raise LayoutError(f"field {field.name}: {len(rows)} items, its count says {wanted}")
     if isinstance(field.type, Layout):
         return b"".join(field.type.pack(row, order, shape) for row in rows)
     return struct.pack(f"{order}{len(rows)}{field.type.code}", *rows)
-
-
-def _wanted(field: Field, values: Mapping[str, Any], shape: Shape) -> int | None:
-    if field.count is None or field.count == REST:
-        return None
-    if isinstance(field.count, str):
-        return int(values[field.count])
-    return field.count(shape) if callable(field.count) else field.count
 
 
 def _pack_special(field: Field, value: bytes, order: Order, wanted: int | None) -> bytes:
@@ -405,18 +312,13 @@ def _pack_special(field: Field, value: bytes, order: Order, wanted: int | None) 
 
 
 def _fixed_count(name: str, field: Field, shape: Shape) -> int:
-    if field.count is None:
-        return 1
-    if isinstance(field.count, int):
-        return field.count
-    if callable(field.count):
-        return field.count(shape)
-    raise LayoutError(f"{name}: the size of {field.name} depends on the record")
+    count = 1 if field.count is None else field.items(shape, {})
+    if count is None or field.type in (TEXT, STRING) or field.where is not None:
+        raise LayoutError(f"{name}: the size of {field.name} depends on the record")
+    return count
 
 
 def _fixed_size(name: str, field: Field, shape: Shape) -> int:
-    if field.type in (TEXT, STRING) or field.where is not None:
-        raise LayoutError(f"{name}: the size of {field.name} depends on the record")
     count = _fixed_count(name, field, shape)
     if isinstance(field.type, Layout):
         return count * field.type.size(shape)
@@ -424,7 +326,6 @@ def _fixed_size(name: str, field: Field, shape: Shape) -> int:
 
 
 def _numpy_type(name: str, field: Field, order: Order, shape: Shape) -> tuple[Any, ...]:
-    _fixed_size(name, field, shape)  # raises for fields without a fixed size
     count = _fixed_count(name, field, shape)
     if isinstance(field.type, Layout):
         inner: Any = field.type.dtype(order, shape)
@@ -433,8 +334,3 @@ def _numpy_type(name: str, field: Field, order: Order, shape: Shape) -> tuple[An
     else:
         return (f"V{count}",)
     return (inner,) if field.count is None else (inner, (count,))
-
-
-def padding(size: int, to: int = 8) -> int:
-    """How many bytes bring `size` to a multiple of `to`."""
-    return -size % to

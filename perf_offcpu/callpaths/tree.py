@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.states import STATES, state_codes
+from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.callpaths.builder import PathBuilder
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.wakers import WAKER_DELIMITER, wakers_of
-from perf_offcpu.model.callchains import Ragged, offsets_of
+from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U8, U64
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag

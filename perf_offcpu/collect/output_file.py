@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import CpuMode
-from perf_offcpu.binary.layout import Buffer
+from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.events.tracepoints import tracing_data

@@ -10,7 +10,7 @@ from typing import Any
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import PerfType, SoftwareConfig
 from perf_offcpu.abi.counters import COUNTERS, EVENT_NAME, MAGIC
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.decode.budget import is_budget, read_budgets
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, Stage

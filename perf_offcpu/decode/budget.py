@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from perf_offcpu.abi.budget import BUDGET, BUDGETS, MAGIC
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.model.columns import I32, I64, U64
 from perf_offcpu.model.recording import Budget
 from perf_offcpu.structs import frozen

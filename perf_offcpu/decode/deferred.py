@@ -23,10 +23,10 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.binary.gather import gather_u64
+from perf_offcpu.binary.gather import gather_u64, offsets_of
 from perf_offcpu.decode.batch import Batch
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.callchains import Ragged, offsets_of, spread, unique_rows
+from perf_offcpu.model.callchains import Ragged, spread, unique_rows
 from perf_offcpu.model.columns import I32, I64, U64, Bool
 from perf_offcpu.model.recording import DeferredChains, Recording, SampleFlag
 from perf_offcpu.perfdata.events import Events

@@ -18,8 +18,9 @@ from perf_offcpu.abi import offcpu as abi
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.binary.columnar import Columns, read_columns
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import Rows, gather_rows, gather_u64, native
-from perf_offcpu.binary.layout import Layout, Order
+from perf_offcpu.binary.layout import Layout
 from perf_offcpu.decode.batch import Batch
 from perf_offcpu.losses import BAD_SAMPLE, OTHER_PAYLOAD, Losses
 from perf_offcpu.model.callchains import Ragged
@@ -29,10 +30,10 @@ from perf_offcpu.model.recording import SampleFlag, Samples
 _FIXED_WORDS = 4
 """pid and tid, time, nr, cgroup: a payload without frames."""
 
-_HEAD = Layout(abi.PAYLOAD.name, abi.PAYLOAD.fields[:4], abi.PAYLOAD.source)
+_HEAD = Layout(abi.PAYLOAD.name, *abi.PAYLOAD.fields[:4], source=abi.PAYLOAD.source)
 """The words before the callchain."""
 
-_TAIL = Layout(abi.EXTENSION.name, (abi.PAYLOAD.fields[-1], *abi.fixed_part(8).fields))
+_TAIL = Layout(abi.EXTENSION.name, abi.PAYLOAD.fields[-1], *abi.fixed_part(8).fields)
 """The words after the callchain up to the extension's size: cgroup, magic, version, size."""
 
 _UPSTREAM_MAX_CHAIN = 33

@@ -15,8 +15,9 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.callchains import Ragged, offsets_of, spread, unique_rows
+from perf_offcpu.model.callchains import Ragged, spread, unique_rows
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.mappings import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording, Samples

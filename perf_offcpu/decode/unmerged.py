@@ -10,7 +10,8 @@ import numpy as np
 
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.model.callchains import Ragged, offsets_of, spread
+from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.model.callchains import Ragged, spread
 from perf_offcpu.model.recording import DeferredChains, Recording, Samples
 
 NO_EVENT = -1

@@ -12,7 +12,7 @@ from operator import or_
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat, SampleType, SoftwareConfig
 from perf_offcpu.abi.features import FEATURE_LAYOUTS, Feature
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.inject.options import RewriteOptions
@@ -70,13 +70,13 @@ def written_events(
         attr = _cut(spec.attr, options.merge)
         if options.retype and is_raw_offcpu(spec):
             kind = attr.sample_type | SampleType.CALLCHAIN | SampleType.CGROUP
-            attr = replace(attr, config=SoftwareConfig.CPU_CLOCK, sample_type=kind)
+            attr = attr._replace(config=SoftwareConfig.CPU_CLOCK, sample_type=kind)
         if has_stacks(spec) and not options.keep_stacks:
             kind = attr.sample_type & ~_STACK
-            attr = replace(attr, sample_type=kind, sample_regs_user=0, sample_stack_user=0)
+            attr = attr._replace(sample_type=kind, sample_regs_user=0, sample_stack_user=0)
         if attr.type == PerfType.TRACEPOINT and attr.config not in tracepoints:
             # perf refuses a file without the format of a tracepoint, which a killed recorder did not write.
-            attr = replace(attr, type=PerfType.SOFTWARE, config=SoftwareConfig.BPF_OUTPUT)
+            attr = attr._replace(type=PerfType.SOFTWARE, config=SoftwareConfig.BPF_OUTPUT)
         events.append(replace(spec.named(), attr=attr, ids=ids))
     return events
 
@@ -90,15 +90,14 @@ def _cut(attr: Attr, merge: bool) -> Attr:
     Samples lose the fields that follow from it. The flags that ask for deferred callchains stay if these do.
     """
     deferring = attr.flags & (AttrFlag.DEFER_CALLCHAIN | AttrFlag.DEFER_OUTPUT)
-    cut = replace(
-        attr.cut(),
+    cut = attr.cut()._replace(
         sample_type=attr.sample_type & _SAMPLE_TYPES,
         read_format=attr.read_format & _READ_FORMATS,
         branch_sample_type=attr.branch_sample_type & LAST_BRANCH_TYPES_6_1,
         reserved_2=0,
         aux_action=0,
     )
-    return cut if merge else replace(cut, flags=cut.flags | deferring)
+    return cut if merge else cut._replace(flags=cut.flags | deferring)
 
 
 def written_features(

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi import offcpu as abi
+from perf_offcpu.binary.fields import U64, Field, Order
 from perf_offcpu.binary.gather import Rows, gather_rows
-from perf_offcpu.binary.layout import U64, Field, Layout, Order
+from perf_offcpu.binary.layout import Layout
 from perf_offcpu.decode.retype import COLUMNS, FLAGS_OF_KIND, FLAGS_OF_LOST, FLAGS_OF_WAIT
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I64, U8, Bool
@@ -24,8 +25,8 @@ from perf_offcpu.perfdata.write.columns import Column, pack_columns
 
 _FIXED = abi.PAYLOAD.offset("callchain") // 8
 
-_PAYLOAD = Layout(abi.PAYLOAD.name, (*abi.PAYLOAD.fields, Field("extension", U64, count="words")))
-_EXTENSION = Layout(abi.EXTENSION.name, (*abi.WHOLE_EXTENSION, Field("waker_chain", U64, count="waker_nr")))
+_PAYLOAD = Layout(abi.PAYLOAD.name, *abi.PAYLOAD.fields, Field("extension", U64, count="words"))
+_EXTENSION = Layout(abi.EXTENSION.name, *abi.WHOLE_EXTENSION, Field("waker_chain", U64, count="waker_nr"))
 
 
 def payloads(samples: Samples, chains: Ragged, extensions: Ragged, order: Order) -> tuple[I64, U8]:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from perf_offcpu import losses
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.binary.columnar import Columns
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import Rows, gather_rows
-from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.deferred import MARKER_WORDS, pending_chains
 from perf_offcpu.decode.samples import is_offcpu, model_samples, sample_columns, samples_by_event
 from perf_offcpu.decode.stacks.user_parts import first_words, kernel_parts

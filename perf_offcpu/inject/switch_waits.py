@@ -8,13 +8,12 @@ same place as all others do. A recording of one event whose samples carry no id 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import SampleType, SoftwareConfig
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.decode.deferred import merge_deferred
 from perf_offcpu.decode.load import read_recording
 from perf_offcpu.inject.payload_words import made_extensions, payloads
@@ -89,7 +88,7 @@ def _spec(evsel: Evsel, specs: Sequence[EventSpec]) -> EventSpec | None:
     if not ids or not (by_identifier or by_id) or max(ids) >= _ID_MAX:
         return None
     return EventSpec(
-        replace(evsel.attr, config=SoftwareConfig.CPU_CLOCK, sample_type=kind), evsel.name, (max(ids) + 1,)
+        evsel.attr._replace(config=SoftwareConfig.CPU_CLOCK, sample_type=kind), evsel.name, (max(ids) + 1,)
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import field
 
 import numpy as np
 
-from perf_offcpu.binary.gather import Rows, gather_rows, row_blocks, row_groups, rows_of
+from perf_offcpu.binary.gather import Rows, gather_rows, offsets_of, row_blocks, row_groups, rows_of
 from perf_offcpu.model.columns import I32, I64, U64
 from perf_offcpu.structs import mutable
 
@@ -84,13 +84,6 @@ class Ragged:
         assert self.offsets.dtype == np.int64 and self.values.dtype == np.uint64
         assert self.offsets[0] == 0 and self.offsets[-1] == len(self.values)
         assert bool((self.lengths >= 0).all())
-
-
-def offsets_of(lengths: I64) -> I64:
-    """Return where adjacent rows of these lengths begin and end: int64[n + 1]."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
 
 
 def spread(starts: I64, lengths: I64, offsets: I64) -> I64:

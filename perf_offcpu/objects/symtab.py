@@ -29,7 +29,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.model.callchains import offsets_of, spread
+from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.model.callchains import spread
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, column
 
 NO_ADDRESS: Final = np.uint64(2**64 - 1)

@@ -12,7 +12,7 @@ from typing import Any
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_LAYOUTS
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.errors import CapabilityError, LayoutError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.pieces import joined

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType, SoftwareConfig
 from perf_offcpu.abi.sample import TRAILER, SampleShape
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import gather_u64
-from perf_offcpu.binary.layout import Order
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 
 _SOFTWARE_NAMES: dict[int, str] = {config: config.name.lower().replace("_", "-") for config in SoftwareConfig}

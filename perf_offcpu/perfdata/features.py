@@ -22,7 +22,7 @@ from perf_offcpu.abi.features import (
     Feature,
 )
 from perf_offcpu.abi.records import Misc
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec

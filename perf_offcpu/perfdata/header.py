@@ -28,7 +28,7 @@ from perf_offcpu.abi.file import (
     PIPE_HEADER_SIZE,
     SECTION,
 )
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec

@@ -18,7 +18,7 @@ from perf_offcpu.abi.attr import ATTR_SIZE_MAX, unpack_attr
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.file import FEATURE_BITS
 from perf_offcpu.abi.records import EVENT_UPDATE_NAME, RECORD_LAYOUTS, RecordType
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import Events, EventSpec
@@ -101,7 +101,7 @@ class PipeHead:
             self.counters.add(losses.BAD_ATTRS)
             return
         self._add_ids(whole, len(self._specs))
-        kept = replace(attr, size=min(attr.size, ATTR_SIZE_MAX))
+        kept = attr._replace(size=min(attr.size, ATTR_SIZE_MAX))
         self._specs.append(EventSpec(kept, ids=tuple(whole)).named())
 
     def _add_ids(self, ids: Iterable[int], row: int) -> None:

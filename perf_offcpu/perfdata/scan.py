@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
+from perf_offcpu.binary.fields import Buffer, Order
 from perf_offcpu.binary.gather import gather_structs
-from perf_offcpu.binary.layout import Buffer, Order
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.walk import HEADER_SIZE, Walk
 from perf_offcpu.structs import mutable

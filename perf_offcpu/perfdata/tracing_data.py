@@ -22,18 +22,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perf_offcpu import losses
-from perf_offcpu.binary.layout import BYTE, U8, U32, U64, Field, Int, Layout, Order
+from perf_offcpu.binary.fields import BYTE, U8, U32, U64, Field, Int, Order
+from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses
 
 MAGIC = b"\x17\x08Dtracing"
 MACHINE = Layout(
     "tracing data machine",
+    ("big_endian long_size", U8),
+    ("page_size", U32),
     source="tools/perf/util/trace-event-info.c: tracing_data_header()",
-    fields=(Field("big_endian", U8), Field("long_size", U8), Field("page_size", U32)),
 )
-COUNT = Layout("tracing data count", (Field("count", U32),))
-FILE = Layout("tracing data file", (Field("size", U64), Field("data", BYTE, count="size")))
+COUNT = Layout("tracing data count", ("count", U32))
+FILE = Layout("tracing data file", ("size", U64), Field("data", BYTE, count="size"))
 
 # Nothing in these patterns repeats without bound in two places: a hostile text takes linear time.
 _ID = re.compile(r"^ID: (\d{1,9})$", re.MULTILINE)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.binary.layout import Buffer, Order
+from perf_offcpu.binary.fields import Buffer, Order
 
 HEADER_SIZE = 8
 """Bytes of a record's header."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from perf_offcpu.model.callchains import Ragged, offsets_of, spread
+from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.model.callchains import Ragged, spread
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Frames
 from perf_offcpu.symbolize.locations import Locations

@@ -12,7 +12,8 @@ import numpy as np
 
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.model.callchains import Ragged, offsets_of
+from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool, Table, column
 from perf_offcpu.model.mappings import KERNEL_SPACE
 

@@ -15,7 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from perf_offcpu.model.callchains import Ragged, offsets_of
+from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool
 from perf_offcpu.model.snapshots import StackWords
 from perf_offcpu.unwind.general import general_frames

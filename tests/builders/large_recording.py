@@ -20,7 +20,7 @@ from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.offcpu import BLANK_EXTENSION, EVENT_NAME, EXTENSION, EXTENSION_WORDS, Kind
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.abi.sample import TRAILER, CallchainContext, SampleShape
-from perf_offcpu.binary.gather import ragged_offsets
+from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.callchains import Ragged, spread
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.perfdata.events import EventSpec
@@ -175,12 +175,12 @@ class _Maker:
         ns = (self.rng.pareto(1.5, len(times)) * 50_000).astype(np.int64) + 1000
         lengths = chains.lengths
         words = 3 + lengths + 1 + EXTENSION_WORDS
-        offsets = ragged_offsets(words)
+        offsets = offsets_of(words)
         values = np.zeros(int(offsets[-1]), np.uint64)
         at = offsets[:-1]
         values[at] = (pid | tid << 32).astype(np.uint64)
         values[at + 1], values[at + 2] = ns.astype(np.uint64), lengths.astype(np.uint64)
-        values[spread(at + 3, lengths, ragged_offsets(lengths))] = chains.values
+        values[spread(at + 3, lengths, offsets_of(lengths))] = chains.values
         extension = np.zeros(len(times), EXTENSION.dtype())
         for name, column in {
             **BLANK_EXTENSION, "kind": int(Kind.WAIT), "state": 1, "syscall": 0, "wakeup_ns": times - 10,
@@ -201,8 +201,8 @@ def _padded(offsets: I64, words: U64) -> tuple[I64, np.ndarray]:
     """Rows of words as rows of bytes, 4 zero bytes behind each."""
     halves = np.zeros(len(words) * 2 + len(offsets) - 1, np.uint32)
     lengths = np.diff(offsets) * 2
-    padded = ragged_offsets(lengths + 1)
-    halves[spread(padded[:-1], lengths, ragged_offsets(lengths))] = words.view(np.uint32)
+    padded = offsets_of(lengths + 1)
+    halves[spread(padded[:-1], lengths, offsets_of(lengths))] = words.view(np.uint32)
     return padded * 4, halves.view(np.uint8)
 
 
@@ -223,7 +223,7 @@ def _with_cookies(chains: Ragged, cookies: U64) -> Ragged:
     kept = 3 + KERNEL_FRAMES
     lengths = chains.lengths.copy()
     lengths[: len(cookies)] = kept
-    offsets = ragged_offsets(lengths)
+    offsets = offsets_of(lengths)
     values = chains.values[spread(chains.offsets[:-1], lengths, offsets)]
     values[offsets[: len(cookies)] + kept - 2] = CallchainContext.USER_DEFERRED
     values[offsets[: len(cookies)] + kept - 1] = cookies

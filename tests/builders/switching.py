@@ -18,8 +18,8 @@ import numpy as np
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.sample import SampleShape
-from perf_offcpu.binary.gather import ragged_offsets
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.binary.fields import Order
+from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.tracing_data import parse_format
@@ -161,4 +161,4 @@ def _raw(rows: SwitchTable, text: str, order: Order) -> tuple[np.ndarray, np.nda
             continue
         values = np.asarray(getattr(rows, name)).astype(place.type.dtype(order))
         data[:, place.offset : place.offset + place.size] = values[:, None].view(np.uint8)
-    return ragged_offsets(np.full(len(rows), size)), data.reshape(-1)
+    return offsets_of(np.full(len(rows), size)), data.reshape(-1)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from perf_offcpu.abi.attr import BranchSampleType, ReadFormat, SampleType
 from perf_offcpu.abi.sample import SAMPLE, SampleShape
 from perf_offcpu.binary.columnar import read_columns
+from perf_offcpu.binary.fields import BYTE, STRING, U8, U16, U32, U64, Field, Int
 from perf_offcpu.binary.gather import gather_bytes, gather_rows
-from perf_offcpu.binary.layout import BYTE, STRING, U8, U16, U32, U64, Field, Int, Layout
+from perf_offcpu.binary.layout import Layout
 from perf_offcpu.perfdata.write.columns import pack_columns
 
 ORDERS = st.sampled_from(["<", ">"])
@@ -44,7 +45,7 @@ def layouts_with_values(draw: st.DrawFn) -> tuple[Layout, dict[str, Any]]:
         else:
             fields.append(Field(name, type_, count=2))
             values[name] = draw(st.lists(number, min_size=2, max_size=2))
-    return Layout("random", fields), values
+    return Layout("random", *fields), values
 
 
 @given(layouts_with_values(), ORDERS)

@@ -90,7 +90,7 @@ def software_attr(config: SoftwareConfig, support: Support, **changes: Any) -> A
         flags=_COMMON_FLAGS,
         clockid=CLOCKID,
     )
-    return replace(attr, **changes)
+    return attr._replace(**changes)
 
 
 def offcpu_attr(
@@ -116,8 +116,7 @@ def _with_stack(attr: Attr, stack_bytes: int) -> Attr:
     """Add user registers and so many bytes of the user stack to the samples."""
     if not stack_bytes:
         return attr
-    return replace(
-        attr,
+    return attr._replace(
         sample_type=attr.sample_type | SampleType.REGS_USER | SampleType.STACK_USER,
         sample_regs_user=REGISTERS[MACHINE_OF_ARCH[platform.machine()]].sample_mask,
         sample_stack_user=stack_bytes,
@@ -190,7 +189,7 @@ def open_sampling(
     for precise in (3, 2, 1, 0) if event.most_precise else (0,):
         try:
             flags = attr.flags | AttrFlag(precise * AttrFlag.PRECISE_IP_1)
-            return CpuEvent(event.name, replace(attr, flags=flags), cpus)
+            return CpuEvent(event.name, attr._replace(flags=flags), cpus)
         except CapabilityError:
             other = event.fallback()
             if precise:

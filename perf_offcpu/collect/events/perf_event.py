@@ -16,7 +16,7 @@ import sys
 from typing import Final
 
 from perf_offcpu.abi.attr import Attr, PerfType
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.collect.system.limits import too_many_files
 from perf_offcpu.collect.system.privileges import paranoid, privilege_remedy
 from perf_offcpu.errors import CapabilityError, PerfOffcpuError, RecordingError

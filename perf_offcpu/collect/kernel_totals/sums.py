@@ -24,8 +24,9 @@ from perf_offcpu.abi.offcpu import (
 )
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.binary.gather import ragged_offsets
-from perf_offcpu.binary.layout import U32, Field, Layout
+from perf_offcpu.binary.fields import U32, Field
+from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.layout import Layout
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.write.columns import Column, pack_columns, pack_samples
@@ -38,7 +39,7 @@ BATCH = 8192
 
 # The kernel pads raw data so that it ends on 8 bytes together with its size field of 4.
 RAW = Layout(
-    "raw data of an offcpu-time sample", (*PAYLOAD.fields, *WHOLE_EXTENSION, Field("raw_padding", U32))
+    "raw data of an offcpu-time sample", *PAYLOAD.fields, *WHOLE_EXTENSION, Field("raw_padding", U32)
 )
 NO_PADDING = {"padding": 0, "raw_padding": 0}
 
@@ -112,7 +113,7 @@ def with_user_marker(stacks: tuple[I64, U64]) -> tuple[I64, U64]:
     """Callchains from plain user stacks: PERF_CONTEXT_USER first; a stack without frames stays empty."""
     offsets, ips = stacks
     counts = np.diff(offsets)
-    marked = ragged_offsets(counts + (counts > 0))
+    marked = offsets_of(counts + (counts > 0))
     words = np.full(int(marked[-1]), int(CallchainContext.USER), np.uint64)
     words[np.repeat(marked[1:] - offsets[1:], counts) + np.arange(len(ips))] = ips
     return marked, words

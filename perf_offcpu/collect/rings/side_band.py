@@ -21,7 +21,7 @@ from __future__ import annotations
 import sys
 
 from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
-from perf_offcpu.binary.layout import Buffer
+from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.mapped_files import build_id_at
 from perf_offcpu.collect.existing.records import ZERO_TRAILER

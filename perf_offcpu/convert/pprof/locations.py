@@ -12,11 +12,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from perf_offcpu.analysis.group import group
+from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.callpaths.names import name_frames
 from perf_offcpu.callpaths.tree import MARKS, PathTree, marks_of
 from perf_offcpu.convert.encode.protobuf import field, ragged, varint, varints
 from perf_offcpu.convert.options import Options
-from perf_offcpu.model.callchains import Ragged, offsets_of
+from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import MISSED_KERNEL_STACK, printable

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.binary.columnar import Columns
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.decode.retype import Payload
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U64

@@ -17,8 +17,8 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.cfi import ABI_64
 from perf_offcpu.binary.columnar import Columns
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import Rows, gather_rows
-from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.stacks.callers import CallerRows
 from perf_offcpu.decode.stacks.positions import OpenFile, StackPlaces
 from perf_offcpu.losses import Losses

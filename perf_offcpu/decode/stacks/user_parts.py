@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.model.callchains import Ragged, offsets_of, spread
+from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.model.callchains import Ragged, spread
 from perf_offcpu.model.columns import I32, I64
 
 

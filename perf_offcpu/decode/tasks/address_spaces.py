@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.decode.tasks.map_runs import MapRuns
-from perf_offcpu.model.callchains import offsets_of, spread
+from perf_offcpu.model.callchains import spread
 from perf_offcpu.model.columns import I32, I64
 from perf_offcpu.model.recording import Maps, Spaces
 from perf_offcpu.structs import mutable

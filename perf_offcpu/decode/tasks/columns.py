@@ -36,7 +36,7 @@ _OWN_FIELDS: dict[int, int] = {
 """By type: how many fields in front are ids, addresses and times, in which a record differs from its like."""
 
 _OWN = {
-    kind: Layout(layout.name, layout.fields[: _OWN_FIELDS.get(kind, 0)], layout.source)
+    kind: Layout(layout.name, *layout.fields[: _OWN_FIELDS.get(kind, 0)], source=layout.source)
     for kind, layout in RECORD_LAYOUTS.items()
 }
 

@@ -16,7 +16,8 @@ from perf_offcpu.abi import offcpu
 from perf_offcpu.abi.attr import ATTR, AttrFlag, ReadFormat, SampleType
 from perf_offcpu.abi.records import CpuMode, Misc, RecordType
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.binary.layout import Field, Int, Layout, Special
+from perf_offcpu.binary.fields import Field, Int, Special
+from perf_offcpu.binary.layout import Layout
 
 _HEX = frozenset(
     {

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterator
-from dataclasses import fields
 from typing import Any
 
 from perf_offcpu.abi import budget, counters, offcpu
@@ -26,7 +25,8 @@ from perf_offcpu.abi.features import FEATURE_LAYOUTS, Feature
 from perf_offcpu.abi.file import FILE_HEADER, FILE_HEADER_SIZE, FILE_HEADER_SIZE_OLD
 from perf_offcpu.abi.records import CALLCHAIN_DEFERRED_V12, HEADER_ATTR_IDS, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.abi.sample import SAMPLE, TRAILER
-from perf_offcpu.binary.layout import Layout, Shape
+from perf_offcpu.binary.fields import Shape
+from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, by_text
 from perf_offcpu.perfdata.dump.describe import describe_misc, field_lines, hex_lines, inline, record_name
@@ -258,7 +258,7 @@ def _event_lines(spec: EventSpec, indent: str = "  ") -> Lines:
 
 
 def _attr_lines(attr: Attr, indent: str = "  ") -> Lines:
-    values = {field.name: getattr(attr, field.name) for field in fields(attr)}
+    values = attr._asdict()
     yield from field_lines(ATTR, values, indent)
 
 

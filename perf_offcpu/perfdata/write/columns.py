@@ -16,8 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.abi.sample import SAMPLE, SampleShape
-from perf_offcpu.binary.gather import move_rows, ragged_offsets
-from perf_offcpu.binary.layout import Field, Int, Layout, Order, Shape, Special
+from perf_offcpu.binary.fields import Field, Int, Order, Shape, Special
+from perf_offcpu.binary.gather import move_rows, offsets_of
+from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
 
@@ -41,7 +42,7 @@ class Pieces(NamedTuple):
 
 Column = ArrayLike | Ragged | Pieces
 
-_SAMPLE_RECORD = Layout("PERF_RECORD_SAMPLE", (*RECORD_HEADER.fields, *SAMPLE.fields), SAMPLE.source)
+_SAMPLE_RECORD = Layout("PERF_RECORD_SAMPLE", *RECORD_HEADER.fields, *SAMPLE.fields, source=SAMPLE.source)
 _ALIGNMENT = 8
 
 
@@ -133,7 +134,7 @@ class _Writer:
         total = np.zeros(count, np.int64)
         for field in self.fields:
             total += self._sizes(field)
-        self.offsets = ragged_offsets(-(-total // alignment) * alignment)
+        self.offsets = offsets_of(-(-total // alignment) * alignment)
 
     def _as_pieces(self, column: Any, field: Field) -> Pieces:
         """Return an array column as bytes in the order that is written."""

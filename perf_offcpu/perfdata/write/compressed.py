@@ -13,7 +13,7 @@ from typing import Any
 
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
-from perf_offcpu.binary.layout import Buffer
+from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.errors import FileFullError
 from perf_offcpu.perfdata.compressed import zstd_library
 from perf_offcpu.perfdata.write.features import feature_body

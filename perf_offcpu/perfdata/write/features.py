@@ -20,7 +20,7 @@ from perf_offcpu.abi.features import (
     Feature,
 )
 from perf_offcpu.abi.records import Misc
-from perf_offcpu.binary.layout import Order, padding
+from perf_offcpu.binary.fields import Order, padding
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import BuildId
 

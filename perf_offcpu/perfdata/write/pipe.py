@@ -20,7 +20,7 @@ from perf_offcpu.abi.attr import ATTR_SIZE_PERF_6_1
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.file import MAGIC, PIPE_HEADER, PIPE_HEADER_SIZE
 from perf_offcpu.abi.records import EVENT_UPDATE_NAME, Misc, RecordType
-from perf_offcpu.binary.layout import Buffer, Order, padding
+from perf_offcpu.binary.fields import Buffer, Order, padding
 from perf_offcpu.errors import RecordingError, UsageError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec

@@ -18,7 +18,8 @@ from perf_offcpu import losses
 from perf_offcpu.abi.attr import AttrFlag, ReadFormat, SampleType
 from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.binary.columnar import read_columns
-from perf_offcpu.binary.layout import REST, Field, Layout, Special
+from perf_offcpu.binary.fields import REST, Field, Special
+from perf_offcpu.binary.layout import Layout
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import Events, EventSpec, sample_id_place
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
@@ -106,9 +107,9 @@ def _counted_part(kind: int) -> tuple[Layout, bool]:
     layout, counted = RECORD_LAYOUTS[kind], list[Field]()
     for field in layout.active(Misc(0)):
         if field.count == REST or field.type in (Special.TEXT, Special.STRING):
-            return Layout(layout.name, counted), field.type is Special.TEXT
+            return Layout(layout.name, *counted), field.type is Special.TEXT
         counted.append(field)
-    return Layout(layout.name, counted), False
+    return Layout(layout.name, *counted), False
 
 
 _NAMING_EVENTS = (RecordType.ID_INDEX, RecordType.EVENT_UPDATE, RecordType.CPU_MAP)

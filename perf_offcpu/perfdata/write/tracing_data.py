@@ -6,7 +6,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping, Sequence
 
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.perfdata.tracing_data import COUNT, FILE, MACHINE, MAGIC
 
 _VERSION = b"0.6\0"

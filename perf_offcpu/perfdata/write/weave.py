@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.binary.gather import move_rows, ragged_offsets
+from perf_offcpu.binary.gather import move_rows, offsets_of
 from perf_offcpu.perfdata.scan import Chunk
 
 I64 = NDArray[np.int64]
@@ -30,7 +30,7 @@ def woven(parts: Sequence[tuple[I64, Chunk]]) -> Chunk:
         for columns in zip(*((at, one.types, one.miscs, one.sizes) for at, one in parts), strict=True)
     )
     order = np.argsort(places, kind="stable")
-    offsets = ragged_offsets(sizes[order])
+    offsets = offsets_of(sizes[order])
     targets = np.empty(len(order), np.int64)
     targets[order] = offsets[:-1]
     data = np.empty(max(_ROOM, int(offsets[-1])), np.uint8)

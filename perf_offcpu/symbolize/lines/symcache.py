@@ -17,7 +17,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.binary.layout import BYTE, U32, Field, Layout
+from perf_offcpu.binary.fields import BYTE, U32, Field
+from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import I32, I64, U64, Table, column
 from perf_offcpu.model.columns import U32 as U32Array
@@ -31,35 +32,37 @@ _MAX_LENGTH_BYTES: Final = 5
 
 _HEADER: Final = Layout(
     "symcache header",
-    (
-        Field("magic", BYTE, count=4),
-        Field("version", U32),
-        Field("debug_id", BYTE, count=32),
-        Field("arch", U32),
-        Field("num_files", U32),
-        Field("num_functions", U32),
-        Field("num_source_locations", U32),
-        Field("num_ranges", U32),
-        Field("string_bytes", U32),
-        Field("reserved", BYTE, count=16),
-    ),
+    Field("magic", BYTE, count=4),
+    Field("version", U32),
+    Field("debug_id", BYTE, count=32),
+    Field("arch", U32),
+    Field("num_files", U32),
+    Field("num_functions", U32),
+    Field("num_source_locations", U32),
+    Field("num_ranges", U32),
+    Field("string_bytes", U32),
+    Field("reserved", BYTE, count=16),
 )
 _FILE: Final = Layout(
     "symcache file",
-    (
-        Field("comp_dir", U32),
-        Field("directory", U32),
-        Field("path_name", U32),
-        Field("more", U32, count=3, doc="new in version 9: of the file's origin"),
-    ),
+    Field("comp_dir", U32),
+    Field("directory", U32),
+    Field("path_name", U32),
+    Field("more", U32, count=3, doc="new in version 9: of the file's origin"),
 )
 _FUNCTION: Final = Layout(
     "symcache function",
-    (Field("name", U32), Field("comp_dir", U32), Field("entry_pc", U32), Field("lang", U32)),
+    Field("name", U32),
+    Field("comp_dir", U32),
+    Field("entry_pc", U32),
+    Field("lang", U32),
 )
 _LOCATION: Final = Layout(
     "symcache source location",
-    (Field("file", U32), Field("line", U32), Field("function", U32), Field("inlined_into", U32)),
+    Field("file", U32),
+    Field("line", U32),
+    Field("function", U32),
+    Field("inlined_into", U32),
 )
 
 

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi.cfi import Op
-from perf_offcpu.binary.layout import Int
+from perf_offcpu.binary.fields import Int
 from perf_offcpu.model.columns import I64, U64, Bool
 from perf_offcpu.structs import mutable
 from perf_offcpu.unwind.cfi.leb128 import leb128

@@ -24,9 +24,9 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi.cfi import Cfa
+from perf_offcpu.binary.fields import U8 as BYTE
+from perf_offcpu.binary.fields import U16, U32, U64
 from perf_offcpu.binary.gather import gather
-from perf_offcpu.binary.layout import U8 as BYTE
-from perf_offcpu.binary.layout import U16, U32, U64
 from perf_offcpu.model import columns as model
 from perf_offcpu.model.columns import I32, I64, distinct
 from perf_offcpu.structs import mutable

@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[3]
 EDITS = {
     "bpf/off_cpu.h": ("\tu8 end[];", "\tu32 object;\t\t\t/* what was waited for */\n"),
     "perf_offcpu/abi/offcpu.py": (
-        '    ),\n)\n"""The fixed part',
-        '        Field("object", U32, unknown=UNKNOWN_U32, doc="what was waited for"),\n',
+        '    source="bpf/off_cpu.h: struct offcpu_extension"',
+        '    Field("object", U32, unknown=UNKNOWN_U32, doc="what was waited for"),\n',
     ),
     "perf_offcpu/model/recording.py": (
         '    cgroup: U64 = column("u8", ',
-        '    object: I32 = column("i4", sentinel=-1, doc="what was waited for")\n',
+        '    object: I32 = column("i4", "what was waited for", sentinel=-1)\n',
     ),
 }
 """File → (before which text, the new line)."""

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perf_offcpu.abi import budget, counters, offcpu
-from perf_offcpu.binary.layout import Field, Int, Layout
+from perf_offcpu.binary.fields import Field, Int
+from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
 
 PAGE = Path(__file__).parents[3] / "Documentation" / "payload-format.md"

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from perf_offcpu.abi.attr import SampleType
-from perf_offcpu.binary.layout import BYTE, REST, STRING, TEXT, U8, U16, U32, U64, Field, Layout
+from perf_offcpu.binary.fields import BYTE, REST, STRING, TEXT, U8, U16, U32, U64, Field
+from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
 
-PAIR = Layout("pair", (Field("a", U32), Field("b", U32)))
+PAIR = Layout("pair", Field("a", U32), Field("b", U32))
 
 
 def test_integers_in_both_byte_orders() -> None:
-    layout = Layout("x", (Field("a", U8), Field("b", U16), Field("c", U32), Field("d", U64)))
+    layout = Layout("x", Field("a", U8), Field("b", U16), Field("c", U32), Field("d", U64))
     for order in ("<", ">"):
         data = struct.pack(f"{order}BHIQ", 1, 2, 3, 4)
         assert layout.unpack(data, order) == {"a": 1, "b": 2, "c": 3, "d": 4}
@@ -25,27 +26,27 @@ def test_integers_in_both_byte_orders() -> None:
 
 
 def test_counted_array_fills_in_its_count() -> None:
-    layout = Layout("x", (Field("nr", U64), Field("ips", U64, count="nr"), Field("tail", U8)))
+    layout = Layout("x", Field("nr", U64), Field("ips", U64, count="nr"), Field("tail", U8))
     data = layout.pack({"ips": [7, 8], "tail": 9})
     assert data == struct.pack("<QQQB", 2, 7, 8, 9)
     assert layout.unpack(data) == {"nr": 2, "ips": [7, 8], "tail": 9}
 
 
 def test_count_that_contradicts_its_array_is_refused() -> None:
-    layout = Layout("x", (Field("nr", U64), Field("ips", U64, count="nr")))
+    layout = Layout("x", Field("nr", U64), Field("ips", U64, count="nr"))
     with pytest.raises(LayoutError, match="ips: 1 items, its count says 2"):
         layout.pack({"nr": 2, "ips": [1]})
 
 
 def test_fields_follow_the_flags_of_the_shape() -> None:
-    layout = Layout("x", (Field("ip", U64, if_=SampleType.IP), Field("pid", U32, if_=SampleType.TID)))
+    layout = Layout("x", Field("ip", U64, if_=SampleType.IP), Field("pid", U32, if_=SampleType.TID))
     assert layout.unpack(bytes(4), shape=SampleType.TID) == {"pid": 0}
     assert layout.size(SampleType.IP) == 8
     assert layout.size(SampleType.IP | SampleType.TID) == 12
 
 
 def test_where_drops_a_field_from_single_records() -> None:
-    layout = Layout("x", (Field("abi", U64), Field("reg", U64, where="abi")))
+    layout = Layout("x", Field("abi", U64), Field("reg", U64, where="abi"))
     assert layout.unpack(struct.pack("<Q", 0)) == {"abi": 0}
     assert layout.unpack(struct.pack("<QQ", 1, 5)) == {"abi": 1, "reg": 5}
     assert layout.pack({"abi": 0}) == bytes(8)
@@ -53,24 +54,24 @@ def test_where_drops_a_field_from_single_records() -> None:
 
 @pytest.mark.parametrize("length", range(8))
 def test_text_is_padded_with_at_least_one_nul(length: int) -> None:
-    layout = Layout("x", (Field("name", TEXT),))
+    layout = Layout("x", Field("name", TEXT))
     data = layout.pack({"name": b"n" * length})
     assert len(data) == 8
     assert layout.unpack(data) == {"name": b"n" * length}
 
 
 def test_text_without_nul_ends_with_the_record() -> None:
-    assert Layout("x", (Field("name", TEXT),)).unpack(b"abcdefgh") == {"name": b"abcdefgh"}
+    assert Layout("x", Field("name", TEXT)).unpack(b"abcdefgh") == {"name": b"abcdefgh"}
 
 
 def test_perf_string_is_padded_to_64() -> None:
-    layout = Layout("x", (Field("text", STRING),))
+    layout = Layout("x", Field("text", STRING))
     assert len(layout.pack({"text": b"host"})) == 68
     assert layout.unpack(layout.pack({"text": b"host"}, ">"), ">") == {"text": b"host"}
 
 
 def test_nested_layouts_once_counted_and_to_the_end() -> None:
-    once = Layout("x", (Field("pair", PAIR), Field("rest", PAIR, count=REST)))
+    once = Layout("x", Field("pair", PAIR), Field("rest", PAIR, count=REST))
     data = struct.pack("<6I", 1, 2, 3, 4, 5, 6)
     values = once.unpack(data)
     assert values == {"pair": {"a": 1, "b": 2}, "rest": [{"a": 3, "b": 4}, {"a": 5, "b": 6}]}
@@ -79,32 +80,32 @@ def test_nested_layouts_once_counted_and_to_the_end() -> None:
 
 @pytest.mark.parametrize("cut", range(16))
 def test_every_cut_is_an_error_of_ours(cut: int) -> None:
-    layout = Layout("x", (Field("nr", U64), Field("ips", U64, count="nr")))
+    layout = Layout("x", Field("nr", U64), Field("ips", U64, count="nr"))
     data = struct.pack("<QQ", 1, 5)
     with pytest.raises(LayoutError):
         layout.unpack(data[:cut])
 
 
 def test_huge_count_is_an_error_not_an_allocation() -> None:
-    layout = Layout("x", (Field("nr", U64), Field("ips", U64, count="nr")))
+    layout = Layout("x", Field("nr", U64), Field("ips", U64, count="nr"))
     with pytest.raises(LayoutError, match="field ips needs"):
         layout.unpack(struct.pack("<QQ", 2**61, 5))
 
 
 def test_empty_struct_that_repeats_is_refused() -> None:
-    layout = Layout("x", (Field("rows", Layout("nothing", ()), count=REST),))
+    layout = Layout("x", Field("rows", Layout("nothing"), count=REST))
     with pytest.raises(LayoutError, match="empty nothing repeats"):
         layout.unpack(bytes(8))
 
 
 def test_bytes_with_a_fixed_count() -> None:
-    layout = Layout("x", (Field("id", BYTE, count=4), Field("n", U32)))
+    layout = Layout("x", Field("id", BYTE, count=4), Field("n", U32))
     assert layout.pack({"id": b"ab", "n": 1}) == b"ab\0\0\x01\0\0\0"
     assert np.zeros(1, layout.dtype())["n"][0] == 0
 
 
 def test_of_a_damaged_structure_the_fields_before_the_damage_are_read() -> None:
-    layout = Layout("s", (Field("a", U32), Field("nr", U32), Field("ips", U64, count="nr"), Field("b", U32)))
+    layout = Layout("s", Field("a", U32), Field("nr", U32), Field("ips", U64, count="nr"), Field("b", U32))
     data = struct.pack("<IIQ", 7, 2, 9)
     values, at, problem = layout.unpack_sound(data, "<", None, 0, len(data))
     assert (values, at) == ({"a": 7, "nr": 2}, 8)

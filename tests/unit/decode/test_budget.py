@@ -13,7 +13,7 @@ from builders.recording import sample, write
 from perf_offcpu import losses
 from perf_offcpu.abi.budget import BUDGET, BUDGETS, MAGIC, VERSION
 from perf_offcpu.abi.features import Feature
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.collect.events.evsels import Support
 from perf_offcpu.collect.kernel_totals.losses import counters_event
 from perf_offcpu.decode.budget import is_budget, joined_budget, read_budgets

@@ -58,7 +58,7 @@ def test_threads_that_inherit_a_counter_count_for_themselves(
     inherit: bool, periods: list[int], tmp_path: Path
 ) -> None:
     flags = LEADER.attr.flags | (AttrFlag.INHERIT if inherit else AttrFlag(0))
-    leader = replace(LEADER, attr=replace(LEADER.attr, flags=flags))
+    leader = replace(LEADER, attr=LEADER.attr._replace(flags=flags))
     counts = ((1, 8, 40), (2, 9, 5), (3, 8, 70), (4, 9, 7))
     records = [
         sample(leader, time=time, pid=8, tid=tid, read_group=[{"id": 1, "value": value}])

@@ -8,8 +8,8 @@ import pytest
 
 from perf_offcpu.abi import offcpu as abi
 from perf_offcpu.binary.columnar import Columns
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import Rows
-from perf_offcpu.binary.layout import Order
 from perf_offcpu.decode.retype import retype
 from perf_offcpu.inject.payload_words import made_extensions, payloads, with_walk_ends
 from perf_offcpu.losses import Losses

@@ -14,7 +14,7 @@ from builders.switching import SwitchTable, write_switches
 from conftest import Command
 
 from perf_offcpu import losses
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.callchains import Ragged
 

@@ -11,7 +11,7 @@ import pytest
 from builders.switching import FORMAT, SwitchTable, write_switches
 
 from perf_offcpu import losses
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.abi.sample import SampleShape
-from perf_offcpu.binary.layout import Order
+from perf_offcpu.binary.fields import Order
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.scan import Chunk, Scanner
 from perf_offcpu.perfdata.write.columns import sample_records

@@ -246,5 +246,5 @@ def test_records_are_padded_and_bounded() -> None:
 
 def test_attrs_that_perf_6_1_cannot_read_are_refused(fd: int) -> None:
     event = EventSpec(Attr(sample_type=KIND, config3=1, size=136), "new", (1,))
-    with pytest.raises(LayoutError, match="behind byte 128"):
+    with pytest.raises(LayoutError, match="after byte 128"):
         FileWriter(fd, [event], "out")

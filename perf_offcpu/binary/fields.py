@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types and rows of layouts (`layout.Layout`): integers, names, arrays, and when a field is there."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from perf_offcpu.structs import frozen
+
+if TYPE_CHECKING:
+    from perf_offcpu.binary.layout import Layout
+
+Order = Literal["<", ">"]
+Buffer = bytes | bytearray | memoryview
+
+
+class Int(NamedTuple):
+    """An integer of `size` bytes."""
+
+    size: int
+    signed: bool = False
+
+    @property
+    def code(self) -> str:
+        """The letter of the struct module."""
+        letter = {1: "B", 2: "H", 4: "I", 8: "Q"}[self.size]
+        return letter.lower() if self.signed else letter
+
+    def dtype(self, order: Order) -> np.dtype[Any]:
+        """Return the numpy dtype in a byte order."""
+        return np.dtype(f"{order}{'i' if self.signed else 'u'}{self.size}")
+
+
+class Special(enum.Enum):
+    """Field types that are not integers."""
+
+    BYTE = "byte"  # opaque bytes; with a count, one `bytes` value
+    TEXT = "text"  # NUL-terminated name to the end of the record, NUL-padded to 8
+    STRING = "string"  # perf string: u32 length, then that many bytes, NUL-padded to 64
+
+
+U8, U16, U32, U64 = Int(1), Int(2), Int(4), Int(8)
+S32, S64 = Int(4, signed=True), Int(8, signed=True)
+BYTE, TEXT, STRING = Special.BYTE, Special.TEXT, Special.STRING
+REST: Final = "<rest>"
+"""As `count`: the items that fit before the end of the record."""
+
+Shape = Any
+"""Known before a record is read: a word of flags, or an object whose `flags` is one; hashable."""
+Condition = enum.IntFlag | Callable[[Shape], object]
+Count = int | str | Callable[[Shape], int]
+
+
+Type: TypeAlias = "Int | Special | Layout"
+
+
+@frozen
+class Field:
+    """One row of a layout.
+
+    Args:
+        name: the header's own spelling.
+        type: an integer type, BYTE, TEXT, STRING, or a Layout (a nested struct).
+        count: None for one value; else the number of items: fixed, the name of an earlier field, REST, or
+            a function of the shape.
+        if_: present only if this flag is in the shape's flags, or the function of the shape is true.
+        where: present only in records where this earlier field is not zero.
+        unknown: the value of an integer that stands for "not known", where a format has one.
+        doc: meaning and unit, for `dump` and the documents.
+    """
+
+    name: str
+    type: Type
+    count: Count | None = None
+    if_: Condition | None = None
+    where: str | None = None
+    unknown: int = 0
+    doc: str = ""
+
+    def present(self, shape: Shape) -> bool:
+        """Return whether records of this shape have the field."""
+        if self.if_ is None:
+            return True
+        if isinstance(self.if_, enum.IntFlag):
+            flags: Any = getattr(shape, "flags", shape)
+            return bool(int(flags) & int(self.if_))
+        return bool(self.if_(shape))
+
+    def items(self, shape: Shape, values: Mapping[str, Any]) -> int | None:
+        """Return the number of items; None for one value, REST or a count without a value."""
+        if isinstance(self.count, str):
+            return int(values[self.count]) if self.count in values else None
+        return self.count(shape) if callable(self.count) else self.count
+
+
+def padding(size: int, to: int = 8) -> int:
+    """Return the number of bytes that bring `size` to a multiple of `to`."""
+    return -size % to
