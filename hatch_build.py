@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build man pages of Documentation/*.txt and put them, and scripts/offcpu.py, where an installation has them.
+"""Add the man pages (from Documentation/*.txt) and scripts/offcpu.py to wheels and source distributions.
 
-A wheel takes the pages to PREFIX/share/man/man1, beside whose bin/ `man` looks. They are made by asciidoctor,
-as perf's and git's are. A source distribution holds them ready made, so that nobody who installs from it
-needs asciidoctor; a wheel built from a checkout without asciidoctor has none, and the build says so.
+A wheel installs the pages in PREFIX/share/man/man1, where `man` looks for programs in PREFIX/bin. asciidoctor
+makes them, as it makes perf's and git's. A source distribution holds them ready-made, so that installing from
+it needs no asciidoctor; a wheel built from a checkout without asciidoctor has none, and the build says so.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SCRIPTS = {"scripts/offcpu.py": "share/perf-offcpu/offcpu.py"}
 MAN = "man"
-"""Where a source distribution keeps the pages."""
+"""Directory of the pages in a source distribution."""
 
 
 class BuildHook(BuildHookInterface[Any]):
-    """hatchling's custom hook for both targets."""
+    """Hook of hatchling for both targets."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add what is not in git or does not lie inside the package."""
+        """Add the files that are not in git, or not inside the package."""
         if version == "editable":
             return
         self.made = tempfile.mkdtemp(prefix="perf-offcpu-man.")
@@ -41,13 +41,13 @@ class BuildHook(BuildHookInterface[Any]):
         )
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what was made: it is in the archive now."""
+        """Remove the pages: they are in the archive now."""
         if version != "editable":
             shutil.rmtree(self.made)
 
 
 def man_pages(root: Path, directory: Path) -> list[Path]:
-    """The pages, made in a directory, or the ready ones of a source distribution, or none."""
+    """Return the pages of a source distribution, or make them in a directory; none without asciidoctor."""
     if ready := sorted((root / MAN).glob("*.1")):
         return ready
     if shutil.which("asciidoctor") is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a program waits: record, decode, symbolize and convert off-CPU time.
 
-From Python: `perf_offcpu.load(path)` gives a Profile (see `perf_offcpu.api`), imported when first asked for.
+From Python, `perf_offcpu.load(path)` returns a Profile (see `perf_offcpu.api`); the rest is imported by then.
 """
 
 from __future__ import annotations

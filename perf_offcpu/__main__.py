@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m perf_offcpu` is the command `perf-offcpu`."""
+"""Run the command `perf-offcpu` as `python -m perf_offcpu`."""
 
 import sys
 

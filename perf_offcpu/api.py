@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf-offcpu from Python:
+"""Use perf-offcpu from Python:
 
     import perf_offcpu
 
@@ -8,7 +8,7 @@
     waits = waits[waits["offcpu"]]
     print(waits.groupby("wait_class", observed=True)["period"].sum())
 
-`import perf_offcpu` alone costs nothing: the rest is imported when `load` is first used.
+`import perf_offcpu` alone imports nothing else; `load` does when it is first used.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from perf_offcpu.model.profile import Profile as ModelProfile
 
 
 class Profile(ModelProfile):
-    """A `model.profile.Profile` with ways out."""
+    """A `model.profile.Profile` that can be written and turned into a data frame."""
 
     __slots__ = ()
 
     def to_dataframe(self, library: str = "") -> Any:
-        """One row a sample, with the columns of `convert.dataframe.COLUMNS`.
+        """Return one row per sample, with the columns of `convert.dataframe.COLUMNS`.
 
         Args:
-            library: "pandas" or "polars"; "": the first of them that is installed.
+            library: "pandas" or "polars"; "": the first that is installed.
 
         Raises:
-            UsageError: it is not installed.
+            UsageError: the library is not installed.
         """
         from perf_offcpu.convert.dataframe import to_dataframe
 
@@ -43,12 +43,12 @@ class Profile(ModelProfile):
         """Write the samples in a format of `perf-offcpu convert`.
 
         Args:
-            format_name: a key of `convert.registry.FORMATS`, as "folded".
-            out: an open stream, for text or, if the format is binary, for bytes.
+            format_name: a key of `convert.registry.FORMATS`, such as "folded".
+            out: an open stream for text, or for bytes if the format is binary.
             options: fields of `convert.options.Options`.
 
         Raises:
-            UsageError: there is no such format, it does not know an option, or the samples do not fit it.
+            UsageError: the format is unknown, does not have an option, or cannot hold the samples.
         """
         from perf_offcpu.convert.options import Options
         from perf_offcpu.convert.registry import FORMATS
@@ -75,11 +75,11 @@ def load(
         path: a perf.data file, of perf-offcpu or perf; "-" for standard input.
         more: recordings of the same host or others, joined with the first.
         events: names of the events to keep; None for all, () for the off-cpu events.
-        symfs, kallsyms: where symbols are, as for `perf-offcpu report`.
+        symfs, kallsyms: as for `perf-offcpu report`.
         joining: how several are joined: `apart`, `from_start`, `prefix` of `decode.join.JoinOptions`.
 
     Raises:
-        FormatError: it is no recording.
+        FormatError: a file is no recording.
         UsageError: an event is not in it, a file with symbols cannot be read, or recordings cannot be joined.
     """
     from perf_offcpu.analysis.select import select_events

@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions of perf-offcpu.
+"""Exceptions of perf-offcpu.
 
-Libraries raise these; only `commands/` and `cli.py` print them and choose the exit status. The text of
-each is one sentence that a user can act on: what is wrong, where, and what to do. Damage inside a file is
-not an error of the whole: readers count it (see `losses`) and go on with what is sound.
+Libraries raise them; only `commands/` and `cli.py` print them and choose the exit status. The text of each is
+one sentence that a user can act on: what is wrong, where, and what to do. Damage inside a file is no error of
+the whole: readers count it (see `losses`) and continue with the sound parts.
 """
 
 from __future__ import annotations
 
 
 class PerfOffcpuError(Exception):
-    """Base of everything that perf-offcpu raises on purpose."""
+    """Base of all errors that perf-offcpu raises on purpose."""
 
     exit_status = 1
 
 
 class FormatError(PerfOffcpuError):
-    """A file is not what it says: nothing can be read from it (or from the part named).
+    """A file, or the named part of it, cannot be read.
 
     Args:
         path: the file, as the user named it.
-        what: which part of it.
-        problem: what is wrong, with both numbers where two disagree.
-        offset: where, in bytes from the start of the file; None if the part has no place.
+        what: the part.
+        problem: what is wrong, with both numbers if two disagree.
+        offset: bytes from the start of the file; None if the part has no place.
     """
 
     def __init__(self, path: str, what: str, problem: str, offset: int | None = None) -> None:
@@ -32,15 +32,15 @@ class FormatError(PerfOffcpuError):
 
 
 class LayoutError(PerfOffcpuError):
-    """Bytes do not hold what a layout asks for, or values do not fit it."""
+    """Bytes or values do not fit a layout."""
 
 
 class CapabilityError(PerfOffcpuError):
-    """This machine or user lacks something that recording needs.
+    """The machine or the user lacks something.
 
     Args:
         what: what is missing.
-        remedy: the package, setting or privilege that gives it.
+        remedy: the package, setting or privilege that provides it.
     """
 
     def __init__(self, what: str, remedy: str) -> None:
@@ -55,20 +55,20 @@ class UsageError(PerfOffcpuError):
 
 
 class TargetError(PerfOffcpuError):
-    """The process, thread or command to record is not there, or is gone."""
+    """The process, thread or command to record does not exist any more."""
 
 
 class RecordingError(PerfOffcpuError):
-    """Recording could not start or go on: a full disk, a refused event, a ring that cannot be mapped."""
+    """Recording cannot start or continue: a full disk, a refused event, a ring that cannot be mapped."""
 
 
 class FileFullError(RecordingError):
-    """A file took only a part of what was appended.
+    """A file took only a part of the appended records.
 
     Args:
-        text: the sentence.
-        taken: bytes of what was appended, whole records, that are in the file.
-        records: how many records these are.
+        text: the message.
+        taken: bytes of the whole records that are in the file.
+        records: their number.
     """
 
     def __init__(self, text: str, taken: int, records: int) -> None:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Off-cpu time out of a recording, from inside perf or by hand.
+"""Convert a recording's off-cpu time, inside perf or by hand.
 
     perf script -i perf.data -s scripts/offcpu.py                      folded stacks on standard output
     perf script -i perf.data -s scripts/offcpu.py -- --flamegraph OUT  any format of `perf-offcpu convert`
     python3 scripts/offcpu.py -i perf.data                             the same without perf
 
-perf embeds a Python of its own, which sees no virtual environment: numpy and pyelftools must be installed for
-that Python. Packages of the checkout's .venv are used if they were made for the same version.
+perf embeds its own Python, which sees no virtual environment: numpy and pyelftools must be installed for that
+Python. Packages of the checkout's .venv are used if they are for the same version.
 """
 
 import importlib.util
@@ -16,13 +16,13 @@ import sys
 
 
 def _find_packages() -> None:
-    """Let this Python import perf_offcpu, from the checkout or the prefix that this script lies in."""
+    """Make perf_offcpu importable, from the checkout or the prefix that holds this script."""
     here = os.path.dirname(os.path.realpath(sys.argv[0]))
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     root = os.path.dirname(here)
     if os.path.isdir(os.path.join(root, "perf_offcpu")):
         sys.path.insert(0, root)
-    # After the packages of this Python itself: only missing ones are taken from there.
+    # After this Python's own packages, so that only missing ones are taken from there.
     sys.path += [
         path
         for prefix in (os.path.join(root, ".venv"), root, os.path.dirname(root))
@@ -36,7 +36,7 @@ def _is_inside_perf() -> bool:
 
 _find_packages()
 try:
-    import numpy  # noqa: F401  to say which package is missing, before anything else fails for it
+    import numpy  # noqa: F401  first, so that the message names the missing package
 
     if importlib.util.find_spec("elftools") is None:  # imported later, for files that are not in the cache
         raise ImportError(name="elftools")
@@ -48,8 +48,8 @@ except ImportError as problem:
     )
 
 if _is_inside_perf():
-    _door = perf_script.Door(sys.argv[1:])
-    process_event = _door.process_event
-    trace_end = _door.trace_end
+    _handler = perf_script.PerfScriptHandler(sys.argv[1:])
+    process_event = _handler.process_event
+    trace_end = _handler.trace_end
 elif __name__ == "__main__":
     sys.exit(perf_script.main(sys.argv[1:]))
