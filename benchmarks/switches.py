@@ -24,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("",
 from builders.switching import SwitchTable, write_switches  # noqa: E402
 
 from perf_offcpu.decode.load import load_recording  # noqa: E402
-from perf_offcpu.decode.switches.table import Switches, What  # noqa: E402
+from perf_offcpu.decode.switches.table import Switches, SwitchKind  # noqa: E402
 from perf_offcpu.decode.switches.waits import wait_samples  # noqa: E402
 from perf_offcpu.losses import Losses  # noqa: E402
 from perf_offcpu.model.callchains import Ragged  # noqa: E402
@@ -67,7 +67,7 @@ def as_switches(table: SwitchTable, wakeups: bool) -> Switches:
     """The rows as the decoder gives them, with a wake-up for each switch if asked for."""
     rows = Switches.filled(
         len(table),
-        what=np.full(len(table), What.SWITCH),
+        kind=np.full(len(table), SwitchKind.SWITCH),
         time_ns=table.time_ns,
         cpu=table.cpu,
         tid=table.prev_pid,
@@ -80,7 +80,7 @@ def as_switches(table: SwitchTable, wakeups: bool) -> Switches:
     )
     if not wakeups:
         return rows
-    woken = rows.with_columns(what=np.full(len(rows), What.WAKING, np.uint8), tid=rows.next_tid)
+    woken = rows.with_columns(kind=np.full(len(rows), SwitchKind.WAKING, np.uint8), tid=rows.next_tid)
     return Switches.concat([rows, woken.with_columns(time_ns=rows.time_ns - 100)])
 
 

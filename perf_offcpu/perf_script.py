@@ -31,7 +31,7 @@ from perf_offcpu.decode.deferred import pending_chains
 from perf_offcpu.decode.load import assemble, load_recording, read_tasks
 from perf_offcpu.decode.retype import retype
 from perf_offcpu.decode.samples import is_offcpu, ranks
-from perf_offcpu.decode.stacks.borrow import with_snapshots_of
+from perf_offcpu.decode.stacks.attach import with_snapshots_of
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_garbage
 from perf_offcpu.errors import FormatError

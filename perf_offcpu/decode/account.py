@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the collector says of its own recording: from the `offcpu-counters` sample to losses and limits."""
+"""Decode the `offcpu-counters` samples, in which the collector reports losses and limits of its recording."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perf_offcpu.structs import mutable
 
 
 def is_counters(spec: EventSpec) -> bool:
-    """Whether an evsel is the collector's account of itself, and not an event of the machine."""
+    """Return whether an evsel holds the collector's own counters, and no event of the machine."""
     return (
         spec.name == EVENT_NAME
         and spec.attr.type == PerfType.SOFTWARE
@@ -30,11 +30,13 @@ def is_counters(spec: EventSpec) -> bool:
 
 @mutable
 class CollectorAccount:
-    """When and how waits were recorded; all 0 if the file does not say.
+    """What the collector reports of a recording; all 0 if the file does not say.
 
     Args:
         begin_ns, end_ns: CLOCK_MONOTONIC: waits that end in between are in the file.
-        threshold_ns: waits from here on are samples of their own.
+        threshold_ns: waits of at least this length are samples of their own.
+        counted: losses by cause.
+        budgets: what threads did with their time, in the order of the file.
     """
 
     begin_ns: int = 0
@@ -42,7 +44,6 @@ class CollectorAccount:
     threshold_ns: int = 0
     counted: Losses = field(default_factory=Losses)
     budgets: list[Budget] = field(default_factory=list)
-    """What threads did with their time, in the order of the file."""
 
     def take(self, payloads: Iterable[bytes], order: Order, counters: Losses) -> None:
         """Read the payloads of an `offcpu-counters` event; damaged ones are counted."""
@@ -69,7 +70,7 @@ class CollectorAccount:
         begin, end, threshold = (
             min(values[name], 2**63 - 1) for name in ("begin_ns", "end_ns", "threshold_ns")
         )
-        # In a merged recording there are several: from the first begin to the last end.
+        # A file may be several put together by other tools: from the first begin to the last end.
         self.begin_ns = min(begin, self.begin_ns or begin)
         self.end_ns = max(end, self.end_ns)
         self.threshold_ns = max(threshold, self.threshold_ns)

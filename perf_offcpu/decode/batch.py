@@ -7,9 +7,8 @@ after batch, and of the callchains, few of which are repeated many times, it kee
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
 from dataclasses import field, replace
-from typing import TypeVar
 
 import numpy as np
 
@@ -48,39 +47,26 @@ def in_table(batch: Batch, table: ChainTable) -> Batch:
     if not len(batch.callchains):
         return batch
     rows = table.add(batch.callchains)
+    changes = {"callchains": functools.partial(_renumbered, rows)}
     return replace(
         batch,
-        samples=_renumbered(batch.samples, rows),
+        samples=batch.samples.renumbered(changes),
         callchains=Ragged(),
-        deferred=_renumbered(batch.deferred, rows),
-        switches=_renumbered(batch.switches, rows),
+        deferred=batch.deferred.renumbered(changes),
+        switches=batch.switches.renumbered(changes),
     )
 
 
-_WithChains = TypeVar("_WithChains", Samples, DeferredChains, Switches)
-
-
-def _renumbered(table: _WithChains, rows: I32) -> _WithChains:
-    """Return the table with other rows of callchains: `rows[i]` instead of i."""
-    return table.with_columns(**{name: _taken(column, rows) for name, column in _chain_columns(table)})
-
-
-def _taken(column: I32, rows: I32) -> I32:
+def _renumbered(rows: I32, column: I32) -> I32:
+    """Return `rows` at the row ids of a column; -1 stays."""
     known = column >= 0
     if known.all():
         return rows[column]
     if not known.any():
-        return column
+        return column  # of a sparse table: it takes no memory
     renumbered = column.copy()
     renumbered[known] = rows[column[known]]
     return renumbered
-
-
-def _chain_columns(table: Samples | DeferredChains | Switches) -> Iterator[tuple[str, I32]]:
-    """Yield the columns that are rows of callchains, by name."""
-    yield "callchain", table.callchain
-    if isinstance(table, Samples):
-        yield "waker_callchain", table.waker_callchain
 
 
 class BatchCollector:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets of threads, from `offcpu-counters` samples to the model."""
+"""Decode the budgets of threads in `offcpu-counters` samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perf_offcpu.model.recording import Budget
 from perf_offcpu.structs import frozen
 
 _HEAD = BUDGETS.offset("budgets")
-_SAME = (
+_ADDED_UP = (
     "running_ns", "runnable_ns", "preempted_ns", "interruptible_ns", "uninterruptible_ns", "idle_ns",
     "other_ns", "switches",
 )  # fmt: skip
@@ -20,14 +20,14 @@ _LIMIT = np.uint64(2**62)
 
 
 def is_budget(payload: bytes, order: Order) -> bool:
-    """Whether a payload of the event holds budgets."""
+    """Return whether a payload of the event holds budgets."""
     return payload[:4] == MAGIC.to_bytes(4, "little" if order == "<" else "big")
 
 
 def read_budgets(payload: bytes, order: Order) -> Budget | None:
-    """The budgets in a payload; None if it is damaged.
+    """Return the budgets in a payload; None if it is damaged.
 
-    Rows that cannot be (an end before the begin, times beyond the clock's) are left out.
+    Impossible rows (an end before the begin, times beyond the clock's) are left out.
     """
     dtype = BUDGET.dtype(order)
     if len(payload) < _HEAD:
@@ -37,7 +37,7 @@ def read_budgets(payload: bytes, order: Order) -> Budget | None:
         return None
     rows = np.frombuffer(payload, dtype, number, _HEAD)
     sound = (rows["begin_ns"] <= rows["end_ns"]) & (rows["end_ns"] < _LIMIT)
-    for name in (*_SAME, "stopped_ns", "traced_ns"):
+    for name in (*_ADDED_UP, "stopped_ns", "traced_ns"):
         sound &= rows[name] < _LIMIT
     rows = rows[sound]
     return Budget.filled(
@@ -47,7 +47,7 @@ def read_budgets(payload: bytes, order: Order) -> Budget | None:
         begin_ns=_signed(rows["begin_ns"]),
         end_ns=_signed(rows["end_ns"]),
         stopped_ns=_signed(rows["stopped_ns"] + rows["traced_ns"]),
-        **{name: _signed(rows[name]) for name in _SAME},
+        **{name: _signed(rows[name]) for name in _ADDED_UP},
     )
 
 
@@ -57,7 +57,7 @@ def _signed(values: U64) -> I64:
 
 @frozen
 class Borders:
-    """Where a recording went on in another file, and both were merged: moments of threads.
+    """Moments at which the budgets of threads go on from one file of a recording to the next.
 
     Args:
         tid: int32[n].
@@ -69,9 +69,9 @@ class Borders:
 
 
 def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
-    """All of them, by (tid, begin); what several files have of a life of a thread is one row.
+    """Return all budgets, by (tid, begin); rows that several files have of one life of a thread are added.
 
-    Such rows begin at the very ns at which the one before ended; those of separate recordings do not.
+    Such rows begin at the very ns at which the row before ended; rows of separate recordings do not.
     """
     budget = Budget.concat(parts)
     budget = budget.take(np.lexsort((budget.end_ns, budget.begin_ns, budget.tid)))
@@ -84,5 +84,5 @@ def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
         return budget, borders
     first = np.flatnonzero(~goes_on)
     last = np.append(first[1:], len(budget)) - 1
-    sums = {name: np.add.reduceat(getattr(budget, name), first) for name in (*_SAME, "stopped_ns")}
+    sums = {name: np.add.reduceat(getattr(budget, name), first) for name in (*_ADDED_UP, "stopped_ns")}
     return budget.take(first).with_columns(end_ns=budget.end_ns[last], **sums), borders

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deferred callchains: the user part of a callchain that comes in a record of its own, later.
+"""Match deferred callchains, the user parts that come in records of their own, with their samples.
 
 With attr.defer_callchain the kernel ends a sample's callchain with a marker and a cookie, and walks the
 user stack once, when the thread returns to user space: a CALLCHAIN_DEFERRED record with that cookie
-completes all samples of the visit. Two forms exist, told apart by their content:
+completes all samples of the visit. Two forms exist, distinguished by their content:
 
               sample ends with            record
     final     … USER_DEFERRED, cookie     cookie, nr, ips[nr]
@@ -21,14 +21,15 @@ from typing import NamedTuple
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.abi.records import RecordType
+from perf_offcpu.abi.records import CpuMode, RecordType
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.binary.gather import gather_u64, offsets_of
 from perf_offcpu.decode.batch import Batch
+from perf_offcpu.decode.stacks.user_parts import join_parts
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.callchains import Ragged, spread, unique_rows
+from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I32, I64, U64, Bool
-from perf_offcpu.model.recording import DeferredChains, Recording, SampleFlag
+from perf_offcpu.model.recording import DeferredChains, Recording, SampleFlag, Samples
 from perf_offcpu.perfdata.events import Events
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.perfdata.trailers import read_trailers
@@ -36,7 +37,6 @@ from perf_offcpu.perfdata.trailers import read_trailers
 MARKER_WORDS = 2
 """Words at the end of a callchain that show whether it waits for a user part, and for which."""
 _MARKER = np.uint64(CallchainContext.USER_DEFERRED)
-_USER = np.uint64(CallchainContext.USER)
 
 
 def decode_deferred(chunk: Chunk, events: Events, counters: Losses) -> Batch:
@@ -162,12 +162,17 @@ class DeferredMatcher:
 
     def __init__(self, deferred: DeferredChains, chains: Ragged) -> None:
         self.deferred, self.chains = deferred, chains
+        self._order: I64 | None = None
+
+    def _make_index(self, deferred: DeferredChains) -> I64:
+        """Sort the records; return their order."""
         self._cookies, cookie = np.unique(deferred.cookie, return_inverse=True)
         self._times, time = np.unique(deferred.time_ns, return_inverse=True)
         self._pairs, pair = np.unique(self._pair(deferred.tid, cookie), return_inverse=True)
-        self._order = np.lexsort((time, pair))
-        self._keys = (pair * (len(self._times) + 1) + time)[self._order]
-        self._pair_of_key = pair[self._order]
+        order = np.lexsort((time, pair))
+        self._keys = (pair * (len(self._times) + 1) + time)[order]
+        self._pair_of_key = pair[order]
+        return order
 
     def _pair(self, tid: I32, cookie: I64) -> I64:
         pair: I64 = tid.astype(np.int64) * max(1, len(self._cookies)) + cookie
@@ -183,15 +188,16 @@ class DeferredMatcher:
         pending = pending_chains(chains)
         # A sample without a callchain has row -1: the False at the end.
         rows = np.flatnonzero(np.append(pending.is_pending, False)[chain])
+        if not len(rows):
+            return MergedChains(rows, np.empty(0, np.int32), Ragged(), np.empty(0, np.int32))
         head = chain[rows]
         found = self.find(tid[rows], time_ns[rows], pending.cookie[head])
-        user = np.append(self.deferred.callchain, np.int32(-1))[
-            found
-        ]  # not found is row -1: the one at the end
+        user = np.append(self.deferred.callchain, np.int32(-1))[found]
         # Each different pair of a callchain and a user part once.
         pairs, row = np.unique(head.astype(np.int64) << 32 | (user + 1).astype(np.int64), return_inverse=True)
         head, tail = pairs >> 32, (pairs & 0xFFFFFFFF) - 1
-        completed = _joined(chains.take(head), pending.kept[head], self.chains, tail)
+        kept = chains.take(head).cut(pending.kept[head])
+        completed = join_parts(kept, self.chains.take(tail))
         return MergedChains(rows, found, completed, row.astype(np.int32))
 
     def find(self, tid: I32, time_ns: I64, cookie: U64) -> I32:
@@ -200,8 +206,10 @@ class DeferredMatcher:
         It is the nearest one of the same thread and cookie at or after the sample, else the last one before
         it. Without a cookie (0) only a later one can be meant.
         """
-        if not len(self._order):
+        if not len(self.deferred):
             return np.full(len(tid), -1, np.int32)
+        if self._order is None:
+            self._order = self._make_index(self.deferred)
         code = np.minimum(np.searchsorted(self._cookies, cookie), len(self._cookies) - 1)
         wanted = self._pair(tid, code)
         pair = np.minimum(np.searchsorted(self._pairs, wanted), len(self._pairs) - 1)
@@ -215,22 +223,34 @@ class DeferredMatcher:
         return row.astype(np.int32)
 
 
-def _joined(heads: Ragged, kept: I64, tails: Ragged, tail: I64) -> Ragged:
-    """Join callchains of two parts, with the marker USER between them.
+def deferred_as_samples(recording: Recording) -> Recording:
+    """Return the recording with each deferred callchain, not merged, as a sample of period 0 at its time.
 
-    Args:
-        heads: n chains; of each, the first `kept` words (int64[n]) stay.
-        tails: user addresses.
-        tail: int64[n], rows of `tails`; -1 adds nothing.
+    That is what `perf script --no-merge-callchains` shows, to look into the matching. The callchain begins as
+    that of the sample ends, with USER_DEFERRED and the cookie (which the v12 form does not have); then come
+    USER and the addresses.
     """
-    added = np.where(tail >= 0, np.append(tails.lengths, 0)[tail], 0)
-    marker = (added > 0).astype(np.int64)
-    offsets = offsets_of(kept + marker + added)
-    values = np.full(int(offsets[-1]), _USER)
-    values[spread(offsets[:-1], kept, offsets_of(kept))] = heads.values[
-        spread(heads.offsets[:-1], kept, offsets_of(kept))
-    ]
-    values[spread(offsets[:-1] + kept + marker, added, offsets_of(added))] = tails.values[
-        spread(tails.offsets[np.maximum(tail, 0)], added, offsets_of(added))
-    ]
-    return Ragged(offsets, values)
+    deferred = recording.deferred
+    if not len(deferred):
+        return recording
+    extra = Samples.filled(
+        len(deferred),
+        **{name: getattr(deferred, name) for name in ("time_ns", "pid", "tid", "comm", "space")},
+        callchain=np.arange(len(deferred)) + len(recording.callchains),
+        cpumode=np.full(len(deferred), CpuMode.USER),
+    )
+    samples = Samples.concat([recording.samples, extra])
+    return recording.replaced(
+        samples=samples.take(np.argsort(samples.time_ns, kind="stable")),
+        callchains=Ragged.concat([recording.callchains, _with_cookies(deferred, recording.callchains)]),
+        deferred=DeferredChains(),
+    )
+
+
+def _with_cookies(deferred: DeferredChains, chains: Ragged) -> Ragged:
+    """Return the deferred callchains, with USER_DEFERRED and the cookie, if there is one, before USER."""
+    named = deferred.cookie != 0
+    words = np.empty((len(deferred), 2), np.uint64)
+    words[:, 0], words[:, 1] = np.uint64(CallchainContext.USER_DEFERRED), deferred.cookie
+    marks = Ragged(offsets_of(2 * named.astype(np.int64)), words[named].ravel())
+    return join_parts(marks, chains.take(deferred.callchain))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a perf.data file to a Recording, in one pass over the file.
+"""Decode a perf.data file to a Recording, in one pass over the file.
 
 Samples become columns chunk by chunk, side-band records are collected; when the file has been read the
 side-band is replayed in time order and every sample gets its thread's comm and address space.
@@ -24,7 +24,7 @@ from perf_offcpu.decode.counter_reads import CounterReads
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
 from perf_offcpu.decode.meta import evsel_of, read_meta
 from perf_offcpu.decode.samples import SampleDecoder, is_offcpu, ranks
-from perf_offcpu.decode.stacks.gather import SnapshotStore
+from perf_offcpu.decode.stacks.snapshot_store import SnapshotStore
 from perf_offcpu.decode.swapped_ids import count_foreign_ids, repair_ids
 from perf_offcpu.decode.switches.events import SWITCH_RECORDS, SwitchDecoder
 from perf_offcpu.decode.switches.waits import has_switches, with_waits
@@ -50,7 +50,7 @@ _ONE_BY_ONE = RECORD_LAYOUTS.keys() - SWITCH_RECORDS - {RecordType.CALLCHAIN_DEF
 
 
 class Head(Protocol):
-    """What of a recording is no record: an open `PerfDataReader`, or what stands for it (`perf_script`)."""
+    """The part of a recording that is no record: of an open `PerfDataReader`, or of perf (`perf_script`)."""
 
     events: Events
     features: Features
@@ -92,7 +92,7 @@ def read_recording(
     switches: bool = True,
     snapshots: bool = False,
 ) -> Recording:
-    """As `load_recording`, from an open reader; deferred callchains stay apart."""
+    """Read a recording from an open reader, as `load_recording`; deferred callchains are not merged."""
     _keep_freed_memory()
     collector, tasks = BatchCollector(), TaskReplay(Strings())
     account = CollectorAccount()
@@ -117,9 +117,9 @@ def read_recording(
 
 @contextlib.contextmanager
 def _no_search_for_cycles() -> Iterator[None]:
-    """Without Python's search for garbage in cycles: it looks at each of a million notes several times.
+    """Turn off Python's search for garbage in cycles: it visits each of a million notes several times.
 
-    What a reader drops is in no cycle.
+    Nothing that a reader drops is in a cycle.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -131,21 +131,21 @@ def _no_search_for_cycles() -> Iterator[None]:
 
 
 _LARGEST_BLOCK = (32 << 20) - (64 << 10)
-"""Just under glibc's DEFAULT_MMAP_THRESHOLD_MAX, its own header included."""
+"""Bytes, with malloc's header just below glibc's DEFAULT_MMAP_THRESHOLD_MAX."""
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc keep what a chunk has freed for the next one.
+    """Let glibc keep the memory that a chunk frees for the next one.
 
-    It gives memory back to the kernel, to be cleared and faulted in anew, when twice as much is free as the
-    largest block that a program has ever given back (malloc.c: the dynamic mmap threshold): here, one that
-    nobody has written to. Other allocators do not mind.
+    It returns memory to the kernel, to be cleared and faulted in again, when twice as much is free as the
+    largest block that the program has ever freed (malloc.c: the dynamic mmap threshold): here, one that is
+    never written to. Other allocators do not care.
     """
     np.empty(_LARGEST_BLOCK, np.uint8)
 
 
 def read_tasks(reader: PerfDataReader) -> tuple[TaskReplay, CollectorAccount]:
-    """Everything but the samples of a recording, for `assemble`."""
+    """Read everything but the samples of a recording, for `assemble`."""
     tasks, account = TaskReplay(Strings()), CollectorAccount()
     for chunk in reader.chunks():
         SampleDecoder(reader.events, Losses(), account).decode_account(chunk)
@@ -164,7 +164,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
     """Put samples and side-band records together: every sample gets its comm and address space.
 
     Args:
-        tasks: has noted the side-band records.
+        tasks: with the notes of all side-band records.
     """
     for cause, count in account.counted.items():
         head.counters.add(cause, count)
@@ -201,7 +201,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
 
 
 def _with_build_ids(dsos: Dsos, strings: Strings, features: Features) -> Dsos:
-    """The objects with the build-ids that the header holds of their paths; those of their maps come first."""
+    """Return the objects; where no map has a build-id, that of the header for their path is taken."""
     found: dict[int, set[str]] = {}
     for entry in features.build_ids():
         path = strings.find(entry.filename.decode("utf-8", "surrogateescape"))
@@ -214,7 +214,7 @@ def _with_build_ids(dsos: Dsos, strings: Strings, features: Features) -> Dsos:
 
 
 def _with_tasks(deferred: DeferredChains, tasks: TaskReplay) -> DeferredChains:
-    """The deferred callchains with comm and address space of their threads."""
+    """Return the deferred callchains with comm and address space of their threads."""
     rows = Samples.filled(len(deferred), time_ns=deferred.time_ns, pid=deferred.pid, tid=deferred.tid)
     rows = tasks.attribute(rows)
     return deferred.with_columns(comm=rows.comm, space=rows.space)

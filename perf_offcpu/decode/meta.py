@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From header features to the model's Meta and Evsels."""
+"""Convert header features to the model's Meta and Evsels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TIME_CLOCKS = (SoftwareConfig.CPU_CLOCK, SoftwareConfig.TASK_CLOCK)
 def read_meta(
     events: Events, features: Features, path: str, samples: Samples, account: CollectorAccount
 ) -> Meta:
-    """What the recording says of its machine and run, once its last chunk has been read."""
+    """Return what a recording says of its machine and run, once its last chunk has been read."""
     attrs = [spec.attr for spec in events.specs]
     with_clock = [attr for attr in attrs if attr.flags & AttrFlag.USE_CLOCKID]
     clock = features.values(Feature.CLOCK_DATA) or {}
@@ -53,6 +53,6 @@ def _kernel_build_id(features: Features) -> str:
 
 
 def evsel_of(spec: EventSpec) -> Evsel:
-    """The model's view of an event."""
+    """Convert an event to the model's."""
     clock = spec.attr.type == PerfType.SOFTWARE and spec.attr.config in _TIME_CLOCKS
     return Evsel(spec.name, spec.attr, "ns" if clock or is_offcpu(spec) else "")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pid/tid pair of upstream's raw off-cpu samples: which half is which?
+"""Repair the pid/tid pair of upstream's raw off-cpu samples, which is swapped in some of them.
 
-perf from 6.16 on writes sums as {tgid, tid} but samples sent directly as {tid, tgid}. The recording itself
-knows better: COMM, FORK and EXIT records say which process each thread belongs to. Only where they are
-silent does the path decide: a dummy time means a sum.
+perf from 6.16 on writes sums as {tgid, tid} but samples sent directly as {tid, tgid}. The COMM, FORK and EXIT
+records of the recording say which process each thread belongs to. Only for threads that they do not name
+does the kind of sample decide: a dummy time means a sum.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from perf_offcpu.model.recording import SampleFlag, Samples, Tasks
 
 
 def count_foreign_ids(samples: Samples, tasks: Tasks) -> int:
-    """How many off-cpu samples have thread ids that no other record of the recording has.
+    """Count the off-cpu samples with thread ids that no other record of the recording has.
 
-    BPF programs, upstream's and ours, give the ids of the first pid namespace; COMM, FORK and the like those
-    of the recorder's. Where these are two, nothing fits together, and names are missing.
+    BPF programs, upstream's and ours, write ids of the first pid namespace; COMM, FORK and other records have
+    ids of the recorder's. Where these differ nothing fits together, and names are missing.
     """
     if not len(tasks):
         return 0
@@ -52,10 +52,7 @@ def repair_ids(samples: Samples, from_upstream: Bool, tasks: Tasks) -> Samples:
 
 
 def _tgid(tasks: Tasks, tids: I32) -> I32:
-    """int32[n]: the process of each thread, -1 unknown."""
-    if not len(tasks):
-        return np.full(len(tids), -1, np.int32)
-    order = np.argsort(tasks.tid, kind="stable")
-    known = tasks.tid[order]
-    slot = np.minimum(np.searchsorted(known, tids), len(known) - 1)
-    return np.where(known[slot] == tids, tasks.pid[order][slot], -1).astype(np.int32)
+    """Return int32[n]: the process of each thread, -1 unknown."""
+    slot, nobody = np.searchsorted(tasks.tid, tids), np.int32(-1)
+    known = np.append(tasks.tid, nobody)[slot] == tids
+    return np.where(known, np.append(tasks.pid, nobody)[slot], nobody)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Garbage at the root of callchains: words that frame-pointer walks took for return addresses.
+"""Cut garbage at the root of callchains: words that frame-pointer walks took for return addresses.
 
-Code built without frame pointers keeps anything in the register that a walk follows; behind the last real
+Code built without frame pointers keeps anything in the register that a walk follows; after the last real
 frame such a walk reads words of the stack. They lie in no mapping of the process, and they come last. A
 frame that is no code cannot be a caller: it is cut off. The innermost user frame is never cut, it is where
 the thread really was.
@@ -15,10 +15,9 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.callchains import Ragged, spread, unique_rows
-from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.callchains import Ragged, unique_rows
+from perf_offcpu.model.columns import I32, I64, Bool, distinct
 from perf_offcpu.model.mappings import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording, Samples
 
@@ -26,10 +25,10 @@ _KERNEL_HALF = np.uint64(1 << 63)
 
 
 def cut_garbage(recording: Recording) -> Recording:
-    """The recording without root-most frames that lie in no mapping of their process.
+    """Return the recording without root-most frames that lie in no mapping of their process.
 
-    Processes of which no mapping is known keep all frames, and so do samples with a snapshot: unwinding that
-    takes the place of the walk. What was cut is counted, once for each different callchain.
+    Processes of which no mapping is known keep all frames, and so do samples with a snapshot: unwinding
+    replaces the walk. Words that are cut are counted once for each different callchain.
     """
     samples, chains = recording.samples, recording.callchains
     known = np.zeros(len(recording.spaces) + 1, np.bool_)  # the last one is that of space -1
@@ -53,14 +52,14 @@ def cut_garbage(recording: Recording) -> Recording:
 
 
 _BLOCK = 1 << 15
-"""Samples, or callchains, that are looked at once: what is made of them stays in a core's cache."""
+"""Samples or callchains that are worked on at once, so that intermediate columns stay in a core's cache."""
 
 
 def _keys(samples: Samples, known: Bool) -> Iterator[tuple[slice, Bool, I64]]:
-    """(rows, usable, keys) of a block of samples after the other.
+    """Yield (rows, usable, keys) of one block of samples after the other.
 
-    usable is bool[rows], whether there is a callchain that stays and a known address space; keys are int64
-    of these only: the space in the upper half, the callchain in the lower.
+    usable is bool[rows]: whether there is a callchain that may be cut, and a known address space; keys are
+    int64 of these only: the space in the upper half, the callchain in the lower.
     """
     for at in range(0, len(samples), _BLOCK):
         rows = slice(at, at + _BLOCK)
@@ -70,20 +69,13 @@ def _keys(samples: Samples, known: Bool) -> Iterator[tuple[slice, Bool, I64]]:
 
 
 def _pairs(samples: Samples, known: Bool) -> I64:
-    """The different keys, ascending."""
-    parts = [np.empty(0, np.int64), *(_unique(keys) for _, _, keys in _keys(samples, known))]
-    return _unique(np.concatenate(parts))
-
-
-def _unique(keys: I64) -> I64:
-    """The different keys, ascending: by sorting, which is faster than the hashing of `np.unique`."""
-    ascending = np.sort(keys)
-    different: I64 = ascending[np.append(True, ascending[1:] != ascending[:-1])[: len(keys)]]
-    return different
+    """Return the different keys, ascending."""
+    parts = [np.empty(0, np.int64), *(distinct(keys) for _, _, keys in _keys(samples, known))]
+    return distinct(np.concatenate(parts))
 
 
 def _shortened(pairs: I64, recording: Recording) -> tuple[I64, Ragged, int]:
-    """(pairs, shorter, words): those whose callchain ends in garbage, what is left of each, what is not."""
+    """Return (pairs, shorter, words): keys whose callchain is cut, what is left of it, words cut in all."""
     keys, parts, words = [np.empty(0, np.int64)], [Ragged()], 0
     for at in range(0, len(pairs), _BLOCK):
         block = pairs[at : at + _BLOCK]
@@ -91,14 +83,13 @@ def _shortened(pairs: I64, recording: Recording) -> tuple[I64, Ragged, int]:
         kept = _kept_lengths(taken, _is_code(taken, (block >> 32).astype(np.int32), recording))
         cut = np.flatnonzero(kept < taken.lengths)
         words += int((taken.lengths - kept).sum())
-        offsets = offsets_of(kept[cut])
         keys.append(block[cut])
-        parts.append(Ragged(offsets, taken.values[spread(taken.offsets[cut], kept[cut], offsets)]))
+        parts.append(taken.take(cut).cut(kept[cut]))
     return np.concatenate(keys), Ragged.concat(parts), words
 
 
 def _renumbered(samples: Samples, known: Bool, pairs: I64, ids: I32) -> I32:
-    """int32[n]: the samples' callchains; `ids` are the new rows of all old ones, then of all pairs."""
+    """Return int32[n]: the samples' callchains; `ids` are the new rows of all old ones, then of all pairs."""
     callchain = samples.callchain.copy()
     first_pair = len(ids) - len(pairs)
     for rows, usable, keys in _keys(samples, known):
@@ -111,7 +102,7 @@ def _renumbered(samples: Samples, known: Bool, pairs: I64, ids: I32) -> I32:
 
 
 def _is_code(chains: Ragged, spaces: I32, recording: Recording) -> Bool:
-    """bool[words]: which words may be frames: markers, kernel addresses, mapped ones, innermost ones."""
+    """Return bool[words]: which words may be frames: markers, kernel, mapped and innermost addresses."""
     words = chains.values
     good = words >= _KERNEL_HALF
     is_marker = words >= np.uint64(CallchainContext.MAX)
@@ -120,18 +111,14 @@ def _is_code(chains: Ragged, spaces: I32, recording: Recording) -> Bool:
     good |= first | np.append(False, is_marker[:-1])[: len(words)]
     doubtful = np.flatnonzero(~good)
     space = spaces[chains.row_of_value()[doubtful]]
-    # A return address may be the byte behind its mapping: the call before it is what must be code.
+    # A return address may be the byte after its mapping: the call before it is what must be code.
     mapping = find_mappings(recording.maps, recording.spaces, space, words[doubtful] - np.uint64(1))
     good[doubtful[mapping != NO_MAP]] = True
     return good
 
 
 def _kept_lengths(chains: Ragged, good: Bool) -> I64:
-    """int64[n]: words of each row up to the last good one."""
-    position = np.arange(len(good))
-    last_good = np.maximum.accumulate(np.where(good, position, -1)) if len(good) else position
-    ends, lengths = chains.offsets[1:], chains.lengths
-    kept = lengths.copy()
-    filled = lengths > 0
-    kept[filled] = last_good[ends[filled] - 1] - chains.offsets[:-1][filled] + 1
+    """Return int64[n]: the words of each row up to its last good one."""
+    last_good = np.append(np.maximum.accumulate(np.where(good, np.arange(len(good)), -1)), -1)
+    kept: I64 = np.maximum(last_good[chains.offsets[1:] - 1] - chains.offsets[:-1] + 1, 0)
     return kept

@@ -22,7 +22,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.cfi import MACHINE_OF_ARCH
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.decode.switches.events import may_tell_of_switches
+from perf_offcpu.decode.switches.events import may_hold_switches
 from perf_offcpu.inject.header import has_stacks, written_events, written_features
 from perf_offcpu.inject.options import RewriteOptions, Rewritten
 from perf_offcpu.inject.samples import SampleRewriter, Stage
@@ -71,7 +71,7 @@ def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | Non
     options, counters, waits = options or RewriteOptions(), Losses(), None
     with PerfDataReader.repeatable(path) as again:
         found = survey(again())
-        if options.switches and may_tell_of_switches(found.reader.events):
+        if options.switches and may_hold_switches(found.reader.events):
             waits = wait_records(again(), counters)
         reader = again()
         reader.counters.update(counters)

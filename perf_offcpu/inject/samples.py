@@ -21,7 +21,7 @@ from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import Rows, gather_rows
 from perf_offcpu.decode.deferred import MARKER_WORDS, pending_chains
 from perf_offcpu.decode.samples import is_offcpu, model_samples, sample_columns, samples_by_event
-from perf_offcpu.decode.stacks.user_parts import first_words, kernel_parts
+from perf_offcpu.decode.stacks.user_parts import without_user_parts
 from perf_offcpu.inject.options import Rewritten
 from perf_offcpu.inject.payload_words import payloads
 from perf_offcpu.model.callchains import Ragged
@@ -199,8 +199,7 @@ class SampleRewriter:
         too_large = sample_sizes(shape, fields, len(batch)) > RECORD_SIZE_MAX
         if too_large.any() and batch.chains is not None:
             self.done.losses.add(losses.UNMERGED, int(too_large.sum()))
-            kept = np.where(too_large, kernel_parts(batch.chains), batch.chains.lengths)
-            batch = replace(batch, chains=first_words(batch.chains, kept))
+            batch = replace(batch, chains=without_user_parts(batch.chains, too_large))
             fields = batch.fields()
             too_large = sample_sizes(shape, fields, len(batch)) > RECORD_SIZE_MAX
         if too_large.any():

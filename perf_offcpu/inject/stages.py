@@ -25,8 +25,8 @@ from perf_offcpu.decode.deferred import DeferredMatcher
 from perf_offcpu.decode.retype import retype
 from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.decode.stacks.callers import CallerRows, sum_callers, with_callers
-from perf_offcpu.decode.stacks.gather import SnapshotStore, has_snapshot
-from perf_offcpu.decode.stacks.user_parts import first_words, join_parts, kernel_parts
+from perf_offcpu.decode.stacks.snapshot_store import SnapshotStore, has_snapshot
+from perf_offcpu.decode.stacks.user_parts import join_parts, kernel_parts, without_user_parts
 from perf_offcpu.decode.swapped_ids import repair_ids
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.decode.tasks.replay import TaskReplay
@@ -115,8 +115,7 @@ def cut_user_parts(batch: SampleBatch) -> SampleBatch:
     """Cut the user's part of callchains of samples that keep a copy of the user stack."""
     if batch.chains is None or not has_stacks(batch.spec):
         return batch
-    kept = np.where(has_snapshot(batch.columns), kernel_parts(batch.chains), batch.chains.lengths)
-    return replace(batch, chains=first_words(batch.chains, kept))
+    return replace(batch, chains=without_user_parts(batch.chains, has_snapshot(batch.columns)))
 
 
 class StackUnwinder:
@@ -148,7 +147,7 @@ class StackUnwinder:
         others = np.flatnonzero((snapshot < 0) & (of_caller >= 0))
         rows = np.concatenate([rows, others])
         found = Unwound.concat([found, self._of_callers.take(of_caller[others])])
-        whole = join_parts(batch.chains, kernel_parts(batch.chains), rows.astype(np.int32), found.chains)
+        whole = join_parts(kernel_parts(batch.chains.take(rows)), found.chains)
         batch = replace(batch, chains=batch.chains.replaced(rows, whole))
         if batch.extensions is not None:
             batch.extensions = with_walk_ends(batch.extensions, rows, found.is_cut(), batch.order)

@@ -9,11 +9,20 @@ collision of hashes can never merge two chains.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import field
 
 import numpy as np
 
-from perf_offcpu.binary.gather import Rows, gather_rows, offsets_of, row_blocks, row_groups, rows_of
+from perf_offcpu.binary.gather import (
+    Rows,
+    gather_rows,
+    move_rows,
+    offsets_of,
+    row_blocks,
+    row_groups,
+    rows_of,
+)
 from perf_offcpu.model.columns import I32, I64, U64
 from perf_offcpu.structs import mutable
 
@@ -62,10 +71,26 @@ class Ragged:
         return cls(offsets_of(lengths), np.concatenate([part.values for part in parts]))
 
     def take(self, rows: I64 | I32) -> Ragged:
-        """Return some rows, in the given order (a row may repeat)."""
+        """Return some rows, in the given order (a row may repeat); -1 yields an empty one."""
         starts = self.offsets[rows]
         lengths = self.offsets[1:][rows] - starts
         return Ragged(*gather_rows(self.values.view(np.uint8), Rows(8 * starts, lengths, 8)))
+
+    @classmethod
+    def beside(cls, parts: Sequence[Ragged]) -> Ragged:
+        """Return rows that are row i of each part, one after the other; all parts have n rows."""
+        offsets = offsets_of(np.sum([part.lengths for part in parts], axis=0))
+        values, at = np.empty(int(offsets[-1]), np.uint64), 8 * offsets[:-1]
+        for part in parts:
+            sizes = 8 * part.lengths
+            move_rows(values.view(np.uint8), at, part.values.view(np.uint8), 8 * part.offsets[:-1], sizes)
+            at += sizes
+        return cls(offsets, values)
+
+    def cut(self, lengths: I64) -> Ragged:
+        """Return the first `lengths` words (int64[n]) of each row."""
+        rows = Rows(8 * self.offsets[:-1], lengths, 8)
+        return Ragged(*gather_rows(self.values.view(np.uint8), rows))
 
     def replaced(self, rows: I64, others: Ragged) -> Ragged:
         """Return all rows, with `others` in place of some (int64[m], none twice)."""

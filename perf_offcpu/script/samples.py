@@ -58,7 +58,7 @@ def write(profile: Profile, out: IO[str], options: TextOptions | None = None) ->
 
     Args:
         profile: symbolized with `keep_ips`; samples of no event (evsel -1) are deferred callchains, see
-            `decode.unmerged`.
+            `decode.deferred`.
     """
     options = options or TextOptions()
     # The row in `printers` of each event; the last element is for evsel -1.

@@ -16,10 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perf_offcpu.decode.deferred import merge_deferred
+from perf_offcpu.decode.deferred import deferred_as_samples, merge_deferred
 from perf_offcpu.decode.join import Host, JoinOptions, join_by_host
 from perf_offcpu.decode.trim_stacks import cut_garbage
-from perf_offcpu.decode.unmerged import deferred_as_samples
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import Renumber, distinct
 from perf_offcpu.model.join import join, renumbered, shifted, to_rows

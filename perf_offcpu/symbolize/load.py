@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perf_offcpu.cache import DiskCache
+from perf_offcpu.decode.deferred import deferred_as_samples
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.decode.unmerged import deferred_as_samples
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.search import Search

@@ -151,7 +151,7 @@ def unwind(recording: Recording, search: Search | None = None, cache: DiskCache 
     unwinder = Unwinder(recording, search or Search(), cache)
     chains = ChainTable()
     chains.add(recording.callchains)  # they are different, and keep their numbers
-    kept = kernel_parts(recording.callchains)
+    kernel = kernel_parts(recording.callchains)
     callchain, flags = samples.callchain.copy(), samples.flags.copy()
     # Snapshots are in the order of the file, which samples need not be. Sums share those of their callers.
     pairs = samples.snapshot[rows].astype(np.int64) << 32 | samples.space[rows] & np.int64(2**32 - 1)
@@ -166,8 +166,7 @@ def unwind(recording: Recording, search: Search | None = None, cache: DiskCache 
             place = np.cumsum(is_new) - 1
             found = found.take(place)
         some = rows[part]
-        whole = join_parts(recording.callchains, kept, samples.callchain[some], found.chains)
-        callchain[some] = chains.add(whole)
+        callchain[some] = chains.add(join_parts(kernel.take(samples.callchain[some]), found.chains))
         flags[some] = flags_after(flags[some], found.ends)
         _count(found, counters)
     samples = samples.with_columns(callchain=callchain, flags=flags)

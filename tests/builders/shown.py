@@ -15,8 +15,8 @@ from pathlib import Path
 
 from perf_offcpu.analysis.select import select_events
 from perf_offcpu.convert.registry import FORMATS
+from perf_offcpu.decode.deferred import deferred_as_samples
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.decode.unmerged import deferred_as_samples
 from perf_offcpu.objects.search import Search
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import summarize

@@ -20,8 +20,8 @@ import pytest
 from builders.perf_text import DEFERRED, Frame, Printed, parse
 from golden.perf_rules import BLOCKER, RULES, UNKNOWN, differences, is_cookie, reasons_for
 
+from perf_offcpu.decode.deferred import deferred_as_samples
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.decode.unmerged import deferred_as_samples
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.script.fields import choose_fields
 from perf_offcpu.script.samples import TextOptions, write

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums by caller: many sums, one copy of the stack, which came with the first wait of that caller.
+"""Find the stacks of sums by caller: of many sums, only the first one of a caller has a copy of the stack.
 
-Short waits of programs without frame pointers are told apart in the kernel by a number (`caller` in the
-payload), and only the first of each brings registers and stack along, as a sum of one wait. What is unwound
-from it is the user stack of all sums of that number. It stands before them in the file.
+The kernel distinguishes short waits of programs without frame pointers by a number (`caller` in the payload),
+and only the first wait of each has registers and stack, as a sum of one wait. The stack unwound from it is
+the user stack of all sums of that number. It comes before them in the file.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from perf_offcpu.model.columns import I32, I64, U64
 
 
 class CallerRows:
-    """Which row each caller has: of snapshots, or of callchains."""
+    """A map from callers to rows of snapshots, or of callchains."""
 
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}
 
     def note(self, callers: U64, rows: I64 | I32) -> None:
-        """Remember rows; the first one of a caller counts."""
+        """Add rows; the first row of a caller stays."""
         unique, first = np.unique(callers, return_index=True)
         for caller, row in zip(unique.tolist(), rows[first].tolist(), strict=True):
             self._rows.setdefault(caller, row)
 
     def find(self, callers: U64) -> I64:
-        """int64[n]: the row of each, -1 where it is not known."""
+        """Return int64[n]: the row of each caller, -1 where it is not known."""
         unique, place = np.unique(callers, return_inverse=True)
         rows = [self._rows.get(caller, -1) for caller in unique.tolist()]
         return np.array(rows, np.int64)[place]
 
 
 def sum_callers(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
-    """uint64[n]: the callers of sums; 0 of other samples, and where samples have no copies of stacks.
+    """Return uint64[n]: the callers of sums; 0 for other samples, and for evsels without copies of stacks.
 
     Args:
         data: the buffer that `columns` point into.
@@ -51,14 +51,16 @@ def sum_callers(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
 
 
 def with_callers(snapshot: I32, callers: U64, known: CallerRows, counters: Losses) -> I32:
-    """The snapshots of n samples, sums having those of their callers.
+    """Return the snapshots of n samples: sums without one have that of their caller.
 
     Args:
-        snapshot: int32[n], the row in snapshots that each brought along, -1 none.
-        callers: uint64[n], as of `sum_callers`.
-        known: those of earlier samples; what these bring is added.
-        counters: where sums without are counted.
+        snapshot: int32[n], the row in snapshots of each sample's own, -1 none.
+        callers: uint64[n], as from `sum_callers`.
+        known: the callers of earlier samples; those of these samples are added.
+        counters: where sums without a snapshot are counted.
     """
+    if not callers.any():
+        return snapshot
     own = np.flatnonzero((callers != 0) & (snapshot >= 0))
     known.note(callers[own], snapshot[own])
     others = np.flatnonzero((callers != 0) & (snapshot < 0))

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of user stacks left where they lie in the recording, and read once more when they are unwound.
+"""Read copies of user stacks from the recording when they are unwound; only their positions are kept.
 
-They are nearly all of a recording that has them: to keep them costs more than to unwind them. So only their
-places are kept. What cannot be read again, because it came through a pipe or compressed, is kept instead, in
-memory or in a temporary file (`decode.stacks.gather`), and read from there by the same means.
+Stacks are nearly all of a recording that has them: to keep them costs more than to unwind them. Those that
+cannot be read again, because they came through a pipe or compressed, are kept in memory or in a temporary
+file (`decode.stacks.snapshot_store`), and read from there by the same means.
 
-Files are read with pread, not mapped: one that is cut short meanwhile gives shorter stacks, not SIGBUS.
+Files are read with pread, not mapped: stacks of a file that is cut short meanwhile are shorter, and there is
+no SIGBUS.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from perf_offcpu.model.snapshots import StackWords
 from perf_offcpu.structs import mutable
 
 _GAP: Final = 1 << 14
-"""Bytes between two stacks that are read along: a call costs more than they do."""
+"""Bytes between two stacks that are read, too: a call costs more than they do."""
 _WORD: Final = 8
 Bytes = NDArray[np.uint8]
 
 
 class OpenFile:
-    """A descriptor that is closed with its last user."""
+    """A file descriptor that is closed with the last reference."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -39,7 +40,7 @@ class OpenFile:
         os.close(self.descriptor)
 
     def read_into(self, room: Bytes, at: int) -> int:
-        """Fill `room` from offset `at` on; gives how many bytes there were."""
+        """Fill `room` from offset `at` on; return the number of bytes read."""
         done = 0
         while done < len(room):
             try:
@@ -52,7 +53,7 @@ class OpenFile:
         return done
 
 
-class StackPlaces:
+class StackPositions:
     """n stacks, in files or in memory. Rows are added file by file."""
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class StackPlaces:
         return len(self._starts)
 
     def add(self, source: OpenFile | None, starts: I64, words: I64) -> None:
-        """Add stacks: at byte offsets `starts` of a file, of so many words. None: `settle` says where."""
+        """Add stacks of `words` words at byte offsets `starts` of a file; None: of the source of `settle`."""
         if not self._sources or self._sources[-1] is not source:
             self._sources.append(source)
             self._first.append(len(self))
@@ -74,16 +75,16 @@ class StackPlaces:
         self._words.append(words)
 
     def settle(self, source: OpenFile | U64) -> None:
-        """What was added without a source lies here."""
+        """Set the source of stacks that were added without one."""
         self._sources = [source if one is None else one for one in self._sources]
 
     @property
     def lengths(self) -> I64:
-        """int64[n], words of each stack."""
+        """Return int64[n]: the words of each stack."""
         return self._words.view()
 
     def read_stacks(self, rows: I64) -> StackWords:
-        """Some of them, to be used before the next are looked at. What cannot be read has no words."""
+        """Return some stacks, valid until the next call. Those that cannot be read have no words."""
         starts, words = self._starts.view()[rows], self._words.view()[rows]
         sources = np.searchsorted(np.array(self._first), rows, side="right") - 1
         if not len(rows) or (sources == sources[0]).all():
@@ -102,7 +103,7 @@ class StackPlaces:
             return StackWords(source, starts // _WORD, words)
         spans, place = _spans(starts, words)
         if len(self._room) < spans.size:
-            # With room to spare: the next ones are about as many. In huge pages, where there are any.
+            # A quarter larger: the next stacks are about as many. GrowingArray uses huge pages.
             self._room = GrowingArray("u1").extend((spans.size + spans.size // 4) // _WORD * _WORD)
         have = spans.read(source, self._room)
         words = np.minimum(words, np.maximum(0, have - place) // _WORD)
@@ -114,7 +115,7 @@ class StackPlaces:
 
 @mutable
 class _Spans:
-    """Parts of a file that are read at once, and where in the room: neighbours, each at a multiple of 8."""
+    """Parts of a file that are read at once, one after the other into a buffer, each at a multiple of 8."""
 
     starts: list[int]
     sizes: list[int]
@@ -123,7 +124,7 @@ class _Spans:
     size: int = field(default=_WORD)
 
     def read(self, source: OpenFile, room: Bytes) -> I64:
-        """Read them; gives for each stack where what could be read of its span ends in the room."""
+        """Read the parts; return for each stack where the bytes read of its part end in the buffer."""
         ends = []
         for start, size, at in zip(self.starts, self.sizes, self.at, strict=True):
             ends.append(at + source.read_into(room[at : at + size], start))
@@ -131,7 +132,7 @@ class _Spans:
 
 
 def _spans(starts: I64, words: I64) -> tuple[_Spans, I64]:
-    """The parts of a file in which stacks lie, and int64[n], where each begins in the room."""
+    """Return the parts of a file in which stacks lie, and int64[n]: where each begins in the buffer."""
     ends = starts + _WORD * words
     order = np.argsort(starts, kind="stable")
     start, end = starts[order], np.maximum.accumulate(ends[order])
@@ -152,7 +153,7 @@ def _none() -> StackWords:
 
 
 def _joined(parts: list[StackWords], order: I64) -> StackWords:
-    """StackWords of several sources as one, in another order."""
+    """Return the stacks of several sources as one, in another order."""
     bases = np.cumsum([0, *(len(part.words) for part in parts)]).tolist()
     begins = np.concatenate([part.begins + base for part, base in zip(parts, bases, strict=False)])
     lengths = np.concatenate([part.lengths for part in parts])

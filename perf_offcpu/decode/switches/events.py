@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Context switches as recordings hold them, to rows of `switch_table.Switches`.
+"""Decode context switches of a recording to rows of `switches.table.Switches`.
 
     perf record -e sched:sched_switch [-e sched:sched_waking] -g -a       tracepoints: raw data of samples
     perf record --switch-events -e context-switches -c 1 -g [COMMAND]     SWITCH records and samples
 
 A tracepoint's sample is taken in the thread that goes out or that wakes another: ids and callchain are that
-thread's. Where the fields of its raw data lie, and which bit of prev_state is which state, the recording
-itself says (`perfdata.tracing_data`).
+thread's. The offsets of the fields in its raw data, and the states that the bits of prev_state mean, are in
+the recording (`perfdata.tracing_data`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import Rows, gather
-from perf_offcpu.decode.switches.table import Switches, What
+from perf_offcpu.decode.switches.table import Switches, SwitchKind
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U8, Bool
 from perf_offcpu.model.recording import Samples
@@ -37,10 +37,10 @@ SWITCH_RECORDS = frozenset({RecordType.SWITCH, RecordType.SWITCH_CPU_WIDE})
 
 
 _TRACEPOINTS = {
-    "sched_switch": What.SWITCH,
-    "sched_waking": What.WAKING,
-    "sched_wakeup": What.WAKEUP,
-    "sched_wakeup_new": What.NEW,
+    "sched_switch": SwitchKind.SWITCH,
+    "sched_waking": SwitchKind.WAKING,
+    "sched_wakeup": SwitchKind.WAKEUP,
+    "sched_wakeup_new": SwitchKind.NEW,
 }
 
 _IN_INTERRUPT = 0x08 | 0x10
@@ -51,11 +51,11 @@ _STATES = {"S": 0x1, "D": 0x2, "T": 0x4, "t": 0x8, "X": 0x10, "Z": 0x20, "P": 0x
 _STATES |= {"x": 0x80, "K": 0x100, "W": 0x200, "N": 0x400}  # up to 4.13, which shows every bit by itself
 """TASK_* bits (include/linux/sched.h) by the letters that the kernel prints for them."""
 _FLAGS_SINCE_4_14 = [(str(1 << bit), letter) for bit, letter in enumerate("SDTtXZPI")]
-"""For formats that have lost their printing recipe."""
+"""For formats without `print fmt`."""
 
 
-def may_tell_of_switches(events: Events) -> bool:
-    """Whether a recording of these events may hold switches: a cheap look before an expensive one."""
+def may_hold_switches(events: Events) -> bool:
+    """Return whether a recording of these events may hold switches: a cheap test before an expensive one."""
     return any(
         spec.attr.type == PerfType.TRACEPOINT or spec.attr.flags & AttrFlag.CONTEXT_SWITCH
         for spec in events.specs
@@ -84,17 +84,17 @@ class SwitchDecoder:
         events: Events,
         number: int,
     ) -> Switches:
-        """Rows for n samples of evsel `number`, if they tell of switches.
+        """Return rows for n samples of evsel `number`; none if they are not of switches.
 
         Args:
             data: the buffer that `columns` point into.
             columns: the samples' fields.
             ok: bool[n], False for samples that are damaged.
-            samples: their model rows; `callchain` is taken over.
+            samples: their model rows; `callchain` is copied.
         """
         spec = events.specs[number]
         if _has_stacks(spec) and any(one.attr.flags & AttrFlag.CONTEXT_SWITCH for one in events.specs):
-            return _rows(samples, What.STACK).take(ok & (samples.time_ns > 0))
+            return _rows(samples, SwitchKind.STACK).take(ok & (samples.time_ns > 0))
         one = self._format(spec) if spec.attr.type == PerfType.TRACEPOINT else None
         if one is None or "raw" not in columns.arrays or _is_repeated(events, number):
             return Switches()
@@ -108,9 +108,9 @@ class SwitchDecoder:
         return one if one is not None and one.system == "sched" and one.name in _TRACEPOINTS else None
 
     def _of_tracepoint(self, one: TracepointFormat, raw: _Raw, samples: Samples) -> Switches:
-        what = _TRACEPOINTS[one.name]
-        found = _rows(samples, what)
-        if what == What.SWITCH:
+        kind = _TRACEPOINTS[one.name]
+        found = _rows(samples, kind)
+        if kind == SwitchKind.SWITCH:
             found.tid, found.next_tid = raw.ids("prev_pid"), raw.ids("next_pid")
             found.state, found.preempted = _states(raw.field("prev_state"), one.print_fmt)
         else:
@@ -120,7 +120,7 @@ class SwitchDecoder:
         return found.take(raw.ok & (found.time_ns > 0))
 
     def of_records(self, chunk: Chunk, events: Events) -> Switches:
-        """Rows for the SWITCH records of a chunk, and for LOST records, which say where some are missing."""
+        """Return rows for the SWITCH records of a chunk, and for LOST records, which show gaps."""
         rows = np.flatnonzero(np.isin(chunk.types, [*SWITCH_RECORDS, RecordType.LOST]))
         if not len(rows):
             return Switches()
@@ -130,7 +130,7 @@ class SwitchDecoder:
         timed = (trailers.time > 0) & (trailers.time < NO_TIME)
         found = Switches.filled(
             len(rows),
-            what=np.select([lost, out], [What.LOST, What.OUT], What.IN),
+            kind=np.select([lost, out], [SwitchKind.LOST, SwitchKind.OUT], SwitchKind.IN),
             time_ns=np.where(timed, trailers.time, np.uint64(0)),
             cpu=trailers.cpu,
             tid=trailers.tid,
@@ -151,7 +151,7 @@ class _Raw:
         self.was_ok, self.ok = ok, ok.copy()
 
     def field(self, name: str) -> I64:
-        """int64[n]; rows that do not have the field stop being `ok`."""
+        """Return int64[n]: a field; rows that do not have it stop being `ok`."""
         place = self.one.fields.get(name)
         if place is None or place.type is None:
             self.ok[:] = False
@@ -162,27 +162,27 @@ class _Raw:
         return values
 
     def ids(self, name: str) -> I32:
-        """int32[n]: a field of type pid_t."""
+        """Return int32[n]: a field of type pid_t."""
         return self.field(name).astype(np.int32)
 
 
 def _has_stacks(spec: EventSpec) -> bool:
-    """Whether an evsel's samples are taken in the thread that goes out, just before its SWITCH record."""
+    """Return whether an evsel samples the thread that goes out, just before its SWITCH record."""
     attr = spec.attr
     return attr.type == PerfType.SOFTWARE and attr.config == SoftwareConfig.CONTEXT_SWITCHES
 
 
 def _is_repeated(events: Events, number: int) -> bool:
-    """Whether an earlier evsel is the same tracepoint: each switch counts once."""
+    """Return whether an earlier evsel is the same tracepoint: each switch counts once."""
     attr = events.specs[number].attr
     return any((one.attr.type, one.attr.config) == (attr.type, attr.config) for one in events.specs[:number])
 
 
-def _rows(samples: Samples, what: What) -> Switches:
-    """Rows that happened to the thread that was sampled."""
+def _rows(samples: Samples, kind: SwitchKind) -> Switches:
+    """Return rows of the thread that was sampled."""
     return Switches.filled(
         len(samples),
-        what=np.full(len(samples), what),
+        kind=np.full(len(samples), kind),
         time_ns=samples.time_ns,
         cpu=samples.cpu,
         tid=samples.tid,
@@ -196,11 +196,11 @@ def _rows(samples: Samples, what: What) -> Switches:
 
 
 def _states(prev_state: I64, print_fmt: str) -> tuple[I32, U8]:
-    """(TASK_* bits, preempted) of what sched_switch calls prev_state.
+    """Return (TASK_* bits, preempted) of the field prev_state of sched_switch.
 
     Since 4.14 that is not the kernel's own mask but made for the tracepoint (include/trace/events/sched.h:
-    __trace_sched_switch_state()). The bit above all states says that the kernel itself was preempted. No
-    state at all says that the thread could have gone on, too: on its way back to user space, or it yielded.
+    __trace_sched_switch_state()). The bit above all states means that the kernel itself was preempted. With
+    no state at all the thread was runnable, too: on its way back to user space, or it yielded.
     """
     flags = _PRINT_FLAG.findall(print_fmt) or _FLAGS_SINCE_4_14
     bits = {int(number, 0): _STATES.get(letter, 0) for number, letter in flags}
@@ -213,7 +213,7 @@ def _states(prev_state: I64, print_fmt: str) -> tuple[I32, U8]:
 
 
 def _wakers(found: Switches, common_flags: I64) -> tuple[I32, I32]:
-    """(tid, pid) of who wakes: 0 for an interrupt, which is no doing of the thread that it interrupts."""
+    """Return (tid, pid) of wakers: 0 for interrupts, which have nothing to do with the interrupted thread."""
     interrupt = common_flags & _IN_INTERRUPT != 0
     none = np.int32(0)
     return np.where(interrupt, none, found.current), np.where(interrupt, none, found.pid)

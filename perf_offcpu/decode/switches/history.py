@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened to each thread, in order: the ground on which `switches` pairs outs with ins.
+"""Put the events of each thread in order, so that `switches.intervals` can pair outs with ins.
 
-Events of all kinds are put into one sequence, thread after thread, so that "the next" and "the one before"
-are neighbours in an array.
+Events of all kinds form one sequence, thread after thread, so that "the next" and "the one before" are
+neighbours in an array.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.decode.switches.table import Switches, What
+from perf_offcpu.decode.switches.table import Switches, SwitchKind
 from perf_offcpu.model.columns import I32, I64
 from perf_offcpu.model.recording import Tasks
 from perf_offcpu.structs import mutable
@@ -21,8 +21,8 @@ from perf_offcpu.structs import mutable
 I8 = NDArray[np.int8]
 
 
-class Kind(enum.IntEnum):
-    """What happens to one thread; at equal times, in this order."""
+class EventKind(enum.IntEnum):
+    """Kinds of events of one thread; at equal times, they are in this order."""
 
     BORN = 0
     STACK = 1
@@ -35,9 +35,9 @@ class Kind(enum.IntEnum):
 
 
 NONE = -1
-"""No kind: before a thread's first edge, and behind its last."""
-IS_OUT = np.array([kind in (Kind.OUT, Kind.OUT_RECORD) for kind in [*Kind, NONE]])
-IS_IN = np.array([kind in (Kind.IN, Kind.IN_RECORD) for kind in [*Kind, NONE]])
+"""No kind: before a thread's first edge, and after its last."""
+IS_OUT = np.array([kind in (EventKind.OUT, EventKind.OUT_RECORD) for kind in [*EventKind, NONE]])
+IS_IN = np.array([kind in (EventKind.IN, EventKind.IN_RECORD) for kind in [*EventKind, NONE]])
 
 
 @mutable
@@ -51,46 +51,47 @@ class History:
 
     @classmethod
     def of(cls, switches: Switches, tasks: Tasks) -> History:
-        """The history that switches, births and exits make together, without the idle threads."""
+        """Return the history of switches, births and exits, without the idle threads."""
         parts = list(_parts(switches, tasks))
         kind = np.repeat(np.array([part[0] for part in parts], np.int8), [len(part[1]) for part in parts])
         row, tid, time_ns = (np.concatenate([part[place] for part in parts]) for place in (1, 2, 3))
-        order = _by_thread(np.flatnonzero(tid > 0), tid, time_ns)  # 0 is idle, -1 a thread that is no more
+        order = _by_thread(np.flatnonzero(tid > 0), tid, time_ns)  # 0 is idle, -1 a thread that has exited
         return cls(tid[order], time_ns[order], kind[order], row[order])
 
-    def last(self, kind: Kind) -> I64:
-        """int64[n]: the last place of this kind up to each place, whatever the thread; -1 none."""
+    def last(self, kind: EventKind) -> I64:
+        """Return int64[n]: the last place of a kind up to each place, of any thread; -1 none."""
         return np.maximum.accumulate(np.where(self.kind == kind, np.arange(len(self.kind)), -1))
 
-    def next(self, kind: Kind) -> I64:
-        """int64[n]: the first place of this kind from each place on, whatever the thread; n none."""
+    def next(self, kind: EventKind) -> I64:
+        """Return int64[n]: the first place of a kind from each place on, of any thread; n none."""
         places = np.where(self.kind == kind, np.arange(len(self.kind)), len(self.kind))
         return np.minimum.accumulate(places[::-1])[::-1]
 
 
-def _parts(switches: Switches, tasks: Tasks) -> Iterator[tuple[Kind, I64, I32, I64]]:
-    """(kind, rows, tids, times), in the order of kinds."""
-    rows = {what: np.flatnonzero(switches.what == what) for what in What}
+def _parts(switches: Switches, tasks: Tasks) -> Iterator[tuple[EventKind, I64, I32, I64]]:
+    """Yield (kind, rows, tids, times), in the order of kinds."""
+    rows = {kind: np.flatnonzero(switches.kind == kind) for kind in SwitchKind}
+    # sched_wakeup may come late, from the CPU that takes the thread over: only if there is no better.
+    wakeups = rows[SwitchKind.WAKING if len(rows[SwitchKind.WAKING]) else SwitchKind.WAKEUP]
     born, gone = tasks.begin_ns > 0, tasks.end_ns > 0
-    yield Kind.BORN, np.full(int(born.sum()), -1), tasks.tid[born], tasks.begin_ns[born]
+    yield EventKind.BORN, np.full(int(born.sum()), -1), tasks.tid[born], tasks.begin_ns[born]
     for kind, which, tids in (
-        (Kind.BORN, rows[What.NEW], switches.tid),
-        (Kind.STACK, rows[What.STACK], switches.tid),
-        (Kind.OUT, rows[What.SWITCH], switches.tid),
-        (Kind.OUT_RECORD, rows[What.OUT], switches.tid),
-        # sched_wakeup may come late, from the CPU that takes the thread over: only if there is no better.
-        (Kind.WAKEUP, rows[What.WAKING if len(rows[What.WAKING]) else What.WAKEUP], switches.tid),
-        (Kind.IN, rows[What.SWITCH], switches.next_tid),
-        (Kind.IN_RECORD, rows[What.IN], switches.tid),
+        (EventKind.BORN, rows[SwitchKind.NEW], switches.tid),
+        (EventKind.STACK, rows[SwitchKind.STACK], switches.tid),
+        (EventKind.OUT, rows[SwitchKind.SWITCH], switches.tid),
+        (EventKind.OUT_RECORD, rows[SwitchKind.OUT], switches.tid),
+        (EventKind.WAKEUP, wakeups, switches.tid),
+        (EventKind.IN, rows[SwitchKind.SWITCH], switches.next_tid),
+        (EventKind.IN_RECORD, rows[SwitchKind.IN], switches.tid),
     ):
         yield kind, which, tids[which], switches.time_ns[which]
-    yield Kind.EXIT, np.full(int(gone.sum()), -1), tasks.tid[gone], tasks.end_ns[gone]
+    yield EventKind.EXIT, np.full(int(gone.sum()), -1), tasks.tid[gone], tasks.end_ns[gone]
 
 
 def _by_thread(rows: I64, tid: I32, time_ns: I64) -> I64:
-    """The rows sorted by (tid, time), equal ones in their order; no tid is negative.
+    """Return the rows sorted by (tid, time), equal ones in their order; no tid is negative.
 
-    As np.lexsort, in a third of the time: the parts of a history are nearly sorted by time, which a merge
+    This is np.lexsort in a third of the time: the parts of a history are nearly sorted by time, which a merge
     sort exploits, and numpy sorts 16-bit numbers in linear time.
     """
     rows = rows[np.argsort(time_ns[rows], kind="stable")]
@@ -102,12 +103,12 @@ def _by_thread(rows: I64, tid: I32, time_ns: I64) -> I64:
 
 @mutable
 class Edges:
-    """The places of a history where threads begin or cease to run, each switch once.
+    """The events of a history where threads begin or cease to run, each switch once.
 
     Args:
         place: int64[m], in the history.
-        kind: int8[m], what happens there.
-        before, after: int8[m], the edges of the same thread around it; -1 none.
+        kind: int8[m], EventKind.
+        before, after: int8[m], EventKind of the neighbouring edges of the same thread; -1 none.
     """
 
     place: I64
@@ -117,17 +118,17 @@ class Edges:
 
 
 def edges_of(history: History) -> Edges:
-    """The edges of a history; of a switch that was seen twice, the tracepoint's."""
-    place = np.flatnonzero((history.kind != Kind.STACK) & (history.kind != Kind.WAKEUP))
+    """Return the edges of a history; of a switch that was recorded twice, the tracepoint's."""
+    place = np.flatnonzero((history.kind != EventKind.STACK) & (history.kind != EventKind.WAKEUP))
     kind, before, _ = _neighbours(history, place)
-    again = (kind == Kind.OUT_RECORD) & (before == Kind.OUT)
-    again |= (kind == Kind.IN_RECORD) & (before == Kind.IN)
+    again = (kind == EventKind.OUT_RECORD) & (before == EventKind.OUT)
+    again |= (kind == EventKind.IN_RECORD) & (before == EventKind.IN)
     place = place[~again]
     return Edges(place, *_neighbours(history, place))
 
 
 def _neighbours(history: History, place: I64) -> tuple[I8, I8, I8]:
-    """(kind, before, after) of the given places."""
+    """Return (kind, before, after) of the events at some places."""
     kind, tid = history.kind[place], history.tid[place]
     before, after = np.full((2, len(place)), NONE, np.int8)
     same = tid[1:] == tid[:-1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of context switches: what `switch_events` reads and `switches` makes waits of."""
+"""The table of context switches, which `switches.events` fills and `switches.intervals` turns into waits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import enum
 from perf_offcpu.model.columns import I32, I64, U8, U64, Table, column
 
 
-class What(enum.IntEnum):
-    """Column `what` of Switches."""
+class SwitchKind(enum.IntEnum):
+    """Column `kind` of Switches."""
 
     STACK = 0  # a sample of the event context-switches: the stack of the OUT that follows
     SWITCH = 1  # sched_switch: `tid` goes out, `next_tid` comes in
@@ -22,20 +22,20 @@ class What(enum.IntEnum):
 
 
 class Switches(Table):
-    """What the scheduler did, in any order; its callchains lie beside it (`Batch`)."""
+    """Actions of the scheduler, in any order; the callchains are in the `Batch`."""
 
-    what: U8 = column("u1", doc="What")
-    time_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="when; rows without a time are of no use")
+    kind: U8 = column("u1", doc="SwitchKind")
+    time_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="when; rows without a time are not used")
     cpu: I32 = column("i4", sentinel=-1, doc="CPU number")
     tid: I32 = column("i4", sentinel=-1, doc="the thread concerned; 0 idle")
     next_tid: I32 = column("i4", sentinel=-1, doc="of SWITCH: the thread that comes in")
     state: I32 = column("i4", sentinel=-1, doc="of SWITCH: state of `tid`, raw (TASK_* bits)")
-    preempted: U8 = column("u1", doc="of SWITCH, OUT: 1 if `tid` could have gone on")
+    preempted: U8 = column("u1", doc="of SWITCH, OUT: 1 if `tid` stayed runnable")
     pid: I32 = column("i4", sentinel=-1, doc="tgid of `current`")
     current: I32 = column(
         "i4", sentinel=-1, doc="the thread that ran: of WAKING and WAKEUP the waker, 0 an interrupt"
     )
-    callchain: I32 = column("i4", sentinel=-1, doc="row in callchains: where it ran")
+    callchain: I32 = column("i4", "row in callchains: where it ran", sentinel=-1, domain="callchains")
     ip: U64 = column("u8", doc="instruction pointer as sampled; 0 unknown")
     cpumode: U8 = column("u1", doc="abi.records.CpuMode of ip")
     cgroup: U64 = column("u8", doc="cgroup id, 0 unknown")

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits between context switches as off-cpu samples, beside the samples that were recorded.
+"""Add waits between context switches to a recording, as off-cpu samples next to the recorded samples.
 
-They are what a recording with an off-cpu event would hold: one sample a wait, at the moment of the switch-in,
-whose period is the time off the CPU. So everything behind the Recording works on them. Each carries
+They are the samples of a recording with an off-cpu event: one for each wait, at the moment of the switch-in,
+whose period is the time off the CPU. So all that uses a Recording works on them. Each has
 
 * the stack of the switch-out, where one was sampled (no stack is better than the stack of another moment);
-* the state, if sched_switch told it. Threads that could have gone on (preempted ones, and those that yielded)
-  are flagged PREEMPTED: all their time off the CPU is run-queue delay;
-* wake-up, waker and run-queue delay, if sched_waking or sched_wakeup told it. Their samples are taken in the
-  thread that wakes, so theirs is the stack of the waker. Where an interrupt woke the waker is 0, the idle
-  thread's number, flagged WAKER_INTERRUPT: what it interrupted has nothing to do with it.
+* the state, if sched_switch was recorded. Threads that stayed runnable (preempted ones, and those that
+  yielded) are flagged PREEMPTED: all their time off the CPU is run-queue delay;
+* wake-up, waker and run-queue delay, if sched_waking or sched_wakeup was recorded. Samples of these are taken
+  in the thread that wakes, so their stack is that of the waker. Where an interrupt woke the waker is 0,
+  the idle thread's number, flagged WAKER_INTERRUPT: the interrupted thread has nothing to do with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat, SampleTyp
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.decode.account import CollectorAccount
 from perf_offcpu.decode.switches.intervals import Waits, find_waits
-from perf_offcpu.decode.switches.table import Switches, What
+from perf_offcpu.decode.switches.table import Switches, SwitchKind
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U32
@@ -35,12 +35,12 @@ _SAMPLE_TYPE = (
     | SampleType.PERIOD
     | SampleType.CALLCHAIN
 )
-"""What perf 5.19 to 6.15 write for off-cpu time, and `inject` for that of any other."""
+"""As perf 5.19 to 6.15 write off-cpu time, and `inject` that of any other recorder."""
 
 
 def has_switches(switches: Switches) -> bool:
-    """Whether waits can be told from them at all."""
-    return bool(np.isin(switches.what, (What.SWITCH, What.OUT, What.IN)).any())
+    """Return whether there are switches to make waits of."""
+    return bool(np.isin(switches.kind, (SwitchKind.SWITCH, SwitchKind.OUT, SwitchKind.IN)).any())
 
 
 def with_waits(
@@ -51,12 +51,12 @@ def with_waits(
     counters: Losses,
     account: CollectorAccount,
 ) -> Samples:
-    """The samples, and behind them those of the waits between switches.
+    """Return the samples, and after them those of the waits between switches.
 
     Args:
         evsels: the recording's; that of the waits is added.
-        counters: where it is counted what did not become a wait.
-        account: is told since when and until when waits are known, and that none was summed.
+        counters: where switches that are no wait are counted.
+        account: gets the times from and up to which waits are known.
     """
     last_ns = max(int(times.max(initial=0)) for times in (samples.time_ns, switches.time_ns, tasks.end_ns))
     waits = wait_samples(switches, tasks, last_ns, len(evsels), counters)
@@ -66,13 +66,13 @@ def with_waits(
 
 
 def wait_samples(switches: Switches, tasks: Tasks, last_ns: int, evsel: int, counters: Losses) -> Samples:
-    """One off-cpu sample a wait, by (thread, time); comm and address space are still to be found.
+    """Return one off-cpu sample for each wait, by (thread, time), without comm and address space.
 
     Args:
         tasks: lives of threads.
         last_ns: the last moment of the recording.
         evsel: their event's row.
-        counters: where it is counted what did not become a wait.
+        counters: where switches that are no wait are counted.
     """
     waits = find_waits(switches, tasks, last_ns, counters)
     begun = switches.take(waits.out)
@@ -102,7 +102,7 @@ def wait_samples(switches: Switches, tasks: Tasks, last_ns: int, evsel: int, cou
 
 
 def offcpu_evsel(attrs: list[Attr]) -> Evsel:
-    """The event of such samples, for a recording of events with these attrs, whose clock it shares."""
+    """Return the event of such samples, for a recording of events with these attrs, whose clock it shares."""
     clocked = [attr for attr in attrs if attr.flags & AttrFlag.USE_CLOCKID]
     attr = Attr(
         type=PerfType.SOFTWARE,
@@ -117,7 +117,7 @@ def offcpu_evsel(attrs: list[Attr]) -> Evsel:
 
 
 def _chosen(switches: Switches, rows: I64) -> Switches:
-    """Some rows; for -1, one that knows nothing."""
+    """Take rows; -1 yields a row of sentinels."""
     nothing = Switches.filled(1)
     columns = {
         name: np.where(rows >= 0, getattr(switches, name)[rows], getattr(nothing, name))
@@ -127,7 +127,7 @@ def _chosen(switches: Switches, rows: I64) -> Switches:
 
 
 def _ids(begun: Switches, tasks: Tasks) -> tuple[I32, I32]:
-    """(pid, tid) of who waits: as sampled; else the scheduler's number, and the process that it is in."""
+    """Return (pid, tid) of waiting threads: as sampled; else the scheduler's number, and its process."""
     tid = np.where(begun.current > 0, begun.current, begun.tid)
     life = rows_at(tasks.tid, tasks.begin_ns, tid, begun.time_ns)
     known = np.append(tasks.pid, np.int32(-1))[life]
@@ -143,7 +143,7 @@ def _flags(waits: Waits, begun: Switches, stacks: Switches) -> U32:
 
 
 def _add_wakeups(samples: Samples, wakeups: Switches) -> None:
-    """Take over what is known of the wake-ups; those of time -1 are unknown."""
+    """Copy what is known of wake-ups; those of time -1 are unknown."""
     samples.wakeup_ns = wakeups.time_ns
     samples.waker_pid, samples.waker_tid = wakeups.pid, wakeups.current
     woken, interrupt = wakeups.time_ns >= 0, wakeups.current == 0

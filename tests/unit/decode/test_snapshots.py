@@ -14,7 +14,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.abi.sample import SAMPLE, SampleShape
 from perf_offcpu.binary.columnar import read_columns
-from perf_offcpu.decode.stacks.gather import SnapshotStore
+from perf_offcpu.decode.stacks.snapshot_store import SnapshotStore
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.perfdata.scan import Chunk

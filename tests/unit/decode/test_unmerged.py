@@ -6,8 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.decode.deferred import merge_deferred
-from perf_offcpu.decode.unmerged import NO_EVENT, deferred_as_samples
+from perf_offcpu.decode.deferred import deferred_as_samples, merge_deferred
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.recording import DeferredChains, Recording, Samples, Spaces
 
@@ -48,7 +47,7 @@ def chains(result: Recording) -> list[list[int]]:
 def test_each_record_becomes_a_sample_of_no_event_at_its_time() -> None:
     result = deferred_as_samples(recording())
     assert result.samples.time_ns.tolist() == [10, 20, 30]
-    assert result.samples.evsel.tolist() == [0, NO_EVENT, 0]
+    assert result.samples.evsel.tolist() == [0, -1, 0]
     assert result.samples.period.tolist() == [1, 0, 1]
     assert chains(result) == [
         [KERNEL, 0xFF, WAITING, COOKIE],

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from perf_offcpu import losses
 from perf_offcpu.decode.switches.intervals import Waits, find_waits
-from perf_offcpu.decode.switches.table import Switches, What
+from perf_offcpu.decode.switches.table import Switches
+from perf_offcpu.decode.switches.table import SwitchKind as Kind
 from perf_offcpu.decode.switches.waits import wait_samples
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.recording import SampleFlag, Samples, Tasks
@@ -35,8 +36,8 @@ def at(place: int) -> int:
     return BEGIN + place * US
 
 
-def row(what: What, time_ns: int, tid: int, **columns: int) -> dict[str, int]:
-    return {"what": what, "time_ns": time_ns, "tid": tid} | columns
+def row(kind: Kind, time_ns: int, tid: int, **columns: int) -> dict[str, int]:
+    return {"kind": kind, "time_ns": time_ns, "tid": tid} | columns
 
 
 def table(rows: list[dict[str, int]]) -> Switches:
@@ -57,15 +58,21 @@ def drawn(timelines: dict[int, str]) -> tuple[Switches, Tasks]:
 
 
 def _rows(sign: str, tid: int, time_ns: int) -> list[dict[str, int]]:
-    plain = {"O": What.OUT, "I": What.IN, "S": What.STACK, "W": What.WAKING, "w": What.WAKEUP}
+    plain = {
+        "O": Kind.OUT,
+        "I": Kind.IN,
+        "S": Kind.STACK,
+        "W": Kind.WAKING,
+        "w": Kind.WAKEUP,
+    }
     if sign in plain:
         return [row(plain[sign], time_ns, tid, cpu=0)]
     if sign in "opz":
         state = {"o": SLEEPING, "p": 0, "z": ZOMBIE}[sign]
-        return [row(What.SWITCH, time_ns, tid, next_tid=0, state=state, preempted=int(sign == "p"), cpu=0)]
+        return [row(Kind.SWITCH, time_ns, tid, next_tid=0, state=state, preempted=int(sign == "p"), cpu=0)]
     if sign == "i":
-        return [row(What.SWITCH, time_ns, 0, next_tid=tid, state=0, preempted=1, cpu=0)]
-    return [row(What.LOST, time_ns, -1, cpu=0)] if sign == "L" else []
+        return [row(Kind.SWITCH, time_ns, 0, next_tid=tid, state=0, preempted=1, cpu=0)]
+    return [row(Kind.LOST, time_ns, -1, cpu=0)] if sign == "L" else []
 
 
 def _lives(tid: int, line: str) -> Iterator[tuple[int, int, int, int]]:
@@ -142,7 +149,10 @@ def test_idle_threads_and_those_without_number_have_no_waits() -> None:
 
 def test_lasting_needs_a_recording_that_sees_every_end() -> None:
     """Only the switches away from a command's own threads: whether it is back nobody knows."""
-    rows = [row(What.SWITCH, at(3), 7, next_tid=8, state=1), row(What.SWITCH, at(9), 8, next_tid=7, state=1)]
+    rows = [
+        row(Kind.SWITCH, at(3), 7, next_tid=8, state=1),
+        row(Kind.SWITCH, at(9), 8, next_tid=7, state=1),
+    ]
     counters = Losses()
     waits = find_waits(table(rows), Tasks(), at(20), counters)
     assert waits.end_ns.tolist() == [at(9)]
@@ -173,13 +183,13 @@ def test_no_wait_outlasts_a_loss(line: str, waits: list[tuple[int, int]], droppe
 
 def test_a_loss_lasts_since_the_record_before_on_its_cpu() -> None:
     rows = [
-        row(What.OUT, at(1), 7, cpu=0),
-        row(What.OUT, at(2), 8, cpu=1),
-        row(What.OUT, at(5), 6, cpu=0),
-        row(What.IN, at(6), 8, cpu=1),
-        row(What.OUT, at(7), 0, cpu=1),
-        row(What.LOST, at(9), -1, cpu=1),  # since 6: thread 8 had come back by then
-        row(What.IN, at(10), 7, cpu=0),
+        row(Kind.OUT, at(1), 7, cpu=0),
+        row(Kind.OUT, at(2), 8, cpu=1),
+        row(Kind.OUT, at(5), 6, cpu=0),
+        row(Kind.IN, at(6), 8, cpu=1),
+        row(Kind.OUT, at(7), 0, cpu=1),
+        row(Kind.LOST, at(9), -1, cpu=1),  # since 6: thread 8 had come back by then
+        row(Kind.IN, at(10), 7, cpu=0),
     ]
     counters = Losses()
     waits = find_waits(table(rows), Tasks(), at(20), counters)
@@ -220,7 +230,7 @@ def test_the_stack_of_a_waker_is_that_of_its_sample(waker: int) -> None:
     """An interrupt has none of its own."""
     switches, tasks = drawn({7: "--o---W--i"})
     switches.callchain = np.arange(len(switches), dtype=np.int32)
-    waking = switches.what == What.WAKING
+    waking = switches.kind == Kind.WAKING
     switches.current[waking] = switches.pid[waking] = waker
     one = wait_samples(switches, tasks, at(100), 3, Losses())
     assert (one.waker_tid.tolist(), one.waker_pid.tolist()) == ([waker], [waker])
@@ -285,7 +295,7 @@ class Machine:
         before = self.running[cpu]
         if tid == before or (tid and tid in self.running):
             return
-        self.rows.append(row(What.SWITCH, time_ns, before, next_tid=tid, cpu=cpu, state=SLEEPING, pid=1))
+        self.rows.append(row(Kind.SWITCH, time_ns, before, next_tid=tid, cpu=cpu, state=SLEEPING, pid=1))
         if before:
             self.out_since[before] = time_ns
         if tid in self.out_since:
@@ -367,7 +377,7 @@ def test_a_switch_seen_twice_counts_once(machine: Machine) -> None:
     records = [
         row(what, one["time_ns"], one[name], cpu=one["cpu"])
         for one in machine.rows
-        for what, name in ((What.OUT, "tid"), (What.IN, "next_tid"))
+        for what, name in ((Kind.OUT, "tid"), (Kind.IN, "next_tid"))
     ]
     waits, _ = told(machine.rows, machine.last_ns)
     both, _ = told([*records, *machine.rows], machine.last_ns)
@@ -396,7 +406,7 @@ def test_losses_give_only_true_waits(machine: Machine, data: st.DataObject) -> N
         kept = [*kept[:-1], True][: len(ring)]
         for place, one in enumerate(ring):
             if kept[place] and place and not kept[place - 1]:
-                rows.append(row(What.LOST, one["time_ns"], -1, cpu=cpu))
+                rows.append(row(Kind.LOST, one["time_ns"], -1, cpu=cpu))
             rows += [one] if kept[place] else []
     waits, counters = told(rows, machine.last_ns)
     assert all(end >= begin for _, begin, end in waits)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gathering snapshots of user stacks from samples with REGS_USER and STACK_USER.
+"""Store snapshots of user stacks of samples with REGS_USER and STACK_USER.
 
-Their stacks are the bulk of a recording that has them. They stay in the file, if it can be read again
+Stacks are the bulk of a recording that has them. They stay in the file, if it can be read again
 (`decode.stacks.positions`). Otherwise all bytes after the first `MEMORY` go to an unnamed temporary file (in
 TMPDIR), so that memory stays bounded.
 """
@@ -20,7 +20,7 @@ from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import Rows, gather_rows
 from perf_offcpu.decode.stacks.callers import CallerRows
-from perf_offcpu.decode.stacks.positions import OpenFile, StackPlaces
+from perf_offcpu.decode.stacks.positions import OpenFile, StackPositions
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U64, Bool
@@ -48,13 +48,16 @@ def _stack_words(columns: Columns) -> I64:
 
 
 class SnapshotStore:
-    """Takes the snapshots of batch after batch of samples.
+    """Collects the snapshots of batch after batch of samples.
 
     Args:
         counters: where snapshots that cannot be kept are counted.
         memory: bytes of stacks that are kept in memory.
-        reopen: gives a descriptor of the file that chunks of one origin are from, None if it cannot be read
+        reopen: returns a descriptor of the file that chunks of one origin are from, None if it cannot be read
             again; None: all stacks are kept here.
+
+    Attributes:
+        callers: the snapshots of callers of sums so far.
     """
 
     def __init__(
@@ -66,8 +69,7 @@ class SnapshotStore:
         self.counters, self._reopen = counters, reopen
         self._files: dict[str, OpenFile | None] = {}
         self.callers = CallerRows()
-        """The snapshots of callers of sums so far."""
-        self._held, self._places = _Words(memory), StackPlaces()
+        self._held, self._places = _Words(memory), StackPositions()
         self._registers, self._register_ends = GrowingArray("u8"), GrowingArray("i8")
         self._mask = GrowingArray("u8")
 
@@ -75,12 +77,12 @@ class SnapshotStore:
         return len(self._mask)
 
     def add(self, chunk: Chunk, columns: Columns, mask: int, ok: Bool, order: Order) -> I32:
-        """Take up the snapshots of n samples of one evsel.
+        """Add the snapshots of n samples of one evsel.
 
         Args:
             chunk: whose bytes `columns` point into.
             mask: the evsel's sample_regs_user.
-            ok: bool[n], samples that are sound.
+            ok: bool[n], the valid samples.
 
         Returns:
             int32[n]: the snapshot of each, -1 if it has none.
@@ -102,8 +104,8 @@ class SnapshotStore:
         return number
 
     def _place(self, chunk: Chunk, starts: I64, words: I64, order: Order) -> bool:
-        """Note where stacks lie, or keep them; False if there is no room."""
-        file = self._file_of(chunk.origin) if order == "<" else None  # words of others must be turned round
+        """Note where stacks lie, or keep them; return False if there is no room."""
+        file = self._file_of(chunk.origin) if order == "<" else None  # words of others must be swapped
         if file is not None:
             self._places.add(file, starts + chunk.file_offset, words)
             return True
@@ -121,7 +123,7 @@ class SnapshotStore:
         return self._files[origin]
 
     def release(self) -> Snapshots:
-        """All snapshots, no longer held here."""
+        """Return all snapshots; the store is empty afterwards."""
         self._places.settle(self._held.release())
         ends = np.append(np.int64(0), self._register_ends.release())
         registers = Ragged(ends, self._registers.release())
@@ -129,7 +131,7 @@ class SnapshotStore:
 
 
 class _Words:
-    """Words that grow: in memory at first, then in a file."""
+    """A growing array of words: in memory at first, then in a file."""
 
     def __init__(self, memory: int) -> None:
         self._memory, self._held = memory, GrowingArray("u8")
@@ -140,7 +142,7 @@ class _Words:
         return self._count
 
     def append(self, words: U64) -> bool:
-        """Add words; False if there is no room."""
+        """Add words; return False if there is no room."""
         if self._file is None and 8 * (len(self._held) + len(words)) > self._memory:
             import tempfile
 
@@ -164,7 +166,7 @@ class _Words:
         return True
 
     def release(self) -> OpenFile | U64:
-        """All words, in memory or in a file."""
+        """Return all words, in memory or in a file."""
         if self._file is None:
             return self._held.release()
         with self._file as file:
