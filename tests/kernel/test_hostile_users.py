@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names, links and files that other users prepared for root, who records, have no effect.
+
+Each test is an attack that worked once. The attacker is the user nobody, without any capability.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import TESTS
+
+NOBODY = 65534
+AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+SECRET = b"root:the-secret-of-root:19000:0:99999:7:::\n"
+PROGRAM = Path(sys.executable).with_name("perf-offcpu")
+
+SEPARATORS = {"CR": b"\r", "VT": b"\x0b", "FS": b"\x1c", "NEL": b"\xc2\x85", "LS": b"\xe2\x80\xa8"}
+"""Bytes at which bytes.splitlines or str.splitlines split, and the kernel does not."""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that everybody can reach, and that is sticky and writable for all, as /tmp."""
+    path = Path(tempfile.mkdtemp(prefix="hostile.", dir="/tmp"))
+    path.chmod(0o1777)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def secret(place: Path) -> Path:
+    """A file that only root can read."""
+    directory = place / "of-root"
+    directory.mkdir()
+    path = directory / "secret"
+    path.write_bytes(SECRET)
+    path.chmod(0o600)
+    return path
+
+
+def nobody(*words: str | bytes | Path, cwd: Path) -> None:
+    """Let the attacker do something."""
+    subprocess.run([*AS_NOBODY, *words], cwd=cwd, check=True)
+
+
+@contextmanager
+def of_nobody(*words: str | bytes | Path, cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that the attacker runs meanwhile."""
+    process = subprocess.Popen([*AS_NOBODY, *words], cwd=cwd, stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def root(*words: str | Path, cwd: Path, home: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+    """Let root run perf-offcpu, as `sudo -E` does where a home is given: with the attacker's environment."""
+    environment = dict(os.environ)
+    if home is not None:
+        for name in ("XDG_CACHE_HOME", "PERF_BUILDID_DIR"):
+            environment.pop(name, None)
+        environment |= {"HOME": str(home), "SUDO_USER": "nobody", "SUDO_UID": str(NOBODY)}
+    return subprocess.run(
+        [PROGRAM, *words], cwd=cwd, env=environment, capture_output=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize("separator", SEPARATORS.values(), ids=SEPARATORS.keys())
+def test_the_name_of_a_file_does_not_end_a_recording_of_everybody(separator: bytes, place: Path) -> None:
+    program = os.fsencode(place) + b"/a" + separator + b"b"
+    shutil.copy(b"/bin/sleep", program)
+    with of_nobody(program, "60", cwd=place):
+        done = root("record", "-a", "-o", "/dev/null", "--duration", "0.3", cwd=place)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize("separator", SEPARATORS.values(), ids=SEPARATORS.keys())
+def test_the_name_of_a_mount_point_does_not_end_a_recording(separator: bytes, place: Path) -> None:
+    point = os.fsencode(place) + b"/m" + separator + b"cgroup2 x"
+    os.mkdir(point)
+    line = 'mount -t tmpfs none "$0"; exec "$@"'
+    words = ["unshare", "-m", "sh", "-c", line, point, PROGRAM, "record", "-o", "/dev/null", "--", "true"]
+    done = subprocess.run(words, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.fixture(scope="session")
+def jit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built jit.c."""
+    program = tmp_path_factory.mktemp("jit") / "jit"
+    source = TESTS / "workload" / "jit.c"
+    subprocess.run(
+        ["gcc", "-O0", "-fno-omit-frame-pointer", "-mno-omit-leaf-frame-pointer", "-o", program, source],
+        check=True,
+    )
+    return program
+
+
+@contextmanager
+def jitting(jit: Path, place: Path) -> Iterator[int]:
+    """The attacker's program with code of its own making; gives its pid."""
+    here = place / "jit"
+    shutil.copy(jit, here)
+    with of_nobody(here, "5", "100000", cwd=place) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+
+
+def test_an_archive_takes_no_file_that_a_map_of_made_code_links_to(
+    jit: Path, place: Path, secret: Path
+) -> None:
+    with jitting(jit, place) as pid:
+        map_path = Path(f"/tmp/perf-{pid}.map")
+        nobody("ln", "-s", secret, map_path, cwd=place)
+        try:
+            recorded = root(
+                "record", "--call-graph", "fp", "-o", "x.data", "-p", str(pid), "--duration", "0.3", cwd=place
+            )
+            assert recorded.returncode == 0, recorded.stderr.decode()
+            done = root("archive", "-i", "x.data", "-o", "x.tar", cwd=place)
+        finally:
+            map_path.unlink()
+    assert done.returncode == 0, done.stderr.decode()
+    assert SECRET.strip() not in (place / "x.tar").read_bytes()
+
+
+def test_the_build_id_cache_takes_no_such_file_either(jit: Path, place: Path, secret: Path) -> None:
+    with jitting(jit, place) as pid:
+        map_path = Path(f"/tmp/perf-{pid}.map")
+        nobody("ln", "-s", secret, map_path, cwd=place)
+        try:
+            words = ("record", "--buildid-cache", "--call-graph", "fp", "-o", "x.data", "-p", str(pid))
+            done = root(*words, "--duration", "0.3", cwd=place)
+        finally:
+            map_path.unlink()
+    assert done.returncode == 0, done.stderr.decode()
+    kept = Path(os.environ["PERF_BUILDID_DIR"]) / "tmp" / map_path.name
+    assert not kept.exists()
+
+
+def test_a_map_inside_the_root_of_a_process_leads_to_no_file_of_root(
+    jit: Path, place: Path, secret: Path
+) -> None:
+    """In a mount namespace of the attacker's own, /tmp is not sticky, and links there work."""
+    here = place / "jit"
+    shutil.copy(jit, here)
+    inside = (
+        f"exec 3<{here}; mount -t tmpfs -o mode=700 none /tmp; cp /proc/self/fd/3 /tmp/jit; "
+        f"chmod 700 /tmp/jit; ln -s {secret} /tmp/perf-1.map; exec /tmp/jit 5 100000"
+    )
+    unshare = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child"]
+    with of_nobody(*unshare, "sh", "-c", inside, cwd=place) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        pid = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
+        words = ("record", "--call-graph", "fp", "-o", "x.data", "-p", pid, "--duration", "0.3")
+        recorded = root(*words, cwd=place)
+        assert recorded.returncode == 0, recorded.stderr.decode()
+        done = root("archive", "-i", "x.data", "-o", "x.tar", cwd=place)
+    assert done.returncode == 0, done.stderr.decode()
+    assert SECRET.strip() not in (place / "x.tar").read_bytes()
+
+
+def test_a_link_in_place_of_a_cache_loses_nobody_a_file(place: Path) -> None:
+    """The size limit of a cache removes the oldest files: of the cache, never of the target of a link."""
+    home, victim = place / "home", place / "victim"
+    victim.mkdir()
+    for number in range(4):
+        (victim / f"file{number}").write_bytes(bytes(16 << 20))
+        os.utime(victim / f"file{number}", (1, 1))
+    nobody("mkdir", "-p", home / ".cache/perf-offcpu", cwd=place)
+    for cache in ("programs", "symbols"):
+        nobody("ln", "-s", victim, home / ".cache/perf-offcpu" / cache, cwd=place)
+    for _ in range(2):
+        recorded = root("record", "-o", "x.data", "--", "true", cwd=place, home=home)
+        assert recorded.returncode == 0, recorded.stderr.decode()
+        assert root("report", "-i", "x.data", cwd=place, home=home).returncode == 0
+    assert sorted(path.name for path in victim.iterdir()) == [f"file{number}" for number in range(4)]
+
+
+def test_a_kept_home_is_not_written_to_by_root(place: Path) -> None:
+    """Under sudo, the caches of the invoking user are not root's: neither used nor made there."""
+    home = place / "home"
+    nobody("mkdir", "-p", home / ".cache", cwd=place)
+    recorded = root("record", "-o", "x.data", "--", "true", cwd=place, home=home)
+    assert recorded.returncode == 0, recorded.stderr.decode()
+    assert list((home / ".cache").iterdir()) == []
+
+
+def test_a_link_in_the_build_id_cache_puts_no_file_elsewhere(jit: Path, place: Path) -> None:
+    home, victim = place / "home", place / "victim"
+    victim.mkdir()
+    nobody("mkdir", "-p", home / ".debug", cwd=place)
+    for directory in ("tmp", "usr", "proc", "[kernel.kallsyms]"):
+        nobody("ln", "-s", victim, home / ".debug" / directory, cwd=place)
+    with jitting(jit, place) as pid:
+        map_path = Path(f"/tmp/perf-{pid}.map")
+        nobody("sh", "-c", f"echo 1000 20 attack > {map_path}", cwd=place)
+        try:
+            words = ("record", "--buildid-cache", "--call-graph", "fp", "-o", "x.data", "-p", str(pid))
+            done = root(*words, "--duration", "0.3", cwd=place, home=home)
+        finally:
+            map_path.unlink()
+    assert done.returncode == 0, done.stderr.decode()
+    assert list(victim.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["out.folded", "x.data.folded"], ids=["named", "default"])
+def test_an_output_does_not_replace_the_target_of_a_link_of_another_user(
+    name: str, place: Path, secret: Path
+) -> None:
+    assert (
+        root("record", "-o", "x.data", "--off-cpu-thresh", "0", "--", "sleep", "0.01", cwd=place).returncode
+        == 0
+    )
+    nobody("ln", "-s", secret, place / name, cwd=place)
+    options = ("-o", name) if name == "out.folded" else ()
+    done = root("convert", "--folded", "-i", "x.data", *options, cwd=place)
+    assert done.returncode == 1 and b"link" in done.stderr, done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    assert secret.read_bytes() == SECRET and secret.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_recording_does_not_replace_the_target_of_a_link_of_another_user(place: Path, secret: Path) -> None:
+    nobody("ln", "-s", secret, place / "x.data", cwd=place)
+    root("record", "-o", "x.data", "--", "true", cwd=place)
+    assert secret.read_bytes() == SECRET and secret.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_recording_is_not_written_through_a_link_to_a_device(place: Path) -> None:
+    nobody("ln", "-s", "/dev/full", place / "x.data", cwd=place)
+    before = time.monotonic()
+    done = root("record", "-o", "x.data", "--", "true", cwd=place)
+    assert time.monotonic() - before < 30 and b"Traceback" not in done.stderr
+    assert done.returncode != 0 or (place / "x.data").is_file()
