@@ -7,8 +7,10 @@
 A file is a head (`_HEAD`), a directory (`_COLUMN` for each column) and the columns' bytes, little-endian,
 8-aligned. A file that does not fit this description to its last byte is removed and made again. Files are
 written under a temporary name and renamed, never changed, so a reader keeps the file that it opened. The
-files used last stay, up to a limit. A file counts only if this user owns it, nobody else may write to it and
-it has no other name. Any other failure (a full disk, no home) costs time only.
+files used last stay, up to a limit. The directory, and each one above it, has to belong to this user or root
+and to be closed to others (`files.Directory.private`), so under sudo the caches of the invoking user are not
+root's. A file counts only if this user owns it, no other user may write to it and it has no other name. Links
+are never followed. Any other failure (a full disk, no home) costs time only.
 """
 
 from __future__ import annotations
@@ -25,16 +27,19 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu.files import Directory, is_shared
+
 Array = NDArray[Any]
 
 MAGIC: Final = b"POCACHE2"
 LIMIT: Final = 1 << 30
 """Bytes that all files together may take, unless PERF_OFFCPU_CACHE_BYTES is set (0: no cache)."""
 _MAX_COLUMNS: Final = 64
-_NAME: Final = re.compile(r"[0-9a-zA-Z._-]{1,200}")
+_NAME: Final = re.compile(r"[0-9a-zA-Z_-][0-9a-zA-Z._-]{0,199}")
+_OWN_NAME: Final = re.compile(rf"{_NAME.pattern}|\.{_NAME.pattern}\.[0-9a-f]{{8}}")
+"""Names of files, and of files that are being written (`Directory.replacing`)."""
 _DTYPES: Final = frozenset({"<u8", "<u4", "<i8", "<i4", "|u1"})
 _OLD_S: Final = 3600.0
-_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _HEAD: Final = np.dtype([("magic", "S8"), ("columns", "<u8"), ("size", "<u8"), ("sum", "<u8")])
 """`size` is that of the whole file, `sum` that of all its words but this one, modulo 2^64."""
@@ -68,57 +73,61 @@ class DiskCache:
 
     def read(self, name: str) -> dict[str, Array] | None:
         """Return the columns of a name, read-only; None if there are none or they are damaged."""
-        path = self._path(name)
         try:
-            data = _map(path)
-            columns = None if data is None else unpack(data)
-            if columns is None:
-                os.unlink(path)
-            else:
-                os.utime(path)  # `_shrink` removes the files used longest ago
-            return columns
+            with self._open(name) as directory:
+                data = _map(directory, name)
+                columns = None if data is None else unpack(data)
+                if columns is None:
+                    directory.remove(name)
+                else:
+                    directory.touch(name)  # `_shrink` removes the files used longest ago
+                return columns
         except (OSError, ValueError):
             return None
 
     def write(self, name: str, columns: Mapping[str, Array]) -> None:
         """Keep columns under a name, if that is possible."""
-        path = self._path(name)
-        temporary = f"{path}.{os.getpid()}.tmp"
-        with contextlib.suppress(OSError):
-            _make_private(self.directory)
-            if not _is_own(os.stat(self.directory)):
-                return
-            try:
-                with open(os.open(temporary, _NEW, 0o600), "wb") as file:
-                    self._unchecked += file.write(pack(columns).data)
-                os.replace(temporary, path)
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(temporary)
+        with contextlib.suppress(OSError), self._open(name, make=True) as directory:
+            with directory.replacing(name) as file:
+                self._unchecked += file.write(pack(columns).data)
             if self._unchecked > self.limit // 16:
-                self._shrink()
+                self._shrink(directory)
                 self._unchecked = 0
 
     def remove(self, name: str) -> None:
         """Remove the columns of a name."""
-        with contextlib.suppress(OSError):
-            os.unlink(self._path(name))
+        with contextlib.suppress(OSError), self._open(name) as directory:
+            directory.remove(name)
 
-    def _path(self, name: str) -> str:
+    def names(self) -> list[str]:
+        """Return the names of all files, sorted; none if the directory cannot be used."""
+        try:
+            with Directory.private(self.directory) as directory:
+                return directory.names()
+        except OSError:
+            return []
+
+    def _open(self, name: str, *, make: bool = False) -> Directory:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name for a cache file")
-        return os.path.join(self.directory, name)
+        return Directory.private(self.directory, make=make)
 
-    def _shrink(self) -> None:
-        """Remove the files used longest ago until the others fit, and temporary files of crashes."""
-        with os.scandir(self.directory) as entries:
-            found = [(entry.stat(follow_symlinks=False), entry) for entry in entries]
-        files = [(one.st_mtime, one.st_size, entry.path) for one, entry in found if entry.is_file()]
+    def _shrink(self, directory: Directory) -> None:
+        """Remove the files used longest ago until the others fit, and temporary files of crashes.
+
+        Only names that this cache gives are looked at: other entries stay.
+        """
+        found = [(status, name) for name in directory.names() if (status := directory.status(name))]
+        files = [
+            (status.st_mtime, status.st_size, name)
+            for status, name in found
+            if stat.S_ISREG(status.st_mode) and _OWN_NAME.fullmatch(name)
+        ]
         newest, total = max(files, default=(0.0, 0, ""))[0], 0
-        for used, size, path in sorted(files, reverse=True):
+        for used, size, name in sorted(files, reverse=True):
             total += size
-            if total > self.limit or (path.endswith(".tmp") and used < newest - _OLD_S):
-                os.unlink(path)
+            if total > self.limit or (name.startswith(".") and used < newest - _OLD_S):
+                directory.remove(name)
 
 
 def cache_name(kind: str, build_id: bytes, *identity: object) -> str:
@@ -169,26 +178,13 @@ def _column(data: memoryview, row: Any) -> Array | None:
     return np.frombuffer(data, dtype, items, offset)
 
 
-def _map(path: str) -> memoryview | None:
+def _map(directory: Directory, name: str) -> memoryview | None:
     """Map a file: these files are replaced, never cut, so the mapping stays good."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = directory.open_regular(name, owners={os.geteuid()})
     try:
         status = os.fstat(fd)
-        whole = stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_size >= _HEAD.itemsize
-        if not whole or not _is_own(status):
+        if status.st_nlink != 1 or is_shared(status) or status.st_size < _HEAD.itemsize:
             return None
         return memoryview(mmap.mmap(fd, status.st_size, prot=mmap.PROT_READ))
     finally:
         os.close(fd)
-
-
-def _is_own(status: os.stat_result) -> bool:
-    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _make_private(directory: str) -> None:
-    """Make a directory and its missing parents, each for this user alone."""
-    if not os.path.isdir(directory):
-        _make_private(os.path.dirname(directory))
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(directory, 0o700)

@@ -35,7 +35,6 @@ _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 _NEW: Final = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAX_LINKS: Final = 40
 """As many as the kernel follows (MAXSYMLINKS)."""
-_SHARED: Final = stat.S_IWGRP | stat.S_IWOTH
 _BLOCK: Final = 1 << 20
 
 
@@ -153,6 +152,15 @@ def allocated_bytes(status: os.stat_result) -> int:
     return min(status.st_size, status.st_blocks * 512)
 
 
+def is_shared(status: os.stat_result) -> bool:
+    """Return whether others than the owner may write; a group with the owner's number is the owner's alone.
+
+    Distributions give each user a group of the same number and let it write (USERGROUPS_ENAB of login.defs).
+    """
+    by_group = status.st_mode & stat.S_IWGRP and status.st_gid != status.st_uid
+    return bool(status.st_mode & stat.S_IWOTH or by_group)
+
+
 class Directory:
     """An open directory; its methods take names of entries, never paths. Use as a context manager.
 
@@ -184,7 +192,7 @@ class Directory:
         handle = _resolve(path, _Private({0, user}), make=make)
         try:
             status = os.fstat(handle)
-            if status.st_uid != user or status.st_mode & _SHARED:
+            if status.st_uid != user or is_shared(status):
                 raise FileRefusedError(path, "the directory is not private to its user")
             return cls(_reopen_directory(handle), path)
         finally:
@@ -301,6 +309,10 @@ class Directory:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_entry(name), dir_fd=self.fd)
 
+    def touch(self, name: str) -> None:
+        """Set the times of a file, never of a link's target, to now."""
+        os.utime(_entry(name), dir_fd=self.fd, follow_symlinks=False)
+
     def link(self, name: str, target: str) -> None:
         """Create a symbolic link.
 
@@ -346,8 +358,8 @@ class _Private:
     def check(self, path: str, status: os.stat_result, parent: os.stat_result) -> None:
         if status.st_uid not in self.users:
             raise FileRefusedError(path, f"a part of the path belongs to user {status.st_uid}")
-        is_shared = status.st_mode & _SHARED and not status.st_mode & stat.S_ISVTX
-        if is_shared and not stat.S_ISLNK(status.st_mode):  # the mode of a link means nothing
+        # The mode of a link means nothing; what belongs to whom in a sticky directory is its owner's affair.
+        if is_shared(status) and not stat.S_ISLNK(status.st_mode) and not status.st_mode & stat.S_ISVTX:
             raise FileRefusedError(path, "others may write to a directory of the path")
 
 

@@ -109,7 +109,7 @@ class TestDirectory:
 
     def test_what_a_crash_left_goes(self, cache: DiskCache) -> None:
         cache.write("one", COLUMNS)
-        left = Path(cache.directory, "two.123.tmp")
+        left = Path(cache.directory, ".two.0123abcd")
         left.touch()
         os.utime(left, (1e9, 1e9))
         DiskCache(cache.directory).write("three", COLUMNS)  # as the next process does

@@ -135,7 +135,7 @@ def test_a_directory_of_another_user_is_not_private(tmp_path: Path) -> None:
         Directory.private(str(tmp_path), uid=OTHER)
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o707])
+@pytest.mark.parametrize("mode", [0o702, 0o707])
 def test_a_directory_that_others_may_write_to_is_not_private(mode: int, tmp_path: Path) -> None:
     (tmp_path / "shared" / "inner").mkdir(parents=True)
     (tmp_path / "shared").chmod(mode)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,7 +97,7 @@ class ProgramCache:
     def usual(cls) -> ProgramCache | None:
         """The user's cache; None if he wants none, or others could write there."""
         files = DiskCache.usual(_KIND, LIMIT)
-        return cls(files) if files is not None and _is_guarded(files.directory) else None
+        return None if files is None else cls(files)
 
     def read(self, recipe: Recipe) -> Kept | None:
         """What was kept for a recipe; None if nothing was, or it is damaged."""
@@ -118,12 +117,8 @@ class ProgramCache:
 
     def count(self, recipe: Recipe) -> int:
         """How many programs there are for this kernel, whatever was asked for."""
-        try:
-            names = os.listdir(self._files.directory)
-        except OSError:
-            return 0
         key = recipe.kernel_key()
-        return sum(name.startswith(key) and name.endswith(_SUFFIX) for name in names)
+        return sum(name.startswith(key) and name.endswith(_SUFFIX) for name in self._files.names())
 
 
 def _hash(*facts: object) -> str:
@@ -135,25 +130,6 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
-
-
-def _is_guarded(directory: str) -> bool:
-    """Whether nobody but this user and root can have put a directory, or what exists of its path, there."""
-    path = os.path.realpath(directory)
-    while True:
-        try:
-            status = os.lstat(path)
-        except FileNotFoundError:
-            pass
-        except OSError:
-            return False
-        else:
-            others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
-            if status.st_uid not in (0, os.geteuid()) or others:
-                return False
-        if path == os.path.dirname(path):
-            return True
-        path = os.path.dirname(path)
 
 
 def _to_columns(made: BpfObject, compiler: str) -> dict[str, NDArray[Any]]:

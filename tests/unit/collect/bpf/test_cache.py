@@ -98,7 +98,7 @@ def give_away(path: Path) -> None:
 
 
 def let_others_write(path: Path) -> None:
-    path.chmod(0o620)
+    path.chmod(0o602)
 
 
 def replace_by_link(path: Path) -> None:
@@ -163,21 +163,28 @@ class TestPlace:
         assert modes == [0o600, 0o700, 0o700, 0o700]
         assert ProgramCache.usual() is not None
 
-    def test_the_home_of_somebody_else(self, place: Path) -> None:
+    def test_the_home_of_somebody_else(self, place: Path, recipe: Recipe) -> None:
         os.chown(place, 65534, 65534)
-        assert ProgramCache.usual() is None
+        assert not self.keeps(recipe) and list(place.iterdir()) == []
 
-    def test_a_home_that_others_may_change(self, place: Path) -> None:
+    def test_a_home_that_others_may_change(self, place: Path, recipe: Recipe) -> None:
         place.chmod(0o777)
-        assert ProgramCache.usual() is None
+        assert not self.keeps(recipe) and list(place.iterdir()) == []
         place.chmod(0o1777)
-        assert ProgramCache.usual() is not None
+        assert self.keeps(recipe)
 
-    def test_a_link_to_a_place_of_somebody_else(self, place: Path, tmp_path: Path) -> None:
+    def test_a_link_to_a_place_of_somebody_else(self, place: Path, tmp_path: Path, recipe: Recipe) -> None:
         (tmp_path / "theirs").mkdir()
         os.chown(tmp_path / "theirs", 65534, 65534)
         (place / "cache").symlink_to(tmp_path / "theirs")
-        assert ProgramCache.usual() is None
+        assert not self.keeps(recipe) and list((tmp_path / "theirs").iterdir()) == []
+
+    def keeps(self, recipe: Recipe) -> bool:
+        """Return whether the usual cache gives back what it is given."""
+        cache = ProgramCache.usual()
+        assert cache is not None
+        cache.write(recipe, MADE, "bcc")
+        return cache.read(recipe) is not None
 
     def test_switched_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PERF_OFFCPU_CACHE_BYTES", "0")
