@@ -217,11 +217,21 @@ class Directory:
             os.close(handle)
 
     @classmethod
+    def of_process(cls, path: str) -> Self:
+        """Open a magic link of /proc, as /proc/PID/root, which only the kernel can follow.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        return cls(os.open(path, _DIRECTORY), path)
+
+    @classmethod
     def of_output(cls, path: str) -> tuple[Self, str]:
         """Open the directory of a file that the user wants written, and return it with the file's name in it.
 
         A link at the end of the path is followed, by the rule of `named`, so the name is never that of a link
-        and the file can be replaced without replacing the link.
+        and the file can be replaced without replacing the link. The exception is a link of /proc/self/fd,
+        which only the kernel can follow.
 
         Raises:
             FileRefusedError: a link on the way, or at the end, is another user's.
@@ -235,7 +245,10 @@ class Directory:
                 status = directory.status(name) if name else None
                 if status is None or not stat.S_ISLNK(status.st_mode):
                     return directory, name
-                _Protected(os.geteuid()).check(path, status, os.fstat(directory.fd))
+                place = os.fstat(directory.fd)
+                _Protected(os.geteuid()).check(path, status, place)
+                if place.st_dev == os.stat("/proc").st_dev:
+                    return directory, name
                 target = os.readlink(name, dir_fd=directory.fd)
             except BaseException:
                 directory.close()

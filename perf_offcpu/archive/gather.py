@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from dataclasses import field
 from typing import Protocol
 
+from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import Losses
@@ -27,14 +28,14 @@ from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects import vdso
 from perf_offcpu.objects.debug_files import open_debug
 from perf_offcpu.objects.elf.image import ElfImage
-from perf_offcpu.objects.elf.source import Source, open_regular
+from perf_offcpu.objects.elf.source import Source
 from perf_offcpu.objects.files import Refused, open_object, refusal
 from perf_offcpu.objects.origin import pids_of_dso, recorded_until
-from perf_offcpu.objects.perf_map import is_jit_memory, perf_map_paths
+from perf_offcpu.objects.perf_map import PerfMaps, is_jit_memory
 from perf_offcpu.objects.search import DELETED, Search
 from perf_offcpu.structs import mutable
 from perf_offcpu.symbolize.kernel.files import KernelSources
-from perf_offcpu.symbolize.kernel.kallsyms import MAX_BYTES
+from perf_offcpu.symbolize.kernel.kallsyms import kallsyms_text
 from perf_offcpu.symbolize.kernel.names import KernelNames
 from perf_offcpu.symbolize.symbolizer import locations_of
 
@@ -80,6 +81,7 @@ class SymbolSaver:
         search: where to look for them.
         kallsyms: a file of the recorded kernel; None: the running kernel's if it is the same.
         debug: save debug files too.
+        force: save perf maps of other users too.
     """
 
     def __init__(
@@ -90,9 +92,11 @@ class SymbolSaver:
         kallsyms: str | None = None,
         *,
         debug: bool = True,
+        force: bool = False,
     ) -> None:
         self.recording, self.store, self.search = recording, store, search
         self.kallsyms, self.debug = kallsyms, debug
+        self.perf_maps = PerfMaps(recording, search.symfs, force=force)
         self.saved = Saved()
 
     def save(self) -> Saved:
@@ -138,15 +142,13 @@ class SymbolSaver:
                 self._add(f"{directory}/debug", debug.source)
 
     def _save_perf_maps(self, pids: list[int]) -> None:
-        """Save maps of generated code; whether they can be trusted is decided when they are read."""
+        """Save the perf maps that a report would read, by the same checks."""
         for pid in pids:
-            for path in perf_map_paths(pid, self.search.symfs):
-                try:
-                    with open(open_regular(path), "rb") as file:
-                        self._add(f"tmp/perf-{pid}.map", Source(path, file.fileno()))
-                    break
-                except (OSError, FormatError) as problem:
-                    self.saved.missing[path] = str(problem)
+            text = self.perf_maps.text_of(pid)
+            if isinstance(text, bytes):
+                self._add(f"tmp/perf-{pid}.map", Source(f"perf-{pid}.map", text))
+            elif text != losses.NO_PERF_MAP:
+                self.saved.missing[f"tmp/perf-{pid}.map"] = text.text
 
     def _save_kernel(self) -> None:
         sources = KernelSources(kallsyms=self.kallsyms, search=self.search)
@@ -156,8 +158,7 @@ class SymbolSaver:
             return
         build_id = names.build_id.hex()
         directory = f"{KERNEL_DSO}/{build_id}" if build_id else "proc"
-        with open(names.kallsyms_path, "rb") as file:
-            text = file.read(MAX_BYTES)  # at once: the file of the kernel has no size and changes
+        text = kallsyms_text(names.kallsyms_path)  # at once: the file of the kernel has no size and changes
         self._add(f"{directory}/kallsyms", Source(names.kallsyms_path, text))
         if build_id:
             self._link(build_id, directory)

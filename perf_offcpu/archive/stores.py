@@ -9,6 +9,7 @@ import shutil
 import tarfile
 from typing import IO, Final, cast
 
+from perf_offcpu.files import Directory
 from perf_offcpu.objects.elf.source import Source
 
 _BLOCK: Final = 1 << 20
@@ -17,8 +18,10 @@ _BLOCK: Final = 1 << 20
 class DirectoryStore:
     """A directory, as perf's build-id cache; existing files stay, new ones appear whole.
 
+    Files go into directories of this store only, never through links (`files.Directory`).
+
     Args:
-        root: created if need be.
+        root: private to the user; created if need be.
     """
 
     def __init__(self, root: str) -> None:
@@ -26,7 +29,11 @@ class DirectoryStore:
 
     def has(self, name: str) -> bool:
         """Return True if there is a file of that name already."""
-        return os.path.lexists(os.path.join(self.root, name))
+        try:
+            with self._directory_of(name) as directory:
+                return directory.status(os.path.basename(name)) is not None
+        except FileNotFoundError:
+            return False
 
     def add(self, name: str, source: Source) -> None:
         """Add a file.
@@ -34,23 +41,18 @@ class DirectoryStore:
         Raises:
             OSError: it cannot be written, or its source not be read.
         """
-        path = os.path.join(self.root, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        temporary = f"{path}.{os.getpid()}.tmp"
-        try:
-            with open(temporary, "xb") as file:
+        with self._directory_of(name, make=True) as directory:
+            with directory.replacing(os.path.basename(name), 0o644) as file:
                 shutil.copyfileobj(_SourceFile(source), file, _BLOCK)
-            os.replace(temporary, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
 
     def link(self, name: str, target: str) -> None:
         """Add a symbolic link, unless there is one."""
-        path = os.path.join(self.root, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            os.symlink(target, path)
+        with self._directory_of(name, make=True) as directory, contextlib.suppress(FileExistsError):
+            directory.link(os.path.basename(name), target)
+
+    def _directory_of(self, name: str, *, make: bool = False) -> Directory:
+        with Directory.private(self.root, make=make) as root:
+            return root.subdirectory(os.path.dirname(name), make=make)
 
 
 class TarStore:
@@ -99,36 +101,3 @@ class _SourceFile:
         data = self._source.read(self._at, size).ljust(size, b"\0")
         self._at += size
         return data
-
-
-def unpack(archive: tarfile.TarFile, directory: str) -> None:
-    """Unpack files, directories and links of an archive; existing files are not overwritten.
-
-    Raises:
-        tarfile.TarError: a name or link leads out of the directory, or is of another kind.
-        OSError: a file exists or cannot be written.
-    """
-    root = os.path.realpath(directory)
-    for member in archive:
-        name = os.path.normpath(member.name)
-        path = os.path.join(root, name)
-        if not _inside(name) or os.path.realpath(os.path.dirname(path)) != os.path.dirname(path):
-            raise tarfile.TarError(f"{member.name!r} leads out of the directory")
-        if member.isdir():
-            os.makedirs(path, exist_ok=True)
-            continue
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        if member.issym() and _inside(os.path.normpath(f"{os.path.dirname(name)}/{member.linkname}")):
-            os.symlink(member.linkname, path)
-        elif member.isreg():
-            source = archive.extractfile(member)
-            with open(path, "xb") as file:
-                while source is not None and (block := source.read(_BLOCK)):
-                    file.write(block)
-        else:
-            raise tarfile.TarError(f"{member.name!r} is neither a file nor a link inside")
-
-
-def _inside(name: str) -> bool:
-    """Return True if a normalized path is relative and does not lead upwards."""
-    return not name.startswith(("/", "../")) and name not in (".", "..")

@@ -102,7 +102,8 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
             with _without_stacks(args.input, output, search) if cut else nullcontext(args.input) as packed:
                 archive.add(packed, RECORDING)
             store = TarStore(archive, SYMBOLS)
-            saved = SymbolSaver(recording, store, search, args.kallsyms, debug=not args.no_debug).save()
+            debug, force = not args.no_debug, args.force
+            saved = SymbolSaver(recording, store, search, args.kallsyms, debug=debug, force=force).save()
         os.replace(temporary, output)
     return saved
 
@@ -144,13 +145,14 @@ def unpack(path: str, directory: str) -> None:
         FormatError: it is no archive, damaged, or hostile.
         OSError: it cannot be read or written.
     """
-    from perf_offcpu.archive import stores
+    import lzma
+    import zlib
+
+    from perf_offcpu.archive.unpack import unpack as unpack_into
 
     try:
-        with tarfile.open(path) as archive:
-            os.makedirs(directory, exist_ok=True)
-            stores.unpack(archive, directory)
-    except (tarfile.TarError, EOFError) as problem:
+        unpack_into(path, directory)
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as problem:
         raise FormatError(path, "archive", str(problem) or "it is damaged") from None
 
 

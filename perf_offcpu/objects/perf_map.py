@@ -15,22 +15,21 @@ from __future__ import annotations
 import bisect
 import os
 import re
-import stat
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.errors import FormatError
+from perf_offcpu.files import Directory, read_bounded
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.model.recording import Recording
-from perf_offcpu.objects.elf.source import open_regular
 from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable
 
 MAX_BYTES: Final = 1 << 28
 _SLACK_NS: Final = 2 * 10**9
+_OTHER_ROOT: Final = re.compile(r"(?P<root>/proc/\d+/root)/(?P<path>.+)")
 _MEMORY: Final = ("//anon", "/dev/zero", "/anon_hugepage", "[heap]", "[stack", "/SYSV", "[anon", "/memfd:")
 _PYTHON: Final = re.compile(r"py::(?P<name>.+?):(?P<file>.*)", re.DOTALL)
 _SCRIPT: Final = re.compile(r"[A-Za-z]+:\S* (?:file://)?(?P<file>/[^ ]*?):(?P<line>\d{1,9})(?::\d+)?$")
@@ -64,21 +63,21 @@ class PerfMaps:
     def of(self, pid: int) -> SymbolTable | LossCause:
         """Return the functions of a process, or the reason why there are none."""
         if pid not in self._found:
-            self._found[pid] = self._load(pid)
+            text = self.text_of(pid)
+            self._found[pid] = text if isinstance(text, LossCause) else parse_perf_map(text)
         return self._found[pid]
 
-    def _load(self, pid: int) -> SymbolTable | LossCause:
+    def text_of(self, pid: int) -> bytes | LossCause:
+        """Return the text of the map of a process, or the reason why it has none that can be trusted."""
         born, died = self._lifetime(pid)
         cause = losses.NO_PERF_MAP
         for path in perf_map_paths(pid, self.symfs):
             try:
-                return load_perf_map(path, force=self.force, born_ns=born, died_ns=died)
+                return read_perf_map(path, force=self.force, born_ns=born, died_ns=died)
             except MapRefused as problem:
                 cause = losses.PERF_MAP_REFUSED.about(path, str(problem))
             except OSError as problem:
                 cause = losses.PERF_MAP_REFUSED.about(path, problem.strerror or "")
-            except FormatError:
-                cause = losses.NOT_REGULAR.about(path)
         return cause
 
     def _lifetime(self, pid: int) -> tuple[int, int]:
@@ -120,29 +119,45 @@ def _namespaced_pid(pid: int) -> int:
 
 
 def load_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: int = 0) -> SymbolTable:
-    """Read the functions of a map, by address in the process.
+    """Read the functions of a map, by address in the process; arguments and errors of `read_perf_map`."""
+    return parse_perf_map(read_perf_map(path, force=force, born_ns=born_ns, died_ns=died_ns))
+
+
+def read_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: int = 0) -> bytes:
+    """Return the text of a map.
+
+    Any user can put a file of this name into /tmp: a link to a file that only root may read, or a second name
+    of one. So neither is followed, whoever owns it.
 
     Args:
         force: accept a map of any user.
         born_ns, died_ns: wall-clock time of the process's birth and death; 0 unknown.
 
     Raises:
-        OSError: it cannot be read.
-        MapRefused: it must not be trusted, or is too large.
+        OSError: it cannot be read, or is no regular file of at most `MAX_BYTES`.
+        MapRefused: it must not be trusted.
     """
-    fd = open_regular(path)
+    with _directory_of(path) as directory:
+        fd = directory.open_regular(os.path.basename(path), max_bytes=MAX_BYTES)
     try:
         status = os.fstat(fd)
-        owners = {status.st_uid, os.lstat(path).st_uid}  # a link must be trusted as well
-        if not force and not owners <= {0, os.geteuid()}:
+        if not force and status.st_uid not in (0, os.geteuid()):
             raise MapRefused("it belongs to another user (-f reads it anyway)")
+        if status.st_nlink != 1:
+            raise MapRefused("it has a second name")
         _check_time(status.st_mtime_ns, born_ns, died_ns)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-            raise MapRefused(f"it is larger than {MAX_BYTES} bytes")
-        with open(fd, "rb", closefd=False) as file:
-            return parse_perf_map(file.read(MAX_BYTES))
+        return read_bounded(fd, MAX_BYTES, path)
     finally:
         os.close(fd)
+
+
+def _directory_of(path: str) -> Directory:
+    """Open the directory of a map; below the root of another mount namespace, no link is followed."""
+    place = os.path.dirname(path)
+    if inside := _OTHER_ROOT.fullmatch(place):
+        with Directory.of_process(inside["root"]) as root:
+            return root.subdirectory(inside["path"])
+    return Directory.named(place)
 
 
 def _check_time(changed_ns: int, born_ns: int, died_ns: int) -> None:

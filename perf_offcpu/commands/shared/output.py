@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import io
 import os
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from perf_offcpu.errors import UsageError
+from perf_offcpu.files import Directory
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -46,7 +48,7 @@ def open_output(path: str, *, binary: bool) -> Iterator[IO[Any]]:
         UsageError: bytes for a terminal, or the name of a directory.
         OSError: it cannot be written.
     """
-    if path.endswith("/"):  # realpath() would drop it
+    if path.endswith("/"):  # abspath() would drop it
         raise UsageError(f"{path}: is the name of a directory: give that of a file")
     if path.endswith(".gz") and not binary:
         with (
@@ -58,11 +60,9 @@ def open_output(path: str, *, binary: bool) -> Iterator[IO[Any]]:
     elif path == STDOUT:
         with _stdout(binary) as out:
             yield out
-    elif os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
-        with _open(os.open(path, os.O_WRONLY | os.O_CLOEXEC), path, binary) as out:
-            yield out
     else:
-        with _replacing(os.path.realpath(path), binary) as out:
+        directory, name = Directory.of_output(path)
+        with directory, _in_directory(directory, name, path, binary) as out:
             yield out
 
 
@@ -107,20 +107,22 @@ def _open(fd: int, shown: str, binary: bool) -> IO[Any]:
 
 
 @contextlib.contextmanager
-def _replacing(path: str, binary: bool) -> Iterator[IO[Any]]:
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError as problem:
-        problem.filename = path  # the name that the user knows
-        raise
-    try:
-        with _open(fd, path, binary) as out:
+def _in_directory(directory: Directory, name: str, shown: str, binary: bool) -> Iterator[IO[Any]]:
+    """Write an existing device or FIFO as it is; else a file that appears whole."""
+    status = directory.status(name)
+    if status is not None and stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown)
+    if status is not None and not stat.S_ISREG(status.st_mode):
+        # A link that is left is one of /proc/self/fd: /dev/stdout leads there.
+        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory.fd)
+        with _open(fd, shown, binary) as out:
             yield out
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        return
+    try:
+        with directory.replacing(name, 0o666) as file, _open(os.dup(file.fileno()), shown, binary) as out:
+            yield out
+    except OSError as problem:
+        problem.filename = shown  # the name that the user knows
         raise
 
 

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from perf_offcpu.errors import RecordingError
+from perf_offcpu.files import Directory
 
 
 def _hold(directory: Path, size: int) -> int:
@@ -110,10 +111,14 @@ class AtomicFile:
         return fd
 
     def _is_device(self) -> bool:
+        """Return whether the path is a character device, to which no other user has laid a link."""
         try:
-            return stat.S_ISCHR(os.stat(self.path).st_mode)
+            if not stat.S_ISCHR(os.stat(self.path).st_mode):
+                return False
         except FileNotFoundError:
             return False
+        Directory.of_output(str(self.path))[0].close()
+        return True
 
     def _worth_keeping(self) -> bool:
         return self.path.is_symlink() or (self.path.exists() and self.path.stat().st_size > 0)

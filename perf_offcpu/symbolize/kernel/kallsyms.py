@@ -17,6 +17,7 @@ distance that KASLR moved `_text` since. Modules move independently, so they are
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,6 +27,7 @@ import numpy as np
 
 from perf_offcpu.binary.gather import gather_u64
 from perf_offcpu.errors import FormatError
+from perf_offcpu.files import read_kernel, read_regular
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool
 from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable, alias_rank, page_after
 from perf_offcpu.structs import frozen
@@ -116,16 +118,22 @@ def load_kallsyms(path: str = LIVE) -> Kallsyms:
         OSError: it cannot be read.
         FormatError: it is too large, or damaged as a gzip file.
     """
-    with open(path, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
+    return parse_kallsyms(kallsyms_text(path))
+
+
+def kallsyms_text(path: str) -> bytes:
+    """Return the text of a file in the form of /proc/kallsyms, unpacked; errors of `load_kallsyms`."""
+    data = read_kernel(path, MAX_BYTES) if path == LIVE else read_regular(path, MAX_BYTES)
+    if not data.startswith(b"\x1f\x8b"):
+        return data
     try:
-        with gzip.open(path) if packed else open(path, "rb") as file:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             text = file.read(MAX_BYTES + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
         raise FormatError(path, "gzip stream", str(problem)) from None
     if len(text) > MAX_BYTES:
         raise FormatError(path, "kernel symbols", f"more than {MAX_BYTES} bytes")
-    return parse_kallsyms(text)
+    return text
 
 
 def parse_kallsyms(text: bytes) -> Kallsyms:

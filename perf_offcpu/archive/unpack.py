@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unpack archives of symbols, which may come from anybody: nothing outside, nothing over a file, no bombs."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import lzma
+import os
+import tarfile
+from typing import IO, Any, Final, cast
+
+from perf_offcpu.files import Directory, open_regular
+
+_BLOCK: Final = 1 << 20
+_MAX_READ: Final = 16 << 20
+MAX_MEMBERS: Final = 200_000
+MAX_RATIO: Final = 100
+"""Symbol tables and debug information shrink to a tenth; a bomb to a thousandth and less."""
+_BASE_SIZE: Final = 16 << 20
+
+
+class Unpacker:
+    """Unpacks an archive into a directory; nothing that exists is written over, and no link leads outside.
+
+    Links are created last, and only if no part of their target is itself a link of the archive, so that no
+    chain of them leads out either. After a failure everything that was created is removed.
+
+    Args:
+        directory: open.
+        limit: bytes that all files together may have.
+    """
+
+    def __init__(self, directory: Directory, limit: int) -> None:
+        self._directory, self._room = directory, limit
+        self._links: dict[str, str] = {}
+        self._created: list[str] = []
+
+    def unpack(self, archive: tarfile.TarFile) -> None:
+        """Unpack all members.
+
+        Raises:
+            tarfile.TarError: a member leads outside, is neither file nor link nor directory, or there is too
+                much of them.
+            OSError: it cannot be written.
+        """
+        try:
+            for number, member in enumerate(archive):
+                if number >= MAX_MEMBERS:
+                    raise tarfile.TarError(f"it has more than {MAX_MEMBERS} members")
+                self._member(archive, member)
+            for name, target in self._links.items():
+                self._link(name, target)
+        except BaseException:
+            for name in reversed(self._created):
+                with contextlib.suppress(OSError), self._parent(name) as parent:
+                    parent.remove(os.path.basename(name))
+            raise
+
+    def _member(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        name = os.path.normpath(member.name)
+        if not _is_inside(name):
+            raise tarfile.TarError(f"{member.name!r} leads out of the directory")
+        if member.isdir():
+            self._directory.subdirectory(name, make=True).close()
+        elif member.issym():
+            self._links[name] = member.linkname
+        elif member.isreg() and not member.issparse():
+            self._file(archive, member, name)
+        else:
+            raise tarfile.TarError(f"{member.name!r} is neither a file nor a link inside")
+
+    def _file(self, archive: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> None:
+        self._room -= member.size
+        if self._room < 0:
+            raise tarfile.TarError("it unpacks to more than an archive of symbols does")
+        source = archive.extractfile(member)
+        with self._parent(name, make=True) as parent:
+            fd = parent.create(os.path.basename(name), 0o666)
+        self._created.append(name)
+        with open(fd, "wb") as file:
+            while source is not None and (block := source.read(_BLOCK)):
+                file.write(block)
+
+    def _link(self, name: str, target: str) -> None:
+        full = os.path.normpath(f"{os.path.dirname(name)}/{target}")
+        steps = full.split("/")
+        passes_link = any("/".join(steps[:count]) in self._links for count in range(1, len(steps) + 1))
+        if target.startswith("/") or not _is_inside(full) or passes_link:
+            raise tarfile.TarError(f"the link {name!r} leads out of the directory, or to another link")
+        with self._parent(name, make=True) as parent:
+            parent.link(os.path.basename(name), target)
+        self._created.append(name)
+
+    def _parent(self, name: str, *, make: bool = False) -> Directory:
+        return self._directory.subdirectory(os.path.dirname(name), make=make)
+
+
+class BoundedStream:
+    """A decompressed archive of which no more is read than a bound allows, and never much at once.
+
+    tarfile takes the sizes of headers from the file and reads so much.
+
+    Args:
+        stream: seekable, as GzipFile, BZ2File and LZMAFile are.
+        limit: bytes that may be read or passed over.
+    """
+
+    def __init__(self, stream: IO[bytes], limit: int) -> None:
+        self._stream, self._limit = stream, limit
+
+    def read(self, size: int = -1) -> bytes:
+        """Read; raise tarfile.TarError where a bound is exceeded."""
+        if not 0 <= size <= _MAX_READ or self._stream.tell() > self._limit:
+            raise tarfile.TarError("it is larger than an archive of symbols is")
+        return self._stream.read(size)
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        """Move; raise tarfile.TarError where the bound is exceeded."""
+        if whence or position > self._limit:
+            raise tarfile.TarError("it is larger than an archive of symbols is")
+        return self._stream.seek(position)
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._stream.tell()
+
+
+def unpack(path: str, directory: str) -> None:
+    """Unpack an archive, whether compressed or not, into a directory that is made if it does not exist.
+
+    Raises:
+        tarfile.TarError: it is damaged or hostile.
+        OSError: it cannot be read or written.
+    """
+    fd = open_regular(path)
+    with open(fd, "rb") as packed:
+        limit = _BASE_SIZE + MAX_RATIO * os.fstat(fd).st_size
+        magic = packed.read(6)
+        packed.seek(0)
+        bounded: Any = BoundedStream(_unpacked(packed, magic), limit)
+        with (
+            Directory.named(directory, make=True) as target,
+            tarfile.open(fileobj=bounded, mode="r:") as archive,
+        ):
+            Unpacker(target, limit).unpack(archive)
+
+
+def _unpacked(file: IO[bytes], magic: bytes) -> IO[bytes]:
+    """Return the decompressed content of an archive that begins with these bytes."""
+    if magic.startswith(b"\x1f\x8b"):
+        return cast(IO[bytes], gzip.GzipFile(fileobj=file))
+    if magic.startswith(b"BZh"):
+        return bz2.BZ2File(file)
+    return lzma.LZMAFile(file) if magic.startswith(b"\xfd7zXZ\0") else file
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a normalized relative path stays below where it begins."""
+    return not name.startswith(("/", "../")) and name not in (".", "..")
