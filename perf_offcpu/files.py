@@ -276,6 +276,20 @@ class Directory:
         except FileNotFoundError:
             return None
 
+    def target_of_link(self, name: str, *, owners: Collection[int]) -> str:
+        """Return where a symbolic link of certain owners leads; "" if there is none of that name.
+
+        Raises:
+            FileRefusedError: another user owns the link.
+            OSError: it cannot be read.
+        """
+        status = self.status(name)
+        if status is None or not stat.S_ISLNK(status.st_mode):
+            return ""
+        if status.st_uid not in owners:
+            raise FileRefusedError(name, f"it is a symbolic link of user {status.st_uid}")
+        return os.readlink(_entry(name), dir_fd=self.fd)
+
     def names(self) -> list[str]:
         """Return the names of all entries, sorted."""
         return sorted(os.listdir(self.fd))
@@ -426,8 +440,10 @@ def _resolve(path: str, policy: _Private | _Protected, *, make: bool) -> int:
             os.close(fd)
             fd = following
         return fd
-    except BaseException:
+    except BaseException as problem:
         os.close(fd)
+        if isinstance(problem, OSError):
+            problem.filename = path  # not only the component at which it happened
         raise
 
 

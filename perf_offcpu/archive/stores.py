@@ -41,9 +41,11 @@ class DirectoryStore:
         Raises:
             OSError: it cannot be written, or its source not be read.
         """
-        with self._directory_of(name, make=True) as directory:
-            with directory.replacing(os.path.basename(name), 0o644) as file:
-                shutil.copyfileobj(_SourceFile(source), file, _BLOCK)
+        with (
+            self._directory_of(name, make=True) as directory,
+            directory.replacing(os.path.basename(name), 0o644) as file,
+        ):
+            shutil.copyfileobj(_SourceFile(source), file, _BLOCK)
 
     def link(self, name: str, target: str) -> None:
         """Add a symbolic link, unless there is one."""

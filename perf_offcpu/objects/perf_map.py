@@ -30,6 +30,7 @@ from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable
 MAX_BYTES: Final = 1 << 28
 _SLACK_NS: Final = 2 * 10**9
 _OTHER_ROOT: Final = re.compile(r"(?P<root>/proc/\d+/root)/(?P<path>.+)")
+_MAX_LINKS: Final = 8
 _MEMORY: Final = ("//anon", "/dev/zero", "/anon_hugepage", "[heap]", "[stack", "/SYSV", "[anon", "/memfd:")
 _PYTHON: Final = re.compile(r"py::(?P<name>.+?):(?P<file>.*)", re.DOTALL)
 _SCRIPT: Final = re.compile(r"[A-Za-z]+:\S* (?:file://)?(?P<file>/[^ ]*?):(?P<line>\d{1,9})(?::\d+)?$")
@@ -127,7 +128,7 @@ def read_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: 
     """Return the text of a map.
 
     Any user can put a file of this name into /tmp: a link to a file that only root may read, or a second name
-    of one. So neither is followed, whoever owns it.
+    of one. So only links of root and of the caller are followed, and their target is checked as well.
 
     Args:
         force: accept a map of any user.
@@ -137,11 +138,20 @@ def read_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: 
         OSError: it cannot be read, or is no regular file of at most `MAX_BYTES`.
         MapRefused: it must not be trusted.
     """
-    with _directory_of(path) as directory:
-        fd = directory.open_regular(os.path.basename(path), max_bytes=MAX_BYTES)
+    trusted = {0, os.geteuid()}
+    for _ in range(_MAX_LINKS):
+        with _directory_of(path) as directory:
+            name = os.path.basename(path)
+            if target := directory.target_of_link(name, owners=trusted):
+                path = os.path.join(os.path.dirname(path), target)
+                continue
+            fd = directory.open_regular(name, max_bytes=MAX_BYTES)
+            break
+    else:
+        raise MapRefused("it leads through too many links")
     try:
         status = os.fstat(fd)
-        if not force and status.st_uid not in (0, os.geteuid()):
+        if not force and status.st_uid not in trusted:
             raise MapRefused("it belongs to another user (-f reads it anyway)")
         if status.st_nlink != 1:
             raise MapRefused("it has a second name")

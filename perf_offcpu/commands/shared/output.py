@@ -61,7 +61,11 @@ def open_output(path: str, *, binary: bool) -> Iterator[IO[Any]]:
         with _stdout(binary) as out:
             yield out
     else:
-        directory, name = Directory.of_output(path)
+        try:
+            directory, name = Directory.of_output(path)
+        except OSError as problem:
+            problem.filename = path  # the name that the user knows
+            raise
         with directory, _in_directory(directory, name, path, binary) as out:
             yield out
 

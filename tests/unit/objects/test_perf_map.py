@@ -16,7 +16,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.errors import FormatError
+from perf_offcpu.files import FileRefusedError
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Dsos, Evsel, Maps, Meta, Recording, Samples, Spaces, Tasks
@@ -141,8 +141,13 @@ class TestWhichAreBelieved:
         link.symlink_to(path)
         assert len(load_perf_map(str(link))) == 1
         os.lchown(link, 65534, 65534)
-        with pytest.raises(MapRefused, match="belongs to another user"):
-            load_perf_map(str(link))
+        with pytest.raises(FileRefusedError, match="a symbolic link of user 65534"):
+            load_perf_map(str(link), force=True)
+
+    def test_nor_is_a_second_name_of_a_file(self, path: str, tmp_path: Path) -> None:
+        (tmp_path / "other.map").hardlink_to(path)
+        with pytest.raises(MapRefused, match="it has a second name"):
+            load_perf_map(path)
 
     def test_times_of_another_process_tell(self, path: str) -> None:
         second = 10**9
@@ -156,7 +161,7 @@ class TestWhichAreBelieved:
     def test_nothing_but_a_regular_file_is_opened(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "fifo")
         for path in (tmp_path / "fifo", tmp_path):
-            with pytest.raises(FormatError):
+            with pytest.raises(FileRefusedError, match="not a regular file"):
                 load_perf_map(str(path))
 
 
