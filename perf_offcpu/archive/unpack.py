@@ -84,14 +84,25 @@ class Unpacker:
                 file.write(block)
 
     def _link(self, name: str, target: str) -> None:
-        full = os.path.normpath(f"{os.path.dirname(name)}/{target}")
-        steps = full.split("/")
-        passes_link = any("/".join(steps[:count]) in self._links for count in range(1, len(steps) + 1))
-        if target.startswith("/") or not _is_inside(full) or passes_link:
+        if not self._is_inside(name, target):
             raise tarfile.TarError(f"the link {name!r} leads out of the directory, or to another link")
         with self._parent(name, make=True) as parent:
             parent.link(os.path.basename(name), target)
         self._created.append(name)
+
+    def _is_inside(self, name: str, target: str) -> bool:
+        """Return whether a link stays inside, step by step, and passes no other link of the archive."""
+        place = name.split("/")[:-1]
+        for step in target.split("/"):
+            if step == "..":
+                if not place:
+                    return False
+                place.pop()
+            elif step not in ("", "."):
+                place.append(step)
+            if "/".join(place) in self._links:
+                return False
+        return not target.startswith("/")
 
     def _parent(self, name: str, *, make: bool = False) -> Directory:
         return self._directory.subdirectory(os.path.dirname(name), make=make)

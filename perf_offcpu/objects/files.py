@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from perf_offcpu import losses
+from perf_offcpu.abi.elf import ElfType
 from perf_offcpu.build_ids import RECORDED_BYTES
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
@@ -178,7 +179,12 @@ def _open(path: str, stack: ExitStack, cache: DiskCache | None) -> ElfImage:
     try:
         if os.stat(path).st_dev in _acting_devices():
             raise Refused(losses.UNSAFE_PATH)
-        return stack.enter_context(open_elf(path, cache))
+        image = stack.enter_context(open_elf(path, cache))
+        if image.type not in (ElfType.EXEC, ElfType.DYN):  # a core dump is data, and may be another user's
+            raise Refused(
+                losses.FILE_DAMAGED, f"{path}: type {image.type} is not an executable or shared object"
+            )
+        return image
     except NotRegularError:
         raise Refused(losses.NOT_REGULAR) from None
     except FormatError:
