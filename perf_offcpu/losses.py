@@ -128,6 +128,7 @@ MISSED_RUNS = _recorder(
 THRESHOLD_RAISED = _recorder(
     "threshold-raised", "times that the threshold rose to limit the rate of samples (--max-rate)"
 )
+ODD_KERNEL_TEXT = _recorder("kernel-text", "lines of /proc skipped because they have another form")
 _FULL = "not written because the file took no more (disk full)"
 RECORDS_UNWRITTEN = _recorder("records-unwritten", f"records {_FULL}")
 SUMS_UNWRITTEN = _recorder("sums-unwritten", f"sums of short waits {_FULL}")

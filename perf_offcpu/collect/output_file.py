@@ -68,6 +68,7 @@ class OutputFile:
         self._pressure, self._begin_ns, self._created_s = pressure, begin_ns, time.monotonic()
         self._clock_pair = wall_clock_pair()
         self._build_ids: list[BuildId] = []
+        self._scan_losses: dict[LossCause, Counter] = {}
         self._finished = False
         self._counters, self._lost = collector.counters(), collector.lost_by_id()
         self._disk = None if path == STANDARD_OUTPUT else AtomicFile(path, keep_old=True, reserve=RESERVE)
@@ -114,7 +115,7 @@ class OutputFile:
         for piece in inventory.records():
             self.append(piece)
             self.collector.drain(self)
-        self._build_ids = inventory.build_ids()
+        self._build_ids, self._scan_losses = inventory.build_ids(), inventory.losses()
         if isinstance(self._writer, PipeWriter):
             self._writer.append_build_ids(self._build_ids)
 
@@ -178,7 +179,7 @@ class OutputFile:
     def _write_account(self, recording: Span, more: Mapping[LossCause, Counter]) -> None:
         """Write what was counted since the file was begun, and what the kernel lost."""
         lost = {one: count - self._lost.get(one, 0) for one, count in self.collector.lost_by_id().items()}
-        counters = _since(self.collector.counters(), self._counters) | dict(more)
+        counters = _since(self.collector.counters(), self._counters) | self._scan_losses | dict(more)
         event = self.collector.counters_event
         sample = counters_sample(event, self._span(recording), counters, os.getpid())
         self.append(*lost_records(lost), sample)

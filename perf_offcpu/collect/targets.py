@@ -15,12 +15,12 @@ import pwd
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from perf_offcpu.collect.bpf.config import Targets
 from perf_offcpu.collect.existing.cgroups import Group, find_groups
 from perf_offcpu.collect.system.cpus import online_cpus, parse_cpu_list
 from perf_offcpu.errors import TargetError, UsageError
+from perf_offcpu.files import kernel_lines, read_kernel
 
 _PIDFD_THREAD = os.O_EXCL  # include/uapi/linux/pidfd.h, Linux 6.9
 _MAX_DIGITS = 18
@@ -204,10 +204,10 @@ def check_target(target: Target) -> None:
 def process_of(tid: int) -> int | None:
     """Return the process of a thread, None if there is no such thread."""
     try:
-        status = Path(f"/proc/{tid}/status").read_bytes()
+        status = read_kernel(f"/proc/{tid}/status")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = dict(line.partition(b":")[::2] for line in status.splitlines())
+    fields = dict(line.partition(b":")[::2] for line in kernel_lines(status))
     return int(fields[b"Tgid"])
 
 

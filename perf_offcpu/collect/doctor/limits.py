@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import resource
-from pathlib import Path
 
 from perf_offcpu.collect.events.tracepoints import DEBUGFS, TRACEFS
 from perf_offcpu.collect.existing.cgroups import cgroup2_mount
@@ -27,6 +26,7 @@ from perf_offcpu.collect.system.privileges import (
     read_text,
 )
 from perf_offcpu.collect.system.privileges import lockdown as lockdown_mode
+from perf_offcpu.files import read_kernel
 
 Result = tuple[bool, str, str]
 
@@ -107,7 +107,7 @@ def container() -> str:
 
 def cgroups() -> Result:
     """Check that the unified hierarchy is mounted."""
-    mount = cgroup2_mount(Path("/proc/self/mountinfo").read_bytes())
+    mount = cgroup2_mount(read_kernel("/proc/self/mountinfo"))
     if mount is None:
         return (
             False,

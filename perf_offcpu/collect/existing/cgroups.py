@@ -9,13 +9,21 @@ of its controllers.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from perf_offcpu.collect.existing.records import cgroup
 from perf_offcpu.errors import TargetError, UsageError
+from perf_offcpu.files import kernel_lines, read_kernel
 
+_MOUNTS = "/proc/self/mountinfo"
+_CGROUP_MOUNT = re.compile(
+    rb"\d+ \d+ \d+:\d+ [^ ]+ (?P<mount>[^ ]+) [^ ]+(?: [^ ]+)* - (?P<kind>cgroup2?) [^ ]* (?P<options>[^ ]*)"
+)
+_ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
+"""Spaces, tabs, newlines and backslashes in names (mangle() in fs/seq_file.c)."""
 _V1_NAMES = {"blkio": "io"}  # mount option → name in the kernel, where they differ
 _NO_CONTROLLER = frozenset(("rw", "ro", "xattr", "noprefix", "clone_children", "all", "none"))
 
@@ -44,7 +52,7 @@ def find_groups(names: Iterable[str]) -> tuple[Group, ...]:
         TargetError: there is no such group.
         UsageError: they are of different hierarchies.
     """
-    mounted = hierarchies(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"))
+    mounted = hierarchies(read_kernel(_MOUNTS))
     groups = tuple(_find_group(name, mounted) for name in names)
     if len({group.controller for group in groups}) > 1:
         raise UsageError(
@@ -68,24 +76,26 @@ def _find_group(name: str, mounted: tuple[Hierarchy, ...]) -> Group:
     raise TargetError(f"-G {name}: there is no such control group in {places}")
 
 
-def hierarchies(mountinfo: str) -> tuple[Hierarchy, ...]:
-    """Return the hierarchies in the text of /proc/PID/mountinfo (proc(5)), in its order."""
+def hierarchies(mountinfo: bytes) -> tuple[Hierarchy, ...]:
+    """Return the hierarchies in the text of /proc/PID/mountinfo (proc(5)), in its order.
+
+    Mount points of other file systems have names that anybody may have chosen: those lines are passed over.
+    """
     found = []
-    for line in mountinfo.splitlines():
-        place, _, rest = line.partition(" - ")
-        kind, _, options = rest.split(" ", 2)
-        if kind not in ("cgroup", "cgroup2"):
+    for line in kernel_lines(mountinfo):
+        if not (match := _CGROUP_MOUNT.fullmatch(line)):
             continue
-        names = [one for one in options.split(",") if one not in _NO_CONTROLLER and "=" not in one]
+        options = os.fsdecode(match["options"]).split(",")
+        names = [one for one in options if one not in _NO_CONTROLLER and "=" not in one]
         v1 = _V1_NAMES.get(names[0], names[0]) if names else None
-        mount = place.split()[4].replace(r"\040", " ")
-        found.append(Hierarchy(mount, "" if kind == "cgroup2" else v1))
+        mount = _ESCAPED.sub(lambda octal: bytes([int(octal[1], 8)]), match["mount"])
+        found.append(Hierarchy(os.fsdecode(mount), "" if match["kind"] == b"cgroup2" else v1))
     return tuple(found)
 
 
 def cgroup_records() -> Iterator[bytes]:
     """Yield a record for each group of the unified hierarchy, parents first; none if it is not mounted."""
-    mount = cgroup2_mount(Path("/proc/self/mountinfo").read_bytes())
+    mount = cgroup2_mount(read_kernel(_MOUNTS))
     if mount is None:
         return
     for directory, names, _ in os.walk(mount):
@@ -99,5 +109,5 @@ def cgroup_records() -> Iterator[bytes]:
 
 def cgroup2_mount(mountinfo: bytes) -> bytes | None:
     """Return the mount point of the unified hierarchy from the text of /proc/PID/mountinfo (proc(5))."""
-    text = os.fsdecode(mountinfo)
-    return next((os.fsencode(one.mount) for one in hierarchies(text) if one.controller == ""), None)
+    found = (one for one in hierarchies(mountinfo) if one.controller == "")
+    return next((os.fsencode(one.mount) for one in found), None)

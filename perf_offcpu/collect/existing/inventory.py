@@ -14,7 +14,9 @@ from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.cgroups import cgroup_records
 from perf_offcpu.collect.existing.kernel_maps import KernelMaps
 from perf_offcpu.collect.existing.proc import ProcScan
+from perf_offcpu.collect.kernel_totals.losses import Counter
 from perf_offcpu.collect.targets import Target, process_of
+from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import BuildId
 from perf_offcpu.perfdata.pieces import joined
@@ -55,6 +57,10 @@ class Inventory:
         for records in (self._kernel.records(), cgroup_records(), self._tasks.records()):
             yield from joined(records, PIECE)
         yield frame_record(RecordType.FINISHED_INIT, 0, b"", NATIVE)
+
+    def losses(self) -> dict[LossCause, Counter]:
+        """Return what the scan left out, after `records`."""
+        return {cause: Counter(count) for cause, count in self._tasks.skipped.items()}
 
     def build_ids(self) -> list[BuildId]:
         """Return the build-ids of the kernel, its modules and all mapped files, after `records`."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from perf_offcpu.abi.records import KSYMBOL_TYPE_BPF, CpuMode, RecordType
 from perf_offcpu.build_ids import kernel_build_id, module_build_id
 from perf_offcpu.collect.existing.records import KERNEL_PID, mmap2, synthesized
+from perf_offcpu.files import kernel_lines
 
 KERNEL_DSO = b"[kernel.kallsyms]"
 
@@ -52,7 +53,7 @@ class KernelMaps:
                 return
 
     def _modules(self) -> Iterator[bytes]:
-        modules = [line.split() for line in _read("/proc/modules").splitlines()]
+        modules = [line.split() for line in kernel_lines(_read("/proc/modules"))]
         files = _module_files() if modules else {}
         for module in modules:
             name, size, address = module[0], int(module[1]), int(module[5], 16)
@@ -106,7 +107,7 @@ def _module_files() -> dict[bytes, bytes]:
     """Return module name → path of its file, from the list that depmod makes."""
     directory = Path("/lib/modules", os.uname().release)
     files = {}
-    for line in _read(directory / "modules.dep").splitlines():
+    for line in kernel_lines(_read(directory / "modules.dep")):
         path = line.partition(b":")[0]
         name = path.rpartition(b"/")[2].partition(b".")[0].replace(b"-", b"_")
         files[name] = os.fsencode(directory) + b"/" + path

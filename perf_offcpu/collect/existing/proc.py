@@ -15,9 +15,12 @@ import os
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
+from perf_offcpu import losses
 from perf_offcpu.abi.records import PROT_EXEC, CpuMode, Misc, RecordType
 from perf_offcpu.collect.existing.mapped_files import BuildIdCache, build_id_of_memory
 from perf_offcpu.collect.existing.records import mmap2, synthesized
+from perf_offcpu.files import kernel_lines, read_kernel
+from perf_offcpu.losses import Losses
 
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError)
 
@@ -51,12 +54,14 @@ class ProcScan:
 
     Attributes:
         files: path → build-id of each mapped file that has one.
+        skipped: lines of /proc that were left out.
     """
 
     def __init__(self, mapped: Container[object] | None, data_maps: bool = False) -> None:
         self._mapped, self._data_maps = mapped, data_maps
         self._build_ids = BuildIdCache()
         self.files: dict[bytes, bytes] = {}
+        self.skipped = Losses()
         self._vdso = _vdso_build_id()
 
     def records(self) -> Iterator[bytes]:
@@ -71,7 +76,7 @@ class ProcScan:
         parent = _parent(pid)
         for tid in sorted(map(int, os.listdir(f"/proc/{pid}/task"))):
             try:
-                comm = _read(f"/proc/{pid}/task/{tid}/comm")[:-1]
+                comm = read_kernel(f"/proc/{pid}/task/{tid}/comm")[:-1]
             except _GONE:
                 continue
             creator = parent if tid == pid else pid
@@ -82,7 +87,11 @@ class ProcScan:
             yield from self._maps(pid)
 
     def _maps(self, pid: int) -> Iterator[bytes]:
-        mappings = [one for one in parse_maps(_read(f"/proc/{pid}/maps")) if self._is_recorded(one)]
+        mappings = [
+            one
+            for one in parse_maps(read_kernel(f"/proc/{pid}/maps"), self.skipped)
+            if self._is_recorded(one)
+        ]
         if mappings:  # kernel threads have none
             yield _namespaces(pid)
         for mapping in mappings:
@@ -122,21 +131,38 @@ class ProcScan:
         return build_id
 
 
-def parse_maps(text: bytes) -> Iterator[Mapping]:
-    """Parse the text of a /proc/PID/maps."""
-    for line in text.splitlines():
-        place, permissions, offset, device, inode, *name = line.split(None, 5)
-        start, _, end = place.partition(b"-")
-        major, _, minor = device.partition(b":")
-        yield Mapping(
-            int(start, 16),
-            int(end, 16),
-            permissions,
-            int(offset, 16),
-            (int(major, 16), int(minor, 16)),
-            int(inode),
-            name[0].replace(rb"\012", b"\n") if name else b"",
-        )
+def parse_maps(text: bytes, skipped: Losses | None = None) -> Iterator[Mapping]:
+    """Parse the text of a /proc/PID/maps.
+
+    Args:
+        skipped: where lines of another form are counted; they are left out.
+    """
+    for line in kernel_lines(text):
+        try:
+            yield _mapping(line)
+        except ValueError:
+            if skipped is not None:
+                skipped.add(losses.ODD_KERNEL_TEXT)
+
+
+def _mapping(line: bytes) -> Mapping:
+    """Parse one line. Only newlines are escaped in a name, which may hold any other byte.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    place, permissions, offset, device, inode, *name = line.split(b" ", 5)
+    start, _, end = place.partition(b"-")
+    major, _, minor = device.partition(b":")
+    return Mapping(
+        int(start, 16),
+        int(end, 16),
+        permissions,
+        int(offset, 16),
+        (int(major, 16), int(minor, 16)),
+        int(inode),
+        name[0].lstrip(b" ").replace(rb"\012", b"\n") if name else b"",
+    )
 
 
 def _shown_name(name: bytes) -> bytes:
@@ -152,16 +178,11 @@ def _namespaces(pid: int) -> bytes:
 
 def _parent(pid: int) -> int:
     """Return the parent's pid. In /proc/PID/stat it follows the comm, which may have any characters."""
-    return int(_read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])
+    return int(read_kernel(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])
 
 
 def _vdso_build_id() -> bytes:
-    for mapping in parse_maps(_read("/proc/self/maps")):
+    for mapping in parse_maps(read_kernel("/proc/self/maps")):
         if mapping.name == b"[vdso]":
             return build_id_of_memory(mapping.start, mapping.end - mapping.start)
     return b""
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()

@@ -97,7 +97,7 @@ def test_users_that_cannot_be(user: str) -> None:
         choose_target(TargetTexts(users=user))
 
 
-MOUNTINFO = r"""30 20 0:26 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct
+MOUNTINFO = rb"""30 20 0:26 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct
 31 20 0:27 / /sys/fs/cgroup/block\040io rw - cgroup cgroup rw,blkio
 32 20 0:28 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd
 33 20 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from perf_offcpu.collect.existing.cgroups import cgroup2_mount
+from perf_offcpu import losses
+from perf_offcpu.collect.existing.cgroups import Hierarchy, cgroup2_mount, hierarchies
 from perf_offcpu.collect.existing.proc import Mapping, parse_maps
+from perf_offcpu.losses import Losses
 
 
 def test_maps() -> None:
@@ -20,6 +22,25 @@ def test_maps() -> None:
         Mapping(0x7F0000002000, 0x7F0000003000, b"r--p", 0, (0, 0x2A), 2**64 - 1, b"/tmp/new\nline"),
         Mapping(0xFFFFFFFFFF600000, 0xFFFFFFFFFF601000, b"--xp", 0, (0, 0), 0, b"[vsyscall]"),
     ]
+
+
+def test_a_line_that_makes_no_sense_is_counted_and_the_others_are_read() -> None:
+    good = b"00400000-0040b000 r-xp 00001000 fe:1f 260131 /a\rb\x0bc\x85d\n"
+    skipped = Losses()
+    bad = b"".join(
+        line + b"\n" for line in (b"", b"x", b"1-2 r 3", b"g-h r-xp 0 0:0 0 /x", b"1-2 r-xp 0 00 0 /x")
+    )
+    assert [one.name for one in parse_maps(good + bad + good, skipped)] == [b"/a\rb\x0bc\x85d"] * 2
+    assert skipped == {losses.ODD_KERNEL_TEXT: 5}
+
+
+def test_no_name_of_a_mount_point_hides_or_makes_a_hierarchy() -> None:
+    """Any user can mount in a namespace; the kernel escapes blanks, newlines and backslashes only."""
+    names = [bytes([byte]) * 3 for byte in range(1, 256) if byte not in b" \t\n\\/"]
+    lines = [b"40 30 0:50 / /m" + name + b"cgroup2 rw - tmpfs none rw\n" for name in names]
+    real = b"31 25 0:26 / /sys/fs/cgroup\\134x rw shared:9 master:2 - cgroup2 cgroup2 rw,nsdelegate\n"
+    text = b"".join(lines) + real + b"".join(lines) + b"\nnonsense\n - cgroup2 x\n"
+    assert hierarchies(text) == (Hierarchy("/sys/fs/cgroup\\x", ""),)
 
 
 def test_cgroup2_mount() -> None:
