@@ -18,8 +18,10 @@ def events_of(profile: Profile) -> list[Evsel]:
     return [profile.evsels[row] for row in distinct(profile.samples.evsel).tolist() if row >= 0]
 
 
-def title_of(profile: Profile) -> str:
-    """Return a title: kind of samples, events, machine and command; printable."""
+def title_of(profile: Profile, title: str = "") -> str:
+    """Return a title, by default kind of samples, events, machine and command; printable."""
+    if title:
+        return printable(title)
     off = profile.is_offcpu()
     what = "Off-CPU time" if off.all() else "CPU samples" if not off.any() else "Off-CPU and CPU time"
     events = ", ".join(event.name for event in events_of(profile))

@@ -27,7 +27,6 @@ from perf_offcpu.convert.options import Options
 from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version
-from perf_offcpu.text import printable
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 ALL_THREADS = "all threads"
@@ -64,7 +63,7 @@ class _Writer:
         profile = self.profile
         head = {
             "$schema": SCHEMA,
-            "name": printable(self.options.title) or title_of(profile),
+            "name": title_of(profile, self.options.title),
             "exporter": f"perf-offcpu@{version()}",
             "activeProfileIndex": 0,
             "shared": {"frames": self._frames()},

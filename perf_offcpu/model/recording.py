@@ -219,6 +219,11 @@ class Meta:
     source: str = ""
     """The file, as the user named it."""
 
+    @property
+    def duration_ns(self) -> int:
+        """From the first to the last timed sample or record; 0 unknown."""
+        return max(self.last_ns - self.first_ns, 0) if self.first_ns >= 0 else 0
+
 
 @mutable
 class Recording:

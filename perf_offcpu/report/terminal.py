@@ -36,8 +36,8 @@ def _recording(summary: Summary, _: Style) -> Iterator[str]:
     yield say.comment(f"Recording: {meta.source or '-'}{' of ' if known else ''}{', '.join(known)}")
     if meta.cmdline:
         yield say.comment(f"Command:   {' '.join(meta.cmdline)}")
-    if meta.last_ns > meta.first_ns >= 0:
-        lasted = f"{(meta.last_ns - meta.first_ns) / 1e9:.3f} s from first to last sample"
+    if meta.duration_ns:
+        lasted = f"{meta.duration_ns / 1e9:.3f} s from first to last sample"
         yield say.comment(f"Time:      {lasted}{_begin(summary)}")
     yield "#"
 

@@ -71,7 +71,9 @@ def calls(profile: Profile, options: Options) -> Any:
     heavy = found.inclusive if old is None else np.maximum(found.inclusive, old.inclusive)
     least = max(found.total * options.min_share / 100, 1)
     kept = [row for row, weight in enumerate(heavy.tolist()) if weight >= least]
-    graph = networkx.DiGraph(title=_title(profile, options), unit=unit, total=found.total, kind="calls")
+    graph = networkx.DiGraph(
+        title=title_of(profile, options.title), unit=unit, total=found.total, kind="calls"
+    )
     graph.graph |= {"left_out": len(found.names) - len(kept), "min_share": options.min_share}
     for row in sorted(kept, key=lambda row: (-int(heavy[row]), ids[row])):
         graph.add_nodes_from([(ids[row], _function(found, old, row))])
@@ -105,7 +107,7 @@ def wakeups(profile: Profile, options: Options) -> Any:
     found = waker_graph_of(profile)
     total = int(found.blocked_ns.sum())
     least = max(total * options.min_share / 100, 1)
-    graph = networkx.DiGraph(title=_title(profile, options), unit="ns", total=total, kind="wakers")
+    graph = networkx.DiGraph(title=title_of(profile, options.title), unit="ns", total=total, kind="wakers")
     edges = zip(*(column.tolist() for column in (found.waker, found.sleeper, found.blocked_ns)), strict=True)
     order = sorted(enumerate(edges), key=lambda edge: (-edge[1][2], edge[1]))
     kept = [(row, edge) for row, edge in order if edge[2] >= least]
@@ -164,10 +166,6 @@ def _ids(names: list[tuple[str, str]]) -> list[str]:
         seen[id_] = 1
         ids.append(id_)
     return ids
-
-
-def _title(profile: Profile, options: Options) -> str:
-    return printable(options.title) or title_of(profile)
 
 
 def _xml(write_xml: Callable[..., None], graph: Any) -> str:

@@ -35,7 +35,7 @@ from perf_offcpu.convert.options import Options
 from perf_offcpu.losses import by_text
 from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Meta, SampleFlag
+from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import depths
 from perf_offcpu.text import for_script_element, printable
 
@@ -73,7 +73,7 @@ def describe(profile: Profile, options: Options) -> dict[str, Any]:
     order = preorder(tree)
     dsos = {dso: row for row, dso in enumerate(sorted({name.dso for name in tree.names}))}
     document = {
-        "title": printable(options.title) or title_of(profile),
+        "title": title_of(profile, options.title),
         "facts": _facts(profile, options.diff),
         "unit": unit_of(both),
         "dsos": list(dsos),
@@ -185,17 +185,12 @@ def _facts(profile: Profile, old: Profile | None) -> list[tuple[str, str]]:
         ("Host", meta.hostname),
         ("Kernel", f"{meta.os_release} {meta.arch}".strip()),
         ("CPUs", f"{meta.nr_cpus} × {meta.cpu_desc}" if meta.nr_cpus else meta.cpu_desc),
-        ("Duration", _duration(meta)),
+        ("Duration", f"{meta.duration_ns / _GIGA:.3f} s" if meta.duration_ns else ""),
         ("File", meta.source),
         ("Compared with", "" if old is None else old.meta.source or "an older profile"),
     ]
     lost = [("Lost", f"{count} {cause}") for cause, count in by_text(profile.losses).items()]
     return [(term, printable(text)) for term, text in facts + (lost or [("Lost", "nothing")]) if text]
-
-
-def _duration(meta: Meta) -> str:
-    known = meta.last_ns > meta.first_ns >= 0
-    return f"{(meta.last_ns - meta.first_ns) / _GIGA:.3f} s" if known else ""
 
 
 def _policy(style: str, script: str) -> str:

@@ -58,8 +58,8 @@ class _Writer:
         meta = self.profile.meta
         if meta.wall_clock_ns and meta.first_ns >= 0:
             yield field(9, meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns)
-        if meta.last_ns > meta.first_ns >= 0:
-            yield field(10, meta.last_ns - meta.first_ns)
+        if meta.duration_ns:
+            yield field(10, meta.duration_ns)
         yield field(14, string(self.types[0 if self.values[0].any() else -1][0]))
         yield self.locations.strings()
 
