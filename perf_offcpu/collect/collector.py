@@ -39,11 +39,12 @@ from perf_offcpu.collect.events.evsels import (
     with_deferral,
 )
 from perf_offcpu.collect.events.parser import SamplingEvent
+from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.kernel_totals.losses import Counter, Span, counters_event
 from perf_offcpu.collect.kernel_totals.totals import Kept
 from perf_offcpu.collect.options import RecordOptions, bpf_config
-from perf_offcpu.collect.rings.rings import Sink, default_ring_bytes, open_rings
-from perf_offcpu.collect.rings.side_band import MappedBuildIds, SideBand
+from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
+from perf_offcpu.collect.rings.side_band import SideBand
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.losses import LossCause
@@ -65,7 +66,7 @@ class Collector:
     Attributes:
         span: when waits are recorded; its end is 0 until `end`.
         rings: the rings of samples.
-        build_ids: build-ids of what has been mapped since `track`.
+        build_ids: build-ids of mapped files.
         counters_event: the event of the recorder's own samples, which no ring has.
 
     Raises:
@@ -111,7 +112,7 @@ class Collector:
     ) -> None:
         """Open the events that own the rings of samples and of side-band records."""
         options, wait_bytes = self.options, self._wait_bytes()
-        self.rings = open_rings(
+        self.rings = Rings(
             EVENT_NAME,
             lambda wakeup: offcpu_attr(support, wakeup, wait_bytes, deferred),
             cpus,
@@ -119,7 +120,7 @@ class Collector:
             self._say,
         )
         stack.callback(self.rings.close)
-        self._side_rings = open_rings(
+        self._side_rings = Rings(
             TRACKER_NAME,
             lambda wakeup: tracker_attr(support, wakeup, data_maps=options.stack_bytes > 0),
             cpus,

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Mapping
 
 from perf_offcpu.abi.features import Feature
-from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.events.perf_event import NATIVE
@@ -29,9 +28,8 @@ from perf_offcpu.collect.targets import Target
 from perf_offcpu.errors import RecordingError
 from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.features import BuildId
 from perf_offcpu.perfdata.write.compressed import CompressedWriter
-from perf_offcpu.perfdata.write.features import HOST_PID, build_id_body, event_desc_body, feature_body
+from perf_offcpu.perfdata.write.features import build_id_body, event_desc_body, feature_body
 from perf_offcpu.perfdata.write.output import AtomicFile
 from perf_offcpu.perfdata.write.pipe import PipeWriter
 from perf_offcpu.perfdata.write.writer import FileWriter
@@ -64,11 +62,10 @@ class OutputFile:
         pressure: Pressure,
         begin_ns: int = 0,
     ) -> None:
-        self.options, self.collector, self.path, self.target = options, collector, path, target
+        self.options, self.collector, self.path = options, collector, path
         self._pressure, self._begin_ns, self._created_s = pressure, begin_ns, time.monotonic()
         self._clock_pair = wall_clock_pair()
-        self._build_ids: list[BuildId] = []
-        self._scan_losses: dict[LossCause, Counter] = {}
+        self._inventory = Inventory(target, collector.build_ids, data_maps=options.stack_bytes > 0)
         self._finished = False
         self._counters, self._lost = collector.counters(), collector.lost_by_id()
         self._disk = None if path == STANDARD_OUTPUT else AtomicFile(path, keep_old=True, reserve=RESERVE)
@@ -111,13 +108,11 @@ class OutputFile:
         """Write what runs already, and the side-band records that have come meanwhile."""
         if self._disk is not None:  # in a pipe the names stand at the front
             self._plain.append(event_names(self.collector.events))  # not compressed: samples need them
-        inventory = Inventory(self.target, data_maps=self.options.stack_bytes > 0)
-        for piece in inventory.records():
+        for piece in self._inventory.records():
             self.append(piece)
             self.collector.drain(self)
-        self._build_ids, self._scan_losses = inventory.build_ids(), inventory.losses()
         if isinstance(self._writer, PipeWriter):
-            self._writer.append_build_ids(self._build_ids)
+            self._writer.append_build_ids(self._inventory.build_ids())
 
     def commit(self) -> None:
         """Give the file its name."""
@@ -179,7 +174,7 @@ class OutputFile:
     def _write_account(self, recording: Span, more: Mapping[LossCause, Counter]) -> None:
         """Write what was counted since the file was begun, and what the kernel lost."""
         lost = {one: count - self._lost.get(one, 0) for one, count in self.collector.lost_by_id().items()}
-        counters = _since(self.collector.counters(), self._counters) | self._scan_losses | dict(more)
+        counters = _since(self.collector.counters(), self._counters) | self._inventory.losses() | dict(more)
         event = self.collector.counters_event
         sample = counters_sample(event, self._span(recording), counters, os.getpid())
         self.append(*lost_records(lost), sample)
@@ -193,7 +188,7 @@ class OutputFile:
         span = self._span(recording)
         times = {"first": span.begin_ns, "last": span.end_ns}
         return self._known_features(self.collector.events) | {
-            Feature.BUILD_ID: build_id_body(self._all_build_ids(), NATIVE),
+            Feature.BUILD_ID: build_id_body(self._inventory.build_ids(), NATIVE),
             Feature.SAMPLE_TIME: feature_body(Feature.SAMPLE_TIME, NATIVE, **times),
         }
 
@@ -203,16 +198,6 @@ class OutputFile:
         formats = {Feature.TRACING_DATA: tracing_data(tracepoints)} if tracepoints else {}
         machine = machine_features(self.options.argv, self._clock_pair)
         return machine | formats | {Feature.EVENT_DESC: event_desc_body(events, NATIVE)}
-
-    def _all_build_ids(self) -> list[BuildId]:
-        """Return build-ids of what was mapped when the file was begun, and since the recording began."""
-        known = {one.filename for one in self._build_ids}
-        later = sorted(self.collector.build_ids.files.items())
-        return self._build_ids + [
-            BuildId(HOST_PID, CpuMode.USER, build_id.hex(), name)
-            for name, build_id in later
-            if name not in known
-        ]
 
 
 def _since(now: Mapping[LossCause, Counter], before: Mapping[LossCause, Counter]) -> dict[LossCause, Counter]:

@@ -67,57 +67,44 @@ class Target:
         return self.processes + self.threads
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetTexts:
-    """Texts of the command line's options for targets; None for options that are not given."""
-
-    system: bool = False
-    pids: str | None = None
-    tids: str | None = None
-    users: str | None = None
-    comms: str | None = None
-    cpus: str | None = None
-    groups: Sequence[str] = ()
-
-    def lists(self) -> dict[str, str]:
-        """Return option → text of the options that are given."""
-        named = {"-p": self.pids, "-t": self.tids, "-u": self.users, "--comm": self.comms, "-C": self.cpus}
-        return {option: text for option, text in named.items() if text is not None}
-
-
-def choose_target(texts: TargetTexts, command: bool = False) -> Target:
+def choose_target(
+    command: bool = False,
+    *,
+    system: bool = False,
+    pids: str | None = None,
+    tids: str | None = None,
+    users: str | None = None,
+    comms: str | None = None,
+    cpus: str | None = None,
+    groups: Sequence[str] = (),
+) -> Target:
     """Return the target of a command line, by perf's rules.
 
     Args:
         command: there is a command. Next to -a, -p, -t, -u, -G or -C it only sets the duration.
+        system, pids, tids, users, comms, cpus, groups: values of -a, -p, -t, -u, --comm, -C and -G.
 
     Raises:
         UsageError: options contradict each other, or a list is empty or no list of ids.
         TargetError: there is no such user, CPU or control group.
     """
-    _refuse_empty(texts)
-    if texts.system and (texts.pids or texts.tids):
-        raise UsageError(f"-a is everybody, {'-p' if texts.pids else '-t'} is not: choose one")
-    others = (texts.system, texts.pids, texts.tids, texts.users, texts.cpus, texts.groups)
-    return Target(
-        processes=_parse_ids("-p", texts.pids),
-        threads=_parse_ids("-t", texts.tids),
-        command=command and not any(others),
-        users=tuple(map(_user, _words("-u", texts.users))),
-        comms=tuple(map(_comm, _words("--comm", texts.comms))),
-        cpus=_cpus(texts.cpus),
-        groups=find_groups(word for text in texts.groups for word in _words("-G", text)),
-    )
-
-
-def _refuse_empty(texts: TargetTexts) -> None:
-    """Refuse empty lists: `-p "$(pgrep …)"` leaves one of a program that is not there."""
-    lists = [*texts.lists().items(), *(("-G", text) for text in texts.groups)]
-    for option, text in lists:
-        if not text.strip():
+    lists = [("-p", pids), ("-t", tids), ("-u", users), ("--comm", comms), ("-C", cpus)]
+    for option, text in (*lists, *(("-G", group) for group in groups)):
+        if text is not None and not text.strip():  # `-p "$(pgrep …)"` of a program that does not run
             raise UsageError(
                 f"{option} '{text}': nothing is named; leave {option} out if it is not to matter"
             )
+    if system and (pids or tids):
+        raise UsageError(f"-a is everybody, {'-p' if pids else '-t'} is not: choose one")
+    return Target(
+        processes=_parse_ids("-p", pids),
+        threads=_parse_ids("-t", tids),
+        command=command and not any((system, pids, tids, users, cpus, groups)),
+        users=tuple(map(_user, _words("-u", users))),
+        comms=tuple(map(_comm, _words("--comm", comms))),
+        cpus=_cpus(cpus),
+        groups=find_groups(word for text in groups for word in _words("-G", text)),
+    )
 
 
 _COMM_BYTES = 15

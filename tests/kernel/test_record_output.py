@@ -197,8 +197,8 @@ def test_each_file_tells_who_is_stuck_and_where_time_went(tmp_path: Path) -> Non
         of_command = of_thread(recording, pid)
         command_ns += int((of_command.end_ns - of_command.begin_ns).sum())
         waits, budget = still_blocked(recording, tid), of_thread(recording, tid)
-        if not len(budget):
-            continue  # on a slow machine it may not be born yet
+        if not budget.interruptible_ns.sum():
+            continue  # on a slow machine it may not be born yet, or not wait yet
         blocked_ns += int(budget.interruptible_ns.sum())
         # So far: what this file and those before it tell of the wait, but for the start of the thread.
         assert len(waits) == 1 and abs(int(waits.period[0]) - blocked_ns) < 20 * MS * PATIENCE

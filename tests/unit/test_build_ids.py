@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from perf_offcpu.build_ids import build_id_of, kernel_build_id, module_build_id
-from perf_offcpu.collect.existing.mapped_files import BuildIdCache, build_id_of_memory
+from perf_offcpu.collect.existing.mapped_files import MappedBuildIds, build_id_of_memory
 from perf_offcpu.collect.existing.proc import parse_maps
 
 BUILD_ID = bytes(range(20))
@@ -119,12 +119,19 @@ def test_cache_follows_the_mapping_not_the_name(tmp_path: Path) -> None:
         while b"libc.so" not in Path(f"/proc/{child.pid}/maps").read_bytes():
             pass
         copy.unlink()
-        cache = BuildIdCache()
+        known = MappedBuildIds()
         maps = parse_maps(Path(f"/proc/{child.pid}/maps").read_bytes())
         code = [one for one in maps if one.inode and b"x" in one.permissions]
-        found = {one.name: cache.of_mapping(child.pid, f"{one.start:x}-{one.end:x}") for one in code}
-        assert found[os.fsencode(copy) + b" (deleted)"] == expected != b""
-        assert cache.of_mapping(child.pid, "0-1000") == b""
+        for one in code:
+            known.of_mapping(child.pid, one.start, one.end, one.device, one.inode, one.name, maps=True)
+        assert known.files[os.fsencode(copy) + b" (deleted)"] == expected != b""
+        # Without a mapping at that address the path counts, if it still is that file.
+        libc = next(one for one in code if b"libc.so" in one.name)
+        others = [
+            known.of_mapping(child.pid, 0, 4096, "other", inode, libc.name) for inode in (libc.inode, 1)
+        ]
+        assert others == [known.files[libc.name], None]
+        assert known.of_mapping(child.pid, 0, 4096, "none", os.stat("/dev/null").st_ino, b"/dev/null") is None
     finally:
         child.kill()
         child.wait()

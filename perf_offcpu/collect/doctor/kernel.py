@@ -14,8 +14,24 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType
+from perf_offcpu.collect.bpf.compile import import_bcc
+from perf_offcpu.collect.bpf.kernel_facts import check_privileges, explore
+from perf_offcpu.collect.bpf.kprobe import Kprobe
+from perf_offcpu.collect.bpf.program import OffCpuProgram, compiled_before
 from perf_offcpu.collect.doctor import limits
 from perf_offcpu.collect.doctor.limits import Result
+from perf_offcpu.collect.events.evsels import (
+    CpuEvent,
+    offcpu_attr,
+    probe_support,
+    tracker_attr,
+    with_deferral,
+)
+from perf_offcpu.collect.events.perf_event import can_open
+from perf_offcpu.collect.system.btf import VMLINUX_BTF, Btf
+from perf_offcpu.collect.system.cpus import online_cpus
+from perf_offcpu.collect.system.privileges import paranoid
 from perf_offcpu.errors import CapabilityError, PerfOffcpuError
 
 
@@ -78,8 +94,6 @@ def _python() -> Result:
 
 
 def _bcc() -> Result:
-    from perf_offcpu.collect.bpf.compile import import_bcc
-
     try:
         bcc = import_bcc()
     except CapabilityError as problem:
@@ -89,8 +103,6 @@ def _bcc() -> Result:
 
 def _compiled_before() -> str:
     """Return words on programs that can still be used where the compiler is gone."""
-    from perf_offcpu.collect.bpf.program import compiled_before
-
     try:
         count = compiled_before()
     except (PerfOffcpuError, OSError):
@@ -100,15 +112,11 @@ def _compiled_before() -> str:
 
 
 def _btf() -> Result:
-    from perf_offcpu.collect.system.btf import VMLINUX_BTF, Btf
-
     Btf.load()
     return True, f"{VMLINUX_BTF}, {VMLINUX_BTF.stat().st_size / 1e6:.1f} MB", ""
 
 
 def _bpf() -> Result:
-    from perf_offcpu.collect.bpf.kernel_facts import check_privileges
-
     try:
         check_privileges()
     except CapabilityError as problem:
@@ -118,10 +126,6 @@ def _bpf() -> Result:
 
 
 def _kernel() -> Result:
-    from perf_offcpu.collect.bpf.kernel_facts import explore
-    from perf_offcpu.collect.bpf.kprobe import Kprobe
-    from perf_offcpu.collect.system.btf import Btf
-
     facts = explore(Btf.load())
     release = platform.release()
     if facts.has_exit_tp:
@@ -136,18 +140,12 @@ def _kernel() -> Result:
 
 
 def _collector() -> Result:
-    from perf_offcpu.collect.bpf.program import OffCpuProgram
-
     begin = time.monotonic()
     with OffCpuProgram(use_cache=False):
         return True, f"compiled, verified and loaded in {time.monotonic() - begin:.2f} s", ""
 
 
 def _events() -> Result:
-    from perf_offcpu.collect.events.evsels import CpuEvent, offcpu_attr, probe_support, tracker_attr
-    from perf_offcpu.collect.system.cpus import online_cpus
-    from perf_offcpu.collect.system.privileges import paranoid
-
     cpus = online_cpus()
     support = probe_support(cpus[0])
     for name, attr in (("offcpu-time", offcpu_attr(support, 0)), ("dummy", tracker_attr(support))):
@@ -156,10 +154,6 @@ def _events() -> Result:
 
 
 def _hardware_counters() -> Result:
-    from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType
-    from perf_offcpu.collect.events.perf_event import can_open
-    from perf_offcpu.collect.system.cpus import online_cpus
-
     attr = Attr(type=PerfType.HARDWARE, config=0, sample_period=1_000_000, flags=AttrFlag.DISABLED)
     if can_open(attr, online_cpus()[0]):
         return True, "-e cycles can be used", ""
@@ -167,9 +161,6 @@ def _hardware_counters() -> Result:
 
 
 def _deferred() -> Result:
-    from perf_offcpu.collect.events.evsels import probe_support, with_deferral
-    from perf_offcpu.collect.system.cpus import online_cpus
-
     cpu = online_cpus()[0]
     if with_deferral(probe_support(cpu), cpu):
         return True, "--call-graph fp,defer can be used", ""

@@ -56,11 +56,6 @@ class SamplingEvent:
     most_precise: bool = False
 
     @property
-    def needs_pmu(self) -> bool:
-        """Whether the hardware counts it; virtual machines often have no such counters."""
-        return self.type not in (PerfType.SOFTWARE, PerfType.TRACEPOINT)
-
-    @property
     def is_tracepoint(self) -> bool:
         """Whether it is a tracepoint, whose samples hold its own data."""
         return self.type == PerfType.TRACEPOINT
@@ -112,14 +107,7 @@ def _split(text: str) -> Iterator[str]:
 
 def _parse_event(text: str, devices: Path, tracefs: Path) -> SamplingEvent:
     if pmu := re.fullmatch(r"([^/:]*)/([^/]*)/:?(\w*)", text):
-        event = parse_pmu_event(text, pmu[1], pmu[2], devices)
-        configs = event.configs
-        found = SamplingEvent(
-            event.name or text, event.type, configs["config"],
-            config1=configs["config1"], config2=configs["config2"],
-            period=event.period, frequency_hz=event.frequency_hz,
-        )  # fmt: skip
-        return _modified(found, text, pmu[3])
+        return _modified(SamplingEvent(**parse_pmu_event(text, pmu[1], pmu[2], devices)), text, pmu[3])
     parts = text.split(":")
     if (known := _by_name(parts[0])) and len(parts) <= 2:
         return _modified(SamplingEvent(text, *known), text, "".join(parts[1:]))

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from perf_offcpu.errors import UsageError
 
@@ -23,18 +23,14 @@ _WORD = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _FORMAT = re.compile(r"(config[12]?):(\d{1,2}(?:-\d{1,2})?(?:,\d{1,2}(?:-\d{1,2})?)*)\s*")
 
 
-@dataclass(slots=True)
-class PmuEvent:
-    """Fields of the attr of a PMU event."""
+Fields = dict[str, Any]
+"""Fields of a `SamplingEvent`."""
 
-    type: int
-    configs: dict[str, int] = field(default_factory=lambda: {"config": 0, "config1": 0, "config2": 0})
-    period: int = 0
-    frequency_hz: int = 0
-    name: str = ""
+_CONFIGS = ("config", "config1", "config2")
+_NUMBERS = {"period": "period", "freq": "frequency_hz"}
 
 
-def parse_pmu_event(text: str, pmu: str, terms: str, devices: Path = DEVICES) -> PmuEvent:
+def parse_pmu_event(text: str, pmu: str, terms: str, devices: Path = DEVICES) -> Fields:
     """Parse the event `PMU/TERM=VALUE,TERM,.../`.
 
     Args:
@@ -47,7 +43,7 @@ def parse_pmu_event(text: str, pmu: str, terms: str, devices: Path = DEVICES) ->
     if not _WORD.fullmatch(pmu) or not (directory / "type").exists():
         known = ", ".join(sorted(path.name for path in devices.glob("*"))) or "none"
         raise UsageError(f"-e {text}: this machine has no PMU {pmu}; it has {known}")
-    event = PmuEvent(int((directory / "type").read_text()))
+    event: Fields = {"name": text, "type": int((directory / "type").read_text())} | dict.fromkeys(_CONFIGS, 0)
     for name, value in _terms(text, terms):
         _apply(event, text, directory, name, value)
     return event
@@ -61,19 +57,16 @@ def _terms(text: str, terms: str) -> Iterator[tuple[str, str | None]]:
         yield name, value if equals else None
 
 
-def _apply(event: PmuEvent, text: str, directory: Path, name: str, value: str | None) -> None:
+def _apply(event: Fields, text: str, directory: Path, name: str, value: str | None) -> None:
     if name == "name" and value:
-        event.name = value
-    elif name in event.configs:
-        event.configs[name] |= _number(text, name, value)
-    elif name == "period":
-        event.period = _number(text, name, value)
-    elif name == "freq":
-        event.frequency_hz = _number(text, name, value)
+        event["name"] = value
+    elif name in _CONFIGS:
+        event[name] |= _number(text, name, value)
+    elif name in _NUMBERS:
+        event[_NUMBERS[name]] = _number(text, name, value)
     elif (layout := directory / "format" / name).is_file():
         _fill(event, text, name, layout.read_text(), _number(text, name, "1" if value is None else value))
     elif value is None and (named := directory / "events" / name).is_file():
-        event.name = event.name or text
         for inner, inner_value in _terms(text, named.read_text().strip()):
             _apply(event, text, directory, inner, "1" if inner_value is None else inner_value)
     else:
@@ -91,7 +84,7 @@ def _number(text: str, name: str, value: str | None) -> int:
     return number
 
 
-def _fill(event: PmuEvent, text: str, name: str, layout: str, value: int) -> None:
+def _fill(event: Fields, text: str, name: str, layout: str, value: int) -> None:
     """Spread the bits of a value, lowest first, over the ranges of its format."""
     found = _FORMAT.fullmatch(layout)
     if not found:
@@ -100,7 +93,7 @@ def _fill(event: PmuEvent, text: str, name: str, layout: str, value: int) -> Non
     for part in found[2].split(","):
         low, _, high = part.partition("-")
         width = int(high or low) - int(low) + 1
-        event.configs[found[1]] |= (left & (1 << width) - 1) << int(low)
+        event[found[1]] |= (left & (1 << width) - 1) << int(low)
         left >>= width
     if left:
         raise UsageError(f"-e {text}: {name}={value:#x} is too large for its format {layout.strip()}")

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from perf_offcpu.collect.existing.records import cgroup
+from perf_offcpu.abi.records import RecordType
+from perf_offcpu.collect.existing.records import synthesized
 from perf_offcpu.errors import TargetError, UsageError
 from perf_offcpu.files import kernel_lines, read_kernel
 
@@ -102,9 +103,10 @@ def cgroup_records() -> Iterator[bytes]:
         names.sort()
         path = directory[len(mount) :] or b"/"
         try:
-            yield cgroup(os.stat(directory).st_ino, path)
+            values = {"id": os.stat(directory).st_ino, "path": path}
         except FileNotFoundError:
             continue
+        yield synthesized(RecordType.CGROUP, 0, values)
 
 
 def cgroup2_mount(mountinfo: bytes) -> bytes | None:

@@ -13,6 +13,7 @@ from perf_offcpu.abi.records import EVENT_UPDATE_NAME, CpuMode, RecordType
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.cgroups import cgroup_records
 from perf_offcpu.collect.existing.kernel_maps import KernelMaps
+from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.proc import ProcScan
 from perf_offcpu.collect.kernel_totals.losses import Counter
 from perf_offcpu.collect.targets import Target, process_of
@@ -40,17 +41,16 @@ class Inventory:
     """A scan of the kernel and of all tasks.
 
     Args:
-        target: whose maps are wanted: those of all processes, or of those that are recorded. Threads and
-            their names are recorded of all, because they may be parents and wakers.
+        target: maps are recorded of all processes, or of those of the target. Threads and their names are
+            recorded of all, because they may be parents and wakers.
+        build_ids: gathers the build-ids of mapped files.
         data_maps: also record files mapped for reading.
     """
 
-    def __init__(self, target: Target, data_maps: bool = False) -> None:
-        self._kernel = KernelMaps()
-        mapped = None
-        if not target.is_system:
-            mapped = {process_of(one) for one in target.ids}
-        self._tasks = ProcScan(mapped, data_maps)
+    def __init__(self, target: Target, build_ids: MappedBuildIds, data_maps: bool = False) -> None:
+        self._kernel, self._build_ids = KernelMaps(), build_ids
+        mapped = None if target.is_system else {process_of(one) for one in target.ids}
+        self._tasks = ProcScan(mapped, build_ids, data_maps)
 
     def records(self) -> Iterator[bytes]:
         """Yield all records, some at a time. Side-band records must flow by now: see `proc`."""
@@ -63,9 +63,10 @@ class Inventory:
         return {cause: Counter(count) for cause, count in self._tasks.skipped.items()}
 
     def build_ids(self) -> list[BuildId]:
-        """Return the build-ids of the kernel, its modules and all mapped files, after `records`."""
+        """Return build-ids of the kernel, its modules (after `records`) and all files mapped so far."""
+        files = ((CpuMode.KERNEL, self._kernel.files), (CpuMode.USER, self._build_ids.files))
         return [
             BuildId(HOST_PID, mode, build_id.hex(), name)
-            for mode, files in ((CpuMode.KERNEL, self._kernel.files), (CpuMode.USER, self._tasks.files))
-            for name, build_id in sorted(files.items())
+            for mode, build_ids in files
+            for name, build_id in sorted(build_ids.items())
         ]

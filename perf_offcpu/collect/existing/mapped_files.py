@@ -10,30 +10,41 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
+from collections.abc import Hashable
 
 from perf_offcpu.build_ids import build_id_of
 
 
-class BuildIdCache:
-    """Build-ids of mapped files; each file is read once, however many tasks map it."""
+class MappedBuildIds:
+    """Build-ids of mapped files; each file is read once, however many tasks map it.
+
+    Attributes:
+        files: path → build-id of each file that has one.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int, int], bytes] = {}
+        self.files: dict[bytes, bytes] = {}
+        self._known: dict[Hashable, bytes] = {}
 
-    def of_mapping(self, pid: int, mapping: str) -> bytes:
-        """Return the build-id of a mapped file; b"" if it has none, is no regular file, or is gone.
+    def of_mapping(
+        self, pid: int, start: int, end: int, device: Hashable, inode: int, path: bytes, *, maps: bool = False
+    ) -> bytes | None:
+        """Return the build-id of a mapped file; b"" if it has none, None if it is not found.
 
         Args:
-            mapping: name of the link in /proc/PID/map_files (`START-END`, as /proc/PID/maps shows it).
+            maps: the mapping has just been read from /proc/PID/maps, so the link leads to the same file; its
+                inode may differ (overlayfs).
         """
-        path = f"/proc/{pid}/map_files/{mapping}"
-        try:
-            info = os.stat(path)
-        except OSError:
-            return b""
-        key = (info.st_dev, info.st_ino, info.st_mtime_ns)
+        key = (device, inode, path)
         if key not in self._known:
-            self._known[key] = build_id_at(path) or b""
+            found = build_id_at(f"/proc/{pid}/map_files/{start:x}-{end:x}", None if maps else inode)
+            if found is None:
+                found = build_id_at(path, inode)
+            if found is None:
+                return None
+            self._known[key] = found
+            if found:
+                self.files[path] = found
         return self._known[key]
 
 

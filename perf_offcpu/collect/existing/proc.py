@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import PROT_EXEC, CpuMode, Misc, RecordType
-from perf_offcpu.collect.existing.mapped_files import BuildIdCache, build_id_of_memory
+from perf_offcpu.collect.existing.mapped_files import MappedBuildIds, build_id_of_memory
 from perf_offcpu.collect.existing.records import mmap2, synthesized
 from perf_offcpu.files import kernel_lines, read_kernel
 from perf_offcpu.losses import Losses
@@ -50,17 +50,17 @@ class ProcScan:
     Args:
         mapped: processes whose maps and namespaces are wanted, None for all; of the others only threads and
             names are recorded, because they may be parents or wakers.
+        build_ids: gathers the build-ids of mapped files.
         data_maps: also record files mapped for reading.
 
     Attributes:
-        files: path → build-id of each mapped file that has one.
         skipped: lines of /proc that were left out.
     """
 
-    def __init__(self, mapped: Container[object] | None, data_maps: bool = False) -> None:
-        self._mapped, self._data_maps = mapped, data_maps
-        self._build_ids = BuildIdCache()
-        self.files: dict[bytes, bytes] = {}
+    def __init__(
+        self, mapped: Container[object] | None, build_ids: MappedBuildIds, data_maps: bool = False
+    ) -> None:
+        self._mapped, self._build_ids, self._data_maps = mapped, build_ids, data_maps
         self.skipped = Losses()
         self._vdso = _vdso_build_id()
 
@@ -125,10 +125,10 @@ class ProcScan:
             return self._vdso
         if not mapping.inode:
             return b""
-        build_id = self._build_ids.of_mapping(pid, f"{mapping.start:x}-{mapping.end:x}")
-        if build_id:
-            self.files[mapping.name] = build_id
-        return build_id
+        found = self._build_ids.of_mapping(
+            pid, mapping.start, mapping.end, mapping.device, mapping.inode, mapping.name, maps=True
+        )
+        return found or b""
 
 
 def parse_maps(text: bytes, skipped: Losses | None = None) -> Iterator[Mapping]:

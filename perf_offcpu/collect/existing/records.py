@@ -52,8 +52,3 @@ def mmap2(cpumode: CpuMode, mapping: Mapping[str, Any], build_id: bytes = b"", m
         "build_id": build_id.ljust(BUILD_ID_BYTES, b"\0"),
     }
     return synthesized(RecordType.MMAP2, cpumode | misc | Misc.MMAP_BUILD_ID, identity | dict(mapping))
-
-
-def cgroup(cgroup_id: int, path: bytes) -> bytes:
-    """Pack a CGROUP record; its path is padded as by the kernel."""
-    return synthesized(RecordType.CGROUP, 0, {"id": cgroup_id, "path": path})

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import mmap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from perf_offcpu.abi.attr import Attr
@@ -134,25 +134,53 @@ class Ring:
 
 
 class Rings:
-    """The rings of all CPUs and the event that owns them.
+    """The rings of all CPUs and the event that owns them, with smaller rings if the system allows no others.
 
     Args:
-        owner: an event open on each CPU.
-        data_bytes: size of each ring without its control page.
+        name: name of the event.
+        attr_for: returns its attr for the number of bytes at which a ring wakes the recorder. The kernel
+            takes the number when the ring is mapped, so a smaller ring needs another event.
+        data_bytes: wanted size of each ring without its control page.
+        say: is called with a sentence when rings become smaller than wanted.
+
+    Attributes:
+        owner: the event, open on each CPU.
+        data_bytes: size of each ring.
 
     Raises:
-        OSError: one of them cannot be mapped.
+        CapabilityError, RecordingError: not even the smallest rings can be mapped.
     """
 
-    def __init__(self, owner: CpuEvent, data_bytes: int) -> None:
-        self.owner, self.data_bytes = owner, data_bytes
+    def __init__(
+        self,
+        name: str,
+        attr_for: Callable[[int], Attr],
+        cpus: tuple[int, ...],
+        data_bytes: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.data_bytes = data_bytes
         self._by_cpu: dict[int, Ring] = {}
+        while not self._map(CpuEvent(name, attr_for(wakeup_bytes(self.data_bytes)), cpus)):
+            self.data_bytes //= 2
+        if self.data_bytes < data_bytes:
+            say(
+                f"ring buffers of {data_bytes >> 10} kB per CPU are not to be had, "
+                f"using {self.data_bytes >> 10} kB"
+            )
+
+    def _map(self, owner: CpuEvent) -> bool:
+        """Map a ring for each CPU; return False where smaller ones may do."""
+        self.owner = owner
         try:
             for cpu, fd in owner.fds.items():
-                self._by_cpu[cpu] = Ring(fd, data_bytes)
-        except OSError:
-            self._unmap()
-            raise
+                self._by_cpu[cpu] = Ring(fd, self.data_bytes)
+        except OSError as problem:
+            self.close()
+            if problem.errno not in (errno.EPERM, errno.ENOMEM) or self.data_bytes <= mmap.PAGESIZE:
+                raise _refusal(problem, self.data_bytes) from None
+            return False
+        return True
 
     def renew(self, cpu: int, sink: Sink) -> int:
         """Map a ring for a CPU that came online, in place of its former one; return the owner's descriptor.
@@ -200,47 +228,9 @@ class Rings:
 
     def close(self) -> None:
         """Unmap the rings and close their owner."""
-        self._unmap()
-        self.owner.close()
-
-    def _unmap(self) -> None:
         while self._by_cpu:
             self._by_cpu.popitem()[1].close()
-
-
-def open_rings(
-    name: str,
-    attr_for: Callable[[int], Attr],
-    cpus: Iterable[int],
-    data_bytes: int,
-    say: Callable[[str], None],
-) -> Rings:
-    """Open the event that owns the rings and map them, with smaller rings if the system allows no others.
-
-    Args:
-        name: name of the event.
-        attr_for: returns its attr for the number of bytes at which a ring wakes the recorder. The kernel
-            takes the number when the ring is mapped, so a smaller ring needs another event.
-        data_bytes: wanted size of each ring.
-        say: is called with a sentence when rings become smaller than wanted.
-
-    Raises:
-        CapabilityError, RecordingError: not even the smallest rings can be mapped.
-    """
-    wanted, cpus = data_bytes, tuple(cpus)
-    while True:
-        owner = CpuEvent(name, attr_for(wakeup_bytes(data_bytes)), cpus)
-        try:
-            rings = Rings(owner, data_bytes)
-        except OSError as problem:
-            owner.close()
-            if problem.errno not in (errno.EPERM, errno.ENOMEM) or data_bytes <= mmap.PAGESIZE:
-                raise _refusal(problem, data_bytes) from None
-            data_bytes //= 2
-            continue
-        if data_bytes < wanted:
-            say(f"ring buffers of {wanted >> 10} kB per CPU are not to be had, using {data_bytes >> 10} kB")
-        return rings
+        self.owner.close()
 
 
 def default_ring_bytes(cpus: int, copies: bool = False) -> int:

@@ -23,7 +23,7 @@ import sys
 from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.existing.mapped_files import build_id_at
+from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.records import ZERO_TRAILER
 from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.errors import FileFullError
@@ -61,6 +61,7 @@ class SideBand:
 
     def __init__(self, build_ids: MappedBuildIds) -> None:
         self._build_ids = build_ids
+        self._known: dict[bytes, bytes] = {}  # inode and name, as they stand in records
         self.sink: Sink | None = None
 
     def append(self, *pieces: Buffer) -> None:
@@ -92,46 +93,25 @@ class SideBand:
 
     def _complete(self, record: memoryview) -> None:
         misc = int.from_bytes(record[_MISC : _MISC + 2], sys.byteorder) & ~_FLAG
-        build_id = self._build_ids.of_record(record)
+        build_id = self._build_id(record)
         if build_id:
             misc |= _FLAG
             padded = bytes((len(build_id), 0, 0, 0)) + build_id.ljust(BUILD_ID_BYTES, b"\0")
             record[_UNION:_UNION_END] = padded
         record[_MISC : _MISC + 2] = misc.to_bytes(2, sys.byteorder)
 
-
-class MappedBuildIds:
-    """Build-ids of the files in MMAP2 records.
-
-    Attributes:
-        files: path → build-id of each file that has one.
-    """
-
-    def __init__(self) -> None:
-        self.files: dict[bytes, bytes] = {}
-        self._known: dict[bytes, bytes] = {}  # inode and name, as they stand in the record
-
-    def of_record(self, record: memoryview) -> bytes:
-        """Return the build-id of the file in a record; b"" if it has none or is not there any more."""
+    def _build_id(self, record: memoryview) -> bytes:
+        """Return the build-id of the file in an MMAP2 record; b"" if it has none or is not there any more."""
         name = bytes(record[_NAME : len(record) - len(ZERO_TRAILER)])
         if name[:1] != b"/" or name.startswith(b"//"):
             return b""
         key = bytes(record[_UNION:_UNION_END]) + name
         if key not in self._known:
-            build_id = self._read(record, name.rstrip(b"\0"))
-            if build_id is None:
+            values = _LAYOUT.unpack(bytes(record[_HEAD:_NAME]) + b"\0" * 8, NATIVE, 0)
+            start, end = values["addr"], values["addr"] + values["len"]
+            device, path = (values["maj"], values["min"]), name.rstrip(b"\0")
+            found = self._build_ids.of_mapping(values["pid"], start, end, device, values["ino"], path)
+            if found is None:
                 return b""
-            self._known[key] = build_id
+            self._known[key] = found
         return self._known[key]
-
-    def _read(self, record: memoryview, path: bytes) -> bytes | None:
-        """Read the build-id from the file; None if this process cannot find it."""
-        values = _LAYOUT.unpack(bytes(record[_HEAD:_NAME]) + b"\0" * 8, NATIVE, 0)
-        mapping = f"{values['addr']:x}-{values['addr'] + values['len']:x}"
-        for place in (f"/proc/{values['pid']}/map_files/{mapping}".encode(), path):
-            build_id = build_id_at(place, values["ino"])
-            if build_id is not None:
-                if build_id:
-                    self.files[path] = build_id
-                return build_id
-        return None

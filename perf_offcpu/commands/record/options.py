@@ -34,7 +34,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
     from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
     from perf_offcpu.collect.rings.rings import parse_ring_size
     from perf_offcpu.collect.states import ShortWaits, parse_states
-    from perf_offcpu.collect.targets import TargetTexts, choose_target
+    from perf_offcpu.collect.targets import choose_target
     from perf_offcpu.commands.record.call_graph import choose_call_graph
 
     if args.output == STANDARD_OUTPUT and stdout_is_closed():
@@ -42,7 +42,8 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
     if args.output == STANDARD_OUTPUT and args.buildid_cache:
         raise UsageError("--buildid-cache needs a file to read back, -o - is a pipe")
     command = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
-    names = TargetTexts(
+    target = choose_target(
+        bool(command),
         system=args.all_cpus,
         pids=args.pid,
         tids=args.tid,
@@ -51,7 +52,6 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         cpus=args.cpu,
         groups=args.cgroup,
     )
-    target = choose_target(names, bool(command))
     call_graph = choose_call_graph(args.call_graph, args.no_stack_bytes, target, command)
     options = RecordOptions(
         target=target,

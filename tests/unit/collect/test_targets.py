@@ -16,7 +16,6 @@ from perf_offcpu.collect.bpf.config import Targets
 from perf_offcpu.collect.existing.cgroups import Hierarchy, hierarchies
 from perf_offcpu.collect.targets import (
     Target,
-    TargetTexts,
     TargetWatch,
     check_target,
     choose_target,
@@ -41,7 +40,7 @@ from perf_offcpu.errors import TargetError, UsageError
     ],
 )
 def test_choice(texts: dict[str, Any], command: bool, target: Target) -> None:
-    assert choose_target(TargetTexts(**texts), command) == target
+    assert choose_target(command, **texts) == target
 
 
 def test_kinds() -> None:
@@ -54,13 +53,13 @@ def test_kinds() -> None:
 @pytest.mark.parametrize("other", ["pids", "tids"])
 def test_contradictions(other: str) -> None:
     with pytest.raises(UsageError, match="choose one"):
-        choose_target(TargetTexts(system=True, **{other: "1"}))  # type: ignore[arg-type]
+        choose_target(system=True, **{other: "1"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["x", "1,x", "-1", "0", ",", "1.5", "9" * 5000])
 def test_no_list_of_ids(text: str) -> None:
     with pytest.raises(UsageError, match="^-p "):
-        choose_target(TargetTexts(pids=text))
+        choose_target(pids=text)
 
 
 @pytest.mark.parametrize(
@@ -74,27 +73,27 @@ def test_no_list_of_ids(text: str) -> None:
 )
 def test_what_is_not_there_is_named(texts: dict[str, Any], sentence: str) -> None:
     with pytest.raises(TargetError, match=f"^{re.escape(sentence)}"):
-        choose_target(TargetTexts(**texts))
+        choose_target(**texts)
 
 
 @pytest.mark.parametrize("texts", [{"cpus": "0-"}, {"cpus": "x"}, {"users": "root,"}, {"comms": ",a"}])
 def test_malformed_lists(texts: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        choose_target(TargetTexts(**texts))
+        choose_target(**texts)
 
 
 def test_names_that_no_thread_can_have() -> None:
-    assert choose_target(TargetTexts(comms="123456789012345")).comms == (b"123456789012345",)
+    assert choose_target(comms="123456789012345").comms == (b"123456789012345",)
     with pytest.raises(
         UsageError, match=r"^--comm 1234567890123456: .* 15 bytes of a name: use 123456789012345$"
     ):
-        choose_target(TargetTexts(comms="a,1234567890123456"))
+        choose_target(comms="a,1234567890123456")
 
 
 @pytest.mark.parametrize("user", ["4294967295", "99999999999", "9" * 30])
 def test_users_that_cannot_be(user: str) -> None:
     with pytest.raises(TargetError, match="there is no such user"):
-        choose_target(TargetTexts(users=user))
+        choose_target(users=user)
 
 
 MOUNTINFO = rb"""30 20 0:26 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct
