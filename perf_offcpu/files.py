@@ -55,6 +55,7 @@ def open_regular(
     *,
     dir_fd: int | None = None,
     follow: bool = True,
+    fifo: bool = False,
     owners: Collection[int] | None = None,
     max_bytes: int | None = None,
 ) -> int:
@@ -63,6 +64,7 @@ def open_regular(
     Args:
         dir_fd: descriptor of the directory to which a relative path refers; None: the working directory.
         follow: follow a symbolic link at the end of the path.
+        fifo: open a FIFO as well; reading from the descriptor does not wait (O_NONBLOCK).
         owners: user ids that may own the file; None: any.
         max_bytes: largest size; None: any.
 
@@ -75,7 +77,7 @@ def open_regular(
         status = os.fstat(handle)
         if stat.S_ISLNK(status.st_mode):
             raise FileRefusedError(path, "it is a symbolic link")
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(status.st_mode) and not (fifo and stat.S_ISFIFO(status.st_mode)):
             raise FileRefusedError(path, "it is not a regular file")
         if owners is not None and status.st_uid not in owners:
             raise FileRefusedError(path, f"it belongs to user {status.st_uid}")

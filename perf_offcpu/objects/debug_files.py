@@ -7,17 +7,21 @@ the object names it and holds its CRC. No other file is accepted.
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Final
 
 from perf_offcpu.errors import FormatError
+from perf_offcpu.files import allocated_bytes
 from perf_offcpu.objects.elf.image import ElfImage, open_elf
 from perf_offcpu.objects.search import Search, debug_by_build_id, debug_by_link, debug_by_path
 
 _MAX_LINK: Final = 1 << 12
 _CRC_BLOCK: Final = 1 << 20
+_MAX_HOLES: Final = 64
+"""How many times larger than its room on the disk a file may be: file systems that compress reach 10."""
 
 
 def open_debug(image: ElfImage, search: Search, wanted: bytes, stack: ExitStack) -> ElfImage | None:
@@ -76,8 +80,14 @@ def debug_link(image: ElfImage) -> tuple[str, int]:
     return name.decode("utf-8", "replace"), int.from_bytes(crc, "little" if image.order == "<" else "big")
 
 
-def file_crc(image: ElfImage) -> int:
-    """Return the CRC-32 of a whole file, as debuglinks hold it (zlib's)."""
+def file_crc(image: ElfImage) -> int | None:
+    """Return the CRC-32 of a whole file, as debuglinks hold it (zlib's); None for a file of mere holes.
+
+    A hole costs nothing to make and as much to read as data.
+    """
+    source = image.source
+    if source.fd >= 0 and source.size > _MAX_HOLES * (allocated_bytes(os.fstat(source.fd)) + _CRC_BLOCK):
+        return None
     crc, at = 0, 0
     while block := image.source.read(at, _CRC_BLOCK):
         crc, at = zlib.crc32(block, crc), at + len(block)

@@ -205,11 +205,7 @@ def _name_shape(names: U32, strings: bytes) -> tuple[I64, I64]:
     """Return the number of leading underscores (at most 8, without `_` of `_Z`, `_R`) and length of names."""
     text = np.frombuffer(strings, np.uint8)
     at = names.astype(np.int64)
-    # Step by step: one comparison of all would take as much memory as the names themselves.
-    steps = range(0, len(text), _STEP)
-    parts = [np.flatnonzero(text[begin : begin + _STEP] == 0) + begin for begin in steps]
-    nul = np.append(np.concatenate([np.empty(0, np.int64), *parts]), len(text))
-    length = nul[np.searchsorted(nul, at)] - at
+    length = _ends_of_names(at, text) - at
 
     def byte(offset: int) -> U8:
         return np.where(offset < length, text[np.minimum(at + offset, len(text) - 1)], np.uint8(0))
@@ -220,6 +216,28 @@ def _name_shape(names: U32, strings: bytes) -> tuple[I64, I64]:
         underscores += leading
     mangled = (byte(0) == ord("_")) & np.isin(byte(1), (ord("Z"), ord("R")))
     return np.where(mangled, 0, underscores), length
+
+
+def _ends_of_names(at: I64, text: U8) -> I64:
+    """Return the offset of the first NUL from each offset on; the length of the text where there is none.
+
+    The text is scanned in steps, and only where names begin: a table may consist of NULs.
+    """
+    order = np.argsort(at)
+    sought, ends = at[order], np.full(len(at), len(text), np.int64)
+    done = 0
+    for begin in range(0, len(text), _STEP):
+        upto = int(np.searchsorted(sought, begin + _STEP))
+        if done == upto:
+            continue
+        nul = np.flatnonzero(text[begin : begin + _STEP] == 0) + begin
+        if len(nul):
+            ended = done + int(np.searchsorted(sought[done:upto], nul[-1], side="right"))
+            ends[done:ended] = nul[np.searchsorted(nul, sought[done:ended])]
+            done = ended
+    result = np.empty_like(ends)
+    result[order] = ends
+    return result
 
 
 def _furthest_before(end: U64) -> I64:

@@ -75,7 +75,7 @@ class PerfDataReader:
             FormatError: it cannot be opened, or is no perf.data.
         """
         directory, main = _parts_of(str(path))
-        source = open_source(main)
+        source = open_source(main, fifo=not directory)
         try:
             return cls(source, directory)
         except BaseException:
@@ -94,7 +94,7 @@ class PerfDataReader:
             FormatError, RecordingError: as `open`; there is no room for the copy.
         """
         directory, main = _parts_of(str(path))
-        source = open_source(main, seekable=True)
+        source = open_source(main, seekable=True, fifo=not directory)
 
         def again() -> PerfDataReader:
             source.stream.seek(0)

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from perf_offcpu.abi.file import MAGIC, MAGIC_SWAPPED, PIPE_HEADER_SIZE
 from perf_offcpu.errors import FormatError, RecordingError
+from perf_offcpu.files import FileRefusedError, open_regular
 from perf_offcpu.perfdata.compressed import zstd_library
 from perf_offcpu.structs import mutable
 
@@ -45,10 +46,11 @@ class Source:
     damaged: bool = False
 
 
-def open_source(path: str, seekable: bool = False) -> Source:
+def open_source(path: str, seekable: bool = False, *, fifo: bool = True) -> Source:
     """Open a regular file, a FIFO, or standard input ("-").
 
     Args:
+        fifo: whether a FIFO may be opened: one that the user named, not one inside a directory.
         seekable: make a copy of what could be read only once.
 
     Raises:
@@ -57,29 +59,26 @@ def open_source(path: str, seekable: bool = False) -> Source:
     """
     if path == STDIN:
         return _source(os.dup(0), "standard input", seekable)
-    return _source(open_file(path, (stat.S_ISREG, stat.S_ISFIFO)), path, seekable)
+    return _source(open_file(path, fifo=fifo), path, seekable)
 
 
-def open_file(path: str, kinds: tuple[Callable[[int], bool], ...] = (stat.S_ISREG,)) -> int:
-    """A file descriptor. Of a FIFO, where those are asked for, it waits for the first bytes, as `cat` does.
+def open_file(path: str, *, fifo: bool = False) -> int:
+    """Open a regular file, or a FIFO if the caller allows it, and return its descriptor.
 
-    Args:
-        kinds: tests of the file's mode (`stat.S_ISREG`, …), one of which must hold.
+    For the first bytes of a FIFO it waits, as `cat` does.
 
     Raises:
-        FormatError: it cannot be opened, or is no such file.
+        FormatError: it cannot be opened, or is another kind of file.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = open_regular(path, fifo=fifo)
+    except FileRefusedError as problem:
+        raise FormatError(path, "cannot be read", str(problem.strerror)) from None
     except (OSError, ValueError) as problem:
         hint = "; record one with `perf-offcpu record`" if isinstance(problem, FileNotFoundError) else ""
         reason = problem.strerror if isinstance(problem, OSError) else str(problem)
         raise FormatError(path, "cannot be opened", f"{reason}{hint}") from None
-    mode = os.fstat(fd).st_mode
-    if not any(is_kind(mode) for is_kind in kinds):
-        os.close(fd)
-        raise FormatError(path, "cannot be read", "it is not a regular file")
-    if stat.S_ISFIFO(mode):
+    if stat.S_ISFIFO(os.fstat(fd).st_mode):
         _await_writer(fd)
     os.set_blocking(fd, True)
     return fd

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files made to hang, to take all memory or to end in a traceback: each once did."""
+
+from __future__ import annotations
+
+import os
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perf_offcpu.decode.switches.events import _states
+from perf_offcpu.errors import FormatError
+from perf_offcpu.objects.debug_files import file_crc
+from perf_offcpu.objects.elf.image import open_elf
+from perf_offcpu.objects.perf_map import _not_replaced, parse_perf_map, read_jit_name
+from perf_offcpu.objects.symtab import _ends_of_names
+from perf_offcpu.perfdata.reader import PerfDataReader
+from perf_offcpu.symbolize.kernel.kallsyms import load_kallsyms
+
+
+def seconds(work: object) -> float:
+    begin = time.process_time()
+    work()  # type: ignore[operator]
+    return time.process_time() - begin
+
+
+def lines_of_a_map(*rows: tuple[int, int]) -> bytes:
+    return b"".join(b"%x %x f%d\n" % (start, size, row) for row, (start, size) in enumerate(rows))
+
+
+def test_an_ascending_map_whose_last_line_takes_the_first_again() -> None:
+    """15 s for 200 000 lines once."""
+    text = lines_of_a_map(*((0x1000 + 16 * row, 16) for row in range(200_000)), (0x1000, 16))
+    assert seconds(lambda: parse_perf_map(text)) < 8
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending", "nested", "overlapping"])
+def test_time_for_a_map_grows_with_its_lines_alone(order: str) -> None:
+    def text(count: int) -> bytes:
+        rows = {
+            "ascending": ((0x1000 + 16 * row, 16) for row in range(count)),
+            "descending": ((0x1000 + 16 * (count - row), 16) for row in range(count)),
+            "nested": ((0x1000 + row, 2 * (count - row)) for row in range(count)),
+            "overlapping": ((0x1000 + 16 * row, 24) for row in range(count)),
+        }[order]
+        return lines_of_a_map(*rows, (0x1000, 16 * count + 64))
+
+    few, many = text(5_000), text(80_000)
+    once = seconds(lambda: parse_perf_map(few))
+    assert seconds(lambda: parse_perf_map(many)) < 16 * 4 * max(once, 0.02)
+
+
+def replaced_one_by_one(rows: list[tuple[int, int]]) -> list[int]:
+    """What the names of a map say, written plainly: later lines take the memory of earlier ones."""
+    kept, taken = [], list[tuple[int, int]]()
+    for row in range(len(rows) - 1, -1, -1):
+        low, high = rows[row][0], sum(rows[row])
+        over = [one for one in taken if one[0] < high and one[1] > low]
+        if not over or (low < min(one[0] for one in over) and max(one[1] for one in over) <= high):
+            kept.append(row)
+        merged = (min([low, *(one[0] for one in over)]), max([high, *(one[1] for one in over)]))
+        taken = [one for one in taken if one not in over] + [merged]
+    return kept[::-1]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_which_lines_of_a_map_are_replaced(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    starts, sizes = rng.integers(16, 60, 30).tolist(), rng.integers(1, 12, 30).tolist()
+    rows = list(zip(starts, sizes, strict=True))
+    found = _not_replaced(np.array(starts, np.uint64), np.array(sizes, np.uint64))
+    assert found.tolist() == replaced_one_by_one(rows)
+
+
+@pytest.mark.parametrize("part", ["a:", " /", ":1", "a: /", " /:1", "a:b /c:1:2 "])
+def test_a_name_of_any_form_is_read_in_linear_time(part: str) -> None:
+    """8 names of 32 KB took more than two minutes once."""
+    names = [part * (32_768 // len(part)) + end for end in ("", ":1", "x", ":1:1", " /x:1")]
+    assert seconds(lambda: [read_jit_name(name) for name in names]) < 1
+
+
+def test_names_of_node_still_tell_file_and_line() -> None:
+    assert read_jit_name("JS:*handle /srv/app.js:12:9")[1:] == ("/srv/app.js", 12)
+    assert read_jit_name("Eval: file:///srv/a.mjs:7:1")[1:] == ("/srv/a.mjs", 7)
+    for name in ("JS:*handle", "x /srv/app.js:12:9", "JS:x app.js:1", "JS:x /srv/app.js:x"):
+        assert read_jit_name(name) == (name, "", 0)
+
+
+def test_a_string_table_of_nuls_takes_little_memory() -> None:
+    """Each NUL was a number of eight bytes, several times: 5.2 GB for a sparse file of 200 MB."""
+    text = np.zeros(100 << 20, np.uint8)
+    text[50 << 20 : (50 << 20) + 3] = ord("x")
+    tracemalloc.start()
+    ends = _ends_of_names(np.array([0, 50 << 20, (100 << 20) - 1], np.int64), text)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert ends.tolist() == [0, (50 << 20) + 3, (100 << 20) - 1]
+    assert peak < 64 << 20
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_ends_of_names(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perf_offcpu.objects.symtab._STEP", 16)
+    rng = np.random.default_rng(seed)
+    text = rng.choice(np.array([0, 65, 66, 67, 68, 69], np.uint8), 200)
+    at = rng.integers(0, 200, 50)
+    expected = [(bytes(text[offset:]) + b"\0").index(b"\0") + offset for offset in at.tolist()]
+    assert _ends_of_names(at, text).tolist() == expected
+
+
+def test_the_checksum_of_a_hole_is_not_computed(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.write(Path("/bin/true").read_bytes())
+        file.truncate(40 << 30)
+    with open_elf(str(path)) as image:
+        assert seconds(lambda: file_crc(image)) < 1 and file_crc(image) is None
+    with open_elf("/bin/true") as image:
+        assert file_crc(image) is not None
+
+
+def test_a_flag_that_is_no_number_of_c_is_passed_over() -> None:
+    states, _ = _states(np.array([1, 2]), '{ 0x01, "S" }, { 08, "D" }, { 2, "D" }, { 0x100, "R+" }')
+    assert states.tolist() == [1, 2]
+
+
+def test_a_fifo_in_a_recording_of_several_files_does_not_hold_the_reader_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "data")
+    with pytest.raises(FormatError, match="it is not a regular file"):
+        PerfDataReader.open(tmp_path)
+
+
+def test_kallsyms_that_is_a_fifo_or_a_device_does_not_either(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "device").symlink_to("/dev/ptmx")
+    for name in ("fifo", "device"):
+        with pytest.raises(OSError, match="it is not a regular file"):
+            load_kallsyms(str(tmp_path / name))
