@@ -33,17 +33,22 @@ class _Part:
     Args:
         data: uint8[n, width].
         used: bool[n, width], the bytes that belong to the string.
-        lengths: int64[n], the number of used bytes; one number if it is the same for all.
+        lengths: int64[n], the number of used bytes.
     """
 
     data: U8
     used: Bool
-    lengths: I64 | int
+    lengths: I64
 
     def take(self, rows: NDArray[np.integer]) -> _Part:
         """Return the given rows."""
-        lengths = self.lengths if isinstance(self.lengths, int) else self.lengths[rows]
-        return _Part(self.data[rows], self.used[rows], lengths)
+        return _Part(self.data[rows], self.used[rows], self.lengths[rows])
+
+
+def _full(data: U8) -> _Part:
+    """Return a part of strings that use all bytes of their rows."""
+    lengths = np.broadcast_to(np.int64(data.shape[1]), len(data))
+    return _Part(data, np.broadcast_to(np.True_, data.shape), lengths)
 
 
 @frozen
@@ -56,11 +61,9 @@ class Rows:
     @property
     def lengths(self) -> I64:
         """Return int64[n], the length of each string."""
-        same = sum(part.lengths for part in self.parts if isinstance(part.lengths, int))
-        total = np.full(self.count, same, np.int64)
+        total = np.zeros(self.count, np.int64)
         for part in self.parts:
-            if not isinstance(part.lengths, int):
-                total += part.lengths
+            total += part.lengths
         return total
 
     def take(self, rows: NDArray[np.integer]) -> Rows:
@@ -136,15 +139,14 @@ def _same_width(left: U64, width: int) -> Rows:
         data[:, place] = left & np.uint64(0x7F)
         left = left >> np.uint64(7)
     data[:, : width - 1] |= 0x80
-    return Rows(len(left), (_Part(data, np.broadcast_to(np.True_, data.shape), width),))
+    return Rows(len(left), (_full(data),))
 
 
 @functools.lru_cache(_KEPT_CONSTANTS)
 def constant(data: bytes, rows: int) -> Rows:
     """Return n times the same bytes."""
     repeated = np.broadcast_to(np.frombuffer(data, np.uint8), (rows, len(data)))
-    used = np.broadcast_to(np.True_, repeated.shape)
-    return Rows(rows, (_Part(repeated, used, len(data)),))
+    return Rows(rows, (_full(repeated),))
 
 
 def from_bytes(texts: Sequence[bytes]) -> Rows:
@@ -169,8 +171,7 @@ def numbers(number: int, values: NDArray[np.integer]) -> Rows:
 def fixed64(number: int, values: NDArray[np.uint64] | NDArray[np.float64]) -> Rows:
     """Encode a field of 8 bytes, a number or a double, in each of n messages."""
     data = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<")).view(np.uint8)
-    used = np.broadcast_to(np.True_, (len(values), 8))
-    body = Rows(len(values), (_Part(data.reshape(-1, 8), used, 8),))
+    body = Rows(len(values), (_full(data.reshape(-1, 8)),))
     return joined(constant(varint(number << 3 | _FIXED64), len(values)), body)
 
 
