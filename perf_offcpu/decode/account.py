@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode the `offcpu-counters` samples, in which the collector reports losses and limits of its recording."""
+"""Decode the `offcpu-counters` samples: the collector's losses and limits, and the budgets of threads."""
 
 from __future__ import annotations
 
@@ -7,16 +7,27 @@ from collections.abc import Iterable
 from dataclasses import field
 from typing import Any
 
+import numpy as np
+
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import PerfType, SoftwareConfig
+from perf_offcpu.abi.budget import BUDGET, BUDGETS
+from perf_offcpu.abi.budget import MAGIC as BUDGET_MAGIC
 from perf_offcpu.abi.counters import COUNTERS, EVENT_NAME, MAGIC
 from perf_offcpu.binary.fields import Order
-from perf_offcpu.decode.budget import is_budget, read_budgets
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, Stage
+from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.model.recording import Budget
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.structs import mutable
+
+_HEAD = BUDGETS.offset("budgets")
+BUDGET_SUMS = (
+    "running_ns", "runnable_ns", "preempted_ns", "interruptible_ns", "uninterruptible_ns", "idle_ns",
+    "other_ns", "switches",
+)  # fmt: skip
+_LIMIT = np.uint64(2**62)
 
 
 def is_counters(spec: EventSpec) -> bool:
@@ -86,3 +97,39 @@ def _cause(name: str) -> LossCause:
     if cause is not None and cause.stage in (Stage.BPF, Stage.RECORDER):
         return cause
     return LossCause(Stage.RECORDER, name, f"collector: {name}")
+
+
+def is_budget(payload: bytes, order: Order) -> bool:
+    """Return whether a payload of the event holds budgets."""
+    return payload[:4] == BUDGET_MAGIC.to_bytes(4, "little" if order == "<" else "big")
+
+
+def read_budgets(payload: bytes, order: Order) -> Budget | None:
+    """Return the budgets in a payload; None if it is damaged.
+
+    Impossible rows (an end before the begin, times beyond the clock's) are left out.
+    """
+    dtype = BUDGET.dtype(order)
+    if len(payload) < _HEAD:
+        return None
+    number = int(np.frombuffer(payload, f"{order}u2", 1, _HEAD - 2)[0])
+    if _HEAD + number * dtype.itemsize > len(payload):
+        return None
+    rows = np.frombuffer(payload, dtype, number, _HEAD)
+    sound = (rows["begin_ns"] <= rows["end_ns"]) & (rows["end_ns"] < _LIMIT)
+    for name in (*BUDGET_SUMS, "stopped_ns", "traced_ns"):
+        sound &= rows[name] < _LIMIT
+    rows = rows[sound]
+    return Budget.filled(
+        len(rows),
+        pid=rows["pid"].astype(np.uint32).view(np.int32),
+        tid=rows["tid"].astype(np.uint32).view(np.int32),
+        begin_ns=_signed(rows["begin_ns"]),
+        end_ns=_signed(rows["end_ns"]),
+        stopped_ns=_signed(rows["stopped_ns"] + rows["traced_ns"]),
+        **{name: _signed(rows[name]) for name in BUDGET_SUMS},
+    )
+
+
+def _signed(values: U64) -> I64:
+    return values.astype(np.int64)

@@ -1,17 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leave out waits that had not ended with their file of a recording, and went on in the next one.
+"""Join budgets and waits that go on from one file of a recording to the next.
 
-`record --switch-output` writes into each file the threads that are still blocked at its end, with the time so
-far; the whole wait is in the file in which it ends. Where such files are joined only that one counts.
+`record --switch-output` writes into each file the budgets of threads, and the threads that are still blocked
+at its end, with the time so far; the whole wait is in the file in which it ends. Where such files are joined
+only that one counts.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from perf_offcpu.decode.budget import Borders
+from perf_offcpu.decode.account import BUDGET_SUMS
 from perf_offcpu.model.columns import I32, I64, Bool
-from perf_offcpu.model.recording import SampleFlag, Samples
+from perf_offcpu.model.recording import Budget, SampleFlag, Samples
+from perf_offcpu.structs import frozen
+
+
+@frozen
+class Borders:
+    """Moments at which the budgets of threads go on from one file of a recording to the next.
+
+    Args:
+        tid: int32[n].
+        time_ns: int64[n].
+    """
+
+    tid: I32
+    time_ns: I64
+
+
+def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
+    """Return all budgets, by (tid, begin); rows that several files have of one life of a thread are added.
+
+    Such rows begin at the very ns at which the row before ended; rows of separate recordings do not.
+    """
+    budget = Budget.concat(parts)
+    budget = budget.take(np.lexsort((budget.end_ns, budget.begin_ns, budget.tid)))
+    goes_on = np.zeros(len(budget), np.bool_)
+    goes_on[1:] = budget.begin_ns[1:] == budget.end_ns[:-1]
+    for column in (budget.tid, budget.pid):
+        goes_on[1:] &= column[1:] == column[:-1]
+    borders = Borders(budget.tid[goes_on], budget.begin_ns[goes_on])
+    if not goes_on.any():
+        return budget, borders
+    first = np.flatnonzero(~goes_on)
+    last = np.append(first[1:], len(budget)) - 1
+    sums = {name: np.add.reduceat(getattr(budget, name), first) for name in (*BUDGET_SUMS, "stopped_ns")}
+    return budget.take(first).with_columns(end_ns=budget.end_ns[last], **sums), borders
 
 
 def without_continued(samples: Samples, borders: Borders, end_ns: int) -> Samples:

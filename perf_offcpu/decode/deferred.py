@@ -23,7 +23,7 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode, RecordType
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.binary.gather import gather_u64, offsets_of
+from perf_offcpu.binary.gather import Rows, gather_rows, gather_u64, offsets_of
 from perf_offcpu.decode.batch import Batch
 from perf_offcpu.decode.stacks.user_parts import join_parts
 from perf_offcpu.losses import Losses
@@ -56,9 +56,7 @@ def decode_deferred(chunk: Chunk, events: Events, counters: Losses) -> Batch:
     sound = final | v12
     # The v12 form repeats the marker that ends the sample's own chain: it is not taken twice.
     skipped = np.where(final, 2, np.where(words >= 2, 2, 1))[sound]
-    begin, lengths = starts[sound] + 8 * skipped, (words[sound] - skipped)
-    offsets = offsets_of(lengths)
-    at = np.repeat(begin - 8 * offsets[:-1], lengths) + 8 * np.arange(offsets[-1])
+    addresses = Rows(starts[sound] + 8 * skipped, words[sound] - skipped, 8)
     table = DeferredChains.filled(
         int(sound.sum()),
         time_ns=trailers.time[sound].view(np.int64),
@@ -67,7 +65,7 @@ def decode_deferred(chunk: Chunk, events: Events, counters: Losses) -> Batch:
         cookie=np.where(final, first, np.uint64(0))[sound],
         callchain=np.arange(int(sound.sum())),
     )
-    chains = Ragged(offsets, gather_u64(chunk.data, at, events.order))
+    chains = Ragged(*gather_rows(chunk.data, addresses, events.order))
     return Batch(callchains=chains, deferred=table)
 
 

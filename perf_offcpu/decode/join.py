@@ -26,8 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perf_offcpu.decode.budget import joined_budget
-from perf_offcpu.decode.continued import without_continued
+from perf_offcpu.decode.continued import joined_budget, without_continued
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, Renumber
 from perf_offcpu.model.join import join, renumbered, to_rows

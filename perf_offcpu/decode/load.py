@@ -7,10 +7,7 @@ side-band is replayed in time order and every sample gets its thread's comm and 
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
-from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +16,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_LAYOUTS, RecordType
 from perf_offcpu.decode.account import CollectorAccount
 from perf_offcpu.decode.batch import Batch, BatchCollector
-from perf_offcpu.decode.budget import joined_budget
+from perf_offcpu.decode.continued import joined_budget
 from perf_offcpu.decode.counter_reads import CounterReads
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
 from perf_offcpu.decode.meta import evsel_of, read_meta
@@ -80,7 +77,7 @@ def load_recording(
     Raises:
         FormatError: it cannot be opened, or is no perf.data. Damage inside is counted in `losses`.
     """
-    with PerfDataReader.open(path) as reader, _no_search_for_cycles():
+    with PerfDataReader.open(path) as reader:
         recording = read_recording(reader, retype=retype, switches=switches, snapshots=snapshots)
         return cut_garbage(merge_deferred(recording) if merge else recording)
 
@@ -113,21 +110,6 @@ def read_recording(
         _count_losses(chunk, reader)
     batch = reads.split(collector.release(), reader.events, reader.counters)
     return assemble(reader, batch, tasks, account).replaced(snapshots=store.release())
-
-
-@contextlib.contextmanager
-def _no_search_for_cycles() -> Iterator[None]:
-    """Turn off Python's search for garbage in cycles: it visits each of a million notes several times.
-
-    Nothing that a reader drops is in a cycle.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 _LARGEST_BLOCK = (32 << 20) - (64 << 10)

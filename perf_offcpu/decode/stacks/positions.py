@@ -87,8 +87,10 @@ class StackPositions:
         """Return some stacks, valid until the next call. Those that cannot be read have no words."""
         starts, words = self._starts.view()[rows], self._words.view()[rows]
         sources = np.searchsorted(np.array(self._first), rows, side="right") - 1
-        if not len(rows) or (sources == sources[0]).all():
-            return self._of_source(self._sources[int(sources[0])], starts, words) if len(rows) else _none()
+        if not len(rows):
+            return StackWords(np.zeros(1, np.uint64), starts, words)
+        if (sources == sources[0]).all():
+            return self._of_source(self._sources[int(sources[0])], starts, words)
         parts, order = list[StackWords](), list[I64]()
         for number in sorted(set(sources.tolist())):
             mine = np.flatnonzero(sources == number)
@@ -146,10 +148,6 @@ def _spans(starts: I64, words: I64) -> tuple[_Spans, I64]:
     of_stack[order] = np.cumsum(new) - 1
     spans = _Spans(begins.tolist(), sizes.tolist(), at.tolist(), of_stack, max(_WORD, int(rounded.sum())))
     return spans, starts - begins[of_stack] + at[of_stack]
-
-
-def _none() -> StackWords:
-    return StackWords(np.zeros(1, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def _joined(parts: list[StackWords], order: I64) -> StackWords:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Address spaces over time: what was mapped where, when.
+"""Build address spaces over time from mappings, forks and execs.
 
 A process begins with its parent's mappings (fork) or none (exec), and adds to them. A mapping that
 replaces another begins a new version of the space, so that within one version no two mappings overlap and
@@ -29,8 +29,8 @@ MAX_MAPPINGS = 1 << 18
 """Most mappings of one space: four times what the kernel allows a process (vm.max_map_count)."""
 
 _FREE_COPIES, _COPIES_PER_MAP = 1 << 20, 32
-"""How many mappings may be copied into new versions of spaces: at first, and more for each that a file holds.
-Real recordings stay far below; one made to harm could ask for the square of its records."""
+"""The number of mappings that may be copied into new versions of spaces: at first, and more for each in the
+file. Real recordings stay far below; a hostile one could ask for the square of its records."""
 
 
 class Mapping(NamedTuple):
@@ -42,11 +42,11 @@ class Mapping(NamedTuple):
     dso: int
 
     def cut(self, start: int, end: int) -> Mapping:
-        """The part of the mapping within [start, end)."""
+        """Return the part of the mapping within [start, end)."""
         return Mapping(start, end, self.pgoff + (start - self.start), self.dso)
 
     def agrees(self, other: Mapping) -> bool:
-        """Whether both give every address the same place in the same file."""
+        """Return whether both map every address to the same place in the same file."""
         return self.dso == other.dso and self.pgoff - self.start == other.pgoff - other.start
 
 
@@ -61,7 +61,7 @@ class _Space:
     previous: int = -1
 
     def overlapping(self, new: Mapping) -> slice:
-        """Which mappings share an address with `new`."""
+        """Return the mappings that share an address with `new`."""
         low = bisect.bisect_right(self.starts, new.start)
         if low and self.mappings[low - 1].end > new.start:
             low -= 1
@@ -84,10 +84,10 @@ class _Space:
 
 
 class AddressSpaces:
-    """Replays mappings, forks and execs in time order, and gives the tables of the model.
+    """Replays mappings, forks and execs in time order, and makes the tables of the model.
 
     Attributes:
-        forgotten: mappings that were not taken up because there are impossibly many; their addresses have no
+        forgotten: mappings that were not applied because there are impossibly many; their addresses have no
             name, rather than a wrong one.
     """
 
@@ -101,10 +101,10 @@ class AddressSpaces:
         self._timeline: list[tuple[int, int, int]] = []
         self._kernel = _Space(-1, 0)
         self._run_of: dict[int, tuple[MapRuns, int]] = {}
-        """By space: the run that is all of its mappings, and they are not in the space itself."""
+        """By space: the run that holds all of its mappings, which are not in the space itself."""
 
     def map(self, pid: int, mapping: Mapping, time_ns: int) -> None:
-        """A process maps something (pid -1: the kernel)."""
+        """Apply a mapping of a process (pid -1: the kernel)."""
         if not mapping.start < mapping.end <= _MAX_ADDRESS:
             return
         self._copies_left += _COPIES_PER_MAP
@@ -131,13 +131,13 @@ class AddressSpaces:
         self._put(space, where, mapping)
 
     def map_run(self, runs: MapRuns, run: int) -> bool:
-        """A process maps a run of things, if that begins an address space; else nothing is done.
+        """Apply a run of mappings, if it begins an address space; else do nothing.
 
         Args:
             run: a sound one.
 
         Returns:
-            Whether that was done.
+            Whether it was applied.
         """
         first, size = int(runs.first[run]), int(runs.cuts[run + 1] - runs.cuts[run])
         pid = int(runs.maps.pid[first])
@@ -151,7 +151,7 @@ class AddressSpaces:
         return True
 
     def _space(self, number: int) -> _Space:
-        """A space with its mappings."""
+        """Return a space with its mappings."""
         space = self._spaces[number]
         if number in self._run_of:
             runs, run = self._run_of.pop(number)
@@ -167,7 +167,7 @@ class AddressSpaces:
         space.replace(where, mapping, keep=len(space.mappings) < MAX_MAPPINGS)
 
     def fork(self, pid: int, parent: int, time_ns: int) -> None:
-        """A new process begins with its parent's mappings; both share them until one maps something."""
+        """Begin a new process with its parent's mappings; both share them until one maps something."""
         number = self._current.get(parent, -1)
         if number < 0:
             return
@@ -177,9 +177,11 @@ class AddressSpaces:
         self._timeline.append((pid, time_ns, number))
 
     def exec(self, pid: int, time_ns: int) -> None:
-        """A process begins anew: with the first thing that it maps, for until then it is in execve(), and
-        the caller of that is code of the old image. An old image that was not seen is unknown, not the
-        same as the new one."""
+        """Begin a new image of a process, with the first mapping that follows.
+
+        Until then the process is in execve(), whose caller is code of the old image. An old image that was
+        not recorded is unknown, not the same as the new one.
+        """
         if pid not in self._current and time_ns > 0:
             self._timeline.append((pid, 0, UNKNOWN_SPACE))
         self._execing.add(pid)
@@ -197,7 +199,7 @@ class AddressSpaces:
         return self._begin(copy)
 
     def tables(self) -> tuple[Spaces, Maps]:
-        """The spaces, and all mappings sorted by (space, start); the kernel's come first, as space -1."""
+        """Return the spaces, and all mappings by (space, start); the kernel's come first, as space -1."""
         listed = [self._kernel, *self._spaces]
         counts = np.array([len(space.mappings) for space in listed])
         for number, (runs, run) in self._run_of.items():
@@ -228,7 +230,7 @@ class AddressSpaces:
             maps.pgoff[places], maps.dso[places] = found.pgoff, found.dso
 
     def timeline(self) -> tuple[I32, I64, I32]:
-        """(pid, begin_ns, space), sorted by (pid, begin): for `decode.tasks.lookup.rows_at`."""
+        """Return (pid, begin_ns, space), sorted by (pid, begin), for `decode.tasks.lookup.rows_at`."""
         pid, begin, space = np.array(self._timeline, np.int64).reshape(-1, 3).T
         order = np.lexsort((begin, pid))
         return pid[order].astype(np.int32), begin[order], space[order].astype(np.int32)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that tell of tasks, a whole chunk at a time.
+"""Read records about tasks, a whole chunk at a time.
 
 A machine that starts a process maps the same libraries again: such records differ in ids, addresses and
-times, which stand in front, and are alike in all that follows (names, build-ids, protection). So the fields
-in front are read as columns, and of those that are alike behind, one record is read as an example of all.
+times, their first fields, and are alike in all that follows (names, build-ids, protection). So the first
+fields are read as columns, and of records that are alike after them one is read as an example of all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OWN_FIELDS: dict[int, int] = {
     RecordType.MMAP: 5,
     RecordType.MMAP2: 5,
 }
-"""By type: how many fields in front are ids, addresses and times, in which a record differs from its like."""
+"""By type: how many first fields (ids, addresses, times) differ between records that are otherwise alike."""
 
 _OWN = {
     kind: Layout(layout.name, *layout.fields[: _OWN_FIELDS.get(kind, 0)], source=layout.source)
@@ -65,8 +65,8 @@ class TaskRecords:
 
 
 def task_records(chunk: Chunk, kinds: frozenset[int], events: Events, counters: Losses) -> list[TaskRecords]:
-    """The records of some types (`kinds`); those that do not fit their layouts are counted."""
-    # Types that a chunk lacks, most of them, are found absent at once.
+    """Return the records of some types (`kinds`); those that do not fit their layouts are counted."""
+    # One count finds the types that a chunk lacks, which are most.
     present = np.flatnonzero(np.bincount(np.minimum(chunk.types, 255).astype(np.uint8))).tolist()
     return [_of_type(kind, chunk, events, counters) for kind in present if kind in kinds]
 
@@ -108,7 +108,7 @@ def _of_type(kind: int, chunk: Chunk, events: Events, counters: Losses) -> TaskR
 
 
 def _alike(chunk: Chunk, rows: I64, rest: Rows, ok: Bool) -> tuple[I64, list[int]]:
-    """(int64[n], firsts): which kind of record each is, by misc and `rest`, and the first of each kind."""
+    """Return (groups int64[n], first record of each group) of records that are alike in misc and `rest`."""
     same_rest = unique_rows(Ragged(*gather_rows(chunk.data, rest)))[1].astype(np.int64)
     keys = same_rest << 17 | chunk.miscs[rows].astype(np.int64) << 1 | ok
     _, first, kinds = np.unique(keys, return_index=True, return_inverse=True)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking up what held for a thread or process at a time: many lookups at once.
-
-Pure: arrays in, row ids out.
-"""
+"""Look up the rows that hold for threads or processes at times, many at once."""
 
 from __future__ import annotations
 
@@ -11,19 +8,19 @@ import numpy as np
 from perf_offcpu.model.columns import I32, I64, distinct
 
 _BLOCK = 1 << 16
-"""Questions that are answered at once: what is made of them stays in a core's cache."""
+"""Lookups that are done at once, so that intermediate columns stay in a core's cache."""
 
 
 def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
-    """Which row of a table of (id, begin) holds for each (wanted, time)?
+    """Return the row of a table of (id, begin) that holds for each (id, time).
 
     Args:
         ids, begins: the table, sorted by (id, begin); a row holds until the next row of the same id.
-        wanted, times: the questions; a time of -1 asks for the last row of the id.
+        wanted, times: the ids and times to look up; a time of -1 finds the last row of the id.
 
     Returns:
-        int32[n]: the last row of that id with begin <= time, else the id's first row (what is known only
-        later was true before, as far as anyone can tell), -1 if the id is not in the table.
+        int32[n]: the last row of that id with begin <= time, else the id's first row (what is recorded only
+        later is assumed to hold before), -1 if the id is not in the table.
     """
     if not len(ids):
         return np.full(len(wanted), -1, np.int32)
@@ -47,11 +44,11 @@ def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
 
 
 _MAX_ID = 1 << 22
-"""The kernel gives out smaller thread ids (PID_MAX_LIMIT)."""
+"""All thread ids are smaller (the kernel's PID_MAX_LIMIT)."""
 
 
 def _first_rows(ids: I32) -> I32 | None:
-    """By id: its first row + 1 in a sorted table, 0 none; None if there are impossible ids."""
+    """Return by id: its first row + 1 in a sorted table, 0 none; None if there are impossible ids."""
     if int(ids[0]) < 0 or int(ids[-1]) >= _MAX_ID:
         return None
     rows = np.zeros(int(ids[-1]) + 1, np.int32)
@@ -60,7 +57,7 @@ def _first_rows(ids: I32) -> I32 | None:
 
 
 def _first_row(first_rows: I32 | None, ids: I32, wanted: I32) -> I32:
-    """int32[n]: the first row of each id, -1 none."""
+    """Return int32[n]: the first row of each id, -1 none."""
     if first_rows is None:
         slot = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
         return np.where(ids[slot] == wanted, slot, -1).astype(np.int32)

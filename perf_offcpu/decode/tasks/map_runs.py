@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mappings of a process that can be taken up all at once, found in columns.
+"""Find runs of mappings of a process, which can be applied all at once, in columns.
 
-Most mappings come in runs: a process is executed and its libraries are mapped one by one, beside one another.
+Most mappings come in runs: a process is executed and its libraries are mapped one by one, next to each other.
 Between two forks and execs of a process nothing else looks at its address space, so that the mappings in
-between may be taken up together, unless one replaces another. That is nearly all of them, and there may be
-a million.
+between may be applied together, unless one replaces another. That is nearly all of them, and there may be a
+million.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MapEvents(Table):
 
 @mutable
 class MapRuns:
-    """Mappings run by run.
+    """Runs of mappings.
 
     Args:
         maps: by run, and within it by first address.

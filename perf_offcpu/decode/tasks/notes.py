@@ -2,8 +2,7 @@
 """Note what side-band records say of tasks, in file order; `decode.tasks.replay` sorts and applies the notes.
 
 There may be a million of them. Mappings, which are most of them, are kept as columns; others as flat tuples
-(time, number, type, what the record says…). The number is the place among all records, which decides
-between equal times.
+(time, number, type, content…). The number is the place among all records, which decides between equal times.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _MAPS = (RecordType.MMAP, RecordType.MMAP2)
 
 
 def _signed(value: int) -> int:
-    """A u32 id as the int32 of the model: 2^32 - 1 is -1."""
+    """Convert a u32 id to the int32 of the model: 2^32 - 1 is -1."""
     return value - 2**32 if value >= 2**31 else value
 
 
@@ -44,10 +43,10 @@ def _is_kernel(misc: int) -> bool:
 
 
 class TaskNotes:
-    """Takes side-band records of `SIDE_TYPES`.
+    """Collects the notes of side-band records of `SIDE_TYPES`.
 
     Args:
-        strings: where names go.
+        strings: gets names.
     """
 
     def __init__(self, strings: Strings) -> None:
@@ -60,74 +59,72 @@ class TaskNotes:
         self._dso_of: dict[tuple[bytes, bytes, int], int] = {}
 
     def take(self, record: SideRecord) -> None:
-        """Note what one record says."""
+        """Note one record."""
         number, self._noted = self._noted, self._noted + 1
-        what = _NOTES[record.type](self, record.misc, record.values)
-        if what is None:
+        content = _CONTENTS[record.type](self, record.misc, record.values)
+        if content is None:
             return
         if record.type in _MAPS:
-            self._single_maps.append((record.time_ns, number, *what))
+            self._single_maps.append((record.time_ns, number, *content))
         else:
-            self._events.append((record.time_ns, number, record.type, *what))
+            self._events.append((record.time_ns, number, record.type, *content))
 
     def take_all(self, groups: list[TaskRecords]) -> None:
-        """Note what the records of a chunk say."""
+        """Note the records of a chunk."""
         if not groups:
             return
-        said = self._said(groups)
+        contents = self._contents(groups)
         rows = np.concatenate([group.rows for group in groups])
         numbers = np.empty(len(rows), np.int64)
         numbers[np.argsort(rows)] = np.arange(self._noted, self._noted + len(rows))
         self._noted += len(rows)
         ends = np.cumsum([len(group.rows) for group in groups]).tolist()
-        for group, what, end in zip(groups, said, ends, strict=True):
+        for group, content, end in zip(groups, contents, ends, strict=True):
             mine = numbers[end - len(group.rows) : end]
             if group.kind in _MAPS:
-                self._maps.append(_map_events(group, what, mine))
+                self._maps.append(_map_events(group, content, mine))
             else:
-                self._events += _events(group, what, mine)
+                self._events += _events(group, content, mine)
 
-    def _said(self, groups: list[TaskRecords]) -> list[list[Note | None]]:
-        """What the examples of each group say."""
-        # Names are numbered as they come in the file, whatever the types of records that hold them.
+    def _contents(self, groups: list[TaskRecords]) -> list[list[Note | None]]:
+        """Return the contents of the examples of each group."""
+        # Names are numbered in the order of the file, whatever the types of records that hold them.
         examples = [
             (record.file_offset, number, index)
             for number, group in enumerate(groups)
             for index, record in enumerate(group.examples)
         ]
-        said: list[list[Note | None]] = [[None] * len(group.examples) for group in groups]
+        contents: list[list[Note | None]] = [[None] * len(group.examples) for group in groups]
         for _, number, index in sorted(examples):
             record = groups[number].examples[index]
-            said[number][index] = _NOTES[record.type](self, record.misc, record.values)
-        return said
+            contents[number][index] = _CONTENTS[record.type](self, record.misc, record.values)
+        return contents
 
     def release(self) -> tuple[list[Note], MapEvents]:
-        """What was noted since the last time: the mappings in any order, all else in that of time."""
+        """Return the notes since the last call: the mappings in any order, all others in that of time."""
         self._maps.append(MapEvents.from_rows(self._single_maps))
         events = sorted(self._events)
         self._events, self._single_maps = [], []
         return events, self._maps.release()
 
     def dsos(self) -> Dsos:
-        """All mapped objects; a map's `dso` is a row here."""
+        """Return all mapped objects; a map's `dso` is a row here."""
         return Dsos.from_rows(list(self._dsos))
 
-    # What records say, by type; None: nothing that matters.
+    # Contents of records, by type; None if they are of no use.
 
     def comm(self, misc: int, values: dict[str, Any]) -> Note:
-        """(pid, tid, name, whether it is an exec)."""
+        """Return (pid, tid, name, whether it is an exec)."""
         comm = self.strings.intern(values["comm"])
         return _signed(values["pid"]), _signed(values["tid"]), comm, misc & _COMM_EXEC
 
     def task(self, misc: int, values: dict[str, Any]) -> Note:
-        """(pid, tid, ppid, ptid, whether it only says that the thread was there)."""
-        return (
-            *(_signed(values[name]) for name in ("pid", "tid", "ppid", "ptid")),
-            misc & _FORK_EXEC,
-        )
+        """Return (pid, tid, ppid, ptid, whether it only says that the thread was there)."""
+        ids = (_signed(values[name]) for name in ("pid", "tid", "ppid", "ptid"))
+        return (*ids, misc & _FORK_EXEC)
 
     def mmap(self, misc: int, values: dict[str, Any]) -> Note | None:
-        """(whose, start, size, offset in the file, row in dsos)."""
+        """Return (pid, start, size, offset in the file, row in dsos)."""
         data = misc & _MMAP_DATA or ("prot" in values and not values["prot"] & PROT_EXEC)
         kernel = _is_kernel(misc)
         if data and not kernel:
@@ -139,17 +136,17 @@ class TaskNotes:
         return owner, values["addr"], values["len"], values["pgoff"], dso
 
     def ksymbol(self, _: int, values: dict[str, Any]) -> Note | None:
-        """(first address, address behind the last, name)."""
+        """Return (first address, address after the last, name)."""
         if values["flags"] & KSYMBOL_UNREGISTER:  # names of unloaded programs stay known
             return None
         return values["addr"], values["addr"] + values["len"], self.strings.intern(values["name"])
 
     def cgroup(self, _: int, values: dict[str, Any]) -> Note:
-        """(id, path)."""
+        """Return (id, path)."""
         return values["id"], values["path"].decode("utf-8", "surrogateescape")
 
     def _dso(self, path: bytes, build_id: bytes, cpumode: int) -> int:
-        # By what the record says, for there are many more records than objects.
+        # Looked up by the bytes of the record, for there are many more records than objects.
         row = self._dso_of.get((path, build_id, cpumode))
         if row is None:
             key = (self.strings.intern(path), self.strings.intern(build_id.hex()), cpumode)
@@ -162,18 +159,18 @@ _OWN: dict[int, tuple[str, ...]] = {
     RecordType.FORK: ("pid", "tid", "ppid", "ptid"),
     RecordType.EXIT: ("pid", "tid", "ppid", "ptid"),
 }
-"""By type: what a note begins with, and each record has of its own."""
+"""By type: the fields at the begin of a note, which each record has of its own."""
 
 
-def _events(records: TaskRecords, said: list[Note | None], numbers: I64) -> Iterator[Note]:
-    """(time, number, type, what it says…) of each record that says something.
+def _events(records: TaskRecords, contents: list[Note | None], numbers: I64) -> Iterator[Note]:
+    """Yield (time, number, type, content…) of each record that has content.
 
     Args:
-        said: the notes of the examples.
+        contents: of the examples.
     """
     names = _OWN.get(records.kind, ())
     own = [_signed_ids(records.own[name]).tolist() for name in names]
-    rest = [None if what is None else what[len(names) :] for what in said]
+    rest = [None if content is None else content[len(names) :] for content in contents]
     which = records.example.tolist()
     heads = zip(records.time_ns.tolist(), numbers.tolist(), itertools.repeat(records.kind), *own)
     for head, example in zip(heads, which, strict=True):
@@ -182,16 +179,16 @@ def _events(records: TaskRecords, said: list[Note | None], numbers: I64) -> Iter
             yield head + shared
 
 
-def _map_events(records: TaskRecords, said: list[Note | None], numbers: I64) -> MapEvents:
-    """The mappings among n records.
+def _map_events(records: TaskRecords, contents: list[Note | None], numbers: I64) -> MapEvents:
+    """Return the mappings among n records.
 
     Args:
-        said: the notes of the examples.
+        contents: of the examples.
     """
-    kept = np.flatnonzero(np.array([what is not None for what in said], np.bool_)[records.example])
+    kept = np.flatnonzero(np.array([one is not None for one in contents], np.bool_)[records.example])
     example, own = records.example[kept], records.own
     kernel = np.array([_is_kernel(record.misc) for record in records.examples], np.bool_)
-    dso = np.array([-1 if what is None else what[-1] for what in said], np.int32)
+    dso = np.array([-1 if one is None else one[-1] for one in contents], np.int32)
     return MapEvents.filled(
         len(kept),
         time_ns=records.time_ns[kept],
@@ -205,11 +202,11 @@ def _map_events(records: TaskRecords, said: list[Note | None], numbers: I64) -> 
 
 
 def _signed_ids(values: NDArray[Any]) -> NDArray[Any]:
-    """u32 ids as in the model; addresses as they are."""
+    """Convert u32 ids to the model's; addresses are returned unchanged."""
     return values.view(np.int32) if values.dtype == np.uint32 else values
 
 
-_NOTES: dict[int, Callable[[TaskNotes, int, dict[str, Any]], Note | None]] = {
+_CONTENTS: dict[int, Callable[[TaskNotes, int, dict[str, Any]], Note | None]] = {
     RecordType.COMM: TaskNotes.comm,
     RecordType.FORK: TaskNotes.task,
     RecordType.EXIT: TaskNotes.task,
@@ -218,5 +215,5 @@ _NOTES: dict[int, Callable[[TaskNotes, int, dict[str, Any]], Note | None]] = {
     RecordType.KSYMBOL: TaskNotes.ksymbol,
     RecordType.CGROUP: TaskNotes.cgroup,
 }
-SIDE_TYPES = frozenset(_NOTES)
-"""The record types that tell of tasks."""
+SIDE_TYPES = frozenset(_CONTENTS)
+"""The types of records about tasks."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks over time: side-band records replayed in order.
+"""Replay side-band records in order of time: tasks and their address spaces over time.
 
-COMM, FORK, EXIT, MMAP and their kin tell which threads there were, what they were called, which process
-they belong to and what it had mapped. The replay keeps all of it with its times, dead tasks included, so
-that any sample can be given the comm and the address space of its moment. Rules as in perf's
-tools/perf/util/{machine,thread}.c where they are right.
+COMM, FORK, EXIT, MMAP and related records say which threads there were, their names, their processes and what
+these had mapped. The replay keeps all of it with its times, exited tasks included, so that any sample gets
+the comm and the address space of its moment. The rules are those of perf's tools/perf/util/{machine,thread}.c
+where they are right.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["SIDE_TYPES", "TaskReplay"]
 Kind = TypeVar("Kind")
 
 _RUN = -1
-"""Type of the events that the replay makes itself: a process maps some things."""
+"""Type of the events that the replay adds itself: a run of mappings of a process."""
 
 
 class TaskReplay:
-    """Takes side-band records; once they are replayed in time order, its tables and lookups are complete."""
+    """Collects side-band records; once they are replayed in time order, tables and lookups are complete."""
 
     def __init__(self, strings: Strings) -> None:
         self.strings = strings
@@ -50,23 +50,23 @@ class TaskReplay:
         self._task_of: dict[int, int] = {}
         self._kernel_symbols: dict[int, tuple[int, int]] = {}
         self._tables: dict[str, Any] = {}
-        """Those that have been made since the last replay."""
+        """Tables made since the last replay, by name."""
 
     def note(self, record: SideRecord) -> None:
-        """Take up what one record of `SIDE_TYPES` says."""
+        """Note one record of `SIDE_TYPES`."""
         self._notes.take(record)
 
     def note_all(self, groups: list[TaskRecords]) -> None:
-        """Take up what the records of a chunk say."""
+        """Note the records of a chunk."""
         self._notes.take_all(groups)
 
     def replay(self, records: Iterable[SideRecord] = ()) -> None:
-        """Act on all that was noted, and these records: in time order, time 0 first, ties in file order."""
+        """Apply all notes, and those of `records`: in time order, time 0 first, ties in file order."""
         for record in records:
             self.note(record)
         events, maps = self._notes.release()
         runs = _runs(maps, events)
-        single: list[Note] = []  # a heap of mappings that must be taken up one by one
+        single: list[Note] = []  # a heap of mappings that must be applied one by one
         for event in heapq.merge(events, _run_events(runs)):
             while single and single[0] < event:
                 self._map(runs.maps, heapq.heappop(single))
@@ -79,7 +79,7 @@ class TaskReplay:
         self._tables.clear()
 
     def _map_run(self, runs: MapRuns, run: int, single: list[Note]) -> None:
-        """A process maps some things at once, or if that is not possible, one by one."""
+        """Apply a run of mappings at once, or if that is not possible, one by one."""
         if runs.sound[run] and self.spaces.map_run(runs, run):
             return
         for row in range(int(runs.cuts[run]), int(runs.cuts[run + 1])):
@@ -91,7 +91,7 @@ class TaskReplay:
         mapping = Mapping(start, start + int(maps.size[row]), int(maps.pgoff[row]), int(maps.dso[row]))
         self.spaces.map(int(maps.pid[row]), mapping, time_ns)
 
-    # What each type of record means at its time.
+    # Apply a note, by type.
 
     def _comm(self, time_ns: int, pid: int, tid: int, comm: int, is_exec: int) -> None:
         self._name(tid, pid, time_ns, comm)
@@ -100,7 +100,7 @@ class TaskReplay:
             self.spaces.exec(pid, time_ns)
 
     def _fork(self, time_ns: int, pid: int, tid: int, parent: int, creator: int, is_bare: int) -> None:
-        # A bare one says that there was such a thread when a recording began: in a merged one, a later one.
+        # A bare FORK says that there was such a thread when a recording, or a later file of it, began.
         self._live(tid, pid, time_ns, born=time_ns > 0 and not (is_bare and tid in self._task_of))
         if creator in self._comm_of and time_ns > 0 and not is_bare:
             self._name(tid, pid, time_ns, self._comm_of[creator])
@@ -124,7 +124,7 @@ class TaskReplay:
         self._comms.append((tid, pid, time_ns, comm))
 
     def _live(self, tid: int, pid: int, time_ns: int, born: bool) -> None:
-        """Note that a thread lives; a birth begins a new life even if no exit was seen."""
+        """Note that a thread lives; a birth begins a new life even if no exit was recorded."""
         if tid in self._task_of and not born:
             return
         self._task_of[tid] = len(self._tasks)
@@ -133,15 +133,15 @@ class TaskReplay:
     # Tables.
 
     def dsos(self) -> Dsos:
-        """All mapped objects; a map's `dso` is a row here."""
+        """Return all mapped objects; a map's `dso` is a row here."""
         return self._notes.dsos()
 
     def comms(self) -> Comms:
-        """All names, sorted by (tid, begin)."""
+        """Return all names, sorted by (tid, begin)."""
         return self._once("comms", lambda: Comms.from_rows(sorted(self._comms, key=itemgetter(0, 2))))
 
     def tasks(self) -> Tasks:
-        """All lives, sorted by (tid, begin)."""
+        """Return all lives, sorted by (tid, begin)."""
         return self._once("tasks", lambda: Tasks.from_rows(sorted(self._tasks, key=itemgetter(0, 2))))
 
     def _once(self, name: str, make: Callable[[], Kind]) -> Kind:
@@ -151,12 +151,12 @@ class TaskReplay:
         return table
 
     def kernel_symbols(self) -> KernelSymbols:
-        """What KSYMBOL records named, sorted by address."""
+        """Return the names in KSYMBOL records, sorted by address."""
         rows = [(start, end, name) for start, (end, name) in sorted(self._kernel_symbols.items())]
         return KernelSymbols.from_rows([row for row in rows if row[1] < 2**64])
 
     def attribute(self, samples: Samples) -> Samples:
-        """The samples with `comm` and `space` of their thread and process at their time."""
+        """Return the samples with `comm` and `space` of their thread and process at their time."""
         comms = self.comms()
         named = rows_at(comms.tid, comms.begin_ns, samples.tid, samples.time_ns)
         comm = comms.comm[named]
@@ -167,13 +167,13 @@ class TaskReplay:
         return samples.with_columns(comm=comm.astype(np.uint32), space=space.astype(np.int32))
 
     def _unnamed(self, tids: I32) -> U32:
-        """`:TID`, as perf names a thread of which it knows nothing else."""
+        """Return `:TID`, perf's name of a thread without any record."""
         unnamed, which = np.unique(tids, return_inverse=True)
         return self.strings.intern_all(f":{tid}" for tid in unnamed.tolist())[which]
 
 
 def _runs(maps: MapEvents, events: list[Note]) -> MapRuns:
-    """The mappings, cut where an event may touch the address space of a process."""
+    """Return the mappings in runs, cut where an event may change the address space of a process."""
     touching = [
         (pid, event[0], event[1])
         for event in events
@@ -186,7 +186,7 @@ def _runs(maps: MapEvents, events: list[Note]) -> MapRuns:
 
 
 def _run_events(runs: MapRuns) -> list[Note]:
-    """(time, number, type, run) of each run: when its first mapping happens."""
+    """Return (time, number, type, run) of each run, at its first mapping."""
     times, numbers = runs.maps.time_ns[runs.first], runs.maps.number[runs.first]
     return sorted(
         zip(times.tolist(), numbers.tolist(), itertools.repeat(_RUN), range(len(times)), strict=False)

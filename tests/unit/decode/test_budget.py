@@ -16,8 +16,8 @@ from perf_offcpu.abi.features import Feature
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.collect.events.evsels import Support
 from perf_offcpu.collect.kernel_totals.losses import counters_event
-from perf_offcpu.decode.budget import is_budget, joined_budget, read_budgets
-from perf_offcpu.decode.continued import without_continued
+from perf_offcpu.decode.account import is_budget, read_budgets
+from perf_offcpu.decode.continued import joined_budget, without_continued
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag, Samples
 from perf_offcpu.perfdata.write.features import feature_body, text_body
