@@ -73,7 +73,7 @@ class Ragged:
     def take(self, rows: I64 | I32) -> Ragged:
         """Return some rows, in the given order (a row may repeat); -1 yields an empty one."""
         starts = self.offsets[rows]
-        lengths = self.offsets[1:][rows] - starts
+        lengths = self.offsets[rows + (rows >= 0)] - starts
         return Ragged(*gather_rows(self.values.view(np.uint8), Rows(8 * starts, lengths, 8)))
 
     @classmethod

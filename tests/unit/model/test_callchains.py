@@ -64,3 +64,17 @@ def test_rows_of_few_lengths_are_taken_whole(lengths: list[int], random: Random)
     taken = Ragged.from_lists(rows).take(np.array(order, np.int64))
     taken.check()
     assert [taken.row(row).tolist() for row in range(len(taken))] == [rows[row] for row in order]
+
+
+def lists(rows: Ragged) -> list[list[int]]:
+    rows.check()
+    return [rows.row(row).tolist() for row in range(len(rows))]
+
+
+def test_rows_taken_cut_replaced_and_joined() -> None:
+    rows = Ragged.from_lists([[1, 2, 3], [], [4]])
+    assert lists(rows.take(np.array([2, -1, 0]))) == [[4], [], [1, 2, 3]]
+    assert lists(Ragged().take(np.array([-1, -1]))) == [[], []]
+    assert lists(rows.cut(np.array([2, 0, 1]))) == [[1, 2], [], [4]]
+    assert lists(rows.replaced(np.array([1]), Ragged.from_lists([[7, 8]]))) == [[1, 2, 3], [7, 8], [4]]
+    assert lists(Ragged.beside([rows, rows.take(np.array([2, 2, -1]))])) == [[1, 2, 3, 4], [4], [4]]
