@@ -7,8 +7,7 @@ import argparse
 import os
 import sys
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+import tempfile
 from typing import TYPE_CHECKING, Final
 
 from perf_offcpu.commands.shared.inputs import RECORDING, add_one_input, check_ownership
@@ -25,7 +24,6 @@ EXAMPLES = """examples:
   perf-offcpu report -i there/perf.data --symfs there/symbols
 """
 SYMBOLS: Final = "symbols"
-_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MODES: Final = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".txz": "w:xz", ".bz2": "w:bz2", ".tar": "w:"}
 
 
@@ -73,7 +71,7 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
     Raises:
         UsageError: the input is no file or directory, or the output's suffix is unknown.
         FormatError: the input is no recording.
-        OSError: the archive cannot be written.
+        OSError, RecordingError: the archive cannot be written.
     """
     from perf_offcpu.abi.attr import SampleType
     from perf_offcpu.archive.gather import SymbolSaver
@@ -81,6 +79,7 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.commands.shared.output import NamedFile
     from perf_offcpu.objects.search import Search
+    from perf_offcpu.perfdata.write.output import AtomicFile
     from perf_offcpu.symbolize.load import load_unwound
 
     mode = _MODES.get(os.path.splitext(output)[1])
@@ -93,49 +92,37 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
     search = Search.usual(args.symfs, args.buildid_dir)
     recording = load_unwound(args.input, search, DiskCache.usual())
     copies = any(evsel.attr.sample_type & SampleType.STACK_USER for evsel in recording.evsels)
-    cut = copies and not args.keep_stack_bytes
-    with _temporary(f"{output}.{os.getpid()}.tmp") as temporary:
+    with AtomicFile(output) as made:
         with (
-            NamedFile(os.open(temporary, _NEW, 0o600), output) as file,
+            NamedFile(os.dup(made.fd), output) as file,
             tarfile.open(fileobj=file, mode=mode) as archive,  # type: ignore[call-overload]
         ):
-            with _without_stacks(args.input, output, search) if cut else nullcontext(args.input) as packed:
-                archive.add(packed, RECORDING)
+            if copies and not args.keep_stack_bytes:
+                _add_without_stacks(archive, args.input, output, search)
+            else:
+                archive.add(args.input, RECORDING)
             store = TarStore(archive, SYMBOLS)
             debug, force = not args.no_debug, args.force
             saved = SymbolSaver(recording, store, search, args.kallsyms, debug=debug, force=force).save()
-        os.replace(temporary, output)
+        made.commit()
     return saved
 
 
-@contextmanager
-def _temporary(path: str) -> Iterator[str]:
-    try:
-        yield path
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
-
-
-@contextmanager
-def _without_stacks(path: str, output: str, search: Search) -> Iterator[str]:
-    """Yield a temporary file next to `output`: what `inject` writes, without copies of stacks."""
+def _add_without_stacks(archive: tarfile.TarFile, path: str, output: str, search: Search) -> None:
+    """Add the recording as `inject` writes it, without copies of user stacks."""
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.inject.options import RewriteOptions
     from perf_offcpu.inject.rewrite import rewrite
-    from perf_offcpu.perfdata.write.output import AtomicFile
 
-    options = RewriteOptions(search=search, cache=DiskCache.usual())
-    with _temporary(f"{output}.{os.getpid()}.data.tmp") as temporary:
-        with AtomicFile(temporary) as file:
-            done = rewrite(path, file.fd, output, options)
-            file.commit()
-        print(
-            f"perf-offcpu archive: {done.unwound} copies of user stacks unwound and left out "
-            "(--keep-stack-bytes packs them)",
-            file=sys.stderr,
-        )
-        yield temporary
+    with tempfile.TemporaryFile(dir=os.path.dirname(os.path.abspath(output))) as file:
+        done = rewrite(path, file.fileno(), output, RewriteOptions(search=search, cache=DiskCache.usual()))
+        file.seek(0)
+        archive.addfile(archive.gettarinfo(arcname=RECORDING, fileobj=file), file)
+    print(
+        f"perf-offcpu archive: {done.unwound} copies of user stacks unwound and left out "
+        "(--keep-stack-bytes packs them)",
+        file=sys.stderr,
+    )
 
 
 def unpack(path: str, directory: str) -> None:
