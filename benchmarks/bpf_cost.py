@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the BPF programs cost a context switch:  sudo python benchmarks/bpf_cost.py [--rounds N] [--loops N]
+"""Cost of the BPF programs per context switch:  sudo python benchmarks/bpf_cost.py [--rounds N] [--loops N]
 
-`perf bench sched pipe` switches between two tasks and does nothing else. It runs on one CPU under each form
-of the program in turn, several rounds of that; the kernel counts the programs' run time (BPF_ENABLE_STATS),
-and medians over the rounds are shown, in ns of BPF per switch, all programs together.
+`perf bench sched pipe` only switches between two tasks. It runs on one CPU under each form of the program in
+turn, for several rounds; the kernel counts the programs' run time (BPF_ENABLE_STATS). Shown are medians over
+the rounds, in ns of BPF per switch, all programs together.
 
 Small reference programs run in the same rounds (bpf/reference.bpf.c): one walk of the user stack at every
-switch-out; two, which is the shape of `perf record --off-cpu`; and none, in programs that return at once.
-The ratios are what to look at: figures of different days, machines or kernels cannot be compared. Where they
-are installed, so do bpftrace and libbpf-tools' offcputime (benchmarks/other_tools.py); `bare` is the
-benchmark without any program.
+switch-out; two walks, as `perf record --off-cpu` makes; and programs that return at once. bpftrace and
+libbpf-tools' offcputime run too where they are installed (benchmarks/other_tools.py); `bare` is the benchmark
+without any program. Compare the ratios: figures of different days, machines or kernels are not comparable.
 
-All forms tell states and system calls. Marks, as ratios to one walk: sums without stacks at most 0.6 with the
-budget, 0.9 with wakers, too; sums by stack 1.1.
+All forms record states and system calls. Marks, as ratios to one walk: sums without stacks at most 0.6 with
+the budget, 0.9 with wakers, too; sums by stack 1.1.
 """
 
 from __future__ import annotations
@@ -50,15 +49,15 @@ RING_BYTES = 4 << 20
 
 
 class Nowhere:
-    """Takes what the rings hold and forgets it."""
+    """Sink that discards what the rings hold."""
 
     def append(self, *pieces: Buffer) -> None:
-        """Forget."""
+        """Discard."""
 
 
 @contextmanager
 def drained_rings(program: OffCpuProgram) -> Iterator[None]:
-    """Rings for the program's samples, emptied all the time from another CPU."""
+    """Provide rings for the program's samples, drained continuously from another CPU."""
     cpus = online_cpus()
     owner = CpuEvent("offcpu-time", offcpu_attr(probe_support(cpus[0]), RING_BYTES // 4), cpus)
     rings = Rings(owner, RING_BYTES)
@@ -83,7 +82,7 @@ def drained_rings(program: OffCpuProgram) -> Iterator[None]:
 
 @contextmanager
 def ours(config: OffCpuConfig) -> Iterator[Stats]:
-    """The program of perf-offcpu."""
+    """Attach the programs of perf-offcpu."""
     with OffCpuProgram(config) as program, drained_rings(program):
         program.attach()
         program.enable()
@@ -133,7 +132,7 @@ class Run:
 
 
 def pipe(loops: int, cpu: int) -> float:
-    """us per operation (two switches) of perf's pipe benchmark, both tasks on one CPU."""
+    """Return us per operation (two switches) of perf's pipe benchmark, both tasks on one CPU."""
     command = f"taskset -c {cpu} perf bench --format=simple sched pipe -l {loops}"
     seconds = float(subprocess.check_output(command.split(), text=True).split()[-1])
     return seconds / loops * 1e6
@@ -152,7 +151,7 @@ def measure(form: Callable[[], AbstractContextManager[Stats]], loops: int, cpu: 
 
 
 def show(runs: dict[str, list[Run]]) -> None:
-    """One line a form: medians, and ratios to the references."""
+    """Print one line per form: medians, and ratios to the references."""
     cost = {name: statistics.median(run.ns_per_switch for run in some) for name, some in runs.items()}
     two, one = (cost[name] for name in FORMS if "walk" in name)
     print(f"{'':36}{'ns/switch':>9}{'/ two walks':>12}{'/ one walk':>12}{'us/op':>8}  ns a run")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Source lines and inlined functions against llvm-symbolizer:  python benchmarks/compare_lines.py [FILE…]
+"""Compare source lines and inlined functions with llvm-symbolizer: python benchmarks/compare_lines.py [FILE…]
 
-10 000 random addresses of each file: same functions, files, lines and chain of inlining. Without files: a C++
-and a Rust program compiled here (as far as g++ and rustc are installed), and this system's C library, if its
-debug file is (Debian: libc6-dbg). Needs llvm-symbolizer. What differs is counted under its explanation; what
-has none is shown, and the exit status is then 1.
+Functions, files, lines and chains of inlining of 10 000 random addresses of each file. Without files: a C++
+and a Rust program compiled here (if g++ and rustc are installed), and this system's C library, if its debug
+file is installed (Debian: libc6-dbg). Needs llvm-symbolizer. Differences are counted by explanation; one
+without an explanation is shown, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Chain = list[tuple[str, str, int]]
 
 
 def ours(path: str, addresses: np.ndarray) -> list[Chain]:
-    """Innermost first: (function, file, line) of each address."""
+    """Return (function, file, line) of each address, innermost first."""
     lines = load_lines(path, load_elf_symbols(path).build_id, Search(), None)
     calls, result = lines.lookup(addresses), list[Chain]([] for _ in addresses)
     columns = (calls.row, calls.function, calls.file, calls.line)
@@ -62,7 +62,7 @@ def ours(path: str, addresses: np.ndarray) -> list[Chain]:
 
 
 def theirs(path: str, addresses: np.ndarray) -> list[Chain]:
-    """The same from llvm-symbolizer, which is given the debug file: it looks for none of its own accord."""
+    """Return them as llvm-symbolizer does, of the debug file: it searches for none."""
     with ExitStack() as stack:
         image = stack.enter_context(open_elf(path))
         whole = image.section_named(b".debug_info") is not None
@@ -78,7 +78,7 @@ def theirs(path: str, addresses: np.ndarray) -> list[Chain]:
 
 
 def explanation(own: Chain, other: Chain) -> str:
-    """Why two chains differ; "" if nothing known explains it, "same" if they do not."""
+    """Return why two chains differ: "" for no known reason, "same" if they are equal."""
     own, other = ([(name, os.path.normpath(file), line) for name, file, line in one] for one in (own, other))
     if own == other:
         return "same"
@@ -93,7 +93,7 @@ def explanation(own: Chain, other: Chain) -> str:
 
 
 def compare(path: str) -> int:
-    """Print how often which explanation was needed; the number of addresses without one."""
+    """Print the number of addresses by explanation; return that of addresses without one."""
     table = load_elf_symbols(path, Search()).symbols
     draw = np.random.default_rng(1)
     rows = draw.integers(0, len(table), ADDRESSES)
@@ -115,7 +115,7 @@ def compare(path: str) -> int:
 
 
 def usual(directory: Path) -> Iterator[str]:
-    """The programs that are compared without arguments."""
+    """Return the files that are compared by default."""
     (directory / "unit.cc").write_text(UNIT + MAIN)
     (directory / "unit.rs").write_text(RUST)
     for tool, command in (
@@ -129,7 +129,7 @@ def usual(directory: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    """The exit status."""
+    """Compare the files and return the exit status."""
     with tempfile.TemporaryDirectory() as name:
         paths = sys.argv[1:] or usual(Path(name))
         return int(sum(map(compare, paths)) > 0)

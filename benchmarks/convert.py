@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast views are written from a Profile: `python benchmarks/convert.py [--waits N] [--stacks N]`.
+"""Speed of writing views of a Profile: `python benchmarks/convert.py [--waits N] [--stacks N]`.
 
-A made profile of a million waits over 50 000 stacks (tests/builders/large.py says what it is like) goes
-through every format and through the report. The best of several runs is printed, with the size of the
-output and the peak memory of the process; CPU time beside it tells a busy machine from slow code, marks are
-the goals of the project.
+A synthetic profile of a million waits over 50 000 stacks (tests/builders/large.py describes it) is written in
+every format and as a report. Printed are the fastest of several runs, its CPU time (on a busy machine the
+clock is slower), the size of the output and the peak memory of the process; marks are the goals of the
+project.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ MARKS_S = {
     "callgraph": 5.0,
     "report": 1.0,
 }
-"""Seconds for a million waits over 50 000 stacks; for the call graph, of 20 000 functions."""
+"""Seconds for a million waits over 50 000 stacks; call graph: 20 000 functions."""
 GRAPH_FUNCTIONS = 20_000
 REPORT_LIMITS = Limits(threads=25, stacks=10)
 
 
 def formatted(name: str) -> Callable[[Profile], int]:
-    """A run of one format, into a file in memory; gives the size of its output."""
+    """Write one format to a file in memory and return its size."""
 
     def run(profile: Profile) -> int:
         with tempfile.TemporaryFile("w+b" if FORMATS[name].binary else "w+", dir="/dev/shm") as out:
@@ -57,17 +57,17 @@ def formatted(name: str) -> Callable[[Profile], int]:
 
 
 def report(profile: Profile) -> int:
-    """The report as printed; gives its size."""
+    """Render the report and return its size."""
     return sum(len(line) + 1 for line in render(summarize(profile, limits=REPORT_LIMITS), Style()))
 
 
 def report_document(profile: Profile) -> int:
-    """The report with every row, as its JSON document; gives the number of stacks."""
+    """Make the JSON document of the whole report and return the number of stacks."""
     return len(document(summarize(profile))["stacks"])
 
 
 def best_of(runs: int, task: Callable[[Profile], int], profile: Profile) -> tuple[float, float, int]:
-    """(seconds of the fastest run, least seconds of CPU time, what the task gave)."""
+    """Return (seconds of the fastest run, least CPU seconds, the task's result)."""
     seconds, cpu = [], []
     for _ in range(runs):
         begin, cpu_begin = time.perf_counter(), time.process_time()
@@ -78,7 +78,7 @@ def best_of(runs: int, task: Callable[[Profile], int], profile: Profile) -> tupl
 
 
 def main() -> None:
-    """Print a line a view."""
+    """Print a line per view."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--waits", type=int, default=1_000_000)
     parser.add_argument("--stacks", type=int, default=50_000)

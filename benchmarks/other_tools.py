@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other off-CPU profilers at work, and what their BPF programs cost: for benchmarks/bpf_cost.py.
+"""Run other off-CPU profilers and read what their BPF programs cost, for benchmarks/bpf_cost.py.
 
-    bpftrace        offcputime.bt beside this file: begin and user stack at switch-out, a sum at switch-in
+    bpftrace        offcputime.bt next to this file: start and user stack at switch-out, a sum at switch-in
     offcputime      of libbpf-tools: kernel and user stack at every switch-out (Debian: libbpf-tools)
 
-The kernel tells which programs a process holds (prog_id in /proc/PID/fdinfo), so programs of others that
-come and go meanwhile are not mistaken for theirs.
+The kernel lists the programs that a process holds (prog_id in /proc/PID/fdinfo), so programs of other
+processes are not counted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _START_S = 30.0
 
 
 def installed() -> tuple[dict[str, list[str]], list[str]]:
-    """The tools that are there, and a sentence for each that is not."""
+    """Return the installed tools, and a sentence for each missing one."""
     found = {name: command for name, command in TOOLS.items() if shutil.which(command[0])}
     missing = [
         f"{command[0]} is not installed: not measured (Debian: apt install bpftrace libbpf-tools)"
@@ -47,7 +47,7 @@ def installed() -> tuple[dict[str, list[str]], list[str]]:
 
 @contextmanager
 def at_work(command: list[str]) -> Iterator[Stats]:
-    """A tool while it gathers; what it has to say in the end is thrown away.
+    """Run a tool during the block; its output is discarded.
 
     Raises:
         RuntimeError: it loads no BPF program.
@@ -72,7 +72,7 @@ def at_work(command: list[str]) -> Iterator[Stats]:
 
 
 def _programs(process: subprocess.Popen[bytes], said: int) -> list[int]:
-    """Descriptors of the programs that the process holds, as soon as one of them runs."""
+    """Return descriptors of the programs that the process holds, as soon as one has run."""
     end = time.monotonic() + _START_S
     while time.monotonic() < end and process.poll() is None:
         fds = [bpf_syscall.program_by_id(number) for number in _program_ids(process.pid)]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast recordings are read: `python benchmarks/reader.py [--samples N] [FILE ...]`.
+"""Speed of reading recordings: `python benchmarks/reader.py [--samples N] [FILE ...]`.
 
-Without FILE a recording is made (tests/builders/large_recording.py says what it is like; the default is
-somewhat more than 1 GB) and deleted in the end. Each run is a fresh process, so that its peak memory is its
-own. Printed are the CPU seconds of each stage of the fastest run, records and megabytes a second, and the
-peak memory beyond the columns that come out; marks beside it are the goals of the project.
+Without FILE a recording is made (tests/builders/large_recording.py describes it; by default somewhat more
+than 1 GB) and deleted at the end. Each run is a new process, for its own peak memory. Printed are the CPU
+seconds of each stage of the fastest run, records and megabytes per second, and the peak memory beyond the
+resulting columns; marks are the goals of the project.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
     ("merge deferred", load, "merge_deferred"),
     ("cut garbage", load, "cut_garbage"),
 )
-"""Stage → where the function is that does it. None of them runs inside another."""
+"""Stage → module and name of its function. No stage runs inside another."""
 
 
 class Stopwatch:
@@ -56,7 +56,7 @@ class Stopwatch:
         self.seconds: dict[str, float] = {}
 
     def watch(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, timed; a generator is timed while it works, not while its user does."""
+        """Return the function with its time taken; of a generator, only the time inside it."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             begin = time.process_time()
@@ -67,7 +67,7 @@ class Stopwatch:
         return timed
 
     def steps(self, stage: str, items: Iterator[Any]) -> Iterator[Any]:
-        """The items of a generator, timed."""
+        """Yield the items of a generator and take its time."""
         while True:
             begin = time.process_time()
             item = next(items, None)
@@ -77,12 +77,12 @@ class Stopwatch:
             yield item
 
     def add(self, stage: str, begin: float) -> None:
-        """Count the time since `begin`."""
+        """Add the time since `begin` to a stage."""
         self.seconds[stage] = self.seconds.get(stage, 0.0) + time.process_time() - begin
 
 
 def run(path: str, by_stage: bool) -> None:
-    """Load a recording in this process and print what it took, as JSON."""
+    """Load a recording in this process and print its costs as JSON."""
     stopwatch = Stopwatch()
     if by_stage:
         for stage, owner, name in STAGES:
@@ -108,14 +108,14 @@ def run(path: str, by_stage: bool) -> None:
 
 
 def column_bytes(recording: Recording) -> int:
-    """The size of what was read."""
+    """Return the bytes of all columns."""
     tables = (recording.samples, recording.maps, recording.comms, recording.tasks, recording.spaces)
     arrays = [getattr(table, name) for table in tables for name in table.columns]
     return sum(array.nbytes for array in (*arrays, recording.callchains.values, recording.callchains.offsets))
 
 
 def records_of(path: str) -> int:
-    """How many records a recording has."""
+    """Return the number of records of a recording."""
     with PerfDataReader.open(path) as reader:
         return sum(len(chunk) for chunk in reader.chunks())
 
@@ -136,7 +136,7 @@ def measure(path: str, runs: int) -> None:
 
 
 def best(path: str, runs: int, extra: list[str]) -> dict[str, Any]:
-    """The fastest of several runs in fresh processes."""
+    """Return the fastest of several runs in new processes."""
     command = [sys.executable, __file__, "--once", path, *extra]
     results = [
         json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(runs)

@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What recording costs:  sudo python benchmarks/record_cost.py [--rounds N] [--cpu 0|0,1|any] [--only TEXT]
+"""Cost of recording:  sudo python benchmarks/record_cost.py [--rounds N] [--cpu 0|0,1|any] [--only TEXT]
 
-`perf bench sched pipe` does nothing but switch: two tasks hand a byte to and fro. It runs in many short
-rounds, bare and under the recorder in several ways by turns: bare, one way, bare, the next way, … Each
-recorded run is compared with the bare runs before and after it, so that what else the machine or its host
-does meets both. The median of these ratios counts; between which two the middle half of them lies is printed
-beside it. The same for the CPU time of the benchmark's process, which others on the machine disturb less (its
-start and end are in it, some 10 ms in either kind of run).
+`perf bench sched pipe` only switches: two tasks pass a byte to and fro. It runs in many short rounds,
+alternately bare and under the recorder in one of several ways. Each recorded run is compared with the bare
+runs before and after it, so that other load meets both. Printed are the median of these ratios and the range
+of the middle half, for wall clock and for the CPU time of the benchmark's process, which other load disturbs
+less (it includes start and exit, some 10 ms in either kind of run).
 
 `--cpu 0` keeps both tasks on one CPU: the worst case for a recorder, as they never idle. `--cpu 0,1` gives
-each a CPU of its own, by a program that does the same (benchmarks/pipe_pair.c, compiled with gcc): they wake
+each its own CPU, with a program that does the same (benchmarks/pipe_pair.c, compiled with gcc): they wake
 each other across CPUs, where an operation takes longer anyway. `--cpu any` is the plain `perf bench sched
-pipe`: now the one, now the other, as the scheduler likes.
+pipe`: the scheduler chooses.
 
-A row counts only as far as nothing was lost in it (column "lost", over all rounds; a "!" before the ratio): a
-wait that finds the ring full costs less than a sample. Two rows are no recorder's, but of what none of its
-kind can be much cheaper than: BPF programs that return at once where its own sit, and one walk of each user
-stack. Files go to memory (/dev/shm) unless --output says where; then the disk is idle before each run (sync).
-What the BPF programs cost comes from a last run of each way, because counting it costs, too. `--messaging`
-also runs `perf bench sched messaging`, 400 tasks.
+A row with losses (column "lost", over all rounds; a "!" before the ratio) does not count: a wait that finds
+the ring full costs less than a sample. Two rows show a lower bound for such recorders: BPF programs that
+return at once at the same hooks, and one walk of each user stack. Files go to memory (/dev/shm) unless
+--output names a place; then the disk is idle before each run (sync). The cost of the BPF programs comes from
+a last run of each way, because counting it costs, too. `--messaging` also runs `perf bench sched messaging`,
+400 tasks.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ Row = dict[str, Any]
 
 
 def recorded(options: list[str], command: list[str], directory: Path) -> Row:
-    """Run a command under a recorder in a process of its own; what that says of itself and of the command."""
+    """Run a command under a recorder in another process; return its account of both."""
     if not directory.is_relative_to("/dev/shm"):
         os.sync()
     path = directory / "cost.data"
@@ -104,7 +103,7 @@ def recorded(options: list[str], command: list[str], directory: Path) -> Row:
 
 
 def _record(argv: list[str]) -> None:
-    """Record as `argv` says, and print one JSON object about recorder and recording."""
+    """Record with the options `argv` and print a JSON object about recorder and recording."""
     parser = Parser()
     add_parser(parser.add_subparsers())
     summary = record(options_of(parser.parse_args(["record", *argv]), argv), lambda text: None)
@@ -123,8 +122,8 @@ def _record(argv: list[str]) -> None:
     print(json.dumps(row))
 
 
-def beside(reference: Callable[[], AbstractContextManager[Stats]], command: list[str]) -> Row:
-    """The same of a command beside which only such programs run."""
+def with_reference(reference: Callable[[], AbstractContextManager[Stats]], command: list[str]) -> Row:
+    """Run a command next to reference programs; return the same account."""
     with reference():
         seconds, cpu_s = bare(command)
     nothing = dict.fromkeys(("samples", "sums", "oncpu", "lost", "bytes", "cpu_s", "fullest"), 0)
@@ -132,13 +131,13 @@ def beside(reference: Callable[[], AbstractContextManager[Stats]], command: list
 
 
 def cpu_of_children() -> float:
-    """CPU seconds of the processes that have ended."""
+    """Return the CPU seconds of terminated child processes."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def bare(command: list[str]) -> tuple[float, float]:
-    """Seconds that the benchmark says it took, and CPU seconds of its process."""
+    """Return seconds as the benchmark prints them, and CPU seconds of its process."""
     before = cpu_of_children()
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return float(output.split()[-1]), cpu_of_children() - before
@@ -146,7 +145,7 @@ def bare(command: list[str]) -> tuple[float, float]:
 
 @contextmanager
 def bpf_stats() -> Iterator[None]:
-    """Have the kernel time BPF programs."""
+    """Let the kernel time BPF programs during the block."""
     before = STATS.read_text()
     STATS.write_text("1")
     try:
@@ -156,7 +155,7 @@ def bpf_stats() -> Iterator[None]:
 
 
 def pipe_pair(directory: Path) -> str:
-    """The program for two CPUs, compiled."""
+    """Compile the program for two CPUs."""
     program = directory / "pipe_pair"
     source = Path(__file__).with_name("pipe_pair.c")
     subprocess.run(["gcc", "-O2", "-fno-omit-frame-pointer", "-o", program, source], check=True)
@@ -164,7 +163,7 @@ def pipe_pair(directory: Path) -> str:
 
 
 def pipe_benchmark(loops: int, cpu: str, pair: str) -> list[str]:
-    """The command line of the pipe benchmark on one CPU, on two (by the program `pair`), or on `any`."""
+    """Return the command of the pipe benchmark on one CPU, on two (program `pair`), or on any."""
     if "," in cpu:
         return [pair, *cpu.split(","), str(loops)]
     pinned = [] if cpu == "any" else ["taskset", "-c", cpu]
@@ -174,11 +173,11 @@ def pipe_benchmark(loops: int, cpu: str, pair: str) -> list[str]:
 def rounds_of(
     ways: Mapping[str, Callable[[], Row]], command: list[str], rounds: int
 ) -> tuple[list[float], dict[str, list[Row]]]:
-    """(seconds of all bare runs, rows of each way, with ratios to the bare runs on either side)."""
+    """Return (seconds of all bare runs, rows of each way with ratios to the bare runs around them)."""
     plain, rows = [bare(command)], {way: list[Row]() for way in ways}
     order = list(ways.items())
     for number in range(rounds):
-        first = number % len(order)  # no way always follows the same other one
+        first = number % len(order)  # so that no way always follows the same one
         for way, run in order[first:] + order[:first]:
             row = run()
             plain.append(bare(command))
@@ -189,7 +188,7 @@ def rounds_of(
 
 
 def show(plain: list[float], rows: dict[str, list[Row]], loops: int) -> None:
-    """One line a way: time, ratio, and what was recorded and lost."""
+    """Print one line per way: time, ratio, what was recorded and lost."""
 
     def time(seconds: list[float]) -> str:
         low, middle, high = (f(seconds) / loops * 1e6 for f in (min, statistics.median, max))
@@ -210,7 +209,7 @@ def show(plain: list[float], rows: dict[str, list[Row]], loops: int) -> None:
 
 
 def recorder_columns(rows: list[Row]) -> str:
-    """Medians of what was recorded in one way, and of what the recorder took."""
+    """Return medians of the amounts recorded in one way, and of the recorder's own costs."""
 
     def median(value: Callable[[Row], float]) -> float:
         return statistics.median(map(value, rows))
@@ -224,7 +223,7 @@ def recorder_columns(rows: list[Row]) -> str:
 
 
 def cost_in_bpf(ways: dict[str, list[str]], command: list[str], directory: Path) -> None:
-    """ns a run of each BPF program, in runs with the kernel's own clock around them."""
+    """Return ns per run of each BPF program, as the kernel times them."""
     print("\nBPF programs, ns a run (kernel.bpf_stats_enabled), and runs")
     with bpf_stats():
         for way, options in ways.items():
@@ -238,7 +237,7 @@ def cost_in_bpf(ways: dict[str, list[str]], command: list[str], directory: Path)
 
 
 def messaging(runs: int, directory: Path) -> None:
-    """Whether 400 busy tasks lose anything when every wait is a sample."""
+    """Record 400 busy tasks with every wait as a sample; print the losses."""
     print("\nperf bench sched messaging -g 10 -l 400, every wait a sample, rings at their default size")
     for _ in range(runs):
         (plain, _), row = bare(MESSAGING), recorded(EVERY, MESSAGING, directory)
@@ -273,7 +272,7 @@ def main() -> None:
         runs: dict[str, Callable[[], Row]] = {
             way: partial(recorded, options, pipe, directory) for way, options in ways.items()
         }
-        runs |= {way: partial(beside, reference, pipe) for way, reference in REFERENCES.items()}
+        runs |= {way: partial(with_reference, reference, pipe) for way, reference in REFERENCES.items()}
         show(*rounds_of(runs, pipe, args.rounds), args.loops)
         cost_in_bpf(ways, pipe, directory)
         if args.messaging:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the recorder bears it:  sudo python benchmarks/record_stress.py [flood] [stop] [slow] [attach] ...
+"""Stress the recorder:  sudo python benchmarks/record_stress.py [flood] [stop] [slow] [attach] ...
 
-Each test makes one kind of trouble and prints what became of the recording:
+Each test makes one kind of trouble and prints what happened to the recording:
 
     flood    busy pipes, every wait a sample, for --seconds: samples, losses, CPU and memory of the recorder;
-             before that a quarter as long without recorder: what share of the switches is kept under it
+             before that a quarter as long without recorder, for the share of switches that remains
     stop     the same, and SIGSTOP to the recorder for 5 s in the middle
     slow     the same into a pipe whose reader takes --rate MB/s
     full     the same onto a file system of 16 MB
@@ -12,7 +12,7 @@ Each test makes one kind of trouble and prints what became of the recording:
     storm    10 000 short processes
     hotplug  a CPU goes offline and comes back
 
-What is lost must be said, by cause: `unsaid` is what the workload did and nobody accounts for.
+Losses must be reported by cause: `unsaid` are waits of the workload that are in no account.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ print(own + others)
 
 
 class Recorder:
-    """A recorder at work; its memory is looked at twice a second."""
+    """A running recorder; its memory is sampled twice a second."""
 
     def __init__(self, options: list[str], directory: str, stdout: int | None = None) -> None:
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -82,12 +82,12 @@ class Recorder:
             time.sleep(0.5)
 
     def cpu_s(self) -> float:
-        """CPU seconds so far."""
+        """Return CPU seconds so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def end(self) -> str:
-        """What it said at its end."""
+        """Wait for the end and return the summary."""
         said = self.process.communicate()[1]
         tail = self.memory_kb[len(self.memory_kb) // 2 :] or [0]
         span, peak = f"{tail[0] >> 10} MB to {tail[-1] >> 10} MB", max(self.memory_kb, default=0) >> 10
@@ -102,7 +102,7 @@ def flood(
     during: Callable[[Recorder], None] | None = None,
     stdout: int | None = None,
 ) -> float:
-    """Busy pipes under the recorder, then the accounts of both; gives the workload's switches a second."""
+    """Record busy pipes, print the accounts of both; return the workload's switches per second."""
     workload = pipes(args, args.seconds)
     command = ["sh", "-c", 'exec "$@" > counts', "sh", *workload]
     recorder = Recorder(["--off-cpu-thresh", "0", *options, *args.options, "--", *command], directory, stdout)
@@ -124,12 +124,12 @@ def flood(
 
 
 def pipes(args: argparse.Namespace, seconds: float) -> list[str]:
-    """The command of busy pipes; it prints its context switches."""
+    """Return the command of busy pipes; it prints its context switches."""
     return [sys.executable, "-c", PIPES, str(seconds), str(args.pairs)]
 
 
-def flood_beside_bare(args: argparse.Namespace, directory: str) -> None:
-    """The same load without and with the recorder."""
+def flood_and_bare(args: argparse.Namespace, directory: str) -> None:
+    """Run the load without and with the recorder."""
     seconds = args.seconds / 4
     counts = subprocess.check_output(pipes(args, seconds), text=True)
     bare = sum(map(int, counts.split())) / seconds
@@ -139,7 +139,7 @@ def flood_beside_bare(args: argparse.Namespace, directory: str) -> None:
 
 
 def stop(args: argparse.Namespace, directory: str) -> None:
-    """SIGSTOP in the middle."""
+    """Stop the recorder for a while."""
 
     def during(recorder: Recorder) -> None:
         time.sleep(args.seconds / 3 + 2)
@@ -152,7 +152,7 @@ def stop(args: argparse.Namespace, directory: str) -> None:
 
 
 def slow(args: argparse.Namespace, directory: str) -> None:
-    """A reader that takes its time."""
+    """Record into a pipe with a slow reader."""
     read_fd, write_fd = os.pipe()
 
     def read() -> None:
@@ -170,7 +170,7 @@ def slow(args: argparse.Namespace, directory: str) -> None:
 
 
 def full(args: argparse.Namespace, directory: str) -> None:
-    """A small file system."""
+    """Record on a small file system."""
     disk = Path(directory, "disk")
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16M", "none", disk], check=True)
@@ -182,7 +182,7 @@ def full(args: argparse.Namespace, directory: str) -> None:
 
 
 def storm(args: argparse.Namespace, directory: str) -> None:
-    """Short processes."""
+    """Record short processes."""
     script = (
         "import os\nfor _ in range(10000): os.waitpid(os.posix_spawn('/bin/true', ['true'], os.environ), 0)"
     )
@@ -193,7 +193,7 @@ def storm(args: argparse.Namespace, directory: str) -> None:
 
 
 def hotplug(args: argparse.Namespace, directory: str) -> None:
-    """The last CPU goes and comes back."""
+    """Take the last CPU offline and back."""
     cpu = sorted(Path("/sys/devices/system/cpu").glob("cpu[0-9]*/online"))[-1]
     recorder = Recorder(["-a", *args.options, "--duration", "6"], directory)
     time.sleep(3)
@@ -209,7 +209,7 @@ def hotplug(args: argparse.Namespace, directory: str) -> None:
 
 
 def attach(args: argparse.Namespace, directory: str) -> None:
-    """Collectors made and given back in one process."""
+    """Attach and close collectors in one process."""
     from perf_offcpu.collect.bpf import syscall as bpf_syscall
     from perf_offcpu.collect.collector import Collector
     from perf_offcpu.collect.options import RecordOptions
@@ -236,7 +236,7 @@ def attach(args: argparse.Namespace, directory: str) -> None:
             collector.begin(None)
             collector.end()
         if turn in (0, 10, args.times // 2, args.times):
-            time.sleep(1)  # the kernel frees programs and maps behind a grace period
+            time.sleep(1)  # the kernel frees programs and maps after a grace period
             print(
                 "after {}: {} descriptors, {} programs and {} maps on the machine, {} kB".format(
                     turn + 1, *state()
@@ -245,7 +245,7 @@ def attach(args: argparse.Namespace, directory: str) -> None:
 
 
 def opens(path: Path) -> None:
-    """Whether the file can be read, by us and by stock perf."""
+    """Return whether perf-offcpu and stock perf can read the file."""
     from perf_offcpu.decode.load import load_recording
 
     recording = load_recording(path)
@@ -256,7 +256,7 @@ def opens(path: Path) -> None:
 
 
 TESTS = {
-    "flood": flood_beside_bare,
+    "flood": flood_and_bare,
     "stop": stop,
     "slow": slow,
     "full": full,
@@ -267,7 +267,7 @@ TESTS = {
 
 
 def main() -> None:
-    """Run what is asked for, else everything."""
+    """Run the named tests, by default all."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

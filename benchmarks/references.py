@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that ours are measured against (bpf/reference.bpf.c): plain off-CPU profiling, and none at all."""
+"""Attach reference programs (bpf/reference.bpf.c): plain off-CPU profiling, and programs that do nothing."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from perf_offcpu.resources import bpf_dir
 
 SWITCH = {"reference_switch": "sched_switch"}
 PLACES = {"switch": "sched_switch", "waking": "sched_waking", "switched": "sched_exit_tp"}
-"""Where our programs sit (bpf/off_cpu.bpf.c)."""
+"""Hooks of the recorder's programs (bpf/off_cpu.bpf.c)."""
 
 
 @contextmanager
 def walking(walks: int) -> Iterator[Stats]:
-    """The user stack walked once or twice at switch-out, waits summed by it."""
+    """Walk the user stack once or twice at switch-out and sum waits by it."""
     with _attached(SWITCH, walks) as stats:
         yield stats
 
 
 @contextmanager
 def doing_nothing() -> Iterator[Stats]:
-    """A program that returns at once wherever one of ours sits: what being called costs."""
+    """Attach a program that returns at once to each hook: the cost of being called."""
     with _attached({f"nothing_{name}": place for name, place in PLACES.items()}, 0) as stats:
         yield stats
 
 
 @contextmanager
 def _attached(programs: Mapping[str, str], walks: int) -> Iterator[Stats]:
-    """Programs of the file, each at a tracepoint (those that this kernel lacks are left out)."""
+    """Attach programs of the file to tracepoints, without those that this kernel lacks."""
     facts = explore(Btf.load())
     defines = {**facts.defines, "REFERENCE_WALKS": walks, "OFFCPU_SUMS": 16384, "OFFCPU_STACKS": 16384}
     there = {name: facts.tracepoints[place] for name, place in programs.items() if place in facts.tracepoints}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast recordings are written anew: `python benchmarks/rewrite.py [--samples N]`.
+"""Speed of rewriting recordings: `python benchmarks/rewrite.py [--samples N]`.
 
-Each row is a fresh process, so that its peak memory is its own: inject with all that it does, inject that
-only copies, and inject into compressed records. The recording is made (tests/builders/large_recording.py) and
-deleted at the end; the default is some 300 MB.
+Each row is a new process, for its own peak memory: inject with all its work, inject that only copies, and
+inject into compressed records. The recording is made (tests/builders/large_recording.py) and deleted at the
+end; by default it has some 300 MB.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WORK: dict[str, Callable[[list[str], int], object]] = {
 
 
 def main() -> None:
-    """Run all rows, or one of them for the process that asked."""
+    """Run all rows, or one in a child process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--samples", type=int, default=1_000_000, help="in each recording")
     parser.add_argument("--row", nargs="+", metavar="WORK PATH", help=argparse.SUPPRESS)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast source lines and inlined functions are found:  python benchmarks/source_lines.py [MEGABYTES]
+"""Speed of finding source lines and inlined functions:  python benchmarks/source_lines.py [MEGABYTES]
 
-One C++ unit with heavy templates is compiled once and linked as often as it takes for a debug file of about
-that size (100 MB). Measured are 10 000 random addresses of it, cold (its DWARF is read) and with the table on
-disk; beside it llvm-symbolizer and addr2line where they are installed, and `perf script` with and without
-inlining on a stored recording. Each figure is of one run, cached ones the best of several.
+A C++ unit with heavy templates is compiled once and linked repeatedly until the debug file has about that
+size (100 MB). Measured are 10 000 of its addresses, cold (the DWARF is read) and with the table on disk; for
+comparison llvm-symbolizer and addr2line where they are installed, and `perf script` with and without inlining
+on a stored recording. Each figure is of one run, cached ones the best of several.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ extern "C" std::string entry(const std::vector<std::string> &words) { return Wor
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds, and the result."""
+    """Return seconds, and the result."""
     started = time.perf_counter()
     result = work()
     return time.perf_counter() - started, result
@@ -69,12 +69,12 @@ def show(what: str, value: str, more: str = "") -> None:
 
 
 def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """A command that must succeed."""
+    """Run a command that must succeed."""
     return subprocess.run(command, check=True, capture_output=True, text=True, **options)
 
 
 def make(directory: Path, megabytes: int) -> Path:
-    """A shared object with that much DWARF."""
+    """Make a shared object with that much DWARF."""
     (directory / "unit.cc").write_text(UNIT)
     unit = directory / "unit.o"
     run("g++", "-O2", "-g", "-fPIC", "-c", directory / "unit.cc", "-o", unit)
@@ -91,7 +91,7 @@ def make(directory: Path, megabytes: int) -> Path:
 
 
 def addresses_of(program: Path) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Random addresses inside of its functions."""
+    """Return random addresses inside its functions."""
     table = load_elf_symbols(str(program)).symbols
     draw = np.random.default_rng(1)
     rows = draw.integers(0, len(table), ADDRESSES)
@@ -101,7 +101,7 @@ def addresses_of(program: Path) -> np.ndarray[Any, np.dtype[np.uint64]]:
 
 
 def measure(program: Path, directory: Path) -> None:
-    """Cold, cached, and what others take."""
+    """Measure cold, cached, and the other tools."""
     addresses, elf = addresses_of(program), load_elf_symbols(str(program))
     cache = DiskCache(str(directory / "cache"), 4 << 30)
 
@@ -131,7 +131,7 @@ def measure(program: Path, directory: Path) -> None:
 
 
 def compare_perf() -> None:
-    """A stored recording, whole, by perf and by us."""
+    """Measure a whole stored recording with perf and with perf-offcpu."""
     data = ROOT / "tests" / "data" / "demo.data"
     print(f"perf script and perf-offcpu script on {data.name}")
     for tool in (["perf", "script"], [sys.executable, "-m", "perf_offcpu", "script"]):

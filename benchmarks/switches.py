@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast waits are found between context switches: `python benchmarks/switches.py [--switches N]`.
+"""Speed of deriving waits from context switches: `python benchmarks/switches.py [--switches N]`.
 
-A made machine of 16 CPUs switches between 4000 threads and idle. `pairing` is the interval arithmetic alone
-(columns in, samples out), once with as many wake-ups as switches; `reading` is load_recording on a file of
-such tracepoints, without waits and with them. The best of several runs, and the peak memory of the process;
-the mark beside it is the goal of the project.
+A synthetic machine of 16 CPUs switches between 4000 threads and idle. `pairing` is the interval arithmetic
+(columns in, samples out), also with as many wake-ups as switches; `reading` is load_recording on a file of
+such tracepoints, without and with waits. Printed are the best of several runs, and the peak memory of the
+process; the mark is the goal of the project.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ MARK_S = 1.0
 
 
 def machine(switches: int, seed: int = 1) -> SwitchTable:
-    """Rows of sched_switch, CPU after CPU; a third of the time a CPU has nothing to do."""
+    """Return rows of sched_switch, CPU after CPU; a CPU is idle a third of the time."""
     rng = np.random.default_rng(seed)
-    tries = int(switches / CPUS * 1.13)  # of which some would switch to what runs already
+    tries = int(switches / CPUS * 1.13)  # some would switch to the running thread
     parts = [_cpu(rng, cpu, tries) for cpu in range(CPUS)]
     time_ns, cpu, prev, after = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     chains = rng.integers(0x7F00_0000_0000, 0x7FFF_0000_0000, (STACKS, DEPTH), np.uint64)
@@ -54,7 +54,7 @@ def machine(switches: int, seed: int = 1) -> SwitchTable:
 
 
 def _cpu(rng: np.random.Generator, cpu: int, switches: int) -> tuple[I64, I64, I64, I64]:
-    """(times, CPU, threads that go out, threads that come in); threads keep to their CPU."""
+    """Return (times, CPU, previous threads, next threads); threads stay on their CPU."""
     after = rng.integers(0, THREADS // CPUS, switches) * CPUS + cpu + 1000
     after[rng.random(switches) < 1 / 3] = 0
     prev = np.concatenate([[0], after[:-1]])
@@ -64,7 +64,7 @@ def _cpu(rng: np.random.Generator, cpu: int, switches: int) -> tuple[I64, I64, I
 
 
 def as_switches(table: SwitchTable, wakeups: bool) -> Switches:
-    """The rows as the decoder gives them, with a wake-up for each switch if asked for."""
+    """Return the rows as the decoder does, with a wake-up for each switch if wanted."""
     rows = Switches.filled(
         len(table),
         kind=np.full(len(table), SwitchKind.SWITCH),
@@ -85,7 +85,7 @@ def as_switches(table: SwitchTable, wakeups: bool) -> Switches:
 
 
 def best_of(runs: int, task: Callable[[], int]) -> tuple[float, int]:
-    """(seconds of the fastest run, waits that it found)."""
+    """Return (seconds of the fastest run, number of waits)."""
     seconds, found = [], 0
     for _ in range(runs):
         begin = time.perf_counter()
@@ -95,13 +95,13 @@ def best_of(runs: int, task: Callable[[], int]) -> tuple[float, int]:
 
 
 def pairing(rows: Switches) -> Callable[[], int]:
-    """A run of the interval arithmetic."""
+    """Run the interval arithmetic."""
     last_ns = int(rows.time_ns.max())
     return lambda: len(wait_samples(rows, Tasks(), last_ns, 0, Losses()))
 
 
 def reading(path: Path, switches: bool) -> Callable[[], int]:
-    """A run of the whole way from the file."""
+    """Load a file."""
 
     def run() -> int:
         samples = load_recording(path, switches=switches).samples
@@ -111,7 +111,7 @@ def reading(path: Path, switches: bool) -> Callable[[], int]:
 
 
 def main() -> None:
-    """Print a line a task."""
+    """Print a line per task."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--switches", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=3)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast symbols are loaded, looked up and demangled:  python benchmarks/symbols.py [ELF FILE…]
+"""Speed of loading, looking up and demangling symbols:  python benchmarks/symbols.py [ELF FILE…]
 
-Without files it measures a made one with 500 000 functions, and this Python's C library. Each figure is the
-best of several runs; memory is what a process of its own takes beyond starting, per byte of the tables read.
+Without files: a synthetic one with 500 000 functions, and this Python's C library. Each figure is the best of
+several runs; memory is that of a new process beyond its start, per byte of the tables.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ print((kilobytes("VmHWM:") - before) * 1024)
 
 
 def best(work: Callable[[], Any], runs: int = 5) -> tuple[float, Any]:
-    """Seconds of the fastest run, and its result."""
+    """Return seconds of the fastest run, and its result."""
     times = []
     for _ in range(runs):
         started = time.perf_counter()
@@ -68,7 +68,7 @@ def show(what: str, value: str, rate: str = "") -> None:
 
 
 def make_file(path: Path) -> None:
-    """A program of 500 000 C++ functions, one in ten an alias, as a linker lists them: in no order."""
+    """Make a program of 500 000 C++ functions, one in ten an alias, unsorted as linkers write them."""
     draw = random.Random(1)
     starts = [0x1000 + 32 * (row - row % 10 // 9) for row in range(MADE_SYMBOLS)]
     draw.shuffle(starts)
@@ -86,7 +86,7 @@ def make_file(path: Path) -> None:
 
 
 def measure_file(path: str) -> list[str]:
-    """Load and look up; returns the names found, for the demangler."""
+    """Measure loading and lookup; return the names for the demangler."""
     seconds, elf = best(lambda: load_elf_symbols(path))
     count = len(elf.symbols)
     print(f"{path}: {count} functions")
@@ -118,7 +118,7 @@ def measure_file(path: str) -> list[str]:
 
 
 def measure_cached(path: str) -> None:
-    """The same table from the cache on disk; small ones are not kept there."""
+    """Measure loading the table from the disk cache, which holds no small ones."""
     with tempfile.TemporaryDirectory() as directory:
         cache = DiskCache(directory)
         find_object(path, cache=cache)
@@ -128,7 +128,7 @@ def measure_cached(path: str) -> None:
 
 
 def measure_names(elf: ElfFile) -> None:
-    """From a million different addresses to interned names, as symbolization does it."""
+    """Measure a million different addresses to interned names, as symbolization does."""
     low, high = int(elf.symbols.start[0]), int(elf.symbols.end.max())
     addresses = np.unique(np.random.default_rng(2).integers(low, high, LOOKUPS * 11 // 10, np.uint64))[
         :LOOKUPS
@@ -143,7 +143,7 @@ def measure_names(elf: ElfFile) -> None:
 
 
 def table_bytes(path: str) -> int:
-    """Bytes of the symbol and string tables of a file."""
+    """Return the bytes of the symbol and string tables of a file."""
     out = subprocess.run(["readelf", "-SW", path], check=True, capture_output=True, text=True).stdout
     wanted = (".symtab", ".strtab", ".dynsym", ".dynstr")
     fields = [line.replace("[ ", "[").split() for line in out.splitlines()]
@@ -151,7 +151,7 @@ def table_bytes(path: str) -> int:
 
 
 def measure_pyelftools(path: str) -> None:
-    """Some symbols of the same table by pyelftools' own reader, for comparison."""
+    """Measure pyelftools' own reader on a part of the table, for comparison."""
     from elftools.elf.elffile import ELFFile
 
     def read() -> list[str]:
@@ -165,7 +165,7 @@ def measure_pyelftools(path: str) -> None:
 
 
 def measure_kallsyms() -> None:
-    """A text of 200 000 lines, from the one of tests/data; and this kernel's own."""
+    """Measure a text of 200 000 lines, from that of tests/data, and this kernel's own."""
     lines = gzip.decompress(KALLSYMS.read_bytes()).splitlines(keepends=True)
     text = b"".join((lines + lines[: KALLSYMS_LINES - len(lines)])[:KALLSYMS_LINES])
     seconds, kallsyms = best(lambda: parse_kallsyms(text))
@@ -176,7 +176,7 @@ def measure_kallsyms() -> None:
 
 
 def measure_demangler(names: list[str]) -> None:
-    """All names of one file."""
+    """Measure demangling all names of a file."""
     demangler = Demangler()
     if not demangler.available:
         print("demangling: multi-demangle is not installed")
@@ -187,13 +187,13 @@ def measure_demangler(names: list[str]) -> None:
 
 
 def c_library() -> str:
-    """The C library that this process has mapped."""
+    """Return the C library of this process."""
     maps = Path("/proc/self/maps").read_text().split()
     return next(word for word in maps if os.path.basename(word).startswith(("libc.so", "libc-2", "ld-musl")))
 
 
 def main() -> None:
-    """Measure the files named, or the usual ones."""
+    """Measure the named files, or the default ones."""
     if sys.argv[1:]:
         for path in sys.argv[1:]:
             measure_demangler(measure_file(path))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What unwinding costs: `python benchmarks/unwinding.py [speed] [tables[=FILE]] [perf[=RECORDING]]`.
+"""Cost of unwinding: `python benchmarks/unwinding.py [speed] [tables[=FILE]] [perf[=RECORDING]]`.
 
-In seconds of CPU, by default all three:
+CPU seconds, by default of all three:
 
-speed    200 000 samples of 20 frames, with tables at hand
-tables   the tables of a large file (default: node, if it is there) from nothing
-perf     `perf-offcpu convert --folded` beside `perf script`, in turns, on a recording of
+speed    200 000 samples of 20 frames, with tables in memory
+tables   making the tables of a large file (default: node, if installed)
+perf     `perf-offcpu convert --folded` in turns with `perf script`, on a recording of
          `perf record --call-graph dwarf` (default: two are made, of tests/workload/stacks/busy.cpp)
 """
 
@@ -42,7 +42,7 @@ CODE, STACK, SIZE = 0x400000, 0x7FF000, 0x100
 
 
 def made_recording() -> tuple[Recording, FileTable]:
-    """Samples whose every frame is 24 bytes of one of FUNCTIONS functions; the last one's is the root."""
+    """Return samples with frames of 24 bytes of FUNCTIONS functions; the last function is the root."""
     body = bytes([Cfa.DEF_CFA_OFFSET, 24, 0x80 | 3, 2])
     functions = [(CODE + SIZE * row, SIZE, body) for row in range(FUNCTIONS)]
     root = CODE + SIZE * FUNCTIONS
@@ -73,7 +73,7 @@ def made_recording() -> tuple[Recording, FileTable]:
 
 
 def speed() -> None:
-    """The first figure."""
+    """Measure unwinding with tables in memory."""
     recording, table = made_recording()
 
     class Tables:
@@ -94,7 +94,7 @@ def speed() -> None:
 
 
 def tables(path: str) -> None:
-    """The second figure."""
+    """Measure making the tables of a file."""
     begin = time.process_time()
     with open_elf(path) as image:
         table = build_table(frame_sections(image), X86)
@@ -102,8 +102,8 @@ def tables(path: str) -> None:
     print(f"{path}, {os.path.getsize(path) / 1e6:.0f} MB: {len(table)} rows in {spent:.2f} s")
 
 
-def beside_perf(path: str) -> None:
-    """The third figure."""
+def with_perf(path: str) -> None:
+    """Measure a recording in turns with perf script."""
     recording = load_recording(path, snapshots=True)
     stacks, words = len(recording.snapshots), int(recording.snapshots.stack.lengths.sum())
     print(f"{path}: {stacks} stacks, {8 * words / 1e6:.0f} MB of them; {ROUNDS} rounds in turns:")
@@ -119,7 +119,7 @@ def beside_perf(path: str) -> None:
 
 
 def cpu_seconds(command: list[str]) -> float:
-    """User and system time of a command and its children."""
+    """Return user and system time of a command and its children."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -127,7 +127,7 @@ def cpu_seconds(command: list[str]) -> float:
 
 
 def recordings(directory: str) -> list[str]:
-    """Two recordings of a C++ program, made now."""
+    """Make two recordings of a C++ program."""
     program = f"{directory}/busy"
     source = Path(__file__).resolve().parents[1] / "tests/workload/stacks/busy.cpp"
     build = ["g++", "-O2", "-g", "-fomit-frame-pointer", "-pthread", "-o", program, str(source)]
@@ -143,7 +143,7 @@ def recordings(directory: str) -> list[str]:
 
 
 def main(arguments: list[str]) -> None:
-    """Run what is asked for."""
+    """Run the named measurements."""
     os.environ["DEBUGINFOD_URLS"] = ""
     asked = dict(word.partition("=")[::2] for word in arguments) or {"tables": "", "speed": "", "perf": ""}
     if "tables" in asked and os.path.exists(file := asked["tables"] or "/usr/bin/node"):
@@ -153,7 +153,7 @@ def main(arguments: list[str]) -> None:
     if "perf" in asked:
         with tempfile.TemporaryDirectory() as directory:
             for path in [asked["perf"]] if asked["perf"] else recordings(directory):
-                beside_perf(path)
+                with_perf(path)
 
 
 if __name__ == "__main__":
