@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real programs that open our files, fetched once into the virtual environment and never into the tree."""
+"""Viewers that open our files, downloaded once into the virtual environment."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _KEPT = Path(sys.prefix) / "programs"
 
 
 def speedscope() -> Path:
-    """The directory of speedscope's app: index.html and file-format-schema.json."""
+    """Return the directory of speedscope's app: index.html and file-format-schema.json."""
     return _npm_package("speedscope", SPEEDSCOPE) / "dist" / "release"
 
 
 def firefox_profiler() -> Path:
-    """The Firefox Profiler's command line, a script for node: what profiler.firefox.com does without a page.
+    """Return the Firefox Profiler's command line, a script for node: profiler.firefox.com without a page.
     It talks to a server of its own on a Unix socket; with what is symbolized already it asks no other."""
     package = _npm_package("@firefox-devtools/profiler-cli", FIREFOX_PROFILER)
     return package / "dist" / "profiler-cli.js"
 
 
 def _npm_package(name: str, version: str) -> Path:
-    """An unpacked npm package; its scripts for installing are not run."""
+    """Unpack an npm package, without running its install scripts."""
     place = _KEPT / f"{name.rpartition('/')[2]}-{version}"
     if not place.exists():
         if shutil.which("npm") is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Firefox Profiler itself opens what we write: its command line is the page's code without a page."""
+"""The Firefox Profiler opens our files; its command line runs the page's code."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def profile() -> Profile:
 
 
 def is_up(sessions: Path) -> bool:
-    """Whether the server has told its name and takes calls."""
+    """Return True if the server has printed its name and accepts calls."""
     with socket.socket(socket.AF_UNIX) as one, contextlib.suppress(OSError):
         one.connect(str(sessions / "t.sock"))
         return (sessions / "t.json").exists()
@@ -54,7 +54,7 @@ def is_up(sessions: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
-    """What the profiler answers to a command about the profile, as JSON."""
+    """Return the profiler's JSON answer to a command."""
     if shutil.which("node") is None:
         pytest.skip("no node here (Debian: nodejs)")
     folder = tmp_path_factory.mktemp("ff")
@@ -75,12 +75,12 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    # What `load` starts, too; but it gives its server half a second, which is not enough on a busy machine.
+    # `load` starts it, too, but waits only half a second, too little on a busy machine.
     server = [*program, "--daemon", str(folder / "written.json"), "--session", "t"]
     with subprocess.Popen(server, env=environment, stdout=subprocess.DEVNULL) as process:
         try:
             end = time.monotonic() + 30 * PATIENCE
-            # Asking its client would not do: to that a session which does not answer yet is a dead one.
+            # The client cannot be asked: it takes a session that does not answer yet for a dead one.
             while not is_up(folder / "s") and process.poll() is None and time.monotonic() < end:
                 time.sleep(0.05)
             yield lambda *words: json.loads(run(*words, "--json"))
@@ -89,7 +89,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
 
 
 def functions(ask: Ask, thread: str) -> dict[str, tuple[float, float]]:
-    """Name → (own, total) ms."""
+    """Return name → (own, total) ms."""
     found = ask("thread", "functions", "--thread", thread)
     assert found["weightType"] == "tracing-ms"
     return {one["name"]: (one["selfSamples"], one["totalSamples"]) for one in found["functions"]}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flame graph in a real browser: drawn right, answering, and unmoved by hostile names."""
+"""The flame graph in a real browser: drawing, interaction, hostile names."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Show]:
 
 
 def boxes(browser: Browser) -> dict[str, dict[str, Any]]:
-    """What is drawn, by label (which the profiles here use once)."""
+    """Return the drawn frames by label, which is unique in these profiles."""
     return {box["label"]: box for box in browser.run("return flamegraph.boxes()")}
 
 
@@ -70,7 +70,7 @@ def text(browser: Browser, id_: str) -> str:
 
 
 def colour_at(browser: Browser, box: dict[str, Any], part: float) -> list[int]:
-    """Red, green, blue near the upper edge of a frame, at a part of its width (where no text is)."""
+    """Return red, green, blue near the upper edge of a frame, where no text is."""
     script = """
         const canvas = document.getElementById("graph"), page = canvas.getBoundingClientRect();
         const scale = canvas.width / page.width;
@@ -161,7 +161,7 @@ def test_tooltip(browser: Browser, show: Show) -> None:
     assert browser.run("return document.getElementById('tip').hidden") is True
 
 
-def test_tooltip_tells_states_and_wakers(browser: Browser, show: Show) -> None:
+def test_tooltip_has_states_and_wakers(browser: Browser, show: Show) -> None:
     builder = ProfileBuilder().sample("w", ["main"], 1, tid=7, pid=7, state=1)
     builder.sample("a", ["main", "f"], 3 * SECONDS, state=1, waker_tid=7, waker_pid=7)
     show(builder.sample("a", ["main", "f"], SECONDS, state=2).build())
@@ -201,7 +201,7 @@ def test_search(browser: Browser, show: Show) -> None:
     assert text(browser, "matched") == "no match"
 
 
-def test_search_for_what_is_no_expression(browser: Browser, show: Show) -> None:
+def test_search_for_an_invalid_expression(browser: Browser, show: Show) -> None:
     show(ProfileBuilder().sample("a", ["operator[](", "f"], 5).build())
     browser.type("/[](")
     assert text(browser, "matched") == "100.00 % matched: 5 ns"

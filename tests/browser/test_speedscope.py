@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""speedscope itself, from its npm package, opens what we write: frames, totals and threads are there."""
+"""speedscope, from its npm package, opens our files and shows frames, totals and threads."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def wait_for(browser: Browser, text: str, seconds: float = 60) -> None:
 
 
 def sandwich(browser: Browser) -> dict[str, tuple[str, str]]:
-    """Name → (total, self) of the table that key 3 shows."""
+    """Return name → (total, self) of the table that key 3 shows."""
     browser.type("3")
     wait_for(browser, "Symbol Name")
     rows = re.findall(r"^(\S+) \(.*?\)\n\s*(\S+) \(.*?\)\n\s*(.+)$", page(browser), re.MULTILINE)
@@ -76,7 +76,7 @@ def sandwich(browser: Browser) -> dict[str, tuple[str, str]]:
 
 
 def colours(browser: Browser) -> int:
-    """How many different colours the picture has: an empty chart has few."""
+    """Return the number of colours of the picture: an empty chart has few."""
     script = """
         const done = arguments[1], image = new Image();
         image.onload = () => {
@@ -102,7 +102,7 @@ def small() -> Profile:
 
 
 def own_times(profile: Profile) -> Counter[str]:
-    """Innermost function → ns."""
+    """Return innermost function → ns."""
     own: Counter[str] = Counter()
     leaf = profile.frames.symbol[profile.stacks.frame[profile.samples.stack]]
     for symbol, period in zip(leaf.tolist(), profile.samples.period.tolist(), strict=True):
@@ -147,7 +147,7 @@ def test_a_hundred_thousand_waits(browser: Browser, show: Show) -> None:
 
 
 def test_a_chrome_trace(browser: Browser, show: Show) -> None:
-    """Its details are a part of the names here; what matters is that slices nest and have their length."""
+    """Details are part of the names here; slices must nest and have their length."""
     show(small(), "chrome-trace")
     wait_for(browser, "reader (tid 101)")
     assert "(1/2)" in page(browser)

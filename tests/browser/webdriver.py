@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A headless Chromium, driven through chromedriver's HTTP interface (W3C WebDriver) with nothing but urllib.
+"""A headless Chromium, driven through chromedriver's HTTP interface (W3C WebDriver) with urllib.
 
 with Browser() as browser:
     browser.open(path.as_uri())
@@ -38,7 +38,7 @@ KEYS = {
 
 
 class Browser:
-    """One chromedriver, one browser, one page; a fresh user-data directory each time."""
+    """One chromedriver, one browser, one page, with a new user-data directory."""
 
     def __init__(self, width: int = 1280, height: int = 800) -> None:
         self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -78,26 +78,26 @@ class Browser:
             return json.load(answer)["value"]
 
     def open(self, url: str) -> None:
-        """Load a page and wait until it is there."""
+        """Load a page and wait for it."""
         self._call("POST", "/url", {"url": url})
 
     def run(self, script: str, *args: object) -> Any:
-        """The value that a function body in JavaScript returns."""
+        """Run a JavaScript function body and return its value."""
         return self._call("POST", "/execute/sync", {"script": script, "args": list(args)})
 
     def run_async(self, script: str, *args: object) -> Any:
-        """The value that a function body in JavaScript hands to its last argument, a function."""
+        """Run a JavaScript function body and return the value passed to its callback."""
         return self._call("POST", "/execute/async", {"script": script, "args": list(args)})
 
     def settle(self) -> None:
-        """Wait until what was asked for has been drawn."""
+        """Wait until pending changes are drawn."""
         script = (
             "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()));"
         )
         self.run_async(script)
 
     def click(self, x: float, y: float) -> None:
-        """A mouse click at a place in the window."""
+        """Click at a place in the window."""
         self._pointer(x, y, press=True)
 
     def hover(self, x: float, y: float) -> None:
@@ -113,19 +113,19 @@ class Browser:
         self.settle()
 
     def type(self, text: str) -> None:
-        """Press keys, one after the other, wherever the focus is; KEYS has the special ones."""
+        """Press keys, one after the other, at the focus; KEYS has the special ones."""
         keys = [{"type": kind, "value": char} for char in text for kind in ("keyDown", "keyUp")]
         self._call("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": keys}]})
         self.settle()
 
     def resize(self, width: int, height: int) -> None:
-        """Make the page this large; narrower than a desktop window can be, as phones are."""
+        """Resize the page, also to widths of phones, below those of desktop windows."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._devtools("Emulation.setDeviceMetricsOverride", metrics)
         self.settle()
 
     def prefer(self, scheme: str) -> None:
-        """Be a system in "dark" or "light"."""
+        """Set the color scheme, "dark" or "light"."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._devtools("Emulation.setEmulatedMedia", {"features": features})
         self.settle()
@@ -134,12 +134,12 @@ class Browser:
         return self._call("POST", "/goog/cdp/execute", {"cmd": command, "params": params})
 
     def console(self) -> list[str]:
-        """The errors that the page has logged since the last call, violations of its policy among them."""
+        """Return the errors logged since the last call, violations of the page's policy included."""
         log = self._call("POST", "/se/log", {"type": "browser"})
         return [entry["message"] for entry in log if entry["level"] == "SEVERE"]
 
     def picture(self) -> str:
-        """The page as PNG, in base64."""
+        """Return the page as PNG, in base64."""
         return str(self._call("GET", "/screenshot"))
 
     def screenshot(self, path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the text of perf 7.2 differs from ours, and why: the rules of `test_perf_script`."""
+"""Rules of `test_perf_script`: where the text of perf 7.2 differs from ours, and why."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLOCKER = "/root/blocker"
 KERNEL = "[kernel.kallsyms]"
 UNKNOWN = "[unknown]"
 DUMMY_TIME = "18446744069.414584"
-"""How perf prints the times of sums: ~0 << 32 ns and the like."""
+"""Times of sums as perf prints them: ~0 << 32 ns and the like."""
 
 HEAD_FIELDS = ("comm", "tid", "cpu", "time", "period", "event")
 FRAME_FIELDS = ("ip", "sym", "dso")
@@ -22,7 +22,7 @@ FRAME_FIELDS = ("ip", "sym", "dso")
 
 @dataclass(frozen=True)
 class Difference:
-    """One field of one sample, or of one of its frames, that perf and we print differently.
+    """A field of a sample, or of one of its frames, that differs between perf and us.
 
     `field` is "missing" for a frame that only perf has, "extra" for one that only we have.
     """
@@ -51,13 +51,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class Rule:
-    """Why perf's text differs from ours.
+    """A reason why perf's text differs from ours.
 
     Args:
         reason: what perf does, and what is right.
-        recordings: where it happens: exactly there.
-        fields: in which fields.
-        explains: whether this one is such a difference.
+        recordings: the recordings with such differences.
+        fields: the fields that differ.
+        explains: returns True for such a difference.
     """
 
     reason: str
@@ -84,7 +84,7 @@ def is_cookie(ip: int) -> bool:
 
 
 def is_unmerged_by_perf(one: Difference) -> bool:
-    """perf's last frame is a cookie; ours go on with the user callchain."""
+    """Return True if perf's last frame is a cookie where ours continue with the user callchain."""
     last = one.perf.frames[-1]
     return (
         one.perf.event == "cpu-clock"
@@ -181,7 +181,7 @@ RULES = [
 
 
 def has_exited(recording: Recording, tid: int, time: str) -> bool:
-    """Whether a thread's EXIT record lies before a time, as printed; the end of the recording for `-`."""
+    """Return True if a thread's EXIT record is before a printed time; `-` is the end of the recording."""
     ends = recording.tasks.end_ns[(recording.tasks.tid == tid) & (recording.tasks.end_ns >= 0)]
     moment = 2**63 - 1 if time == "-" else int(time.replace(".", "")) * 1000 + 999
     return bool((ends <= moment).any())
@@ -204,5 +204,5 @@ def differences(recording: Recording, perf: Printed, ours: Printed) -> Iterator[
 
 
 def reasons_for(one: Difference) -> list[str]:
-    """The reasons of all rules that explain a difference."""
+    """Return the reasons of all rules that explain a difference."""
     return [rule.reason for rule in RULES if one.field in rule.fields.split() and rule.explains(one)]

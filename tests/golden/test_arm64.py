@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings of an arm64 machine, read on any: perf-offcpu's own, and perf's with perf's answer."""
+"""Recordings of an arm64 machine, read on any machine: perf-offcpu's, and perf's with its output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SYMBOLS = ["-f", "--symfs", str(DATA / "symfs"), "--kallsyms", str(DATA / "kalls
 PROGRAM, KERNEL = "/results/waiter", "[kernel.kallsyms]"
 ENTRY = "el0t_64_sync;el0t_64_sync_handler;el0_svc;do_el0_svc;el0_svc_common.constprop.0;invoke_syscall;"
 
-# Thread: where it waits, in the program and in the kernel.
+# Thread: the functions in which it waits, of the program and of the kernel.
 WAITS = {
     "sleeper": ("run_worker;sleep_worker;sleep_round;sleep_for", "__arm64_sys_clock_nanosleep;"),
     "pipe-reader": ("run_worker;pipe_reader_worker;receive_letter;read_byte", "__arm64_sys_read;"),
@@ -59,7 +59,7 @@ def test_system_calls_have_their_names_on_arm64(capsys: pytest.CaptureFixture[st
 
 
 def test_names_are_perfs(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the kernel and the program; of the machine's libc there is no copy here."""
+    """Names of the kernel and the program; there is no copy of the machine's libc."""
     assert main(["script", "-i", str(DATA / "perf.data"), *SYMBOLS]) == 0
     ours = parse(capsys.readouterr().out)
     theirs = parse(lzma.decompress((DATA / "perf.script.txt.xz").read_bytes()).decode())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stored recording that scripts/demo shows where it cannot record."""
+"""The stored recording, which scripts/demo shows where it cannot record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 DATA = HERE.parent / "data"
 
 
-def test_stored_recording_shows_what_it_always_showed(tmp_path: Path) -> None:
+def test_the_stored_recording_has_its_known_output(tmp_path: Path) -> None:
     out = tmp_path / "out.folded"
     symbols = ["--symfs", str(DATA / "demo.symfs"), "--kallsyms", str(DATA / "demo.kallsyms")]
     assert main(["convert", "-f", "--folded", "-i", str(DATA / "demo.data"), "-o", str(out), *symbols]) == 0

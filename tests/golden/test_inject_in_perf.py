@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""inject of recordings of perf 7.2, of which stock perf 6.1 opens none: it opens the output, and agrees."""
+"""inject on recordings of perf 7.2: stock perf 6.1, which opens none of them, opens the output and agrees."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
 DATA = Path(__file__).parent.parent / "data" / "perf-7.2"
 NAMES = ["direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched"]
 TURNED = ["direct", "atend", "hybrid", "deferred", "compressed"]
-"""Raw data of tracepoints is not turned (`builders.foreign`), and a pipe is turned into a file."""
+"""Raw data of tracepoints keeps its byte order (`builders.foreign`); a pipe becomes a file."""
 
 UNKNOWN = "[unknown]"
 Totals = Counter[tuple[str, ...]]
 
 
 def perf(*arguments: str | Path) -> str:
-    """What perf prints, if it has nothing to complain of."""
+    """Return perf's output; complaints fail."""
     done = subprocess.run(
         ["perf", *arguments],
         capture_output=True,
@@ -46,7 +46,7 @@ def perf(*arguments: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def symbols(tmp_path_factory: pytest.TempPathFactory) -> SymbolizeOptions:
-    """Where perf and we find the kernel's symbols of that boot, and the workload's; there are no others."""
+    """Make a directory with the symbols of that kernel and of the workload, and no others."""
     directory = tmp_path_factory.mktemp("symbols")
     (directory / "root").mkdir()
     shutil.copy(DATA / "blocker", directory / "root" / "blocker")
@@ -56,7 +56,7 @@ def symbols(tmp_path_factory: pytest.TempPathFactory) -> SymbolizeOptions:
 
 @pytest.fixture(scope="module", params=[*NAMES, *(f"{name}-big-endian" for name in TURNED)])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A recording, in its own byte order or turned, and inject's output."""
+    """Return a recording, in its own byte order or the other, and inject's output."""
     directory, name = tmp_path_factory.mktemp("inject"), request.param
     source = DATA / f"{name}.data"
     if name.endswith("-big-endian"):
@@ -68,7 +68,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def test_perf_before_7_refuses_the_recordings_themselves() -> None:
     if version() >= (7, 0):
-        return  # they are of its time
+        return  # perf 6.1's own
     for name in NAMES:
         done = subprocess.run(
             ["perf", "script", "-i", DATA / f"{name}.data"], capture_output=True, check=False
@@ -83,7 +83,7 @@ def test_perf_opens_the_output_without_a_word(pair: tuple[Path, Path], verb: str
 
 @pytest.mark.parametrize("name", NAMES)
 def test_perfs_own_inject_takes_the_output(name: str, tmp_path: Path) -> None:
-    """It crashes on header features that are newer than itself. (Turned recordings it writes half turned.)"""
+    """It crashes on header features that it does not know, and writes the other byte order wrongly."""
     out, again = tmp_path / "out.data", tmp_path / "again.data"
     inject(DATA / f"{name}.data", out)
     perf("inject", "-i", out, "-o", again)
@@ -98,7 +98,7 @@ def test_totals_by_thread_name(pair: tuple[Path, Path], symbols: SymbolizeOption
 
 
 def test_totals_by_symbol(pair: tuple[Path, Path], symbols: SymbolizeOptions) -> None:
-    """A sample's symbol is that of the place where it was taken."""
+    """A sample's symbol is that of its ip."""
     source, injected = pair
     where = ["--kallsyms", str(symbols.kallsyms), "--symfs", str(symbols.symfs)]
     text = perf("script", "-G", "-F", "comm,event,period,ip,sym", *where, "-i", injected)
@@ -114,7 +114,7 @@ def test_totals_by_symbol(pair: tuple[Path, Path], symbols: SymbolizeOptions) ->
 
 
 def _alike(totals: Totals) -> Totals:
-    """Without the names that perf 6.1 does not know: all stubs of a PLT, and, turned, BPF programs.
+    """Leave out names that perf 6.1 does not know: stubs of a PLT and, in the other byte order, BPF programs.
 
     It has no names for .plt.got, and does not turn the addresses of KSYMBOL records.
     """
@@ -138,7 +138,7 @@ def _report_totals(text: str) -> Totals:
 
 
 def _our_totals(path: Path, options: SymbolizeOptions, *by: str) -> Totals:
-    """What was recorded, without waits that only our decoder finds (in context switches)."""
+    """Return our totals without waits that only our decoder derives (from context switches)."""
     profile = symbolize(load_recording(path, switches=False), options)
     samples, strings = profile.samples, profile.strings
     events = [profile.evsels[row].name for row in samples.evsel.tolist()]
@@ -181,13 +181,13 @@ def test_functions_with_all_that_they_call(name: str, tmp_path: Path, symbols: S
 
 
 def expected_once(profile: Profile, symbol: str) -> bool:
-    """Whether one object only has a function of this name: perf sums up over objects."""
+    """Return True if only one object has a function of this name: perf sums over objects."""
     row = profile.strings.find(symbol)
     return len(np.unique(profile.frames.dso[profile.frames.symbol == row])) == 1
 
 
 def _children(text: str) -> dict[str, dict[str, tuple[str, str]]]:
-    """Event → symbol → the two shares, as printed."""
+    """Return event → symbol → the two printed shares."""
     events: dict[str, dict[str, tuple[str, str]]] = {}
     for line in text.splitlines():
         if match := re.search(r"of event '(.+)'$", line):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf's doors on one recording: inside `perf script -s`, as `perf script report offcpu`, and by hand."""
+"""The ways to convert with perf: inside `perf script -s`, as `perf script report offcpu`, and by hand."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
 SCRIPT = ROOT / "scripts" / "offcpu.py"
 SYMBOLS = ["--symfs", str(DATA / "demo.symfs"), "--kallsyms", str(DATA / "demo.kallsyms")]
-SYMBOLS += ["--buildid-dir", "nowhere"]  # perf sets PERF_BUILDID_DIR for what it runs to its own
+SYMBOLS += ["--buildid-dir", "nowhere"]  # perf sets PERF_BUILDID_DIR for its children
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> bytes:
     done = subprocess.run(
         command, cwd=cwd, env=os.environ | environment, capture_output=True, timeout=120, check=False
     )
-    # perf says this wherever another kernel runs than the recording's; the symbols come from our options.
+    # perf's warning on other kernels than the recorded one; the symbols come from our options.
     said = [
         line
         for line in done.stderr.splitlines()
@@ -42,7 +42,7 @@ def by_convert(options: list[str], out: Path) -> bytes:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with the recording, under the name that all doors see, and perf's names installed."""
+    """Make a directory with the recording as perf.data and with the scripts installed."""
     (tmp_path / "demo.data").write_bytes((DATA / "demo.data").read_bytes())
     monkeypatch.chdir(tmp_path)
     install(tmp_path / "exec")
@@ -62,7 +62,7 @@ def test_all_doors_give_the_same(name: str, here: Path) -> None:
 
 @pytest.mark.parametrize("name", ["folded", "pprof"])
 def test_by_the_name_that_perf_knows(name: str, here: Path) -> None:
-    """The installed script hands all on to the first door: a format of text and one of bytes show that."""
+    """The installed script passes its arguments on: a text format and a binary one."""
     wanted = by_convert([f"--{name}"], here / "wanted")
     command = ["perf", "script", "report", "offcpu", "-f", "-i", "demo.data", "--", f"--{name}", *SYMBOLS]
     run(*command, "named", cwd=here, PERF_EXEC_PATH=str(here / "exec"))
@@ -83,7 +83,7 @@ def test_perf_lists_the_script(here: Path) -> None:
 
 
 def test_a_perf_without_python_runs_the_script_by_hand(here: Path) -> None:
-    """As perf from 7.4 on: `perf version` says that there is no libpython."""
+    """As with perf from 7.4 on: `perf version` reports no libpython."""
     fake = here / "bin" / "perf"
     fake.parent.mkdir()
     fake.write_text("#!/bin/sh\n[ \"$1\" = version ] && echo 'libpython: [ OFF ]' && exit 0\nexit 9\n")

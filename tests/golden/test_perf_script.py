@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our text of samples against that of perf 7.2, sample by sample and frame by frame.
+"""The text of samples compared with perf 7.2's, sample by sample and frame by frame.
 
-`NAME.script.txt.xz` is what `perf script --no-inline` printed for `NAME.data`. Every difference must be
-explained by a rule, each with its reason, and each rule must be needed where it says, and nowhere else: a
-rule that explains nothing any more fails the test as a difference does.
+`NAME.script.txt.xz` is the output of `perf script --no-inline` for `NAME.data`. Each difference must be
+explained by a rule with a reason, and each rule must be needed for the recordings that it names and no
+others: a rule that explains nothing fails the test as well.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def by_time(samples: list[Printed]) -> list[Printed]:
 
 @pytest.fixture(scope="module")
 def symfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recorded machine's file system, as far as it is at hand."""
+    """Make the known part of the recorded machine's file system."""
     root = tmp_path_factory.mktemp("symfs")
     (root / "root").mkdir()
     (root / "root" / "blocker").symlink_to(DATA / "blocker")
@@ -70,7 +70,7 @@ def test_samples_are_as_perf_prints_them(name: str, symfs: Path) -> None:
     perf, ours = perfs_samples(name), parse(our_text(name, symfs))
     assert len(perf) == len(ours)
     if name == "deferred":
-        # perf delivers a merged sample when its user callchain comes, after younger ones; ours are by time.
+        # perf delivers a merged sample when its user callchain arrives; ours are by time.
         assert perf != by_time(perf)
         perf = by_time(perf)
     used: Counter[str] = Counter()
@@ -83,9 +83,9 @@ def test_samples_are_as_perf_prints_them(name: str, symfs: Path) -> None:
 
 
 def test_most_of_perfs_text_needs_no_rule(symfs: Path) -> None:
-    """The rules explain the exceptions: nearly all frames that perf can name are the same in every field."""
+    """Nearly all frames that perf can name are equal in every field."""
     same = different = 0
-    for name in set(NAMES) - {"deferred"}:  # which is in another order
+    for name in set(NAMES) - {"deferred"}:  # its order differs
         for perf, ours in zip(perfs_samples(name), parse(our_text(name, symfs)), strict=True):
             for theirs, own in zip(perf.frames, ours.frames, strict=False):
                 if theirs.sym != UNKNOWN:
@@ -96,7 +96,7 @@ def test_most_of_perfs_text_needs_no_rule(symfs: Path) -> None:
 
 
 def test_a_rule_is_no_blanket() -> None:
-    """What would be wrong is not explained: another period, another address, a lost frame, another thread."""
+    """No rule explains real errors: another period, another address, a lost frame, another thread."""
     frames = [Frame(0x1000, "main+0x10", BLOCKER)]
     perf = Printed("blocker", None, 126, None, "13.5", 100, "offcpu-time", "", frames)
 
@@ -134,7 +134,7 @@ ENTRIES = {
 
 
 def test_each_thread_has_its_own_waits(symfs: Path) -> None:
-    """perf prints them all as main's."""
+    """perf attributes all of them to the main thread."""
     waits = [sample for sample in parse(our_text("direct", symfs)) if sample.event == "offcpu-time"]
     assert {wait.pid for wait in waits} == {126}
     assert {wait.comm for wait in waits} == {*ENTRIES, "blocker", "perf-exec"}
@@ -148,7 +148,7 @@ def test_each_thread_has_its_own_waits(symfs: Path) -> None:
     once_a_round = dict.fromkeys(("sleeper", "deep", "reader", "writer", "poller"), 10)
     assert {comm: rounds[comm] for comm in once_a_round} == once_a_round
     assert rounds["stuck"] == 1
-    assert rounds["locker"] >= 20  # two threads that sleep in each round, and may wait for the lock before
+    assert rounds["locker"] >= 20  # two threads that sleep in each round and may first wait for the lock
     assert rounds["syncer"] >= 10  # a write and an fsync in each
     assert len({wait.tid for wait in waits if wait.comm == "locker"}) == 2
 
@@ -162,7 +162,7 @@ def test_no_cookie_is_left_after_merging(symfs: Path) -> None:
     cookies = [
         frame for sample in perfs_samples("deferred") for frame in sample.frames if is_cookie(frame.ip)
     ]
-    assert len(cookies) == 3  # perf's own text is not without
+    assert len(cookies) == 3  # perf's text has some
 
 
 def test_unmerged_callchains_end_in_the_cookie_of_a_record(symfs: Path) -> None:
@@ -172,7 +172,7 @@ def test_unmerged_callchains_end_in_the_cookie_of_a_record(symfs: Path) -> None:
     waiting = [sample.frames[-1] for sample in samples if sample.event != DEFERRED]
     cookies = [frame for frame in waiting if frame.sym == "(cookie)"]
     assert len(records) == 506
-    assert len(cookies) == len(waiting) - 1 == 543  # one was walked at once
+    assert len(cookies) == len(waiting) - 1 == 543  # one was not deferred
     assert {frame.ip for frame in cookies} <= named
     assert all(sample.period is None for sample in records)
     assert (np.diff([float(sample.time) for sample in samples]) >= 0).all()

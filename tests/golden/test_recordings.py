@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings of perf 7.2, decoded: whose waits are whose, in every form of the file."""
+"""Decoded recordings of perf 7.2: the waits of each thread, in every form of the file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ["direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched"]
 
 
 def waits(recording: Recording) -> dict[str, tuple[int, int]]:
-    """comm → (off-cpu samples, ns); "comm/tid" where several threads share a comm."""
+    """Return comm → (off-cpu samples, ns); "comm/tid" if several threads share a comm."""
     samples = recording.samples
     off = samples.take(samples.has(SampleFlag.OFFCPU))
     totals: dict[str, tuple[int, int]] = {}
@@ -38,7 +38,7 @@ def test_every_form_is_read_whole(name: str) -> None:
 
 
 def test_direct_samples_go_to_the_thread_that_slept() -> None:
-    """perf 7.2 credits all of these to the main thread: it reads the swapped pair."""
+    """perf 7.2 attributes all of them to the main thread: it reads the swapped pair."""
     recording = load_recording(DATA / "direct.data")
     found = waits(recording)
     assert set(found) == {
@@ -90,7 +90,7 @@ def test_comms_follow_renaming_threads() -> None:
 
 
 def test_garbage_words_are_no_frames() -> None:
-    """perf 7.2 shows up to 31 of them below the two frames that are real."""
+    """perf 7.2 shows up to 31 of them below the two real frames."""
     recording = load_recording(DATA / "direct.data")
     samples, maps = recording.samples, recording.maps
     sleeper = recording.strings.find("sleeper")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README and man pages tell to do with a recording works, as it is written there."""
+"""The commands of README and man pages that read a recording work as printed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMANDS = {where: command for where, command in shown().items() if not records(
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """With the recordings that the examples name, and scripts/ of the checkout."""
+    """Make a directory with the recordings that the examples name, and scripts/ of the checkout."""
     for name in COPIES:
         shutil.copy(RECORDING, tmp_path / name)
     (tmp_path / "scripts").symlink_to(TOP / "scripts")
@@ -36,5 +36,5 @@ def test_a_command_that_reads(where: str, directory: Path) -> None:
     before = set(directory.iterdir())
     text = run(COMMANDS[where], directory)
     made = [path for path in set(directory.iterdir()) - before if path.is_file()]
-    assert text or made or "--class" in COMMANDS[where]  # there may be no such waits
+    assert text or made or "--class" in COMMANDS[where]  # such waits may be missing
     assert all(path.stat().st_size for path in made)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits out of a recording of tracepoints, against the text that perf 7.2 prints of the same recording.
+"""Waits derived from tracepoints, compared with perf 7.2's text of the same recording.
 
-The expected waits come from the text alone, by a loop over its lines: perf says who goes out, in which state,
-and who comes in; perf's own symbols say whether an interrupt woke.
+The expected waits come from the text alone, by a loop over its lines: previous thread, its state, next
+thread; perf's symbols show wake-ups by interrupts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MARKERS = 2**64 - 4095
 
 @dataclass
 class Wait:
-    """A wait by the text; times in microseconds, as perf prints them. `end` is None while it lasts."""
+    """A wait of the text; times in microseconds, as printed. `end` is None during the wait."""
 
     tid: int
     out: int
@@ -63,7 +63,7 @@ def microseconds(time: str) -> int:
 
 
 def expected_waits(samples: list[Printed], born: set[int]) -> Expected:
-    """Each thread's outs and ins, paired in the order of the lines."""
+    """Pair each thread's switch-outs and switch-ins in the order of the lines."""
     result = Expected()
     away: dict[int, Wait | None] = {}  # None: running
     for sample in samples:
@@ -136,14 +136,14 @@ def waits_of(recording: Recording) -> Samples:
 
 
 def addresses(recording: Recording, row: int) -> list[int]:
-    """The addresses of a callchain without its markers; none of row -1."""
+    """Return the addresses of a callchain without context markers; none for row -1."""
     words = recording.callchains.row(row).tolist() if row >= 0 else []
     return [word for word in words if word < MARKERS]
 
 
 @pytest.fixture(scope="module")
 def pairs(recording: Recording, expected: Expected) -> list[tuple[dict[str, Any], Wait]]:
-    """(our sample as a dict, perf's wait), all of them: begin of the wait and thread agree."""
+    """Return all (our sample as a dict, perf's wait) with equal thread and begin."""
     samples = waits_of(recording)
     rows = [
         dict(zip(samples.columns, values, strict=True))
@@ -157,7 +157,7 @@ def pairs(recording: Recording, expected: Expected) -> list[tuple[dict[str, Any]
     return list(zip(rows, waits, strict=True))
 
 
-def test_there_are_as_many_as_the_text_tells(pairs: list[tuple[dict[str, Any], Wait]]) -> None:
+def test_there_are_as_many_as_in_the_text(pairs: list[tuple[dict[str, Any], Wait]]) -> None:
     assert len(pairs) == 145
     assert sum(wait.end is None for _, wait in pairs) == 13
 
@@ -195,7 +195,7 @@ def test_threads_have_their_names(pairs: list[tuple[dict[str, Any], Wait]], reco
         if wait.end is None:
             continue
         comm = recording.strings[row["comm"]]
-        # /proc, from which perf takes the names of running threads, adds what a worker works on.
+        # /proc, where perf reads comms of running threads, appends a kworker's work item.
         assert comm == wait.comm or (comm.startswith(wait.comm) and comm.startswith("kworker/"))
 
 
@@ -215,13 +215,13 @@ def test_wake_ups_and_wakers(pairs: list[tuple[dict[str, Any], Wait]], recording
     assert wakers["thread"] >= 10 and wakers["interrupt"] >= 10
 
 
-def test_who_could_have_gone_on_only_waited_for_a_cpu(pairs: list[tuple[dict[str, Any], Wait]]) -> None:
+def test_preempted_threads_waited_for_a_cpu_only(pairs: list[tuple[dict[str, Any], Wait]]) -> None:
     runnable = [row for row, wait in pairs if wait.state.startswith("R")]
     assert len(runnable) >= 10
     assert all(row["runq_ns"] == row["period"] for row in runnable)
 
 
-def test_what_did_not_become_a_wait_is_counted(recording: Recording, expected: Expected) -> None:
+def test_switches_without_a_wait_are_counted(recording: Recording, expected: Expected) -> None:
     assert expected.losses
     for cause in (losses.END_NOT_RECORDED, losses.BEGIN_NOT_RECORDED, losses.BEGIN_UNKNOWN):
         assert recording.losses.get(cause, 0) == expected.losses[cause], cause
@@ -238,7 +238,7 @@ def test_the_event_is_an_ordinary_off_cpu_event(recording: Recording) -> None:
     assert set(waits_of(recording).evsel.tolist()) == {len(recording.evsels) - 1}
 
 
-def test_what_was_recorded_stays(recording: Recording) -> None:
+def test_recorded_samples_stay(recording: Recording) -> None:
     as_recorded = load_recording(DATA / "sched.data", switches=False)
     kept = recording.samples.take(recording.samples.evsel < len(as_recorded.evsels))
     assert len(as_recorded.evsels) == len(recording.evsels) - 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package as users install it: built, put into an environment of its own, used far from the checkout."""
+"""The package as users install it: built, installed in a new environment, used outside the checkout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGES = {path.with_suffix(".1").name for path in (ROOT / "Documentation").glob("
 
 
 def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path = Path("/")) -> str:
-    """Standard output of a command that must succeed, run away from the checkout."""
+    """Run a command that must succeed, outside the checkout, and return its output."""
     done = subprocess.run(
         command,
         capture_output=True,
@@ -39,7 +39,7 @@ def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path = Pat
 
 @dataclass(frozen=True)
 class Built:
-    """What `python -m build` makes: the wheel is built from the source distribution."""
+    """Output of `python -m build`; the wheel is built from the source distribution."""
 
     sdist: Path
     wheel: Path
@@ -54,7 +54,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="module")
 def prefix(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel; what it depends on is lent by that of the tests."""
+    """Make an environment with the wheel; its dependencies come from that of the tests."""
     directory = tmp_path_factory.mktemp("installed")
     venv.create(directory, system_site_packages=True, with_pip=True)
     run(directory / "bin/python", "-m", "pip", "install", "-q", "--no-index", "--no-deps", built.wheel)
@@ -63,7 +63,7 @@ def prefix(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "purelib", vars={"base": str(directory), "platbase": str(directory)}, scheme="venv"
         )
     )
-    # A path in a .pth file is searched, but the .pth files in it (that of the checkout) are not obeyed.
+    # A path in a .pth file is searched, but .pth files there (that of the checkout) have no effect.
     (packages / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return directory
 
@@ -84,7 +84,7 @@ def test_wheel_holds_bpf_sources_assets_licences_and_man_pages(built: Built) -> 
 
 def test_source_distribution_builds_the_same_wheel_without_asciidoctor(built: Built, tmp_path: Path) -> None:
     with tarfile.open(built.sdist) as archive:
-        # Python 3.13 wants a choice; 3.11.2 has none.
+        # Python 3.13 requires the argument; 3.11.2 does not have it.
         archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
         archive.extractall(tmp_path)
     top = next(tmp_path.iterdir())

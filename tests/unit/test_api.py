@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf-offcpu from Python: the documented example, data frames of both kinds, a cheap import."""
+"""The Python API: the documented example, both kinds of data frames, a cheap import."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_documented_example(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    # That futex() waits for locks is known without any symbols.
+    # futex() waits for locks: no symbols are needed to know.
     assert done.stdout.splitlines()[:2] == ["wait_class", "lock     805857539"], done.stdout
 
 
@@ -75,7 +75,7 @@ def hand_made() -> Profile:
 
 
 def rows(profile: Profile, library: str) -> list[dict[str, Any]]:
-    """The rows of a data frame, None for what is missing."""
+    """Return the rows of a data frame, None for missing values."""
     frame = to_dataframe(profile, library)
     assert list(frame.columns) == list(COLUMNS)
     if library == "polars":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The architecture, executable: which room may import which, and who alone touches the costly libraries.
+"""The architecture: which room may import which, and the sole importers of costly libraries.
 
-Data goes one way, from the kernel to text and pictures, and an import never goes against it:
+Data goes one way, from the kernel to text and pictures; no import goes against it:
 
     kernel -> collect -> perf.data -> perfdata -> decode -> symbolize -> convert, report -> commands
 
@@ -43,8 +43,8 @@ LAYER_OF = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 
 # Arrows that would go down and are still wrong: (from, to).
 FORBIDDEN = {
-    ("perfdata", "model"),  # the reader gives records; what they mean is decode's affair
-    ("symbolize", "collect"),  # whoever reads a recording must not need a kernel that records
+    ("perfdata", "model"),  # the reader returns records; decode interprets them
+    ("symbolize", "collect"),  # reading a recording must not need a kernel that records
     ("convert", "collect"),
     ("report", "collect"),
     ("perf_script", "collect"),
@@ -73,7 +73,7 @@ def room_of(path: Path) -> str:
 
 
 def imported_names(node: ast.AST, path: Path) -> list[str]:
-    """Dotted names that one statement imports; relative ones are made absolute."""
+    """Return the dotted, absolute names that a statement imports."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if not isinstance(node, ast.ImportFrom):
@@ -94,7 +94,7 @@ def imports(path: Path) -> tuple[str, ...]:
 
 
 def imports_at_load_time(path: Path) -> Iterator[str]:
-    """What importing the module imports: everything outside functions and `if TYPE_CHECKING:`."""
+    """Yield the imports outside functions and `if TYPE_CHECKING:`."""
     waiting: list[ast.AST] = [tree(path)]
     while waiting:
         node = waiting.pop()
@@ -156,7 +156,7 @@ def test_the_package_itself_imports_nothing_of_it() -> None:
 
 
 def sources() -> Iterator[Path]:
-    """Hand-written code of the whole repository; recordings and their texts are not code."""
+    """Yield the code files of the repository, without recordings and their texts."""
     for room in ("perf_offcpu", "scripts", "bpf", "tests", "benchmarks", ".ci"):
         for path in sorted((ROOT / room).rglob("*")):
             is_code = path.suffix in {".py", ".sh", ".c", ".h"} or path.parent.name in {"scripts", ".ci"}
@@ -165,7 +165,7 @@ def sources() -> Iterator[Path]:
 
 
 def licence_of(path: Path) -> str:
-    """The SPDX identifier in the first two lines (the second where the first is "#!"), "" without one."""
+    """Return the SPDX identifier of the first two lines (the first may be "#!"); "" if there is none."""
     for line in path.read_text().splitlines()[:2]:
         if "SPDX-License-Identifier: " in line:
             return line.partition("SPDX-License-Identifier: ")[2].removesuffix("*/").strip()
@@ -180,7 +180,7 @@ def test_every_source_names_its_licence() -> None:
 
 
 def test_the_rules_themselves_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that breaks the rules is caught, in whatever way it writes its imports."""
+    """A module that breaks the rules is caught, in any form of import."""
     monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path / "perf_offcpu")
     bad = tmp_path / "perf_offcpu" / "perfdata" / "bad.py"
     bad.parent.mkdir(parents=True)

@@ -97,7 +97,7 @@ def test_damage_is_no_build_id_and_no_error() -> None:
         assert len(read(bytes(damaged))) <= 20
 
 
-def test_what_is_no_elf_file() -> None:
+def test_other_files_than_elf() -> None:
     assert read(b"") == read(b"#!/bin/sh\n") == read(b"\x7fELF") == b""
 
 
@@ -137,7 +137,7 @@ def test_cache_follows_the_mapping_not_the_name(tmp_path: Path) -> None:
         child.wait()
 
 
-def test_kernel_build_id_is_the_one_that_file_says() -> None:
+def test_kernel_build_id_is_that_of_file() -> None:
     shown = subprocess.run(["perf", "buildid-list", "-k"], capture_output=True, text=True, check=True)
     assert kernel_build_id().hex() == shown.stdout.strip()
     assert module_build_id("no_such_module") == b""

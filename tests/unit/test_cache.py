@@ -37,7 +37,7 @@ def packed(columns: dict[str, np.ndarray]) -> bytes:
     )
 )
 @settings(max_examples=50)
-def test_what_is_packed_is_unpacked(columns: dict[str, np.ndarray]) -> None:
+def test_packed_columns_are_unpacked(columns: dict[str, np.ndarray]) -> None:
     read = unpack(memoryview(packed(columns)))
     assert read is not None
     assert list(read) == list(columns)
@@ -89,7 +89,7 @@ class TestDirectory:
         assert cache.read("one") is None
         assert not path.exists()
 
-    def test_what_was_used_last_stays(self, cache: DiskCache) -> None:
+    def test_the_files_used_last_stay(self, cache: DiskCache) -> None:
         big = {"bytes": np.zeros(1500, np.uint8)}
         for age, name in enumerate(("new", "old", "older")):
             cache.write(name, big)
@@ -107,7 +107,7 @@ class TestDirectory:
         cache.write("big", {"bytes": np.zeros(cache.limit // 16, np.uint8)})
         assert len(looked) == 2
 
-    def test_what_a_crash_left_goes(self, cache: DiskCache) -> None:
+    def test_leftovers_of_a_crash_are_removed(self, cache: DiskCache) -> None:
         cache.write("one", COLUMNS)
         left = Path(cache.directory, ".two.0123abcd")
         left.touch()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line's manners: one line for an error, the right exit status, help at once."""
+"""The command line: one line for an error, exit status, instant help."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Run = Callable[[argparse.Namespace], int]
 
 @pytest.fixture
 def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
-    """Makes `perf-offcpu fake [--number N]` run a function."""
+    """Return a function that makes `perf-offcpu fake [--number N]` run another."""
 
     def make(run: Run) -> None:
         module = types.ModuleType("perf_offcpu.commands.fake")
@@ -153,7 +153,7 @@ def test_every_verb_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def cpu_seconds(*argv: str) -> float:
-    """CPU time of a run; unlike the clock it does not depend on what else the machine does."""
+    """Return the CPU time of a run, which does not depend on other load as the clock does."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", "perf_offcpu", *argv], check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -178,11 +178,11 @@ def test_help_imports_nothing_that_costs(name: str) -> None:
 
 
 def test_a_closed_pipe_ends_it_quietly() -> None:
-    """As `perf-offcpu --help | true`: nobody reads, nothing is said."""
+    """As in `perf-offcpu --help | true`."""
     read_end, write_end = os.pipe()
     os.close(read_end)
     command = [sys.executable, "-m", "perf_offcpu", "--help"]
-    # Where nothing is buffered, argparse from Python 3.12 on keeps the error to itself.
+    # With unbuffered output, argparse from Python 3.12 on hides the error.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with os.fdopen(write_end, "wb") as nobody:
         done = subprocess.run(
@@ -195,7 +195,7 @@ DEMO = Path(__file__).parents[1] / "data" / "demo.data"
 
 
 def closing(redirection: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command, run by a shell that closes some of its streams first."""
+    """Run the command from a shell that first closes some streams."""
     line = f"exec {shlex.join([sys.executable, '-m', 'perf_offcpu', *arguments])} {redirection}"
     return subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=60)
 
@@ -222,7 +222,7 @@ def test_closed_standard_output_is_one_sentence(arguments: list[str]) -> None:
     )
 
 
-def test_what_is_said_on_closed_standard_error_is_not_in_the_output(tmp_path: Path) -> None:
+def test_messages_for_closed_standard_error_are_not_in_the_output(tmp_path: Path) -> None:
     done = closing("2>&-", "report", "-i", "nowhere")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
     out = tmp_path / "out.data"

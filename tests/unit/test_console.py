@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reader of documentation pages (builders.console) notices what is not so."""
+"""The checker of documentation pages (builders.console) finds deviations."""
 
 from __future__ import annotations
 

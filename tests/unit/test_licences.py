@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each file says under which licence it is, as https://spdx.org has it; bpf/ its own."""
+"""Each file names its licence as https://spdx.org specifies; bpf/ has its own."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 ANYWHERE, IN_KERNEL = "Apache-2.0", "GPL-2.0-only OR BSD-2-Clause"
 
 CODE = {".py", ".c", ".h", ".sh", ".js", ".css", ".html", ".toml", ".yml"}
-"""And programs without a suffix. Texts to be read as they are have no room for a comment, nor has data."""
-# Not ours to name: environments, caches, builds, recordings of the tests.
+"""And programs without a suffix. Texts and data have no room for a comment."""
+# Not written here: environments, caches, builds, recordings of the tests.
 PASSED_OVER = {".git", ".venv", "__pycache__", "build", "dist", "demo-output", "LICENSES", "data"}
 
 
 def files() -> list[Path]:
-    """Everything in the tree that is written by hand."""
+    """Return all hand-written files of the tree."""
     found = []
     for directory, names, files_here in os.walk(ROOT):
         kept = {name for name in names if name not in PASSED_OVER}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Man pages name exactly the options that the parsers have, and build without a warning."""
+"""Man pages name exactly the options of the parsers, and build without a warning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def page(name: str) -> str:
 
 
 def options_of(verb: str, *, shown: bool = False) -> set[str]:
-    """The options of a verb, or those that its help shows."""
+    """Return the options of a verb, or those in its help."""
     actions = [
         one for one in make_parsers((verb,))[1][verb]._actions if not shown or one.help != argparse.SUPPRESS
     ]
@@ -36,13 +36,13 @@ def options_of(verb: str, *, shown: bool = False) -> set[str]:
 
 @pytest.mark.parametrize("verb", PAGES)
 def test_pages_have_the_parsers_options(verb: str) -> None:
-    """All that the help shows, and nothing that is not there; what it does not show (-z9) may be missing."""
+    """All options of the help and no unknown ones; hidden options (-z9) may be missing."""
     named = set(_OPTION.findall(page(f"perf-offcpu-{verb}")))
     assert options_of(verb, shown=True) <= named <= options_of(verb)
 
 
 def test_how_a_recording_is_read_is_the_same_for_all_that_show_one() -> None:
-    """They share those options (`commands.shared.profile`), and so what is said of them."""
+    """They share these options (`commands.shared.profile`), and their text."""
     texts = {page(f"perf-offcpu-{verb}") for verb in ("report", "script", "convert")}
     assert len({text[text.index("-f::\n") : text.index("\nSELECTION\n")] for text in texts}) == 1
 

@@ -100,7 +100,7 @@ def test_folded_root() -> None:
 
 @given(ANY_BYTES)
 def test_a_folded_line_is_read_back_as_it_was_meant(raw: str) -> None:
-    """By flamegraph.pl's own two expressions."""
+    """With the two expressions of flamegraph.pl."""
     field = text.folded_field(text.printable(raw))
     stack, weight = re.fullmatch(r"(.*)\s+?(\d+(?:\.\d*)?)", f"comm;{field} 12").groups()  # type: ignore[union-attr]
     assert (stack, weight) == (f"comm;{field}", "12")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guide's commands run as they stand."""
+"""The commands of the guide run as printed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sign of life: on terminals, after a second, and gone at the end."""
+"""The progress bar: on terminals, after a second, and removed at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ with busy('working'): time.sleep({})
 
 
 def on_terminal(seconds: float, **environment: str) -> str:
-    """What a terminal got on stderr."""
+    """Return stderr as a terminal got it."""
     command = [sys.executable, "-c", WORK.format(seconds)]
     return terminal.on_terminal(command, "stderr", env=os.environ | {"TERM": "xterm", **environment})
 

@@ -114,7 +114,7 @@ class Zsh:
         os.write(self.leader, text.encode())
 
     def complete(self, typed: str, tab: str = "\t") -> str:
-        """The line after a press of TAB."""
+        """Return the line after TAB was pressed."""
         self.type(f"{typed}{tab}\x18")
         shown, end = "", time.monotonic() + 60
         while time.monotonic() < end:

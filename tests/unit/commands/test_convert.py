@@ -20,12 +20,12 @@ from perf_offcpu.convert.registry import FORMATS
 
 RECORDING = Path(__file__).resolve().parents[2] / "data" / "perf-7.2" / "direct.data"
 TOTAL_NS = 1610900175
-"""Of its 108 off-cpu samples, as `perf report` sums them (direct.report.txt beside the original)."""
+"""Of its 108 off-cpu samples, as `perf report` sums them (direct.report.txt next to the original)."""
 
 
 @pytest.fixture
 def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy under perf's default name, in the current directory."""
+    """Copy the recording to perf's default name, in the current directory."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(RECORDING, tmp_path / "perf.data")
     return tmp_path / "perf.data"
@@ -118,7 +118,7 @@ def test_a_failure_leaves_the_old_output(recording: Path, monkeypatch: pytest.Mo
     assert Path("out").read_text() == "old" and sorted(os.listdir()) == ["out", "perf.data"]
 
 
-def test_links_are_followed_and_modes_are_as_umask_says(recording: Path) -> None:
+def test_links_are_followed_and_modes_obey_the_umask(recording: Path) -> None:
     Path("real").write_text("old")
     Path("link").symlink_to("real")
     assert main(["convert", "--folded", "-o", "link"]) == 0
@@ -131,10 +131,10 @@ def test_links_are_followed_and_modes_are_as_umask_says(recording: Path) -> None
     assert stat.S_IMODE(os.stat("new").st_mode) == 0o640
 
 
-def test_what_is_no_regular_file_is_written_to(recording: Path) -> None:
+def test_fifos_and_devices_are_written_directly(recording: Path) -> None:
     os.mkfifo("fifo")
     command = [sys.executable, "-m", "perf_offcpu", "convert", "-f", "--folded", "-o", "fifo"]
-    reader = os.open("fifo", os.O_RDONLY | os.O_NONBLOCK)  # there before the writer, whatever becomes of it
+    reader = os.open("fifo", os.O_RDONLY | os.O_NONBLOCK)  # the reader comes first; it ends with the test
     try:
         assert subprocess.run(command, timeout=60, check=False).returncode == 0
         assert total(os.read(reader, 1 << 16).decode()) == TOTAL_NS

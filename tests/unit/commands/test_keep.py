@@ -22,7 +22,7 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 
 
 def recorded(program: Path, build_id: bytes) -> Recording:
-    """One sample in `outer`."""
+    """Return a recording with one sample, in `outer`."""
     made = recording(program, [addresses_of(program, "mark_outer")])
     row = made.strings.intern(build_id.hex())
     return made.replaced(dsos=Dsos.from_rows([(1, row, 2)]))
@@ -34,7 +34,7 @@ def test_a_kept_object_names_frames_when_its_file_is_gone(tmp_path: Path) -> Non
     store = DirectoryStore(str(tmp_path / "cache"))
     saved = SymbolSaver(made, store, Search()).save()
     assert (saved.files, saved.size, saved.missing) == (1, program.stat().st_size, {})
-    assert SymbolSaver(made, store, Search()).save().files == 0  # it is there already
+    assert SymbolSaver(made, store, Search()).save().files == 0  # it is in the store already
     program.unlink()
     options = SymbolizeOptions(buildid_dir=str(tmp_path / "cache"), inline=True)
     assert frames(symbolize(made, options)) == [("outer", "program.cc", 11, 0)]

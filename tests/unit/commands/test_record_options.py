@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the command line of `record` to the recording it asks for."""
+"""Command lines of `record` as RecordOptions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_defaults() -> None:
 
 
 @pytest.mark.parametrize("separator", [(), ("--",)])
-def test_what_follows_the_command_is_the_commands(separator: tuple[str, ...]) -> None:
+def test_words_after_the_command_belong_to_it(separator: tuple[str, ...]) -> None:
     found = options("-e", "none", *separator, "ls", "-a", "-o", "x")
     assert found.command == ("ls", "-a", "-o", "x")
     assert found.target.kind is Targets.COMMAND
@@ -107,7 +107,7 @@ def test_rotation() -> None:
         (("--call-graph", "cfi"), 8192),
         (("--call-graph", "cfi,1001"), 1008),
         (("--call-graph", "cfi,32768"), 32768),
-        (("--call-graph", "auto", "-a"), 8192),  # who will run cannot be told
+        (("--call-graph", "auto", "-a"), 8192),  # the programs are not known yet
         (("--call-graph", "auto", "--", "/etc/passwd"), 8192),  # no ELF file: it may be anything
     ],
 )
@@ -133,7 +133,7 @@ def test_other_ways_are_refused(argv: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("option", ["-p", "-t", "-u", "-C", "-G", "--comm"])
-def test_an_empty_list_is_nobody_not_everybody(option: str) -> None:
+def test_an_empty_list_is_an_error(option: str) -> None:
     with pytest.raises(UsageError, match=f"^{option} '': nothing is named"):
         options(option, "")
 
@@ -145,10 +145,10 @@ def test_levels_that_are_none(option: str) -> None:
 
 
 @pytest.mark.parametrize("argv", [["-D", "100"], ["--no-inherit"], ["-k", "mono"], ["-b"], ["--filter", "x"]])
-def test_options_of_perf_are_told_what_there_is_instead(argv: list[str]) -> None:
+def test_options_of_perf_get_advice(argv: list[str]) -> None:
     with pytest.raises(UsageError, match=f"^{argv[0]}: "):
         options(*argv, "--", "true")
 
 
-def test_options_of_perf_that_ask_for_what_is_done_anyway() -> None:
+def test_options_of_perf_without_effect() -> None:
     assert options("--off-cpu", "-T", "--sample-cpu", "--", "true").command == ("true",)

@@ -63,7 +63,7 @@ def test_selection(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def on_terminal(columns: int, *options: str, **environment: str) -> str:
-    """What a terminal of this width gets, by default without a pager."""
+    """Return the output on a terminal of this width, by default without a pager."""
     names = {"TERM": "xterm", "COLUMNS": str(columns), "PAGER": "cat", **environment}
     kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "PERF_PAGER", "LESS")}
     return terminal.on_terminal([*COMMAND, *options], "stdout", env=kept | names).replace("\r\n", "\n")
@@ -101,7 +101,7 @@ def test_a_terminal_gets_a_pager(tmp_path: Path) -> None:
     assert all(line.startswith("through the pager: ") for line in through.splitlines())
     assert "through the pager" not in on_terminal(80, "--no-pager", PAGER="sed 's/^/through the pager: /'")
     assert on_terminal(80, PERF_PAGER="", PAGER="false") == on_terminal(80)
-    # One that ends before everything was written ends it quietly.
+    # A pager that quits early is no error.
     assert on_terminal(80, PAGER="head -1").startswith("# Recording: ")
     left = tmp_path / "LESS"
     on_terminal(80, PAGER=f"cat > /dev/null; echo $LESS > {left}")

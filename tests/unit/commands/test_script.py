@@ -21,7 +21,7 @@ Script = Callable[..., str]
 
 @pytest.fixture
 def script(capsys: pytest.CaptureFixture[str]) -> Script:
-    """Runs the verb and gives what it printed."""
+    """Run the verb and return its output."""
 
     def run(name: str, *options: str) -> str:
         assert main(["script", "-i", str(DATA / f"{name}.data"), *options]) == 0
@@ -53,7 +53,7 @@ def test_selections(script: Script) -> None:
 
 
 def test_fields_are_given_as_to_perf(script: Script) -> None:
-    """`-F -sym` too, which argparse alone would take for an option."""
+    """Also `-F -sym`, which argparse alone takes for two options."""
     assert "(/root/blocker)" in script("direct")
     assert "(/root/blocker)" not in script("direct", "-F", "-dso")
     assert script("direct", "-F", "-sym,-symoff") == script("direct", "--fields", "-sym,-symoff")
@@ -94,7 +94,7 @@ def test_unmerged_callchains(script: Script) -> None:
 
 
 def test_waits_between_switches_show_when_asked_for(script: Script) -> None:
-    """Waits between switches were not recorded: by default only recorded samples are printed."""
+    """Waits derived from context switches are no recorded samples; by default only these are printed."""
     assert {one.event for one in parse(script("sched"))} == {"sched:sched_switch", "sched:sched_wakeup"}
     assert {one.event for one in parse(script("sched", "--event", "offcpu-time"))} == {"offcpu-time"}
 
@@ -114,7 +114,7 @@ def test_damage_is_reported_on_standard_error(tmp_path: Path, capsys: pytest.Cap
     out, err = capsys.readouterr()
     assert 100 < len(parse(out)) < 509
     assert "file cut" in err
-    lines = [line for line in err.splitlines() if "no name" in line]  # else frames show it themselves
+    lines = [line for line in err.splitlines() if "no name" in line]  # other causes show in the frames
     assert all(line.endswith("has another build-id than the recorded one") for line in lines)
     assert len(lines) == len(set(lines))
 

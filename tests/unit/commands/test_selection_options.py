@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options that select, the same for every verb that shows samples."""
+"""Options that select samples, common to all verbs that show them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_ids_that_cannot_be_select_nothing(capsys: pytest.CaptureFixture[str]) -
         (["--kallsyms", "/etc/passwd"], "--kallsyms /etc/passwd: no line of it names a function of a kernel"),
     ],
 )
-def test_symbols_that_are_not_there_are_told(
+def test_missing_symbol_files_are_reported(
     capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
 ) -> None:
     assert main(["report", "-f", "-i", str(TESTS / "data" / "demo.data"), *options]) == 129

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`-i` given several times: which verbs join recordings, and what the others say."""
+"""Several `-i`: verbs that join recordings, and the error of the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEMO = Path(__file__).resolve().parents[2] / "data" / "demo.data"
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Words that name two copies of a recording in the current directory."""
+    """Make two copies of a recording and return the words that name them."""
     monkeypatch.chdir(tmp_path)
     for name in ("run1.data", "run2.data"):
         shutil.copy(DEMO, name)
