@@ -175,6 +175,7 @@ def test_clocks_of_the_file_agree(known: tuple[Path, Run]) -> None:
 # Targets
 
 
+@pytest.mark.alone
 def test_children_of_a_command_are_recorded_and_others_are_not(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time\nwhile True: time.sleep(0.02)"])
     try:
@@ -186,7 +187,8 @@ def test_children_of_a_command_are_recorded_and_others_are_not(tmp_path: Path) -
     recording = load_recording(tmp_path / "perf.data")
     sleeps = off_cpu(recording) & (recording.samples.syscall == NANOSLEEP)
     periods = sorted(recording.samples.period[sleeps].tolist())
-    assert len(periods) == 6 and periods[0] >= 30 * MS and periods[3] >= 50 * MS
+    # Of 30 and of 50 ms; a thread that is preempted on its way to sleep sleeps as much shorter.
+    assert len(periods) == 6 and periods[0] > 20 * MS and periods[3] > 40 * MS
     assert len(set(recording.samples.pid[off_cpu(recording)])) == 4
     assert other.pid not in recording.samples.pid
     assert {spec.pid for spec in recording_tasks(recording) if spec.tid == other.pid} == {other.pid}
