@@ -232,7 +232,7 @@ class Collector:
 
     @property
     def fill(self) -> float:
-        """How full the fullest ring was when they were emptied last, 0 to 1."""
+        """Fill of the fullest ring at the last drain, 0 to 1."""
         return max(self.rings.last_fill, self._side_rings.last_fill)
 
     def waiting_records(self) -> int:

@@ -31,7 +31,7 @@ class RecordOptions:
         threshold_ns: shortest wait that becomes a sample; shorter ones are summed.
         events: on-CPU events to sample; () for off-CPU time alone.
         frequency_hz: samples a second and CPU of each on-CPU event.
-        period: instead of a frequency, one sample every so many events; 0 for the frequency.
+        period: events for each sample, instead of a frequency; 0 for the frequency.
         kernel_stacks: callchains have a kernel part.
         deferred_stacks: their user part is walked when the task returns to user mode, where the kernel can.
         all_cgroups: on-CPU samples hold the control group; off-CPU samples always do.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a recording goes on in a new file, and the names of its files: `--switch-output`.
+"""Rotation of the files of a recording, `--switch-output`: when a new one begins, and their names.
 
 As in perf: at a signal (SIGUSR2), when a file has reached a size, or after a time. The name of each file ends
 with the time at which it was begun, to the hundredth of a second, as with `perf record --timestamp-filename`.
@@ -23,7 +23,7 @@ _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """What begins a new file, in addition to SIGUSR2.
+    """Limits of a file, beyond which a new one begins; SIGUSR2 always begins one.
 
     Args:
         size_bytes: the size of a file, 0 for none.

@@ -15,7 +15,7 @@ from perf_offcpu.errors import UsageError
 
 
 class ShortWaits(enum.StrEnum):
-    """What to do with waits under the threshold."""
+    """Choices for waits under the threshold."""
 
     STACKS = "stacks"
     """Sum them by thread, state, system call, cgroup and user stack."""

@@ -58,7 +58,7 @@ class Target:
 
     @property
     def is_system(self) -> bool:
-        """Whether all tasks may be recorded."""
+        """True if all tasks may be recorded."""
         return self.kind is Targets.ALL
 
     @property

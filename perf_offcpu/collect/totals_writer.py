@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write what the kernel side sums up into the file: sums of short waits, budgets, states of tasks.
 
-The maps in the kernel have room for so many; they are emptied before they are full.
+The maps in the kernel have limited room; they are emptied before they are full.
 """
 
 from __future__ import annotations

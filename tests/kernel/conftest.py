@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests on the running kernel share."""
+"""Fixtures of the tests on the running kernel."""
 
 from __future__ import annotations
 

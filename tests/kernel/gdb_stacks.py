@@ -67,7 +67,7 @@ class Stop:
 
     @property
     def agrees(self) -> bool:
-        """Whether the frames are the same."""
+        """Return whether the frames are the same."""
         return self.gdb == self.ours
 
 

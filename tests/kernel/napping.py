@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program napper (napper.c) at work under the BPF program, and names for the addresses that come out.
+"""Run the program napper (napper.c) under the BPF program, and look up names of recorded addresses.
 
 `napper` counts its own waits by the kernel's counter of voluntary context switches and measures them with
 the clock that the BPF program uses, so the expected figures are measured, never assumed.
@@ -42,7 +42,7 @@ _FLAGS = [
 ]
 
 ENDS_IN_SLEEPER = b"\0btf_trace_sched_exit_tp\0" in Path("/sys/kernel/btf/vmlinux").read_bytes()
-"""Whether this kernel can end waits in the sleeper's own context (Linux 6.16)."""
+"""This kernel can end waits in the sleeper's own context (Linux 6.16)."""
 
 both_forms = pytest.mark.parametrize(
     "in_switch",
@@ -64,7 +64,7 @@ def build(program: Path) -> None:
 
 @dataclass(frozen=True)
 class Tally:
-    """What a thread of napper counted."""
+    """Counts of a thread of napper."""
 
     kind: str
     pid: int
@@ -96,7 +96,7 @@ class Napper:
         return line
 
     def go(self) -> list[Tally]:
-        """Let it do its rounds; it lives on until `end`."""
+        """Let it do its rounds and return its counts; it lives on until `end`."""
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
@@ -109,7 +109,7 @@ class Napper:
 
 @contextmanager
 def recording(config: OffCpuConfig, pages: int = 256) -> Iterator[tuple[OffCpuProgram, Rings]]:
-    """The program attached, with rings, not yet enabled."""
+    """Attach the program, with rings; it is not yet enabled."""
     with Rings(pages) as rings, OffCpuProgram(config) as program:
         for cpu, ring in rings.rings.items():
             program.set_output(cpu, ring.fd)
@@ -118,12 +118,12 @@ def recording(config: OffCpuConfig, pages: int = 256) -> Iterator[tuple[OffCpuPr
 
 
 def waits_of(rings: Rings) -> list[Wait]:
-    """The waits that began while the program was at work."""
+    """Return the waits that began while the program was enabled."""
     return parted(rings)[0]
 
 
 def parted(rings: Rings) -> tuple[list[Wait], list[Wait]]:
-    """(waits that began while the program was at work, waits that began before)."""
+    """Return (waits that began while the program was enabled, waits that began before)."""
     waits = [parse(body) for body in rings.bodies()]
     return [w for w in waits if w.kind != 4], [w for w in waits if w.kind == 4]
 
@@ -131,7 +131,7 @@ def parted(rings: Rings) -> tuple[list[Wait], list[Wait]]:
 def record_napper(
     napper: Path, config: OffCpuConfig, pages: int = 256
 ) -> tuple[list[Tally], list[Wait], Any, dict[str, int]]:
-    """Record one run as a target by pid: (what it counted, samples, sums, counters)."""
+    """Record one run as a target by pid; return (its counts, samples, sums, counters)."""
     one = Napper(napper)
     with recording(config, pages) as (program, rings):
         program.add_target(one.pid)
@@ -172,21 +172,21 @@ def is_in(program: Path, function: str, address: int) -> bool:
 
 
 def about(total_ns: int, tally: Tally) -> bool:
-    """Within 2 % or 200 us a wait, and what the thread may have lost by preemption beside its waits.
+    """Compare with 2 % or 200 us a wait, and with the time that preemption next to its waits may have taken.
 
-    The way from reading the clock to the switch and back takes as much longer as the machine is slower.
+    The way from reading the clock to the switch and back takes longer on slower machines.
     """
     beside = max(0.02 * tally.ns, 200_000 * tally.waits * PATIENCE) + 10 * MS * tally.preemptions * PATIENCE
     return -0.02 * tally.ns <= tally.ns - total_ns <= beside
 
 
 class Balance:
-    """Holds what the program says against what threads counted themselves.
+    """Compare the waits of the program with those that threads counted themselves.
 
-    Where waits end in sched_switch, the kernel may fail to tell of an end: there are kernels on which the
-    switch-outs of some tasks pass no tracepoint (perf's own sched:sched_switch misses them too). Such ends
-    are counted by the program when the task waits again, so they may be missing, but not silently. Where
-    waits end in sched_exit_tp none may be missing.
+    Where waits end in sched_switch, the kernel may not report an end: on some kernels the switch-outs of some
+    tasks pass no tracepoint (perf's own sched:sched_switch misses them, too). The program counts such an end
+    when the task waits again, so ends may be missing, but not silently. Where waits end in sched_exit_tp none
+    may be missing.
     """
 
     def __init__(self, counters: dict[str, int], in_switch: bool = False) -> None:
@@ -195,7 +195,7 @@ class Balance:
         self._missed = 0
 
     def check(self, tally: Tally, waits: int, total_ns: int | None = None, around: int = 0) -> None:
-        """A thread's waits; `around` of them may lie outside the part that it counted."""
+        """Check the waits of a thread; `around` of them may lie outside the part that it counted."""
         assert waits <= tally.waits + around, tally
         self._missed += max(0, tally.waits - waits)
         assert self._missed <= self._may_miss, tally

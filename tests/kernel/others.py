@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program as another user runs it, also from a checkout that others cannot reach (in /root)."""
+"""Run the program as another user, also from a checkout that others cannot reach (in /root)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ exec sh -c "$3"
 
 
 def reachable(shell: str) -> str:
-    """A shell line that runs another in whose eyes others can enter the checkout."""
+    """Return a shell line that runs another where other users can enter the checkout."""
     closed = [parent for parent in CHECKOUT.parents if not parent.stat().st_mode & 0o001]
     if not closed:
         return shell

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs `perf-offcpu record` for tests, and answers what they ask of a recording."""
+"""Run `perf-offcpu record` for tests, and look up what they need of a recording."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perf_offcpu.model.recording import Recording, SampleFlag
 
 PROGRAM = [*program.PROGRAM, "record"]
 INTERRUPTIBLE = ["env", "--default-signal=INT"]
-"""What a shell runs in the background ignores SIGINT, and so does what it starts: these tests, too."""
+"""Commands that a shell runs in the background ignore SIGINT, and so do their children: these tests, too."""
 MS = 1_000_000
 TWO_SLEEPS = "import time; time.sleep(0.05); time.sleep(0.03)"
 CHILDREN = f"""
@@ -48,7 +48,7 @@ def run(*arguments: str | Path, cwd: Path) -> Run:
 
 @contextmanager
 def recorder(*arguments: str | Path, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """A recorder that is recording by now: its file has its name."""
+    """Start a recorder; it records by now, as its file has its name."""
     process = subprocess.Popen(
         [*PROGRAM, *arguments], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -69,7 +69,7 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 
 def perf(*arguments: str | Path, allow: str = "") -> str:
-    """Stock perf's output; a single word on stderr is a failure, but for lines that hold `allow`."""
+    """Return the output of stock perf; a word on stderr is a failure, but for lines that contain `allow`."""
     done = subprocess.run(["perf", *arguments], capture_output=True, timeout=60, check=True)
     said = done.stderr.decode(errors="replace").splitlines()
     assert [line for line in said if not allow or allow not in line] == []
@@ -77,7 +77,7 @@ def perf(*arguments: str | Path, allow: str = "") -> str:
 
 
 def waits(recording: Recording, tid: int) -> tuple[int, int]:
-    """(number, total ns) of a thread's waits."""
+    """Return (number, total ns) of a thread's waits."""
     samples = recording.samples
     mine = (samples.tid == tid) & (samples.flags & SampleFlag.OFFCPU > 0)
     return int(samples.count[mine].sum()), int(samples.period[mine].sum())
@@ -88,17 +88,18 @@ def comms(recording: Recording, mask: np.ndarray) -> set[str]:
 
 
 def lost(recording: Recording) -> set[LossCause]:
-    """What the recording lacks, apart from garbage words that walks by frame pointer end in.
+    """Return the losses of a recording, apart from garbage words at the end of walks by frame pointer.
 
-    And from what kernels do not tell: there are some that keep quiet while certain tasks run, so that a
-    wake-up from an interrupt that hits these is not seen (by perf's own sched:sched_waking neither).
+    Events that the kernel does not report are left out, too: some kernels trace nothing while certain tasks
+        run,
+    so that a wake-up from an interrupt during them is not seen (by perf's own sched:sched_waking neither).
     """
     untraced = {losses.ENDS_MISSED, losses.BEGINS_MISSED, losses.WAKEUPS_MISSED}
     return set(recording.losses) - {losses.GARBAGE} - untraced
 
 
 def off_cpu(recording: Recording) -> np.ndarray:
-    """The waits that began in the recording."""
+    """Return a mask of the waits that began in the recording."""
     return recording.samples.flags & (SampleFlag.OFFCPU | SampleFlag.BEGAN_BEFORE) == SampleFlag.OFFCPU
 
 
@@ -131,7 +132,7 @@ def bpf_programs_of(pid: int) -> set[int]:
 
 @contextmanager
 def two_threads() -> Iterator[tuple[int, list[int]]]:
-    """A process whose two threads sleep 20 ms at a time: (pid, tids)."""
+    """Start a process whose two threads sleep 20 ms at a time: (pid, tids)."""
     script = """
 import os, threading, time
 def work():

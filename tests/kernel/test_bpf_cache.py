@@ -59,7 +59,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
-    """What a program that follows a command and takes all there is to take is made of."""
+    """The recipe of a program that follows a command and records all it can."""
     return recipe_of(
         OffCpuConfig(targets=Targets.COMMAND, waker_stacks=True, cgroups=True, by_comm=True), monkeypatch
     )
@@ -82,7 +82,7 @@ def recipe_of(config: OffCpuConfig, monkeypatch: pytest.MonkeyPatch) -> Recipe:
 
 
 def parts(recipe: Recipe, cache: ProgramCache | None) -> tuple[Any, Any]:
-    """Instructions, maps by row instead of descriptor, and what the kernel tells of the maps by name."""
+    """Return instructions, maps by row instead of descriptor, and the kernel's facts on the maps by name."""
     seen: list[Any] = []
 
     def load(functions: Mapping[str, bytes], maps: Mapping[str, int]) -> None:
@@ -136,7 +136,7 @@ def test_kept_programs_and_maps_are_those_that_are_compiled(
 
 
 def start(preparation: str = "") -> str:
-    """In a new process, create a program; what came of it, and whether the compiler came with it."""
+    """Create a program in a new process; return the outcome, and whether the compiler was loaded."""
     script = f"""
         import sys
         {preparation}
@@ -205,7 +205,7 @@ def test_what_the_kernel_refuses_or_another_compiler_made_is_compiled_anew(
 
 
 class StandIn:
-    """Where the kernel has no kprobes: a place that takes a program as long as it is open."""
+    """A kprobe for kernels that have none: it takes a program as long as it is open."""
 
     def __init__(self, function: str) -> None:
         self.function = function

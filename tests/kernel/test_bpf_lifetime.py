@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The BPF program on the running kernel: it comes and goes without traces, or says why it cannot come."""
+"""The BPF program on the running kernel: it is loaded and removed without traces, or says why not."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_two_recorders_at_once_do_not_disturb_each_other(napper: Path) -> None:
 
 
 def is_same(one: Wait, other: Wait) -> bool:
-    """Whether two recorders saw the same wait of a thread."""
+    """Return whether two recorders saw the same wait of a thread."""
     together = (
         one.switch_out_ns < other.switch_out_ns + other.ns
         and other.switch_out_ns < one.switch_out_ns + one.ns
@@ -134,7 +134,7 @@ def test_a_refused_program_is_told_in_the_verifiers_words() -> None:
 
 
 def failure(preparation: str) -> str:
-    """What creating the program raises in a process of its own, nothing being kept, as `Class: message`."""
+    """Create the program in a process of its own without cache; return what it raises as `Class: message`."""
     script = f"""
         import os
         os.environ["PERF_OFFCPU_CACHE_BYTES"] = "0"

@@ -199,7 +199,7 @@ def test_short_waits_are_summed_by_thread_state_and_stack(napper: Path, in_switc
 
 
 def is_of(program: Path, tally: Tally, ips: Any, offsets: Any, row: int) -> bool:
-    """Whether the stack of a sum is that of the measured waits, not of what is around them."""
+    """Return whether the stack of a sum is that of the measured waits, not of calls around them."""
     frames = ips[offsets[row] : offsets[row + 1]].tolist()
     if tally.kind in ("nap", "child", "blink"):
         levels = 11 if tally.kind == "blink" else 101

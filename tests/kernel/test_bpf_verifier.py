@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the verifier follows the programs: users wait for it at each start, and it gives up at a million.
+"""Instructions that the verifier follows: users wait for it at each start, and it gives up at a million.
 
-Kernels differ in how well they tell that two ways are one, so there has to be room.
+Kernels differ in how well they see that two paths are one, so there has to be room.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_programs_stay_far_from_the_verifiers_limit(
 def test_the_form_for_a_kprobe_is_taken_even_where_there_are_none(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels before 6.16 need it; every verifier can look at it, but only those with kprobes attach it."""
+    """Kernels before 6.16 need it; all verifiers can check it, but only kernels with kprobes attach it."""
     monkeypatch.setattr(bpf_defines, "_ON_EXIT", {})
     monkeypatch.setattr(bpf_load, "Kprobe", Nowhere)
     with OffCpuProgram(OffCpuConfig(in_sleeper=True, **asked), use_cache=False) as program:
@@ -89,7 +89,7 @@ def test_the_form_for_a_kprobe_is_taken_even_where_there_are_none(
 
 
 class Nowhere:
-    """A place for a program that is never reached."""
+    """A kprobe that is never hit."""
 
     def __init__(self, function: str) -> None:
         assert function.startswith("finish_task_switch")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of each thread goes: it adds up, and agrees with perf, the kernel and the program."""
+"""Budgets of threads: their time adds up, and agrees with perf, the kernel and the program."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def blocked(budget: Budget) -> int:
 
 
 class Beside:
-    """What perf's sched:sched_switch tracepoints, recorded beside us, say of each thread.
+    """Waiting time and delay of each thread by perf's sched tracepoints, recorded at the same time.
 
     perf misses switches at times on idle CPUs, and its `sched timehist` then shows waits that are too short.
     So only threads of which it has every switch are compared: as many waits as budgets have switches but the

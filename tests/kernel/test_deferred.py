@@ -28,7 +28,7 @@ from perf_offcpu.symbolize.symbolizer import symbolize
 USER_DEFERRED = 2**64 - 640
 """PERF_CONTEXT_USER_DEFERRED, include/uapi/linux/perf_event.h"""
 DEPTH = 100
-"""Of the recursion below which napper naps."""
+"""Depth of the recursion in which napper naps."""
 
 PERFS_EVENTS = ["-e", "cpu-clock", "-F", "999"]
 
@@ -52,7 +52,7 @@ def ours(napper: Path, perf_offcpu: Command, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module", params=[[], ["-e", "sched:sched_switch"]], ids=["samples", "switches"])
 def perfs(request: pytest.FixtureRequest, napper: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same under perf's, without and with samples of its context switches."""
+    """napper recorded by perf, without and with samples of its context switches."""
     if version() < (7, 0):
         pytest.skip(f"perf {version()} cannot ask for deferred callchains (7.0 can)")
     path = tmp_path_factory.mktemp("perfs") / "perf.data"

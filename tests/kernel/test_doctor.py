@@ -42,7 +42,7 @@ def doctor(shell: str = DOCTOR) -> tuple[int, dict[str, Any], dict[str, dict[str
 
 @pytest.fixture(scope="module")
 def here() -> tuple[int, dict[str, Any], dict[str, dict[str, str]]]:
-    """What it says of this machine as it is."""
+    """The doctor's findings on this machine as it is."""
     return doctor()
 
 

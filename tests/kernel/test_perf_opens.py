@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stock perf makes of our recordings: it opens them silently, and both doors say the same."""
+"""Stock perf opens our recordings silently, and both doors return the same."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `perf-offcpu record` ends: by itself, by signals, on a full disk, before it begins; what is left."""
+"""The end of `perf-offcpu record`: by itself, by signals, on a full disk, before it begins; what is left."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_what_cannot_be_is_one_sentence_and_no_file(
 
 
 def counter(path: Path, name: bytes) -> int:
-    """What the recorder counted, from its own sample at the end of the file."""
+    """Return a counter of the recorder, from its own sample at the end of the file."""
     data = path.read_bytes()
     at = data.rindex(MAGIC.to_bytes(4, sys.byteorder))
     rows = COUNTERS.unpack(data[at : at + 60_000])["counters"]

@@ -88,7 +88,7 @@ def test_reader_of_the_pipe_that_goes_away_ends_the_recording(tmp_path: Path) ->
 
 
 RATE = str(int(1999 / PATIENCE))
-"""Of samples a second; an emulated machine does not compress as fast as that."""
+"""Samples a second; an emulated machine does not compress as fast as that."""
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_processes_and_threads_together(tmp_path: Path) -> None:
 
 
 def test_inside_a_pid_namespace_ids_are_the_users(tmp_path: Path) -> None:
-    """As the user in a container sees them, and as perf's own records have them: names and maps fit."""
+    """They are those that the user in a container sees and perf's own records have: names and maps match."""
     napper = f"{sys.executable} -c '{NAPPING}' & nap=$!"
     record = f"{' '.join(PROGRAM)} -p $nap --duration 0.4"
     script = f"{napper}; {record}; kill $nap; echo $nap"

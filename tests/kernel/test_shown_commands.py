@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README and man pages tell to record works, with a program of ours for theirs."""
+"""Commands of README and man pages that record work, with a program of ours in place of theirs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUICKER |= {"perf report -i": f"perf {' '.join(REPORT)} -i"}
 
 @pytest.fixture(scope="module")
 def beginning_s(tmp_path_factory: pytest.TempPathFactory) -> float:
-    """Until a recording has begun, and with nothing compiled before: less than a whole one takes here."""
+    """Longest time until a recording has begun: that of a whole one, with nothing compiled before."""
     begin = time.monotonic()
     run("perf-offcpu record -- true", tmp_path_factory.mktemp("first"))
     return time.monotonic() - begin

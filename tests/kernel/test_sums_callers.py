@@ -117,7 +117,7 @@ def test_few_stacks_are_copied(python_waits: Path) -> None:
 
 
 def perf_period(path: Path) -> int:
-    """What stock perf adds up of the off-cpu event."""
+    """Return the sum that stock perf has of the off-cpu event."""
     text = subprocess.run(
         ["perf", "script", "-i", path, "-F", "event,period"], capture_output=True, text=True, check=True
     ).stdout

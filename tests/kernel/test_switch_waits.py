@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits out of recordings that stock perf makes of context switches, against what the program measured.
+"""Waits from context switches that stock perf recorded, compared with what the program measured.
 
 `nvcsw` and `nivcsw` are the kernel's own counts of a thread's switches, while it could not and while it could
 have gone on. (Not every kernel of a cloud lets tracepoints see the idle thread, so where counts must be exact
@@ -53,7 +53,7 @@ class Run:
         return samples.take(mine & within)
 
     def switches_of(self, thread: Thread) -> np.ndarray:
-        """When the thread went out, by the samples of sched_switch."""
+        """Return the times at which the thread was switched out, by the samples of sched_switch."""
         names = [evsel.name for evsel in self.recording.evsels]
         samples = self.recording.samples
         mine = (samples.evsel == names.index("sched:sched_switch")) & (samples.tid == thread.tid)
@@ -155,7 +155,7 @@ def test_stacks_are_those_of_the_waits(run: Run) -> None:
 
 
 def _contains(stack: list[str], frames: list[str]) -> bool:
-    """Whether all these frames are in the stack, in this order."""
+    """Return whether the stack has all these frames in this order."""
     rest = iter(stack)
     return all(frame in rest for frame in frames)
 
@@ -186,7 +186,7 @@ def test_states_and_wake_ups_come_with_the_tracepoints(run: Run) -> None:
 
 
 def test_nothing_of_the_command_is_left_out(run: Run) -> None:
-    """Where only the command is recorded, that is from its beginning."""
+    """A recording of the command alone has it from its beginning."""
     if len(set(run.recording.samples.pid.tolist())) == 1:
         assert not {losses.END_NOT_RECORDED, losses.BEGIN_NOT_RECORDED, losses.BEGIN_UNKNOWN} & set(
             run.recording.losses

@@ -129,7 +129,7 @@ def test_inject_writes_whole_stacks_and_no_stack_bytes(recorded: Path, injection
 
 
 def is_root(words: list[str]) -> bool:
-    """Of the last line of perf's, name and file, whether the stack ends there; as ROOTS has it."""
+    """Return whether the stack ends in the last line of perf (name and file), as ROOTS has it."""
     name, dso = words[0].split("@")[0], words[1]
     return name in ROOTS or (name == "[unknown]" and dso.endswith("/libc.so.6)"))
 
@@ -172,7 +172,7 @@ def chains_of_perf(path: Path) -> dict[tuple[int, int], Chain]:
 
 
 def chains_of_ours(path: Path) -> dict[tuple[int, int], Chain]:
-    """The same of ours, return addresses as they are."""
+    """Return the same as decode unwinds them: return addresses as they are."""
     recording = unwind(load_recording(path, snapshots=True), Search.usual())
     chains = {}
     for row, number in enumerate(recording.samples.callchain.tolist()):
@@ -184,7 +184,7 @@ def chains_of_ours(path: Path) -> dict[tuple[int, int], Chain]:
 
 
 def agree(ours: Chain, theirs: Chain) -> bool:
-    """Whether both have the same frames: perf shows the byte before a return address."""
+    """Return whether both have the same frames: perf shows the byte before a return address."""
     return len(ours) == len(theirs) and all(
         (one - other) % 0x1000 <= 1 for one, other in zip(ours, theirs, strict=True)
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who woke, when, and where it was: for each kind of wait of the workload."""
+"""Wakers: thread, time and stack, for each kind of wait of the workload."""
 
 from __future__ import annotations
 

@@ -200,8 +200,10 @@ CLASS_OF_SITE = {
 
 
 def test_waits_are_classed_by_what_they_wait_for(run: Run) -> None:
-    """As many of each class as the kernel counted switches in places of that kind; with and without the
-    kernel's functions in the stack, for short waits are sums. An fsync may wait for several things."""
+    """Compare the waits of each class with the switches that the kernel counted in places of that kind.
+
+    Stacks may lack the kernel's functions: short waits are sums. An fsync may wait for several things.
+    """
     for thread in finished(run):
         if thread.comm == "syncer":
             continue

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many recorded waits have stacks that reach the root, by comm: for tests and benchmarks."""
+"""Count recorded waits with stacks that reach the root, by comm: for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _USER_HALF = np.uint64(1 << 63)
 
 @dataclass(frozen=True)
 class Wholeness:
-    """Waits of one comm: how many, how many with whole stacks, and mean user depths, unwound and by fp."""
+    """Waits of one comm: their number, those with whole stacks, and mean user depths, unwound and by fp."""
 
     waits: int
     whole: int
@@ -49,14 +49,14 @@ def record(output: Path, *arguments: str | Path, options: tuple[str, ...] = (), 
 
 
 def waits(recording: Recording) -> np.ndarray:
-    """Rows of waits that were recorded one by one."""
+    """Return the rows of waits that were recorded one by one."""
     flags = recording.samples.flags
     off, aggregated = np.uint32(SampleFlag.OFFCPU), np.uint32(SampleFlag.AGGREGATED)
     return np.flatnonzero((flags & (off | aggregated)) == off)
 
 
 def user_depths(recording: Recording, rows: np.ndarray) -> np.ndarray:
-    """User frames of some samples."""
+    """Return the number of user frames of samples."""
     chains = recording.callchains.take(recording.samples.callchain[rows])
     return np.bincount(chains.row_of_value()[chains.values < _USER_HALF], minlength=len(rows))
 
@@ -83,7 +83,7 @@ def wholeness(path: Path) -> dict[str, Wholeness]:
 
 @dataclass(frozen=True)
 class SumWholeness:
-    """Summed waits of one comm: how many and their time, and how many, how much with whole stacks."""
+    """Summed waits of one comm: their number and time, and number and time of those with whole stacks."""
 
     waits: int
     whole: int
@@ -92,7 +92,7 @@ class SumWholeness:
 
 
 def sums(recording: Recording) -> np.ndarray:
-    """Rows of sums of waits."""
+    """Return the rows of sums of waits."""
     return np.flatnonzero(recording.samples.flags & np.uint32(SampleFlag.AGGREGATED))
 
 
@@ -116,7 +116,7 @@ def sum_wholeness(path: Path) -> dict[str, SumWholeness]:
 
 
 def sums_by_stack(path: Path) -> dict[tuple[str, ...], tuple[int, int]]:
-    """(waits, ns) of sums by the names of their user frames, leaf first."""
+    """Return (waits, ns) of sums by the names of their user frames, leaf first."""
     recording = unwind(load_recording(path, snapshots=True), Search.usual())
     profile = symbolize(recording)
     found: dict[tuple[str, ...], tuple[int, int]] = {}
@@ -129,7 +129,7 @@ def sums_by_stack(path: Path) -> dict[tuple[str, ...], tuple[int, int]]:
 
 
 def user_stacks(path: Path) -> Counter[tuple[str, ...]]:
-    """Names of user frames of each wait, leaf first, and how often; without symbol the file's in brackets."""
+    """Count waits by the names of their user frames, leaf first; without symbol the file's in brackets."""
     recording = unwind(load_recording(path, snapshots=True), Search.usual())
     rows = waits(recording)
     profile = symbolize(recording)

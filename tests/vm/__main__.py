@@ -24,8 +24,8 @@ EPILOG = f"""\
   scripts/vmtest --kept                       one table of the last whole run on each, as it was
 
 KERNEL is the beginning of a version; the newest of Debian's suites that fits is taken. Linux 5.15 is the
-oldest that can work. Everything that a run gave is kept: {host.CACHE / "results"};
-what chosen tests or --run gave, in a directory KERNEL.part there."""
+oldest that can work. The output of a run is kept in {host.CACHE / "results"};
+that of chosen tests or --run in a directory KERNEL.part there."""
 OLDEST = (5, 15)
 TOO_OLD = "tests/vm/too_old.py"
 PATIENCE = "PERF_OFFCPU_TEST_PATIENCE=20"
@@ -60,7 +60,7 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
 
 
 def _results(release: str, part: bool = False) -> Path:
-    """Where a kernel's last run is kept; one of chosen tests does not take the place of a whole one."""
+    """Return the directory of a kernel's last run; a run of chosen tests has one of its own."""
     return host.CACHE / "results" / (f"{release}.part" if part else release)
 
 
@@ -71,7 +71,7 @@ def _command(kernel: kernels.Kernel, options: argparse.Namespace, tests: list[st
 
 
 def _run_on(kernel: kernels.Kernel, options: argparse.Namespace, tests: list[str]) -> bool:
-    """Whether the command gave status 0; what it gave is in the results."""
+    """Run the command; return whether its status is 0. Its output is in the results."""
     suite = options.root or roots.suite_of(kernel)
     image = roots.image(suite)
     results = _results(kernel.release, bool(tests or options.run))
@@ -84,7 +84,7 @@ def _run_on(kernel: kernels.Kernel, options: argparse.Namespace, tests: list[str
 
 
 def _table(releases: list[str], part: bool) -> str:
-    """Of what is kept, a column a kernel, and below it which checkout each was of."""
+    """Return a table of kept results with a column for each kernel, and the checkout of each below."""
     found = {name.removesuffix("-cloud-amd64"): _results(name, part) for name in releases}
     runs = {
         name: table.read(path / "junit.xml")

@@ -27,7 +27,7 @@ from vm.roots import PROJECT, project_files
 HERE = Path(__file__).resolve().parent
 MEMORY_MB = 3072
 RESULTS_SIZE = 1 << 29  # sparse
-# qemu 7.2 gets AVX2's gathering loads wrong: numpy 2.4's argsort, which has them, gives wrong orders there.
+# qemu 7.2 emulates AVX2's gathering loads wrongly: numpy 2.4's argsort, which uses them, sorts wrongly.
 _CPU = "max,-avx2"
 
 # no_timer_check: where emulation gets too little of the CPU, the kernel's check of its timer ends in a panic.
@@ -47,7 +47,7 @@ exec /bin/busybox switch_root /root /vmtest-init
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of a machine."""
+    """Outcome of a run in a machine."""
 
     status: int | None
     """The command's; None if the machine died or ran out of time before."""
@@ -59,7 +59,7 @@ class Outcome:
 def run_inside(kernel: Kernel, image: Path, command: str, results: Path, timeout_s: float) -> Outcome:
     """Boot, run the shell command in the project's directory, take /results out, power off."""
     begin = time.monotonic()
-    with locked(f"results/{results.name}"):  # two runs of one kernel would mix what they give
+    with locked(f"results/{results.name}"):  # two runs of one kernel would mix their files
         shutil.rmtree(results, ignore_errors=True)
         results.mkdir(parents=True)
         (results / "checkout").write_text(checkout())
@@ -116,7 +116,7 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def _unpack(path: Path, results: Path) -> None:
-    """What the machine put out; nothing if it did not get that far."""
+    """Unpack the output of the machine; there is none if it did not get that far."""
     command = ["tar", "xf", path, "-C", results, "--no-same-owner"]
     subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
 
@@ -138,7 +138,7 @@ def _initrd(kernel: Kernel) -> bytes:
 
 
 def _modules(kernel: Kernel, name: str) -> list[bytes]:
-    """A module behind those that it depends on, by its own account; nothing if it is built in."""
+    """Return a module after those that it depends on; nothing if it is built in."""
     pattern = name.replace("_", "[-_]")
     found = next((kernel.modules / "lib/modules" / kernel.release).rglob(f"{pattern}.ko*"), None)
     if found is None:

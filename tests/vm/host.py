@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all parts of vmtest need of the machine they run on: the cache, commands, messages."""
+"""Functions of all parts of vmtest for the machine they run on: the cache, commands, messages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check(commands: Sequence[str] = tuple(NEEDED)) -> None:
 
 
 def run(*command: str | Path) -> None:
-    """Run quietly and at low priority; a failure ends all with the end of what the command said."""
+    """Run a command quietly and at low priority; after a failure show the end of its output and exit."""
     words = ["nice", *map(str, command)]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
@@ -53,7 +53,7 @@ def run(*command: str | Path) -> None:
 
 
 def checkout() -> str:
-    """The commit of the checkout, with "-dirty" where files differ from it."""
+    """Return the commit of the checkout, with "-dirty" where files differ from it."""
     command = ["git", "describe", "--always", "--abbrev=12", "--dirty"]
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
 

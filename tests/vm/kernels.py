@@ -28,7 +28,7 @@ PACKAGE = re.compile(r"linux-(binary-unsigned|binary|image)-((\d+)\.(\d+)[^-]*(?
 
 @functools.cache
 def mirror() -> str:
-    """Where Debian's archives are: $DEBIAN_MIRROR, else where this machine's apt has them."""
+    """Return the URL of Debian's archives: $DEBIAN_MIRROR, else that of this machine's apt."""
     if named := os.environ.get("DEBIAN_MIRROR"):
         return named.rstrip("/")
     targets = subprocess.run(
@@ -45,7 +45,7 @@ class Kernel:
     """A kernel in the cache."""
 
     release: str
-    """As `uname -r` says it."""
+    """The name in `uname -r`."""
     vmlinuz: Path
     modules: Path
     """The directory that holds lib/modules/RELEASE."""

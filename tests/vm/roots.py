@@ -31,13 +31,13 @@ VENV = "/opt/venv"
 PROJECT = "/perf-offcpu"
 # What the "test" extra has for other than running tests. (numpy is the suite's: its age is to be tested.)
 NOT_FOR_TESTS = ("mypy", "ruff", "numpy")
-# A mirror may be behind; signatures are checked all the same.
+# A mirror may be late; signatures are checked all the same.
 STALE = ("-o", "Acquire::Check-Valid-Until=false")
 IMAGE_SIZE = "4G"  # sparse
 
 
 def suite_of(kernel: Kernel) -> str:
-    """The suite of a kernel's own time; what is older than the oldest root gets that one."""
+    """Return the suite of a kernel's own time, or the oldest one."""
     if kernel.version < (6, 12):
         return "bookworm"
     return "trixie" if kernel.version < (6, 13) else "sid"
@@ -59,7 +59,7 @@ def _test_tools() -> list[str]:
 
 
 def root(suite: str) -> Path:
-    """The directory of a suite's root, made on first use (a minute and 1 GB)."""
+    """Return the directory of a suite's root, made on first use (a minute and 1 GB)."""
     with locked(f"root-{suite}") as directory:
         done = directory.with_suffix(".done")
         if not done.exists():
@@ -76,7 +76,7 @@ def root(suite: str) -> Path:
 
 
 def _install(directory: Path) -> None:
-    """Packages that came to be wanted, and the virtual environment, from a copy of the project."""
+    """Install packages that are missing, and the virtual environment from a copy of the project."""
     say(f"Installing what the project requires in {directory.name}")
     with mounted(directory), no_services(directory):
         apt = ("chroot", directory, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", *STALE)
@@ -119,14 +119,14 @@ def no_services(directory: Path) -> Iterator[None]:
 
 
 def project_files() -> list[str]:
-    """What git knows of the checkout or would add, relative to its top."""
+    """Return the files of the checkout that git knows or would add, relative to its top."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
     return sorted(name for name in listed.split("\0") if name and (CHECKOUT / name).is_file())
 
 
 def copy_project(destination: Path) -> None:
-    """The checkout as it is now, without what git ignores."""
+    """Copy the checkout as it is now, without files that git ignores."""
     shutil.rmtree(destination, ignore_errors=True)
     for name in project_files():
         (destination / name).parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def copy_project(destination: Path) -> None:
 
 
 def image(suite: str) -> Path:
-    """The ext4 image of a suite's root."""
+    """Return the ext4 image of a suite's root, made on first use."""
     directory = root(suite)
     with locked(f"image-{suite}") as place:
         path = place / f"{_key()}.ext4"

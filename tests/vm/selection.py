@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel may change about recording, and the tests that show it: what `scripts/vmtest` runs.
+"""Features of recording that a kernel may change, and their tests: the selection of `scripts/vmtest`.
 
 Emulation takes some ten times as long as the machine itself, and some hours for all of tests/kernel. The rest
 there (`--all`) asks about things that are the same on every kernel: commands of pages, runtimes and their
 symbol files, files that are only read, mistakes of users, how the program ends and talks to terminals, many
-examples where one tells enough. What another perf, Python or bcc changes about that, `scripts/suitetest`
-shows without emulation.
+examples where one is enough. `scripts/suitetest` shows without emulation what another perf, Python or bcc
+changes about that.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ TESTS = tuple(f"tests/kernel/{name}" for names in FEATURES.values() for name in 
 
 
 def share() -> str:
-    """How many of the test functions are run, of how many."""
+    """Return the number of test functions that are run, and of all."""
     per_file = {
         path.name: len(re.findall(r"^def test_", path.read_text(), re.MULTILINE))
         for path in KERNEL_TESTS.glob("test_*.py")
@@ -110,7 +110,7 @@ def share() -> str:
 
 
 def text() -> str:
-    """The table above, to be printed."""
+    """Return the table above as text."""
     return "\n".join(
         f"{feature}\n" + "".join(f"    {name}\n" for name in names) for feature, names in FEATURES.items()
     )

@@ -2,7 +2,7 @@
 """`scripts/suitetest`: the same tests with each Debian's perf, Python and bcc, on the running kernel.
 
 Emulation is not needed for that: a root of the suite (tests/vm/roots.py) becomes that of a mount namespace
-(by pivot_root: in a chroot nobody may make user namespaces). It is the lower layer of an overlay, so the
+(by pivot_root: a chroot allows no user namespaces). It is the lower layer of an overlay, so the
 root stays as it is, and all mounts vanish with their namespace.
 """
 
@@ -25,7 +25,7 @@ EPILOG = f"""\
   scripts/suitetest                       {", ".join(roots.SUITES)}: what depends on perf, Python or bcc
   scripts/suitetest sid -- tests/unit     one suite, other tests
 
-Everything that a run gave is kept: {host.CACHE / "results"}."""
+The output of a run is kept in {host.CACHE / "results"}."""
 # What perf makes of our files, and ours of perf's; both doors of offcpu.py; all of Python; recording.
 TESTS = (
     *("tests/unit", "tests/roundtrip", "tests/golden"),

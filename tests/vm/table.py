@@ -17,12 +17,12 @@ WORDS = {"passed": "ok", "failed": "FAILED", "skipped": "skipped", "xfailed": "x
 
 @dataclass(frozen=True)
 class Run:
-    """What pytest said on one kernel."""
+    """Results of pytest on one kernel."""
 
     outcomes: Mapping[Case, Counter[str]]
     """Parameters of a test are counted together."""
     messages: Mapping[Case, str]
-    """Of the first failure of each."""
+    """First failure of each."""
 
 
 def read(path: Path) -> Run:
@@ -46,7 +46,7 @@ SHOWN = re.compile(r"^tests/kernel/(\w+)\.py::(\w+)(?:\[.*\])? (PASSED|FAILED|ER
 
 
 def read_console(path: Path) -> Run:
-    """What `pytest -v` had shown when a machine ended before its time."""
+    """Read what `pytest -v` had shown when a machine ended too early."""
     outcomes: dict[Case, Counter[str]] = {}
     for file, name, word in SHOWN.findall(path.read_text(errors="replace")) if path.exists() else ():
         outcomes.setdefault((file, name), Counter())[word.lower().replace("error", "failed")] += 1

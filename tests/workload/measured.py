@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the workload measured of itself: its output as objects (the fields are explained in waiter.c)."""
+"""Output of the workload as objects: what it measured of itself (the fields are explained in waiter.c)."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class Thread:
     sites: tuple[Site, ...]
 
     def site(self, kind: str) -> Site:
-        """The thread's only place of that kind."""
+        """Return the thread's only place of a kind."""
         (site,) = [site for site in self.sites if site.kind == kind]
         return site
 
 
 def parse(output: str) -> dict[str, Thread]:
-    """Threads by comm from the program's standard output; other lines (a recorder's) are passed over."""
+    """Parse the program's standard output into threads by comm; other lines (of a recorder) are ignored."""
     threads = [_thread(json.loads(line)) for line in output.splitlines() if line.startswith('{"comm"')]
     return {thread.comm: thread for thread in threads}
 
 
 def run(program: Path, *arguments: str, cwd: Path, timeout_s: float = 60) -> dict[str, Thread]:
-    """Run the workload on its own and give what it measured; its fsync file lies in `cwd` for a moment."""
+    """Run the workload on its own and return what it measured; its fsync file is in `cwd` for a moment."""
     done = subprocess.run(
         [program, *arguments], cwd=cwd, timeout=timeout_s, check=True, capture_output=True, text=True
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The yardstick is checked first: what waiter says of its waits agrees with the kernel's own counters."""
+"""The workload itself: what waiter reports of its waits agrees with the kernel's own counters."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_kernel_counts_every_switch_inside_a_measured_place(threads: dict[str, T
 @pytest.mark.parametrize("comm", WAITS_A_ROUND)
 def test_calls_are_the_planned_ones(threads: dict[str, Thread], comm: str) -> None:
     calls, planned = sum(site.calls for site in threads[comm].sites), 1 + WAITS_A_ROUND[comm] * ROUNDS
-    if comm == "cond-waiter":  # who comes late finds the parcel there
+    if comm == "cond-waiter":  # one that comes late finds the signal there
         assert planned // 2 <= calls <= planned
     else:
         assert calls == planned

@@ -19,7 +19,7 @@
  *   deep-sleeper   6 ms of clock_nanosleep under 100 levels of recursion           1
  *   short-sleeper  20 times 200 us of clock_nanosleep                              20
  *   burner         nothing: it computes for 10 ms of CPU time                      0
- *   stuck-reader   a pipe into which nobody writes; it is still blocked when the program exits
+ *   stuck-reader   a pipe without a writer; it is still blocked when the program exits
  *   waiter         (the main thread) its workers, in one wait
  *
  * Every thread first waits once for the start (20 ms or more). Threads are made one after the other and
@@ -27,9 +27,9 @@
  * at load time (-z now), so that outside the measured places there is nothing to wait for.
  *
  * Deliberate waits are 4 ms or longer, far from the 1 ms over which perf-offcpu records waits one by one
- * by default; those of short-sleeper are far below it, and how long an fsync takes is the disk's affair.
- * The two lockers hand the mutex over in turn: one has asked for it well before the other lets go, and
- * who lets go waits 4 ms before it asks again.
+ * by default; those of short-sleeper are far below it, and the time of an fsync depends on the disk.
+ * The two lockers hold the mutex in turn: one has asked for it well before the other releases it, and the
+ * one that releases it waits 4 ms before it asks again.
  *
  * On a loaded machine a wait may fail to happen (the lock was free, the byte was there; a CPU that found
  * nothing else to run before a short sleep was over did not switch at all) or may take two switches
@@ -46,13 +46,13 @@
  *   sites                             the same for each place where the thread waits:
  *     kind, stack                     how it waits and in which functions of this file, root first
  *     calls, waits, switches          calls made, calls that blocked, switches within them
- *     short_switches                  those of the switches that lie in calls of less than 1 ms: waits below
+ *     short_switches                  switches in calls of less than 1 ms: waits below
  *                                     perf-offcpu's threshold for sure, however slow the machine is
  *     total_ns, min_ns, max_ns        time of the calls that blocked
  *
  * The main thread's account begins with main(): a tracer also sees it wait for the loader's pages, if it did.
  *
- * Build: build.sh beside this file. Where libc has no frame pointers, a walk by frame pointers misses the
+ * Build: build.sh next to this file. Where libc has no frame pointers, a walk by frame pointers misses the
  * function that called libc (the last of `stack`), and libc's pthread_cond_wait, which uses rbp for
  * something else, hides more.
  *

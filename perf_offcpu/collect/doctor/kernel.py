@@ -42,7 +42,7 @@ class State(enum.StrEnum):
     LIMITED = "limited"
     """Recording works, with less to show for it."""
     MISSING = "missing"
-    """What needs this part does not work."""
+    """Features that need this part do not work."""
 
 
 @dataclass(frozen=True, slots=True)

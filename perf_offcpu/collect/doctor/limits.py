@@ -54,7 +54,7 @@ def kernel_symbols() -> Result:
     except OSError as problem:
         return False, f"/proc/kallsyms: {problem.strerror}", "mount /proc; kernel frames stay numbers without"
     if first and int(first[0], 16):
-        return True, "/proc/kallsyms tells addresses", ""
+        return True, "/proc/kallsyms shows addresses", ""
     restrict = read_text("/proc/sys/kernel/kptr_restrict")
     advice = "run as root" + (", with sysctl kernel.kptr_restrict=1" if restrict == "2" else "")
     return False, f"/proc/kallsyms hides addresses (kernel.kptr_restrict is {restrict or 'unknown'})", advice

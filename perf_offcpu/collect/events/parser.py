@@ -57,7 +57,7 @@ class SamplingEvent:
 
     @property
     def is_tracepoint(self) -> bool:
-        """Whether it is a tracepoint, whose samples hold its own data."""
+        """True for a tracepoint, whose samples hold its own data."""
         return self.type == PerfType.TRACEPOINT
 
     def fallback(self) -> SamplingEvent | None:

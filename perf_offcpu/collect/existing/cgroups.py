@@ -80,7 +80,7 @@ def _find_group(name: str, mounted: tuple[Hierarchy, ...]) -> Group:
 def hierarchies(mountinfo: bytes) -> tuple[Hierarchy, ...]:
     """Return the hierarchies in the text of /proc/PID/mountinfo (proc(5)), in its order.
 
-    Mount points of other file systems have names that anybody may have chosen: those lines are passed over.
+    Mount points of other file systems have names that any user may have chosen: these lines are ignored.
     """
     found = []
     for line in kernel_lines(mountinfo):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process may do, and what it lacks for recording."""
+"""Privileges of this process, and what it lacks for recording."""
 
 from __future__ import annotations
 

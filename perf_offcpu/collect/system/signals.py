@@ -23,7 +23,7 @@ class RecordingSignals:
 
     Attributes:
         received: the first signal that ends the recording; None: none has come.
-        rotate: SIGUSR2 has come; whoever begins the new file sets it to False.
+        rotate: SIGUSR2 has come; set to False by the caller that begins the new file.
         fd: readable once a signal has come.
     """
 

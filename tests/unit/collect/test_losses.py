@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the file and the last line say of what is missing."""
+"""Losses in the file and in the last line."""
 
 from __future__ import annotations
 

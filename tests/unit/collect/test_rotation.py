@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When files are switched and what they are called; the line on the terminal."""
+"""Rotation of files and their names; the line on the terminal."""
 
 from __future__ import annotations
 

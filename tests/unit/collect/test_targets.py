@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose waits: perf's rules for options, and targets that are not there."""
+"""Targets: perf's rules for options, and targets that do not exist."""
 
 from __future__ import annotations
 

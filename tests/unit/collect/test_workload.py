@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command's child: waits until told, passes its status on, does not outlive a recorder that gives up."""
+"""The child of the command: it waits for the start, passes on its status, ends with a recorder that fails."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_signals_are_what_a_command_expects() -> None:
     """Python ignores SIGPIPE and SIGXFSZ; a command that inherits that behaves strangely in pipelines."""
     handled = {number: signal.getsignal(number) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
     assert set(handled.values()) == {signal.SIG_IGN}
-    # What whoever started this ignores, as nohup does, is ignored on.
+    # Signals that this process ignores, as under nohup, stay ignored.
     mine = {number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN}
     ignored = sum(1 << (number - 1) for number in mine - set(handled))
     script = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `-e` takes."""
+"""Events that `-e` takes."""
 
 from __future__ import annotations
 

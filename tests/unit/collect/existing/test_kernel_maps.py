@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel's own maps are made of."""
+"""Records of the kernel's own code."""
 
 from __future__ import annotations
 

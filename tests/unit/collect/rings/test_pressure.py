@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the recorder is said to have done while rings filled up."""
+"""Causes of full rings."""
 
 from __future__ import annotations
 

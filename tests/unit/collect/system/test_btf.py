@@ -41,8 +41,8 @@ def kernel() -> bytes:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("__state", Member(0, 4)),  # behind a qualifier
-        ("pid", Member(8, 4)),  # behind a typedef of a qualified type
+        ("__state", Member(0, 4)),  # of a qualified type
+        ("pid", Member(8, 4)),  # of a typedef of a qualified type
         ("on_rq", Member(16, 4)),  # in an anonymous structure in an anonymous union
         ("wake_cpu", Member(24, 4)),
         ("words", Member(16, 8)),
@@ -90,7 +90,7 @@ def test_questions_in_any_order_give_the_same_answers(kernel: bytes) -> None:
     backward = Btf(kernel)
     answers = [forward.type_id(kind, name) for kind, name in questions]
     assert answers == [backward.type_id(kind, name) for kind, name in reversed(questions)][::-1]
-    assert answers[0] is None  # integers have names too, but nobody asks for them
+    assert answers[0] is None  # integers have names, too, but are not looked up
     assert answers[4] is None  # a typedef, not a structure
     assert all(answers[1:4])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where BTF records begin: found by strides, compared with walking from one to the next."""
+"""Begins of BTF records found by strides, compared with a walk from one to the next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENTRY_WORDS = {
 
 
 def walked(section: bytes) -> list[tuple[int, int, int]]:
-    """(first word, name_off, kind) of each type, as btf.rst tells to go from one to the next."""
+    """(first word, name_off, kind) of each type, by a walk from one to the next as in btf.rst."""
     words, position, found = memoryview(section).cast("I"), 0, []
     while position < len(words):
         kind = Kind(words[position + 1] >> 24 & 0x1F)
