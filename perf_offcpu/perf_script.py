@@ -32,6 +32,7 @@ from perf_offcpu.decode.load import assemble, load_recording, read_tasks
 from perf_offcpu.decode.retype import retype
 from perf_offcpu.decode.samples import is_offcpu, ranks
 from perf_offcpu.decode.stacks.attach import with_snapshots_of
+from perf_offcpu.decode.tasks.columns import SideRecord
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_garbage
 from perf_offcpu.errors import FormatError
@@ -45,7 +46,6 @@ from perf_offcpu.objects.search import Search
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.reader import PerfDataReader
-from perf_offcpu.perfdata.side_records import SideRecord
 from perf_offcpu.structs import mutable
 from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
 from perf_offcpu.unwind.unwinder import unwind
@@ -217,7 +217,7 @@ def _recorded_in_pipe(samples: list[Event]) -> Recording:
     last = {event["tid"]: event for event in samples if not event["comm"].startswith(":")}
     for tid, event in last.items():
         fields = {"pid": event["pid"] % 2**32, "tid": tid % 2**32, "comm": event["comm"].encode()}
-        tasks.note(SideRecord(RecordType.COMM, 0, fields, 0, -1, -1, -1, 0))
+        tasks.note(SideRecord(RecordType.COMM, 0, fields))
     head = _Head(events, Features({}, "<", counters), counters)
     return assemble(head, _batch(samples, events, counters), tasks, CollectorAccount())
 

@@ -35,15 +35,16 @@ from perf_offcpu.perfdata.events import Events
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
-from perf_offcpu.perfdata.side_records import side_records
 
 _LOSS_CAUSES: dict[int, LossCause] = {
     RecordType.LOST: losses.LOST_RECORDS,
     RecordType.LOST_SAMPLES: losses.LOST_SAMPLES,
 }
 
-_ONE_BY_ONE = RECORD_LAYOUTS.keys() - SWITCH_RECORDS - {RecordType.CALLCHAIN_DEFERRED}
-"""Types of records that are few enough for an object each; damage in any of them is counted."""
+_OTHERS = RECORD_LAYOUTS.keys() - SIDE_TYPES - SWITCH_RECORDS - {RecordType.CALLCHAIN_DEFERRED}
+"""Types of records that are read for losses, and because damage in any record is counted."""
+
+_KNOWN_TYPES = np.array([*RecordType], np.uint32)
 
 
 class Head(Protocol):
@@ -137,9 +138,11 @@ def read_tasks(reader: PerfDataReader) -> tuple[TaskReplay, CollectorAccount]:
 
 
 def _count_losses(chunk: Chunk, reader: PerfDataReader) -> None:
-    for record in side_records(chunk, reader.events, reader.counters, _ONE_BY_ONE - SIDE_TYPES):
-        if record.type in _LOSS_CAUSES:
-            reader.counters.add(_LOSS_CAUSES[record.type], record.values["lost"])
+    reader.counters.add(losses.UNKNOWN_RECORD, int((~np.isin(chunk.types, _KNOWN_TYPES)).sum()))
+    for group in task_records(chunk, _OTHERS, reader.events, reader.counters):
+        if cause := _LOSS_CAUSES.get(group.kind):
+            lost = [record.values["lost"] for record in group.examples]
+            reader.counters.add(cause, sum(lost[example] for example in group.example.tolist()))
 
 
 def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAccount) -> Recording:

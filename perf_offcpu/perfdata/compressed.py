@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed records: one zstd stream cut into PERF_RECORD_COMPRESSED and COMPRESSED2 records.
+"""Decompress records: one zstd stream cut into PERF_RECORD_COMPRESSED and COMPRESSED2 records.
 
-The stream is flushed after each record and never ended, so one decompressor lives across all records of a
-file; each record's output may end inside an inner record. After an error perf begins a new frame: so do we.
+The stream is flushed after each record and never ended, so one decompressor serves all records of a file; the
+output of a record may end inside an inner record. After an error perf begins a new frame, and so do we.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from perf_offcpu.perfdata.pieces import joined
 from perf_offcpu.perfdata.scan import HEADER_SIZE
 
 MAX_OUTPUT = 64 << 20
-"""Most bytes that one record may decompress to: perf's own writer stays below its ring's size."""
+"""Most bytes that one record may decompress to: perf writes less than the size of its ring."""
 
 MAX_RATIO = 256
-"""Most bytes that a stream may give for each of its own, beyond `MAX_OUTPUT`: samples hold times and counts,
-which do not compress that well (seen: 4 to 40)."""
+"""Most bytes of output for each byte of input, beyond `MAX_OUTPUT`: samples compress less (seen: 4 to 40)."""
 
 _SLICE = 256
-"""Bytes decompressed at once. A block of zstd has at least 4 bytes and gives at most 128 KiB, so that a slice
-gives at most 8 MiB before anyone can look."""
-
+"""Bytes decompressed at once. A block of zstd of at least 4 bytes becomes at most 128 KiB, so that a slice
+becomes at most 8 MiB before it is checked."""
 
 _PIECE = 1 << 20
 
@@ -46,10 +44,9 @@ class Decompressor:
         self._taken = self._given = 0
 
     def feed(self, kind: int, record: bytes, order: Order) -> Iterator[bytes | None]:
-        """What one compressed record (header included) adds to the inner stream.
+        """Yield the bytes that one compressed record (header included) adds to the inner stream.
 
-        Yields:
-            Pieces of bytes; None where something is missing: what follows is the begin of a new frame.
+        None stands for missing bytes, after which a new frame begins.
 
         Raises:
             CapabilityError: no zstd library for this Python.
@@ -80,11 +77,11 @@ class Decompressor:
 
 
 class _Damage(Exception):
-    """The stream cannot be decompressed on from here."""
+    """The rest of the frame cannot be decompressed."""
 
 
 def zstd_library() -> Any:
-    """The module zstandard.
+    """Import and return the module zstandard.
 
     Raises:
         CapabilityError: it is not installed.

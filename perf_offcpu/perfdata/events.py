@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which event does a record belong to, and how are its records laid out?
+"""Find the evsel of each record by the ids in the records.
 
-A recording has evsels; each has one id per CPU or thread. Samples carry the id at a place that follows
-from sample_type, other kernel records carry it in their trailer. The rules are perf's own
+Each evsel has one id per CPU or thread. Samples hold the id at a place that follows from sample_type, other
+kernel records hold it in their trailer. The rules are perf's own
 (tools/perf/util/evlist.c: evlist__event2evsel, tools/perf/util/evsel.c: __evsel__sample_id_pos).
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType, SoftwareConfig
-from perf_offcpu.abi.sample import TRAILER, SampleShape
+from perf_offcpu.abi.sample import SampleShape
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import gather_u64
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
@@ -33,11 +33,11 @@ class EventSpec:
 
     @property
     def shape(self) -> SampleShape:
-        """The layout of its samples."""
+        """The shape of its samples."""
         return SampleShape.of(self.attr)
 
     def named(self) -> EventSpec:
-        """The same with a name derived from the attr where the file gives none."""
+        """Return the evsel with a name derived from the attr if the file has none."""
         return self if self.name else replace(self, name=_derived_name(self.attr))
 
 
@@ -48,26 +48,26 @@ def _derived_name(attr: Attr) -> str:
 
 
 class Events:
-    """The evsels of a recording, and the way from records to them.
+    """The evsels of a recording, looked up by id.
 
     Args:
-        specs: evsels in file order; an evsel's row in this list is its number everywhere.
+        specs: evsels in file order; elsewhere, an evsel is its row in this list.
         order: byte order of the file.
-        are_all: whether the recording has no others: then the records of a single one need no ids.
+        are_all: the recording has no others, so the records of a single one need no ids.
     """
 
     def __init__(self, specs: list[EventSpec], order: Order, *, are_all: bool = True) -> None:
         self.specs, self.order = specs, order
         self.needs_ids = len(specs) > 1 or (len(specs) == 1 and not are_all)
-        # Id 0 means the first event, and the first event that claims an id keeps it.
+        # Id 0 stands for the first event, and the first event with an id keeps it.
         ids = np.fromiter(chain([0], *(spec.ids for spec in specs)), np.uint64)
         rows = np.repeat(np.arange(-1, len(specs)), [1, *(len(spec.ids) for spec in specs)]).clip(0)
         self._ids, first, claim = np.unique(ids, return_index=True, return_inverse=True)
         self._rows = rows[first].astype(np.int32)
         self.duplicates = int(((rows != rows[first][claim]) & (ids != 0)).sum())
-        """How many ids are claimed by more than one event."""
+        """Number of ids that more than one event has."""
         self._first = specs[0].attr if specs else Attr()
-        # Without any ids, samples that are laid out alike can still be read, as the first event's.
+        # Without any ids, samples of one layout are read as the first event's.
         alike = len({spec.shape for spec in specs}) == 1
         self._unknown = np.int32(0 if alike and are_all and len(self._ids) == 1 else -1)
 
@@ -76,21 +76,16 @@ class Events:
 
     @property
     def sample_id_all(self) -> bool:
-        """Whether kernel records other than samples end with a trailer."""
+        """True if kernel records other than samples end with a trailer."""
         return bool(self._first.flags & AttrFlag.SAMPLE_ID_ALL)
 
     @property
-    def trailer_size(self) -> int:
-        """Bytes of the trailer; perf requires it to be the same for all events of a file."""
-        return TRAILER.size(self._first.sample_type) if self.sample_id_all else 0
-
-    @property
     def trailer_type(self) -> SampleType:
-        """The sample_type that lays out the trailer."""
+        """The sample_type that decides the layout of trailers."""
         return self._first.sample_type
 
     def of_samples(self, chunk: Chunk, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """int32[n]: the evsel of each SAMPLE record in `rows`; -1 where its id is unknown."""
+        """Return the evsel of each SAMPLE record in `rows`: int32[n]; -1 where its id is unknown."""
         place = sample_id_place(self._first.sample_type) if self.needs_ids else None
         if place is None:
             return np.full(len(rows), 0 if self.specs else -1, np.int32)
@@ -100,7 +95,7 @@ class Events:
         return np.where(inside, found, np.int32(-1)).astype(np.int32)
 
     def lookup(self, ids: NDArray[np.uint64]) -> NDArray[np.int32]:
-        """int32[n]: the evsel of each id; -1 unknown. In a file of one event every id is its own."""
+        """Return the evsel of each id: int32[n]; -1 unknown. In a file of one event every id is its own."""
         if len(self.specs) == 1 and not self.needs_ids:
             return np.zeros(len(ids), np.int32)
         slot = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
@@ -108,7 +103,7 @@ class Events:
 
 
 def sample_id_place(kind: SampleType) -> int | None:
-    """Which u64 word of a sample's payload holds the event's id; None if samples carry none."""
+    """Return the u64 word of a sample's payload that holds the event's id; None if samples have no id."""
     if kind & SampleType.IDENTIFIER:
         return 0
     if kind & SampleType.ID:

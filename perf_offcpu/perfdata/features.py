@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading header features: what the recorder said of its machine, its events and its files' build-ids.
+"""Read header features: facts about the machine, names of events, build-ids of files.
 
-Bodies stay bytes until someone asks. A damaged feature is counted and reads as absent; perf 7.2 would
-refuse the whole file.
+Bodies stay bytes until they are asked for. A damaged feature is counted and reads as absent; perf 7.2 refuses
+the whole file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec
 
 MAX_EVENTS = 65536
-"""As perf 7.2 limits it; a larger number is damage."""
+"""The limit of perf 7.2; a larger number is damage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class Features:
     Args:
         bodies: as found in the file.
         order: byte order of the file.
-        counters: where unreadable features are counted.
+        counters: unreadable features are counted here.
     """
 
     def __init__(self, bodies: Mapping[int, bytes], order: Order, counters: Losses) -> None:
         self.bodies, self.order, self.counters = dict(bodies), order, counters
 
     def values(self, feature: Feature) -> dict[str, Any] | None:
-        """The fields of a feature that has a layout; None if it is absent or damaged."""
+        """Return the fields of a feature that has a layout; None if it is absent or damaged."""
         body = self.bodies.get(feature)
         if body is None:
             return None
@@ -65,17 +65,17 @@ class Features:
             return None
 
     def text(self, feature: Feature) -> str:
-        """A feature that is one string (`uname -r` for OSRELEASE, …); "" if absent."""
+        """Return a feature that is one string (`uname -r` for OSRELEASE, …); "" if absent."""
         values = self.values(feature)
         return _decoded(values["text"]) if values else ""
 
     def cmdline(self) -> tuple[str, ...]:
-        """The recorder's argv."""
+        """Return the recorder's argv."""
         values = self.values(Feature.CMDLINE)
         return tuple(_decoded(entry["text"]) for entry in values["texts"]) if values else ()
 
     def event_specs(self) -> list[EventSpec]:
-        """Names and ids of the events, in the order of the attr table; [] if not recorded."""
+        """Return names and ids of the events, in the order of the attr table; [] if not recorded."""
         body = self.bodies.get(Feature.EVENT_DESC, b"")
         if not body:
             return []
@@ -86,17 +86,17 @@ class Features:
             return []
 
     def named(self, specs: list[EventSpec]) -> list[EventSpec]:
-        """Events named by EVENT_DESC, which belongs to them by position, and its ids if they lack them."""
+        """Return events with names from EVENT_DESC, matched by position, and its ids if they have none."""
         described = self.event_specs()
         if len(described) != len(specs):
             return specs
         return [
-            replace(spec, name=told.name or spec.name, ids=spec.ids or told.ids)
-            for spec, told in zip(specs, described, strict=True)
+            replace(spec, name=one.name or spec.name, ids=spec.ids or one.ids)
+            for spec, one in zip(specs, described, strict=True)
         ]
 
     def build_ids(self) -> list[BuildId]:
-        """The recorded build-ids, up to the first impossible entry."""
+        """Return the recorded build-ids, up to the first impossible entry."""
         return list(_build_ids(self.bodies.get(Feature.BUILD_ID, b""), self.order))
 
 

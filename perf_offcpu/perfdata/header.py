@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The head of a perf.data file: which form, which byte order, where attrs, data and features lie.
+"""Read the head of a perf.data file: form, byte order, attrs, features and the place of the data.
 
-Every offset and size here may lie (the file may be cut, or made to harm): sections are clamped to the
-file, counts are capped, and what cannot be read is counted. Only a file that is no perf.data at all, or
-none of ours to read, raises.
+Every offset and size may be wrong (a file may be cut, or made to harm): sections are clamped to the file,
+numbers are limited, and unreadable parts are counted. Only a file that is no perf.data, or of an unsupported
+kind, raises.
 """
 
 from __future__ import annotations
@@ -43,28 +43,27 @@ _SECTION_SIZE = SECTION.size()
 
 @mutable
 class FileHead:
-    """What the header says. For the pipe form, `events` and `features` arrive as records later."""
+    """Content of the header. In the pipe form, `events` and `features` arrive as records later."""
 
     order: Order
     is_pipe: bool
     events: list[EventSpec] = field(default_factory=list)
     features: dict[int, bytes] = field(default_factory=dict)
     feature_sections: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Bit → (offset, size) as the file says, of readable features and others."""
+    """Bit → (offset, size) as in the file, of readable features and others."""
     data_offset: int = PIPE_HEADER_SIZE
     data_end: int | None = None
-    """Where the data section ends; None: at the end of the stream."""
-    attr_size: int = 0
+    """End of the data section; None: the end of the stream."""
 
 
 def read_head(stream: BinaryIO, path: str, size: int | None, counters: Losses) -> FileHead:
-    """Read the header and what it points to.
+    """Read the header and the sections that it points to.
 
     Args:
         stream: at its beginning; seekable unless the file is in pipe form.
         path: for messages.
-        size: of the file in bytes; None if it cannot be known (a pipe).
-        counters: where damage is counted.
+        size: of the file in bytes; None if it is unknown (a pipe).
+        counters: damage is counted here.
 
     Raises:
         FormatError: not a perf.data file, or one of an unsupported kind.
@@ -78,7 +77,10 @@ def read_head(stream: BinaryIO, path: str, size: int | None, counters: Losses) -
         raise FormatError(path, "file header", f"its size is {header_size}, known are 16, 72 and 104", 8)
     if size is None:
         raise FormatError(path, "file header", "the file form needs a file, not a pipe")
-    header = _unpack_header(start + stream.read(header_size - PIPE_HEADER_SIZE), order, header_size, path)
+    data = start + stream.read(header_size - PIPE_HEADER_SIZE)
+    if len(data) < header_size:
+        raise FormatError(path, "file header", f"cut: {len(data)} bytes of {header_size}", 0)
+    header = FILE_HEADER.unpack(data.ljust(FILE_HEADER_SIZE, b"\0"), order)
     return _HeadReader(stream, path, size, order, header, counters).read()
 
 
@@ -95,14 +97,8 @@ def _byte_order(start: bytes, path: str) -> Order:
     raise FormatError(path, "file header", f"magic is {magic!r}: this is no perf.data file", 0)
 
 
-def _unpack_header(data: bytes, order: Order, header_size: int, path: str) -> dict[str, Any]:
-    if len(data) < header_size:
-        raise FormatError(path, "file header", f"cut: {len(data)} bytes of {header_size}", 0)
-    return FILE_HEADER.unpack(data.ljust(FILE_HEADER_SIZE, b"\0"), order)
-
-
 class _HeadReader:
-    """Follows the offsets of one file header, distrusting each."""
+    """Reads the sections of one file, with all offsets and sizes checked."""
 
     def __init__(
         self, stream: BinaryIO, path: str, size: int, order: Order, header: dict[str, Any], counters: Losses
@@ -110,7 +106,7 @@ class _HeadReader:
         self.stream, self.path, self.size, self.order = stream, path, size, order
         self.header, self.counters = header, counters
         self.feature_sections: dict[int, tuple[int, int]] = {}
-        # Many sections that all name the same bytes would make much of a small file.
+        # Many sections with the same bytes would make a small file a large one.
         self._ids_left = min(MAX_IDS, size // 8)
         data = header["data"]
         self._taken = [(data["offset"], data["offset"] + data["size"])]
@@ -132,11 +128,10 @@ class _HeadReader:
             feature_sections=self.feature_sections,
             data_offset=begin,
             data_end=end,
-            attr_size=self.header["attr_size"],
         )
 
     def _bytes(self, offset: int, size: int, what: str) -> bytes:
-        """A section, cut at the end of the file."""
+        """Return a section, cut at the end of the file."""
         if offset >= self.size or size <= 0:
             return b""
         try:
@@ -179,7 +174,7 @@ class _HeadReader:
         self.counters.add(losses.BAD_FEATURE, len(bits) - len(table) // _SECTION_SIZE)
 
     def _feature(self, bit: int, begin: int, size: int) -> bytes | None:
-        """The body of a feature; None if it is not inside the file, or inside another part of it."""
+        """Return the body of a feature; None if it is not inside the file, or inside another section."""
         end = begin + size
         if any(begin < other_end and other < end for other, other_end in self._taken):
             return None
@@ -191,7 +186,7 @@ class _HeadReader:
         return body
 
     def _feature_bits(self) -> list[int]:
-        """The bits that are set. Foreign 32-bit recorders have words of 32 bits: perf tells by HOSTNAME."""
+        """Return the set bits. Foreign 32-bit recorders have words of 32 bits: perf checks for HOSTNAME."""
         bits = _bits_of(self.header["features"])
         if self.order == ">" and Feature.HOSTNAME not in bits:
             swapped = _bits_of([word << 32 & _MAX_U64 | word >> 32 for word in self.header["features"]])

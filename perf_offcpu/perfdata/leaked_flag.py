@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MMAP2 records that say they hold a build-id, and hold an inode.
+"""Repair MMAP2 records that are flagged as holding a build-id, and hold an inode.
 
 The kernel writes one mapping to all events that ask for mappings, and for those with attr.build_id it sets
-MISC_MMAP_BUILD_ID in a header that all of them share; it never takes the flag out again
-(kernel/events/core.c: perf_event_mmap_output(), seen in 6.18). So while one recorder asks for build-ids, as
-perf 7.2 does, the records of all others carry the flag, too, over maj, min and ino. perf 6.1
-takes the major number for a length and overruns its stack (abort in util/build-id.c).
+MISC_MMAP_BUILD_ID in a header that all of them share; it never clears the flag
+(kernel/events/core.c: perf_event_mmap_output(), seen in 6.18). While one recorder asks for build-ids, as
+perf 7.2 does, the records of all others have the flag, too, over maj, min and ino. perf 6.1 takes the major
+number for a length and overruns its stack (abort in util/build-id.c).
 
-What tells: build-ids have 20 bytes at most, and an event that did not ask gets none. perf's own records are
-left alone (they are made by whoever wrote the file), and so are those of 20 or 16 bytes, as build-ids have.
+Such records are recognized because build-ids have at most 20 bytes, and an event that did not ask gets none.
+Records that perf synthesized stay as they are, and so do sizes of 20 or 16 bytes, as build-ids have.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SIZES = (16, 20)
 
 
 def without_leaked_flags(chunk: Chunk, events: Events) -> Chunk:
-    """The chunk with the `miscs` that its MMAP2 records should have; the bytes stay as they are."""
+    """Return the chunk with the `miscs` that its MMAP2 records should have; the bytes stay as they are."""
     flagged = (chunk.types == RecordType.MMAP2) & ((chunk.miscs & _FLAG) != 0)
     rows = np.flatnonzero(flagged & (chunk.sizes > _SIZE_AT))
     if not len(rows):
@@ -49,7 +49,7 @@ def without_leaked_flags(chunk: Chunk, events: Events) -> Chunk:
 
 
 def with_written_miscs(chunk: Chunk, order: str) -> Chunk:
-    """The chunk with its `miscs` in the bytes, too, as far as they are MMAP2's."""
+    """Return the chunk with the `miscs` of its MMAP2 records in the bytes, too."""
     rows = np.flatnonzero(chunk.types == RecordType.MMAP2)
     at = chunk.starts[rows] + RECORD_HEADER.offset("misc")
     places = at[:, None] + np.arange(2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that come in small pieces, joined into larger ones: each piece costs whoever takes it a step."""
+"""Join small pieces of bytes into larger ones, because each piece costs its consumer a step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 
 
 def joined(pieces: Iterable[bytes], least: int) -> Iterator[bytes]:
-    """The same bytes in pieces of at least that many, the last one excepted.
+    """Yield the bytes in pieces of at least `least`, except for the last.
 
-    What came before an exception is given before it is raised.
+    Bytes before an exception are yielded before it is raised.
     """
     waiting: list[bytes] = []
     size = 0

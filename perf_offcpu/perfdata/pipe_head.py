@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pipe form: what the file form keeps in its header arrives as records, in front of those it describes.
+"""Read the header of the pipe form, which arrives as records before the records that it describes.
 
-HEADER_ATTR brings an event and its ids, EVENT_UPDATE its name, HEADER_FEATURE a feature's body,
-HEADER_BUILD_ID one entry of the feature BUILD_ID, HEADER_TRACING_DATA the formats of tracepoints.
+HEADER_ATTR holds an event and its ids, EVENT_UPDATE its name, HEADER_FEATURE the body of a feature,
+HEADER_BUILD_ID an entry of the feature BUILD_ID, HEADER_TRACING_DATA the formats of tracepoints.
 """
 
 from __future__ import annotations
@@ -26,31 +26,24 @@ from perf_offcpu.perfdata.features import MAX_EVENTS, Features
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 
 MAX_PIPE_IDS = 1 << 22
-"""Event ids that are kept of a pipe: those of 4000 events on 1000 CPUs."""
+"""Most event ids that are kept of a pipe: those of 4000 events on 1000 CPUs."""
 
 MAX_BUILD_IDS = 16 << 20
-"""Bytes of build-ids that are kept of a pipe: those of some 200 000 files."""
+"""Most bytes of build-ids that are kept of a pipe: those of some 200 000 files."""
 
-_TYPES = np.array(
-    [
-        RecordType.HEADER_ATTR,
-        RecordType.HEADER_BUILD_ID,
-        RecordType.HEADER_FEATURE,
-        RecordType.EVENT_UPDATE,
-    ],
-    np.uint32,
-)
+R = RecordType
+_TYPES = np.array([R.HEADER_ATTR, R.HEADER_BUILD_ID, R.HEADER_FEATURE, R.EVENT_UPDATE], np.uint32)
 
 
 class PipeHead:
-    """Takes up such records.
+    """Collects events and features from header records.
 
     Args:
-        features: where features go.
+        features: gets the features.
         order: byte order of the stream.
-        counters: where damage is counted.
-        specs: evsels that are known already: those of a file whose recorder was killed. Its header has no
-            names, but the recorder may have written them as records, too.
+        counters: damage is counted here.
+        specs: evsels that are known already: of a file whose recorder was killed. Its header has no names,
+            but the recorder may have written them as records, too.
 
     Attributes:
         events: the evsels so far; replaced, not changed, when one is added or named.
@@ -68,7 +61,7 @@ class PipeHead:
         self._build_ids = bytearray()
 
     def take(self, chunk: Chunk) -> None:
-        """Take up the records of a chunk."""
+        """Read the header records of a chunk."""
         rows = np.flatnonzero(np.isin(chunk.types, _TYPES)).tolist()
         before, known = list(self._specs), len(self._build_ids)
         for row in rows:
@@ -85,7 +78,7 @@ class PipeHead:
         if kind == RecordType.HEADER_ATTR:
             self._take_attr(record)
         elif kind == RecordType.HEADER_BUILD_ID:
-            # An entry of the feature, but for its type, which is 0 there.
+            # An entry of the feature except for its type, which is 0 there.
             if len(self._build_ids) < MAX_BUILD_IDS:
                 self._build_ids += bytes(4) + record[4:]
         elif kind == RecordType.HEADER_FEATURE:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading perf.data in every form, as a stream of chunks in bounded memory.
+"""Read perf.data in every form, as a stream of chunks in bounded memory.
 
     with PerfDataReader.open("perf.data") as reader:
         for chunk in reader.chunks():
             ...
 
-`events` and `features` are complete for files from the start; in the pipe form they arrive as records and
-are taken up before the chunk that holds them is handed out. Compressed records are handed out
-decompressed. Damage is counted in `counters`; see `header` for what raises.
+`events` and `features` are complete for files from the start; in the pipe form they arrive as records and are
+read before the chunk with these is yielded. Compressed records are yielded decompressed. Damage is counted in
+`counters`; `header` describes what raises.
 """
 
 from __future__ import annotations
@@ -43,24 +43,25 @@ class PerfDataReader:
     """One recording, open for reading. Use `open`, and as a context manager.
 
     Attributes:
+        head: form of the file and places of its sections.
         order: byte order of the file.
-        events: its evsels (`perfdata.events.Events`); of a pipe, those that have come so far.
+        events: its evsels (`perfdata.events.Events`); of a pipe, those so far.
         features: its header features.
-        counters: damage and losses seen so far, by cause.
+        counters: damage and losses so far, by cause.
     """
 
     def __init__(self, source: Source, directory: str = "") -> None:
         self.stream, self.path, self.directory = source.stream, directory or source.name, directory
         self.counters = Losses()
         self.counters.add(losses.BAD_WRAPPER, int(source.damaged))
-        self._head: FileHead = read_head(source.stream, self.path, source.size, self.counters)
-        self.order = self._head.order
-        self.features = Features(self._head.features, self.order, self.counters)
-        specs = [spec.named() for spec in self.features.named(self._head.events)]
+        self.head: FileHead = read_head(source.stream, self.path, source.size, self.counters)
+        self.order = self.head.order
+        self.features = Features(self.head.features, self.order, self.counters)
+        specs = [spec.named() for spec in self.features.named(self.head.events)]
         self.events = Events(specs, self.order)
         self.counters.add(losses.DUPLICATE_ID, self.events.duplicates)
         self._pipe_head: PipeHead | None = None
-        if self.is_pipe or Feature.EVENT_DESC not in self.features.bodies:
+        if self.head.is_pipe or Feature.EVENT_DESC not in self.features.bodies:
             self._pipe_head = PipeHead(self.features, self.order, self.counters, specs)
 
     @classmethod
@@ -109,20 +110,10 @@ class PerfDataReader:
     def __exit__(self, *_: object) -> None:
         self.stream.close()
 
-    @property
-    def head(self) -> FileHead:
-        """The form of the file and the places of its sections."""
-        return self._head
-
-    @property
-    def is_pipe(self) -> bool:
-        """Whether the recording is in pipe form."""
-        return self._head.is_pipe
-
     def reopen(self, origin: str) -> int | None:
-        """A descriptor, to be closed by who asked, of the file that chunks of one origin have offsets in.
+        """Return a descriptor, to be closed by the caller, of the file that the offsets of an origin are in.
 
-        None if there is none that can be read again: they come through a pipe, or were packed.
+        None if it cannot be read again: it is a pipe, or was packed.
         """
         try:
             if origin:
@@ -136,30 +127,30 @@ class PerfDataReader:
         """Yield all records once, in file order, decompressed.
 
         Args:
-            with_compressed: yield the compressed records, too, each before what it holds.
+            with_compressed: yield the compressed records, too, each before its content.
         """
         yield from self._stream_chunks(
-            self.stream, self._begin_of_data(), self._head.data_offset, "", with_compressed
+            self.stream, self._begin_of_data(), self.head.data_offset, "", with_compressed
         )
         for part in _thread_files(self.directory) if self.directory else ():
             with os.fdopen(open_file(part), "rb", buffering=0) as stream:
                 yield from self._stream_chunks(stream, None, 0, os.path.basename(part), with_compressed)
 
     def _begin_of_data(self) -> int | None:
-        """Go to the first record; gives how many bytes of records there are, None: all that follow."""
-        if self._head.data_end is None:
+        """Go to the first record; return the bytes of all records, None: all that follow."""
+        if self.head.data_end is None:
             return None
-        self.stream.seek(self._head.data_offset)
-        return self._head.data_end - self._head.data_offset
+        self.stream.seek(self.head.data_offset)
+        return self.head.data_end - self.head.data_offset
 
     def _pieces(self, stream: BinaryIO, left: int | None, scanner: Scanner) -> Iterator[memoryview]:
-        """Yield the next `left` bytes of a stream, None: all, each time with what the scanner had left.
+        """Yield the next `left` bytes of a stream, None: all, each time after the rest of the scanner.
 
-        What the file has lost meanwhile is counted.
+        Bytes that the file has lost meanwhile are counted.
         """
         while left is None or left > 0:
             rest = scanner.take_rest()
-            # A new one each time: chunks are looked at where they lie.
+            # New memory each time: chunks are not copied out of it.
             room = np.empty(len(rest) + (PIECE if left is None else min(PIECE, left)), np.uint8).data
             room[: len(rest)] = rest
             size = self._read_into(stream, room[len(rest) :])
@@ -175,7 +166,7 @@ class PerfDataReader:
                 left -= size
 
     def _read_into(self, stream: BinaryIO, room: memoryview) -> int | None:
-        """How many bytes could be read: 0 at the end, None if there is something that cannot be read."""
+        """Return the number of bytes that were read: 0 at the end, None on an error."""
         try:
             return stream.readinto(room) or 0  # type: ignore[attr-defined]
         except OSError:
@@ -190,7 +181,7 @@ class PerfDataReader:
         known = 0
         for piece in self._pieces(stream, left, scanner):
             for chunk in scanner.feed(piece):
-                if self.is_pipe and len(scanner.tracing_data) > known:  # it is in front of what needs it
+                if self.head.is_pipe and len(scanner.tracing_data) > known:  # it is in front of what needs it
                     known = len(scanner.tracing_data)
                     self.features.bodies[Feature.TRACING_DATA] = bytes(scanner.tracing_data)
                 for part in self._expanded(chunk, inner, decompressor, with_compressed):
@@ -201,7 +192,7 @@ class PerfDataReader:
     def _expanded(
         self, chunk: Chunk, inner: Scanner, decompressor: Decompressor, with_compressed: bool
     ) -> Iterator[Chunk]:
-        """The chunk with compressed records replaced by what they hold, and meta records taken up."""
+        """Yield the chunk with compressed records replaced by their content; read header records."""
         if self._pipe_head:
             self._pipe_head.take(chunk)
             self.events = self._pipe_head.events
@@ -222,12 +213,12 @@ class PerfDataReader:
 
 
 def _parts_of(path: str) -> tuple[str, str]:
-    """Return the directory of a recording in several files, "" of any other, and its (main) file."""
+    """Return the directory of a recording in several files, "" for others, and its (main) file."""
     return (path, os.path.join(path, "data")) if os.path.isdir(path) else ("", path)
 
 
 def _thread_files(directory: str) -> list[str]:
-    """The per-thread parts of a directory recording, in numeric order."""
+    """Return the per-thread parts of a directory recording, in numeric order."""
     numbers = [name.removeprefix("data.") for name in os.listdir(directory) if name.startswith("data.")]
     parts = [f"data.{number}" for number in numbers if number.isascii() and number.isdigit()]
     return [os.path.join(directory, name) for name in sorted(parts, key=lambda name: int(name[5:]))]

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splitting a stream of bytes into records.
+"""Split a stream of bytes into records.
 
-Everything behind this works on `Chunk`s: a buffer with the places, types and sizes of its records as columns.
-`Scanner.feed` accepts pieces of any size (from a file, a pipe, a decompressor) and keeps an unfinished
-record for the next piece.
+All readers work on `Chunk`s: a buffer, and the places, types and sizes of its records as columns.
+`Scanner.feed` takes pieces of any size, of a file, pipe or decompressor, and keeps an incomplete record for
+the next piece.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +25,13 @@ from perf_offcpu.structs import mutable
 __all__ = ["HEADER_SIZE", "MAX_TRACING_DATA", "Chunk", "Scanner"]
 
 MAX_TRACING_DATA = 64 << 20
-"""Bytes of tracepoint formats that are kept of a pipe: perf writes a few MB at most."""
+"""Most bytes of tracepoint formats that are kept of a pipe: perf writes a few MB."""
 
 _TRACING_DATA, _AUXTRACE = int(RecordType.HEADER_TRACING_DATA), int(RecordType.AUXTRACE)
-"""Types followed by bytes that their header's size does not count; their first field does (u32, u64)."""
+"""Types followed by a blob, which the size in the header does not include; the first field is its size."""
 
 _SHORT_WINDOW = 4096
-"""A walk that runs on past such a record, into its blob, is for nothing: after one, walks begin short."""
+"""Bytes of the first walk after such a record: a walk on into its blob is for nothing."""
 
 
 _Part = tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint16], NDArray[np.uint16]]
@@ -46,8 +47,8 @@ class Chunk:
         starts: int64[n], each record's offset in `data`; any number, for some records have odd sizes.
         types: uint32[n]; miscs: uint16[n]; sizes: int64[n], header included.
         file_offset: where `data` begins in its file (for compressed data: in the decompressed stream).
-        origin: which stream that is: "" the file itself, "data.0" a part of a directory, "zstd" and
-            "data.0 zstd" what these hold compressed.
+        origin: the stream: "" the file itself, "data.0" a part of a directory, "zstd" and "data.0 zstd" the
+            compressed data in these.
     """
 
     data: NDArray[np.uint8]
@@ -62,31 +63,24 @@ class Chunk:
         return len(self.starts)
 
     def record(self, row: int) -> memoryview:
-        """The bytes of one record, header included."""
+        """Return the bytes of one record, header included."""
         start = int(self.starts[row])
         return self.data.data[start : start + int(self.sizes[row])]
 
     def take(self, rows: slice | NDArray[np.int64]) -> Chunk:
-        """Some of the records, on the same bytes."""
-        return Chunk(
-            self.data,
-            self.starts[rows],
-            self.types[rows],
-            self.miscs[rows],
-            self.sizes[rows],
-            self.file_offset,
-            self.origin,
-        )
+        """Return some of the records, on the same bytes."""
+        columns = {name: getattr(self, name)[rows] for name in ("starts", "types", "miscs", "sizes")}
+        return replace(self, **columns)
 
 
 class Scanner:
-    """Turns pieces of bytes into chunks of whole records, and counts what is no record.
+    """Turns pieces of bytes into chunks of whole records, and counts other bytes.
 
     Args:
         order: byte order of the stream.
-        counters: where damage is counted.
+        counters: damage is counted here.
         file_offset: where the stream begins in its file.
-        origin: what the chunks are to say of where they come from.
+        origin: of the chunks.
     """
 
     def __init__(self, order: Order, counters: Losses, file_offset: int = 0, origin: str = "") -> None:
@@ -94,18 +88,18 @@ class Scanner:
         self.at = file_offset
         self.stopped = False
         self.tracing_data = bytearray()
-        """The blob behind a HEADER_TRACING_DATA record, as far as it has come."""
+        """The blob after a HEADER_TRACING_DATA record, so far."""
         self._rest = b""
         self._skip = 0
         self._is_tracing_data = False
 
     def take_rest(self) -> bytes:
-        """The begin of a record that is not whole yet: to be fed again, in front of what follows it."""
+        """Return the begin of an incomplete record, to be fed again before the bytes that follow."""
         rest, self._rest = self._rest, b""
         return rest
 
     def feed(self, piece: Buffer) -> Iterator[Chunk]:
-        """Yield the records that are whole once `piece` is added. It must not change afterwards."""
+        """Yield the records that are complete with `piece`, which must not change afterwards."""
         if self.stopped:
             self.counters.add(losses.BAD_SIZE, len(piece))
             return
@@ -117,17 +111,17 @@ class Scanner:
         self.at += at
 
     def finish(self) -> None:
-        """Count what is left behind the last whole record."""
+        """Count the bytes after the last complete record."""
         self.counters.add(losses.FILE_CUT, len(self._rest))
         self._rest = b""
 
     def resume(self) -> None:
-        """Something of the stream is missing here: what follows begins with a record again."""
+        """Go on after missing bytes: the next piece begins with a record."""
         self.finish()
         self.stopped, self._skip = False, 0
 
     def _records(self, walk: Walk) -> tuple[list[_Part], int]:
-        """The whole records of a buffer, blobs between them left out, and where they end."""
+        """Return the complete records of a buffer, without blobs between them, and where they end."""
         raw = np.frombuffer(walk.data, np.uint8)
         parts: list[_Part] = []
         at = self._skip_blob(walk.data, 0)
@@ -152,14 +146,14 @@ class Scanner:
         return parts, at
 
     def _take_blob(self, walk: Walk, record: int, kind: int) -> int:
-        """Skip the bytes behind a record that belong to it; gives the place behind what is here of them."""
+        """Skip the blob after a record, and return the place after the part of it that is here."""
         size = walk.header(record)[1]
         self._is_tracing_data = kind == _TRACING_DATA
         self._skip = self._blob_size(walk.data[record : record + size], 4 if self._is_tracing_data else 8)
         return record + size + self._skip_blob(walk.data, record + size)
 
     def _skip_blob(self, data: Buffer, at: int) -> int:
-        """How many bytes from `at` on belong to a blob."""
+        """Return the number of bytes from `at` on that belong to a blob."""
         skipped = min(self._skip, len(data) - at)
         if self._is_tracing_data:
             self.tracing_data += data[at : at + min(skipped, MAX_TRACING_DATA - len(self.tracing_data))]
@@ -167,7 +161,7 @@ class Scanner:
         return skipped
 
     def _blob_size(self, record: Buffer, width: int) -> int:
-        """The size of a record's blob, which is its own first field."""
+        """Return the size of the blob after a record, its first field."""
         if len(record) < HEADER_SIZE + width:
             self.counters.add(losses.BAD_RECORD)
             return 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open what a user names: a file, a directory's main file, a pipe, standard input, packed or not.
+"""Open a recording: a file, a pipe or standard input, packed or not.
 
-A reader needs bytes from the start and, for the file form, a size and a way back. Recordings that come
-through a pipe in file form (`zcat perf.data.gz | …`) and those packed with gzip, xz or zstd are therefore
-copied to a temporary file first, which stays in memory while it is small; so is any pipe that is read twice.
+A reader of the file form needs its size, and seeks. Recordings in file form that come through a pipe
+(`zcat perf.data.gz | …`) and those packed with gzip, xz or zstd are therefore copied to a temporary file, in
+memory while it is small; so is any pipe that is read twice.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import select
 import stat
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any, BinaryIO, cast
 
 from perf_offcpu.abi.file import MAGIC, MAGIC_SWAPPED, PIPE_HEADER_SIZE
@@ -26,18 +27,18 @@ _IN_MEMORY = 64 << 20
 _BLOCK = 1 << 20
 
 MAX_RATIO = 1000
-"""A packed recording that grows more than this (and beyond what is kept in memory) is none."""
+"""A packed recording that grows more than this (and beyond `_IN_MEMORY`) is refused."""
 
 
 @mutable
 class Source:
-    """Something to read a recording from.
+    """A stream with a recording.
 
     Args:
         stream: at the first byte of the recording; seekable if `size` is known.
         name: for messages.
         size: of the recording in bytes; None for a pipe.
-        damaged: it was packed, and the packing is damaged: what could be unpacked is here.
+        damaged: it was packed, and this is the part before damage.
     """
 
     stream: BinaryIO
@@ -50,8 +51,8 @@ def open_source(path: str, seekable: bool = False, *, fifo: bool = True) -> Sour
     """Open a regular file, a FIFO, or standard input ("-").
 
     Args:
-        fifo: whether a FIFO may be opened: one that the user named, not one inside a directory.
-        seekable: make a copy of what could be read only once.
+        fifo: allow a FIFO, which the user named, not one inside a directory.
+        seekable: copy a pipe.
 
     Raises:
         FormatError: it cannot be opened or unpacked, or is something else (a device, a directory).
@@ -85,7 +86,7 @@ def open_file(path: str, *, fifo: bool = False) -> int:
 
 
 def _await_writer(fd: int) -> None:
-    """Until a FIFO that was opened without waiting has had a writer: it would read as empty before."""
+    """Wait until a FIFO has had a writer: before, it reads as empty."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     poll.poll()
@@ -122,12 +123,12 @@ def _is_file_form(start: bytes) -> bool:
 
 
 class _Rejoined(io.RawIOBase):
-    """A stream of which the first bytes have been read already."""
+    """A stream of which the first bytes have been read."""
 
     def __init__(self, start: bytes, stream: BinaryIO) -> None:
         self.start, self.stream = start, stream
         self.taken = 0
-        """Bytes read through this object so far."""
+        """Bytes read through this object."""
 
     def readable(self) -> bool:
         return True
@@ -147,34 +148,23 @@ class _Rejoined(io.RawIOBase):
 # Packed recordings.
 
 
-def _gzip(stream: BinaryIO) -> BinaryIO:
-    import gzip
-
-    return cast(BinaryIO, gzip.GzipFile(fileobj=stream))
-
-
-def _xz(stream: BinaryIO) -> BinaryIO:
-    import lzma
-
-    return cast(BinaryIO, lzma.LZMAFile(stream))
-
-
-def _zstd(stream: BinaryIO) -> BinaryIO:
-    reader: BinaryIO = zstd_library().ZstdDecompressor().stream_reader(stream, read_across_frames=True)
-    return reader
-
-
-_Opener = Callable[[BinaryIO], BinaryIO]
-_OPENERS: dict[bytes, _Opener] = {b"\x1f\x8b": _gzip, b"\xfd7zXZ\0": _xz, b"\x28\xb5\x2f\xfd": _zstd}
+_Opener = Callable[[BinaryIO], Any]
+_OPENERS: dict[bytes, _Opener] = {
+    b"\x1f\x8b": lambda stream: import_module("gzip").GzipFile(fileobj=stream),
+    b"\xfd7zXZ\0": lambda stream: import_module("lzma").LZMAFile(stream),
+    b"\x28\xb5\x2f\xfd": lambda stream: (
+        zstd_library().ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+    ),
+}
 
 
 def _opener(start: bytes) -> _Opener | None:
-    """How to unpack a file that begins so; None if it is not packed."""
+    """Return the opener of a packed file that begins with `start`; None if it is not packed."""
     return next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
 
 
 def _spooled(stream: _Rejoined, opener: _Opener | None, name: str) -> Source:
-    """Return everything that a stream holds, unpacked, in a temporary file."""
+    """Copy a stream, unpacked, to a temporary file."""
     import tempfile
 
     spool = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (it outlives this function)
@@ -203,18 +193,18 @@ def _spooled(stream: _Rejoined, opener: _Opener | None, name: str) -> Source:
 
 
 class _Damage(Exception):
-    """A packed file that is damaged from here on."""
+    """A packed file is damaged from here on."""
 
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """The content of a stream.
+    """Yield the content of a stream.
 
     Raises:
-        _Damage: it cannot be read on.
+        _Damage: the rest cannot be read.
     """
     while True:
         try:
-            # One block at a time, and of a damaged stream, what comes before the damage.
+            # One block at a time, so that the part before damage is kept.
             piece = stream.read1(_BLOCK) if hasattr(stream, "read1") else stream.read(_BLOCK)
         except Exception as problem:  # each library has errors of its own: zlib.error, LZMAError, ZstdError
             raise _Damage from problem

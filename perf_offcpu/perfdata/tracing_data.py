@@ -2,9 +2,9 @@
 """Read the feature TRACING_DATA: the layouts of the recorded kernel's tracepoints.
 
 A tracepoint's raw data is a C structure that differs between kernels, architectures and configurations, so
-perf stores the kernel's own description: the files events/SYSTEM/NAME/format of tracefs at that time. They
-lie in a container made for trace-cmd (trace.dat(5)); perf's writer is tools/perf/util/trace-event-info.c.
-Numbers are in the byte order that the container itself names, texts are those of the kernel:
+perf stores the kernel's description: the files events/SYSTEM/NAME/format of tracefs at that time. They lie in
+a container of trace-cmd (trace.dat(5)), written by tools/perf/util/trace-event-info.c. Numbers are in the
+byte order that the container names, texts are those of the kernel:
 
     23 8 68 "tracing" | version, NUL | u8 big-endian, u8 long size, u32 page size
     "header_page", NUL, file | "header_event", NUL, file
@@ -37,7 +37,7 @@ MACHINE = Layout(
 COUNT = Layout("tracing data count", ("count", U32))
 FILE = Layout("tracing data file", ("size", U64), Field("data", BYTE, count="size"))
 
-# Nothing in these patterns repeats without bound in two places: a hostile text takes linear time.
+# No pattern repeats without bound in two places: a hostile text takes linear time.
 _ID = re.compile(r"^ID: (\d{1,9})$", re.MULTILINE)
 _NAME = re.compile(r"^name: (\S{1,200})$", re.MULTILINE)
 _FIELD = re.compile(
@@ -60,7 +60,7 @@ class TracepointField:
 
     @property
     def type(self) -> Int | None:
-        """The field's integer type; None for a comm or another array."""
+        """Integer type of the field; None for a comm or another array."""
         return Int(self.size, self.signed) if self.size in (1, 2, 4, 8) else None
 
 
@@ -70,7 +70,7 @@ class TracepointFormat:
 
     Args:
         id: attr.config of its events.
-        print_fmt: the kernel's format for a line of text, in C; the only place that names flags.
+        print_fmt: the kernel's format for a line of text, in C; the only place with names of flags.
     """
 
     system: str
@@ -121,18 +121,18 @@ def _read(cursor: _Cursor, formats: dict[int, TracepointFormat]) -> None:
     for name in (b"header_page\0", b"header_event\0"):
         cursor.expect(name)
         cursor.file()
-    for _ in range(cursor.count()):
+    for _ in cursor.repeated():
         cursor.file()
-    for _ in range(cursor.count()):
+    for _ in cursor.repeated():
         system = cursor.text()
-        for _ in range(cursor.count()):
+        for _ in cursor.repeated():
             one = parse_format(system, cursor.file().decode("latin-1"))
             if one is not None:
                 formats.setdefault(one.id, one)
 
 
 class _Cursor:
-    """Reads the container from front to back; raises LayoutError where it ends too early."""
+    """Reads the container in order; raises LayoutError where it ends too early."""
 
     def __init__(self, body: bytes) -> None:
         self.body, self.at = body, 0
@@ -142,9 +142,8 @@ class _Cursor:
         values, self.at = layout.unpack_from(self.body, self.order, None, self.at, len(self.body))
         return values
 
-    def count(self) -> int:
-        count: int = self.read(COUNT)["count"]
-        return count
+    def repeated(self) -> range:
+        return range(self.read(COUNT)["count"])
 
     def file(self) -> bytes:
         data: bytes = self.read(FILE)["data"]

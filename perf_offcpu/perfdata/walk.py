@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the records of a buffer begin.
+"""Find the records of a buffer.
 
-Records form a chain: where one begins is known only from the size of the one before. That walk is the one
-loop over records in this project; it touches a single u16 per record (some 70 ns).
+Records form a chain: the size of one leads to the next. This walk is the only loop over records in this
+project; it reads a single u16 per record (some 70 ns).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ODD_SIZES = (
     RecordType.HEADER_FEATURE,
     RecordType.COMPRESSED,
 )
-"""Types that perf writes with sizes that are no multiple of 8; what follows them is unaligned."""
+"""Types that perf writes with sizes that are no multiple of 8; the records after them are unaligned."""
 
 
 class Walk:
@@ -40,10 +40,10 @@ class Walk:
         self._views: dict[int, memoryview] = {}
 
     def records(self, at: int, window: int) -> tuple[NDArray[np.int64], int, bool]:
-        """Where whole records begin, from `at` on, in about `window` bytes.
+        """Find whole records from `at` on, in about `window` bytes.
 
         Returns:
-            (starts, end, is_sound): where they end, and whether what follows can still become a record.
+            (starts, end, is_sound): where they begin and end, and whether the rest can still become a record.
         """
         stop, size = min(at + window, len(self.data)), 0
         parts: list[NDArray[np.int64]] = []
@@ -60,14 +60,14 @@ class Walk:
         return starts, at, size >= 0
 
     def _chain(self, at: int, stop: int) -> NDArray[np.int64]:
-        """The places of records of sizes that are multiples of 8, from `at` on."""
+        """Return the places of records of sizes that are multiples of 8, from `at` on."""
         phase = at & 1
         sizes = self._sizes(phase)
         places = _walk_chain(sizes, at >> 1, min((stop + 1) >> 1, len(sizes) - 3), len(sizes))
         return places * 2 + phase
 
     def _sizes(self, phase: int) -> memoryview:
-        """The buffer as u16 in native order, from byte `phase` on: where sizes are, if records begin so."""
+        """Return the buffer as u16 in native order, from byte `phase` on."""
         view = self._views.get(phase)
         if view is None:
             count = max(0, len(self.data) - phase) // 2
@@ -81,7 +81,7 @@ class Walk:
         return at if not len(places) else int(places[-1]) + self.header(int(places[-1]))[1]
 
     def _odd_size(self, at: int) -> int:
-        """The size of a whole record that is no multiple of 8; 0 if it is not whole; -1 if impossible."""
+        """Return the size of a whole record that is no multiple of 8; 0 if it is cut, -1 if impossible."""
         if len(self.data) - at < HEADER_SIZE:
             return 0
         kind, size = self.header(at)
@@ -90,26 +90,25 @@ class Walk:
         return size if at + size <= len(self.data) else 0
 
     def header(self, at: int) -> tuple[int, int]:
-        """(type, size) of the record at `at`."""
+        """Return (type, size) of the record at `at`."""
         byteorder: Any = "little" if self.order == "<" else "big"
         data = self.data
         return int.from_bytes(data[at : at + 4], byteorder), int.from_bytes(data[at + 6 : at + 8], byteorder)
 
 
 _STEPS = [0] * (1 << 16)
-"""By size: how many u16 lie between a record and the next; 0 for sizes that are odd or impossible."""
+"""By size: the u16 from a record to the next; 0 for sizes that are odd or impossible."""
 _STEPS[HEADER_SIZE::8] = range(HEADER_SIZE // 2, 1 << 15, 4)
 
-
 _BATCH = 256
-"""Records that are walked before the walk looks whether it might run."""
+"""Records that are walked between looks for a run."""
 
 
 def _walk_chain(sizes: memoryview, at: int, stop: int, end: int) -> NDArray[np.int64]:
-    """Places (in u16) of the records before `stop` that are possible and whole, from `at` on.
+    """Return the places (in u16) of whole, possible records from `at` to `stop`.
 
-    An event without callchains, or with one that is always the same, writes records of one size: such a run
-    is compared at once. Where none is found, the walk looks for one less and less often.
+    An event without callchains, or with the same one always, writes records of one size: such a run is
+    compared at once. Where there is none, the walk looks for one less and less often.
     """
     halves = np.frombuffer(sizes, np.uint16)
     parts = [np.empty(0, np.int64)]
@@ -131,7 +130,7 @@ def _walk_chain(sizes: memoryview, at: int, stop: int, end: int) -> NDArray[np.i
 
 
 def _walk_batch(sizes: memoryview, at: int, stop: int) -> tuple[list[int], int]:
-    """The places of the next records, up to a batch of them, and where they end."""
+    """Return the places of the next records, up to a batch of them, and where they end."""
     places: list[int] = []
     append, steps = places.append, _STEPS
     for _ in range(_BATCH):
@@ -146,7 +145,7 @@ def _walk_batch(sizes: memoryview, at: int, stop: int) -> tuple[list[int], int]:
 
 
 def _run_length(values: NDArray[np.uint16], value: int) -> int:
-    """How many of the first values are this one."""
+    """Return the number of leading values that equal `value`."""
     length = 0
     while length < len(values):
         others = np.flatnonzero(values[length : length + _BATCH] != value)

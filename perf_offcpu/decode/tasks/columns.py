@@ -8,6 +8,9 @@ fields are read as columns, and of records that are alike after them one is read
 
 from __future__ import annotations
 
+from collections.abc import Set
+from typing import Any, NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,7 +25,6 @@ from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.perfdata.events import Events
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
-from perf_offcpu.perfdata.side_records import SideRecord
 from perf_offcpu.perfdata.trailers import NO_TIME, read_trailers
 from perf_offcpu.structs import mutable
 
@@ -41,6 +43,17 @@ _OWN = {
 }
 
 _LAST_TIME = np.uint64(2**63 - 1)
+
+
+class SideRecord(NamedTuple):
+    """A record other than a sample: type and misc of its header, fields of its layout, time (0 for records
+    that describe what was there before the recording), and where it lies."""
+
+    type: int
+    misc: int
+    values: dict[str, Any]
+    time_ns: int = 0
+    file_offset: int = 0
 
 
 @mutable
@@ -64,7 +77,7 @@ class TaskRecords:
     examples: list[SideRecord]
 
 
-def task_records(chunk: Chunk, kinds: frozenset[int], events: Events, counters: Losses) -> list[TaskRecords]:
+def task_records(chunk: Chunk, kinds: Set[int], events: Events, counters: Losses) -> list[TaskRecords]:
     """Return the records of some types (`kinds`); those that do not fit their layouts are counted."""
     # One count finds the types that a chunk lacks, which are most.
     present = np.flatnonzero(np.bincount(np.minimum(chunk.types, 255).astype(np.uint8))).tolist()
@@ -99,7 +112,7 @@ def _of_type(kind: int, chunk: Chunk, events: Events, counters: Losses) -> TaskR
             continue
         number[which] = len(examples)
         place = chunk.file_offset + start
-        examples.append(SideRecord(kind, misc, values, int(times[row]), -1, -1, -1, place))
+        examples.append(SideRecord(kind, misc, values, int(times[row]), place))
     example = number[example]
     sound = np.flatnonzero(example >= 0)
     counters.add(losses.BAD_RECORD, len(rows) - len(sound))

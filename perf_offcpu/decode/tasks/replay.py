@@ -19,14 +19,13 @@ import numpy as np
 
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.tasks.address_spaces import AddressSpaces, Mapping
-from perf_offcpu.decode.tasks.columns import TaskRecords
+from perf_offcpu.decode.tasks.columns import SideRecord, TaskRecords
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.decode.tasks.map_runs import MapEvents, MapRuns, map_runs
 from perf_offcpu.decode.tasks.notes import SIDE_TYPES, Note, TaskNotes
 from perf_offcpu.model.columns import I32, U32
 from perf_offcpu.model.recording import Comms, Dsos, KernelSymbols, Samples, Tasks
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.perfdata.side_records import SideRecord
 
 __all__ = ["SIDE_TYPES", "TaskReplay"]
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words for the values of any layout: what `perf-offcpu dump` prints.
+"""Text for the values of any layout, as `perf-offcpu dump` prints them.
 
-Which fields there are, and in which order, the layouts say; here stands only how some of them look: which
-numbers are read in hex, which are flags or enums, which bytes are a name. Names are shown as Python writes
-bytes (`b'blo\\x1bcker'`): exact, on one line, and nothing in them can drive a terminal.
+The layouts have the fields and their order. This module adds how some of them look: numbers in hex, flags and
+enums, bytes that are a name. Names are shown as Python writes bytes (`b'blo\\x1bcker'`): exact, on one line,
+and nothing in them can drive a terminal.
 """
 
 from __future__ import annotations
@@ -19,44 +19,16 @@ from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.binary.fields import Field, Int, Special
 from perf_offcpu.binary.layout import Layout
 
-_HEX = frozenset(
-    {
-        "addr",
-        "branch_sample_type",
-        "callchain",
-        "config",
-        "config1",
-        "config2",
-        "config3",
-        "config4",
-        "cookie",
-        "data_src",
-        "features",
-        "flags",
-        "from",
-        "hw_id",
-        "ip",
-        "ips",
-        "len",
-        "magic",
-        "pgoff",
-        "phys_addr",
-        "priv",
-        "prot",
-        "regs_intr",
-        "regs_user",
-        "sample_regs_intr",
-        "sample_regs_user",
-        "sig_data",
-        "state",
-        "to",
-        "transaction",
-    }
-)
-"""Numbers whose bits or digits are looked at; all others are decimal."""
+_HEX = frozenset((
+    "addr", "branch_sample_type", "callchain", "config", "config1", "config2", "config3", "config4",
+    "cookie", "data_src", "features", "flags", "from", "hw_id", "ip", "ips", "len", "magic", "pgoff",
+    "phys_addr", "priv", "prot", "regs_intr", "regs_user", "sample_regs_intr", "sample_regs_user",
+    "sig_data", "state", "to", "transaction",
+))  # fmt: skip
+"""Numbers that are shown in hex; all others are decimal."""
 
 _NAMES = frozenset({"comm", "key", "msg", "name", "prog_name", "value"})
-"""Arrays of bytes that hold a NUL-padded text."""
+"""Arrays of bytes that are a NUL-padded text."""
 
 _ADDRESSES = frozenset({"callchain", "ips"})
 """Arrays of addresses and context markers."""
@@ -90,13 +62,13 @@ _BYTES_A_LINE = 16
 
 
 def record_name(kind: int) -> str:
-    """`PERF_RECORD_COMM`, as perf prints it; unknown types by number."""
+    """Return `PERF_RECORD_COMM`, as perf prints it; unknown types by number."""
     known = kind in RecordType.__members__.values()
     return f"PERF_RECORD_{RecordType(kind).name}" if known else f"record of unknown type {kind}"
 
 
 def describe_misc(kind: int, misc: int) -> str:
-    """A record header's misc in hex, with the cpumode and the bits that its type gives a meaning."""
+    """Return the misc of a record header in hex, with the cpumode and the bits that its type knows."""
     mode = misc & Misc.CPUMODE_MASK
     words = [CpuMode(mode).name] if 0 < mode <= max(CpuMode) else []
     words += [name for name in _MISC_BITS.get(kind, ()) if misc & Misc[name]]
@@ -104,10 +76,10 @@ def describe_misc(kind: int, misc: int) -> str:
 
 
 def field_lines(layout: Layout, values: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
-    """One line a field, in wire order; more for arrays of structures, of addresses, and of many bytes.
+    """Yield a line for each field, in wire order; more for arrays of structures, addresses, and many bytes.
 
     Args:
-        values: as `Layout.unpack` gives them; fields that are not there are left out.
+        values: as `Layout.unpack` returns them; missing fields are left out.
     """
     for field in layout.fields:
         if field.name not in values:
@@ -123,7 +95,7 @@ def field_lines(layout: Layout, values: Mapping[str, Any], indent: str = "  ") -
 
 
 def inline(layout: Layout, values: Mapping[str, Any]) -> str:
-    """All fields on one line: `{pid: 126, tid: 126}`."""
+    """Return all fields on one line: `{pid: 126, tid: 126}`."""
     parts = (
         f"{field.name}: {_text(layout, field, values[field.name])}"
         for field in layout.fields
@@ -133,7 +105,7 @@ def inline(layout: Layout, values: Mapping[str, Any]) -> str:
 
 
 def hex_lines(data: bytes, indent: str = "    ") -> Iterator[str]:
-    """Bytes in hex and ASCII, 16 a line, as perf prints raw events."""
+    """Yield bytes in hex and ASCII, 16 a line, as perf prints raw events."""
     for at in range(0, len(data), _BYTES_A_LINE):
         line = data[at : at + _BYTES_A_LINE]
         text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in line)
@@ -141,7 +113,7 @@ def hex_lines(data: bytes, indent: str = "    ") -> Iterator[str]:
 
 
 def address(word: int) -> str:
-    """A word of a callchain in hex; context markers with their name."""
+    """Return a word of a callchain in hex; context markers with their name."""
     if word in CallchainContext.__members__.values():
         return f"{word:#x} PERF_CONTEXT_{CallchainContext(word).name}"
     return f"{word:#x}"
@@ -183,7 +155,7 @@ def _one(layout: Layout, field: Field, value: Any) -> str:
 
 
 def _signed(type_: Int | Special | Layout, value: int) -> int:
-    """All bits set is -1, "none", also where the header says unsigned."""
+    """Return -1, "none", for all bits set, also where the header says unsigned."""
     wide = isinstance(type_, Int) and not type_.signed and type_.size >= 4
     return -1 if wide and isinstance(type_, Int) and value == (1 << 8 * type_.size) - 1 else value
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recording as text: every byte that means something, in the order of the file.
+"""Print a recording as text: every byte that has a meaning, in the order of the file.
 
     0x368 [0x30]: PERF_RECORD_COMM misc 0x2000 (COMM_EXEC)
       pid: 9016
@@ -7,10 +7,10 @@
       comm: b'ls'
       sample_id: {pid: 9016, tid: 9016, time: 4323278205115, cpu: 0, cpu_res: 0, identifier: 4094}
 
-In the manner of `perf script -D`, but of files that perf refuses, too: it shows what is written, without
-re-typing, merging, ordering or repairing anything. What does not fit its layout is shown as far as it does,
-with a line that begins with `!`, and the next record follows. Offsets are those of the file; records that
-came out of compressed ones are marked `zstd`, and count from the start of the decompressed stream.
+It resembles `perf script -D`, reads files that perf refuses, too, and does not re-type, merge, order or
+repair anything. A record that does not fit its layout is shown as far as it does, with a line that begins
+with `!`. Offsets are those of the file; records out of compressed ones are marked `zstd`, with offsets in the
+decompressed stream.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Iterator
 from typing import Any
+
+import numpy as np
 
 from perf_offcpu.abi import budget, counters, offcpu
 from perf_offcpu.abi.attr import ATTR, Attr, unpack_attr
@@ -34,7 +36,7 @@ from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
-from perf_offcpu.perfdata.trailers import trailer_type
+from perf_offcpu.perfdata.trailers import UNKNOWN, owners_of
 
 Lines = Iterator[str]
 
@@ -42,7 +44,7 @@ _COMPRESSED = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
 
 
 def dump(reader: PerfDataReader) -> Lines:
-    """Yield a recording as lines: header, events, features, records, and how many there were of each type.
+    """Yield a recording as lines: header, events, features, records, and the number of records of each type.
 
     Args:
         reader: just opened.
@@ -58,11 +60,11 @@ class _Dump:
 
     def __init__(self, reader: PerfDataReader) -> None:
         self.reader, self.order = reader, reader.order
-        self.told = Counter[LossCause]()
+        self.reported = Counter[LossCause]()
         self.types: Counter[str] = Counter()
 
     def lines(self) -> Lines:
-        """All lines."""
+        """Yield all lines."""
         yield from self._head()
         yield from self._damage()
         for chunk in self.reader.chunks(with_compressed=True):
@@ -74,19 +76,19 @@ class _Dump:
             yield f"  {name}: {count}"
 
     def _damage(self) -> Lines:
-        """What the reader has counted since it was last asked."""
+        """Yield what the reader has counted since the last call."""
         now = Counter(self.reader.counters)
-        for cause, count in by_text(now - self.told).items():
+        for cause, count in by_text(now - self.reported).items():
             yield f"! {count} {cause}"
-        self.told = now
+        self.reported = now
 
-    # Header, events, features. In the pipe form all of it comes as records.
+    # Header, events, features; in the pipe form they are records.
 
     def _head(self) -> Lines:
         endian = "little-endian" if self.order == "<" else "big-endian"
-        form = "pipe" if self.reader.is_pipe else "file"
+        form = "pipe" if self.reader.head.is_pipe else "file"
         yield f"{self.reader.path!a}: {form} form, {endian}"
-        if self.reader.is_pipe:
+        if self.reader.head.is_pipe:
             return
         yield from self._file_header()
         for number, spec in enumerate(self.reader.events.specs):
@@ -125,9 +127,14 @@ class _Dump:
     # Records.
 
     def _records(self, chunk: Chunk) -> Lines:
-        evsels = self._evsels(chunk)
-        places, kinds = chunk.starts.tolist(), chunk.types.tolist()
-        for row, (start, kind, misc) in enumerate(zip(places, kinds, chunk.miscs.tolist(), strict=True)):
+        samples = (chunk.types == RecordType.SAMPLE).nonzero()[0]
+        evsels = owners_of(chunk, np.arange(len(chunk)), self.reader.events)
+        evsels[evsels == UNKNOWN] = 0  # laid out most likely as the first event's
+        evsels[samples] = self.reader.events.of_samples(chunk, samples)
+        columns = (chunk.starts, chunk.types, chunk.miscs, evsels)
+        for row, (start, kind, misc, evsel) in enumerate(
+            zip(*(one.tolist() for one in columns), strict=True)
+        ):
             record = bytes(chunk.record(row))
             name = record_name(kind)
             self.types[name] += 1
@@ -135,14 +142,9 @@ class _Dump:
             place = f"{origin}{chunk.file_offset + start:#x} [{len(record):#x}]"
             yield f"{place}: {name} misc {describe_misc(kind, misc)}"
             if kind == RecordType.SAMPLE:
-                yield from self._sample(record, evsels[row])
+                yield from self._sample(record, evsel)
             else:
-                yield from self._other(kind, misc, record)
-
-    def _evsels(self, chunk: Chunk) -> dict[int, int]:
-        """Row in the chunk → evsel, of samples; -1 where the id is unknown."""
-        rows = (chunk.types == RecordType.SAMPLE).nonzero()[0]
-        return dict(zip(rows.tolist(), self.reader.events.of_samples(chunk, rows).tolist(), strict=True))
+                yield from self._other(kind, misc, record, evsel)
 
     def _sample(self, record: bytes, evsel: int) -> Lines:
         if evsel < 0:
@@ -156,7 +158,7 @@ class _Dump:
             yield from self._payload(spec, values["raw"])
 
     def _payload(self, spec: EventSpec, raw: bytes) -> Lines:
-        """What the raw bytes of this project's and upstream's off-cpu events mean."""
+        """Yield the raw bytes of off-cpu events, this project's and upstream's, by their layouts."""
         if spec.name == counters.EVENT_NAME:
             is_budgets = raw[:4] == budget.MAGIC.to_bytes(4, "little" if self.order == "<" else "big")
             layout = budget.BUDGETS if is_budgets else counters.COUNTERS
@@ -181,8 +183,8 @@ class _Dump:
         layout = offcpu.fixed_part(min(head["size"], offcpu.EXTENSION_SIZE) if known else 8)
         yield from self._structure(layout, raw, at, len(raw), indent="    ")
 
-    def _other(self, kind: int, misc: int, record: bytes) -> Lines:
-        shape = trailer_type(kind, record, self.reader.events)
+    def _other(self, kind: int, misc: int, record: bytes, evsel: int) -> Lines:
+        shape = self.reader.events.specs[evsel].attr.sample_type if evsel >= 0 else None
         trailer = TRAILER.size(shape) if shape is not None else 0
         end = len(record) - trailer
         if end < HEADER_SIZE:
@@ -195,7 +197,7 @@ class _Dump:
             yield f"  {TRAILER.name}: {inline(TRAILER, values)}"
 
     def _body(self, kind: int, misc: int, record: bytes, end: int) -> Lines:
-        """What stands between header and trailer."""
+        """Yield the part between header and trailer."""
         layout = RECORD_LAYOUTS.get(kind)
         if kind == RecordType.HEADER_ATTR:
             yield from self._header_attr(record)
@@ -211,7 +213,7 @@ class _Dump:
             yield from self._structure(layout, record, HEADER_SIZE, end, Misc(misc))
 
     def _is_v12(self, record: bytes, end: int) -> bool:
-        """Whether a deferred callchain has the posted form, not the final one: only one can fit whole."""
+        """Return whether a deferred callchain has the posted form, not the final one: only one can fit."""
         words = (end - HEADER_SIZE) // 8
         _, at, problem = CALLCHAIN_DEFERRED_V12.unpack_sound(record, self.order, None, HEADER_SIZE, end)
         return words > 0 and problem is None and at == HEADER_SIZE + 8 * words
@@ -240,7 +242,7 @@ class _Dump:
     def _structure(
         self, layout: Layout, data: bytes, start: int, end: int, shape: Shape = None, indent: str = "  "
     ) -> Generator[str, None, dict[str, Any]]:
-        """The fields of one structure, and whatever does not belong to it; gives the values."""
+        """Yield the fields of one structure and the bytes after it; return the values."""
         values, at, problem = layout.unpack_sound(data, self.order, shape, start, end)
         yield from field_lines(layout, values, indent)
         if problem is not None:
@@ -258,8 +260,7 @@ def _event_lines(spec: EventSpec, indent: str = "  ") -> Lines:
 
 
 def _attr_lines(attr: Attr, indent: str = "  ") -> Lines:
-    values = attr._asdict()
-    yield from field_lines(ATTR, values, indent)
+    yield from field_lines(ATTR, attr._asdict(), indent)
 
 
 def _name_of(spec: EventSpec) -> bytes:

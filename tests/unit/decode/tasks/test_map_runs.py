@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.decode.tasks import replay as tasks
+from perf_offcpu.decode.tasks.columns import SideRecord
 from perf_offcpu.decode.tasks.map_runs import MapRuns
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.perfdata.side_records import SideRecord
 
 PIDS, TIMES = st.integers(5, 8), st.integers(0, 12)
 MAPS = st.tuples(PIDS, TIMES, st.integers(0, 9), st.integers(0, 4), st.integers(0, 1), st.integers(1, 2))
@@ -25,7 +25,7 @@ EXECS = st.tuples(PIDS, TIMES, st.booleans())
 
 
 def record(kind: RecordType, misc: int, time: int, **values: Any) -> SideRecord:
-    return SideRecord(kind, misc, values, time, -1, -1, -1, 0)
+    return SideRecord(kind, misc, values, time)
 
 
 def as_record(event: tuple[Any, ...]) -> SideRecord:

@@ -39,7 +39,7 @@ def test_everything_of_the_header_arrives(tmp_path: Path) -> None:
         writer.finish(features)
     with PerfDataReader.open(path) as reader:
         kinds = [kind for chunk in reader.chunks() for kind in chunk.types.tolist()]
-        assert reader.is_pipe
+        assert reader.head.is_pipe
         assert [(spec.name, spec.ids, spec.attr) for spec in reader.events.specs] == [
             (CLOCK.name, CLOCK.ids, CLOCK.attr)
         ]
