@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Sourced by scripts/demo and scripts/test, from the top of the checkout:
 #
-#   setup demo    what recording and looking need: bcc, a virtual environment, a C compiler for the workload
-#   setup test    the same, perf, what perf's own Python needs, and the tools of the "test" extra
+#   setup demo    for recording and reporting: bcc, a virtual environment, a C compiler for the workload
+#   setup test    also perf, the packages of perf's own Python, and the tools of the "test" extra
 #
-# Only what is missing is installed, each with its reason, and nothing is touched when all is there (a
-# second run takes well under a second and no network). What cannot be installed is not fatal here but for
-# the virtual environment: `missing demo` and `missing test` name the rest, and the caller decides.
+# Only missing packages are installed, each with its reason; a second run takes well under a second and no
+# network. A package that cannot be installed is not fatal here: `missing demo` and `missing test` name it,
+# and the caller decides. A missing virtual environment is fatal.
 #
 # The virtual environment is made from the system's /usr/bin/python3 and sees its packages, because bcc
-# exists for that interpreter only.
+# exists only for that interpreter.
 
 SYSTEM_PYTHON=/usr/bin/python3
 VENV=.venv
@@ -33,12 +33,12 @@ as_root() {
     fi
 }
 
-# can_be_root: root, or a sudo that lets this user in (it may ask for a password).
+# can_be_root: root, or sudo (which may ask for a password).
 can_be_root() { as_root true 2>/dev/null; }
 
 is_ubuntu() { grep -qs '^ID=ubuntu' /etc/os-release; }
 
-# system_python_finds MODULE...: without importing them, which would take longer than all else here.
+# system_python_finds MODULE...: does not import them, which would take longer than all other steps.
 system_python_finds() {
     "$SYSTEM_PYTHON" -I -c '
 import sys
@@ -50,12 +50,12 @@ has_compiler() { echo '#include <pthread.h>' | gcc -E - >/dev/null 2>&1; }
 
 has_command() { command -v "$1" >/dev/null 2>&1; }
 
-# perf_package: where the distribution keeps perf. Ubuntu's fits one kernel version, hence two packages.
+# perf_package: the distribution's packages of perf. Ubuntu's is for one kernel version, hence two.
 perf_package() {
     if is_ubuntu; then echo "linux-tools-generic linux-tools-$(uname -r)"; else echo linux-perf; fi
 }
 
-# needs LEVEL: what is missing, a line each: packages, "|", reason.
+# needs LEVEL: missing packages, one line each: packages, "|", reason.
 needs() {
     system_python_finds venv ensurepip || echo "python3-venv|for the virtual environment"
     system_python_finds bcc || echo "python3-bpfcc|to compile and load the BPF programs"
@@ -63,29 +63,29 @@ needs() {
     [ "$1" = test ] || return 0
     perf --version >/dev/null 2>&1 || echo "$(perf_package)|for the tests that compare with perf"
     has_command g++ || echo "g++|to build the C++ programs of the tests"
-    has_command gdb || echo "gdb|for its backtraces, which ours must equal"
-    ls /usr/lib/postgresql/*/bin/pgbench >/dev/null 2>&1 || echo "postgresql|for a server whose waits are looked at"
-    has_command readelf || echo "binutils|for a second opinion on ELF files"
+    has_command gdb || echo "gdb|to compare its backtraces with ours"
+    ls /usr/lib/postgresql/*/bin/pgbench >/dev/null 2>&1 || echo "postgresql|for the waits of a database server"
+    has_command readelf || echo "binutils|to compare readelf with our ELF reader"
     has_command dot || echo "graphviz|to draw call graphs"
-    has_command man || echo "man-db|to see that it finds the man pages"
+    has_command man || echo "man-db|to check that man finds the pages"
     has_command asciidoctor || echo "asciidoctor|for the man pages"
-    has_command zsh || echo "zsh|to try completion in it"
+    has_command zsh || echo "zsh|to test completion in it"
     for module in numpy:numpy elftools:pyelftools; do
         system_python_finds "${module%:*}" ||
             echo "python3-${module#*:}|for scripts/offcpu.py inside perf's own Python"
     done
 }
 
-# larger: what a few tests need, in the same form; 50 MB to 300 MB each. .ci/run installs it; scripts/test alone
-# leaves those tests out and names it.
+# larger: packages of a few tests, in the same form, 50 MB to 300 MB each. .ci/run installs them; scripts/test
+# leaves these tests out and names the packages.
 larger() {
-    has_command chromedriver || echo "chromium chromium-driver|to look at pictures in a browser"
+    has_command chromedriver || echo "chromium chromium-driver|to open pictures in a browser"
     has_command go || echo "golang-go|for Go's own reader of pprof files"
     has_command node || echo "nodejs|for stacks of JavaScript, and the Firefox Profiler's own code"
     has_command javac || echo "default-jdk-headless|for stacks of Java"
 }
 
-# package_names: of lines as above, on one line.
+# package_names: the packages of such lines, on one line.
 package_names() { sed 's/|.*//' | tr '\n' ' ' | sed 's/ $//'; }
 
 # missing LEVEL: the packages of `needs`, on one line.
@@ -96,18 +96,18 @@ apt_install() {
         apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
-# All at once if the package lists are good; else with fresh lists, each alone, so that one that this
-# distribution does not have keeps none of the others away.
+# apt_install_all PACKAGES: all at once if the package lists are current; else one by one with new lists, so that
+# a package that this distribution lacks does not prevent the others.
 apt_install_all() {
     # shellcheck disable=SC2086  # package names, split on purpose
     apt_install $1 2>/dev/null && return 0
-    as_root apt-get -o DPkg::Lock::Timeout=300 update -qq || say "apt-get update failed; trying with the package lists that are here"
+    as_root apt-get -o DPkg::Lock::Timeout=300 update -qq || say "apt-get update failed; using the present package lists"
     for package in $1; do
         apt_install "$package" || say "could not install $package"
     done
 }
 
-# system_packages LINES: installs what `needs` or `larger` names.
+# system_packages LINES: installs the packages of `needs` or `larger`.
 system_packages() {
     [ -n "$1" ] || return 0
     packages=$(echo "$1" | package_names)
@@ -121,7 +121,7 @@ system_packages() {
     fi
 }
 
-# The interpreter must be the system's of now: an upgrade of the distribution leaves a venv behind broken.
+# The interpreter must be the present one of the system: an upgrade of the distribution breaks a venv.
 venv_is_sound() {
     [ -x "$VENV/bin/python" ] &&
         grep -qs '^include-system-site-packages = true' "$VENV/pyvenv.cfg" &&
@@ -139,7 +139,7 @@ make_venv() {
     "$SYSTEM_PYTHON" -m venv --clear --system-site-packages "$VENV" || die "cannot make $VENV"
 }
 
-# The mark of an installation is the checksum of the file that says what to install; "test" includes "demo".
+# An installation is marked by the checksum of pyproject.toml; "test" includes "demo".
 is_installed() {
     for level in "$1" test; do
         [ "$(cat "$VENV/installed-$level" 2>/dev/null)" = "$(cksum <pyproject.toml)" ] && return 0
@@ -155,9 +155,9 @@ python_packages() {
     if "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e "$what"; then
         cksum <pyproject.toml >"$VENV/installed-$1"
     elif "$VENV/bin/perf-offcpu" --help >/dev/null 2>&1; then
-        say "pip failed; going on with what $VENV holds already"
+        say "pip failed; continuing with the present packages of $VENV"
     else
-        die "pip could not install what pyproject.toml names (see above); a network or PIP_FIND_LINKS helps"
+        die "pip could not install the dependencies (see above); it needs a network or PIP_FIND_LINKS"
     fi
 }
 

@@ -82,7 +82,7 @@ CANNOT = {
     ),
     "as a user without sudo": (
         ["unshare", "--user", "--map-user=1000"],
-        ("Cannot record here: recording needs root, and there is no sudo that gives it",),
+        ("Cannot record here: recording needs root, and sudo is not available",),
     ),
     "without BTF": (
         ["unshare", "--mount", "--propagation", "unchanged", "sh", "-c",
