@@ -45,7 +45,7 @@ PATIENCE_S = 5.0
 
 
 def look(table: SymbolTable) -> None:
-    """What symbolization does with a table."""
+    """Look up and name addresses, as symbolization does."""
     rows = table.lookup(np.concatenate([ADDRESSES, table.start[:8], table.end[:8]]))
     for row in np.unique(rows[rows >= 0]).tolist():
         read_jit_name(table.name(row))
@@ -142,7 +142,7 @@ def listed_symbols_of(data: bytes) -> tuple[object, bytes]:
 
 
 def mutated(data: bytes, draw: random.Random) -> bytes:
-    """The same with some bytes, words or stretches changed, cut or doubled."""
+    """Return the data with some bytes, words or ranges changed, cut or doubled."""
     result = bytearray(data)
     for _ in range(draw.choice((1, 1, 2, 4, 16))):
         at = draw.randrange(1, len(result)) if len(result) > 1 else 0

@@ -49,7 +49,7 @@ class Source:
 
     @functools.cached_property
     def identity(self) -> tuple[object, ...]:
-        """What distinguishes these bytes from all others: of a file its inode, size and time of change."""
+        """A key of these bytes: of a file its inode, size and time of change; of memory a hash."""
         if isinstance(self._content, bytes):
             return (hashlib.sha256(self._content).digest(),)
         return (self._status.st_dev, self._status.st_ino, self.size, self.changed_ns)

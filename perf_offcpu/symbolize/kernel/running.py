@@ -49,7 +49,7 @@ def running_kallsyms(cache: DiskCache | None) -> Kallsyms:
 
 
 def _state() -> tuple[object, ...] | None:
-    """Return what /proc/kallsyms depends on, but for passing symbols; None if it cannot be told."""
+    """Return all that lasting symbols of /proc/kallsyms depend on; None if it is unknown."""
     modules, nodes = list[list[bytes]](), list[tuple[str, int]]()
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:

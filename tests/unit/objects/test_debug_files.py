@@ -50,7 +50,7 @@ def link_debug(built: Built) -> None:
 
 
 def is_named(path: Path, search: Search) -> bool:
-    """Whether the local function that only debug files know is known."""
+    """Return True if the local function that only debug files list is named."""
     elf = load_elf_symbols(str(path), search)
     return "hidden" in [*map(elf.symbols.name, range(len(elf.symbols)))]
 
@@ -212,7 +212,7 @@ class TestProcesses:
         assert find_object(name, bytes(20), Search(processes=True), [pid]).cause is losses.FILE_DELETED
 
     def test_another_root_is_looked_into(self, built: Built, tmp_path: Path) -> None:
-        """As in a container: the path is the process's own."""
+        """The path is that of the process, as in a container."""
         root = tmp_path / "root"
         put(static(tmp_path), f"{root}/bin/run")
         put(built.whole, f"{root}/app/program")

@@ -91,7 +91,7 @@ def libc() -> str:
 
 
 def interpreter() -> str:
-    """Where Python's own functions are: the program, or its library."""
+    """Return the file with Python's own functions: the program, or its library."""
     return mapped("libpython3") or os.path.realpath(sys.executable)
 
 
@@ -278,7 +278,7 @@ class TestPlt:
 
 
 class TestThisSystem:
-    """Against pyelftools and binutils, on files that nobody made for this test."""
+    """Against pyelftools and binutils, on files that were not made for this test."""
 
     @pytest.mark.parametrize("path", [libc(), os.path.realpath(sys.executable)])
     def test_headers_are_those_that_pyelftools_reads(self, path: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which file a recorded name leads to, and which names lead nowhere."""
+"""The file that is opened for a recorded name, and the names for which none is."""
 
 from __future__ import annotations
 

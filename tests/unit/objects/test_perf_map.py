@@ -31,7 +31,7 @@ from perf_offcpu.objects.perf_map import (
 )
 from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
 
-PID = 2**22 - 7  # of no process: beyond what the kernel gives out by default, and free
+PID = 2**22 - 7  # of no process: higher than the kernel assigns by default
 
 
 def names_at(text: bytes, *addresses: int) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What symbolize() makes of samples: leaves, cookies, addresses kept or not."""
+"""symbolize(): samples without callchains, cookies, addresses kept or not."""
 
 from __future__ import annotations
 

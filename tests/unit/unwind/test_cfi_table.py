@@ -106,7 +106,7 @@ def test_addresses_relative_to_themselves_and_debug_frame() -> None:
 
 @pytest.mark.parametrize("kind", ["zlib", "zstd"])
 def test_compressed_sections_are_unpacked(tmp_path: Path, kind: str) -> None:
-    """As debug files of distributions have them."""
+    """Distributions compress sections of debug files."""
     functions = [
         f"int f{n}(int x) {{ volatile int y[{n + 1}]; y[{n}] = x; return y[{n}]; }}" for n in range(99)
     ]

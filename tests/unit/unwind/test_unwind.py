@@ -36,7 +36,7 @@ FUNCTIONS = [
 
 
 class Tables:
-    """What stands for the recording's files."""
+    """Frame rules in place of those of the recording's files."""
 
     def __init__(self, content: bytes) -> None:
         self.table = table_of(content)
@@ -213,7 +213,7 @@ def test_a_signal_frame_gives_the_registers_that_were_interrupted(monkeypatch: p
     common = cie(USUAL + b"\0\0", b"zRS")
     content = section((BARE, 0x20, program), common=common)[:-4]
     other = section(*FUNCTIONS)
-    # The second CIE stands behind the first function: its FDEs count from there.
+    # The second CIE is after the first function: its FDEs count from there.
     content += other
     interrupted = CODE + FRAMED  # the first byte of a function: no byte before it would do
     stack = [0, STACK + 6 * 8, STACK + 5 * 8, interrupted, 0, 0, 0, CODE + ROOT + 1]
