@@ -53,7 +53,7 @@ Chain = list[tuple[str, str, int]]
 
 def ours(path: str, addresses: np.ndarray) -> list[Chain]:
     """Return (function, file, line) of each address, innermost first."""
-    lines = load_lines(path, load_elf_symbols(path).build_id, Search(), None)
+    lines = load_lines(path, load_elf_symbols(path).build_id, Search())
     calls, result = lines.lookup(addresses), list[Chain]([] for _ in addresses)
     columns = (calls.row, calls.function, calls.file, calls.line)
     for row, function, file, line in zip(*(column.tolist() for column in columns), strict=True):

@@ -106,7 +106,7 @@ def measure(program: Path, directory: Path) -> None:
     cache = DiskCache(str(directory / "cache"), 4 << 30)
 
     def look() -> int:
-        lines = load_lines(str(program), elf.build_id, Search(), cache)
+        lines = load_lines(str(program), elf.build_id, Search(cache=cache))
         calls = lines.lookup(addresses)
         for function in np.unique(calls.function).tolist():
             lines.table.function_name(function)

@@ -42,7 +42,6 @@ from perf_offcpu.model.columns import I32, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.objects.search import Search
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.reader import PerfDataReader
@@ -195,7 +194,7 @@ def _profile_of_file(path: str, samples: list[Event], options: SymbolizeOptions)
         recording = with_snapshots_of(recording, load_recording(path, snapshots=True))
     recording = cut_garbage(recording)
     if has_copies:
-        recording = unwind(recording, Search.usual(options.symfs, options.buildid_dir), options.cache)
+        recording = unwind(recording, options.search())
     return symbolize(recording, options)
 
 

@@ -89,8 +89,8 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
     if args.input == "-" or (os.path.exists(args.input) and not is_there):
         raise UsageError(f"{args.input}: only a recording in a file or directory can be packed")
     check_ownership(args.input, args.force)
-    search = Search.usual(args.symfs, args.buildid_dir)
-    recording = load_unwound(args.input, search, DiskCache.usual())
+    search = Search.usual(args.symfs, args.buildid_dir, DiskCache.usual())
+    recording = load_unwound(args.input, search)
     copies = any(evsel.attr.sample_type & SampleType.STACK_USER for evsel in recording.evsels)
     with AtomicFile(output) as made:
         with (
@@ -110,12 +110,11 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
 
 def _add_without_stacks(archive: tarfile.TarFile, path: str, output: str, search: Search) -> None:
     """Add the recording as `inject` writes it, without copies of user stacks."""
-    from perf_offcpu.cache import DiskCache
     from perf_offcpu.inject.options import RewriteOptions
     from perf_offcpu.inject.rewrite import rewrite
 
     with tempfile.TemporaryFile(dir=os.path.dirname(os.path.abspath(output))) as file:
-        done = rewrite(path, file.fileno(), output, RewriteOptions(search=search, cache=DiskCache.usual()))
+        done = rewrite(path, file.fileno(), output, RewriteOptions(search=search))
         file.seek(0)
         archive.addfile(archive.gettarinfo(arcname=RECORDING, fileobj=file), file)
     print(

@@ -76,8 +76,7 @@ def run(args: argparse.Namespace) -> int:
         compress=args.compress,
         switches=args.switches,
         keep_stacks=args.keep_stack_bytes,
-        search=Search.usual(),
-        cache=DiskCache.usual(),
+        search=Search.usual(cache=DiskCache.usual()),
     )
     if options.pipe and options.compress:
         raise UsageError("-z: perf compresses files, not pipes: name a file with -o, or pipe through zstd")

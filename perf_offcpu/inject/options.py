@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from perf_offcpu.cache import DiskCache
 from perf_offcpu.losses import Losses
 from perf_offcpu.objects.search import Search
 from perf_offcpu.structs import frozen, mutable
@@ -24,8 +23,7 @@ class RewriteOptions:
         switches: a recording of context switches without an off-cpu event gets one, of the waits between
             them; for that it is read into memory.
         keep_stacks: copies of user stacks stay in samples that have them; else they are left out.
-        search: where files are looked for to unwind these copies; None: they are not unwound.
-        cache: where tables of the files' frames are kept; None: nowhere.
+        search: where files are looked up to unwind these copies; None: they are not unwound.
     """
 
     retype: bool = True
@@ -35,7 +33,6 @@ class RewriteOptions:
     switches: bool = False
     keep_stacks: bool = False
     search: Search | None = None
-    cache: DiskCache | None = None
 
 
 @mutable

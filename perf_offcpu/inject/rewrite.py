@@ -114,7 +114,7 @@ class _Rewriter:
         spaces, maps = tasks.spaces.tables()
         meta = Meta(arch=arch, source=self.reader.path)
         recording = Recording(strings=tasks.strings, spaces=spaces, maps=maps, dsos=tasks.dsos(), meta=meta)
-        return Unwinder(recording, search, self.options.cache)
+        return Unwinder(recording, search)
 
     def _timed(self) -> list[tuple[I64, Chunk]]:
         """Return the samples that get another place, with their times."""

@@ -35,7 +35,7 @@ def open_debug(image: ElfImage, search: Search, wanted: bytes, stack: ExitStack)
     for path, by_crc in _candidates(image, link, search):
         try:
             with ExitStack() as attempt:
-                debug = attempt.enter_context(open_elf(path, image.cache))
+                debug = attempt.enter_context(open_elf(path, search.cache))
                 if debug.holds(wanted) and _belongs(debug, image, crc if by_crc else None):
                     stack.enter_context(attempt.pop_all())
                     return debug

@@ -68,7 +68,6 @@ def find_object(
     pids: Sequence[int] = (),
     *,
     changed_after_ns: int = 0,
-    cache: DiskCache | None = None,
 ) -> Found:
     """Read the functions of an object of a recording.
 
@@ -79,14 +78,11 @@ def find_object(
         pids: processes that had it mapped.
         changed_after_ns: wall-clock time after which the file, without a recorded build-id, must not have
             been changed; 0: no limit.
-        cache: where headers and symbol tables are kept; None: nowhere.
     """
     search = search or Search()
     with ExitStack() as stack:
         try:
-            image = open_object(
-                name, build_id, search, pids, stack, changed_after_ns=changed_after_ns, cache=cache
-            )
+            image = open_object(name, build_id, search, pids, stack, changed_after_ns=changed_after_ns)
             elf = symbols_of(image, search)
         except Refused as problem:
             return Found(cause=problem.cause)
@@ -105,7 +101,6 @@ def open_object(
     stack: ExitStack,
     *,
     changed_after_ns: int = 0,
-    cache: DiskCache | None = None,
 ) -> ElfImage:
     """Open the file that was mapped for the life of `stack`; arguments as for `find_object`.
 
@@ -113,7 +108,7 @@ def open_object(
         Refused: there is none, or not the right one.
     """
     try:
-        image = _by_name(name, search.symfs, stack, cache)
+        image = _by_name(name, search, stack)
         if build_id and not same_build(image.build_id, build_id):
             raise Refused(losses.OTHER_BUILD)
         may_be_younger = search.symfs or _JITTED.search(name)
@@ -122,7 +117,7 @@ def open_object(
         return image
     except Refused as problem:
         processes = [] if problem.cause is losses.NO_FILE else pids
-        if found := _by_build_id(name, build_id, search, processes, stack, cache):
+        if found := _by_build_id(name, build_id, search, processes, stack):
             return found
         raise
 
@@ -143,21 +138,16 @@ def same_build(one: bytes, other: bytes) -> bool:
     return one[:RECORDED_BYTES].rstrip(b"\0") == other[:RECORDED_BYTES].rstrip(b"\0")
 
 
-def _by_name(name: str, symfs: str, stack: ExitStack, cache: DiskCache | None) -> ElfImage:
+def _by_name(name: str, search: Search, stack: ExitStack) -> ElfImage:
     if name == vdso.NAME:
-        return _running_vdso(cache)
-    if cause := refusal(name, symfs):
+        return _running_vdso(search.cache)
+    if cause := refusal(name, search.symfs):
         raise Refused(cause)
-    return _open(symfs + name, stack, cache)
+    return _open(search.symfs + name, search, stack)
 
 
 def _by_build_id(
-    name: str,
-    build_id: bytes,
-    search: Search,
-    pids: Sequence[int],
-    stack: ExitStack,
-    cache: DiskCache | None,
+    name: str, build_id: bytes, search: Search, pids: Sequence[int], stack: ExitStack
 ) -> ElfImage | None:
     """Open the same object at another path, identified by its build-id; None if there is none."""
     paths = list(objects_by_build_id(build_id.rstrip(b"\0"), search)) if build_id else []
@@ -166,7 +156,7 @@ def _by_build_id(
     for path in paths:
         try:
             with ExitStack() as attempt:
-                image = _open(path, attempt, cache)
+                image = _open(path, search, attempt)
                 if same_build(image.build_id, build_id) and not image.is_debug_only():
                     stack.enter_context(attempt.pop_all())
                     return image
@@ -175,11 +165,11 @@ def _by_build_id(
     return None
 
 
-def _open(path: str, stack: ExitStack, cache: DiskCache | None) -> ElfImage:
+def _open(path: str, search: Search, stack: ExitStack) -> ElfImage:
     try:
         if os.stat(path).st_dev in _acting_devices():
             raise Refused(losses.UNSAFE_PATH)
-        image = stack.enter_context(open_elf(path, cache))
+        image = stack.enter_context(open_elf(path, search.cache))
         if image.type not in (ElfType.EXEC, ElfType.DYN):  # a core dump is data, and may be another user's
             raise Refused(losses.FILE_DAMAGED)
         return image

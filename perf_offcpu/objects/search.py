@@ -21,6 +21,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from perf_offcpu.cache import DiskCache
 from perf_offcpu.structs import frozen
 
 DEBUG_ROOTS: Final = ("/usr/lib/debug",)
@@ -31,7 +32,7 @@ _MAX_MAPS: Final = 1 << 24
 
 @frozen
 class Search:
-    """Directories to look in.
+    """Directories to look in for files, and where their tables are kept.
 
     Args:
         symfs: directory below which recorded paths are looked up; "" the root.
@@ -39,6 +40,7 @@ class Search:
         debug_roots: directories with separate debug files.
         debuginfod_dir: debuginfod's cache of this user; "" none. Nothing is fetched.
         processes: look into processes that still run, see the module.
+        cache: keeps headers, symbols, frame rules and source lines of files; None: nothing is kept.
     """
 
     symfs: str = ""
@@ -46,9 +48,12 @@ class Search:
     debug_roots: Sequence[str] = DEBUG_ROOTS
     debuginfod_dir: str = ""
     processes: bool = False
+    cache: DiskCache | None = None
 
     @classmethod
-    def usual(cls, symfs: str | None = None, buildid_dir: str | None = None) -> Search:
+    def usual(
+        cls, symfs: str | None = None, buildid_dir: str | None = None, cache: DiskCache | None = None
+    ) -> Search:
         """Return the usual directories: those of the options, else of the environment, else defaults."""
         home = os.path.expanduser("~")
         environ = os.environ
@@ -58,6 +63,7 @@ class Search:
             buildid_dir=buildid_dir or environ.get("PERF_BUILDID_DIR") or f"{home}/.debug",
             debuginfod_dir=environ.get("DEBUGINFOD_CACHE_PATH") or f"{cached}/debuginfod_client",
             processes=not symfs,
+            cache=cache,
         )
 
 

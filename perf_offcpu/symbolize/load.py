@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perf_offcpu.cache import DiskCache
 from perf_offcpu.decode.deferred import deferred_as_samples
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile
@@ -35,10 +34,8 @@ def load_profile(
         FormatError: a file is no recording.
         UsageError: they cannot be joined, or a file that the options name cannot be read.
     """
-    search, is_one = Search.usual(symbols.symfs, symbols.buildid_dir), len(paths) == 1
-    recordings = [
-        load_unwound(path, search, symbols.cache, merge=merge and is_one, switches=switches) for path in paths
-    ]
+    search, is_one = symbols.search(), len(paths) == 1
+    recordings = [load_unwound(path, search, merge=merge and is_one, switches=switches) for path in paths]
     if is_one:
         return symbolize(deferred_as_samples(recordings[0]), symbols)
     from perf_offcpu.decode.join import JoinOptions
@@ -47,9 +44,7 @@ def load_profile(
     return join_profiles(recordings, symbols, JoinOptions(**joining), merge=merge)
 
 
-def load_unwound(
-    path: str, search: Search, cache: DiskCache | None = None, *, merge: bool = True, switches: bool = True
-) -> Recording:
+def load_unwound(path: str, search: Search, *, merge: bool = True, switches: bool = True) -> Recording:
     """Read a recording and unwind its copies of user stacks (see `load_profile`)."""
     recording = load_recording(path, merge=merge, switches=switches, snapshots=True)
-    return unwind(recording, search, cache)
+    return unwind(recording, search)

@@ -72,6 +72,10 @@ class SymbolizeOptions:
     cache: DiskCache | None = None
     other_kernel: bool = False
 
+    def search(self) -> Search:
+        """Return where to look for files, and where their tables are kept."""
+        return Search.usual(self.symfs, self.buildid_dir, self.cache)
+
 
 def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> Profile:
     """Name every address of a recording.
@@ -188,13 +192,13 @@ def _name(
     unresolved: Losses,
 ) -> tuple[SymbolNames, InlinedFunctions]:
     """Name all locations, kernel and user, and list the functions inlined there; count what has no name."""
-    search = Search.usual(options.symfs, options.buildid_dir)
+    search = options.search()
     names, inlined = SymbolNames.filled(len(locations)), [InlinedFunctions()]
 
     def line_names() -> LineNames | None:
         if not (options.inline or options.srcline):
             return None
-        return LineNames(strings, search, options.cache, inline=options.inline)
+        return LineNames(strings, search, inline=options.inline)
 
     def put(rows: I64, part: SymbolNames, lines: LineNames | None) -> None:
         for column in SymbolNames.columns:
@@ -207,9 +211,7 @@ def _name(
 
     kernel = np.flatnonzero(locations.cpumode == CpuMode.KERNEL)
     if len(kernel):
-        sources = KernelSources(
-            options.kallsyms, options.vmlinux, search, options.cache, options.other_kernel
-        )
+        sources = KernelSources(options.kallsyms, options.vmlinux, search, options.other_kernel)
         of_kernel = KernelNames(recording, strings, sources, unresolved, lines := line_names())
         put(kernel, of_kernel.name(locations.lookup[kernel]), lines)
     map_rows = find_mappings(recording.maps, recording.spaces, locations.space, locations.lookup)
@@ -217,8 +219,8 @@ def _name(
     unresolved.add(losses.NOT_MAPPED, int((user & (map_rows == NO_MAP)).sum()))
     mapped = np.flatnonzero(user & (map_rows != NO_MAP))
     if len(mapped):
-        kept = (strings, search, options.cache, unresolved, lines := line_names())
-        of_user = UserNames(recording, *kept, force=options.force)
+        lines = line_names()
+        of_user = UserNames(recording, strings, search, unresolved, lines, force=options.force)
         put(mapped, of_user.name(locations.lookup[mapped], map_rows[mapped]), lines)
     _shift_back(names, locations)
     names.symbol[locations.is_cookie] = strings.intern(COOKIE)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.cache import DiskCache
 from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.recording import Recording
@@ -35,8 +34,7 @@ class UserNames:
     Args:
         recording: its maps and dsos.
         strings: names are interned there.
-        search: where files are looked up.
-        cache: where symbol tables are kept; None: nowhere.
+        search: where files are looked up, and where symbol tables are kept.
         unresolved: cause → number of addresses without a name; updated.
         lines: adds source lines; None: no source lines.
         force: accept perf maps of any user.
@@ -47,14 +45,13 @@ class UserNames:
         recording: Recording,
         strings: Strings,
         search: Search,
-        cache: DiskCache | None,
         unresolved: Losses,
         lines: LineNames | None = None,
         *,
         force: bool = False,
     ) -> None:
         self.recording, self.strings, self.unresolved = recording, strings, unresolved
-        self.search, self.cache, self.lines = search, cache, lines
+        self.search, self.lines = search, lines
         self._recorded_ns = recorded_until(recording.meta)
         self._perf_maps = PerfMaps(recording, search.symfs, force=force)
 
@@ -96,7 +93,6 @@ class UserNames:
                 self.search,
                 pids_of_dso(self.recording, dso),
                 changed_after_ns=self._recorded_ns,
-                cache=self.cache,
             )
         if found.cause is not None:
             self.unresolved.add(found.cause.about(path), addresses)

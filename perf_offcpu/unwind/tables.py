@@ -16,7 +16,7 @@ import numpy as np
 
 from perf_offcpu.abi import elf
 from perf_offcpu.abi.cfi import REGISTERS, Registers
-from perf_offcpu.cache import Array, DiskCache, cache_name
+from perf_offcpu.cache import Array, cache_name
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects import vdso
@@ -42,14 +42,11 @@ class FrameTables:
     Args:
         recording: its dsos.
         machine: of the recording; files of others have no rules.
-        search: where to look for files.
-        cache: where tables are kept; None: nowhere.
+        search: where to look for files, and where their tables are kept.
     """
 
-    def __init__(
-        self, recording: Recording, machine: elf.Machine, search: Search, cache: DiskCache | None = None
-    ) -> None:
-        self.recording, self.machine, self.search, self.cache = recording, machine, search, cache
+    def __init__(self, recording: Recording, machine: elf.Machine, search: Search) -> None:
+        self.recording, self.machine, self.search = recording, machine, search
         self._recorded_ns = recorded_until(recording.meta)
 
     def of_dso(self, dso: int) -> FileTable | None:
@@ -63,9 +60,7 @@ class FrameTables:
         try:
             with ExitStack() as stack:
                 image = open_object(
-                    *(name, build_id, self.search, pids, stack),
-                    changed_after_ns=self._recorded_ns,
-                    cache=self.cache,
+                    name, build_id, self.search, pids, stack, changed_after_ns=self._recorded_ns
                 )
                 return self._of_image(image, stack)
         except (OSError, FormatError, Refused):
@@ -78,17 +73,17 @@ class FrameTables:
         return FileTable(self._table(image, debug), partial(file_offset_to_vaddr, image.loads))
 
     def _table(self, image: ElfImage, debug: ElfImage | None) -> CfiTable:
-        registers = REGISTERS[self.machine]
-        if self.cache is None:
+        registers, cache = REGISTERS[self.machine], self.search.cache
+        if cache is None:
             return build_table(_sections(image, debug), registers)
         identity = debug.source.identity if debug else ()
         name = cache_name(KIND, image.build_id, image.source.identity, identity)
-        columns = self.cache.read(name)
+        columns = cache.read(name)
         table = None if columns is None else table_from_columns(columns, registers)
         if table is None:
             table = build_table(_sections(image, debug), registers)
             if len(table) >= MIN_ROWS:
-                self.cache.write(name, table_columns(table))
+                cache.write(name, table_columns(table))
         return table
 
 

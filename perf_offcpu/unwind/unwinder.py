@@ -19,7 +19,6 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS, Registers
 from perf_offcpu.binary.gather import rows_of
-from perf_offcpu.cache import DiskCache
 from perf_offcpu.decode.stacks.user_parts import join_parts, kernel_parts
 from perf_offcpu.decode.trim_stacks import cut_garbage
 from perf_offcpu.losses import Losses
@@ -86,14 +85,13 @@ class Unwinder:
 
     Args:
         recording: its maps and dsos; its samples are not used.
-        search: where to look for files.
-        cache: where their tables are kept; None: nowhere.
+        search: where to look for files, and where their tables are kept.
     """
 
-    def __init__(self, recording: Recording, search: Search, cache: DiskCache | None) -> None:
+    def __init__(self, recording: Recording, search: Search) -> None:
         machine = MACHINE_OF_ARCH[recording.meta.arch]
         self.registers = REGISTERS[machine]
-        tables = FrameTables(recording, machine, search, cache)
+        tables = FrameTables(recording, machine, search)
         trampolines = Trampolines(recording, machine, PerfMaps(recording, search.symfs))
         self._lookup = CfiLookup(recording, self.registers, tables.of_dso, trampolines)
         self._budget = [MAX_GENERAL]
@@ -130,7 +128,7 @@ def _count(found: Unwound, counters: Losses) -> None:
         counters.add(cause, int((found.ends == end).sum()))
 
 
-def unwind(recording: Recording, search: Search | None = None, cache: DiskCache | None = None) -> Recording:
+def unwind(recording: Recording, search: Search | None = None) -> Recording:
     """Return the recording with its snapshots unwound and dropped.
 
     A sample whose stack could not be followed to its root keeps the frames that were found, has the flag
@@ -138,8 +136,8 @@ def unwind(recording: Recording, search: Search | None = None, cache: DiskCache 
 
     Args:
         recording: left unchanged.
-        search: where to look for files; None: at the recorded paths.
-        cache: where their tables are kept; None: nowhere.
+        search: where to look for files, and where their tables are kept; None: at the recorded paths, and
+            nowhere.
     """
     samples, counters = recording.samples, Losses(recording.losses)
     rows = np.flatnonzero(samples.snapshot >= 0)
@@ -148,7 +146,7 @@ def unwind(recording: Recording, search: Search | None = None, cache: DiskCache 
     if recording.meta.arch not in MACHINE_OF_ARCH:
         counters.add(losses.UNKNOWN_MACHINE, len(rows))
         return cut_garbage(_finished(recording, samples, recording.callchains, counters))
-    unwinder = Unwinder(recording, search or Search(), cache)
+    unwinder = Unwinder(recording, search or Search())
     chains = ChainTable()
     chains.add(recording.callchains)  # they are different, and keep their numbers
     kernel = kernel_parts(recording.callchains)

@@ -92,7 +92,7 @@ def _unwound(threads: list[list], maps: bytes) -> list[Stop]:
         Ragged.from_lists(registers),
         Ragged.from_lists(stacks),
     )
-    unwinder = Unwinder(_recording(maps), Search(), None)
+    unwinder = Unwinder(_recording(maps), Search())
     rows = np.arange(len(threads))
     found = unwinder.unwind(snapshots, rows, np.zeros(len(threads), np.int32))
     return [

@@ -19,6 +19,7 @@ from hypothesis.extra import numpy as arrays
 from perf_offcpu.cache import DiskCache, cache_name, pack, unpack
 from perf_offcpu.objects.elf.functions import ElfFile
 from perf_offcpu.objects.files import find_object
+from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import SymbolTable
 
 COLUMNS = {"start": np.arange(5, dtype=np.uint64), "text": np.frombuffer(b"abc", np.uint8)}
@@ -184,12 +185,12 @@ class TestSymbols:
         self, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         cache = DiskCache(str(tmp_path / "cache"))
-        first = find_object(program, cache=cache).elf
+        first = find_object(program, search=Search(cache=cache)).elf
         written = sorted(os.listdir(cache.directory))
         assert [name.rpartition(".")[2] for name in written] == ["symbols1", "headers1"]
         assert written[0].startswith("12" * 20)
         monkeypatch.setattr(SymbolTable, "__init__", lambda *_: pytest.fail("it was read anew"))
-        again = find_object(program, cache=cache).elf
+        again = find_object(program, search=Search(cache=cache)).elf
         assert isinstance(first, ElfFile)
         assert isinstance(again, ElfFile)
         assert again.build_id == first.build_id
@@ -202,9 +203,9 @@ class TestSymbols:
         self, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         cache = DiskCache(str(tmp_path / "cache"))
-        find_object(program, cache=cache)
+        find_object(program, search=Search(cache=cache))
         Path(program).write_bytes(ElfBuilder([Sym("other", 0x1000, 8)], build_id=b"\x12" * 20).build())
-        found = find_object(program, cache=cache).elf
+        found = find_object(program, search=Search(cache=cache)).elf
         assert found is not None
         assert [*map(found.symbols.name, range(1))] == ["other"]
 

@@ -107,10 +107,10 @@ def keep_symbols(path: str) -> list[str]:
     from perf_offcpu.objects.search import Search
     from perf_offcpu.symbolize.load import load_unwound
 
-    search = Search.usual()
+    search = Search.usual(cache=DiskCache.usual())
     store = DirectoryStore(search.buildid_dir)
     try:
-        saved = SymbolSaver(load_unwound(path, search, DiskCache.usual()), store, search, debug=False).save()
+        saved = SymbolSaver(load_unwound(path, search), store, search, debug=False).save()
     except OSError as problem:
         return [f"symbols could not be kept in {store.root}: {problem.strerror}"]
     kept = f"{saved.files} files with symbols new in {store.root} ({saved.size / 2**20:.1f} MB)"

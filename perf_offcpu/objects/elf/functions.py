@@ -104,48 +104,53 @@ def _file_ranges(loads: Rows) -> tuple[U64, U64, U64]:
     )
 
 
-def load_elf_symbols(path: str, search: Search | None = None, cache: DiskCache | None = None) -> ElfFile:
+def load_elf_symbols(path: str, search: Search | None = None) -> ElfFile:
     """Read the functions of an executable or shared object.
 
     Args:
         path: a regular file.
-        search: where to look for its separate debug file, if it has no .symtab itself; None: nowhere.
-        cache: where the table is kept; None: nowhere.
+        search: where to look for its separate debug file, if it has no .symtab itself, and where the table
+            is kept; None: nowhere.
 
     Raises:
         OSError: it cannot be opened or read.
         FormatError: it is no ELF executable or shared object, or is damaged.
     """
-    with open_elf(path, cache) as image:
+    with open_elf(path, search.cache if search else None) as image:
         return symbols_of(image, search)
 
 
-def elf_build_id(path: str, cache: DiskCache | None = None) -> bytes:
+def elf_build_id(path: str) -> bytes:
     """Return the GNU build-id of an ELF file, b"" if it has none.
 
     Raises:
         OSError, FormatError: as `load_elf_symbols`.
     """
-    with open_elf(path, cache) as image:
+    with open_elf(path) as image:
         return image.build_id
 
 
 def symbols_of(image: ElfImage, search: Search | None = None) -> ElfFile:
-    """Read the functions of an open file, through its cache; arguments and errors as `load_elf_symbols`."""
+    """Read the functions of an open file; arguments and errors as `load_elf_symbols`."""
     with ExitStack() as stack:
         debug = None
         if search is not None and image.section_of_type(elf.SectionType.SYMTAB) is None:
             debug = open_debug(image, search, b".symtab", stack)
-        if image.cache is None:
-            return ElfFile(image.path, image.build_id, image.loads, _read(image, debug))
-        identity = debug.source.identity if debug else ()
-        name = cache_name(KIND, image.build_id, image.source.identity, identity)
-        columns = image.cache.read(name)
-        table = None if columns is None else SymbolTable.from_columns(columns)
-        if table is None:
-            table = _read(image, debug)
-            image.cache.write(name, table.columns())
-        return ElfFile(image.path, image.build_id, image.loads, table)
+        cache = search.cache if search is not None else None
+        return ElfFile(image.path, image.build_id, image.loads, _table(image, debug, cache))
+
+
+def _table(image: ElfImage, debug: ElfImage | None, cache: DiskCache | None) -> SymbolTable:
+    if cache is None:
+        return _read(image, debug)
+    identity = debug.source.identity if debug else ()
+    name = cache_name(KIND, image.build_id, image.source.identity, identity)
+    columns = cache.read(name)
+    table = None if columns is None else SymbolTable.from_columns(columns)
+    if table is None:
+        table = _read(image, debug)
+        cache.write(name, table.columns())
+    return table
 
 
 def _read(image: ElfImage, debug: ElfImage | None) -> SymbolTable:

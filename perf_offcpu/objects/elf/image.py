@@ -53,7 +53,7 @@ class ElfImage:
 
     Args:
         source: its bytes.
-        cache: where headers, and what is made of the file, are kept; None: nowhere.
+        cache: keeps its headers; None: nothing is kept.
 
     Attributes:
         bits, order: its class and byte order.
@@ -67,7 +67,7 @@ class ElfImage:
     """
 
     def __init__(self, source: Source, cache: DiskCache | None = None) -> None:
-        self.source, self.path, self.cache = source, source.path, cache
+        self.source, self.path = source, source.path
         columns = read_headers(source, cache)
         bits, is_little, self.type, self.machine = columns["head"].tolist()
         self.bits, self.order = ElfClass(bits), _ORDERS[is_little]

@@ -21,7 +21,6 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi import elf
-from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError, UsageError
 from perf_offcpu.objects.elf.functions import ElfFile, elf_build_id, load_elf_symbols
 from perf_offcpu.objects.search import Search, by_build_id, debug_by_build_id
@@ -39,15 +38,13 @@ class KernelSources:
     Args:
         kallsyms: a file in the form of /proc/kallsyms, of the recorded kernel; None: look for one.
         vmlinux: an ELF file of it; None: look for one.
-        search: where to look.
-        cache: where tables are kept; None: nowhere.
+        search: where to look, and where tables are kept.
         is_other: kallsyms, vmlinux and SYMFS/proc/kallsyms are of another kernel than this, and not used.
     """
 
     kallsyms: str | None = None
     vmlinux: str | None = None
     search: Search = field(default_factory=Search)
-    cache: DiskCache | None = None
     is_other: bool = False
 
 
@@ -69,14 +66,14 @@ def given_kallsyms(path: str) -> Kallsyms:
     return found
 
 
-def given_vmlinux(path: str, build_id: bytes, cache: DiskCache | None) -> ElfFile:
+def given_vmlinux(path: str, build_id: bytes, search: Search) -> ElfFile:
     """Read the functions of the file of --vmlinux.
 
     Raises:
         UsageError: it cannot be read, or is of another kernel than the recorded one.
     """
     try:
-        found = load_elf_symbols(path, cache=cache)
+        found = load_elf_symbols(path, search)
     except (OSError, FormatError) as problem:
         raise UsageError(f"--vmlinux {path}: {getattr(problem, 'strerror', None) or problem}") from None
     if build_id and found.build_id and found.build_id != build_id:
@@ -96,7 +93,7 @@ def find_kallsyms(
     hidden = False
     for path in _kallsyms_paths(build_id, sources.search, is_running, with_symfs=not sources.is_other):
         try:
-            found = running_kallsyms(sources.cache) if path == LIVE else load_kallsyms(path)
+            found = running_kallsyms(sources.search.cache) if path == LIVE else load_kallsyms(path)
         except (OSError, FormatError):
             continue
         if not found.hidden:

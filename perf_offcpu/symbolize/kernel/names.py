@@ -98,7 +98,7 @@ class KernelNames:
                 self._kallsyms, self._problem = None, losses.KALLSYMS_HIDDEN
             return
         if sources.vmlinux is not None and not sources.is_other:
-            self._vmlinux = given_vmlinux(sources.vmlinux, self.build_id, sources.cache)
+            self._vmlinux = given_vmlinux(sources.vmlinux, self.build_id, sources.search)
             return
         is_running = self._is_running()
         found = find_kallsyms(self.build_id, sources, is_running=is_running)
@@ -108,7 +108,7 @@ class KernelNames:
             path = find_vmlinux(self.build_id, release_of(meta.os_release), sources.search)
             if path is not None:
                 self._vmlinux, self._problem = (
-                    load_elf_symbols(path, cache=sources.cache),
+                    load_elf_symbols(path, sources.search),
                     losses.NO_KERNEL_SYMBOL,
                 )
 
@@ -190,7 +190,7 @@ class KernelNames:
             path = find_vmlinux(self.build_id, release, self.sources.search)
             if path is None:
                 return
-            vmlinux = load_elf_symbols(path, cache=self.sources.cache)
+            vmlinux = load_elf_symbols(path, self.sources.search)
         moved = self._as_linked(vmlinux, addresses[rows])
         self.lines.add(vmlinux, moved, rows, names, KERNEL_DSO)
 

@@ -74,28 +74,27 @@ class Lines:
         return self.table.lookup(addresses - np.uint64(self.base))
 
 
-def load_lines(path: str, build_id: bytes, search: Search, cache: DiskCache | None) -> Lines:
+def load_lines(path: str, build_id: bytes, search: Search) -> Lines:
     """Load the source lines of an object.
 
     Args:
         path: the file of its symbols.
         build_id: of that file; b"" if it has none.
-        search: where to look for its debug file.
-        cache: where tables are kept; None: nowhere.
+        search: where to look for its debug file, and where tables are kept.
 
     Raises:
         NoLines: there are none.
     """
     try:
         with ExitStack() as stack:
-            image = stack.enter_context(open_elf(path, cache))
+            image = stack.enter_context(open_elf(path, search.cache))
             if image.build_id != build_id:
                 raise NoLines
             dwarf = image if image.holds(b".debug_info") else open_debug(image, search, b".debug_info", stack)
             if dwarf is None:
                 raise NoLines
             base = int(dwarf.loads["p_vaddr"][0]) if len(dwarf.loads) else 0
-            return Lines(_table(dwarf, cache), base, dwarf.section_named(_ALTLINK) is not None)
+            return Lines(_table(dwarf, search.cache), base, dwarf.section_named(_ALTLINK) is not None)
     except (OSError, FormatError):
         raise NoLines from None
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.cache import DiskCache
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I64, U32, U64
 from perf_offcpu.model.strings import Strings
@@ -22,7 +21,7 @@ class LineNames:
 
     Args:
         strings: names are interned there.
-        search, cache: as for `load_lines`.
+        search: as for `load_lines`.
         inline: look up inlined functions too, not only lines.
 
     Attributes:
@@ -30,8 +29,8 @@ class LineNames:
         hindered: numbers of addresses whose lines could not be read although there may be some.
     """
 
-    def __init__(self, strings: Strings, search: Search, cache: DiskCache | None, *, inline: bool) -> None:
-        self.strings, self.search, self.cache, self.inline = strings, search, cache, inline
+    def __init__(self, strings: Strings, search: Search, *, inline: bool) -> None:
+        self.strings, self.search, self.inline = strings, search, inline
         self.inlined = InlinedFunctions()
         self.hindered = Losses()
 
@@ -45,7 +44,7 @@ class LineNames:
             shown: the name of the object in messages.
         """
         try:
-            lines = load_lines(elf.path, elf.build_id, self.search, self.cache)
+            lines = load_lines(elf.path, elf.build_id, self.search)
         except NoLines as problem:
             if problem.cause is not None:
                 self.hindered.add(problem.cause.about(shown, problem.detail), len(addresses))

@@ -59,9 +59,9 @@ def test_tables_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(unwind_files, "MIN_ROWS", 1)
     cache = DiskCache(str(tmp_path / "cache"))
     recording = recording_of(str(BLOCKER))
-    first = FrameTables(recording, Machine.X86_64, Search(), cache).of_dso(0)
+    first = FrameTables(recording, Machine.X86_64, Search(cache=cache)).of_dso(0)
     monkeypatch.setattr(unwind_files, "build_table", lambda *_: pytest.fail("made again"))
-    second = FrameTables(recording, Machine.X86_64, Search(), cache).of_dso(0)
+    second = FrameTables(recording, Machine.X86_64, Search(cache=cache)).of_dso(0)
     assert first is not None and second is not None and len(first.table) > 50
     assert_same(first.table, second.table)
 

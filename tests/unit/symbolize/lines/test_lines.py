@@ -63,7 +63,7 @@ def addresses_of(program: Path, *names: str) -> list[int]:
 
 
 def loaded(program: Path, search: Search | None = None, cache: DiskCache | None = None) -> Lines:
-    return load_lines(str(program), elf_build_id(str(program)), search or Search(), cache)
+    return load_lines(str(program), elf_build_id(str(program)), search or Search(cache=cache))
 
 
 def chains(found: Lines, addresses: list[int]) -> list[Chain]:
@@ -152,13 +152,13 @@ class TestDebugFiles:
 
     def test_a_file_replaced_by_another_build_has_none(self, program: Path) -> None:
         with pytest.raises(NoLines, match=r"^$"):
-            load_lines(str(program), bytes(20), Search(), None)
+            load_lines(str(program), bytes(20), Search())
 
     def test_nothing_that_is_no_file_is_opened(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "fifo")
         for path in (tmp_path / "fifo", tmp_path, tmp_path / "none", Path("[vdso]")):
             with pytest.raises(NoLines, match=r"^$"):
-                load_lines(str(path), b"", Search(), None)
+                load_lines(str(path), b"", Search())
 
 
 class TestWorker:
