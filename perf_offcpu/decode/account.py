@@ -41,7 +41,7 @@ def is_counters(spec: EventSpec) -> bool:
 
 @mutable
 class CollectorAccount:
-    """What the collector reports of a recording; all 0 if the file does not say.
+    """Times, losses and budgets that the collector reports; all 0 if the file does not have them.
 
     Args:
         begin_ns, end_ns: CLOCK_MONOTONIC: waits that end in between are in the file.

@@ -50,10 +50,10 @@ def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
 
 
 def without_continued(samples: Samples, borders: Borders, end_ns: int) -> Samples:
-    """Return the samples without those of threads still blocked at the end of a file that is not the last.
+    """Leave out samples of threads still blocked at the end of a file, if their wait goes on in a later one.
 
-    These are the ones where the thread's budget goes on from there, or where a later sample is of the same
-    wait: budgets may be missing.
+    It does where the thread's budget goes on, or where a later sample is of the same wait: budgets may be
+    missing.
 
     Args:
         borders: where budgets go on.

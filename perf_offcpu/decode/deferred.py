@@ -70,7 +70,7 @@ def decode_deferred(chunk: Chunk, events: Events, counters: Losses) -> Batch:
 
 
 class PendingChains(NamedTuple):
-    """Which of n callchains end in a deferred marker, what stays of each, and their cookies.
+    """n callchains by whether they wait for a deferred user part.
 
     Args:
         is_pending: bool[n].

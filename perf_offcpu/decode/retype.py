@@ -207,7 +207,7 @@ def _fill_in_cookies(chains: Ragged, own: Ragged) -> None:
 
 
 def _leaf(chains: Ragged) -> tuple[U64, NDArray[np.uint8]]:
-    """(ip, cpumode): the first address of each chain, and whose code the marker before it says it is."""
+    """Return (ip, cpumode): the first address of each chain, and the mode that the marker before it says."""
     starts, lengths = chains.offsets[:-1], chains.lengths
     if len(chains) and int(lengths.min()) > 1:
         marker, ip = chains.values[starts], chains.values[starts + 1]

@@ -52,7 +52,7 @@ def is_offcpu(spec: EventSpec) -> bool:
 
 
 def samples_by_event(chunk: Chunk, events: Events, counters: Losses) -> Iterator[tuple[int, I64]]:
-    """Yield (evsel, rows) of the samples of a chunk; those of unknown events are counted."""
+    """Yield (evsel, rows) of the samples of a chunk; samples of unknown events are counted."""
     rows = np.flatnonzero(chunk.types == RecordType.SAMPLE)
     evsel = events.of_samples(chunk, rows)
     counters.add(losses.UNKNOWN_ID, int((evsel < 0).sum()))

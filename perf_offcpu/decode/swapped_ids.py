@@ -53,6 +53,6 @@ def repair_ids(samples: Samples, from_upstream: Bool, tasks: Tasks) -> Samples:
 
 def _tgid(tasks: Tasks, tids: I32) -> I32:
     """Return int32[n]: the process of each thread, -1 unknown."""
-    slot, nobody = np.searchsorted(tasks.tid, tids), np.int32(-1)
-    known = np.append(tasks.tid, nobody)[slot] == tids
-    return np.where(known, np.append(tasks.pid, nobody)[slot], nobody)
+    slot, none = np.searchsorted(tasks.tid, tids), np.int32(-1)
+    known = np.append(tasks.tid, none)[slot] == tids
+    return np.where(known, np.append(tasks.pid, none)[slot], none)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What inject is asked to do, and what it did."""
+"""Options of inject, and its results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perf_offcpu.structs import frozen, mutable
 
 @frozen
 class RewriteOptions:
-    """What is done to a recording.
+    """Options of `inject.rewrite.rewrite`.
 
     Args:
         retype: off-cpu samples become ordinary ones; else they are copied as they are.
@@ -37,7 +37,7 @@ class RewriteOptions:
 
 @mutable
 class Rewritten:
-    """What was done to a recording.
+    """Counts of what was done to a recording.
 
     Args:
         losses: as counted while reading, and records left out.

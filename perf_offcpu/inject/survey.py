@@ -36,7 +36,7 @@ _TASK_TYPES = frozenset[int]({RecordType.COMM, RecordType.FORK, RecordType.EXIT}
 
 @mutable
 class Survey:
-    """What the first pass found, complete once it has read all chunks.
+    """Findings of the first pass, complete once it has read all chunks.
 
     Attributes:
         tasks: the threads, if there is off-cpu time, and if samples have copies of user stacks the maps, too.

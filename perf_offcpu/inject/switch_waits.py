@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits between context switches as records, for inject: off-cpu time for any perf, recorded without BPF.
+"""Write waits between context switches as records: off-cpu time for any perf, recorded without BPF.
 
-The event that they belong to stands beside those of the recording, so its samples have to say their id at the
-same place as all others do. A recording of one event whose samples carry no id has no room for a second.
+Their event is added to those of the recording, so its samples must have their id at the same place as all
+others. A recording of one event whose samples have no id has no room for a second.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
 from perf_offcpu.structs import frozen
 
 _WORDS_MAX = (RECORD_SIZE_MAX - 512) // 8
-"""A callchain stands in the field and in the payload, that of the waker in the payload alone."""
+"""A callchain is in the field and in the payload, that of the waker in the payload alone."""
 
 _PLACES_OF_ID = (
     SampleType.IDENTIFIER | SampleType.ID | SampleType.ADDR | SampleType.STREAM_ID | SampleType.CPU
 )
-"""Fields that decide where samples and trailers hold their id, and that must be as in the other events."""
-_IN_FRONT_OF_ID = SampleType.IP | SampleType.TID | SampleType.TIME
-_OWN = _IN_FRONT_OF_ID | SampleType.PERIOD | SampleType.CALLCHAIN | SampleType.RAW
+"""Fields that decide where samples and trailers have their id, and that must be as in the other events."""
+_BEFORE_ID = SampleType.IP | SampleType.TID | SampleType.TIME
+_OWN = _BEFORE_ID | SampleType.PERIOD | SampleType.CALLCHAIN | SampleType.RAW
 _ID_MAX = 2**64 - 1
 
 
 @frozen
 class WaitRecords:
-    """Samples of one event, sorted by time: `records`, and when each was, int64[n] ns."""
+    """Samples of one event, sorted by time: `records`, and int64[n] `times`, ns."""
 
     spec: EventSpec
     records: Chunk
@@ -52,11 +52,11 @@ class WaitRecords:
 
 
 def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None:
-    """The waits between the switches of a recording; None if it has none, or has an off-cpu event.
+    """Return the waits between the switches of a recording; None if it has none, or has an off-cpu event.
 
     Args:
         reader: at the beginning. The whole recording is read into memory.
-        counters: where it is counted what did not become a wait, and nothing else.
+        counters: where switches that are no wait are counted, and no other losses.
     """
     recording = merge_deferred(read_recording(reader))
     specs = reader.events.specs
@@ -79,12 +79,12 @@ def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None
 
 
 def _spec(evsel: Evsel, specs: Sequence[EventSpec]) -> EventSpec | None:
-    """The event as it stands in a file behind others; None if there is no room for it."""
+    """Return the event as it is written after others; None if there is no room for it."""
     ids = [one for spec in specs for one in spec.ids]
     others = specs[0].attr.sample_type
     kind = others & _PLACES_OF_ID | _OWN
     by_identifier = bool(kind & SampleType.IDENTIFIER)
-    by_id = bool(kind & SampleType.ID) and others & _IN_FRONT_OF_ID == _IN_FRONT_OF_ID
+    by_id = bool(kind & SampleType.ID) and others & _BEFORE_ID == _BEFORE_ID
     if not ids or not (by_identifier or by_id) or max(ids) >= _ID_MAX:
         return None
     return EventSpec(

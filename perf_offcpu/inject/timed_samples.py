@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples that get another place in the file: sums that had no time of their own, and waits that are added.
+"""Insert samples by their time: sums that had no time of their own, and waits that are added.
 
-perf sorts as it reads: at each FINISHED_ROUND it gives out what is not later than the highest time before the
-last one, and complains of what comes later than that. So a sum goes before the first FINISHED_ROUND with a
+perf sorts as it reads: at each FINISHED_ROUND it delivers all that is not later than the highest time before
+the last one, and warns of earlier records that follow. So a sum goes before the first FINISHED_ROUND with a
 time before it that is not lower than its own.
 """
 

@@ -70,7 +70,7 @@ def find_waits(switches: Switches, tasks: Tasks, last_ns: int, counters: Losses)
 
 
 class _Outcome(enum.IntEnum):
-    """What an edge means for waits."""
+    """The part that an edge has in waits."""
 
     NOTHING = 0  # it begins no wait, or ends one that is found at its begin
     WAIT = 1

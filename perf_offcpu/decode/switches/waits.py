@@ -51,7 +51,7 @@ def with_waits(
     counters: Losses,
     account: CollectorAccount,
 ) -> Samples:
-    """Return the samples, and after them those of the waits between switches.
+    """Return the samples, followed by a sample for each wait between switches.
 
     Args:
         evsels: the recording's; that of the waits is added.
@@ -143,7 +143,7 @@ def _flags(waits: Waits, begun: Switches, stacks: Switches) -> U32:
 
 
 def _add_wakeups(samples: Samples, wakeups: Switches) -> None:
-    """Copy what is known of wake-ups; those of time -1 are unknown."""
+    """Copy what is known of wake-ups; a time of -1 means unknown."""
     samples.wakeup_ns = wakeups.time_ns
     samples.waker_pid, samples.waker_tid = wakeups.pid, wakeups.current
     woken, interrupt = wakeups.time_ns >= 0, wakeups.current == 0

@@ -27,7 +27,7 @@ def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
     # Two-column search in one: times become ranks among the begins, so that (id, rank) fits an int64.
     ranks = distinct(begins)
     table = (ids.astype(np.int64) << 32) + np.searchsorted(ranks, begins)
-    known = np.append(ids.astype(np.int64), 2**32)  # no id, behind the last row and before the first
+    known = np.append(ids.astype(np.int64), 2**32)  # no id, after the last row and before the first
     first_rows = _first_rows(ids)
     found = np.empty(len(wanted), np.int32)
     for block in (slice(at, at + _BLOCK) for at in range(0, len(wanted), _BLOCK)):

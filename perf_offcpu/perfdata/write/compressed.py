@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing compressed records: the inverse of `perfdata.compressed`.
+"""Write compressed records: the inverse of `perfdata.compressed`.
 
-What is appended becomes one zstd stream, flushed after each block and never ended, in PERF_RECORD_COMPRESSED
-records: those of type 81, which perf reads from 5.2 on. A block is small enough for its record even if
-nothing in it can be compressed; the stream's window goes on, so small blocks cost little.
+Appended bytes become one zstd stream, flushed after each block and never ended, in PERF_RECORD_COMPRESSED
+records (type 81), which perf reads from 5.2 on. A block is small enough for its record even if nothing in it
+can be compressed; the stream's window goes on, so small blocks cost little.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BLOCK = 60_000
 """Bytes that become one record: zstd adds 0.4 % and some headers at worst, and a record has 65 535."""
 
 _MMAP_LEN = 129 * 4096
-"""What perf allocates for the content of one record; it writes 129 pages with its default rings."""
+"""Bytes that perf allocates for the content of one record; it writes 129 pages with its default rings."""
 
 _ZSTD = 1
 
@@ -46,9 +46,9 @@ class CompressedWriter:
         self._broken = False
 
     def append(self, *pieces: Buffer) -> None:
-        """Add bytes that are, together, whole records; errors as of `FileWriter.append`.
+        """Add bytes that are, together, whole records; errors as in `FileWriter.append`.
 
-        After an error the stream cannot go on, because zstd refers to what is not in the file: further
+        After an error the stream cannot go on, because zstd refers to bytes that are not in the file: later
         records are written as they are.
         """
         if self._broken:
@@ -67,7 +67,7 @@ class CompressedWriter:
         self._taken += len(data)
 
     def finish(self, features: Mapping[int, bytes]) -> None:
-        """End the file; errors as of `FileWriter.finish`."""
+        """End the file; errors as in `FileWriter.finish`."""
         body = feature_body(
             Feature.COMPRESSED,
             self.writer.order,

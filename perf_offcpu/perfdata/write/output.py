@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file on disk that a recording or an injection goes to: all or nothing.
+"""Write a file on disk as a whole or not at all: recordings, and what `inject` writes.
 
 Room on the disk can be held for the end of the file, so that it gets one even if the disk runs full.
 
-Bytes go into a hidden file beside the wanted one, made anew with mode 0600 (a recording shows what others
-do). `commit` gives it the wanted name in one step; without it, nothing is left and an older file is as it
-was. As `perf record` does, the recorder keeps an older recording as NAME.old.
+Bytes go into a new hidden file next to the wanted one, with mode 0600 (a recording shows what others do).
+`commit` renames it in one step; without it, nothing is left and an older file is as it was. As `perf record`
+does, the recorder keeps an older recording as NAME.old.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perf_offcpu.files import Directory
 
 
 def _hold(directory: Path, size: int) -> int:
-    """A file without name that takes up room on the same disk; -1 if there cannot be one."""
+    """Open a file without a name that takes up room on the same disk; return -1 if there cannot be one."""
     try:
         fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -37,7 +37,7 @@ def _hold(directory: Path, size: int) -> int:
 
 
 class AtomicFile:
-    """A file in the making. Use as a context manager; what is not committed by its end is removed.
+    """A file that is being written. Use as a context manager; it is removed at the end unless committed.
 
     Args:
         path: where the file shall be. A device such as /dev/null is written to directly.
@@ -62,7 +62,7 @@ class AtomicFile:
             self._reserve = _hold(self.path.parent, reserve)
 
     def release(self) -> bool:
-        """Give the room held back; returns whether there was any."""
+        """Free the room that is held; return whether there was any."""
         held = self._reserve >= 0
         if held:
             os.close(self._reserve)
@@ -70,10 +70,10 @@ class AtomicFile:
         return held
 
     def commit(self) -> None:
-        """Give the file its name; what was there before is replaced, or kept as `path`.old.
+        """Rename the file to its path; an older file is replaced, or kept as `path`.old.
 
         Raises:
-            RecordingError: the name cannot be given.
+            RecordingError: it cannot be renamed.
         """
         if self._temporary is None:
             return

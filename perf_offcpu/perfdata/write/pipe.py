@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing the pipe form: what a file keeps in its header travels as records in front of the data.
+"""Write the pipe form: what a file has in its header comes as records before the data.
 
     header 16 | ATTR per event | FEATURE per feature | name per event | TRACING_DATA | BUILD_IDs | data ...
 
-Nothing is sought and nothing is patched, so it goes to any descriptor. That costs what follows from a
-record's size of 64 KB: larger features are left out, and an event has 8169 ids at most.
+Nothing is written twice, so it goes to any descriptor. The limits follow from a record's size of 64 KB:
+larger features are left out, and an event has 8174 ids at most.
 
 Source: tools/perf/util/synthetic-events.c: perf_event__synthesize_for_pipe().
 """
@@ -42,16 +42,16 @@ _SYNTHESIZED = frozenset(Feature) - {
     Feature.CACHE,
     Feature.DIR_FORMAT,
     Feature.HYBRID_TOPOLOGY,
-    # `perf report` 6.1 stops at a FEATURE record that it does not know; in a file it passes over them.
+    # `perf report` 6.1 stops at a FEATURE record that it does not know; in a file it skips them.
     Feature.CPU_DOMAIN_INFO,
     Feature.E_MACHINE,
     Feature.CLN_SIZE,
 }
-"""What perf 6.1 itself sends as FEATURE records (FEAT_OPR in tools/perf/util/header.c)."""
+"""Features that perf 6.1 itself writes as FEATURE records (FEAT_OPR in tools/perf/util/header.c)."""
 
 
 class PipeWriter:
-    """One recording in pipe form in the making; the counterpart of `FileWriter`.
+    """Writes one recording in pipe form; the counterpart of `FileWriter`.
 
     Args:
         fd: open for writing. It stays the caller's.
@@ -64,7 +64,7 @@ class PipeWriter:
     Raises:
         RecordingError: it cannot be written.
         UsageError: an event has more ids than the form has room for, or the byte order is not this
-            machine's: perf 6.1 then exchanges pid and tid in samples, and does not turn features.
+            machine's: perf 6.1 then exchanges pid and tid in samples, and does not swap features.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class PipeWriter:
         self.data_size += sum(map(len, pieces))
 
     def append_build_ids(self, entries: Iterable[BuildId]) -> None:
-        """Add which build of each file was mapped, where the features could not tell yet."""
+        """Add the build-ids of mapped files that were not known yet when the features were written."""
         self.append(*(self._build_id(entry) for entry in entries))
 
     def finish(self, features: Mapping[int, bytes]) -> None:
-        """Nothing is left to be written: the form ends with its last record."""
+        """Do nothing: the form ends with its last record."""
 
     def _attrs(self) -> list[bytes]:
         return [self._attr(event) for event in self.events]
@@ -142,7 +142,7 @@ class PipeWriter:
         ]
 
     def _tracing_data(self, features: Mapping[int, bytes]) -> list[bytes]:
-        """A record that says how many bytes follow it, and these."""
+        """Return a record with the number of bytes that follow it, and these."""
         body = features.get(Feature.TRACING_DATA, b"")
         if not body:
             return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing the feature TRACING_DATA: the inverse of `perfdata.tracing_data`, which describes the container."""
+"""Write the feature TRACING_DATA: the inverse of `perfdata.tracing_data`, which describes the container."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VERSION = b"0.6\0"
 def tracing_data_body(
     headers: tuple[bytes, bytes], systems: Mapping[bytes, Sequence[bytes]], order: Order = "<"
 ) -> bytes:
-    """The body for tracepoints of a machine with 8-byte longs.
+    """Return the body for tracepoints of a machine with 8-byte longs.
 
     Args:
         headers: content of tracefs's events/header_page and events/header_event.

@@ -22,8 +22,8 @@ def woven(parts: Sequence[tuple[I64, Chunk]]) -> Chunk:
     """Return the records of all parts in one chunk of its own.
 
     Args:
-        parts: (places int64[n], chunk) each: records come in the order of their places, and those of one
-            place in the order of the parts.
+        parts: (places int64[n], chunk) each: records are sorted by their places, and records of one place are
+            in the order of the parts.
     """
     places, types, miscs, sizes = (
         np.concatenate(columns)

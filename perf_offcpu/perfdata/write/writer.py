@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing perf.data files that stock perf, from 6.1 on, opens without a word.
+"""Write perf.data files that stock perf, from 6.1 on, opens without a warning.
 
-A file grows in three steps, so that it can be read whatever becomes of its writer:
+A file grows in three steps, so that it can be read even if its writer is killed:
 
-1. `FileWriter(...)` writes a header that is right in all but two things: the data section has size 0, which
-   is how a recorder that was killed is recognised, and there are no features.
+1. `FileWriter(...)` writes a header that is final but for two things: the data section has size 0, by which
+   readers recognise that a recorder was killed, and there are no features.
 2. `append` adds records. Nothing is kept in memory and nothing is parsed: ring buffers hold records in the
-   very form of the file.
-3. `finish` writes the feature table and the feature bodies behind the data, then the true header.
+   form of the file.
+3. `finish` writes the feature table and the feature bodies after the data, then the final header.
 
     header 104 | ids of all events | attr entries | data ... | feature table | feature bodies
 
-What perf demands of a file (the sizes of attrs, ids, trailers) is said where it is met. Bodies of features
-come from `features_write`, records that are not the kernel's from `pack_record`.
+Comments at the code explain what perf demands of a file (the sizes of attrs, ids, trailers). Bodies of
+features come from `write.features`, records that are not the kernel's from `pack_record`.
 
 Source: tools/perf/util/header.c: perf_session__do_write_header(), perf_header__adds_write().
 """
@@ -40,13 +40,13 @@ _RECORD_HEADER_SIZE = RECORD_HEADER.size()
 
 
 class FileWriter:
-    """One perf.data file in the making.
+    """Writes one perf.data file.
 
     Args:
         fd: an empty file, open for writing and seekable. It stays the caller's, who closes it.
         events: evsels in the order of the file, with names. If there are several, perf wants ids that are
-            unique over all of them and not 0, and at the same place in all samples and in all trailers:
-            IDENTIFIER in every sample_type sees to that. SAMPLE_ID_ALL must be set in all or none.
+            unique over all of them and not 0, and at the same place in all samples and in all trailers, as
+            with IDENTIFIER in every sample_type. SAMPLE_ID_ALL must be set in all or none.
         path: the file as the user named it, for messages.
         order: byte order of the records that will be appended.
 
@@ -62,7 +62,7 @@ class FileWriter:
         attrs = self._attr_entries(FILE_HEADER_SIZE)
         self.data_offset = self._attrs_at + len(attrs)
         self.data_size = 0
-        """Bytes of records appended so far, all of them whole."""
+        """Bytes of whole records appended so far."""
         self._write([self._header(data_size=0, bits=()), ids, attrs])
 
     def append(self, *pieces: Buffer) -> None:
@@ -81,12 +81,12 @@ class FileWriter:
         self.data_size += sum(map(len, pieces))
 
     def finish(self, features: Mapping[int, bytes]) -> None:
-        """Write the features (bit → body) and the true header. Nothing can be appended afterwards.
+        """Write the features (bit → body) and the final header. Nothing can be appended afterwards.
 
         Raises:
             RecordingError: the file cannot be written; it stays readable as one whose writer was killed.
         """
-        if not self.data_size:  # a data section of size 0 would say that the writer was killed
+        if not self.data_size:  # a data section of size 0 would mean that the writer was killed
             self.append(frame_record(RecordType.FINISHED_INIT, 0, b"", self.order))
         bits = sorted(features)
         bodies = [features[bit] for bit in bits]
@@ -99,11 +99,11 @@ class FileWriter:
             raise self._failure(problem) from None
 
     def learn_ids(self, events: Sequence[EventSpec]) -> None:
-        """The same events with more ids, of CPUs that came later; readers know them once it is finished."""
+        """Replace the events by the same ones with more ids, of new CPUs; `finish` writes them."""
         self.events = tuple(events)
 
     def _rewrite_ids(self, at: int) -> None:
-        """If there are more ids now than there is room for at the front, put them at the end."""
+        """Write the ids at the end of the file if there are more now than at its begin."""
         ids = self._ids()
         if ids != self._first_ids:
             write_all(self._fd, [ids])
@@ -130,7 +130,7 @@ class FileWriter:
         return b"".join(one.to_bytes(8, byteorder) for event in self.events for one in event.ids)
 
     def _attr_entries(self, at: int) -> bytes:
-        """The attrs; their ids begin at this place in the file."""
+        """Return the attr section; ids begin at offset `at` of the file."""
         entries = []
         for event in self.events:
             section = {"offset": at, "size": 8 * len(event.ids)}
@@ -140,7 +140,7 @@ class FileWriter:
         return b"".join(entries)
 
     def _sections(self, offset: int, bodies: Iterable[bytes]) -> bytes:
-        """The feature table: where each body lies, in ascending order of bits, bodies back to back."""
+        """Return the feature table: offset and size of each body, which lie back to back in order of bits."""
         table = []
         for body in bodies:
             table.append(SECTION.pack({"offset": offset, "size": len(body)}, self.order))
@@ -154,14 +154,14 @@ class FileWriter:
             raise self._failure(problem) from None
 
     def _written(self) -> int:
-        """Bytes behind the data that is known to be whole."""
+        """Return the number of bytes written after the last whole record."""
         try:
             return os.lseek(self._fd, 0, os.SEEK_CUR) - self.data_offset - self.data_size
         except OSError:
             return 0
 
     def _cut_back(self) -> None:
-        """Leave no half record; on a device that cannot be cut there is nothing to repair."""
+        """Cut off a half record; a device that cannot be cut stays as it is."""
         end = self.data_offset + self.data_size
         try:
             os.ftruncate(self._fd, end)
@@ -193,7 +193,7 @@ _IOV_MAX = os.sysconf("SC_IOV_MAX")
 
 
 def whole_records(pieces: Sequence[Buffer], limit: int, order: Order) -> tuple[int, int]:
-    """How much of some records, which may go on from piece to piece, fits into `limit` bytes.
+    """Return how much of some records, which may go on from piece to piece, fits into `limit` bytes.
 
     Returns:
         (bytes, records)
@@ -212,12 +212,12 @@ def whole_records(pieces: Sequence[Buffer], limit: int, order: Order) -> tuple[i
 def pack_record(
     record_type: int, misc: int, values: Mapping[str, Any], trailer: bytes = b"", order: Order = "<"
 ) -> bytes:
-    """A record from the fields of its layout in `abi.records`.
+    """Return a record from the fields of its layout in `abi.records`.
 
     Args:
         values: the payload's fields, as the layout names them.
         trailer: for kernel records other than SAMPLE: as long as the first event's trailer, all zero in
-            records that describe what was there before the recording ("first event", "deliver now").
+            records that describe the state before the recording ("first event", "deliver now").
 
     Raises:
         LayoutError: the values do not fit the layout, or the record would be too large.
@@ -227,7 +227,7 @@ def pack_record(
 
 
 def frame_record(record_type: int, misc: int, payload: bytes, order: Order = "<") -> bytes:
-    """A record header in front of `payload`, zero-padded to the multiple of 8 that perf insists on.
+    """Return a record header and `payload`, zero-padded to the multiple of 8 that perf demands.
 
     Raises:
         LayoutError: the record would be larger than its size field can say.
