@@ -200,7 +200,7 @@ class _Judge:
             return work is Work.ALWAYS
         if work is Work.BY_WRAPPER:
             return evidence.work_in_user >= 0
-        if rules.is_for_work_syscall(syscall):
+        if syscall in rules.WORK_SYSCALLS:
             return True
         if evidence.work_in_kernel >= 0:
             return evidence.work_in_kernel == 1

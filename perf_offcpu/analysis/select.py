@@ -7,7 +7,7 @@ Selecting comes before converting: a converter writes every sample of the profil
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -132,7 +132,8 @@ def _cgroup_ids(profile: Profile, names: Sequence[str]) -> list[int]:
             found.append(int(name))
         if not found:
             known = ", ".join(sorted(profile.cgroups.values())[:_SHOWN_CGROUPS]) or "none has a name"
-            raise UsageError(f"no cgroup '{name}' in {_source(profile)} (its cgroups: {known})")
+            source = profile.meta.source or "the recording"
+            raise UsageError(f"no cgroup '{name}' in {source} (its cgroups: {known})")
         ids += found
     return ids
 
@@ -189,30 +190,15 @@ def event_rows(profile: Profile, names: Sequence[str] = ()) -> I32:
     return distinct(np.array(_named(profile, names) if names else _default(profile), np.int32))
 
 
-def split_list(texts: Iterable[str]) -> tuple[str, ...]:
-    """Split comma-separated lists; commas between slashes belong to a name, as in
-    `cpu/event=0x3c,umask=1/,offcpu-time`."""
-    parts = [part for text in texts for part in re.findall(r"(?:/[^/]*/|[^,/]|/)+", text)]
-    return tuple(part.strip() for part in parts if part.strip())
-
-
 def _named(profile: Profile, names: Sequence[str]) -> list[int]:
-    rows = []
+    known, rows = [event.name for event in profile.evsels], []
     for name in names:
-        found = [row for row, event in enumerate(profile.evsels) if _matches(event.name, name)]
+        found = [row for row, event in enumerate(known) if name in (event, _MODIFIERS.sub("", event))]
         if not found:
-            known = ", ".join(event.name for event in profile.evsels) or "none"
-            raise UsageError(f"no event '{name}' in {_source(profile)} (its events: {known})")
+            source = profile.meta.source or "the recording"
+            raise UsageError(f"no event '{name}' in {source} (its events: {', '.join(known) or 'none'})")
         rows += found
     return rows
-
-
-def _source(profile: Profile) -> str:
-    return profile.meta.source or "the recording"
-
-
-def _matches(event: str, name: str) -> bool:
-    return name in (event, _MODIFIERS.sub("", event))
 
 
 def _default(profile: Profile) -> list[int]:

@@ -235,7 +235,8 @@ _AT_WORK = "process_one_work io_worker_handle_work"
 """Functions of kernel threads that have a piece of work."""
 _WORK_FUNCTIONS = " ".join(one.row.work_functions for one in CLASSES)
 _WORK_WRAPPERS = " ".join(one.row.work_wrappers for one in CLASSES)
-_WORK_SYSCALLS = frozenset(name for one in CLASSES for name in one.row.work_syscalls.split())
+WORK_SYSCALLS = frozenset(name for one in CLASSES for name in one.row.work_syscalls.split())
+"""System calls that wait for the next piece of work and nothing else."""
 
 _SUFFIX = re.compile(r"\.(?:constprop|isra|part|cold|llvm|lto_priv)\b.*")
 _VERSION = re.compile(r"@.*")
@@ -280,11 +281,6 @@ def is_for_work_in_kernel(function: str) -> bool | None:
     signal or the input of a terminal; False if it has one; None if it says nothing."""
     name = _bare(function)
     return False if _matches(_AT_WORK, name) else _matches(_WORK_FUNCTIONS, name) or None
-
-
-def is_for_work_syscall(syscall: str) -> bool:
-    """Return True if this system call waits for the next piece of work and nothing else."""
-    return syscall in _WORK_SYSCALLS
 
 
 def is_for_work_wrapper(function: str) -> bool:

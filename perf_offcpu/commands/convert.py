@@ -19,6 +19,7 @@ from perf_offcpu.commands.shared.profile import (
     add_selection_arguments,
     inputs,
     profile_from_args,
+    split_list,
 )
 from perf_offcpu.convert.options import MIN_SHARE, Options
 from perf_offcpu.convert.registry import FORMATS, Format
@@ -151,7 +152,7 @@ def convert(args: argparse.Namespace, load: Callable[[], Profile]) -> int:
 
 def _chosen(args: argparse.Namespace, load: Callable[[], Profile]) -> Profile:
     """Return the samples of the events that the command line names."""
-    from perf_offcpu.analysis.select import select_events, split_list
+    from perf_offcpu.analysis.select import select_events
     from perf_offcpu.analysis.wall_clock import wall_clock
 
     with busy("reading"):

@@ -16,6 +16,7 @@ from perf_offcpu.commands.shared.profile import (
     add_input_arguments,
     add_selection_arguments,
     profile_from_args,
+    split_list,
 )
 from perf_offcpu.commands.shared.streams import columns
 from perf_offcpu.errors import UsageError
@@ -113,7 +114,6 @@ def _order(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
-    from perf_offcpu.analysis.select import split_list
     from perf_offcpu.report.keys import parse_keys
     from perf_offcpu.report.summary import summarize
 

@@ -16,6 +16,7 @@ from perf_offcpu.commands.shared.profile import (
     add_selection_arguments,
     profile_from_args,
     selection_from_args,
+    split_list,
 )
 from perf_offcpu.script.fields import DEFAULT_FIELDS, OWN_FIELDS, PERF_FIELDS
 
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _profile(args: argparse.Namespace) -> Profile:
-    from perf_offcpu.analysis.select import select_events, split_list
+    from perf_offcpu.analysis.select import select_events
 
     events = split_list(args.event)
     # Waits derived from context switches are no samples of the recording: only --event shows them.

@@ -151,6 +151,8 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
     Args:
         tasks: with the notes of all side-band records.
     """
+    if losses.RECORDS_UNWRITTEN in account.counted:  # where compressed, the file ends within one of them
+        head.counters.pop(losses.FILE_CUT, None)
     for cause, count in account.counted.items():
         head.counters.add(cause, count)
     tasks.replay()

@@ -163,7 +163,7 @@ def selection_from_args(args: argparse.Namespace) -> Selection:
         UsageError: a value is invalid.
     """
     from perf_offcpu.abi.task_state import STATE_NAMES
-    from perf_offcpu.analysis.select import Selection, split_list
+    from perf_offcpu.analysis.select import Selection
     from perf_offcpu.analysis.time_windows import parse_windows
 
     return Selection(
@@ -216,6 +216,13 @@ def duration_ns(option: str, text: str) -> int:
     unit = UNITS[match[3] or "ms"]
     digits = match[2] or ""
     return int(match[1]) * unit + int(digits or 0) * unit // int(f"1{'0' * len(digits)}")
+
+
+def split_list(texts: Iterable[str]) -> tuple[str, ...]:
+    """Split comma-separated lists; commas between slashes belong to a name, as in
+    `cpu/event=0x3c,umask=1/,offcpu-time`."""
+    parts = [part for text in texts for part in re.findall(r"(?:/[^/]*/|[^,/]|/)+", text)]
+    return tuple(part.strip() for part in parts if part.strip())
 
 
 def _words(texts: Iterable[str]) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which threads merely wait for work."""
+"""Idle threads: waits for work and waits for something under way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EPOLL = ["main", kernel("__x64_sys_epoll_wait"), kernel("ep_poll")]
 
 
 def is_idle(*waits: tuple[list[str | Code], int, int], cpu: int = 0) -> bool:
-    """Whether one thread with these waits (stack, ns, state) and so much CPU time is idle."""
+    """Return True if one thread with these waits (stack, ns, state) and CPU time is idle."""
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     for path, weight, state in waits:
         builder.sample("a", path, weight, state=state)
@@ -64,7 +64,7 @@ def test_waits_for_something_under_way(path: list[str | Code], state: int) -> No
     assert not is_idle((path, 1000, state))
 
 
-def test_one_percent_of_anything_else_is_not_merely_waiting() -> None:
+def test_a_thread_with_more_than_one_percent_of_anything_else_is_not_idle() -> None:
     disk = ["main", kernel("io_schedule")]
     assert is_idle((EPOLL, 9900, S), (disk, 100, D))
     assert not is_idle((EPOLL, 9899, S), (disk, 101, D))

@@ -9,7 +9,7 @@ import pytest
 from builders.profile import ProfileBuilder
 
 from perf_offcpu import losses
-from perf_offcpu.analysis.select import Selection, select, select_samples, split_list
+from perf_offcpu.analysis.select import Selection, select, select_samples
 from perf_offcpu.analysis.time_windows import parse_windows
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.errors import UsageError
@@ -30,7 +30,7 @@ def mixed() -> Profile:
 
 
 def weight(profile: Profile, **chosen: tuple[str, ...] | tuple[int, ...]) -> int:
-    """The samples' weights are powers of two: their sum names them."""
+    """Return the sum of the samples' weights, which are powers of two: it names the samples."""
     return int(select(profile, Selection(**chosen)).samples.period.sum())  # type: ignore[arg-type]
 
 
@@ -50,7 +50,7 @@ def test_events(events: tuple[str, ...], samples: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["cycle", "sched", "cycles:k", "", "sched_switch"])
-def test_an_unknown_event_is_told_with_those_that_there_are(name: str) -> None:
+def test_an_unknown_event_is_reported_with_the_known_ones(name: str) -> None:
     known = "cycles:u, offcpu-time, cpu-clock, sched:sched_switch"
     with pytest.raises(UsageError, match=rf"no event '{name}' in x.data \(its events: {known}\)"):
         select(mixed(), Selection(events=("cpu-clock", name)))
@@ -86,16 +86,10 @@ def test_cpu_samples_never_pass_for_waits() -> None:
 
 
 def test_offcpu_samples_of_any_event_are_found() -> None:
-    """They are known by their flag: a file that was injected, or made from sched_switch, may name it else."""
+    """Their flag tells: a file that was injected, or made from sched_switch, may have another event name."""
     profile = mixed()
     profile.samples.flags[-1] |= 1
     assert weight(profile) == 2 + 4 + 16
-
-
-def test_lists() -> None:
-    assert split_list(["a,b", " c ", ""]) == ("a", "b", "c")
-    assert split_list(["cpu/event=0x3c,umask=1/u,offcpu-time"]) == ("cpu/event=0x3c,umask=1/u", "offcpu-time")
-    assert split_list(["kworker/0:1,sh"]) == ("kworker/0:1", "sh")
 
 
 def waits() -> Profile:
@@ -146,7 +140,7 @@ def test_more_kinds(chosen: dict[str, Any], samples: int) -> None:
     assert int(found.samples.period.sum()) == samples << 20
 
 
-def test_what_cannot_be_decided_is_told() -> None:
+def test_undecidable_samples_are_counted() -> None:
     timed = select_samples(waits(), Selection(windows=parse_windows("0,1")))
     assert timed.losses == {losses.BAD_SIZE: 1, losses.UNTIMED: 1}
     long = select_samples(waits(), Selection(min_ns=2 << 20))
@@ -154,7 +148,7 @@ def test_what_cannot_be_decided_is_told() -> None:
     assert select_samples(waits(), Selection(min_ns=1 << 30)).losses == {losses.BAD_SIZE: 1}
 
 
-def test_an_unknown_cgroup_is_told_with_those_that_there_are() -> None:
+def test_an_unknown_cgroup_is_reported_with_the_known_ones() -> None:
     known = "/, /system.slice, /system.slice/db, /system.slices"
     for name in ("/nowhere", "6", "/system"):
         with pytest.raises(UsageError, match=rf"no cgroup '{name}' in x.data \(its cgroups: {known}\)"):

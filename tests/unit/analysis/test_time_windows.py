@@ -16,7 +16,7 @@ FIRST, LAST = 100 * S, 110 * S
 
 
 def chosen(text: str, *times: int) -> list[int]:
-    """Which of these times (ns) are inside."""
+    """Return the times (ns) that are inside."""
     inside = in_windows(parse_windows(text), np.array(times, np.int64), FIRST, LAST)
     return [time for time, is_in in zip(times, inside.tolist(), strict=True) if is_in]
 
@@ -65,7 +65,7 @@ def test_windows(text: str, inside: list[int]) -> None:
     ]
     + ["100%-200%", "1.0000000001,2"],
 )
-def test_what_is_no_time(text: str) -> None:
+def test_bad_times(text: str) -> None:
     with pytest.raises(UsageError, match="--time"):
         parse_windows(text)
 

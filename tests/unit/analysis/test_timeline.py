@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where samples lie in time, and on whose track."""
+"""Places of samples in time and their tracks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits wait for: by the kernel's functions, the system call, wrappers; on a real recording, exactly."""
+"""Wait classes by the kernel's functions, the system call and wrappers; of a real recording, exactly."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def class_of(path: list[str | Code], syscall: int = UNKNOWN, state: int = S, **c
 
 
 def in_kernel(*functions: str) -> list[str | Code]:
-    """A stack whose kernel part is these, leaf last."""
+    """Return a stack with these functions as its kernel part, leaf last."""
     return [
         "main",
         kernel("entry_SYSCALL_64_after_hwframe"),
@@ -75,7 +75,7 @@ def in_kernel(*functions: str) -> list[str | Code]:
         ),
     ],
 )
-def test_functions_of_the_kernel_tell(functions: list[str], label: str) -> None:
+def test_functions_of_the_kernel(functions: list[str], label: str) -> None:
     assert class_of(in_kernel(*functions)) == label
 
 
@@ -110,7 +110,7 @@ def test_without_functions_of_the_kernel(
     assert class_of(path, syscall, state) == label
 
 
-def test_who_could_run_waits_for_a_cpu() -> None:
+def test_a_runnable_thread_waits_for_a_cpu() -> None:
     sleeping = in_kernel("__x64_sys_futex", "futex_wait")
     assert class_of(sleeping, FUTEX, S, flags=SampleFlag.PREEMPTED) == "runqueue"
     assert class_of(sleeping, FUTEX, 0) == "runqueue"
@@ -140,7 +140,7 @@ def test_names_of_system_calls() -> None:
 
 
 def test_the_known_workload() -> None:
-    """A recording of the workload (10 rounds, waits under 1 ms summed), each thread with what it does."""
+    """Each thread of the workload's recording (10 rounds, waits under 1 ms summed) has its classes."""
     options = SymbolizeOptions(symfs=str(DATA / "demo.symfs"), kallsyms=str(DATA / "demo.kallsyms"))
     profile = symbolize(load_recording(DATA / "demo.data"), options)
     waits, samples = classify(profile), profile.samples

@@ -49,7 +49,7 @@ def test_named_events_are_taken_all() -> None:
     }
 
 
-def test_what_says_nothing_of_time_is_refused() -> None:
+def test_events_that_say_nothing_of_time_are_refused() -> None:
     with pytest.raises(UsageError, match="faults was sampled neither by time nor at a frequency"):
         wall_clock(profile("faults"))
 

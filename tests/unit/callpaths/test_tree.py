@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree of paths, against one walk a sample."""
+"""The tree of paths, compared with one walk a sample."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def built(samples: list[tuple[str, int, list[str | Code], SampleFlag, int]]) -> 
 
 
 def expected(profile: Profile, row: int) -> tuple[str, ...]:
-    """One sample's path, the slow way."""
+    """Return one sample's path, found the slow way."""
     samples, flags = profile.samples, SampleFlag(int(profile.samples.flags[row]))
     labels = [profile.strings[int(samples.comm[row])]]
     user_lost = flags & (SampleFlag.NO_USER_STACK | SampleFlag.UNMERGED)

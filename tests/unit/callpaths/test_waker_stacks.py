@@ -53,7 +53,7 @@ def folded(profile: Profile, options: Options) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_folded_stacks_go_on_with_the_waker_upside_down(profile: Profile) -> None:
+def test_folded_stacks_continue_with_the_waker_upside_down(profile: Profile) -> None:
     assert folded(profile, Options(waker_stack=True)) == [
         "s;main;--;w 1_[w] 50",
         "s;main;lock;--;try_to_wake_up_[w];un:lock_[w];main_[w];w 1_[w] 1200",
@@ -63,7 +63,7 @@ def test_folded_stacks_go_on_with_the_waker_upside_down(profile: Profile) -> Non
     ]
 
 
-def test_labels_are_those_of_the_options(profile: Profile) -> None:
+def test_labels_by_options(profile: Profile) -> None:
     shown = Options(waker_stack=True, tid=True, kernel=True, state=True)
     line = folded(profile, shown)[1]
     assert line == (
@@ -71,7 +71,7 @@ def test_labels_are_those_of_the_options(profile: Profile) -> None:
     )
 
 
-def test_the_flame_graph_tells_wakers_apart(profile: Profile) -> None:
+def test_wakers_have_kinds_of_their_own_in_the_flame_graph(profile: Profile) -> None:
     names = describe(profile, Options(waker_stack=True))["names"]
     kinds = dict(zip(names["label"], names["kind"], strict=True))
     assert kinds["try_to_wake_up_[w]"] == kinds["w 1_[w]"] == NameKind.WAKER
@@ -79,7 +79,7 @@ def test_the_flame_graph_tells_wakers_apart(profile: Profile) -> None:
     assert all("_[w]" not in label for label in describe(profile, Options())["names"]["label"])
 
 
-def test_chrome_traces_have_it_in_their_details(profile: Profile) -> None:
+def test_waker_stacks_in_the_details_of_chrome_traces(profile: Profile) -> None:
     out = io.StringIO()
     FORMATS["chrome-trace"].write(profile, out)
     events = json.loads(out.getvalue())["traceEvents"]
@@ -91,7 +91,7 @@ def test_chrome_traces_have_it_in_their_details(profile: Profile) -> None:
     ]  # fmt: skip
 
 
-def test_perfetto_has_it_at_the_mark_and_in_the_details(profile: Profile) -> None:
+def test_waker_stacks_at_the_marks_and_in_the_details_of_perfetto(profile: Profile) -> None:
     out = io.BytesIO()
     FORMATS["perfetto"].write(profile, out)
     trace, names, stacks, texts = Trace.FromString(out.getvalue()), {}, {}, {}
@@ -113,9 +113,9 @@ def test_perfetto_has_it_at_the_mark_and_in_the_details(profile: Profile) -> Non
     assert found == ["main;un:lock;try_to_wake_up"] * 2 + ["hrtimer_wakeup"]
 
 
-def test_script_has_a_field(profile: Profile) -> None:
+def test_waker_stacks_as_a_field_of_script(profile: Profile) -> None:
     out = io.StringIO()
     write_text(profile, out, TextOptions(choose_fields(["comm,waker_stack"])))
     lines = [line.split() for line in out.getvalue().splitlines() if line.startswith(" ")]
-    told = [line[-1].partition("=")[2] for line in lines]
-    assert told == ["-", *["main;un:lock;try_to_wake_up"] * 2, "hrtimer_wakeup", "-", "-"]
+    found = [line[-1].partition("=")[2] for line in lines]
+    assert found == ["-", *["main;un:lock;try_to_wake_up"] * 2, "hrtimer_wakeup", "-", "-"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perf_offcpu.cli import main
-from perf_offcpu.commands.shared.profile import duration_ns
+from perf_offcpu.commands.shared.profile import duration_ns, split_list
 from perf_offcpu.errors import UsageError
 
 TESTS = Path(__file__).resolve().parents[2]
@@ -122,3 +122,9 @@ def test_missing_symbol_files_are_reported(
     assert main(["report", "-f", "-i", str(TESTS / "data" / "demo.data"), *options]) == 129
     out, said = capsys.readouterr()
     assert out == "" and said.startswith(f"perf-offcpu report: {sentence}") and said.count("\n") == 1
+
+
+def test_lists_of_names() -> None:
+    assert split_list(["a,b", " c ", ""]) == ("a", "b", "c")
+    assert split_list(["cpu/event=0x3c,umask=1/u,offcpu-time"]) == ("cpu/event=0x3c,umask=1/u", "offcpu-time")
+    assert split_list(["kworker/0:1,sh"]) == ("kworker/0:1", "sh")
