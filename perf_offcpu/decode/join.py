@@ -21,7 +21,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +31,7 @@ from perf_offcpu.model.columns import I64, Renumber
 from perf_offcpu.model.join import join, renumbered, to_rows
 from perf_offcpu.model.mappings import KERNEL_SPACE, kernel_map
 from perf_offcpu.model.recording import Comms, Dsos, KernelSymbols, Maps, Meta, Recording, Tasks
+from perf_offcpu.structs import frozen
 
 CLOCK_REALTIME = 0
 _SAME_BOOT_NS = 10 * 10**9
@@ -41,7 +41,7 @@ _SECOND = 10**9
 _LAST_NS = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JoinOptions:
     """How recordings are joined.
 
@@ -188,8 +188,6 @@ def _clock(
 
 def _moved(recording: Recording, delta: int, since: int, clockid: int) -> Recording:
     """Return a recording with its times moved by `delta`; what holds from its begin on holds `since` then."""
-    if not delta and not since:
-        return recording
     later = _later(delta)
 
     def begins(times: I64) -> I64:
@@ -197,14 +195,15 @@ def _moved(recording: Recording, delta: int, since: int, clockid: int) -> Record
 
     meta = recording.meta
     names = ("begin_ns", "end_ns", "first_ns", "last_ns")
-    moved = later(np.array([getattr(meta, name) for name in names], np.int64)).tolist()
+    times = later(np.array([getattr(meta, name) for name in names], np.int64)).tolist()
     meta = dataclasses.replace(
         meta,
         clockid=clockid,
         wall_clock_at_ns=meta.wall_clock_at_ns + delta if meta.wall_clock_ns else 0,
-        **dict(zip(names, moved, strict=True)),
+        **dict(zip(names, times, strict=True)),
     )
-    return renumbered(recording, {"time": later, "since": begins}).replaced(meta=meta)
+    moved = renumbered(recording, {"time": later, "since": begins}) if delta or since else recording
+    return moved.replaced(meta=meta)
 
 
 def _later(delta: int) -> Renumber:

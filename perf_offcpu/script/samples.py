@@ -87,7 +87,7 @@ def write(profile: Profile, out: IO[str], options: TextOptions | None = None) ->
 
 def _event_type(evsel: Evsel) -> str:
     """Return perf's name in `-F` of an event's type; "" if there is none."""
-    return EVENT_TYPES.get(-1 if evsel.attr is None else evsel.attr.type, "")
+    return EVENT_TYPES.get(evsel.attr.type, "")
 
 
 class _Printer:
@@ -197,11 +197,11 @@ class _Printer:
 
 
 def _is_tracepoint(evsel: Evsel) -> bool:
-    return evsel.attr is not None and evsel.attr.type == PerfType.TRACEPOINT
+    return evsel.attr.type == PerfType.TRACEPOINT
 
 
 def _has_callchain(evsel: Evsel) -> bool:
-    return evsel.attr is None or bool(evsel.attr.sample_type & SampleType.CALLCHAIN)
+    return bool(evsel.attr.sample_type & SampleType.CALLCHAIN)
 
 
 def _all_have_cpus(profile: Profile) -> bool:

@@ -23,7 +23,7 @@ def profile(*events: str) -> Profile:
     for event in events:
         builder.sample("a", ["g"], 12_345, event=event)
     built = builder.build()
-    built.evsels = [replace(one, attr=SAMPLED.get(one.name)) for one in built.evsels]
+    built.evsels = [replace(one, attr=SAMPLED.get(one.name, one.attr)) for one in built.evsels]
     return built
 
 

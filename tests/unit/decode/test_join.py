@@ -289,6 +289,17 @@ def test_recordings_can_begin_together(tmp_path: Path) -> None:
         assert [part.recording.samples.time_ns.tolist() for part in found] == [[begin, begin + 10]] * 2
 
 
+def test_recordings_that_begin_together_are_on_the_clock_of_the_first(tmp_path: Path) -> None:
+    plain = event("cpu-clock", (1,), BASE | S.CALLCHAIN)
+    paths = [
+        write(tmp_path / "a", [plain], [tick(1000, spec=plain)], host("h")),
+        write(tmp_path / "b", [CLOCK], [tick(1000)], host("h", DAY_NS)),
+    ]
+    found = hosts(paths, from_start=True)
+    assert [part.recording.meta.clockid for part in found] == [-1, -1]
+    assert [part.recording.meta.wall_clock_at_ns for part in found] == [0, 500]
+
+
 def test_a_clock_that_was_noted_after_all_samples_is_of_a_time_namespace(tmp_path: Path) -> None:
     shifted = host("b") | {Feature.CLOCK_DATA: clock_data(100 * DAY_NS, 5 * 10**9)}
     paths = [
