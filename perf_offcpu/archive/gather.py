@@ -29,8 +29,8 @@ from perf_offcpu.objects import vdso
 from perf_offcpu.objects.debug_files import open_debug
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.elf.source import Source
-from perf_offcpu.objects.files import Refused, open_object, refusal
-from perf_offcpu.objects.origin import pids_of_dso, recorded_until
+from perf_offcpu.objects.files import Refused, open_dso, refusal
+from perf_offcpu.objects.origin import pids_of_dso
 from perf_offcpu.objects.perf_map import PerfMaps, is_jit_memory
 from perf_offcpu.objects.search import DELETED, Search
 from perf_offcpu.structs import mutable
@@ -111,17 +111,15 @@ class SymbolSaver:
 
     def _save_dso(self, dso: int) -> None:
         strings, dsos = self.recording.strings, self.recording.dsos
-        path, build_id = strings[int(dsos.path[dso])], bytes.fromhex(strings[int(dsos.build_id[dso])])
+        path = strings[int(dsos.path[dso])]
         if path.startswith(KERNEL_DSO) or (dsos.cpumode[dso] == CpuMode.KERNEL and path.startswith("[")):
             return  # kallsyms has both
-        pids = pids_of_dso(self.recording, dso)
         if is_jit_memory(path):
-            self._save_perf_maps(pids)
+            self._save_perf_maps(pids_of_dso(self.recording, dso))
             return
         try:
             with ExitStack() as stack:
-                changed = recorded_until(self.recording.meta)
-                image = open_object(path, build_id, self.search, pids, stack, changed_after_ns=changed)
+                image = open_dso(self.recording, dso, self.search, stack)
                 self._save_object(path.removesuffix(DELETED), image, stack)
         except (OSError, FormatError, Refused) as problem:
             self.saved.missing[path] = str(problem)

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
 from perf_offcpu import losses
@@ -23,10 +24,12 @@ from perf_offcpu.build_ids import RECORDED_BYTES
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import LossCause
+from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects import vdso
 from perf_offcpu.objects.elf.functions import ElfFile, symbols_of
 from perf_offcpu.objects.elf.image import ElfImage, open_elf
 from perf_offcpu.objects.elf.source import NotRegularError, Source
+from perf_offcpu.objects.origin import is_running_kernel, pids_of_dso, recorded_until
 from perf_offcpu.objects.search import DELETED, Search, objects_by_build_id, objects_of_processes
 from perf_offcpu.structs import frozen
 
@@ -61,6 +64,25 @@ class Refused(Exception):
         super().__init__(cause.text)
 
 
+def find_dso(recording: Recording, dso: int, search: Search) -> Found:
+    """Read the functions of one of a recording's dsos."""
+    return _functions(partial(open_dso, recording, dso, search), search)
+
+
+def open_dso(recording: Recording, dso: int, search: Search, stack: ExitStack) -> ElfImage:
+    """Open the file of one of a recording's dsos for the life of `stack`.
+
+    Raises:
+        Refused: there is none, or not the right one.
+    """
+    dsos, meta = recording.dsos, recording.meta
+    name, build_id = (recording.strings[int(ids[dso])] for ids in (dsos.path, dsos.build_id))
+    if name == vdso.NAME and not build_id and not is_running_kernel(meta):
+        raise Refused(losses.OTHER_BUILD)
+    pids, until = pids_of_dso(recording, dso), recorded_until(meta)
+    return open_object(name, bytes.fromhex(build_id), search, pids, stack, changed_after_ns=until)
+
+
 def find_object(
     name: str,
     build_id: bytes = b"",
@@ -80,10 +102,14 @@ def find_object(
             been changed; 0: no limit.
     """
     search = search or Search()
+    given = (name, build_id, search, pids)
+    return _functions(lambda stack: open_object(*given, stack, changed_after_ns=changed_after_ns), search)
+
+
+def _functions(open_image: Callable[[ExitStack], ElfImage], search: Search) -> Found:
     with ExitStack() as stack:
         try:
-            image = open_object(name, build_id, search, pids, stack, changed_after_ns=changed_after_ns)
-            elf = symbols_of(image, search)
+            elf = symbols_of(open_image(stack), search)
         except Refused as problem:
             return Found(cause=problem.cause)
         except FormatError:

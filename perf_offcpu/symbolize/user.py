@@ -15,10 +15,8 @@ from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.objects import vdso
 from perf_offcpu.objects.elf.functions import ElfFile, file_offset_to_vaddr
-from perf_offcpu.objects.files import Found, find_object
-from perf_offcpu.objects.origin import is_running_kernel, pids_of_dso, recorded_until
+from perf_offcpu.objects.files import find_dso
 from perf_offcpu.objects.perf_map import PerfMaps, is_jit_memory, read_jit_name
 from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import SymbolTable
@@ -52,7 +50,6 @@ class UserNames:
     ) -> None:
         self.recording, self.strings, self.unresolved = recording, strings, unresolved
         self.search, self.lines = search, lines
-        self._recorded_ns = recorded_until(recording.meta)
         self._perf_maps = PerfMaps(recording, search.symfs, force=force)
 
     def name(self, addresses: U64, map_rows: I32) -> SymbolNames:
@@ -82,19 +79,9 @@ class UserNames:
 
     def _open(self, dso: int, addresses: int) -> ElfFile | None:
         """Return the functions of a dso; on failure count the cause for its addresses."""
-        path = self.strings[int(self.recording.dsos.path[dso])]
-        build_id = self.strings[int(self.recording.dsos.build_id[dso])]
-        if path == vdso.NAME and not build_id and not is_running_kernel(self.recording.meta):
-            found = Found(cause=losses.OTHER_BUILD)
-        else:
-            found = find_object(
-                path,
-                bytes.fromhex(build_id),
-                self.search,
-                pids_of_dso(self.recording, dso),
-                changed_after_ns=self._recorded_ns,
-            )
+        found = find_dso(self.recording, dso, self.search)
         if found.cause is not None:
+            path = self.strings[int(self.recording.dsos.path[dso])]
             self.unresolved.add(found.cause.about(path), addresses)
         return found.elf
 

@@ -19,12 +19,10 @@ from perf_offcpu.abi.cfi import REGISTERS, Registers
 from perf_offcpu.cache import Array, cache_name
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.recording import Recording
-from perf_offcpu.objects import vdso
 from perf_offcpu.objects.debug_files import open_debug
 from perf_offcpu.objects.elf.functions import file_offset_to_vaddr
 from perf_offcpu.objects.elf.image import ElfImage
-from perf_offcpu.objects.files import Refused, open_object
-from perf_offcpu.objects.origin import is_running_kernel, pids_of_dso, recorded_until
+from perf_offcpu.objects.files import Refused, open_dso
 from perf_offcpu.objects.search import Search
 from perf_offcpu.unwind.cfi.entries import Section
 from perf_offcpu.unwind.cfi.table import NO_RULES, CfiTable, build_table, frame_sections
@@ -47,22 +45,12 @@ class FrameTables:
 
     def __init__(self, recording: Recording, machine: elf.Machine, search: Search) -> None:
         self.recording, self.machine, self.search = recording, machine, search
-        self._recorded_ns = recorded_until(recording.meta)
 
     def of_dso(self, dso: int) -> FileTable | None:
         """Return the table of one of the recording's dsos; None if there is none, for whatever reason."""
-        dsos, strings = self.recording.dsos, self.recording.strings
-        name = strings[int(dsos.path[dso])]
-        build_id = bytes.fromhex(strings[int(dsos.build_id[dso])])
-        if name == vdso.NAME and not build_id and not is_running_kernel(self.recording.meta):
-            return None
-        pids = pids_of_dso(self.recording, dso)
         try:
             with ExitStack() as stack:
-                image = open_object(
-                    name, build_id, self.search, pids, stack, changed_after_ns=self._recorded_ns
-                )
-                return self._of_image(image, stack)
+                return self._of_image(open_dso(self.recording, dso, self.search, stack), stack)
         except (OSError, FormatError, Refused):
             return None
 
