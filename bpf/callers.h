@@ -1,28 +1,37 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Telling callers apart without unwinding, for sums of programs that have no frame pointers.
+ * Tell the callers of short waits apart without unwinding, for sums of programs that have no frame
+ * pointers.
  *
- * Their chain of frame pointers ends in libc, the same for all callers. What differs are the return addresses
- * on the stack: words that point into code. Of the top of the stack those are hashed that may be one: in the
- * program's own text whatever they are, where libraries are mapped only if malloc() could not have given them
- * (it aligns, code does not). What else lies there, numbers, pointers and time stamps, is left out: it changes
- * from wait to wait. Old return addresses in room that no call has written since do no harm: the same way
- * leads to a few hashes.
+ * The chain of frame pointers of such programs ends in libc, in the same place for all callers.
+ * What differs are the return addresses on the stack: words that point into code. Of the words at
+ * the top of the stack, those that may be return addresses are hashed: all that point into the
+ * program's own text, and those that point to where libraries are mapped unless malloc() may have
+ * returned them (it aligns, code does not). Other words (numbers, pointers, timestamps) change from
+ * wait to wait and are left out. Old return addresses in parts of the stack that no call has
+ * written since do no harm: one path of calls leads to a few hashes.
  *
- * A thread that waits where it waited often has the same words there, or most of them. That is seen at less cost
- * than the hash is worked out: the words are kept, and compared one by one. Where eight in a row are as they were, so
- * is their part of the hash.
+ * A thread that waits in the same place again often has the same words there, or most of them. So
+ * the words are kept and compared, which costs less than the hash. The hash of eight words in a row
+ * is made again only if one of them has changed.
  *
- * The first wait of each hash goes out with a copy of its stack, which user space unwinds for all of them.
+ * The first wait of each hash is sent with a copy of its stack. User space unwinds that copy for
+ * all waits of the hash.
  */
+#ifndef OFFCPU_CALLERS_H
+#define OFFCPU_CALLERS_H
+
+#include "stacks.h"
+
 #if OFFCPU_SUM_CALLERS
-#define LIBRARIES (1ULL << 30)		/* below mm->mmap_base, where they are mapped one after the other */
-#define MAPPED (1ULL << 40)		/* below it, too: code that was made at run time, among others */
+#define LIBRARIES (1ULL << 30)		/* libraries are mapped this near below mm->mmap_base */
+#define MAPPED (1ULL << 40)		/* and other code, generated at run time, this near */
 
-BPF_TABLE("lru_hash", u64, u64, snapshots, OFFCPU_CALLERS);	/* the epoch in which one of this hash was sent */
+/* The value is the epoch in which a wait of this hash was sent. */
+BPF_TABLE("lru_hash", u64, u64, snapshots, OFFCPU_CALLERS);
 
-/* Whether a word may be a return address into the program's text, or into what was mapped up to `span` below. */
-__inline bool may_return(const struct offcpu_layout *at, u64 word, u64 span)
+/* Whether a word may be a return address into the program's text or the `span` below mmap_base. */
+static __always_inline bool may_return(const struct offcpu_layout *at, u64 word, u64 span)
 {
 	if (word - at->code < at->code_size)
 		return true;
@@ -31,21 +40,21 @@ __inline bool may_return(const struct offcpu_layout *at, u64 word, u64 span)
 	return word - at->sp + NEAR_STACK >= 2 * NEAR_STACK;
 }
 
-__inline u64 mix(u64 hash, u64 word)
+static __always_inline u64 mix(u64 hash, u64 word)
 {
 	hash = (hash ^ word) * 0xff51afd7ed558ccdULL;
 	return hash ^ hash >> 32;
 }
 
-/* A hash of a chain of frame pointers, without the words in it that are no code: they change like any data. */
-__inline u64 hash_chain(const struct offcpu_layout *at, struct offcpu_stack *stack)
+/* Hash a chain of frame pointers, without the words in it that are no code addresses. */
+static __always_inline u64 hash_chain(const struct offcpu_layout *at, struct offcpu_stack *stack)
 {
 	u64 hash = 1;
 	u32 i;
 
 #pragma clang loop unroll(disable)
 	for (i = 1; i < OFFCPU_FRAMES; i++) {
-		BOUNDED(i);
+		barrier_var(i);
 		if (i >= OFFCPU_FRAMES || i >= stack->nr)
 			break;
 		if (may_return(at, stack->ips[i], MAPPED))
@@ -54,8 +63,7 @@ __inline u64 hash_chain(const struct offcpu_layout *at, struct offcpu_stack *sta
 	return hash;
 }
 
-/* Where the code of `current` may be. */
-__inline struct offcpu_layout layout_of(struct task_struct *task, void *mm, u64 sp)
+static __always_inline struct offcpu_layout layout_of(struct task_struct *task, void *mm, u64 sp)
 {
 	struct offcpu_layout at = {
 		.code = FIELD(u64, mm, MM_START_CODE),
@@ -68,14 +76,14 @@ __inline struct offcpu_layout layout_of(struct task_struct *task, void *mm, u64 
 	return at;
 }
 
-__inline bool is_same(const struct offcpu_layout *one, const struct offcpu_layout *other)
+static __always_inline bool is_same(const struct offcpu_layout *a, const struct offcpu_layout *b)
 {
-	return !(one->code ^ other->code | one->code_size ^ other->code_size | one->top ^ other->top |
-		 one->sp ^ other->sp | one->thread ^ other->thread);
+	return !(a->code ^ b->code | a->code_size ^ b->code_size | a->top ^ b->top |
+		 a->sp ^ b->sp | a->thread ^ b->thread);
 }
 
-/* A hash of those of some words that may be return addresses. */
-__inline u64 hash_block(const struct offcpu_layout *at, const u64 *words)
+/* Hash the words of a block that may be return addresses; 0 if there are none. */
+static __always_inline u64 hash_block(const struct offcpu_layout *at, const u64 *words)
 {
 	u64 hash = 0;
 	u32 i;
@@ -88,10 +96,12 @@ __inline u64 hash_block(const struct offcpu_layout *at, const u64 *words)
 	return hash;
 }
 
-/* Work out the hash of a chain, a layout and the top of a stack anew, as far as they have changed. */
-__inline void hash_top(struct offcpu_top *top, const struct offcpu_layout *at, struct offcpu_stack *stack)
+/* Hash the chain, the layout and the top of a stack again, as far as they have changed. */
+static __always_inline void hash_top(struct offcpu_top *top, const struct offcpu_layout *at,
+				     struct offcpu_stack *stack)
 {
-	volatile u64 *stale = &top->stale;	/* in memory, or the verifier would follow each set of blocks */
+	/* In memory: the verifier would follow every set of blocks. */
+	volatile u64 *stale = &top->stale;
 	u64 hash;
 	u32 block;
 
@@ -104,7 +114,7 @@ __inline void hash_top(struct offcpu_top *top, const struct offcpu_layout *at, s
 		top->chain = hash_chain(at, stack);
 		stack->check = 1;
 	}
-	/* Forks have the same addresses, other programs have not. A thread's stack ends near its thread pointer. */
+	/* Addresses are those of a program and its forks. Stacks end near the thread pointer. */
 	hash = mix(*(volatile u64 *)&top->chain, at->code ^ at->top ^ at->code_size << 20);
 	hash = mix(hash, stack->ips[0] ^ (at->thread - at->sp) << 16);
 #pragma clang loop unroll(full)
@@ -118,15 +128,18 @@ __inline void hash_top(struct offcpu_top *top, const struct offcpu_layout *at, s
 	top->caller = hash ? hash : 1;
 }
 
-/* A hash of where `current` waits and of who called that, the same for all threads; 0 if this is not for us. */
-__inline u64 hash_callers(struct offcpu_wait *wait)
+/*
+ * Hash where `current` waits and its callers, alike for all threads of a program. Return 0 for
+ * kernel threads and tasks that are not in 64-bit mode.
+ */
+static __always_inline u64 hash_callers(struct offcpu_wait *wait)
 {
 	struct task_struct *task = wait->task;
 	struct offcpu_top *top = &wait->storage->top;
 	struct offcpu_layout at;
 	void *regs, *mm;
 
-	if (OFFCPU_KERNEL_THREADS && FIELD(u32, task, TASK_FLAGS) & PF_KTHREAD)
+	if (is_kernel_thread(task))
 		return 0;
 	regs = (void *)bpf_task_pt_regs(task);
 	mm = FIELD(void *, task, TASK_MM);
@@ -135,23 +148,22 @@ __inline u64 hash_callers(struct offcpu_wait *wait)
 	at = layout_of(task, mm, FIELD(u64, regs, REGS_SP));
 	if (top->stale || !wait->user->check || !top->caller || !is_same(&top->layout, &at))
 		hash_top(top, &at, wait->user);
-	return *(volatile u64 *)&top->caller;	/* both ways lead on as one, to the verifier */
+	/* For the verifier, both paths go on as one. */
+	return *(volatile u64 *)&top->caller;
 }
 
-/* Whether no copy of such a stack was sent since the present file began. */
-__inline bool is_first(u64 caller)
+/* Whether no stack of this hash was copied since the output file began. */
+static __always_inline bool is_first(const struct offcpu_control *ctl, u64 caller)
 {
-	struct offcpu_control *switches = enabled();
 	u64 *sent = snapshots.lookup(&caller);
 
-	return switches && (!sent || *sent < switches->epoch);
+	return !sent || *sent < ctl->epoch;
 }
 
-__inline void note_sent(u64 caller)
+static __always_inline void note_sent(struct offcpu_control *ctl, u64 caller)
 {
-	struct offcpu_control *switches = enabled();
-
-	if (switches)
-		snapshots.update(&caller, &switches->epoch);
+	snapshots.update(&caller, &ctl->epoch);
 }
 #endif
+
+#endif /* OFFCPU_CALLERS_H */

@@ -1,8 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What is known of a task beside its time and its stack.
+ * Facts about a task: its mode, cgroup and system call.
  */
-#define PF_KTHREAD 0x00200000		/* include/linux/sched.h, here and below */
+#ifndef OFFCPU_FACTS_H
+#define OFFCPU_FACTS_H
+
+#include "maps.h"
+
+/* include/linux/sched.h */
+#define PF_KTHREAD 0x00200000
 #define TASK_INTERRUPTIBLE 0x1
 #define TASK_UNINTERRUPTIBLE 0x2
 #define TASK_STOPPED 0x4
@@ -15,16 +21,21 @@
 #define TASK_FROZEN 0x8000		/* since 6.1 */
 #define TASK_IDLE (TASK_UNINTERRUPTIBLE | TASK_NOLOAD)
 
-/* Whether a task may be recorded at all; the idle threads, whose id is 0, never are. */
-__inline bool is_candidate(struct task_struct *task)
+static __always_inline bool is_kernel_thread(struct task_struct *task)
 {
-	if (!(FIELD(u32, task, TASK_FLAGS) & PF_KTHREAD))
-		return true;
-	return OFFCPU_KERNEL_THREADS && FIELD(u32, task, TASK_PID);
+	return FIELD(u32, task, TASK_FLAGS) & PF_KTHREAD;
 }
 
-/* What a task does that leaves its CPU in a state. */
-__inline u32 mode_of(u32 state, bool preempted)
+/* Whether a task may be recorded. Idle threads, whose id is 0, never are. */
+static __always_inline bool is_candidate(const struct offcpu_control *ctl, struct task_struct *task)
+{
+	if (!is_kernel_thread(task))
+		return true;
+	return ctl->kernel_threads && FIELD(u32, task, TASK_PID);
+}
+
+/* The mode of a task that leaves its CPU in a state. */
+static __always_inline u32 mode_of(u32 state, bool preempted)
 {
 	if (preempted || !state)
 		return OFFCPU_PREEMPTED;
@@ -41,13 +52,17 @@ __inline u32 mode_of(u32 state, bool preempted)
 	return state & TASK_DEAD ? OFFCPU_DEAD : OFFCPU_OTHER;
 }
 
-__inline u64 cgroup_of(struct task_struct *task)
+/* The id of the task's cgroup in the v2 hierarchy, 0 if it is not asked for or there is none. */
+static __always_inline u64 cgroup_of(const struct offcpu_control *ctl, struct task_struct *task)
 {
-#if OFFCPU_CGROUPS
-	void *set = FIELD(void *, task, TASK_CGROUPS);
-	void *cgroup = FIELD(void *, set, CSS_SET_DFL_CGRP);
-	void *node = FIELD(void *, cgroup, CGROUP_KN);
+#ifdef TASK_CGROUPS
+	void *set, *cgroup, *node;
 
+	if (!ctl->cgroups)
+		return 0;
+	set = FIELD(void *, task, TASK_CGROUPS);
+	cgroup = FIELD(void *, set, CSS_SET_DFL_CGRP);
+	node = FIELD(void *, cgroup, CGROUP_KN);
 	return FIELD(u64, node, KERNFS_NODE_ID);
 #else
 	return 0;
@@ -55,17 +70,16 @@ __inline u64 cgroup_of(struct task_struct *task)
 }
 
 /*
- * The system call in which the task waits, from the registers it entered the kernel with. The kernel writes
- * -1 there for page faults and interrupts. Who only waits for a CPU does not wait in any.
+ * The system call in which a task waits, from the registers with which it entered the kernel. The
+ * kernel sets the number to -1 for page faults and interrupts. A task that only waits for a CPU
+ * does not wait in a system call.
  */
-__inline s32 syscall_of(struct task_struct *task, u32 flags)
+static __always_inline s32 syscall_of(struct task_struct *task, u32 flags)
 {
 #if OFFCPU_SYSCALLS
 	void *regs;
 
-	if (flags & OFFCPU_PREEMPTED_WAIT)
-		return OFFCPU_SYSCALL_NONE;
-	if (OFFCPU_KERNEL_THREADS && FIELD(u32, task, TASK_FLAGS) & PF_KTHREAD)
+	if (flags & OFFCPU_PREEMPTED_WAIT || is_kernel_thread(task))
 		return OFFCPU_SYSCALL_NONE;
 	regs = (void *)bpf_task_pt_regs(task);
 	return FIELD(REGS_SYSCALL_TYPE, regs, REGS_SYSCALL);
@@ -74,20 +88,22 @@ __inline s32 syscall_of(struct task_struct *task, u32 flags)
 #endif
 }
 
-/* Whether this program runs in an interrupt, and `current` is only what that interrupted. */
-__inline bool in_interrupt(struct task_struct *current)
+/* Whether this program runs in an interrupt, so that `current` is only the task that it hit. */
+static __always_inline bool in_interrupt(struct task_struct *current)
 {
 #if OFFCPU_PREEMPT_COUNT == OFFCPU_PREEMPT_COUNT_OF_TASK
 	return FIELD(u32, current, PREEMPT_COUNT) & INTERRUPT_MASK;
 #elif OFFCPU_PREEMPT_COUNT == OFFCPU_PREEMPT_COUNT_OF_CPU
 	void *cfs = FIELD(void *, current, TASK_CFS_RQ);
 	char *rq = FIELD(void *, cfs, CFS_RQ_RQ);
-	u32 preempt_count = 0;
+	u32 count = 0;
 
-	/* A per-CPU variable, and so is the run queue: from CPU to CPU they lie equally far apart. */
-	bpf_probe_read_kernel(&preempt_count, sizeof(preempt_count), rq + PREEMPT_COUNT);
-	return preempt_count & INTERRUPT_MASK;
+	/* Both are per-CPU variables: their distance is the same on every CPU. */
+	bpf_probe_read_kernel(&count, sizeof(count), rq + PREEMPT_COUNT);
+	return count & INTERRUPT_MASK;
 #else
 	return false;
 #endif
 }
+
+#endif /* OFFCPU_FACTS_H */

@@ -1,43 +1,51 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What the BPF program and user space have in common. perf_offcpu/collect/bpf/header.py reads the enumerations
- * and structures below, so that nothing is written down twice: one member a line, of unsigned types.
+ * Declarations shared by the BPF program and user space.
+ *
+ * perf_offcpu/collect/bpf/header.py reads the enumerations and structures from this file, so that
+ * nothing is declared twice. It expects one member per line, of integer types with a size, and
+ * enumerators that count from 0.
  */
 #ifndef OFFCPU_OFF_CPU_H
 #define OFFCPU_OFF_CPU_H
 
-/* What happened to waits, by cause; each counter holds a number of events and, where it is known, their ns. */
+#include <linux/types.h>
+
+/*
+ * What happened to waits, by cause. Each counter holds a number of events and, where it is known,
+ * the off-CPU time concerned. Each enumerator has a row of the same name in perf_offcpu/losses.py.
+ */
 enum offcpu_counter {
 	OFFCPU_SAMPLES,			/* waits sent as samples */
-	OFFCPU_ONCPU_SAMPLES,		/* on-CPU samples of recorded tasks, let through by offcpu_filter */
-	OFFCPU_RING_FULL,		/* samples that found the perf ring full: their waits went into the sums */
-	OFFCPU_OUTPUT_FAILED,		/* samples that found no perf event on their CPU: likewise */
-	OFFCPU_SUM_MAP_FULL,		/* short waits sent as samples, because the map of sums was full */
-	OFFCPU_STACK_MAP_FULL,		/* waits summed without stack, because the map of stacks was full */
-	OFFCPU_STACK_COLLISION,		/* waits summed without stack: another stack has the same hash */
+	OFFCPU_ONCPU_SAMPLES,		/* on-CPU samples passed by offcpu_filter */
+	OFFCPU_RING_FULL,		/* waits summed because the perf ring was full */
+	OFFCPU_OUTPUT_FAILED,		/* waits summed because their CPU had no perf event */
+	OFFCPU_SUM_MAP_FULL,		/* short waits sent because the map of sums was full */
+	OFFCPU_STACK_MAP_FULL,		/* waits summed without stack: the map of stacks was full */
+	OFFCPU_STACK_COLLISION,		/* waits summed without stack: two stacks have one hash */
 	OFFCPU_WAITS_LOST,		/* waits neither sent nor summed */
 	OFFCPU_USER_STACK_FAILED,	/* user stacks that could not be walked */
 	OFFCPU_KERNEL_STACK_FAILED,	/* kernel stacks that could not be walked */
-	OFFCPU_STORAGE_FAILED,		/* switch-outs and births not noted: no memory for the task */
-	OFFCPU_ENDS_MISSED,		/* waits whose end was not traced (seen when the task waits again) */
-	OFFCPU_BEGINS_MISSED,		/* times off the CPU whose begin was not traced (seen at their end) */
-	OFFCPU_WAKEUPS_MISSED,		/* waits whose wake-up was not traced: their run-queue delay is not known */
-	OFFCPU_TOO_SHORT,		/* waits left out, because they are shorter than the user wants to know */
-	OFFCPU_DROPPED,			/* waits under the threshold, left out because the user wants no sums */
-	OFFCPU_RATE_LIMITED,		/* waits over the threshold, summed because the rate of samples is limited */
-	OFFCPU_BUDGETS_LOST,		/* threads that ended and whose budget found no room */
-	OFFCPU_SNAPSHOTS,		/* short waits sent with a copy of their stack, the first of their callers */
-	OFFCPU_SNAPSHOTS_LOST,		/* those that found no room in the ring: their waits went into the sums */
-	OFFCPU_COUNTERS			/* how many there are */
+	OFFCPU_STORAGE_FAILED,		/* switch-outs and births not noted: no task storage */
+	OFFCPU_ENDS_MISSED,		/* waits whose end was not traced */
+	OFFCPU_BEGINS_MISSED,		/* times off the CPU whose start was not traced */
+	OFFCPU_WAKEUPS_MISSED,		/* waits whose wake-up was not traced */
+	OFFCPU_TOO_SHORT,		/* waits left out: shorter than control.min_block_ns */
+	OFFCPU_DROPPED,			/* waits under the threshold, left out (drop_short) */
+	OFFCPU_RATE_LIMITED,		/* waits over the threshold, summed because of max_rate */
+	OFFCPU_BUDGETS_LOST,		/* ended threads whose budget found no room in its map */
+	OFFCPU_SNAPSHOTS,		/* short waits sent with a copy of their stack */
+	OFFCPU_SNAPSHOTS_LOST,		/* of these, summed because the ring was full */
+	OFFCPU_COUNTERS			/* number of counters */
 };
 
-/* A target of the map `targets`. */
+/* Values of the map `targets`. */
 enum offcpu_target {
 	OFFCPU_TARGET_ACTIVE,		/* recorded */
-	OFFCPU_TARGET_ARMED		/* recorded once it calls exec */
+	OFFCPU_TARGET_ARMED		/* recorded from its next exec on */
 };
 
-/* What the ids of the map `targets` are. */
+/* What the ids in the map `targets` are. */
 enum offcpu_target_kind {
 	OFFCPU_PROCESS,
 	OFFCPU_THREAD,
@@ -46,7 +54,7 @@ enum offcpu_target_kind {
 };
 
 struct offcpu_target_key {
-	u32 kind;
+	u32 kind;			/* enum offcpu_target_kind */
 	u32 id;
 };
 
@@ -54,40 +62,58 @@ struct offcpu_comm {
 	u8 text[16];			/* TASK_COMM_LEN */
 };
 
-/* What a thread does. Its time is kept by these; those from PREEMPTED on are waits, if the user wants them. */
+/*
+ * What a thread does. Its time is accounted by mode. Those from OFFCPU_PREEMPTED on are waits if
+ * control.states has their bit.
+ */
 enum offcpu_mode {
-	OFFCPU_UNKNOWN,			/* not seen */
+	OFFCPU_UNKNOWN,			/* not observed */
 	OFFCPU_RUNNING,			/* on a CPU */
 	OFFCPU_RUNNABLE,		/* waiting for a CPU after its wake-up or birth */
 	OFFCPU_PREEMPTED,		/* waiting for a CPU after it was preempted, or yielded */
 	OFFCPU_INTERRUPTIBLE,
 	OFFCPU_UNINTERRUPTIBLE,
-	OFFCPU_IDLE,			/* uninterruptible and no load: kernel threads that wait for work */
+	OFFCPU_IDLE,			/* TASK_IDLE: kernel threads that wait for work */
 	OFFCPU_STOPPED,
 	OFFCPU_TRACED,
-	OFFCPU_OTHER,			/* parked, and what else there may be */
+	OFFCPU_OTHER,			/* parked, and all other states */
 	OFFCPU_DEAD,
-	OFFCPU_MODES			/* how many there are */
+	OFFCPU_MODES			/* number of modes */
 };
 
-/* The switches that user space turns while the program is attached. */
+/* The options that user space sets; it may change them while the program is attached. */
 struct offcpu_control {
 	u32 enabled;
-	u32 generation;			/* sums and stacks are kept under it: user space drains the past ones */
-	u64 threshold_ns;		/* waits from here on are sent as samples, shorter ones summed */
+	u32 generation;			/* in the keys of sums, stacks and budgets: see maps.py */
+	u64 threshold_ns;		/* longer waits are sent as samples, others summed */
+	u64 min_block_ns;		/* shorter waits are left out */
 	u64 begin_ns;			/* of the recording */
 	u64 end_ns;
-	u64 epoch;			/* rises with each file: copies of stacks from before are in another */
+	u64 epoch;			/* increases with each output file: see callers.h */
+	u64 max_rate;			/* samples in a window of the rate, 0 unlimited */
+	u32 states;			/* which modes are waits: bits by enum offcpu_mode */
+	u8 everybody;			/* all tasks are targets */
+	u8 by_process;			/* the map `targets` holds such ids */
+	u8 by_thread;
+	u8 by_user;
+	u8 by_cpu;
+	u8 by_comm;			/* the map `comms` holds names of threads */
+	u8 kernel_threads;		/* kernel threads are recorded */
+	u8 kernel_stacks;		/* samples have kernel stacks */
+	u8 defer_user;			/* the perf core defers the user callchains of samples */
+	u8 cgroups;			/* samples and sums have the id of the cgroup */
+	u8 wakers;			/* wake-ups are traced */
+	u8 drop_short;			/* waits under the threshold are left out */
 };
 
-/* The threshold that rises by itself when there are more samples than the user wants. */
+/* A second threshold, which rises while there are more samples than control.max_rate. */
 struct offcpu_rate {
-	u64 window_ns;			/* begin of the time over which samples are counted */
-	u64 threshold_ns;		/* 0, or what the waits of the control's threshold have to reach besides */
+	u64 window_ns;			/* begin of the window in which samples are counted */
+	u64 threshold_ns;		/* waits must reach this one, too; 0 none */
 	u64 highest_ns;
 	u64 sent;			/* samples in this window */
-	u64 raised;			/* how often the threshold rose */
-	u64 raised_in;			/* the window in which it last did */
+	u64 raised;			/* number of times that the threshold rose */
+	u64 raised_in;			/* the last window in which it rose */
 };
 
 struct offcpu_count {
@@ -95,16 +121,16 @@ struct offcpu_count {
 	u64 ns;
 };
 
-/* Short, because it is hashed at every wait: what else a sum is of stands in the sum, and is compared. */
+/* Short, because it is hashed at every wait. The sum holds the rest of its identity. */
 struct offcpu_sum_key {
 	u32 tid;
 	u32 generation;
-	u64 kind;			/* hash of state, syscall, flags, cgroup, stack and caller */
+	u64 kind;			/* hash of state, syscall, flags, cgroup, stack, caller */
 };
 
 struct offcpu_sum {
 	u64 stack;			/* hash of the user stack, 0 none */
-	u64 caller;			/* of who called (callers.h), 0 not known */
+	u64 caller;			/* hash of the callers (callers.h), 0 unknown */
 	u64 cgroup;			/* 0 unknown */
 	u32 state;			/* raw, at switch-out */
 	s32 syscall;			/* OFFCPU_SYSCALL_* */
@@ -116,8 +142,8 @@ struct offcpu_sum {
 	u64 first_switch_out_ns;
 	u64 last_switch_in_ns;
 	u64 runq_ns;			/* run-queue delay of the waits whose wake-up is known */
-	u32 woken;			/* how many these are */
-	u32 lost;			/* OFFCPU_LOST_*, of any wait */
+	u32 woken;			/* number of these waits */
+	u32 lost;			/* OFFCPU_LOST_*, of any of its waits */
 };
 
 struct offcpu_stack_key {
@@ -130,19 +156,19 @@ struct offcpu_stack_key {
 struct offcpu_stack {
 	u16 nr;
 	u16 lost;			/* OFFCPU_LOST_* */
-	u32 check;			/* a second hash, to tell apart two stacks that agree in `hash`; 0 not known */
-	u64 ips[OFFCPU_FRAMES];		/* leaf first; meaningless from nr on */
+	u32 check;			/* second hash, for stacks with one hash; 0 unknown */
+	u64 ips[OFFCPU_FRAMES];		/* leaf first; undefined from nr on */
 };
 
-#define OFFCPU_BUCKETS 16		/* room for OFFCPU_MODES, a power of two */
+#define OFFCPU_BUCKETS 16		/* a power of two, at least OFFCPU_MODES */
 
-/* What a thread did with its time: the sum of `ns` is end - begin. */
+/* How a thread spent its time. The sum of `ns` is end_ns - begin_ns. */
 struct offcpu_budget {
 	u32 pid;
 	u32 tid;
 	u64 begin_ns;			/* birth, or begin of the recording */
 	u64 end_ns;			/* death, or end of the recording */
-	u64 switches;			/* times that it left a CPU */
+	u64 switches;			/* number of times that it left a CPU */
 	u64 ns[OFFCPU_BUCKETS];		/* by enum offcpu_mode */
 };
 
@@ -152,22 +178,25 @@ struct offcpu_budget_key {
 	u64 begin_ns;
 };
 
-/* A thread at the end of the recording. Behind it: its budget, kernel and user frames (leaf first). */
+/*
+ * A thread at the end of the recording. Its budget (with OFFCPU_BUDGET), kernel frames and user
+ * frames follow, leaf first.
+ */
 struct offcpu_last {
 	u32 pid;
 	u32 tid;
 	u32 mode;
-	u32 waits;			/* 1: off the CPU, in a state that the user wants */
+	u32 waits;			/* 1: off the CPU, in one of control.states */
 	u32 state;
 	s32 syscall;
 	u32 flags;			/* OFFCPU_PREEMPTED_WAIT, ... */
 	u32 lost;
-	u32 waker_pid;
+	u32 waker_pid;			/* or OFFCPU_NO_ID */
 	u32 waker_tid;
 	u64 switch_out_ns;
-	u64 wakeup_ns;
+	u64 wakeup_ns;			/* 0 none */
 	u64 cgroup;
-	u64 ip;				/* user registers, 0 of kernel threads */
+	u64 ip;				/* user registers, 0 for kernel threads */
 	u64 sp;
 	u64 fp;
 	u32 nr_kernel;
@@ -176,12 +205,13 @@ struct offcpu_last {
 
 /*
  * The fixed part of the payload's extension. Its members are the rows of the table EXTENSION in
- * perf_offcpu/abi/offcpu.py: same names, same order. A new member goes to the end, and so does its row.
+ * perf_offcpu/abi/offcpu.py, with the same names in the same order. A new member goes to the end,
+ * and so does its row.
  */
 struct offcpu_extension {
 	u32 magic;			/* OFFCPU_MAGIC */
 	u16 version;			/* OFFCPU_VERSION */
-	u16 size;			/* OFFCPU_EXTENSION_SIZE: later versions of this struct are longer */
+	u16 size;			/* OFFCPU_EXTENSION_SIZE: later versions are longer */
 	u32 kind;			/* OFFCPU_KIND_* */
 	u16 waker_offset;		/* from `magic` to the waker's callchain, in bytes */
 	u16 waker_nr;			/* words of the waker's callchain, 0 none */
@@ -191,12 +221,12 @@ struct offcpu_extension {
 	s32 syscall;			/* OFFCPU_SYSCALL_* */
 	u32 waker_pid;			/* or OFFCPU_NO_ID */
 	u32 waker_tid;
-	u64 wakeup_ns;			/* or OFFCPU_NOT_KNOWN, as all times here */
+	u64 wakeup_ns;			/* or OFFCPU_NOT_KNOWN, like all times here */
 	u64 switch_out_ns;
 	u64 count;			/* number of waits */
 	u64 longest_ns;
 	u64 runq_ns;
-	u64 caller;			/* hash of who called (callers.h), 0 not known */
+	u64 caller;			/* hash of the callers (callers.h), 0 unknown */
 	u8 end[];
 };
 
@@ -204,20 +234,26 @@ struct offcpu_extension {
 #define OFFCPU_VERSION 2
 #define OFFCPU_EXTENSION_SIZE offsetof(struct offcpu_extension, end)
 #define OFFCPU_EXTENSION_WORDS (sizeof(struct offcpu_extension) / sizeof(u64))
+
 #define OFFCPU_KIND_WAIT 1
 #define OFFCPU_KIND_SUM 2
 #define OFFCPU_KIND_BEGAN_BEFORE 4
-#define OFFCPU_PREEMPTED_WAIT 1		/* flags: the thread could have gone on */
-#define OFFCPU_WAKER_INTERRUPT 2	/* woken from an interrupt: the waker is what that interrupted */
+
+/* flags */
+#define OFFCPU_PREEMPTED_WAIT 1		/* the thread stayed runnable */
+#define OFFCPU_WAKER_INTERRUPT 2	/* woken from an interrupt: the waker is the task it hit */
 #define OFFCPU_YIELDED 4		/* with PREEMPTED_WAIT: it gave up the CPU by itself */
 #define OFFCPU_BEGAN_BEFORE 8		/* the wait began before the recording */
-#define OFFCPU_NOT_KNOWN (~0ULL)
-#define OFFCPU_NO_ID (~0U)
-#define OFFCPU_SYSCALL_NONE (-1)
-#define OFFCPU_SYSCALL_UNKNOWN (-2)
+
+/* lost */
 #define OFFCPU_LOST_USER_STACK 1
 #define OFFCPU_LOST_KERNEL_STACK 2
 #define OFFCPU_LOST_USER_CUT 4
 #define OFFCPU_LOST_KERNEL_CUT 8
 
-#endif
+#define OFFCPU_NOT_KNOWN (~0ULL)
+#define OFFCPU_NO_ID (~0U)
+#define OFFCPU_SYSCALL_NONE (-1)
+#define OFFCPU_SYSCALL_UNKNOWN (-2)
+
+#endif /* OFFCPU_OFF_CPU_H */

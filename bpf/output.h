@@ -2,18 +2,25 @@
 /*
  * The ways out of the kernel for a wait: a sum, a sample, or a counter.
  */
-#define PERF_CONTEXT_KERNEL ((u64)-128)	/* include/uapi/linux/perf_event.h */
+#ifndef OFFCPU_OUTPUT_H
+#define OFFCPU_OUTPUT_H
+
+#include "callers.h"
+
+/* include/uapi/linux/perf_event.h */
+#define PERF_CONTEXT_KERNEL ((u64)-128)
 #define PERF_CONTEXT_USER ((u64)-512)
 #define PERF_CONTEXT_USER_DEFERRED ((u64)-640)
 #define ENOSPC 28
-#define RATE_WINDOW_NS 100000000ULL
-#define RATE_FIRST_NS 1000		/* a threshold of 0 rises to this first */
 
-/* What tells the sums of a thread apart. */
-__inline struct offcpu_sum_key sum_key(struct offcpu_wait *wait)
+#define RATE_WINDOW_NS 100000000ULL
+#define RATE_FIRST_NS 1000		/* the first step of a threshold of 0 */
+#define SUM_FLAGS (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED)
+
+static __always_inline struct offcpu_sum_key sum_key(struct offcpu_wait *wait)
 {
-	u32 flags = wait->flags & (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED);
-	u64 what = (u64)(u32)wait->syscall << 32 | (wait->prev_state ^ flags << 28);
+	u32 state = wait->prev_state ^ (wait->flags & SUM_FLAGS) << 28;
+	u64 what = (u64)(u32)wait->syscall << 32 | state;
 	u64 who = wait->caller ? wait->caller : wait->stack;
 	struct offcpu_sum_key key = {
 		.tid = wait->tid,
@@ -24,16 +31,16 @@ __inline struct offcpu_sum_key sum_key(struct offcpu_wait *wait)
 	return key;
 }
 
-/* Whether a sum is of such waits: two kinds of waits of one thread may have the same hash. */
-__inline bool is_of(struct offcpu_sum *sum, struct offcpu_wait *wait)
+/* Whether a wait belongs to a sum: two kinds of waits of one thread may have the same hash. */
+static __always_inline bool is_of(struct offcpu_sum *sum, struct offcpu_wait *wait)
 {
 	return sum->caller == wait->caller && (wait->caller || sum->stack == wait->stack) &&
-	       sum->cgroup == wait->cgroup && sum->state == wait->prev_state && sum->syscall == wait->syscall &&
-	       sum->flags == (wait->flags & (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED));
+	       sum->cgroup == wait->cgroup && sum->state == wait->prev_state &&
+	       sum->syscall == wait->syscall && sum->flags == (wait->flags & SUM_FLAGS);
 }
 
-/* Begin a sum with a wait; false if there is no room. */
-__inline bool begin_sum(struct offcpu_wait *wait, struct offcpu_sum_key *key)
+/* Begin a sum with a wait; false if the map is full. */
+static __always_inline bool begin_sum(struct offcpu_wait *wait, struct offcpu_sum_key *key)
 {
 	bool woken = wait->runq_ns != OFFCPU_NOT_KNOWN;
 	struct offcpu_sum first = {
@@ -42,7 +49,7 @@ __inline bool begin_sum(struct offcpu_wait *wait, struct offcpu_sum_key *key)
 		.cgroup = wait->cgroup,
 		.state = wait->prev_state,
 		.syscall = wait->syscall,
-		.flags = wait->flags & (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED),
+		.flags = wait->flags & SUM_FLAGS,
 		.pid = wait->pid,
 		.total_ns = wait->ns,
 		.count = 1,
@@ -57,12 +64,12 @@ __inline bool begin_sum(struct offcpu_wait *wait, struct offcpu_sum_key *key)
 	return !sums.update(key, &first);
 }
 
-/* Add a wait to a sum; false if that is of others. */
-__inline bool add_to_sum(struct offcpu_sum *sum, struct offcpu_wait *wait)
+/* Add a wait to a sum; false if it does not belong to it. */
+static __always_inline bool add_to_sum(struct offcpu_sum *sum, struct offcpu_wait *wait)
 {
 	if (!is_of(sum, wait))
 		return false;
-	/* Plain additions: the waits of one thread never end on two CPUs at a time. */
+	/* No atomics: two waits of one thread never end at the same time. */
 	sum->total_ns += wait->ns;
 	sum->count += 1;
 	if (wait->ns > sum->longest_ns)
@@ -76,8 +83,8 @@ __inline bool add_to_sum(struct offcpu_sum *sum, struct offcpu_wait *wait)
 	return true;
 }
 
-/* Sum a wait that could not be sent; false if there is no room. */
-__inline bool sum_instead(struct offcpu_wait *wait)
+/* Sum a wait that could not be sent; false if the map is full. */
+static __always_inline bool sum_instead(struct offcpu_wait *wait)
 {
 	struct offcpu_sum_key key = sum_key(wait);
 	struct offcpu_sum *sum = sums.lookup(&key);
@@ -85,23 +92,24 @@ __inline bool sum_instead(struct offcpu_wait *wait)
 	return sum ? add_to_sum(sum, wait) : begin_sum(wait, &key);
 }
 
-/* Append a context marker and frames to the sample; gives the word after them. */
-__inline u32 append_frames(struct offcpu_scratch *to, u32 at, u64 marker, const u64 *ips, u32 nr)
+/* Append a context marker and frames to a payload. Return the number of its words. */
+static __always_inline u32 append_frames(struct offcpu_payload *to, u32 at, u64 marker,
+					 const u64 *ips, u32 nr)
 {
-	/* clang 15 and newer know these limits from what is before, and would leave out what the verifier needs. */
-	BOUNDED(nr);
-	BOUNDED(at);
-	if (!nr || at > OFFCPU_SAMPLE_WORDS - 1 - OFFCPU_FRAMES)
+	/* clang 15 and newer omit tests whose result they know, but the verifier does not. */
+	barrier_var(nr);
+	barrier_var(at);
+	if (!nr || at > SAMPLE_WORDS - 1 - OFFCPU_FRAMES)
 		return at;
 	nr &= OFFCPU_FRAMES;
-	to->sample.words[at] = marker;
-	bpf_probe_read_kernel(&to->sample.words[at + 1], nr * sizeof(u64), ips);
+	to->words[at] = marker;
+	bpf_probe_read_kernel(&to->words[at + 1], nr * sizeof(u64), ips);
 	return at + 1 + nr;
 }
 
 #if OFFCPU_WAKER_STACKS
-/* Append the waker's callchain behind the extension; gives the word after it. */
-__inline u32 append_waker(struct offcpu_wait *wait, struct offcpu_scratch *to, u32 at)
+/* Append the waker's callchain to a payload. Return the number of its words. */
+static __always_inline u32 append_waker(struct offcpu_wait *wait, struct offcpu_payload *to, u32 at)
 {
 	struct offcpu_waker_stack *waker = &wait->storage->waker;
 	u32 first = waker->first, nr = waker->nr_kernel;
@@ -117,57 +125,58 @@ __inline u32 append_waker(struct offcpu_wait *wait, struct offcpu_scratch *to, u
 }
 #endif
 
-#if OFFCPU_DEFER_USER
 /*
- * The mark of a user part that comes later, in a record of its own, with room for the cookie that will tell
- * which: the perf core puts it into the sample's own callchain, where readers find it.
+ * Append the marker of a user part that follows in a record of its own, and room for its cookie.
+ * The perf core puts the cookie into the sample's own callchain, where readers find it.
  */
-__inline u32 append_deferral(struct offcpu_scratch *to, u32 at)
+static __always_inline u32 append_deferral(struct offcpu_payload *to, u32 at)
 {
-	BOUNDED(at);
-	if (at > OFFCPU_SAMPLE_WORDS - 2)
+	barrier_var(at);
+	if (at > SAMPLE_WORDS - 2)
 		return at;
-	to->sample.words[at] = PERF_CONTEXT_USER_DEFERRED;
-	to->sample.words[at + 1] = 0;
+	to->words[at] = PERF_CONTEXT_USER_DEFERRED;
+	to->words[at + 1] = 0;
 	return at + 2;
 }
-#endif
 
-/* Write the sleeper's callchain; gives the word after it. */
-__inline u32 append_callchain(void *ctx, struct offcpu_wait *wait, struct offcpu_scratch *to, u32 *lost)
+/* Write the sleeper's callchain to the sample in scratch. Return the number of its words. */
+static __always_inline u32 append_callchain(void *ctx, const struct offcpu_control *ctl,
+					    struct offcpu_wait *wait, struct offcpu_scratch *to,
+					    u32 *lost)
 {
-	u32 at = 0;
+	u32 at = 0, nr, first;
 
-#if OFFCPU_KERNEL_STACKS
-	u32 nr = wait->first ? 0 : walk_kernel_stack(ctx, wait, to), first = to->first;
-
-	if (!nr && !wait->first)
-		*lost |= OFFCPU_LOST_KERNEL_STACK;
-	if (nr >= OFFCPU_FRAME_LIMIT)
-		*lost |= OFFCPU_LOST_KERNEL_CUT;
-	if (first < nr && nr <= OFFCPU_FRAMES)
-		at = append_frames(to, at, PERF_CONTEXT_KERNEL, &to->kernel[first], nr - first);
-#endif
-#if OFFCPU_DEFER_USER
-	if (!(FIELD(u32, wait->task, TASK_FLAGS) & PF_KTHREAD)) {
-		*lost &= ~(OFFCPU_LOST_USER_STACK | OFFCPU_LOST_USER_CUT);
-		return append_deferral(to, at);
+	if (ctl->kernel_stacks && !wait->first) {
+		nr = walk_kernel_stack(ctx, wait, to);
+		first = to->first;
+		if (!nr)
+			*lost |= OFFCPU_LOST_KERNEL_STACK;
+		if (nr >= OFFCPU_FRAME_LIMIT)
+			*lost |= OFFCPU_LOST_KERNEL_CUT;
+		if (first < nr && nr <= OFFCPU_FRAMES)
+			at = append_frames(&to->sample, at, PERF_CONTEXT_KERNEL,
+					   &to->kernel[first], nr - first);
 	}
-#endif
-	return append_frames(to, at, PERF_CONTEXT_USER, wait->user->ips, wait->user->nr);
+	if (ctl->defer_user && !is_kernel_thread(wait->task)) {
+		*lost &= ~(OFFCPU_LOST_USER_STACK | OFFCPU_LOST_USER_CUT);
+		return append_deferral(&to->sample, at);
+	}
+	return append_frames(&to->sample, at, PERF_CONTEXT_USER, wait->user->ips, wait->user->nr);
 }
 
-/* Write what is known of a wait beyond upstream's words. */
-__inline void describe_wait(struct offcpu_extension *to, struct offcpu_wait *wait, u32 lost, u32 waker_nr)
+/* Fill in the extension of a sample: what is known of the wait beyond upstream's words. */
+static __always_inline void describe_wait(struct offcpu_extension *to, struct offcpu_wait *wait,
+					  u32 lost, u32 waker_nr)
 {
 	bool woken = wait->wakeup_ns;
 
-	*to = (struct offcpu_extension){
+	*to = (struct offcpu_extension) {
 		.magic = OFFCPU_MAGIC,
 		.version = OFFCPU_VERSION,
 		.size = OFFCPU_EXTENSION_SIZE,
 		.kind = wait->first ? OFFCPU_KIND_SUM :
-			wait->flags & OFFCPU_BEGAN_BEFORE ? OFFCPU_KIND_BEGAN_BEFORE : OFFCPU_KIND_WAIT,
+			wait->flags & OFFCPU_BEGAN_BEFORE ? OFFCPU_KIND_BEGAN_BEFORE :
+							    OFFCPU_KIND_WAIT,
 		.waker_offset = waker_nr ? sizeof(*to) : 0,
 		.waker_nr = waker_nr,
 		.flags = wait->flags,
@@ -185,54 +194,59 @@ __inline void describe_wait(struct offcpu_extension *to, struct offcpu_wait *wai
 	};
 }
 
-/* Send one wait as a sample; false if the ring did not take it. */
-__inline bool send_sample(void *ctx, struct offcpu_wait *wait, struct offcpu_scratch *to)
+/* Send a wait as a sample; false if the ring did not take it. */
+static __always_inline bool send_sample(void *ctx, const struct offcpu_control *ctl,
+					struct offcpu_wait *wait, struct offcpu_scratch *to)
 {
 	struct offcpu_payload *sample = &to->sample;
 	u32 lost = wait->user->lost, nr, end;
 	long error;
 
-	nr = append_callchain(ctx, wait, to, &lost);
-	if (nr > OFFCPU_CHAIN_WORDS)
+	nr = append_callchain(ctx, ctl, wait, to, &lost);
+	if (nr > CHAIN_WORDS)
 		return false;
 	end = nr + 1 + OFFCPU_EXTENSION_WORDS;
 #if OFFCPU_WAKER_STACKS
-	end = append_waker(wait, to, end);
+	end = append_waker(wait, sample, end);
 #endif
 	sample->pid = wait->pid;
 	sample->tid = wait->tid;
 	sample->offcpu_ns = wait->ns;
 	sample->nr = nr;
 	sample->words[nr] = wait->cgroup;
-	describe_wait((void *)&sample->words[nr + 1], wait, lost, end - nr - 1 - OFFCPU_EXTENSION_WORDS);
-	if (end > OFFCPU_SAMPLE_WORDS)
+	describe_wait((void *)&sample->words[nr + 1], wait, lost,
+		      end - nr - 1 - OFFCPU_EXTENSION_WORDS);
+	if (end > SAMPLE_WORDS)
 		return false;
-	error = events.perf_submit(ctx, sample, offsetof(struct offcpu_payload, words) + end * sizeof(u64));
-	if (wait->first) {
+	error = events.perf_submit(ctx, sample,
+				   offsetof(struct offcpu_payload, words) + end * sizeof(u64));
+	if (wait->first)
 		count(error ? OFFCPU_SNAPSHOTS_LOST : OFFCPU_SNAPSHOTS, wait->ns);
-		return !error;
-	}
-	count(!error ? OFFCPU_SAMPLES : error == -ENOSPC ? OFFCPU_RING_FULL : OFFCPU_OUTPUT_FAILED, wait->ns);
+	else if (!error)
+		count(OFFCPU_SAMPLES, wait->ns);
+	else
+		count(error == -ENOSPC ? OFFCPU_RING_FULL : OFFCPU_OUTPUT_FAILED, wait->ns);
 	return !error;
 }
 
-#if OFFCPU_MAX_RATE
-/* A new window of the limited rate: if there were few samples in the last one, the threshold sinks again. */
-__inline void open_window(struct offcpu_rate *limit, u64 now, u64 user_ns)
+/* Begin a new window of the rate. After one with few samples the threshold falls again. */
+static __always_inline void open_window(const struct offcpu_control *ctl,
+					struct offcpu_rate *limit, u64 now)
 {
 	limit->window_ns = now;
-	if (limit->sent < OFFCPU_MAX_RATE / 4) {
+	if (limit->sent < ctl->max_rate / 4) {
 		limit->threshold_ns /= 2;
-		if (limit->threshold_ns < RATE_FIRST_NS || limit->threshold_ns < user_ns)
+		if (limit->threshold_ns < RATE_FIRST_NS || limit->threshold_ns < ctl->threshold_ns)
 			limit->threshold_ns = 0;
 	}
 	limit->sent = 0;
 }
 
-/* The window's samples are used up: once a window that makes the threshold rise. */
-__inline void raise_threshold(struct offcpu_rate *limit, u64 user_ns)
+/* All samples of the window are used up: the threshold rises, once in a window. */
+static __always_inline void raise_threshold(const struct offcpu_control *ctl,
+					    struct offcpu_rate *limit)
 {
-	u64 from = limit->threshold_ns ? limit->threshold_ns : user_ns;
+	u64 from = limit->threshold_ns ? limit->threshold_ns : ctl->threshold_ns;
 
 	if (limit->raised_in == limit->window_ns)
 		return;
@@ -244,41 +258,43 @@ __inline void raise_threshold(struct offcpu_rate *limit, u64 user_ns)
 }
 
 /*
- * Whether a wait over the user's threshold may go out as a sample: OFFCPU_MAX_RATE of them in a window of
- * 100 ms. CPUs do not wait for each other here, so that there may be one too many for each of them.
+ * Whether a wait over the user's threshold may be sent: max_rate of them in a window of 100 ms.
+ * CPUs do not wait for each other here, so that each may send one too many.
  */
-__inline bool may_send(struct offcpu_wait *wait, u64 user_ns)
+static __always_inline bool may_send(const struct offcpu_control *ctl, struct offcpu_wait *wait)
 {
 	u32 zero = 0;
-	struct offcpu_rate *limit = rate.lookup(&zero);
+	struct offcpu_rate *limit;
 
+	if (!ctl->max_rate || wait->flags & OFFCPU_BEGAN_BEFORE)
+		return true;
+	limit = rate.lookup(&zero);
 	if (!limit)
 		return true;
 	if (wait->switch_in_ns - limit->window_ns >= RATE_WINDOW_NS)
-		open_window(limit, wait->switch_in_ns, user_ns);
+		open_window(ctl, limit, wait->switch_in_ns);
 	if (wait->ns >= limit->threshold_ns) {
-		if (limit->sent < OFFCPU_MAX_RATE) {
+		if (limit->sent < ctl->max_rate) {
 			__sync_fetch_and_add(&limit->sent, 1);
 			return true;
 		}
-		raise_threshold(limit, user_ns);
+		raise_threshold(ctl, limit);
 	}
 	count(OFFCPU_RATE_LIMITED, wait->ns);
 	return false;
 }
-#endif
 
 #if OFFCPU_SUM_STACKS
 /* Keep the stack of a wait that begins a sum, or is told from others by its stack. */
-__inline void keep_user_stack(struct offcpu_wait *wait)
+static __always_inline void keep_user_stack(struct offcpu_wait *wait)
 {
 	wait->stack = intern_stack(wait);
 	wait->lost = wait->stack || !wait->user->nr ? wait->user->lost : OFFCPU_LOST_USER_STACK;
 }
 #endif
 
-/* Sum a wait; false if it is to be sent instead: there is no room, or it is the `first` of its callers. */
-__inline bool sum_wait(struct offcpu_wait *wait)
+/* Sum a wait; false if it is to be sent: the map is full, or the wait the first of its callers. */
+static __always_inline bool sum_wait(struct offcpu_control *ctl, struct offcpu_wait *wait)
 {
 	struct offcpu_sum_key key;
 	struct offcpu_sum *sum;
@@ -303,11 +319,11 @@ __inline bool sum_wait(struct offcpu_wait *wait)
 #if OFFCPU_SUM_CALLERS
 	if (wait->caller) {
 		keep_user_stack(wait);
-		if (is_first(wait->caller)) {
-			/* A sum, even if of one: who woke it is not told. */
+		if (is_first(ctl, wait->caller)) {
+			/* A sum, even if of one wait: it has no waker. */
 			wait->first = true;
 			wait->wakeup_ns = 0;
-			wait->flags &= OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED;
+			wait->flags &= SUM_FLAGS;
 			return false;
 		}
 	}
@@ -318,45 +334,45 @@ __inline bool sum_wait(struct offcpu_wait *wait)
 	return false;
 }
 
-/* A wait is over and worth its name: sum it or send it, and if the one fails do the other. */
-__inline void account(void *ctx, struct offcpu_wait *wait, u64 threshold_ns)
+/* Account a completed wait: sum it or send it, and if one fails do the other. */
+static __always_inline void account(void *ctx, struct offcpu_control *ctl,
+				    struct offcpu_wait *wait)
 {
-	bool is_long = wait->ns >= threshold_ns || wait->flags & OFFCPU_BEGAN_BEFORE, sampled = is_long;
-	u32 zero = 0;
+	bool is_long = wait->ns >= ctl->threshold_ns || wait->flags & OFFCPU_BEGAN_BEFORE;
 	struct offcpu_scratch *to;
+	u32 zero = 0;
+	bool sampled;
 
-#if OFFCPU_DROP_SHORT
-	if (!is_long) {
+	if (!is_long && ctl->drop_short) {
 		count(OFFCPU_DROPPED, wait->ns);
 		return;
 	}
-#endif
-#if OFFCPU_MAX_RATE
-	if (is_long && !(wait->flags & OFFCPU_BEGAN_BEFORE))
-		sampled = may_send(wait, threshold_ns);
-#endif
+	sampled = via_memory(wait->storage, is_long && may_send(ctl, wait));
 	wait->lost = OFFCPU_LOST_USER_STACK;
-	if (!sampled && sum_wait(wait))
+	if (!sampled && sum_wait(ctl, wait))
 		return;
 	to = scratch.lookup(&zero);
 	if (!to)
 		return;
+	wait->flags = via_memory(wait->storage, wait->flags);
 #if !WALK_AT_SWITCH_OUT
 	wait->user = &to->user;
-#if OFFCPU_DEFER_USER
-	to->user.nr = 0;
-	to->user.lost = 0;
-#else
-	take_user_stack(ctx, wait->task, wait->user, 0, false);
+	if (ctl->defer_user) {
+		to->user.nr = 0;
+		to->user.lost = 0;
+	} else {
+		take_user_stack(ctx, wait->task, wait->user, NULL, false);
+	}
 #endif
-#endif
-	if (send_sample(ctx, wait, to)) {
+	if (send_sample(ctx, ctl, wait, to)) {
 #if OFFCPU_SUM_CALLERS
 		if (wait->first)
-			note_sent(wait->caller);
+			note_sent(ctl, wait->caller);
 #endif
 		return;
 	}
 	if ((!sampled && !wait->first) || !sum_instead(wait))
 		count(OFFCPU_WAITS_LOST, wait->ns);
 }
+
+#endif /* OFFCPU_OUTPUT_H */

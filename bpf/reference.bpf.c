@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * What the cost of off_cpu.bpf.c is measured against (benchmarks/bpf_cost.py): the plain way of off-CPU
- * profiling, everything on sched_switch. The user stack of the outgoing task is walked at every switch-out,
- * and at switch-in the wait is added to a sum per thread, state and stack.
+ * References for the cost of off_cpu.bpf.c (benchmarks/bpf_cost.py): the plain way of off-CPU
+ * profiling, all of it on sched_switch. The user stack of the outgoing task is walked at every
+ * switch-out. At switch-in the wait is added to a sum per thread, state and stack.
  *
  *	REFERENCE_WALKS=1	the stack goes into a stack map
- *	REFERENCE_WALKS=2	it is also copied, by a second walk, in case the wait deserves a sample:
- *				the shape of perf record --off-cpu since 6.16
- *	REFERENCE_WALKS=0	programs that do nothing, for the tracepoints that ours sit at
+ *	REFERENCE_WALKS=2	a second walk copies it, in case the wait becomes a sample: the
+ *				shape of perf record --off-cpu since 6.16
+ *	REFERENCE_WALKS=0	programs that do nothing, for the same tracepoints as off_cpu.bpf.c
  */
-#include "off_cpu.h"
+#include <linux/types.h>
 
 #define FIELD(type, object, offset) (*(type *)((char *)(object) + (offset)))
 #define PF_KTHREAD 0x00200000
@@ -66,7 +66,8 @@ int reference_switch(u64 *ctx)
 		if (task) {
 			task->switch_out_ns = now;
 			task->state = state;
-			task->stack = stacks.get_stackid(ctx, BPF_F_FAST_STACK_CMP | BPF_F_USER_STACK);
+			task->stack = stacks.get_stackid(ctx, BPF_F_FAST_STACK_CMP |
+							      BPF_F_USER_STACK);
 #if REFERENCE_WALKS > 1
 			bpf_get_stack(ctx, task->ips, sizeof(task->ips), BPF_F_USER_STACK);
 #endif

@@ -1,19 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Walking stacks, and keeping each different one once.
+ * Walk stacks, and keep each different user stack once.
  */
-#define SCHEDULER_FRAMES 32		/* within so many frames the scheduler's end; some ten is usual */
-#define TRACING_FRAMES 16		/* and within so many those of this program and its callers */
-#define SHALLOW_FRAMES 32		/* few stacks are deeper; the kernel clears the room that is not used */
+#ifndef OFFCPU_STACKS_H
+#define OFFCPU_STACKS_H
 
-/* The kernel's walk, for tasks that ours is not for; gives the number of frames, negative if it failed. */
-__inline long walk_as_kernel(void *ctx, struct offcpu_stack *stack)
+#include "facts.h"
+#include "user_walk.h"
+
+#define SCHEDULER_FRAMES 32		/* the scheduler's part ends within these; usually 10 */
+#define TRACING_FRAMES 16		/* the part of tracing ends within these */
+#define SHALLOW_FRAMES 32		/* most stacks; the kernel clears the rest of the buffer */
+
+/* Have the kernel walk. Return the number of frames, or a negative error. */
+static __always_inline long walk_as_kernel(void *ctx, struct offcpu_stack *stack)
 {
 	const u32 few = SHALLOW_FRAMES * sizeof(u64);
 	long bytes = few;
 
 	stack->check = 0;
-	/* What was deep last time will be deep again; what was not is asked for less at first. */
+	/* A stack that was deep last time is probably deep again. */
 	if (stack->nr < SHALLOW_FRAMES)
 		bytes = bpf_get_stack(ctx, stack->ips, few, BPF_F_USER_STACK);
 	if (bytes == few)
@@ -22,12 +28,15 @@ __inline long walk_as_kernel(void *ctx, struct offcpu_stack *stack)
 }
 
 /*
- * Where it happens often (which is known when this is compiled) frames are read by windows. That loop takes the
- * verifier long, for each way that leads to it anew, so a program has one place for it: the begin of a wait,
- * or the wake-up. Elsewhere, for long waits only, the kernel walks, and finds the same frames.
+ * Walk the user stack of a task, which is `current`.
+ *
+ * With `often`, which is a constant, frames are read by windows. The verifier takes long for that
+ * loop, and once more for each path that leads to it, so a program has one place for it: the begin
+ * of a wait, or the wake-up. Elsewhere, for long waits only, the kernel walks.
  */
-__inline void walk_user_stack(void *ctx, struct task_struct *task, struct offcpu_stack *stack,
-				struct offcpu_top *top, bool often)
+static __always_inline void walk_user_stack(void *ctx, struct task_struct *task,
+					    struct offcpu_stack *stack, struct offcpu_top *top,
+					    bool often)
 {
 	long nr = 0;
 
@@ -45,11 +54,12 @@ __inline void walk_user_stack(void *ctx, struct task_struct *task, struct offcpu
 	}
 }
 
-/* The user stack of a task, which is `current`; kernel threads have none. */
-__inline void take_user_stack(void *ctx, struct task_struct *task, struct offcpu_stack *stack,
-				struct offcpu_top *top, bool often)
+/* The same for any task; kernel threads have no user stack. */
+static __always_inline void take_user_stack(void *ctx, struct task_struct *task,
+					    struct offcpu_stack *stack, struct offcpu_top *top,
+					    bool often)
 {
-	if (OFFCPU_KERNEL_THREADS && FIELD(u32, task, TASK_FLAGS) & PF_KTHREAD) {
+	if (is_kernel_thread(task)) {
 		stack->nr = 0;
 		stack->lost = 0;
 		return;
@@ -57,28 +67,31 @@ __inline void take_user_stack(void *ctx, struct task_struct *task, struct offcpu
 	walk_user_stack(ctx, task, stack, top, often);
 }
 
-/* The same at the end of a wait whose begin was not seen: only there is the sleeper's memory at hand. */
-__inline void late_user_stack(void *ctx, struct task_struct *task, struct offcpu_stack *stack)
+/*
+ * Take the user stack at the end of a wait whose begin was not observed. That needs the sleeper's
+ * address space, which is active only with OFFCPU_AT_EXIT.
+ */
+static __always_inline void late_user_stack(void *ctx, struct task_struct *task,
+					    struct offcpu_stack *stack)
 {
 #if OFFCPU_AT_EXIT
-	take_user_stack(ctx, task, stack, 0, false);
+	take_user_stack(ctx, task, stack, NULL, false);
 #else
 	stack->nr = 0;
-	stack->lost = FIELD(u32, task, TASK_FLAGS) & PF_KTHREAD ? 0 : OFFCPU_LOST_USER_STACK;
+	stack->lost = is_kernel_thread(task) ? 0 : OFFCPU_LOST_USER_STACK;
 #endif
 }
 
-/*
- * A 64-bit hash to find a stack by and a second, unlike it, to notice when two stacks share the first.
- */
-__inline u64 hash_stack(struct offcpu_stack *stack)
+#if OFFCPU_SUM_STACKS
+/* Hash a stack twice: a 64-bit hash to find it by, and a check for stacks that share the first. */
+static __always_inline u64 hash_stack(struct offcpu_stack *stack)
 {
 	u64 hash = 0x9e3779b97f4a7c15ULL ^ stack->nr, check = 0;
 	u32 i;
 
 #pragma clang loop unroll(disable)
 	for (i = 0; i < OFFCPU_FRAMES; i++) {
-		BOUNDED(i);
+		barrier_var(i);
 		if (i >= stack->nr)
 			break;
 		hash = (hash ^ stack->ips[i]) * 0xff51afd7ed558ccdULL;
@@ -89,9 +102,8 @@ __inline u64 hash_stack(struct offcpu_stack *stack)
 	return hash ? hash : 1;
 }
 
-#if OFFCPU_SUM_STACKS
-/* Keep a stack; false, and the cause counted, if that cannot be. */
-__inline bool keep_stack(struct offcpu_stack_key *key, struct offcpu_stack *stack)
+/* Keep a stack in the map. If that fails, count why and return false. */
+static __always_inline bool keep_stack(struct offcpu_stack_key *key, struct offcpu_stack *stack)
 {
 	struct offcpu_stack *known = stacks.lookup(key);
 
@@ -107,8 +119,8 @@ __inline bool keep_stack(struct offcpu_stack_key *key, struct offcpu_stack *stac
 	return false;
 }
 
-/* The hash under which a wait's stack is found; 0 without, or if it could not be kept. */
-__inline u64 intern_stack(struct offcpu_wait *wait)
+/* Keep a wait's user stack. Return its hash, 0 if it has none or could not be kept. */
+static __always_inline u64 intern_stack(struct offcpu_wait *wait)
 {
 	struct offcpu_stack_key key = {.generation = wait->generation};
 #if !OFFCPU_SUM_CALLERS
@@ -133,21 +145,20 @@ __inline u64 intern_stack(struct offcpu_wait *wait)
 }
 #endif
 
-#if OFFCPU_KERNEL_STACKS
 #if OFFCPU_AT_EXIT
 /*
- * The walk of the running task begins with this program and what called it, then come __schedule() and
- * other functions of the scheduler's text section. The first frame behind them says what the task waits
- * for: the same that the kernel shows as wchan, and that bpf_get_task_stack() gives for a sleeping task.
+ * The kernel stack of the running task begins with this program and its callers. __schedule() and
+ * other functions of the scheduler's text section follow. The first frame after them says what the
+ * task waits for, like wchan and like bpf_get_task_stack() of a sleeping task. Return its number.
  */
-__inline u32 skip_scheduler(const u64 *ips, u32 nr)
+static __always_inline u32 skip_scheduler(const u64 *ips, u32 nr)
 {
 	bool seen = false;
 	u32 i;
 
 #pragma clang loop unroll(disable)
 	for (i = 0; i < SCHEDULER_FRAMES; i++) {
-		BOUNDED(i);
+		barrier_var(i);
 		if (i >= nr)
 			return seen ? nr : 0;
 		if (ips[i] - OFFCPU_SCHED_TEXT < OFFCPU_SCHED_TEXT_SIZE)
@@ -161,13 +172,13 @@ __inline u32 skip_scheduler(const u64 *ips, u32 nr)
 
 #if OFFCPU_KERNEL_EARLY
 /*
- * The kernel stack of the task that is coming, before the switch: it stands as it slept, without this program,
- * tracing and the scheduler on top. That is some 600 ns less than at the end of the wait, but each switch pays
- * for the question whether this wait is long.
+ * Take the kernel stack of the incoming task before the switch. It is as the task slept, without
+ * this program, tracing and the scheduler on top, which is some 600 ns less than at the end of the
+ * wait. In return every switch has to find out whether the wait is long.
  */
-__inline void walk_early(struct task_struct *next, u64 now)
+static __always_inline void walk_early(struct task_struct *next, u64 now)
 {
-	struct offcpu_control *switches = enabled();
+	struct offcpu_control *ctl = enabled();
 	struct offcpu_scratch *to;
 	struct offcpu_task *storage;
 	u32 zero = 0;
@@ -177,10 +188,11 @@ __inline void walk_early(struct task_struct *next, u64 now)
 	if (!to)
 		return;
 	to->nr_early = 0;
-	if (!switches || !is_candidate(next))
+	if (!ctl || !is_candidate(ctl, next))
 		return;
-	storage = find_storage(next);
-	if (!storage || !WANTED(storage->mode) || now - storage->since_ns < switches->threshold_ns)
+	storage = tasks.task_storage_get(next, 0, 0);
+	if (!storage || !is_wanted(ctl, storage->mode) ||
+	    now - storage->since_ns < ctl->threshold_ns)
 		return;
 	bytes = bpf_get_task_stack(next, to->kernel, sizeof(to->kernel), 0);
 	to->nr_early = bytes > 0 ? bytes / sizeof(u64) : 0;
@@ -190,16 +202,17 @@ __inline void walk_early(struct task_struct *next, u64 now)
 #endif
 
 /*
- * Walk the sleeper's kernel stack into scratch; [to->first, result) are the frames to show. Where the first one
- * is goes through memory: else the verifier would follow all that comes behind for each of its values.
+ * Walk the sleeper's kernel stack into scratch. The frames [to->first, return value) are those to
+ * report. `first` is in memory: the verifier would follow the rest for each of its values.
  */
-__inline u32 walk_kernel_stack(void *ctx, struct offcpu_wait *wait, struct offcpu_scratch *to)
+static __always_inline u32 walk_kernel_stack(void *ctx, struct offcpu_wait *wait,
+					     struct offcpu_scratch *to)
 {
 	long bytes;
 
 	to->first = 0;
 #if OFFCPU_KERNEL_EARLY
-	/* A switch may pass untold: then this is the stack of another wait. */
+	/* If a switch was not traced, the stack belongs to another wait. */
 	if (to->nr_early && to->early_task == FIELD(u32, wait->task, TASK_PID) &&
 	    to->early_since_ns == wait->switch_out_ns)
 		return to->nr_early;
@@ -218,17 +231,16 @@ __inline u32 walk_kernel_stack(void *ctx, struct offcpu_wait *wait, struct offcp
 #endif
 	return bytes / sizeof(u64);
 }
-#endif
 
 #if OFFCPU_WAKER_STACKS
-/* How many frames come before try_to_wake_up(): those of this program and its callers; 0 if it is not seen. */
-__inline u32 skip_tracing(const u64 *ips, u32 nr)
+/* The number of frames before try_to_wake_up(), of this program and its callers; 0 if not found. */
+static __always_inline u32 skip_tracing(const u64 *ips, u32 nr)
 {
 	u32 i;
 
 #pragma clang loop unroll(disable)
 	for (i = 0; i < TRACING_FRAMES; i++) {
-		BOUNDED(i);
+		barrier_var(i);
 		if (i >= nr)
 			break;
 		if (ips[i] - OFFCPU_WAKE_UP < OFFCPU_WAKE_UP_SIZE)
@@ -237,16 +249,19 @@ __inline u32 skip_tracing(const u64 *ips, u32 nr)
 	return 0;
 }
 
-/* The stack of `current`, which wakes: its kernel part, and its user part if it is no interrupt's. */
-__inline void walk_waker(void *ctx, struct task_struct *current, u32 flags, struct offcpu_waker_stack *to)
+/* Walk the stack of the waker, `current`. The user part is left out for interrupts. */
+static __always_inline void walk_waker(void *ctx, struct task_struct *current, u32 flags,
+				       struct offcpu_waker_stack *to)
 {
 	long bytes = bpf_get_stack(ctx, to->kernel, sizeof(to->kernel), 0);
 
 	to->nr_kernel = bytes > 0 ? bytes / sizeof(u64) : 0;
 	to->first = skip_tracing(to->kernel, to->nr_kernel);
-	if (flags & OFFCPU_WAKER_INTERRUPT || FIELD(u32, current, TASK_FLAGS) & PF_KTHREAD)
+	if (flags & OFFCPU_WAKER_INTERRUPT || is_kernel_thread(current))
 		to->user.nr = 0;
 	else
-		walk_user_stack(ctx, current, &to->user, 0, true);
+		walk_user_stack(ctx, current, &to->user, NULL, true);
 }
 #endif
+
+#endif /* OFFCPU_STACKS_H */

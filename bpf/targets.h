@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Who is recorded.
+ * Which tasks are recorded.
  *
- * Some are named by id: processes, threads, a command. Whom they start is recorded, too; having storage is
- * what makes a task one of theirs. What else can be asked for are properties, looked at each time that a task
- * leaves its CPU, because they change: CPU, user, comm and control group. A task must have all the properties
- * that are asked for, each in one of the ways that are asked for.
+ * Processes, threads and commands are targets by id. The tasks that they start are recorded, too:
+ * a task that has storage is recorded. CPU, user, comm and control group are properties; they are
+ * checked at each switch-out, because they change. A task must have every kind of property that is
+ * asked for; several of one kind are alternatives.
  *
- *	OFFCPU_EVERYBODY			no ids: only properties decide
- *	OFFCPU_BY_PROCESS, OFFCPU_BY_THREAD	whether the map `targets` holds such ids
- *	OFFCPU_BY_USER, OFFCPU_BY_COMM, OFFCPU_BY_CPU	whether these properties are asked for
- *	OFFCPU_BY_GROUP				0, or 1 by cgroup v2, or 2 by the hierarchy of v1 at CSS_SET_CSS
- *	OFFCPU_PID_LEVEL, OFFCPU_PID_NAMESPACE	depth and inode of the recorder's pid namespace; depth 0: the first
+ *	OFFCPU_BY_GROUP		1 by cgroup v2, 2 by the v1 hierarchy at CSS_SET_CSS, 0 not at all
+ *	OFFCPU_PID_LEVEL	depth of the recorder's pid namespace, 0 for the initial one
+ *	OFFCPU_PID_NAMESPACE	its inode
+ *
+ * Ids are those of the recorder's pid namespace, as in perf's own records; 0 for tasks outside.
  */
-#define GROUP_LEVELS 24			/* how deep control groups may be nested */
-#define OFFCPU_PROPERTIES (OFFCPU_BY_USER || OFFCPU_BY_COMM || OFFCPU_BY_GROUP)
+#ifndef OFFCPU_TARGETS_H
+#define OFFCPU_TARGETS_H
 
-/*
- * Ids, as perf's own records have them: those of the recorder's pid namespace; 0 for who is not in it
- */
+#include "facts.h"
+
+#define GROUP_LEVELS 24			/* depth to which control groups may be nested */
 
 #if OFFCPU_PID_LEVEL
 struct offcpu_upid {			/* struct upid, include/linux/pid.h */
@@ -26,7 +26,7 @@ struct offcpu_upid {			/* struct upid, include/linux/pid.h */
 	void *ns;
 };
 
-__inline u32 tid_of(struct task_struct *task)
+static __always_inline u32 tid_of(struct task_struct *task)
 {
 	char *pid = FIELD(char *, task, TASK_THREAD_PID);
 	struct offcpu_upid upid = {};
@@ -35,61 +35,57 @@ __inline u32 tid_of(struct task_struct *task)
 	bpf_probe_read_kernel(&level, sizeof(level), pid + PID_LEVEL);
 	if (level < OFFCPU_PID_LEVEL)
 		return 0;
-	bpf_probe_read_kernel(&upid, sizeof(upid), pid + PID_NUMBERS + OFFCPU_PID_LEVEL * sizeof(upid));
+	bpf_probe_read_kernel(&upid, sizeof(upid),
+			      pid + PID_NUMBERS + OFFCPU_PID_LEVEL * sizeof(upid));
 	bpf_probe_read_kernel(&inode, sizeof(inode), (char *)upid.ns + PID_NAMESPACE_INUM);
 	return inode == OFFCPU_PID_NAMESPACE ? upid.nr : 0;
 }
 
-__inline u32 pid_of(struct task_struct *task)
+static __always_inline u32 pid_of(struct task_struct *task)
 {
 	return tid_of(FIELD(struct task_struct *, task, TASK_GROUP_LEADER));
 }
 #else
-__inline u32 tid_of(struct task_struct *task)
+static __always_inline u32 tid_of(struct task_struct *task)
 {
 	return FIELD(u32, task, TASK_PID);
 }
 
-__inline u32 pid_of(struct task_struct *task)
+static __always_inline u32 pid_of(struct task_struct *task)
 {
 	return FIELD(u32, task, TASK_TGID);
 }
 #endif
 
-__inline u32 *find_target(u32 kind, u32 id)
+static __always_inline u32 *find_target(u32 kind, u32 id)
 {
-	struct offcpu_target_key key = {.kind = kind, .id = id};
+	struct offcpu_target_key key = {
+		.kind = kind,
+		.id = id,
+	};
 
 	return targets.lookup(&key);
 }
 
-#if !OFFCPU_EVERYBODY
-__inline bool is_target(struct task_struct *task)
+static __always_inline bool is_target(const struct offcpu_control *ctl, struct task_struct *task)
 {
 	u32 *target;
 
-#if OFFCPU_BY_THREAD
-	if (find_target(OFFCPU_THREAD, tid_of(task)))
+	if (ctl->everybody)
 		return true;
-#endif
-#if OFFCPU_BY_PROCESS
+	if (ctl->by_thread && find_target(OFFCPU_THREAD, tid_of(task)))
+		return true;
+	if (!ctl->by_process)
+		return false;
 	target = find_target(OFFCPU_PROCESS, pid_of(task));
-	if (target && *target == OFFCPU_TARGET_ACTIVE)
-		return true;
-#endif
-	return false;
+	return target && *target == OFFCPU_TARGET_ACTIVE;
 }
-#endif
-
-/*
- * Properties
- */
 
 #if OFFCPU_BY_GROUP
-/* Whether the task is in a control group that is asked for, or in one below it. */
-__inline bool in_groups(struct task_struct *task)
+/* Whether a task is in one of the control groups in `groups`, or below one. */
+static __always_inline bool in_groups(struct task_struct *task)
 {
-	char *set = FIELD(char *, task, TASK_CGROUPS), *css = 0, *cgroup = 0, *node = 0;
+	char *set = FIELD(char *, task, TASK_CGROUPS), *css = NULL, *cgroup = NULL, *node = NULL;
 	u32 i;
 
 #if OFFCPU_BY_GROUP == 1
@@ -102,7 +98,7 @@ __inline bool in_groups(struct task_struct *task)
 	for (i = 0; i < GROUP_LEVELS; i++) {
 		u64 id = 0;
 
-		BOUNDED(i);
+		barrier_var(i);
 		bpf_probe_read_kernel(&cgroup, sizeof(cgroup), css + CSS_CGROUP);
 		bpf_probe_read_kernel(&node, sizeof(node), cgroup + CGROUP_KN);
 		if (bpf_probe_read_kernel(&id, sizeof(id), node + KERNFS_NODE_ID))
@@ -116,29 +112,29 @@ __inline bool in_groups(struct task_struct *task)
 }
 #endif
 
-#if OFFCPU_BY_COMM
-__inline bool has_comm(struct task_struct *task)
+static __always_inline bool has_comm(struct task_struct *task)
 {
 	struct offcpu_comm comm = {};
 
 	bpf_probe_read_kernel_str(&comm, sizeof(comm), (char *)task + TASK_COMM);
 	return comms.lookup(&comm);
 }
-#endif
 
-/* Whether a task has what is asked for, as far as that lies in the task. */
-__inline bool has_properties(struct task_struct *task)
+static __always_inline bool has_user(struct task_struct *task)
 {
-#if OFFCPU_BY_USER
 	void *cred = FIELD(void *, task, TASK_REAL_CRED);
 
-	if (!find_target(OFFCPU_USER, FIELD(u32, cred, CRED_EUID)))
+	return find_target(OFFCPU_USER, FIELD(u32, cred, CRED_EUID));
+}
+
+/* Whether a task has the properties that are asked for, apart from its CPU. */
+static __always_inline bool has_properties(const struct offcpu_control *ctl,
+					   struct task_struct *task)
+{
+	if (ctl->by_user && !has_user(task))
 		return false;
-#endif
-#if OFFCPU_BY_COMM
-	if (!has_comm(task))
+	if (ctl->by_comm && !has_comm(task))
 		return false;
-#endif
 #if OFFCPU_BY_GROUP
 	if (!in_groups(task))
 		return false;
@@ -150,46 +146,36 @@ __inline bool has_properties(struct task_struct *task)
 	return true;
 }
 
-/* Whether what happens on this CPU is recorded. */
-__inline bool on_chosen_cpu(void)
+/* Whether this CPU is recorded. */
+static __always_inline bool on_wanted_cpu(const struct offcpu_control *ctl)
 {
-#if OFFCPU_BY_CPU
-	return find_target(OFFCPU_CPU, bpf_get_smp_processor_id());
-#else
-	return true;
-#endif
+	return !ctl->by_cpu || find_target(OFFCPU_CPU, bpf_get_smp_processor_id());
 }
 
-/*
- * Who is recorded
- */
-
-__inline struct offcpu_task *create_storage(struct task_struct *task)
+static __always_inline struct offcpu_task *create_storage(struct task_struct *task)
 {
-	struct offcpu_task *storage = tasks.task_storage_get(task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	struct offcpu_task *storage;
 
+	storage = tasks.task_storage_get(task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!storage)
 		count(OFFCPU_STORAGE_FAILED, 0);
 	return storage;
 }
 
-__inline struct offcpu_task *find_storage(struct task_struct *task)
+static __always_inline struct offcpu_task *find_storage(struct task_struct *task)
 {
 	return tasks.task_storage_get(task, 0, 0);
 }
 
-/* The storage of a task that is recorded, made at its first wait; NULL for others. */
-__inline struct offcpu_task *recorded(struct task_struct *task)
+/* The storage of a task with the wanted properties, created if it is a target; else NULL. */
+static __always_inline struct offcpu_task *recorded(const struct offcpu_control *ctl,
+						    struct task_struct *task)
 {
-	if (!has_properties(task))
-		return 0;
-#if OFFCPU_EVERYBODY
-	return create_storage(task);
-#else
 	struct offcpu_task *storage = find_storage(task);
 
-	if (storage || !is_target(task))
+	if (storage || !is_target(ctl, task))
 		return storage;
 	return create_storage(task);
-#endif
 }
+
+#endif /* OFFCPU_TARGETS_H */

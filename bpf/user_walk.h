@@ -1,20 +1,28 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * User stacks along frame pointers, read by windows.
+ * Walk user stacks along frame pointers, reading a window of the stack at a time.
  *
- * The kernel's own walk (bpf_get_stack: perf_callchain_user() in arch/x86/events/core.c) reads each frame by
- * itself, some 35 ns, and goes on until one cannot be read. That ends nearly every walk, because the last
- * frame pointer is 0 or was used for something else, and that page fault costs more than all the rest: some
- * 600 ns. Here up to 1 KB of stack is read at once and frames are taken from it, and what cannot be a frame
- * is not tried. (A read costs some 40 ns, 1 KB of it 15 ns more: with 512 bytes it took two where one does.) The
- * frames are the same. Where the top of the stack is looked at besides (callers.h), the walk begins in what that read.
+ * The kernel's walk (bpf_get_stack(): perf_callchain_user() in arch/x86/events/core.c) reads each
+ * frame by itself, for some 35 ns, until one cannot be read. Nearly every walk ends so, because the
+ * last frame pointer is 0 or a value of another kind, and that page fault costs more than the rest
+ * of the walk: some 600 ns. This walk reads up to 1 KB of stack at once, takes the frames from it,
+ * and does not try what cannot be a frame. (A read costs some 40 ns, and 15 ns more for 1 KB; 512
+ * bytes took two reads where 1 KB takes one.) The frames are the same.
  *
- * Only where user space saw to OFFCPU_FRAME_POINTERS: x86-64, and there for tasks in 64-bit mode.
+ * With OFFCPU_SUM_CALLERS the top of the stack is read in any case (callers.h); the walk begins in
+ * these words.
+ *
+ * Only with OFFCPU_FRAME_POINTERS: on x86-64, for tasks in 64-bit mode.
  */
+#ifndef OFFCPU_USER_WALK_H
+#define OFFCPU_USER_WALK_H
+
+#include "maps.h"
+
 #define USER_CS 0x33			/* __USER_CS, arch/x86/include/asm/segment.h */
 #define WORD_MASK (sizeof(u64) - 1)
-#define NEAR_STACK (8ULL << 20)		/* RLIMIT_STACK as most have it */
-#define LOWEST_ADDRESS 4096		/* nothing is mapped below, see mmap_min_addr */
+#define NEAR_STACK (8ULL << 20)		/* the usual RLIMIT_STACK */
+#define LOWEST_ADDRESS 4096		/* the usual vm.mmap_min_addr or less */
 #define PAGE 4096
 #define FRAME_BYTES 16			/* the caller's frame pointer, the return address */
 #define WINDOW_WORDS (OFFCPU_SUM_CALLERS ? 256 : 128)
@@ -22,23 +30,23 @@
 
 #if OFFCPU_FRAME_POINTERS
 /*
- * What is read stands here, and not in the walk's variables, so that the verifier forgets how it came about:
- * else it would follow the walk anew for each way.
+ * The state of a walk is here and not in local variables, so that the verifier forgets how it came
+ * about. Otherwise it would verify the walk once more for each path that leads to it.
  */
 struct offcpu_window {
-	volatile u64 base;		/* its first address */
-	volatile u64 room;		/* frames begin less than this above it; 0: nothing could be read */
-	u64 words[WINDOW_WORDS + 1];	/* a frame may begin in the last one, as far as the verifier knows */
+	volatile u64 base;		/* address of the first word */
+	volatile u64 room;		/* frames begin less than this above base, 0 none */
+	u64 words[WINDOW_WORDS + 1];	/* for the verifier, a frame may begin at the last one */
 };
 
 BPF_TABLE("percpu_array", u32, struct offcpu_window, windows, 1);
 
-/* Read up to a window from an address on, but into no page that this does not lie in; false if that fails. */
-__inline bool read_window(struct offcpu_window *window, u64 address)
+/* Read up to a window of memory, but nothing beyond the page of `address`. */
+static __always_inline bool read_window(struct offcpu_window *window, u64 address)
 {
 	u64 bytes = PAGE - (address & (PAGE - 1));
 
-	BOUNDED(bytes);
+	barrier_var(bytes);
 	if (bytes > WINDOW_BYTES)
 		bytes = WINDOW_BYTES;
 	else if (bytes < FRAME_BYTES)
@@ -52,25 +60,25 @@ __inline bool read_window(struct offcpu_window *window, u64 address)
 }
 
 #if OFFCPU_SUM_CALLERS
-/* Read the stack of `current` from its top on. What cannot be read is 0, as the helper leaves it. */
-__inline void read_top(struct offcpu_window *window, struct offcpu_top *top, u64 sp)
+/* Read the stack of `current` from its top. Words that cannot be read are 0. */
+static __always_inline void read_top(struct offcpu_window *window, struct offcpu_top *top, u64 sp)
 {
 	u64 bytes = top->walked;
 
-	BOUNDED(bytes);
-	/* One bound after the other: as one range, compilers test a difference, which tells verifiers nothing. */
+	barrier_var(bytes);
+	/* One bound after the other: clang makes one range check of both, lost on the verifier. */
 	if (bytes > WINDOW_BYTES)
 		bytes = WINDOW_BYTES;
 	else if (bytes < TOP_BYTES)
 		bytes = TOP_BYTES;
 	window->base = sp;
 	window->room = bytes - FRAME_BYTES + 1;
-	/* Where the mapping ends, all of it fails. */
+	/* All of the read fails if the mapping ends within it. */
 	if (bpf_probe_read_user(window->words, bytes, (void *)sp))
 		read_window(window, sp);
 }
 
-__inline bool is_same_block(const u64 *kept, const u64 *words)
+static __always_inline bool is_same_block(const u64 *kept, const u64 *words)
 {
 	u32 i;
 
@@ -82,10 +90,11 @@ __inline bool is_same_block(const u64 *kept, const u64 *words)
 	return true;
 }
 
-/* Read and keep the top of the stack; what is known of it is forgotten where it is not as it was. */
-__inline void take_top(struct offcpu_window *window, struct offcpu_top *top, u64 sp)
+/* Read the top of the stack, keep it, and mark the blocks of words that have changed. */
+static __always_inline void take_top(struct offcpu_window *window, struct offcpu_top *top, u64 sp)
 {
-	volatile u64 *stale = &top->stale;	/* in memory, or the verifier would follow each set of blocks */
+	/* In memory: the verifier would follow every set of blocks. */
+	volatile u64 *stale = &top->stale;
 	u32 at, i;
 
 	read_top(window, top, sp);
@@ -95,7 +104,7 @@ __inline void take_top(struct offcpu_window *window, struct offcpu_top *top, u64
 			*stale |= 1ULL << at / BLOCK_WORDS;
 	if (!*stale)
 		return;
-	/* Apart from the above, which is short so. */
+	/* A loop of its own keeps the one above, which is run most, short. */
 #pragma clang loop unroll(full)
 	for (at = 0; at < TOP_WORDS; at += BLOCK_WORDS)
 		if (*stale & 1ULL << at / BLOCK_WORDS) {
@@ -105,8 +114,8 @@ __inline void take_top(struct offcpu_window *window, struct offcpu_top *top, u64
 		}
 }
 
-/* A frame lies beyond what was read: next time it is read with the top, if they are not too far apart. */
-__inline void reach_further(struct offcpu_top *top, u64 sp, u64 fp)
+/* A frame lies beyond the words that were read: next time read as far, if that is near enough. */
+static __always_inline void reach_further(struct offcpu_top *top, u64 sp, u64 fp)
 {
 	u64 bytes = fp + FRAME_BYTES - sp;
 
@@ -116,10 +125,11 @@ __inline void reach_further(struct offcpu_top *top, u64 sp, u64 fp)
 #endif
 
 /*
- * Walk the stack of `current`, leaf first; gives the number of frames, 0 if this is not for us. If the stack
- * is not the one that was there before, the hash that was known of it is forgotten.
+ * Walk the stack of `current`, leaf first. Return the number of frames, 0 if the task is not in
+ * 64-bit mode. Clear stack->check if the stack is not the same as before.
  */
-__inline u32 walk_frames(struct task_struct *current, struct offcpu_stack *stack, struct offcpu_top *top)
+static __always_inline u32 walk_frames(struct task_struct *current, struct offcpu_stack *stack,
+				       struct offcpu_top *top)
 {
 	void *regs = (void *)bpf_task_pt_regs(current);
 	struct offcpu_window *window;
@@ -136,7 +146,7 @@ __inline u32 walk_frames(struct task_struct *current, struct offcpu_stack *stack
 #endif
 	fp = FIELD(u64, regs, REGS_FP);
 #if OFFCPU_SUM_CALLERS
-	/* Most code without frame pointers keeps something else there: no read for that, as the stack will be copied. */
+	/* Code without frame pointers uses the register otherwise: the stack will be copied. */
 	if (top && fp - FIELD(u64, regs, REGS_SP) >= NEAR_STACK)
 		fp = 0;
 #endif
@@ -146,7 +156,7 @@ __inline u32 walk_frames(struct task_struct *current, struct offcpu_stack *stack
 	for (i = 1; i < OFFCPU_FRAME_LIMIT; i++) {
 		u64 ip;
 
-		BOUNDED(i);
+		barrier_var(i);
 		if (i >= OFFCPU_FRAMES)
 			break;
 		at = fp - window->base;
@@ -172,3 +182,5 @@ __inline u32 walk_frames(struct task_struct *current, struct offcpu_stack *stack
 	return i;
 }
 #endif
+
+#endif /* OFFCPU_USER_WALK_H */

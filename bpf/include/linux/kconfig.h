@@ -1,35 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * All that bcc wants of kernel headers. bcc looks for this file below BCC_KERNEL_SOURCE, includes it before
- * everything else, and carries its own copy of the BPF interface; the other headers that its prelude asks
- * for are empty here. Sizes are those of the BPF target, the same on every machine.
+ * bcc looks for this file below BCC_KERNEL_SOURCE and includes it before everything else.
  */
 #ifndef OFFCPU_LINUX_KCONFIG_H
 #define OFFCPU_LINUX_KCONFIG_H
 
+#include <linux/types.h>
+
 #define CONFIG_BPF_SYSCALL 1
 
-/* bcc's prelude chooses helpers that exist from 4.8 on by the version; this program needs 5.15 anyway. */
+/* bcc's prelude chooses helpers that exist from 4.8 on by the version; these programs need 5.15. */
 #define KERNEL_VERSION(a, b, c) (((a) << 16) + ((b) << 8) + (c))
 #define LINUX_VERSION_CODE KERNEL_VERSION(5, 15, 0)
-
-typedef unsigned char u8, __u8;
-typedef unsigned short u16, __u16, __be16, __le16, __sum16;
-typedef unsigned int u32, __u32, __be32, __le32, __wsum;
-typedef unsigned long long u64, __u64, __be64, __le64;
-typedef signed char s8, __s8;
-typedef short s16, __s16;
-typedef int s32, __s32;
-typedef long long s64, __s64;
-typedef __u64 __attribute__((aligned(8))) __aligned_u64;
-
-typedef _Bool bool;
-#define true 1
-#define false 0
-typedef unsigned long size_t;
-typedef unsigned long uintptr_t;
-#ifndef offsetof
-#define offsetof(type, member) __builtin_offsetof(type, member)
-#endif
 
 #endif

@@ -136,15 +136,20 @@ def _compile(bcc: ModuleType, source: Path, flags: list[str]) -> Any:
             ) from error
 
 
-def _whole(source: Path) -> str:
-    """A source with the files beside it that it includes put in: bcc rewrites maps in the main file only."""
+def _whole(source: Path, included: set[str] | None = None) -> str:
+    """Return a source with its own headers put in, each once: bcc rewrites maps in the main file only."""
+    included = set() if included is None else included
     lines = []
     for number, line in enumerate(source.read_text().splitlines(), 1):
         named = re.fullmatch(r'#include "(\w+\.h)"', line)
-        lines.append(line)
-        if named:
-            part = source.with_name(named[1])
-            lines[-1:] = [f'#line 1 "{part.name}"', _whole(part), f'#line {number + 1} "{source.name}"']
+        if named is None:
+            lines.append(line)
+        elif named[1] not in included:
+            included.add(named[1])
+            part = _whole(source.with_name(named[1]), included)
+            lines += [f'#line 1 "{named[1]}"', part, f'#line {number + 1} "{source.name}"']
+        else:
+            lines.append("")
     return "\n".join(lines) + "\n"
 
 

@@ -36,31 +36,50 @@ def tracepoints_of(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
 
 
 def option_defines(
-    config: OffCpuConfig, facts: KernelFacts, modes: Sequence[str], at_exit: bool, by_probe: bool
+    config: OffCpuConfig, facts: KernelFacts, at_exit: bool, by_probe: bool
 ) -> dict[str, int | str]:
     """The constants that off_cpu.bpf.c asks for, besides those that the kernel decides."""
     return {
         "OFFCPU_AT_EXIT": int(at_exit),
         "OFFCPU_BY_PROBE": int(by_probe),
         "OFFCPU_KERNEL_EARLY": int(at_exit and config.kernel_stacks and config.threshold_ns < EARLY_BELOW_NS),
-        "OFFCPU_DEFER_USER": int(at_exit and config.deferred_stacks),
-        "OFFCPU_KERNEL_THREADS": int(config.kernel_threads),
-        "OFFCPU_STATES": mode_mask(config.states, modes),
-        "OFFCPU_KERNEL_STACKS": int(config.kernel_stacks),
         "OFFCPU_SUM_STACKS": int(config.short_waits is ShortWaits.STACKS),
         "OFFCPU_SUM_CALLERS": int(at_exit and tells_callers(config, facts)),
         "OFFCPU_CALLERS": config.caller_entries if config.sum_callers else 1,
-        "OFFCPU_DROP_SHORT": int(config.short_waits is ShortWaits.DROP),
-        "OFFCPU_MIN_BLOCK_NS": config.min_block_ns,
-        "OFFCPU_MAX_RATE": max(1, config.max_rate // _WINDOWS_A_SECOND) if config.max_rate else 0,
-        "OFFCPU_WAKERS": int(config.wakers),
         "OFFCPU_WAKER_STACKS": int(config.wakers and config.waker_stacks),
         "OFFCPU_BUDGET": int(config.budget),
         "OFFCPU_BUDGETS": config.budget_entries if config.budget else 1,
-        "OFFCPU_CGROUPS": int(config.cgroups and "TASK_CGROUPS" in facts.defines),
         "OFFCPU_SUMS": config.sum_entries,
         "OFFCPU_STACKS": config.stack_entries,
         "OFFCPU_TARGETS_MAX": config.target_entries,
+    }
+
+
+def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) -> dict[str, int]:
+    """Return the options in `struct offcpu_control` (bpf/off_cpu.h), which the programs read as they run.
+
+    Args:
+        modes: the enumerators of `enum offcpu_mode`.
+        at_exit: whether waits end in the sleeper's context.
+    """
+    targets = config.targets
+    return {
+        "threshold_ns": config.threshold_ns,
+        "min_block_ns": config.min_block_ns,
+        "max_rate": max(1, config.max_rate // _WINDOWS_A_SECOND) if config.max_rate else 0,
+        "states": mode_mask(config.states, modes),
+        "everybody": targets is Targets.ALL,
+        "by_process": targets in (Targets.PIDS, Targets.TASKS, Targets.COMMAND),
+        "by_thread": targets in (Targets.TIDS, Targets.TASKS),
+        "by_user": config.by_user,
+        "by_cpu": config.by_cpu,
+        "by_comm": config.by_comm,
+        "kernel_threads": config.kernel_threads,
+        "kernel_stacks": config.kernel_stacks,
+        "defer_user": at_exit and config.deferred_stacks,
+        "cgroups": config.cgroups,
+        "wakers": config.wakers,
+        "drop_short": config.short_waits is ShortWaits.DROP,
     }
 
 
@@ -85,12 +104,6 @@ def target_defines(config: OffCpuConfig, facts: KernelFacts, btf: Btf) -> dict[s
             "name a group of another hierarchy",
         )
     return {
-        "OFFCPU_EVERYBODY": int(config.targets is Targets.ALL),
-        "OFFCPU_BY_THREAD": int(config.targets in (Targets.TIDS, Targets.TASKS)),
-        "OFFCPU_BY_PROCESS": int(config.targets in (Targets.PIDS, Targets.TASKS, Targets.COMMAND)),
-        "OFFCPU_BY_CPU": int(config.by_cpu),
-        "OFFCPU_BY_USER": int(config.by_user),
-        "OFFCPU_BY_COMM": int(config.by_comm),
         "OFFCPU_BY_GROUP": group,
         "CSS_SET_CSS": css,
         "OFFCPU_PID_LEVEL": 0 if namespace == FIRST_PID_NAMESPACE else pid_namespace_level(facts),

@@ -77,7 +77,7 @@ class ProgramMaps:
         descriptors: of each map in MAP_NAMES; they are duplicated.
         header: what the entries look like.
         entries: sizes of the maps `sums`, `stacks` and `budgets`.
-        threshold_ns: the first threshold.
+        control: the options, members of `struct offcpu_control`.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class ProgramMaps:
         descriptors: Mapping[str, int],
         header: SharedHeader,
         entries: Mapping[str, int],
-        threshold_ns: int,
+        control: Mapping[str, int],
     ) -> None:
         self.user_stacks = _NO_STACKS
         self.header, self._entries = header, entries
         self._grace = GracePeriod()
         self._fds = {name: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for name, fd in descriptors.items()}
         self._control = np.zeros((), header.structs["control"])
-        self.set_control(enabled=0, threshold_ns=threshold_ns)
+        self.set_control(**control)
 
     def close(self) -> None:
         """Give the descriptors back."""

@@ -34,6 +34,7 @@ from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf.defines import (
     SWITCHED,
+    control_values,
     option_defines,
     target_defines,
     tells_callers,
@@ -118,7 +119,7 @@ class OffCpuProgram:
         source = bpf_dir() / PROGRAM
         header = read_header(source.with_name("off_cpu.h"))
         by_probe = self._probe is not None
-        options = option_defines(self.config, facts, header.enums["mode"], self.ends_at_exit, by_probe)
+        options = option_defines(self.config, facts, self.ends_at_exit, by_probe)
         options |= target_defines(self.config, facts, btf)
         functions = [*self._tracepoints, *([SWITCHED] if by_probe else []), FILTER, *self._iterators]
         self._load(Recipe(source, facts.defines, options, functions, MAP_NAMES), header, facts, cache)
@@ -127,6 +128,7 @@ class OffCpuProgram:
         self, recipe: Recipe, header: SharedHeader, facts: KernelFacts, cache: ProgramCache | None
     ) -> None:
         config = self.config
+        control = control_values(config, header.enums["mode"], self.ends_at_exit)
         entries = {
             "sums": config.sum_entries,
             "stacks": config.stack_entries,
@@ -138,7 +140,7 @@ class OffCpuProgram:
                 for name in recipe.functions:
                     self._programs[name] = load_program(name, functions[name], self._tracepoints, facts)
                 own = {name: maps[name] for name in recipe.maps}
-                self._maps = ProgramMaps(own, header, entries, config.threshold_ns)
+                self._maps = ProgramMaps(own, header, entries, control)
             except OSError:
                 self._unload()  # and nothing else: what was kept may be refused, and compiled anew
                 raise

@@ -22,13 +22,19 @@ from perf_offcpu.resources import bpf_dir
 HEADER = bpf_dir() / "off_cpu.h"
 
 
+def test_lines_of_c_fit_into_100_columns() -> None:
+    sources = [path for path in HEADER.parent.rglob("*") if path.suffix in (".c", ".h")]
+    lines = [(path.name, line) for path in sources for line in path.read_text().splitlines()]
+    assert len(sources) > 10 and [line for line in lines if len(line[1].expandtabs(8)) > 100] == []
+
+
 def test_structures_have_the_sizes_that_c_gives_them() -> None:
     structs = read_header(HEADER).structs
     sizes = {name: dtype.itemsize for name, dtype in structs.items()}
     assert sizes == {
         "target_key": 8,
         "comm": 16,
-        "control": 40,
+        "control": 72,
         "rate": 48,
         "count": 16,
         "sum_key": 16,
