@@ -28,7 +28,7 @@ EXTENSION_VERSION = 2
 
 
 class Kind(enum.IntEnum):
-    """What one off-cpu sample stands for."""
+    """Kinds of off-cpu samples."""
 
     UNKNOWN = 0
     """not known"""
@@ -43,7 +43,7 @@ class Kind(enum.IntEnum):
 
 
 class WaitFlag(enum.IntFlag):
-    """How the wait began and ended."""
+    """Begin and end of the wait."""
 
     PREEMPTED = 1 << 0
     """the thread stayed runnable (preempted, or it yielded): the whole wait is run-queue delay"""
@@ -58,7 +58,7 @@ class WaitFlag(enum.IntFlag):
 
 
 class Lost(enum.IntFlag):
-    """What the collector could not take for this sample."""
+    """Parts of the sample that the collector could not take."""
 
     USER_STACK = 1 << 0
     """the user stack could not be taken"""

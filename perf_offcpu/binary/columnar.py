@@ -37,7 +37,7 @@ class Columns:
     scalars: dict[str, NDArray[Any]] = field(default_factory=dict)
     arrays: dict[str, Rows] = field(default_factory=dict)
     ends: I64 = field(default_factory=lambda: np.empty(0, np.int64))
-    """Where the last field of each record ended: int64[n]."""
+    """End of the last field of each record: int64[n]."""
 
     def take(self, rows: I64 | Bool) -> Columns:
         """Return the fields of some of the records."""

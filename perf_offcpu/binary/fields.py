@@ -47,7 +47,7 @@ U8, U16, U32, U64 = Int(1), Int(2), Int(4), Int(8)
 S32, S64 = Int(4, signed=True), Int(8, signed=True)
 BYTE, TEXT, STRING = Special.BYTE, Special.TEXT, Special.STRING
 REST: Final = "<rest>"
-"""As `count`: the items that fit before the end of the record."""
+"""A `count`: the items that fit before the end of the record."""
 
 Shape = Any
 """Known before a record is read: a word of flags, or an object whose `flags` is one; hashable."""

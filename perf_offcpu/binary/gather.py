@@ -178,9 +178,9 @@ def _gather_by_word(
     shift = starts - 8 * offsets[:-1]
     words = _overlapping(data, 8, order)
     values = np.empty(offsets[-1], np.uint64)
-    for first, behind in row_blocks(offsets):
-        low, high = int(offsets[first]), int(offsets[behind])
-        at = np.repeat(shift[first:behind], counts[first:behind])
+    for first, stop in row_blocks(offsets):
+        low, high = int(offsets[first]), int(offsets[stop])
+        at = np.repeat(shift[first:stop], counts[first:stop])
         at += np.arange(8 * low, 8 * high, 8)
         values[low:high] = words[at]
     return values
@@ -219,10 +219,9 @@ def _move_by_item(
     counts = sizes // width
     offsets = offsets_of(counts)
     into, out_of = _overlapping(target, width, "<"), _overlapping(source, width, "<")
-    for first, behind in row_blocks(offsets):
-        items = np.arange(width * int(offsets[first]), width * int(offsets[behind]), width)
+    for first, stop in row_blocks(offsets):
+        items = np.arange(width * int(offsets[first]), width * int(offsets[stop]), width)
         shifts = [
-            np.repeat((at - width * offsets[:-1])[first:behind], counts[first:behind])
-            for at in (places, starts)
+            np.repeat((at - width * offsets[:-1])[first:stop], counts[first:stop]) for at in (places, starts)
         ]
         into[shifts[0] + items] = out_of[shifts[1] + items]

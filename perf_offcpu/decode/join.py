@@ -35,7 +35,7 @@ from perf_offcpu.structs import frozen
 
 CLOCK_REALTIME = 0
 _SAME_BOOT_NS = 10 * 10**9
-"""How far the wall clock may have been set between two recordings of the same boot."""
+"""Most that the wall clock may have been set between two recordings of one boot."""
 
 _SECOND = 10**9
 _LAST_NS = 2**63 - 1
@@ -43,7 +43,7 @@ _LAST_NS = 2**63 - 1
 
 @frozen
 class JoinOptions:
-    """How recordings are joined.
+    """Options of joining recordings.
 
     Args:
         apart: take every recording to be of a host of its own.
@@ -58,7 +58,7 @@ class JoinOptions:
 
 
 class Host(NamedTuple):
-    """A host: its name, how many CPUs it has, and what was recorded on it."""
+    """A host: its name, its number of CPUs, and the recording of it."""
 
     name: str
     cpus: int
@@ -66,7 +66,7 @@ class Host(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """When a recording began and ended, ns on its own clock; 0 if it has no times."""
+    """Begin and end of a recording, ns on its own clock; 0 if it has no times."""
 
     begin: int
     end: int
@@ -207,7 +207,7 @@ def _moved(recording: Recording, delta: int, since: int, clockid: int) -> Record
 
 
 def _later(delta: int) -> Renumber:
-    """Return what moves times; 0 and -1, which are none, stay."""
+    """Return a function that moves times; 0 and -1, which are none, stay."""
 
     def change(times: I64) -> I64:
         low, high = (1 - delta, _LAST_NS) if delta < 0 else (1, _LAST_NS - delta)

@@ -127,11 +127,11 @@ def hash_rows(chains: Ragged) -> U64:
     for length, which in () if groups is None else groups:
         mixed = _mixed(_some_rows(chains, which, length))
         hashes[which] = np.einsum("ij,j->i", mixed, _powers(length.bit_length())[0][:length])
-    for first, behind in row_blocks(chains.offsets) if groups is None else ():
-        offsets = chains.offsets[first : behind + 1]
+    for first, end in row_blocks(chains.offsets) if groups is None else ():
+        offsets = chains.offsets[first : end + 1]
         words = chains.values[offsets[0] : offsets[-1]]
         if len(words):
-            hashes[first:behind] = _hash_block(_mixed(words), offsets - offsets[0])
+            hashes[first:end] = _hash_block(_mixed(words), offsets - offsets[0])
     return hashes ^ (chains.lengths.astype(np.uint64) * _MIX)
 
 
@@ -214,9 +214,9 @@ def equal_rows(chains: Ragged, others: Ragged, other: I64 | I32) -> bool:
         twins = rows_of(others.values, starts[which], length)
         if not np.array_equal(_some_rows(chains, which, length), twins):
             return False
-    for first, behind in row_blocks(chains.offsets) if groups is None else ():
-        words = chains.values[chains.offsets[first] : chains.offsets[behind]]
-        if not np.array_equal(words, others.take(other[first:behind]).values):
+    for first, end in row_blocks(chains.offsets) if groups is None else ():
+        words = chains.values[chains.offsets[first] : chains.offsets[end]]
+        if not np.array_equal(words, others.take(other[first:end]).values):
             return False
     return True
 

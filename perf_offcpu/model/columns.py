@@ -32,7 +32,7 @@ Domain = Literal[
     "", "strings", "comm", "evsels", "callchains", "snapshots", "spaces", "dsos", "stacks", "frames",
     "time", "since", "task", "cpu", "cgroup",
 ]  # fmt: skip
-"""What the values of a column stand for: rows of that field of a Recording or Profile ("comm": rows of
+"""Meaning of the values of a column: rows of that field of a Recording or Profile ("comm": rows of
 strings that are names of threads), times, times since when a row holds (0: before the recording), ids of
 processes and threads, CPUs, ids of cgroups. "": something that means the same in every recording."""
 

@@ -27,17 +27,17 @@ from perf_offcpu.model.strings import Strings
 Part = TypeVar("Part", Recording, Profile)
 
 _IDS = SampleType.IDENTIFIER | SampleType.ID | SampleType.STREAM_ID
-"""Tell whose sample it is, and nothing of what is in it."""
+"""Fields that identify the event of a sample, and hold nothing else."""
 
 
 def to_rows(rows: NDArray[Any]) -> Renumber:
-    """Return what exchanges each row id for the one at its place here; -1 stays."""
+    """Return a function that replaces each row id by the entry of `rows` at it; -1 stays."""
     rows = np.append(rows.astype(np.int64), -1)
     return lambda ids: rows[ids].astype(ids.dtype)
 
 
 def shifted(by: int) -> Renumber:
-    """Return what adds a number to ids; -1 stays."""
+    """Return a function that adds `by` to ids; -1 stays."""
     return lambda ids: np.where(ids >= 0, ids + ids.dtype.type(by), ids) if by else ids
 
 
@@ -52,7 +52,7 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
 
     Args:
         parts: at least one; recordings without snapshots, because those are unwound before.
-        nr_cpus: how many CPUs they are of together.
+        nr_cpus: the CPUs of all together.
     """
     strings, evsels, chains = Strings(), dict[tuple[object, ...], tuple[int, Evsel]](), ChainTable()
     first: Counter[str] = Counter()
@@ -82,7 +82,7 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
 
 
 def _key(evsel: Evsel) -> tuple[object, ...]:
-    """What events agree in that become one: name, what is counted, and what samples hold."""
+    """Return what equal events have in common: name, counted event, and fields of samples."""
     attr = evsel.attr
     period = 0 if attr.sample_type & SampleType.PERIOD else (attr.sample_period, attr.flags & AttrFlag.FREQ)
     counted = attr.type, attr.config, attr.config1, attr.config2
@@ -90,7 +90,7 @@ def _key(evsel: Evsel) -> tuple[object, ...]:
 
 
 def _joined_build_ids(profiles: Sequence[Profile], strings: Strings) -> dict[int, str]:
-    """The build-id of each path; a path under which there were several files has none."""
+    """Return the build-id of each path; paths of several files have none."""
     found: dict[int, set[str]] = {}
     for profile in profiles:
         for row, build_id in profile.build_ids.items():
@@ -99,7 +99,7 @@ def _joined_build_ids(profiles: Sequence[Profile], strings: Strings) -> dict[int
 
 
 def _joined_meta(metas: Sequence[Meta], nr_cpus: int) -> Meta:
-    """What is known of all; texts that differ are listed."""
+    """Return the meta of all parts; different texts are listed."""
     clock = next((meta for meta in metas if meta.wall_clock_ns), metas[0])
     commands = dict.fromkeys(meta.cmdline for meta in metas if meta.cmdline)
     builds = {meta.kernel_build_id for meta in metas}

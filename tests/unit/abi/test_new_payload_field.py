@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a new field of the payload costs: a member in C, a row in the table, and a column, tried on a copy."""
+"""A new field of the payload costs a member in C, a row in the table, and a column: tried on a copy."""
 
 from __future__ import annotations
 

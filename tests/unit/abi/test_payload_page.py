@@ -36,7 +36,7 @@ MARK = re.compile(r"^<!-- (table|values): (.+) -->\n(\n\|(?:.*\n)+?(?=\n))?", re
 
 
 def page(text: str) -> str:
-    """The page with the table after each mark made again."""
+    """Return the page with a new table after each mark."""
 
     def table(mark: re.Match[str]) -> str:
         rows = layout_rows(LAYOUTS[mark[2]]) if mark[1] == "table" else enum_rows(ENUMS[mark[2]])
@@ -87,7 +87,7 @@ def enum_rows(kind: type[enum.IntEnum | enum.IntFlag]) -> Iterator[list[str]]:
 
 
 def member_docs(kind: type[enum.Enum]) -> dict[str, str]:
-    """The text after each member of an enum, in its source."""
+    """Return the text after each member of an enum, in its source."""
     (node,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(node, ast.ClassDef)
     found = {}

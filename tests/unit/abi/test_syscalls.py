@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of system calls, against the headers of this machine and against what is known of each port."""
+"""Names of system calls, against the headers of this machine and known numbers of each port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEWEST = 471  # rseq_slice_yield, Linux 7.2
 
 
 def defined(header: str, *options: str) -> dict[int, str]:
-    """The numbers that a header of the kernel defines."""
+    """Return the numbers that a header of the kernel defines."""
     command = ["gcc", "-E", "-dM", *options, "-include", header, "-x", "c", "/dev/null"]
     text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     found = re.findall(r"^#define __NR_(\w+) (\d+)$", text, re.M)

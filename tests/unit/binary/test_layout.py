@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The field-table engine on hand-made bytes."""
+"""Layouts on hand-made bytes."""
 
 import struct
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings joined by host: whose processes are the same, on which clock they meet, and what is refused."""
+"""Recordings joined by host: processes, clocks, budgets, and refusals."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_stack_tree_gives_each_chain_back(rows: list[list[int]]) -> None:
 
 @given(st.lists(st.integers(0, 3), max_size=200), st.randoms())
 def test_rows_of_few_lengths_are_taken_whole(lengths: list[int], random: Random) -> None:
-    """Many rows of each length take another way than few."""
+    """Many rows of one length take another path than few."""
     rows = [[random.getrandbits(64) for _ in range(length)] for length in lengths]
     order = [random.randrange(len(rows)) for _ in rows]
     taken = Ragged.from_lists(rows).take(np.array(order, np.int64))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `perf-offcpu dump` prints of sound files, and of damaged ones."""
+"""Output of `perf-offcpu dump` of sound and damaged files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_record_in_full() -> None:
 
 
 def test_a_raw_off_cpu_sample_in_full() -> None:
-    """The pair is shown as it was written, tid first: a dump repairs nothing."""
+    """The pair is shown as written, tid first: dump repairs nothing."""
     text = "\n".join(lines_of(DATA / "direct.data"))
     start = text.index("  pid: 137\n    tid: 126\n")
     record = text[text.rindex("\n0x", 0, start) + 1 : text.index("\n0x", start) + 1]
@@ -147,7 +147,7 @@ def test_a_foreign_byte_order_says_the_same(name: str, tmp_path: Path) -> None:
 
 
 def patched(tmp_path: Path, changes: dict[int, bytes], name: str = "direct") -> Path:
-    """A copy of a recording with other bytes at some offsets."""
+    """Write a copy of a recording with other bytes at some offsets."""
     data = bytearray((DATA / f"{name}.data").read_bytes())
     for offset, value in changes.items():
         data[offset : offset + len(value)] = value
@@ -157,7 +157,7 @@ def patched(tmp_path: Path, changes: dict[int, bytes], name: str = "direct") -> 
 
 
 def one_of(name: str) -> Dumped:
-    """The first record of a type in direct.data."""
+    """Return the first record of a type in direct.data."""
     return next(one for one in records_of(DATA / "direct.data") if one.name == f"PERF_RECORD_{name}")
 
 
@@ -212,7 +212,7 @@ def test_an_impossible_size_ends_the_data_and_is_said(tmp_path: Path) -> None:
 
 
 def test_the_v12_form_of_a_deferred_callchain(tmp_path: Path) -> None:
-    """nr, then the addresses, of which the first is the marker: there is no cookie."""
+    """nr, then the addresses, the first a marker: there is no cookie."""
     chain = next(one for one in records_of(DATA / "deferred.data") if len(one.words("ips")) >= 2)
     nr = len(chain.words("ips")) + 1
     words = struct.pack("<QQ", nr, 2**64 - 512)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MMAP2 records that say they hold a build-id, and hold an inode: told apart from those that do."""
+"""MMAP2 records that are flagged as holding a build-id, and hold an inode."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAME = {
 
 
 def by_inode(spec: EventSpec, maj: int, time: int = 5) -> bytes:
-    """As the kernel writes it: an inode, and the flag that it forgot to take out."""
+    """Make a record as the kernel does: an inode, and the flag that it forgot to clear."""
     inode = {"maj": maj, "min": 0, "ino": 0x3F854, "ino_generation": 0}
     record = bytearray(side(spec, RecordType.MMAP2, 2, time=time, **NAME, **inode))
     record[4:6] = int(2 | FLAG).to_bytes(2, "little")

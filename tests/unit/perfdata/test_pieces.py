@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small pieces become larger ones, and nothing of them is lost, whatever happens behind them."""
+"""Small pieces of bytes are joined to larger ones, and none is lost before an exception."""
 
 from __future__ import annotations
 

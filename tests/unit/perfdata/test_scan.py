@@ -20,7 +20,7 @@ def record(kind: int, payload: bytes, order: str = "<") -> bytes:
 
 
 def scan(pieces: list[bytes], order: Any = "<") -> tuple[list[tuple[int, bytes, int]], Losses]:
-    """(type, payload, file offset) of each record, and what was counted."""
+    """Return (type, payload, file offset) of each record, and the counted damage."""
     counters = Losses()
     scanner = Scanner(order, counters, 1000)
     found = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user may name as input: packed files, pipes, directories, and what is none of these."""
+"""Inputs of a reader: packed files, pipes, directories, and others that are refused."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_threads(tmp_path: Path) -> None:
-    """`data` holds the head, data.0 … bare records; other names, and what is no file, are passed by."""
+    """`data` holds the head, data.0 … bare records; other names and kinds of files are ignored."""
     whole = zoo.fixture("direct")
     begin, size = (int.from_bytes(whole[at : at + 8], "little") for at in (40, 48))
     records = whole[begin : begin + size]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profiles of several hosts: whose numbers move where, and whose kernel and files name their addresses."""
+"""Profiles of several hosts: ids that move, and addresses named by each host's kernel and files."""
 
 from __future__ import annotations
 
