@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -50,11 +51,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_all_doors_give_the_same(name: str, here: Path) -> None:
+def test_all_doors_give_the_same(name: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = by_convert([f"--{name}"], here / "wanted")
     inside = ["perf", "script", "-f", "-i", "demo.data", "-s", SCRIPT, "--", f"--{name}", *SYMBOLS]
     run(*inside, "inside", cwd=here)
-    run(sys.executable, SCRIPT, "-f", "-i", "demo.data", f"--{name}", *SYMBOLS, "by-hand", cwd=here)
+    by_hand = [str(SCRIPT), "-f", "-i", "demo.data", f"--{name}", *SYMBOLS, "by-hand"]
+    monkeypatch.setattr(sys, "argv", by_hand)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as stop:  # in a process of its own in the test of selections
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert stop.value.code == 0
     results = {door: (here / door).read_bytes() == wanted for door in ("inside", "by-hand")}
     assert results == dict.fromkeys(results, True)
     assert len(wanted) > 1000
