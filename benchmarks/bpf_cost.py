@@ -39,7 +39,7 @@ from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.config import OffCpuConfig
 from perf_offcpu.collect.bpf.program import OffCpuProgram
-from perf_offcpu.collect.events.evsels import CpuEvent, offcpu_attr, probe_support
+from perf_offcpu.collect.events.evsels import offcpu_attr, probe_support
 from perf_offcpu.collect.rings.rings import Rings
 from perf_offcpu.collect.states import ShortWaits
 from perf_offcpu.collect.system.cpus import online_cpus
@@ -59,11 +59,11 @@ class Nowhere:
 def drained_rings(program: OffCpuProgram) -> Iterator[None]:
     """Provide rings for the program's samples, drained continuously from another CPU."""
     cpus = online_cpus()
-    owner = CpuEvent("offcpu-time", offcpu_attr(probe_support(cpus[0]), RING_BYTES // 4), cpus)
-    rings = Rings(owner, RING_BYTES)
-    for cpu, fd in owner.fds.items():
+    support = probe_support(cpus[0])
+    rings = Rings("offcpu-time", lambda wakeup: offcpu_attr(support, wakeup), cpus, RING_BYTES, print)
+    for cpu, fd in rings.owner.fds.items():
         program.set_output(cpu, fd)
-    owner.enable()
+    rings.owner.enable()
     end = threading.Event()
 
     def drain() -> None:

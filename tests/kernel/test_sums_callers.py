@@ -76,6 +76,7 @@ def by_function(path: Path) -> tuple[Counter[str], Counter[str]]:
     return waits, times
 
 
+@pytest.mark.alone
 def test_sums_tell_two_callers_apart_that_frame_pointers_do_not(
     callers: Path, summed: tuple[Path, dict[str, int]], tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ def perf_period(path: Path) -> int:
     return sum(int(line.split()[0]) for line in text.splitlines() if "offcpu-time" in line)
 
 
+@pytest.mark.alone
 def test_inject_gives_sums_whole_stacks_and_no_stack_bytes(
     summed: tuple[Path, dict[str, int]], perf_offcpu: Command, tmp_path: Path
 ) -> None:
