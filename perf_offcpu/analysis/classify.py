@@ -45,7 +45,7 @@ IDLE_PERCENT = 99
 
 @mutable
 class Waits:
-    """What n samples wait for.
+    """Classes and system calls of the waits of n samples.
 
     Args:
         wait_class: uint8[n], WaitClass; OTHER for samples that are no waits.
@@ -103,7 +103,7 @@ def of_idle_threads(profile: Profile, waits: Waits) -> Bool:
 
 
 class _Evidence(NamedTuple):
-    """What the functions of a stack say; many stacks say the same. -1: nothing.
+    """Evidence of the functions of a stack, shared by many stacks; -1: none.
 
     Args:
         in_kernel, in_user: WaitClass by functions of the kernel, and by wrappers.

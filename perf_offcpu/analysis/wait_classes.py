@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 
 class Work(enum.Enum):
-    """Whether waits of a class are waits for the next piece of work, which make a thread idle."""
+    """Evidence that waits of a class are waits for the next piece of work, which make a thread idle."""
 
     NEVER = enum.auto()
     ALWAYS = enum.auto()
@@ -52,8 +52,8 @@ class ClassRow(NamedTuple):
 
 
 class WaitClass(enum.IntEnum):
-    """What a wait waits for. A member is its number in columns; the members after OTHER are in the order in
-    which people read them, and in which rules are tried."""
+    """Classes of waits. A member is its number in columns; the members after OTHER are in the order in which
+    views list them and rules are tried."""
 
     row: ClassRow
 

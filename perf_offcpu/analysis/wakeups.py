@@ -48,7 +48,7 @@ def with_wakers(profile: Profile, timeline: Timeline) -> tuple[list[Track], I64]
 
 @mutable
 class Wakeups:
-    """How the waits of n samples ended.
+    """Wake-ups that ended the waits of n samples.
 
     Args:
         tracks: the tracks of the timeline, then those of threads that only woke others.

@@ -9,7 +9,7 @@ import shutil
 import tarfile
 from typing import IO, Final, cast
 
-from perf_offcpu.files import Directory
+from perf_offcpu.directories import Directory
 from perf_offcpu.objects.elf.source import Source
 
 _BLOCK: Final = 1 << 20
@@ -18,7 +18,7 @@ _BLOCK: Final = 1 << 20
 class DirectoryStore:
     """A directory, as perf's build-id cache; existing files stay, new ones appear whole.
 
-    Files go into directories of this store only, never through links (`files.Directory`).
+    Files go into directories of this store only, never through links (`directories.Directory`).
 
     Args:
         root: private to the user; created if need be.

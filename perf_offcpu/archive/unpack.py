@@ -11,7 +11,8 @@ import os
 import tarfile
 from typing import IO, Any, Final, cast
 
-from perf_offcpu.files import Directory, open_regular
+from perf_offcpu.directories import Directory
+from perf_offcpu.files import open_regular
 
 _BLOCK: Final = 1 << 20
 _MAX_READ: Final = 16 << 20

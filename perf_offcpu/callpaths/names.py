@@ -20,7 +20,7 @@ from perf_offcpu.text import KERNEL_SUFFIX, basename, frame_label
 
 
 class NameKind(enum.IntEnum):
-    """What a name stands for."""
+    """Kinds of names in a tree of paths."""
 
     USER = 0
     KERNEL = 1

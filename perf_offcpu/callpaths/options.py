@@ -11,7 +11,7 @@ UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 
 @frozen
 class PathOptions:
-    """How to show threads, frames and leaves of a tree of paths."""
+    """Options for threads, frames and leaves of a tree of paths."""
 
     pid: bool = False
     """Show the pid after the comm. Default: no."""

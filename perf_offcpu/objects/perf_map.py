@@ -20,7 +20,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.files import Directory, read_bounded
+from perf_offcpu.directories import Directory
+from perf_offcpu.files import read_bounded
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.model.recording import Recording

@@ -23,7 +23,7 @@ PACKAGE = ROOT / "perf_offcpu"
 # Lowest first. A room imports itself and rooms of lower layers; rooms of one layer do not know each other.
 LAYERS = (
     ("errors", "files", "structs"),
-    ("binary", "losses", "resources", "text"),
+    ("binary", "directories", "losses", "resources", "text"),
     ("abi", "cache"),
     ("model", "build_ids"),
     ("perfdata",),

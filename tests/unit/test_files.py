@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from perf_offcpu.directories import Directory
 from perf_offcpu.files import (
-    Directory,
     FileRefusedError,
     allocated_bytes,
     kernel_lines,

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+from perf_offcpu.directories import Directory
 from perf_offcpu.errors import UsageError
-from perf_offcpu.files import Directory
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from perf_offcpu.directories import Directory
 from perf_offcpu.errors import RecordingError
-from perf_offcpu.files import Directory
 
 
 def _hold(directory: Path, size: int) -> int:

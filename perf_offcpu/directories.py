@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories in which other users may have prepared entries, opened component by component.
+
+A path is resolved one component at a time, each opened with O_PATH and O_NOFOLLOW relative to the one before
+(openat(2)), so nothing can be exchanged between a check and its use. Whose directories and links are accepted
+is the policy of the call: `Directory.private` for caches, `Directory.named` and `of_output` for places that
+the user names. What happens inside a directory happens relative to its descriptor, by names of entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections import deque
+from collections.abc import Collection, Iterator
+from types import TracebackType
+from typing import BinaryIO, Final, Self
+
+from perf_offcpu.files import FileRefusedError, is_shared, open_regular
+
+_HANDLE: Final = os.O_PATH | os.O_CLOEXEC
+_NEW: Final = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+_MAX_LINKS: Final = 40
+"""As many as the kernel follows (MAXSYMLINKS)."""
+
+
+class Directory:
+    """An open directory; its methods take names of entries, never paths. Use as a context manager.
+
+    Args:
+        fd: descriptor, readable; closed by `close`.
+        path: how it is shown in messages.
+    """
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd, self.path = fd, path
+
+    @classmethod
+    def private(cls, path: str, *, make: bool = False, uid: int | None = None) -> Self:
+        """Open a directory that nobody but its user, and root, can change, and no one above it either.
+
+        Every component, directory or link, has to belong to root or to the user; a directory that others may
+        write to needs the sticky bit (as /tmp has). So root does not use what a kept HOME names.
+
+        Args:
+            path: absolute.
+            make: create missing components with mode 0700.
+            uid: the user; None: the caller.
+
+        Raises:
+            FileRefusedError: it is not private.
+            OSError: it cannot be opened or made.
+        """
+        user = os.geteuid() if uid is None else uid
+        handle = _resolve(path, _Private({0, user}), make=make)
+        try:
+            status = os.fstat(handle)
+            if status.st_uid != user or is_shared(status):
+                raise FileRefusedError(path, "the directory is not private to its user")
+            return cls(_reopen_directory(handle), path)
+        finally:
+            os.close(handle)
+
+    @classmethod
+    def named(cls, path: str, *, make: bool = False) -> Self:
+        """Open a directory that the user named, wherever it is.
+
+        In a directory that all may write to (sticky, as /tmp), only links of the caller or of the owner of
+        that directory are followed: the kernel's own rule (fs.protected_symlinks), enforced also where it is
+        switched off.
+
+        Raises:
+            FileRefusedError: a link on the way is another user's.
+            OSError: it cannot be opened or made.
+        """
+        handle = _resolve(os.path.abspath(path), _Protected(os.geteuid()), make=make)
+        try:
+            return cls(_reopen_directory(handle), path)
+        finally:
+            os.close(handle)
+
+    @classmethod
+    def of_process(cls, path: str) -> Self:
+        """Open a magic link of /proc, as /proc/PID/root, which only the kernel can follow.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        return cls(os.open(path, _DIRECTORY), path)
+
+    @classmethod
+    def of_output(cls, path: str) -> tuple[Self, str]:
+        """Open the directory of a file that the user wants written, and return it with the file's name in it.
+
+        A link at the end of the path is followed, by the rule of `named`, so the name is never that of a link
+        and the file can be replaced without replacing the link. The exception is a link of /proc/self/fd,
+        which only the kernel can follow.
+
+        Raises:
+            FileRefusedError: a link on the way, or at the end, is another user's.
+            OSError: the directory cannot be opened.
+        """
+        wanted = os.path.abspath(path)
+        for _ in range(_MAX_LINKS):
+            directory = cls.named(os.path.dirname(wanted))
+            try:
+                name = os.path.basename(wanted)
+                status = directory.status(name) if name else None
+                if status is None or not stat.S_ISLNK(status.st_mode):
+                    return directory, name
+                place = os.fstat(directory.fd)
+                _Protected(os.geteuid()).check(path, status, place)
+                if place.st_dev == os.stat("/proc").st_dev:
+                    return directory, name
+                target = os.readlink(name, dir_fd=directory.fd)
+            except BaseException:
+                directory.close()
+                raise
+            directory.close()
+            wanted = os.path.join(os.path.dirname(wanted), target)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.fd)
+
+    def status(self, name: str) -> os.stat_result | None:
+        """Return the status of an entry, of a link itself; None if there is no such entry."""
+        try:
+            return os.stat(_entry(name), dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def target_of_link(self, name: str, *, owners: Collection[int]) -> str:
+        """Return where a symbolic link of certain owners leads; "" if there is none of that name.
+
+        Raises:
+            FileRefusedError: another user owns the link.
+            OSError: it cannot be read.
+        """
+        status = self.status(name)
+        if status is None or not stat.S_ISLNK(status.st_mode):
+            return ""
+        if status.st_uid not in owners:
+            raise FileRefusedError(name, f"it is a symbolic link of user {status.st_uid}")
+        return os.readlink(_entry(name), dir_fd=self.fd)
+
+    def names(self) -> list[str]:
+        """Return the names of all entries, sorted."""
+        return sorted(os.listdir(self.fd))
+
+    def open_regular(
+        self, name: str, *, owners: Collection[int] | None = None, max_bytes: int | None = None
+    ) -> int:
+        """Open a regular file of this directory, never through a link; as the function of that name."""
+        return open_regular(_entry(name), dir_fd=self.fd, follow=False, owners=owners, max_bytes=max_bytes)
+
+    def create(self, name: str, mode: int = 0o600) -> int:
+        """Create a file that did not exist and return its descriptor, readable and writable.
+
+        Raises:
+            OSError: an entry of that name exists, or it cannot be made.
+        """
+        return os.open(_entry(name), _NEW, mode, dir_fd=self.fd)
+
+    @contextlib.contextmanager
+    def replacing(self, name: str, mode: int = 0o600) -> Iterator[BinaryIO]:
+        """Write a file that appears under its name, whole, when the block ends without an exception.
+
+        Until then it has a name of its own in the same directory; after an exception nothing is left.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        hidden = f".{_entry(name)[:200]}.{os.urandom(4).hex()}"
+        fd = self.create(hidden, mode)
+        try:
+            with open(fd, "wb") as file:
+                yield file
+            self.rename(hidden, name)
+        except BaseException:
+            self.remove(hidden)
+            raise
+
+    def rename(self, name: str, new: str) -> None:
+        """Give an entry another name, in place of the entry that has it."""
+        os.rename(_entry(name), _entry(new), src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def remove(self, name: str) -> None:
+        """Remove a file or link, if it exists."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_entry(name), dir_fd=self.fd)
+
+    def touch(self, name: str) -> None:
+        """Set the times of a file, never of a link's target, to now."""
+        os.utime(_entry(name), dir_fd=self.fd, follow_symlinks=False)
+
+    def link(self, name: str, target: str) -> None:
+        """Create a symbolic link.
+
+        Raises:
+            OSError: an entry of that name exists, or it cannot be made.
+        """
+        os.symlink(target, _entry(name), dir_fd=self.fd)
+
+    def subdirectory(self, path: str, *, make: bool = False, mode: int = 0o777) -> Directory:
+        """Open a directory below this one, never through a link.
+
+        Args:
+            path: relative, names joined by `/`.
+            make: create missing components with `mode`.
+
+        Raises:
+            OSError: a component is a link or another kind of file, or it cannot be opened or made.
+        """
+        fd = os.dup(self.fd)
+        try:
+            for part in path.split("/") if path else ():
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(_entry(part), mode, dir_fd=fd)
+                inner = os.open(_entry(part), _DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+                os.close(fd)
+                fd = inner
+            return Directory(fd, os.path.join(self.path, path))
+        except BaseException:
+            os.close(fd)
+            raise
+
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class _Private:
+    """Accept components of certain users only, which nobody else can exchange."""
+
+    def __init__(self, users: Collection[int]) -> None:
+        self.users = users
+
+    def check(self, path: str, status: os.stat_result, parent: os.stat_result) -> None:
+        if status.st_uid not in self.users:
+            raise FileRefusedError(path, f"a part of the path belongs to user {status.st_uid}")
+        # The mode of a link means nothing; what belongs to whom in a sticky directory is its owner's affair.
+        if is_shared(status) and not stat.S_ISLNK(status.st_mode) and not status.st_mode & stat.S_ISVTX:
+            raise FileRefusedError(path, "others may write to a directory of the path")
+
+
+class _Protected:
+    """Accept all components but links of others in directories that all may write to."""
+
+    def __init__(self, user: int) -> None:
+        self.user = user
+
+    def check(self, path: str, status: os.stat_result, parent: os.stat_result) -> None:
+        is_open = parent.st_mode & stat.S_IWOTH and parent.st_mode & stat.S_ISVTX
+        if stat.S_ISLNK(status.st_mode) and is_open and status.st_uid not in (self.user, parent.st_uid):
+            raise FileRefusedError(path, "a symbolic link of another user leads there")
+
+
+def _resolve(path: str, policy: _Private | _Protected, *, make: bool) -> int:
+    """Open an absolute path as an O_PATH descriptor of a directory, component by component.
+
+    Raises:
+        FileRefusedError: the policy refuses a component.
+        OSError: a component is missing, or is not a directory.
+    """
+    if not path.startswith("/"):
+        raise FileRefusedError(path, "the path is not absolute")
+    parts, links = deque(path.split("/")), 0
+    fd = os.open("/", _HANDLE | os.O_DIRECTORY)
+    try:
+        while parts:
+            part = parts.popleft()
+            if part in ("", "."):
+                continue
+            inner = _component(part, fd, make=make)
+            try:
+                status = os.fstat(inner)
+                policy.check(path, status, os.fstat(fd))
+                if stat.S_ISLNK(status.st_mode):
+                    links += 1
+                    if links > _MAX_LINKS:
+                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                    target = os.readlink("", dir_fd=inner)
+                    parts.extendleft(reversed(target.split("/")))
+                    if not target.startswith("/"):
+                        continue
+                    following = os.open("/", _HANDLE | os.O_DIRECTORY)
+                elif stat.S_ISDIR(status.st_mode):
+                    following = os.dup(inner)
+                else:
+                    raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            finally:
+                os.close(inner)
+            os.close(fd)
+            fd = following
+        return fd
+    except BaseException as problem:
+        os.close(fd)
+        if isinstance(problem, OSError):
+            problem.filename = path  # not only the component at which it happened
+        raise
+
+
+def _component(name: str, dir_fd: int, *, make: bool) -> int:
+    """Open one entry, a link itself, as an O_PATH descriptor."""
+    try:
+        return os.open(name, _HANDLE | os.O_NOFOLLOW, dir_fd=dir_fd)
+    except FileNotFoundError:
+        if not make:
+            raise
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=dir_fd)
+    return os.open(name, _HANDLE | os.O_NOFOLLOW, dir_fd=dir_fd)
+
+
+def _reopen_directory(handle: int) -> int:
+    return os.open(".", _DIRECTORY, dir_fd=handle)
+
+
+def _entry(name: str) -> str:
+    """Return the name if it names an entry of a directory.
+
+    Raises:
+        ValueError: it is empty, `.`, `..`, or a path.
+    """
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"{name!r} is not the name of a directory entry")
+    return name
