@@ -75,7 +75,6 @@ def is_kernel_thread(process: Path) -> bool:
         return False
 
 
-@pytest.mark.beside
 @pytest.mark.alone
 def test_a_thread_brings_what_it_starts_but_not_its_siblings() -> None:
     script = """

@@ -39,10 +39,12 @@ class Run:
     def waits(self, thread: Thread) -> tuple[int, int]:
         """(number of waits, total ns) of a thread while it measured itself.
 
-        The last thread of the process also frees what the process held, and may wait for the disk.
+        Before that, the process may wait for pages of its program; its last thread also frees what the
+        process held, and may wait for the disk.
         """
         samples, rows = self.profile.samples, self.rows(thread)
-        rows = rows[samples.switch_out_ns[rows] < thread.end_ns]
+        out_ns = samples.switch_out_ns[rows]
+        rows = rows[(out_ns >= thread.begin_ns) & (out_ns < thread.end_ns)]
         return int(samples.count[rows].sum()), int(samples.period[rows].sum())
 
     def summed(self, thread: Thread) -> int:
