@@ -52,7 +52,7 @@ def build(recipe: Recipe, load: Load, cache: ProgramCache | None) -> None:
 
 
 def _load_kept(kept: Kept, recipe: Recipe, load: Load, cache: ProgramCache) -> bool:
-    """Whether what was kept could be loaded; otherwise it is kept no longer."""
+    """Load cached programs and return True; remove them from the cache if the kernel refuses them."""
     try:
         with linked(kept.made) as parts:
             load(*parts)

@@ -39,14 +39,14 @@ _MAP_NUMBERS = 7  # of MapShape.numbers
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What programs are made of."""
+    """Inputs of a compilation."""
 
     source: Path
     """The C file; `include/` beside it serves as kernel headers."""
     kernel: Mapping[str, int | str]
     """Preprocessor constants that say what the running kernel is like."""
     options: Mapping[str, int | str]
-    """Those that say what was asked for."""
+    """Preprocessor constants of the chosen options."""
     functions: Sequence[str]
     """Names of the programs wanted."""
     maps: Sequence[str]
@@ -58,7 +58,7 @@ class Recipe:
         return {**self.kernel, **self.options}
 
     def kernel_key(self) -> str:
-        """What all programs for this kernel, by these sources, have in common in their names."""
+        """Return the prefix of the names of all programs compiled from these sources for this kernel."""
         system = os.uname()
         facts = [system.release, system.version, system.machine, sys.byteorder, sys.maxsize]
         files = sorted(
@@ -76,11 +76,11 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a file holds."""
+    """Content of a cache file."""
 
     made: BpfObject
     compiler: str
-    """What it was compiled with, as `bpf_compile.compiler` tells."""
+    """The compiler, as `collect.bpf.compile.compiler` names it."""
 
 
 class ProgramCache:
@@ -95,12 +95,12 @@ class ProgramCache:
 
     @classmethod
     def usual(cls) -> ProgramCache | None:
-        """The user's cache; None if he wants none, or others could write there."""
+        """Return the user's cache; None if the environment allows none."""
         files = DiskCache.usual(_KIND, LIMIT)
         return None if files is None else cls(files)
 
     def read(self, recipe: Recipe) -> Kept | None:
-        """What was kept for a recipe; None if nothing was, or it is damaged."""
+        """Return the programs of a recipe; None if there are none, or they are damaged."""
         columns = self._files.read(recipe.name())
         kept = None if columns is None else _from_columns(columns)
         if kept is None or not set(recipe.functions) <= set(kept.made.functions):
