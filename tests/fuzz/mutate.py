@@ -26,13 +26,18 @@ from builders.mutations import mutated, survive  # noqa: E402
 from builders.zoo import recordings  # noqa: E402
 
 ZOO = recordings()
-NAMES = sorted(ZOO)
+SMALL = sorted(name for name, data in ZOO.items() if len(data) < 8192)
+LARGE = sorted(ZOO.keys() - set(SMALL))
 
 
 def damaged(number: int) -> tuple[str, bytes]:
-    """The recording of a number: which one it was, and the copy."""
+    """The recording of a number: which one it was, and the copy.
+
+    Eleven of twelve are small ones: read three times as fast, and most of their bytes matter.
+    """
     rng = random.Random(number)
-    name = NAMES[number % len(NAMES)]
+    names = SMALL if number % 12 else LARGE
+    name = names[number // 12 % len(names)] if names is LARGE else names[number % len(names)]
     return name, mutated(ZOO[name], rng)
 
 
