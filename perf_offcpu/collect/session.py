@@ -194,11 +194,11 @@ class _Session:
 
     def _rotate(self) -> None:
         """End the file and go on in a new one; new records wait in the rings until that is open."""
-        old, kept = self.file, self.collector.kept
+        old, kept, drained_ns = self.file, self.collector.kept, now_ns()
         self._drain()
         self.totals.write_sums(old, end_of_file=True)
         self.totals.write_budgets(old)
-        present = kept.present_tasks()
+        present = kept.present_tasks(drained_ns)
         self.totals.write_last(old, present)
         kept.end_file(present)
         old.finish(replace(self.collector.span, end_ns=present.end_ns))

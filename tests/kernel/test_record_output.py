@@ -218,6 +218,8 @@ def test_each_file_tells_who_is_stuck_and_where_time_went(tmp_path: Path) -> Non
 
 
 def test_signal_switches_and_only_the_last_files_are_kept(tmp_path: Path) -> None:
+    """Meanwhile processes come and go: each file names the threads of its waits."""
+    born = subprocess.Popen(["sh", "-c", "while sleep 0.002 | cat; do :; done"], start_new_session=True)
     process = subprocess.Popen(
         [*PROGRAM, "--switch-output", "--switch-max-files", "2", "-a"],
         cwd=tmp_path,
@@ -234,6 +236,8 @@ def test_signal_switches_and_only_the_last_files_are_kept(tmp_path: Path) -> Non
     until(lambda: not first.exists())
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=20)
+    os.killpg(born.pid, signal.SIGKILL)
+    born.wait()
     assert process.returncode == 128 + signal.SIGINT
     assert said.count("dump ") == 2 and "and 2 before it" in said
     assert len(parts(tmp_path)) == 2

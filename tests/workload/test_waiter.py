@@ -39,9 +39,13 @@ def test_all_threads_report(threads: dict[str, Thread]) -> None:
     assert threads["waiter"].tid == threads["waiter"].pid
 
 
-def test_kernel_counts_every_switch_inside_a_measured_place(threads: dict[str, Thread]) -> None:
-    for thread in threads.values():
-        assert sum(site.switches for site in thread.sites) == thread.nvcsw, thread.comm
+def test_kernel_counts_switches_inside_measured_places(threads: dict[str, Thread]) -> None:
+    """Elsewhere a thread waits only for a page of the program or for the lock of its address space: seldom."""
+    elsewhere = {
+        thread.comm: thread.nvcsw - sum(site.switches for site in thread.sites) for thread in threads.values()
+    }
+    assert min(elsewhere.values()) >= 0
+    assert sum(elsewhere.values()) <= 2, elsewhere
 
 
 @pytest.mark.parametrize("comm", WAITS_A_ROUND)

@@ -40,22 +40,24 @@ class LastTasks:
         """Rows of those that wait in a state that the user asked for."""
         return np.flatnonzero(self.tasks["waits"])
 
-    def unless_disturbed(self, later: LastTasks) -> LastTasks:
-        """What is sure of a look at tasks that went on meanwhile.
+    def unless_disturbed(self, later: LastTasks, drained_ns: int) -> LastTasks:
+        """Return what is certain of tasks that went on while they were looked at.
 
         A wait counts if it still goes on in a `later` look: then its stacks stood still in this one. A budget
         counts if it adds up: if not, it was read while it changed, and that of the later look is taken. What
-        does not count is for a later file.
+        began after `drained_ns`, when the rings were emptied last, does not count: the record that names
+        its thread may still be in a ring. What does not count is for a later file.
         """
         tasks = self.tasks.copy()
         wait = ("tid", "mode", "switch_out_ns")
         same = np.isin(_joined(tasks, wait), _joined(later.tasks[later.waiting()], wait))
-        tasks["waits"] *= same
+        tasks["waits"] *= same & (tasks["switch_out_ns"] < drained_ns)
         sure, others = _sound(self.budgets), _sound(later.budgets)
         thread = ("tid", "begin_ns")
         others = others[np.isin(_joined(others, thread), _joined(self.budgets, thread))]
         others = others[~np.isin(_joined(others, thread), _joined(sure, thread))]
-        return replace(self, tasks=tasks, budgets=np.concatenate([sure, others]))
+        budgets = np.concatenate([sure, others])
+        return replace(self, tasks=tasks, budgets=budgets[budgets["begin_ns"] < drained_ns])
 
 
 def _sound(budgets: NDArray[Any]) -> NDArray[Any]:

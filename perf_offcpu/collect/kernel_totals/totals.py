@@ -71,9 +71,13 @@ class Kept:
         """What the tasks that live do at the end."""
         return with_user_stacks(self._program.last_tasks(), walk_user_stacks)
 
-    def present_tasks(self) -> LastTasks:
-        """What they do now, while recording goes on; those that change just now may be missing."""
-        return self.last_tasks().unless_disturbed(self._program.last_tasks())
+    def present_tasks(self, drained_ns: int) -> LastTasks:
+        """Return what they do now, while recording goes on; those that change just now may be missing.
+
+        Args:
+            drained_ns: the rings were emptied last after this time.
+        """
+        return self.last_tasks().unless_disturbed(self._program.last_tasks(), drained_ns)
 
     def last_records(self, last: LastTasks) -> Iterator[bytes]:
         """Those who still wait, in one piece, then the budgets of all."""

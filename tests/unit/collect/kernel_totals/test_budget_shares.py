@@ -77,8 +77,18 @@ def test_only_what_stood_still_is_sure() -> None:
     now = look((1, 50, ASLEEP), (2, 50, ASLEEP), (3, 60, RUNNING), (4, 50, ASLEEP), (5, 50, ASLEEP))
     later = look((1, 50, ASLEEP), (2, 99, ASLEEP), (3, 99, ASLEEP), (5, 50, RUNNING))
     now.budgets["ns"][1, RUNNING] += np.uint64(1)  # changed between the header and the budget
-    sure = now.unless_disturbed(later)
+    sure = now.unless_disturbed(later, drained_ns=55)
     assert sure.tasks["tid"][sure.waiting()].tolist() == [1]
     assert sure.budgets["tid"].tolist() == [1, 3, 4, 5, 2]
     assert sure.budgets["ns"][4, RUNNING] == 0, "of the later look"
     assert len(now.waiting()) == 4
+
+
+def test_what_began_after_the_rings_were_emptied_is_for_the_next_file() -> None:
+    """The records that name a thread born since are still in the rings."""
+    now = look((1, 50, ASLEEP), (2, 56, ASLEEP))
+    now.budgets["begin_ns"][1], now.budgets["ns"][1] = 56, 0
+    now.budgets["ns"][1, ASLEEP] = 44
+    sure = now.unless_disturbed(now, drained_ns=55)
+    assert sure.tasks["tid"][sure.waiting()].tolist() == [1]
+    assert sure.budgets["tid"].tolist() == [1]
