@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layout of the raw payload of the `offcpu-counters` sample: losses and limits of the recording itself.
+"""Layout of the raw payloads of `offcpu-counters` samples: losses of the recording, and budgets of threads.
 
 Losses in full rings have records of their own (LOST, LOST_SAMPLES), losses in the BPF program have not. Stock
 perf ignores no other place in perf.data: perf 6.1 stops at records of unknown type, and its `perf inject`
 crashes on unknown header features. So they are a sample of a separate bpf-output event, the last record of
-the data: perf shows an event with one sample and period 0, and keeps it in inject and pipes.
+the data: perf shows an event of period 0, and keeps it in inject and pipes.
+
+Budgets state how threads spent their time. They share the event, and the magic tells the two apart. A sample
+holds the budgets of some threads: of ended ones as the collector drains them from the kernel, of the others
+at the end of the recording.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ EVENT_ID = int.from_bytes(b"offcpu-c", "big")
 """That id. The kernel counts from 1 and will not reach it."""
 
 MAGIC = int.from_bytes(b"OFCC", "little")
+BUDGET_MAGIC = int.from_bytes(b"OFCB", "little")
 VERSION = 1
 NAME_SIZE = 48
 
@@ -37,4 +42,31 @@ COUNTERS = Layout(
     Field("end_ns", U64, doc="CLOCK_MONOTONIC: waits that end before are recorded"),
     Field("threshold_ns", U64, doc="waits from here on are samples of their own, shorter ones summed"),
     Field("counters", COUNTER, count="nr"),
+)
+
+BUDGET = Layout(
+    "offcpu-counters budget of a thread",
+    Field("pid", U32, doc="tgid"),
+    ("tid", U32),
+    Field("begin_ns", U64, doc="CLOCK_MONOTONIC: birth, or begin of the recording"),
+    Field("end_ns", U64, doc="CLOCK_MONOTONIC: death, or end of the recording"),
+    Field("switches", U64, doc="times that it left a CPU"),
+    Field("unknown_ns", U64, doc="ns not accounted for"),
+    Field("running_ns", U64, doc="ns on a CPU"),
+    Field("runnable_ns", U64, doc="ns waiting for a CPU after wake-up or birth"),
+    Field("preempted_ns", U64, doc="ns waiting for a CPU after preemption or yielding"),
+    Field("interruptible_ns", U64, doc="ns blocked, S"),
+    Field("uninterruptible_ns", U64, doc="ns blocked, D"),
+    Field("idle_ns", U64, doc="ns blocked, I"),
+    Field("stopped_ns", U64, doc="ns stopped, T"),
+    Field("traced_ns", U64, doc="ns stopped by a tracer, t"),
+    Field("other_ns", U64, doc="ns off the CPU in any other state"),
+)
+"""The ns fields add up to end_ns - begin_ns."""
+
+BUDGETS = Layout(
+    "offcpu-counters budgets",
+    Field("magic", U32, doc='"OFCB"'),
+    ("version nr", U16),
+    Field("budgets", BUDGET, count="nr"),
 )

@@ -7,7 +7,7 @@ A number depends on the architecture, and on three of them on the program, too:
     arm64     32-bit programs use arm's numbers
     s390x, …  31-bit programs, which current kernels no longer run
 
-Nothing in a sample tells the 32-bit programs; the kernel's entry functions in its stack do (see
+No field of a sample marks 32-bit programs; the kernel's entry functions in its stack do (see
 `is_compat_entry`). Sources: see `abi.syscall_tables`.
 """
 
@@ -24,15 +24,16 @@ X32_BIT = 1 << 30
 
 _64 = (tables.SHARED,)
 _32 = (tables.TIME64, tables.SHARED)
+_OLD = tables.FIRST_PORTS
 _TABLES: dict[str, tuple[str, ...]] = {
     "x86_64": (tables.X86_64, *_64),
-    "i386": (tables.I386, *_32),
+    "i386": (_OLD, tables.I386, *_32),
     "aarch64": (tables.GENERIC, *_64),
     "riscv64": (tables.GENERIC, *_64),
     "loongarch64": (tables.GENERIC, *_64),
-    "arm": (tables.ARM, *_32),
-    "s390x": (tables.S390X, *_64),
-    "ppc64": (tables.POWERPC64, *_64),
+    "arm": (_OLD, tables.ARM, *_32),
+    "s390x": (_OLD, tables.S390X, *_64),
+    "ppc64": (_OLD, tables.POWERPC64, *_64),
 }
 _ALIASES = (
     (re.compile(r"amd64"), "x86_64"),
@@ -74,6 +75,7 @@ def _names(arch: str) -> Mapping[int, str]:
     names: dict[int, str] = {}
     for text in _TABLES.get(arch, ()):
         names |= _numbered(text)
+    names = {number: name for number, name in names.items() if name != "-"}
     if arch == "x86_64":
         own = _numbered(tables.X32)
         shared = {number: name for number, name in names.items() if name not in own.values()}

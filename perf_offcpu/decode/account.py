@@ -11,9 +11,7 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import PerfType, SoftwareConfig
-from perf_offcpu.abi.budget import BUDGET, BUDGETS
-from perf_offcpu.abi.budget import MAGIC as BUDGET_MAGIC
-from perf_offcpu.abi.counters import COUNTERS, EVENT_NAME, MAGIC
+from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGETS, COUNTERS, EVENT_NAME, MAGIC
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, Stage

@@ -13,13 +13,14 @@ from typing import Protocol
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.abi.records import RECORD_LAYOUTS, RecordType
+from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
+from perf_offcpu.abi.features import Feature
+from perf_offcpu.abi.records import RECORD_LAYOUTS, CpuMode, RecordType
 from perf_offcpu.decode.account import CollectorAccount
 from perf_offcpu.decode.batch import Batch, BatchCollector
 from perf_offcpu.decode.continued import joined_budget
 from perf_offcpu.decode.counter_reads import CounterReads
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
-from perf_offcpu.decode.meta import evsel_of, read_meta
 from perf_offcpu.decode.samples import SampleDecoder, is_offcpu, ranks
 from perf_offcpu.decode.stacks.snapshot_store import SnapshotStore
 from perf_offcpu.decode.swapped_ids import count_foreign_ids, repair_ids
@@ -29,9 +30,9 @@ from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_garbage
 from perf_offcpu.losses import LossCause, Losses
-from perf_offcpu.model.recording import DeferredChains, Dsos, Recording, Samples
+from perf_offcpu.model.recording import DeferredChains, Dsos, Evsel, Meta, Recording, Samples
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.perfdata.events import Events
+from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
@@ -45,6 +46,7 @@ _OTHERS = RECORD_LAYOUTS.keys() - SIDE_TYPES - SWITCH_RECORDS - {RecordType.CALL
 """Types of records that are read for losses, and because damage in any record is counted."""
 
 _KNOWN_TYPES = np.array([*RecordType], np.uint32)
+_TIME_CLOCKS = (SoftwareConfig.CPU_CLOCK, SoftwareConfig.TASK_CLOCK)
 
 
 class Head(Protocol):
@@ -157,7 +159,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
         head.counters.add(cause, count)
     tasks.replay()
     head.counters.add(losses.MAPS_FORGOTTEN, tasks.spaces.forgotten)
-    evsels = [evsel_of(spec) for spec in head.events.specs]
+    evsels = [_evsel_of(spec) for spec in head.events.specs]
     samples = repair_ids(batch.samples, batch.from_upstream, tasks.tasks())
     head.counters.add(losses.FOREIGN_IDS, count_foreign_ids(samples, tasks.tasks()))
     if has_switches(batch.switches):
@@ -167,7 +169,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
     samples = tasks.attribute(samples)
     spaces, maps = tasks.spaces.tables()
     deferred = batch.deferred.take(np.argsort(batch.deferred.time_ns, kind="stable"))
-    meta = read_meta(head.events, head.features, head.path, samples, account)  # counts damaged features
+    meta = _read_meta(head.events, head.features, head.path, samples, account)  # counts damaged features
     return Recording(
         samples=samples,
         callchains=batch.callchains,
@@ -205,3 +207,46 @@ def _with_tasks(deferred: DeferredChains, tasks: TaskReplay) -> DeferredChains:
     rows = Samples.filled(len(deferred), time_ns=deferred.time_ns, pid=deferred.pid, tid=deferred.tid)
     rows = tasks.attribute(rows)
     return deferred.with_columns(comm=rows.comm, space=rows.space)
+
+
+def _read_meta(
+    events: Events, features: Features, path: str, samples: Samples, account: CollectorAccount
+) -> Meta:
+    """Return what a recording says of its machine and run, once its last chunk has been read."""
+    attrs = [spec.attr for spec in events.specs]
+    with_clock = [attr for attr in attrs if attr.flags & AttrFlag.USE_CLOCKID]
+    clock = features.values(Feature.CLOCK_DATA) or {}
+    cpus = features.values(Feature.NRCPUS) or {}
+    timed = samples.time_ns[samples.time_ns >= 0]
+    return Meta(
+        hostname=features.text(Feature.HOSTNAME),
+        os_release=features.text(Feature.OSRELEASE),
+        arch=features.text(Feature.ARCH),
+        version=features.text(Feature.VERSION),
+        cmdline=features.cmdline(),
+        cpu_desc=features.text(Feature.CPUDESC),
+        nr_cpus=cpus.get("available", 0),
+        clockid=with_clock[0].clockid if with_clock else -1,
+        wall_clock_ns=clock.get("wall_clock", 0),
+        wall_clock_at_ns=clock.get("clockid_time", 0),
+        begin_ns=account.begin_ns,
+        end_ns=account.end_ns,
+        threshold_ns=account.threshold_ns if account.end_ns else -1,
+        first_ns=int(timed[0]) if len(timed) else -1,
+        last_ns=int(timed[-1]) if len(timed) else -1,
+        kernel_build_id=_kernel_build_id(features),
+        source=path,
+    )
+
+
+def _kernel_build_id(features: Features) -> str:
+    for entry in features.build_ids():
+        if entry.cpumode == CpuMode.KERNEL and entry.filename.startswith(b"[kernel.kallsyms]"):
+            return entry.build_id
+    return ""
+
+
+def _evsel_of(spec: EventSpec) -> Evsel:
+    """Convert an event to the model's."""
+    clock = spec.attr.type == PerfType.SOFTWARE and spec.attr.config in _TIME_CLOCKS
+    return Evsel(spec.name, spec.attr, "ns" if clock or is_offcpu(spec) else "")

@@ -1,46 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""inject: a recording in, the same recording out, in a form that any perf from 6.1 on reports.
+"""inject: write a recording again, in a form that any perf from 6.1 on reports.
 
-Two passes. The first (`survey`) gathers what only the whole recording shows, the second takes chunk after
-chunk through these stages:
+The first of two passes (`Survey`) gathers what only the whole recording shows, the second takes each chunk
+through these stages:
 
 * records of types that perf 6.1 does not know, or that do not fit their type, are left out and counted;
 * samples are read, re-typed, completed, unwound (`stages`), and written (`samples`);
-* sums that had no time, and waits between context switches, are put where their time lies (`timed_samples`).
+* sums that had no time, and waits between context switches, are put where their time lies (`TimedSamples`).
 
-What is compressed comes out as it was before, attrs are cut to the 128 bytes that perf 6.1 knows (`header`).
+Compressed input comes out decompressed, attrs are cut to the 128 bytes that perf 6.1 knows (`header`).
 Everything else stays as it is, byte for byte and in its order. The byte order stays that of the input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from perf_offcpu import losses
+from perf_offcpu.abi.attr import PerfType, SoftwareConfig
 from perf_offcpu.abi.cfi import MACHINE_OF_ARCH
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
+from perf_offcpu.decode.batch import BatchCollector
+from perf_offcpu.decode.deferred import DeferredMatcher, decode_deferred
+from perf_offcpu.decode.samples import samples_by_event
 from perf_offcpu.decode.switches.events import may_hold_switches
+from perf_offcpu.decode.tasks.columns import task_records
+from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
 from perf_offcpu.inject.header import has_stacks, written_events, written_features
 from perf_offcpu.inject.options import RewriteOptions, Rewritten
-from perf_offcpu.inject.samples import SampleRewriter, Stage
+from perf_offcpu.inject.samples import SampleRewriter, Stage, is_untimed
 from perf_offcpu.inject.stages import Completer, Retyper, StackUnwinder, cut_user_parts
-from perf_offcpu.inject.survey import Survey, survey
 from perf_offcpu.inject.switch_waits import WaitRecords, wait_records
-from perf_offcpu.inject.timed_samples import TimedSamples
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.recording import Meta, Recording
-from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.model.strings import Strings
+from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.leaked_flag import with_written_miscs
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
+from perf_offcpu.perfdata.trailers import record_times
 from perf_offcpu.perfdata.write.compressed import CompressedWriter
 from perf_offcpu.perfdata.write.pipe import PipeWriter
 from perf_offcpu.perfdata.write.readable import readable_events, readable_records
-from perf_offcpu.perfdata.write.weave import bytes_of
+from perf_offcpu.perfdata.write.weave import bytes_of, woven
 from perf_offcpu.perfdata.write.writer import FileWriter
 from perf_offcpu.unwind.unwinder import Unwinder
 
@@ -51,17 +57,18 @@ _HEADER_TYPES = (
     RecordType.HEADER_BUILD_ID,
     RecordType.HEADER_FEATURE,
 )
-"""Records of the pipe form whose content is the writer's to repeat."""
+"""Records of the pipe form whose content the writer repeats."""
 
 _TRACE_TYPES = (RecordType.AUXTRACE_INFO, RecordType.AUXTRACE, RecordType.AUXTRACE_ERROR)
+_TASK_TYPES = frozenset[int]({RecordType.COMM, RecordType.FORK, RecordType.EXIT})
 
 
 def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | None = None) -> Rewritten:
     """Write the recording at `path` ("-": standard input) again.
 
     Args:
-        out_fd: an empty file, open for writing and seekable, or any descriptor for the pipe form; stays
-            the caller's.
+        out_fd: an empty file, open for writing and seekable, or any descriptor for the pipe form; the caller
+            closes it.
         out_path: its name, for messages.
 
     Raises:
@@ -70,12 +77,112 @@ def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | Non
     """
     options, counters, waits = options or RewriteOptions(), Losses(), None
     with PerfDataReader.repeatable(path) as again:
-        found = survey(again())
+        found = Survey(again())
         if options.switches and may_hold_switches(found.reader.events):
             waits = wait_records(again(), counters)
         reader = again()
         reader.counters.update(counters)
         return _Rewriter(reader, found, options, waits).run(out_fd, out_path)
+
+
+class Survey:
+    """Findings of the first pass, which a sample may need long before they are recorded.
+
+    That is the process of its thread (to exchange pid and tid where upstream swapped them), the end of that
+    thread (the time of a sum), and its deferred user callchain. And a pipe begins with features that say when
+    its last sample was. All this takes little memory compared with the recording, which is read twice: each
+    different deferred callchain is kept once, with 28 bytes for each record.
+
+    Attributes:
+        tasks: the threads, if there is off-cpu time; the maps too, if samples have copies of user stacks.
+        untimed: off-cpu samples with a dummy time, as they were recorded.
+        first_ns, last_ns: times of the first and last sample; -1 without any.
+        end_ns: the last moment of the recording.
+    """
+
+    def __init__(self, reader: PerfDataReader) -> None:
+        self.reader, self.tasks = reader, TaskReplay(Strings())
+        self.untimed: list[Chunk] = []
+        self.first_ns = self.last_ns = -1
+        self.end_ns = 0
+        self._deferred = BatchCollector()
+        for chunk in reader.chunks():
+            self._read(chunk)
+        self.tasks.replay()
+
+    def _read(self, chunk: Chunk) -> None:
+        """Read a chunk. Damage is not counted: the second pass meets it again."""
+        events = self.reader.events
+        times = record_times(chunk, events)
+        self.end_ns = max(self.end_ns, int(times.max(initial=0)))
+        stacks = any(map(has_stacks, events.specs))
+        if stacks or any(map(_may_be_offcpu, events.specs)):
+            kinds = SIDE_TYPES if stacks else _TASK_TYPES
+            self.tasks.note_all(task_records(chunk, kinds, events, Losses()))
+        timed = times[(chunk.types == RecordType.SAMPLE) & (times > 0)]
+        if len(timed):
+            first, last = int(timed.min()), int(timed.max())
+            self.first_ns = first if self.first_ns < 0 else min(self.first_ns, first)
+            self.last_ns = max(self.last_ns, last)
+        for number, rows in samples_by_event(chunk, events, Losses()):
+            untimed = rows[is_untimed(chunk, rows, events, number)]
+            if len(untimed):
+                self.untimed.append(woven([(untimed, chunk.take(untimed))]))
+        self._deferred.add(decode_deferred(chunk, events, Losses()))
+
+    def matcher(self) -> DeferredMatcher:
+        """Return the matcher of samples with their deferred callchains."""
+        batch = self._deferred.release()
+        return DeferredMatcher(batch.deferred, batch.callchains)
+
+
+def _may_be_offcpu(spec: EventSpec) -> bool:
+    """Return whether an evsel can turn out to be off-cpu time: in a pipe its name comes after its attr."""
+    return spec.attr.type == PerfType.SOFTWARE and spec.attr.config == SoftwareConfig.BPF_OUTPUT
+
+
+class TimedSamples:
+    """Samples that are inserted by their time: sums that had none of their own, and waits that are added.
+
+    perf sorts as it reads: at each FINISHED_ROUND it delivers the records up to the highest time before the
+    previous FINISHED_ROUND, and warns of earlier records that follow. So a sum goes before the first
+    FINISHED_ROUND with a time before it that is not lower than its own.
+
+    Args:
+        parts: (times int64[n] ns, samples) each.
+        events: of the recording that they are inserted into.
+    """
+
+    def __init__(self, parts: Iterable[tuple[I64, Chunk]], events: Events) -> None:
+        self.events, whole = events, [part for part in parts if len(part[0])]
+        self._times = np.sort(np.concatenate([np.empty(0, np.int64), *(times for times, _ in whole)]))
+        self._samples = woven(whole) if whole else None
+        self._done = self._highest = 0
+
+    def span(self, first_ns: int, last_ns: int) -> tuple[int, int]:
+        """Extend the times of the first and last of other samples by these; -1 without any."""
+        times = [*self._times[:1].tolist(), *self._times[-1:].tolist(), first_ns, last_ns]
+        known = [time for time in times if time >= 0]
+        return min(known, default=-1), max(known, default=-1)
+
+    def inserted(self, chunk: Chunk) -> Chunk:
+        """Return the chunk with the samples that have to stand before one of its FINISHED_ROUNDs."""
+        if self._samples is None or self._done == len(self._times):
+            return chunk
+        rounds = np.flatnonzero(chunk.types == RecordType.FINISHED_ROUND)
+        highest = np.maximum.accumulate(np.maximum(record_times(chunk, self.events), self._highest))
+        self._highest = int(highest[-1])
+        upto = np.maximum(np.searchsorted(self._times, highest[rounds], side="right"), self._done)
+        due = np.arange(self._done, int(upto[-1]) if len(rounds) else self._done)
+        if not len(due):
+            return chunk
+        self._done += len(due)
+        places = rounds[np.searchsorted(upto, due, side="right")]
+        return woven([(places, self._samples.take(due)), (np.arange(len(chunk)), chunk)])
+
+    def rest(self) -> Chunk | None:
+        """Return the samples left after the last FINISHED_ROUND; None without any."""
+        return None if self._samples is None else self._samples.take(slice(self._done, None))
 
 
 class _Rewriter:
@@ -93,7 +200,7 @@ class _Rewriter:
         self.timed = TimedSamples(self._timed(), self.recorded)
 
     def _stages(self) -> list[Stage]:
-        """Return what is done to samples, in order."""
+        """Return the stages of samples, in order."""
         options, found, stages = self.options, self.found, list[Stage]()
         if options.retype:
             stages.append(Retyper(found.tasks, found.end_ns, self.done))
@@ -107,7 +214,7 @@ class _Rewriter:
         return stages
 
     def _unwinder(self) -> Unwinder | None:
-        """Return what unwinds copies of stacks; None where there are none, or that cannot be."""
+        """Return the unwinder of copies of user stacks; None if it has nothing to unwind, or no rules to."""
         tasks, search, arch = self.found.tasks, self.options.search, self.features.text(Feature.ARCH)
         if search is None or arch not in MACHINE_OF_ARCH or not any(map(has_stacks, self.recorded.specs)):
             return None
@@ -117,14 +224,14 @@ class _Rewriter:
         return Unwinder(recording, search)
 
     def _timed(self) -> list[tuple[I64, Chunk]]:
-        """Return the samples that get another place, with their times."""
+        """Return (times, samples) of the samples that get another place."""
         parts = [(self.waits.times, self.waits.records)] if self.waits else []
         for chunk in self.found.untimed if self.options.retype else ():
             parts += self.samples.rewrite_all(chunk)
         return parts
 
     def run(self, out_fd: int, out_path: str) -> Rewritten:
-        """Copy everything."""
+        """Copy the recording, and return what was done."""
         events = [*self.written, *([self.waits.spec] if self.waits else [])]
         span = self.timed.span(self.found.first_ns, self.found.last_ns)
         features = written_features(self.features, events, span, self.recorded.order, self.counters)
@@ -135,7 +242,8 @@ class _Rewriter:
             for stage in stages:
                 records = stage(records) if len(records) else records
             writer.append(bytes_of(records))
-        writer.append(*map(bytes_of, self.timed.rest()))
+        if (rest := self.timed.rest()) is not None:
+            writer.append(bytes_of(rest))
         writer.finish(features)
         return self.done
 
@@ -149,7 +257,7 @@ class _Rewriter:
         return CompressedWriter(writer) if self.options.compress else writer
 
     def _of_known_types(self, chunk: Chunk) -> Chunk:
-        """Return the records of types that are written."""
+        """Return the records of types that perf 6.1 knows."""
         kinds = chunk.types
         deferred = kinds == RecordType.CALLCHAIN_DEFERRED
         traces = np.isin(kinds, _TRACE_TYPES)
@@ -160,7 +268,7 @@ class _Rewriter:
         copied = known & ~traces & ~np.isin(kinds, _HEADER_TYPES)
         if not self.options.merge:
             copied |= deferred
-        if self.reader.directory:  # of several streams: a round of one says nothing of the others
+        if self.reader.directory:  # FINISHED_ROUND of one stream does not order the others
             copied &= kinds != RecordType.FINISHED_ROUND
         return chunk.take(np.flatnonzero(copied))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the feature TRACING_DATA: the layouts of the recorded kernel's tracepoints.
+"""Read and write the feature TRACING_DATA: the layouts of the recorded kernel's tracepoints.
 
 A tracepoint's raw data is a C structure that differs between kernels, architectures and configurations, so
 perf stores the kernel's description: the files events/SYSTEM/NAME/format of tracefs at that time. They lie in
@@ -17,7 +17,9 @@ where a file is {u64 size, bytes}. Pipes carry the same bytes after a HEADER_TRA
 
 from __future__ import annotations
 
+import mmap
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +30,7 @@ from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses
 
 MAGIC = b"\x17\x08Dtracing"
+_VERSION = b"0.6\0"
 MACHINE = Layout(
     "tracing data machine",
     ("big_endian long_size", U8),
@@ -161,3 +164,32 @@ class _Cursor:
         if found != literal:
             raise LayoutError(f"tracing data: {found!r} at {self.at}, expected {literal!r}")
         self.at += len(literal)
+
+
+def tracing_data_body(
+    headers: tuple[bytes, bytes], systems: Mapping[bytes, Sequence[bytes]], order: Order = "<"
+) -> bytes:
+    """Return the body for tracepoints of a machine with 8-byte longs.
+
+    Args:
+        headers: content of tracefs's events/header_page and events/header_event.
+        systems: name of each system → content of the `format` files of its tracepoints.
+    """
+    machine = {"big_endian": int(order == ">"), "long_size": 8, "page_size": mmap.PAGESIZE}
+    parts = [MAGIC, _VERSION, MACHINE.pack(machine, order)]
+    for name, header in zip((b"header_page\0", b"header_event\0"), headers, strict=True):
+        parts += [name, _file(header, order)]
+    parts += [_count(0, order), _count(len(systems), order)]  # none of ftrace's own events
+    for system, formats in systems.items():
+        parts += [system + b"\0", _count(len(formats), order)]
+        parts += [_file(one, order) for one in formats]
+    # No symbols, printk formats and comms: maps, build-ids and COMM records say more.
+    return b"".join([*parts, _count(0, order), _count(0, order), _file(b"", order)])
+
+
+def _count(number: int, order: Order) -> bytes:
+    return COUNT.pack({"count": number}, order)
+
+
+def _file(data: bytes, order: Order) -> bytes:
+    return FILE.pack({"size": len(data), "data": data}, order)

@@ -11,7 +11,7 @@ from perf_offcpu.abi.attr import AttrFlag
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.write.features import feature_body, text_body
+from perf_offcpu.perfdata.features import feature_body, text_body
 
 MONO: dict[str, Any] = {
     "flags": AttrFlag.USE_CLOCKID | event("", (), BASE).attr.flags,

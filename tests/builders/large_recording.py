@@ -24,8 +24,8 @@ from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.callchains import Ragged, spread
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.features import event_desc_body
 from perf_offcpu.perfdata.write.columns import pack_samples
-from perf_offcpu.perfdata.write.features import event_desc_body
 from perf_offcpu.perfdata.write.writer import FileWriter, pack_record
 
 CPUS = 16

@@ -22,9 +22,9 @@ from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.features import event_desc_body
 from perf_offcpu.perfdata.tracing_data import parse_format
 from perf_offcpu.perfdata.write.columns import pack_samples
-from perf_offcpu.perfdata.write.features import event_desc_body
 from perf_offcpu.perfdata.write.writer import FileWriter
 
 ID = 310

@@ -30,7 +30,7 @@ from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording, SampleFlag
-from perf_offcpu.perfdata.write.features import feature_body
+from perf_offcpu.perfdata.features import feature_body
 from perf_offcpu.perfdata.write.writer import frame_record
 
 R = RecordType

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.errors import CapabilityError, UsageError
-from perf_offcpu.perfdata.write.tracing_data import tracing_data_body
+from perf_offcpu.perfdata.tracing_data import tracing_data_body
 
 TRACEFS = Path("/sys/kernel/tracing")
 DEBUGFS = Path("/sys/kernel/debug")

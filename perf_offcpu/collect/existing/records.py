@@ -14,7 +14,7 @@ from perf_offcpu.abi.records import CpuMode, Misc, RecordType
 from perf_offcpu.abi.sample import TRAILER
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.perfdata.write.features import BUILD_ID_BYTES
+from perf_offcpu.perfdata.features import BUILD_ID_BYTES
 from perf_offcpu.perfdata.write.writer import pack_record
 
 KERNEL_PID = 2**32 - 1

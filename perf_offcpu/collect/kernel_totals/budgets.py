@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets of threads as samples of the event `offcpu-counters` (abi/budget.py)."""
+"""Budgets of threads as samples of the event `offcpu-counters` (abi/counters.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.abi.budget import BUDGET, BUDGETS, MAGIC, VERSION
+from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGETS, VERSION
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.perfdata.events import EventSpec
@@ -34,7 +34,7 @@ def budget_samples(
     rows = _rows(budgets, modes)
     for low in range(0, len(rows), BATCH):
         part = rows[low : low + BATCH]
-        head = BUDGETS.pack({"magic": MAGIC, "version": VERSION, "nr": 0, "budgets": []}, NATIVE)
+        head = BUDGETS.pack({"magic": BUDGET_MAGIC, "version": VERSION, "nr": 0, "budgets": []}, NATIVE)
         raw = head[:6] + np.uint16(len(part)).tobytes() + part.tobytes()
         yield account_sample(event, raw, time_ns, recorder_pid)
 

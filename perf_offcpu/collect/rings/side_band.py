@@ -27,7 +27,7 @@ from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.records import ZERO_TRAILER
 from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.errors import FileFullError
-from perf_offcpu.perfdata.write.features import BUILD_ID_BYTES
+from perf_offcpu.perfdata.features import BUILD_ID_BYTES
 
 _HEAD = RECORD_HEADER.size()
 _LAYOUT = RECORD_LAYOUTS[RecordType.MMAP2]

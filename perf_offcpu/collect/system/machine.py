@@ -18,7 +18,7 @@ from perf_offcpu.abi.features import Feature
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.system import clock
 from perf_offcpu.collect.system.cpus import online_cpus, present_cpus
-from perf_offcpu.perfdata.write.features import cmdline_body, encoded, feature_body, text_body
+from perf_offcpu.perfdata.features import cmdline_body, encoded, feature_body, text_body
 
 
 def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[int, bytes]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from perf_offcpu.abi import budget, counters, offcpu
+from perf_offcpu.abi import counters, offcpu
 from perf_offcpu.abi.attr import ATTR, Attr, unpack_attr
 from perf_offcpu.abi.features import FEATURE_LAYOUTS, Feature
 from perf_offcpu.abi.file import FILE_HEADER, FILE_HEADER_SIZE, FILE_HEADER_SIZE_OLD
@@ -160,8 +160,8 @@ class _Dump:
     def _payload(self, spec: EventSpec, raw: bytes) -> Lines:
         """Yield the raw bytes of off-cpu events, this project's and upstream's, by their layouts."""
         if spec.name == counters.EVENT_NAME:
-            is_budgets = raw[:4] == budget.MAGIC.to_bytes(4, "little" if self.order == "<" else "big")
-            layout = budget.BUDGETS if is_budgets else counters.COUNTERS
+            magic = counters.BUDGET_MAGIC.to_bytes(4, "little" if self.order == "<" else "big")
+            layout = counters.BUDGETS if raw.startswith(magic) else counters.COUNTERS
             yield f"  {layout.name}"
             yield from self._structure(layout, raw, 0, len(raw), indent="    ")
         elif spec.name == offcpu.EVENT_NAME:

@@ -16,7 +16,7 @@ from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.errors import FileFullError
 from perf_offcpu.perfdata.compressed import zstd_library
-from perf_offcpu.perfdata.write.features import feature_body
+from perf_offcpu.perfdata.features import feature_body
 from perf_offcpu.perfdata.write.writer import FileWriter, whole_records
 
 LEVEL = 3

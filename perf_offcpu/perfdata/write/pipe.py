@@ -24,8 +24,7 @@ from perf_offcpu.binary.fields import Buffer, Order, padding
 from perf_offcpu.errors import RecordingError, UsageError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.features import BuildId, Features
-from perf_offcpu.perfdata.write.features import BUILD_ID_BYTES, encoded
+from perf_offcpu.perfdata.features import BUILD_ID_BYTES, BuildId, Features, encoded
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX, frame_record, pack_record, write_all
 
 NATIVE: Order = "<" if sys.byteorder == "little" else ">"

@@ -12,7 +12,7 @@ A file grows in three steps, so that it can be read even if its writer is killed
     header 104 | ids of all events | attr entries | data ... | feature table | feature bodies
 
 Comments at the code explain what perf demands of a file (the sizes of attrs, ids, trailers). Bodies of
-features come from `write.features`, records that are not the kernel's from `pack_record`.
+features come from `perfdata.features`, records that are not the kernel's from `pack_record`.
 
 Source: tools/perf/util/header.c: perf_session__do_write_header(), perf_header__adds_write().
 """

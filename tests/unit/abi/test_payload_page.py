@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from perf_offcpu.abi import budget, counters, offcpu
+from perf_offcpu.abi import counters, offcpu
 from perf_offcpu.binary.fields import Field, Int
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
@@ -27,8 +27,8 @@ LAYOUTS = {
         offcpu.EXTENSION,
         counters.COUNTERS,
         counters.COUNTER,
-        budget.BUDGETS,
-        budget.BUDGET,
+        counters.BUDGETS,
+        counters.BUDGET,
     )
 }
 ENUMS = {kind.__name__: kind for kind in (offcpu.Kind, offcpu.WaitFlag, offcpu.Lost)}

@@ -11,7 +11,7 @@ import pytest
 from builders.recording import sample, write
 
 from perf_offcpu import losses
-from perf_offcpu.abi.budget import BUDGET, BUDGETS, MAGIC, VERSION
+from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGETS, VERSION
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.collect.events.evsels import Support
@@ -20,7 +20,7 @@ from perf_offcpu.decode.account import is_budget, read_budgets
 from perf_offcpu.decode.continued import joined_budget, without_continued
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag, Samples
-from perf_offcpu.perfdata.write.features import feature_body, text_body
+from perf_offcpu.perfdata.features import feature_body, text_body
 
 COUNTERS = counters_event(Support())
 TIMES = [name for name in BUDGET.dtype("<").names or () if name.endswith("_ns")]
@@ -36,7 +36,7 @@ def row(tid: int, begin: int, end: int, **spent: int) -> dict[str, Any]:
 
 
 def block(*rows: dict[str, Any], order: Order = "<") -> bytes:
-    return BUDGETS.pack({"magic": MAGIC, "version": VERSION, "budgets": list(rows)}, order)
+    return BUDGETS.pack({"magic": BUDGET_MAGIC, "version": VERSION, "budgets": list(rows)}, order)
 
 
 def file(path: Path, *payloads: bytes, host: str = "here") -> Path:

@@ -10,8 +10,7 @@ from builders.recording import write
 
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.perfdata.features import BuildId
-from perf_offcpu.perfdata.write.features import build_id_body
+from perf_offcpu.perfdata.features import BuildId, build_id_body
 
 
 def test_maps_come_first_and_paths_of_several_files_have_none(tmp_path: Path) -> None:

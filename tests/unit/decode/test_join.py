@@ -24,7 +24,7 @@ from builders.recording import (
 )
 
 from perf_offcpu.abi.attr import AttrFlag
-from perf_offcpu.abi.budget import BUDGET, BUDGETS, MAGIC, VERSION
+from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGETS, VERSION
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.collect.events.evsels import Support
@@ -35,7 +35,7 @@ from perf_offcpu.decode.load import load_recording
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.write.features import feature_body, text_body
+from perf_offcpu.perfdata.features import feature_body, text_body
 
 TEXT = 0xFFFFFFFF81000000
 
@@ -339,7 +339,7 @@ def budget(path: Path, *rows: tuple[int, int, int, dict[str, int]], name: str = 
         | spent
         for tid, begin, end, spent in rows
     ]
-    payload = BUDGETS.pack({"magic": MAGIC, "version": VERSION, "budgets": made}, "<")
+    payload = BUDGETS.pack({"magic": BUDGET_MAGIC, "version": VERSION, "budgets": made}, "<")
     records = [sample(COUNTERS, time=100, pid=1, tid=1, raw=payload + bytes(4))]
     return write(path, [COUNTERS], records, host(name, 10**18))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from perf_offcpu.abi import offcpu
-from perf_offcpu.abi.budget import BUDGET
+from perf_offcpu.abi.counters import BUDGET
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.kernel_facts import explore
 from perf_offcpu.collect.bpf.maps import UserStacks

@@ -17,9 +17,8 @@ from perf_offcpu.errors import FormatError, RecordingError, UsageError
 from perf_offcpu.inject.options import RewriteOptions
 from perf_offcpu.inject.rewrite import rewrite
 from perf_offcpu.losses import Losses
-from perf_offcpu.perfdata.features import BuildId
+from perf_offcpu.perfdata.features import BuildId, build_id_body, event_desc_body
 from perf_offcpu.perfdata.reader import PerfDataReader
-from perf_offcpu.perfdata.write.features import build_id_body, event_desc_body
 from perf_offcpu.perfdata.write.pipe import PipeWriter
 
 CLOCK = event("cpu-clock", (1, 2), BASE)
