@@ -11,6 +11,7 @@ import tempfile
 from typing import TYPE_CHECKING, Final
 
 from perf_offcpu.commands.shared.inputs import RECORDING, add_one_input, check_ownership
+from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +28,19 @@ SYMBOLS: Final = "symbols"
 _MODES: Final = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".txz": "w:xz", ".bz2": "w:bz2", ".tar": "w:"}
 
 
+_OPTIONS = """
+-o, --output FILE: default: the input's name with .tar.gz
+--keep-stack-bytes: pack copies of user stacks, which can hold secrets (default: they are unwound and left
+  out, as by inject)
+--no-debug: leave separate debug files out
+--kallsyms FILE: kernel symbols (default: the running kernel's)
+--symfs DIR: look for files below this directory
+--buildid-dir DIR: files by build-id (default: ~/.debug)
+--unpack ARCHIVE: unpack an archive instead
+-C, --directory DIR: unpack there (default: here)
+"""
+
+
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
     parser = subparsers.add_parser(
@@ -37,19 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EXAMPLES,
     )
     add_one_input(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", help="default: the input's name with .tar.gz")
-    parser.add_argument(
-        "--keep-stack-bytes",
-        action="store_true",
-        help="pack copies of user stacks, which can hold secrets (default: they are unwound and left out, "
-        "as by inject)",
-    )
-    parser.add_argument("--no-debug", action="store_true", help="leave separate debug files out")
-    parser.add_argument("--kallsyms", metavar="FILE", help="kernel symbols (default: the running kernel's)")
-    parser.add_argument("--symfs", metavar="DIR", help="look for files below this directory")
-    parser.add_argument("--buildid-dir", metavar="DIR", help="files by build-id (default: ~/.debug)")
-    parser.add_argument("--unpack", metavar="ARCHIVE", help="unpack an archive instead")
-    parser.add_argument("-C", "--directory", default=".", metavar="DIR", help="unpack there (default: here)")
+    add_options(parser, _OPTIONS, directory={"default": "."})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,13 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def pack(args: argparse.Namespace, output: str) -> Saved:
-    """Write the archive; it appears under its name when it is complete.
-
-    Raises:
-        UsageError: the input is no file or directory, or the output's suffix is unknown.
-        FormatError: the input is no recording.
-        OSError, RecordingError: the archive cannot be written.
-    """
+    """Write the archive; it appears under its name when it is complete."""
     from perf_offcpu.abi.attr import SampleType
     from perf_offcpu.archive.gather import SymbolSaver
     from perf_offcpu.archive.stores import TarStore
@@ -125,12 +121,7 @@ def _add_without_stacks(archive: tarfile.TarFile, path: str, output: str, search
 
 
 def unpack(path: str, directory: str) -> None:
-    """Unpack an archive; a member that would leave the directory is refused.
-
-    Raises:
-        FormatError: it is no archive, damaged, or hostile.
-        OSError: it cannot be read or written.
-    """
+    """Unpack an archive; raise FormatError if it is damaged or a member would leave the directory."""
     import lzma
     import zlib
 

@@ -123,13 +123,13 @@ def _lists() -> dict[str, str]:
     """Return option → the words that its list may hold."""
     from perf_offcpu.abi.task_state import STATE_NAMES
     from perf_offcpu.analysis.wait_classes import BY_LABEL
-    from perf_offcpu.commands.report import SORT_NAMES
+    from perf_offcpu.commands.report import SORT_KEYS
     from perf_offcpu.script.fields import OWN_FIELDS, PERF_FIELDS
 
     words: dict[str, Iterable[str]] = {
         "--class": tuple(BY_LABEL),
         "--state": STATE_NAMES,
-        "--sort": SORT_NAMES,
+        "--sort": SORT_KEYS,
         "--fields": [*PERF_FIELDS, *OWN_FIELDS],
     }
     return {option: " ".join(names) for option, names in words.items()}

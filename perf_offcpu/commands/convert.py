@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.commands.shared.busy import busy
+from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct, open_output
 from perf_offcpu.commands.shared.profile import (
     SHOW,
@@ -50,6 +51,21 @@ EXAMPLES = """examples:
 """
 
 
+_OUTPUT = f"""
+-o, --output OUT: default: the first input's name and a suffix; -: stdout
+--unit: unit of time of the weights (default: ns)
+--kernel: mark kernel functions with _[k]
+--addrs: show addresses without a symbol
+--title TITLE: title of the picture
+--all-events: off-CPU and on-CPU time together: a CPU sample weighs its sampling interval
+--diff OLD: compare with an older recording: folded, flamegraph, callgraph
+--wakers: callgraph: wake-ups between threads
+--waker-stack: folded, flamegraph: append the waker's stack, root last, to each stack
+--svg: callgraph: draw it with graphviz
+--min-share PERCENT: callgraph: leave out functions with a smaller share (default: {MIN_SHARE})
+"""
+
+
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
     parser = subparsers.add_parser(
@@ -64,7 +80,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     for format_ in FORMATS.values():
         formats.add_argument(f"--{format_.name}", dest="format", action=_Choose, **_form_of(format_))
     parser.set_defaults(form="")
-    _add_output_arguments(parser)
+    unit, share = {"choices": UNITS, "default": ""}, {"type": float, "default": MIN_SHARE}
+    output = parser.add_argument_group("output")
+    add_options(output, _OUTPUT, unit=unit, title={"default": ""}, min_share=share)
     add_input_arguments(parser)
     add_selection_arguments(parser, showing=_SHOWING)
 
@@ -85,42 +103,6 @@ def _form_of(format_: Format) -> dict[str, Any]:
     text = f"{format_.doc}; FORM is one of {forms} (default: {format_.forms[0]})"
     default = format_.forms[0]
     return {"nargs": "?", "const": default, "choices": format_.forms, "metavar": "FORM", "help": text}
-
-
-def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("output")
-    group.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        help="default: the first input's name and a suffix; -: stdout",
-    )
-    group.add_argument("--unit", choices=UNITS, default="", help="unit of time of the weights (default: ns)")
-    group.add_argument("--kernel", action="store_true", help="mark kernel functions with _[k]")
-    group.add_argument("--addrs", action="store_true", help="show addresses without a symbol")
-    group.add_argument("--title", default="", help="title of the picture")
-    group.add_argument(
-        "--all-events",
-        action="store_true",
-        help="off-CPU and on-CPU time together: a CPU sample weighs its sampling interval",
-    )
-    group.add_argument(
-        "--diff", metavar="OLD", help="compare with an older recording: folded, flamegraph, callgraph"
-    )
-    group.add_argument("--wakers", action="store_true", help="callgraph: wake-ups between threads")
-    group.add_argument(
-        "--waker-stack",
-        action="store_true",
-        help="folded, flamegraph: append the waker's stack, root last, to each stack",
-    )
-    group.add_argument("--svg", action="store_true", help="callgraph: draw it with graphviz")
-    group.add_argument(
-        "--min-share",
-        type=float,
-        default=MIN_SHARE,
-        metavar="PERCENT",
-        help=f"callgraph: leave out functions with a smaller share (default: {MIN_SHARE})",
-    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import argparse
 import sys
 
 from perf_offcpu.commands.shared.inputs import add_one_input, check_ownership
+from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct, write_recording
 from perf_offcpu.commands.shared.perf_habits import advice_of
 from perf_offcpu.errors import UsageError
@@ -22,6 +23,19 @@ The input is read twice: a pipe is copied to a temporary file in TMPDIR.
 """
 
 
+_OPTIONS = """
+-o, --output FILE: default: -, standard output in pipe form
+--no-retype: leave raw off-cpu samples as they are
+--no-merge-callchains: leave deferred callchains in records of their own, which only newer perfs read
+--switches: add off-cpu time to a recording of context switches (sched:sched_switch, or perf record
+  --switch-events) that has no off-cpu event
+--keep-stack-bytes: keep copies of user stacks, which can hold secrets, for perf's own unwinder (default: they
+  are unwound and left out)
+-z, --compress: write compressed records (zstd)
+-v, --verbose: print what was done
+"""
+
+
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
     parser = subparsers.add_parser(
@@ -34,29 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         advice=advice_of("inject"),
     )
     add_one_input(parser)
-    parser.add_argument(
-        "-o", "--output", default=STDOUT, metavar="FILE", help="default: -, standard output in pipe form"
-    )
-    parser.add_argument("--no-retype", action="store_true", help="leave raw off-cpu samples as they are")
-    parser.add_argument(
-        "--no-merge-callchains",
-        action="store_true",
-        help="leave deferred callchains in records of their own, which only newer perfs read",
-    )
-    parser.add_argument(
-        "--switches",
-        action="store_true",
-        help="add off-cpu time to a recording of context switches (sched:sched_switch, or perf record "
-        "--switch-events) that has no off-cpu event",
-    )
-    parser.add_argument(
-        "--keep-stack-bytes",
-        action="store_true",
-        help="keep copies of user stacks, which can hold secrets, for perf's own unwinder (default: they are "
-        "unwound and left out)",
-    )
-    parser.add_argument("-z", "--compress", action="store_true", help="write compressed records (zstd)")
-    parser.add_argument("-v", "--verbose", action="store_true", help="print what was done")
+    add_options(parser, _OPTIONS, output={"default": STDOUT})
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,9 +7,11 @@ import argparse
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TextIO
 
 from perf_offcpu.callpaths.options import UNITS
+from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.pager import paged
 from perf_offcpu.commands.shared.perf_habits import accept_without_effect, advice_of
 from perf_offcpu.commands.shared.profile import (
@@ -17,6 +19,7 @@ from perf_offcpu.commands.shared.profile import (
     add_selection_arguments,
     profile_from_args,
     split_list,
+    split_words,
 )
 from perf_offcpu.commands.shared.streams import columns
 from perf_offcpu.errors import UsageError
@@ -27,15 +30,12 @@ if TYPE_CHECKING:
 
 _THREADS, _STACKS, _GROUPS = 25, 10, 25
 
-SORT_NAMES = (
-    *("comm", "pid", "tid", "cpu", "event", "dso", "symbol", "state", "class", "syscall", "waker", "cgroup"),
-)
-"""Keys of `report.keys`, repeated because that imports numpy; a test compares the two."""
+SORT_KEYS = "comm pid tid cpu event dso symbol state class syscall waker cgroup".split()
+"""Named as perf's sort keys where it has them; see `report.keys`."""
+_ALIASES = {"sym": "symbol", "prev_state": "state"}
 
-_OTHER_WORDS = (
-    *("graph", "flat", "fractal", "folded", "function", "address", "branch", "percent", "period", "count"),
-    "value",
-)
+_ORDERS = ("caller", "callee", "none")
+_OTHER_WORDS = "graph flat fractal folded function address branch percent period count value".split()
 """Words of perf report -g that do not say the order; they are ignored."""
 
 EXAMPLES = """examples:
@@ -52,6 +52,19 @@ EXAMPLES = """examples:
 """
 
 
+_OUTPUT = f"""
+--unit: unit of time (default: ms)
+-g, --call-graph: stacks root first (caller, the default), leaf first (callee), or no stacks
+-G, --inverted: same as -g caller
+--no-call-graph: same as -g none
+-s, --sort KEYS: a table by these keys, separated by commas, instead of by class: {", ".join(SORT_KEYS)}
+--children: a table of functions, too: time of their own, and with their callees
+--limit N: rows of each table, 0 for all (default: {_THREADS}, {_STACKS} stacks; --json: all)
+--json: print a JSON document, weights as integers
+--no-pager: use no pager ($PERF_PAGER, $PAGER, less)
+"""
+
+
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
     parser = subparsers.add_parser(
@@ -64,40 +77,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         advice=advice_of("report"),
     )
     accept_without_effect(parser, "report")
-    group = parser.add_argument_group("output")
-    group.add_argument("--unit", choices=UNITS, default="ms", help="unit of time (default: ms)")
-    group.add_argument(
-        *("-g", "--call-graph"),
-        nargs="?",
-        type=_order,
-        const="caller",
-        choices=("caller", "callee", "none"),
-        default="caller",
-        help="stacks root first (caller, the default), leaf first (callee), or no stacks",
+    order = {"nargs": "?", "type": _order, "const": "caller", "choices": _ORDERS, "default": "caller"}
+    same = {"action": "store_const", "dest": "call_graph"}
+    add_options(
+        parser.add_argument_group("output"),
+        _OUTPUT,
+        unit={"choices": UNITS, "default": "ms"},
+        call_graph=order,
+        inverted=same | {"const": "caller"},
+        no_call_graph=same | {"const": "none"},
+        sort=LIST,
+        limit={"type": int},
     )
-    same: dict[str, Any] = {"action": "store_const", "dest": "call_graph"}
-    group.add_argument("-G", "--inverted", const="caller", help="same as -g caller", **same)
-    group.add_argument("--no-call-graph", const="none", help="same as -g none", **same)
-    group.add_argument(
-        *("-s", "--sort"),
-        action="append",
-        default=[],
-        metavar="KEYS",
-        help=f"a table by these keys, separated by commas, instead of by class: {', '.join(SORT_NAMES)}",
-    )
-    group.add_argument(
-        "--children",
-        action="store_true",
-        help="a table of functions, too: time of their own, and with their callees",
-    )
-    group.add_argument(
-        "--limit",
-        type=int,
-        metavar="N",
-        help=f"rows of each table, 0 for all (default: {_THREADS}, {_STACKS} stacks; --json: all)",
-    )
-    group.add_argument("--json", action="store_true", help="print a JSON document, weights as integers")
-    group.add_argument("--no-pager", action="store_true", help="use no pager ($PERF_PAGER, $PAGER, less)")
     add_input_arguments(parser)
     add_selection_arguments(parser)
 
@@ -105,24 +96,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _order(text: str) -> str:
     """Return the order of stacks in a value that perf takes for `-g`: `graph,0.5,callee`."""
     words = text.split(",")
-    orders = [word for word in words if word in ("caller", "callee", "none")]
-    unknown = [
-        word for word in words if word not in (*orders, *_OTHER_WORDS) and not re.fullmatch(r"[\d.]+", word)
-    ]
+    orders = [word for word in words if word in _ORDERS]
+    known = {*_ORDERS, *_OTHER_WORDS}
+    unknown = [word for word in words if word not in known and not re.fullmatch(r"[\d.]+", word)]
     return unknown[0] if unknown else (*orders, "caller")[0]
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
-    from perf_offcpu.report.keys import parse_keys
     from perf_offcpu.report.summary import summarize
 
-    keys = parse_keys(args.sort) or ("class",)
     summary = summarize(
         profile_from_args(args),
         split_list(args.event),
         _limits(args),
-        keys=keys,
+        keys=parse_keys(args.sort) or ("class",),
         children=args.children,
         whole_lives=_whole_lives(args),
     )
@@ -140,6 +128,15 @@ def run(args: argparse.Namespace) -> int:
         for line in render(summary, _style(args)):
             _print(line, out)
     return 0
+
+
+def parse_keys(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the keys in comma-separated lists, each once."""
+    keys = [_ALIASES.get(word, word) for word in split_words(texts)]
+    for key in keys:
+        if key not in SORT_KEYS:
+            raise UsageError(f"--sort: no key '{key}' (known: {', '.join(SORT_KEYS)})")
+    return tuple(dict.fromkeys(keys))
 
 
 def _whole_lives(args: argparse.Namespace) -> bool:

@@ -9,6 +9,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from perf_offcpu.commands.shared.busy import busy
+from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.output import STDOUT, open_output
 from perf_offcpu.commands.shared.perf_habits import accept_without_effect, advice_of
 from perf_offcpu.commands.shared.profile import (
@@ -32,6 +33,18 @@ EXAMPLES = """examples:
 """
 
 
+_OUTPUT = """
+-F, --fields LIST: fields to print, separated by commas; +FIELD and -FIELD change the default; TYPE:LIST is
+  for events of one type: hw, sw, trace or raw
+-G, --hide-call-graph: print only the innermost frame
+--ns: print times with 9 decimals, not 6
+--full-source-path: print source files with directories
+--header: print the header (machine and run) first
+--header-only: print only the header
+--no-merge-callchains: print deferred user callchains as they were sent, apart from their samples
+"""
+
+
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
     parser = subparsers.add_parser(
@@ -44,25 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         dashed_values={"-F": "--fields", "--fields": "--fields"},
     )
     accept_without_effect(parser, "script")
-    group = parser.add_argument_group("output")
-    group.add_argument(
-        *("-F", "--fields"),
-        action="append",
-        default=[],
-        metavar="LIST",
-        help="fields to print, separated by commas; +FIELD and -FIELD change the default; TYPE:LIST is for "
-        "events of one type: hw, sw, trace or raw",
-    )
-    group.add_argument("-G", "--hide-call-graph", action="store_true", help="print only the innermost frame")
-    group.add_argument("--ns", action="store_true", help="print times with 9 decimals, not 6")
-    group.add_argument("--full-source-path", action="store_true", help="print source files with directories")
-    group.add_argument("--header", action="store_true", help="print the header (machine and run) first")
-    group.add_argument("--header-only", action="store_true", help="print only the header")
-    group.add_argument(
-        "--no-merge-callchains",
-        action="store_true",
-        help="print deferred user callchains as they were sent, apart from their samples",
-    )
+    add_options(parser.add_argument_group("output"), _OUTPUT, fields=LIST)
     add_input_arguments(parser)
     add_selection_arguments(
         parser, default_events="all that were recorded; with --state, --class, --min-dur the waits"

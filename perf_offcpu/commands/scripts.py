@@ -16,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.errors import CapabilityError, PerfOffcpuError
 
 NAME = "offcpu"
@@ -60,6 +61,12 @@ exec perf script "$@"
 """
 
 
+_OPTIONS = """
+--install DIR: install the scripts in DIR/scripts/python (default: where perf looks)
+--remove DIR: remove them
+"""
+
+
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb's options."""
     parser = subparsers.add_parser(
@@ -70,14 +77,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EXAMPLES,
     )
     group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--install",
-        nargs="?",
-        const="",
-        metavar="DIR",
-        help="install the scripts in DIR/scripts/python (default: where perf looks)",
-    )
-    group.add_argument("--remove", nargs="?", const="", metavar="DIR", help="remove them")
+    here = {"nargs": "?", "const": ""}
+    add_options(group, _OPTIONS, install=here, remove=here)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,11 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def perf_directory() -> Path:
-    """Return the directory where perf on this machine looks for its scripts.
-
-    Raises:
-        CapabilityError: there is no perf.
-    """
+    """Return the directory where perf on this machine looks for its scripts."""
     if "PERF_EXEC_PATH" in os.environ:
         return Path(os.environ["PERF_EXEC_PATH"])
     perf = shutil.which("perf")
@@ -126,12 +123,7 @@ def _link(directory: Path) -> Path:
 
 
 def install(directory: Path) -> None:
-    """Write the scripts, over old ones.
-
-    Raises:
-        CapabilityError: offcpu.py is missing from this installation.
-        OSError: the directory cannot be written.
-    """
+    """Write the scripts, over old ones."""
     script, link = find_script(), _link(directory)
     for path, text in files(directory).items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,11 +135,7 @@ def install(directory: Path) -> None:
 
 
 def find_script() -> Path:
-    """Return offcpu.py of this installation: in a checkout, or where the wheel puts it.
-
-    Raises:
-        CapabilityError: it is in neither place.
-    """
+    """Return offcpu.py of this installation: in a checkout, or where the wheel puts it."""
     package = Path(__file__).resolve().parents[1]
     for place in (package.parent / "scripts", Path(sys.prefix) / "share" / "perf-offcpu"):
         if (place / "offcpu.py").is_file():

@@ -50,7 +50,7 @@ def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int 
 
     Args:
         waits: `classify(profile)`.
-        keys: of `keys.SORT_KEYS`.
+        keys: see `keys.column_of`.
         limit: most rows; None for all.
     """
     samples = profile.samples

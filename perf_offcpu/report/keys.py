@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of `report --sort`, named as perf's sort keys where it has them."""
+"""Columns of samples and the texts of their values, for each key of `report --sort`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,46 +14,13 @@ from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.names import Name, NameKind, name_frames
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.decode.tasks.lookup import rows_at
-from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.text import MISSED_STACK, UNKNOWN, id_text, printable, thread_label
 
-SORT_KEYS = {
-    "comm": "name of the thread",
-    "pid": "process",
-    "tid": "thread",
-    "cpu": "CPU; of a wait the one on which the thread went on",
-    "event": "event",
-    "dso": "object that holds the innermost function",
-    "symbol": "innermost function",
-    "state": "task state while waiting",
-    "class": "what was waited for",
-    "syscall": "system call waited in",
-    "waker": "thread that ended the wait",
-    "cgroup": "cgroup",
-}
-"""Key → meaning of its values."""
-
-_ALIASES = {"sym": "symbol", "prev_state": "state"}
-
 Label = Callable[[int], str]
 """Row of the samples → text of its value."""
-
-
-def parse_keys(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the keys in comma-separated lists, each once.
-
-    Raises:
-        UsageError: a key is unknown.
-    """
-    words = [word.strip() for text in texts for word in text.split(",")]
-    keys = [_ALIASES.get(word, word) for word in words if word]
-    for key in keys:
-        if key not in SORT_KEYS:
-            raise UsageError(f"--sort: no key '{key}' (known: {', '.join(SORT_KEYS)})")
-    return tuple(dict.fromkeys(keys))
 
 
 def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:

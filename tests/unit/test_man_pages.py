@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from perf_offcpu.analysis.wait_classes import BY_LABEL
+from perf_offcpu.commands.report import SORT_KEYS
 from perf_offcpu.commands.shared.parsers import VERBS, make_parsers
 from perf_offcpu.report.document import VERSION, document
-from perf_offcpu.report.keys import SORT_KEYS
 from perf_offcpu.report.summary import summarize
 from perf_offcpu.script.fields import OWN_FIELDS, PERF_FIELDS
 

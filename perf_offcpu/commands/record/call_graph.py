@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`record --call-graph`: choose how user stacks are taken.
+"""Choose how user stacks are taken: `record --call-graph`.
 
 `auto` looks at the files that the target runs. If all of them keep frame pointers, the kernel's walk finds
 every caller and costs least (fp). If one lacks them, or the files are unknown, stacks are copied (cfi).
@@ -41,12 +41,12 @@ class CallGraph:
 
 
 def choose_call_graph(text: str, no_bytes: bool, target: Target, command: tuple[str, ...]) -> CallGraph:
-    """Return how user stacks are taken.
+    """Decide how user stacks are taken.
 
     Args:
         text: value of --call-graph: auto, fp, fp,defer, cfi or cfi,BYTES.
         no_bytes: --no-stack-bytes was given.
-        target, command: whose stacks.
+        target, command: the tasks that are recorded.
 
     Raises:
         UsageError: the text is unknown, or contradicts --no-stack-bytes.

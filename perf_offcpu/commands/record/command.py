@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """perf-offcpu record: record where threads wait and what runs meanwhile into one perf.data.
 
-`arguments` declares the options, `options` turns them into a `RecordOptions`. This module records and prints
-the summary in perf's manner.
+`arguments` declares the options and `options` turns them into a `RecordOptions`; here the recording is made,
+and its summary printed in perf's manner.
 """
 
 from __future__ import annotations
@@ -45,13 +45,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb.
+    """Run the verb and return the exit status of the command.
 
-    Returns:
-        The command's exit status; without a command 128 + signal if a signal ended the recording, else 0.
-
-    Raises:
-        PerfOffcpuError: see `collect.session.record`.
+    Without a command it is 128 + signal if a signal ended the recording, else 0.
     """
     from perf_offcpu.collect.session import record
     from perf_offcpu.commands.record.live import LiveLine
@@ -97,9 +93,6 @@ def keep_symbols(path: str) -> list[str]:
 
     Returns:
         Lines to print: what was kept, and what could not be found.
-
-    Raises:
-        PerfOffcpuError: the recording cannot be read.
     """
     from perf_offcpu.archive.gather import SymbolSaver
     from perf_offcpu.archive.stores import DirectoryStore

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turn the options of `perf-offcpu record` into `RecordOptions`.
 
-Only texts are checked here; `collect` finds out what the machine can do.
+Only the texts are checked here; `collect` examines the machine.
 """
 
 from __future__ import annotations
@@ -25,11 +25,7 @@ _MOST_RATE = 10**9
 
 
 def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
-    """Return the recording that a command line asks for.
-
-    Raises:
-        UsageError: the options contradict each other or have impossible values.
-    """
+    """Return the recording that a command line asks for; raise UsageError if it is impossible."""
     from perf_offcpu.collect.events.parser import DEFAULT_EVENT, parse_events
     from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
     from perf_offcpu.collect.rings.rings import parse_ring_size
@@ -70,7 +66,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         all_cgroups=args.all_cgroups,
         short_waits=ShortWaits(args.short_waits),
         min_block_ns=_time_ns("--min-block", args.min_block, "us", _MAX_THRESHOLD_MS * 1e3),
-        max_rate=_max_rate(args.max_rate),
+        max_rate=_at_least("--max-rate", 10, args.max_rate, _MOST_RATE) if args.max_rate else 0,
         states=parse_states(args.switch_states),
         kernel_threads=args.kernel_threads,
         wakers=_wakers(args),
@@ -153,15 +149,11 @@ def _frequency(text: str | None) -> int:
     return int(text)
 
 
-def _max_rate(value: int) -> int:
-    if value > _MOST_RATE:
-        raise UsageError(f"--max-rate {value}: at most {_MOST_RATE}, or 0 for any number")
-    return _at_least("--max-rate", 10, value) if value else 0
-
-
-def _at_least(option: str, least: int, value: int) -> int:
+def _at_least(option: str, least: int, value: int, most: int | None = None) -> int:
     if value < least:
         raise UsageError(f"{option} {value}: at least {least}")
+    if most is not None and value > most:
+        raise UsageError(f"{option} {value}: at most {most}, or 0 for any number")
     return value
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress bar on stderr for work that takes longer than a second, on terminals only."""
+"""Show progress of work that takes longer than a second: a bar on stderr, on terminals only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WIDTH = 20
 
 @contextlib.contextmanager
 def busy(what: str) -> Iterator[None]:
-    """Show a moving bar, what is being done and for how long, after the block's first second.
+    """Show a moving bar, the work and its time so far, from the second second of the block on.
 
     The remaining time is unknown, so the bar goes to and fro. It is removed when the block ends.
     """

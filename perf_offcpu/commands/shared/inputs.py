@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings that a verb reads: option `-i`, and perf's check of who owns them."""
+"""Declare the option `-i` of a verb that reads one recording, and check owners of recordings as perf does."""
 
 from __future__ import annotations
 
@@ -8,23 +8,18 @@ import os
 import stat
 from typing import Any
 
+from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 
 RECORDING = "perf.data"
 """The recording that is read if none is given."""
+FORCE = "-f, --force: read files that belong to other users"
+_INPUT = f"-i, --input FILE: default: {RECORDING}\n{FORCE}"
 
 
 def add_one_input(parser: argparse.ArgumentParser) -> None:
     """Add `-i` and `-f` of a verb that reads one recording."""
-    parser.add_argument(
-        *("-i", "--input"), action=_OneInput, default=RECORDING, metavar="FILE", help=f"default: {RECORDING}"
-    )
-    add_force(parser)
-
-
-def add_force(parser: argparse._ActionsContainer) -> None:
-    """Add `-f`."""
-    parser.add_argument("-f", "--force", action="store_true", help="read files that belong to other users")
+    add_options(parser, _INPUT, input={"action": _OneInput, "default": RECORDING})
 
 
 class _OneInput(argparse.Action):
@@ -39,13 +34,10 @@ class _OneInput(argparse.Action):
 
 
 def check_ownership(path: str, force: bool) -> None:
-    """Let a recording pass if it belongs to the user or to root, or the user insists.
+    """Refuse a recording of another user, who could have prepared it, unless the user insists.
 
     Standard input and FIFOs pass, as in perf (tools/perf/util/data.c, open_file_read()). A missing file is
     reported by the reader.
-
-    Raises:
-        PerfOffcpuError: it belongs to another user, who could have prepared it.
     """
     if force or path == "-":
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output of a verb: a file that appears complete or not at all, or standard output.
+"""Write the output of a verb: a file that appears complete or not at all, or standard output.
 
 `open_output` is for text and converters, `write_recording` for recordings, whose writer seeks back.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options and verbs of perf that do not exist here: some are accepted without effect, others get advice.
+"""Accept or explain options and verbs of perf that do not exist here.
 
-The advice replaces argparse's "unrecognized arguments".
+Some are accepted without effect; for others advice replaces argparse's "unrecognized arguments".
 """
 
 from __future__ import annotations
@@ -11,30 +11,24 @@ import os
 from collections.abc import Iterable, Mapping
 
 _WITHOUT_EFFECT = {
-    "record": ("--off-cpu", "-T", "--timestamp", "-P", "--period", "--sample-cpu", "--sample-identifier"),
-    "report": (
-        *("--stdio", "--no-children", "-n", "--show-nr-samples", "--show-total-period", "-v", "--verbose"),
-    ),
-    "script": ("-v", "--verbose"),
+    "record": "--off-cpu -T --timestamp -P --period --sample-cpu --sample-identifier",
+    "report": "--stdio --no-children -n --show-nr-samples --show-total-period -v --verbose",
+    "script": "-v --verbose",
 }
-"""Verb → options that ask for what it does anyway."""
+"""Verb → options that ask for its usual behaviour."""
 _DUMP = "perf-offcpu dump prints all records, with their times"
 _FILTER = "it selects by --comm, --pid, --tid, --cpu, --cgroup, --state, --class and --time, not by function"
 _SCRIPTS = (
     "it runs no scripts: perf script does, see 'perf-offcpu scripts' for ours, 'convert' for other formats"
 )
+_GUESTS = "guests are not supported: perf does that"
 
 _COMMON = {
     ("-D", "--dump-raw-trace"): _DUMP,
     ("-S", "--symbols", "-d", "--dsos", "--parent", "--symbol-filter"): _FILTER,
     ("--max-stack",): "stacks are shown whole",
     ("--itrace", "--stitch-lbr", "--insn-trace", "--call-trace"): "it decodes no AUX area traces: perf does",
-    (
-        "--guest",
-        "--guestmount",
-        "--guestkallsyms",
-        "--guestvmlinux",
-    ): "guests are not supported: perf does that",
+    ("--guest", "--guestmount", "--guestkallsyms", "--guestvmlinux"): _GUESTS,
     ("--percent-limit", "--percentage"): "report --limit N bounds the rows of each table",
 }
 _ADVICE: Mapping[str, Mapping[tuple[str, ...], str]] = {
@@ -90,8 +84,8 @@ VERBS = {
 
 
 def accept_without_effect(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Add perf's options that ask for what the verb does anyway, hidden from the help."""
-    names = _WITHOUT_EFFECT[verb]
+    """Add perf's options that ask for the usual behaviour of the verb, hidden from the help."""
+    names = _WITHOUT_EFFECT[verb].split()
     parser.add_argument(*names, action="store_true", dest="_without_effect", help=argparse.SUPPRESS)
 
 

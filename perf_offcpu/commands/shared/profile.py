@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the verbs that show a Profile (recordings, symbols, selection), and how they load it."""
+"""Declare the options of the verbs that show a Profile (recordings, symbols, selection), and load it.
+
+Each function raises UsageError for an impossible value.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from perf_offcpu.analysis.wait_classes import BY_LABEL
 from perf_offcpu.callpaths.options import UNITS
-from perf_offcpu.commands.shared.inputs import RECORDING, add_force, check_ownership
+from perf_offcpu.commands.shared.inputs import FORCE, RECORDING, check_ownership
+from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,44 +30,33 @@ _ALIASES = {"--comm": ("-c", "--comms"), "--cpu": ("-C",)}
 """Other names of perf report and perf script."""
 _MOST_CPUS = 1 << 16
 
+_INPUT = f"""
+-i, --input FILE: default: {RECORDING}; several recordings are shown as one
+--no-prefix: several hosts: comms without the host's name
+--apart: treat each recording as one of another host
+--from-start: align the starts of the recordings, whatever their clocks say (implies --apart)
+{FORCE}
+--no-demangle: show C++ and Rust names as in the files
+--inline: show inlined functions as frames (default: yes, where there is DWARF)
+--srcline: look up source lines, even with --no-inline
+--kallsyms FILE: kernel symbols (default: the running kernel's)
+--vmlinux, -k FILE: kernel symbols from this ELF file of the recorded kernel
+--symfs DIR: look for files with symbols below this directory
+--buildid-dir DIR: files by build-id, as perf keeps them (default: $PERF_BUILDID_DIR or ~/.debug)
+"""
+_TIMES = """
+--time A,B: samples of a time span: seconds as script prints them (either may be missing), or parts of the
+  recording (10%%-20%%, 10%%/2: the second tenth); of a wait, its end counts
+--min-dur TIME: waits of at least this length: 5ms, 300us, 1s; a bare number is ms
+--idle: threads that merely wait for work: shown with the others (default), hidden, or shown alone
+"""
+
 
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `-i`, `-f` and the options of symbolization, named as in perf."""
+    inline = {"action": argparse.BooleanOptionalAction, "default": True}
     group = parser.add_argument_group("input")
-    group.add_argument(
-        *("-i", "--input"),
-        action="append",
-        metavar="FILE",
-        help=f"default: {RECORDING}; several recordings are shown as one",
-    )
-    group.add_argument(
-        "--no-prefix", action="store_true", help="several hosts: comms without the host's name"
-    )
-    group.add_argument("--apart", action="store_true", help="treat each recording as one of another host")
-    group.add_argument(
-        "--from-start",
-        action="store_true",
-        help="align the starts of the recordings, whatever their clocks say (implies --apart)",
-    )
-    add_force(group)
-    group.add_argument("--no-demangle", action="store_true", help="show C++ and Rust names as in the files")
-    group.add_argument(
-        "--inline",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="show inlined functions as frames (default: yes, where there is DWARF)",
-    )
-    group.add_argument("--srcline", action="store_true", help="look up source lines, even with --no-inline")
-    group.add_argument("--kallsyms", metavar="FILE", help="kernel symbols (default: the running kernel's)")
-    group.add_argument(
-        "--vmlinux", "-k", metavar="FILE", help="kernel symbols from this ELF file of the recorded kernel"
-    )
-    group.add_argument("--symfs", metavar="DIR", help="look for files with symbols below this directory")
-    group.add_argument(
-        "--buildid-dir",
-        metavar="DIR",
-        help="files by build-id, as perf keeps them (default: $PERF_BUILDID_DIR or ~/.debug)",
-    )
+    add_options(group, _INPUT, input={"action": "append"}, inline=inline)
 
 
 def add_selection_arguments(
@@ -96,27 +89,12 @@ def add_selection_arguments(
             *_ALIASES.get(option, ()),
             option,
             dest="wait_class" if option == "--class" else option[2:],
-            action="append",
-            default=[],
             metavar=metavar,
             help=text + (f"; without a value: {shows}" if shows else ""),
+            **LIST,
             **bare,
         )
-    group.add_argument(
-        "--time",
-        metavar="A,B",
-        help="samples of a time span: seconds as script prints them (either may be missing), or parts of "
-        "the recording (10%%-20%%, 10%%/2: the second tenth); of a wait, its end counts",
-    )
-    group.add_argument(
-        "--min-dur", metavar="TIME", help="waits of at least this length: 5ms, 300us, 1s; a bare number is ms"
-    )
-    group.add_argument(
-        "--idle",
-        choices=("show", "hide", "only"),
-        default="show",
-        help="threads that merely wait for work: shown with the others (default), hidden, or shown alone",
-    )
+    add_options(group, _TIMES, idle={"choices": ("show", "hide", "only"), "default": "show"})
 
 
 def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loading: bool) -> Profile:
@@ -145,11 +123,7 @@ def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loa
 
 
 def inputs(args: argparse.Namespace) -> list[str]:
-    """Return the recordings that the command line names.
-
-    Raises:
-        UsageError: one is given twice.
-    """
+    """Return the recordings that the command line names, each once."""
     paths = args.input or [RECORDING]
     if twice := [path for path in paths if paths.count(path) > 1]:
         raise UsageError(f"-i {twice[0]}: the same recording is given twice")
@@ -157,11 +131,7 @@ def inputs(args: argparse.Namespace) -> list[str]:
 
 
 def selection_from_args(args: argparse.Namespace) -> Selection:
-    """Return the selection of the command line, without events.
-
-    Raises:
-        UsageError: a value is invalid.
-    """
+    """Return the selection of the command line, without events."""
     from perf_offcpu.abi.task_state import STATE_NAMES
     from perf_offcpu.analysis.select import Selection
     from perf_offcpu.analysis.time_windows import parse_windows
@@ -171,7 +141,7 @@ def selection_from_args(args: argparse.Namespace) -> Selection:
         pids=_numbers("--pid", args.pid),
         tids=_numbers("--tid", args.tid),
         cpus=_ranges("--cpu", args.cpu),
-        cgroups=_words(args.cgroup),
+        cgroups=split_words(args.cgroup),
         windows=parse_windows(args.time) if args.time is not None else (),
         idle=args.idle,
         states=_known("state", args.state, STATE_NAMES),
@@ -181,11 +151,7 @@ def selection_from_args(args: argparse.Namespace) -> Selection:
 
 
 def symbol_options(args: argparse.Namespace) -> SymbolizeOptions:
-    """Return the options of symbolization on the command line.
-
-    Raises:
-        UsageError: there is no such directory for --symfs.
-    """
+    """Return the options of symbolization on the command line."""
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.symbolize.symbolizer import SymbolizeOptions
 
@@ -205,11 +171,7 @@ def symbol_options(args: argparse.Namespace) -> SymbolizeOptions:
 
 
 def duration_ns(option: str, text: str) -> int:
-    """Return the nanoseconds of `5ms`, `0.3s`, `250us`, `7` (ms).
-
-    Raises:
-        UsageError: the text is no length of time.
-    """
+    """Return the nanoseconds of `5ms`, `0.3s`, `250us`, `7` (ms)."""
     match = re.fullmatch(r"(\d{1,12})(?:\.(\d{1,9}))?(ns|us|ms|s)?", text.strip(), re.ASCII)
     if not match:
         raise UsageError(f"{option}: '{text}' is not a length of time (5ms, 300us, 1s)")
@@ -225,17 +187,14 @@ def split_list(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(part.strip() for part in parts if part.strip())
 
 
-def _words(texts: Iterable[str]) -> tuple[str, ...]:
+def split_words(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the words of comma-separated lists."""
     parts = [part.strip() for text in texts for part in text.split(",")]
     return tuple(part for part in parts if part)
 
 
 def _numbers(option: str, texts: list[str]) -> tuple[int, ...]:
-    """Return the numbers in comma-separated lists.
-
-    Raises:
-        UsageError: a word is no number.
-    """
+    """Return the numbers in comma-separated lists."""
     parts = [part.strip() for text in texts for part in text.split(",")]
     wrong = [part for part in parts if not (part.isascii() and part.isdigit())]
     if wrong:
@@ -246,7 +205,7 @@ def _numbers(option: str, texts: list[str]) -> tuple[int, ...]:
 def _ranges(option: str, texts: list[str]) -> tuple[int, ...]:
     """Return the numbers in comma-separated lists with ranges: `0,2-4`."""
     numbers: list[int] = []
-    for part in _words(texts):
+    for part in split_words(texts):
         first, dash, last = part.partition("-")
         ends = _numbers(option, [first, last] if dash else [first, first])
         if not ends[0] <= ends[1] < _MOST_CPUS:
@@ -256,12 +215,8 @@ def _ranges(option: str, texts: list[str]) -> tuple[int, ...]:
 
 
 def _known(option: str, texts: list[str], known: Iterable[str]) -> tuple[str, ...]:
-    """Return the words of comma-separated lists.
-
-    Raises:
-        UsageError: a word is not known.
-    """
-    words = _words(texts)
+    """Return the words of comma-separated lists, all of them known."""
+    words = split_words(texts)
     if unknown := [word for word in words if word not in known]:
         raise UsageError(f"--{option}: no {option} '{unknown[0]}' (known: {', '.join(known)})")
     return words

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standard streams that were closed when the program started (`>&-`).
+"""Stand in for standard streams that were closed when the program started (`>&-`).
 
 Python has None for such a stream, and the next file to be opened gets its number: output of C code would go
 into a recording. So the numbers are occupied, and writing to closed standard output raises OSError.

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Declare options in a table of text, in the form in which the help shows them:
+
+    -p, --pid PIDS: processes (17 or 17,18)
+    -a, --all-cpus: the whole system
+
+An option without a metavar is a switch. A line without a leading dash continues the text of the option above.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any, Final
+
+LIST: Final[dict[str, Any]] = {"action": "append", "default": []}
+"""Arguments of an option that may be given several times."""
+
+
+def add_options(group: argparse._ActionsContainer, table: str, **details: dict[str, Any]) -> None:
+    """Add the options of a table to a parser or to a group of it.
+
+    Args:
+        details: first long name of an option (`no_pager`) → arguments of `add_argument` that are not in the
+            table.
+    """
+    for row in re.split(r"\n(?=-)", table.strip()):
+        head, _, text = row.partition(": ")
+        *names, last = head.split(", ")
+        last, _, metavar = last.partition(" ")
+        names.append(last)
+        long = next((name for name in names if name.startswith("--")), last)
+        shown: dict[str, Any] = {"metavar": metavar} if metavar else {}
+        usual = {} if metavar else {"action": "store_true"}
+        more = details.get(long.lstrip("-").replace("-", "_"), usual)
+        group.add_argument(*names, help=" ".join(text.split()), **shown, **more)
