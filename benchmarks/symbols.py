@@ -29,7 +29,6 @@ from builders.elf import STRTAB, SYMTAB, ElfBuilder, Load, Sec  # noqa: E402
 from perf_offcpu.cache import DiskCache  # noqa: E402
 from perf_offcpu.model.strings import Strings  # noqa: E402
 from perf_offcpu.objects.elf.functions import ElfFile, file_offset_to_vaddr, load_elf_symbols  # noqa: E402
-from perf_offcpu.objects.files import find_object  # noqa: E402
 from perf_offcpu.objects.search import Search  # noqa: E402
 from perf_offcpu.symbolize.demangle import Demangler  # noqa: E402
 from perf_offcpu.symbolize.kernel.kallsyms import load_kallsyms, parse_kallsyms  # noqa: E402
@@ -122,10 +121,10 @@ def measure_cached(path: str) -> None:
     """Measure loading the table from the disk cache, which holds no small ones."""
     with tempfile.TemporaryDirectory() as directory:
         cache = DiskCache(directory)
-        find_object(path, search=Search(cache=cache))
+        load_elf_symbols(path, Search(cache=cache))
         if os.listdir(directory):
-            seconds, found = best(lambda: find_object(path, search=Search(cache=cache)))
-            show("load, kept on disk", f"{seconds * 1e3:.1f} ms", f"{len(found.elf.symbols)} functions")
+            seconds, elf = best(lambda: load_elf_symbols(path, Search(cache=cache)))
+            show("load, kept on disk", f"{seconds * 1e3:.1f} ms", f"{len(elf.symbols)} functions")
 
 
 def measure_names(elf: ElfFile) -> None:

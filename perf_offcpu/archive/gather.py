@@ -29,8 +29,7 @@ from perf_offcpu.objects import vdso
 from perf_offcpu.objects.debug_files import open_debug
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.elf.source import Source
-from perf_offcpu.objects.files import Refused, open_dso, refusal
-from perf_offcpu.objects.origin import pids_of_dso
+from perf_offcpu.objects.files import Refused, open_dso, pids_of_dso, refusal
 from perf_offcpu.objects.perf_map import PerfMaps, is_jit_memory
 from perf_offcpu.objects.search import DELETED, Search
 from perf_offcpu.structs import mutable

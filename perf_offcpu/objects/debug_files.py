@@ -21,16 +21,11 @@ from perf_offcpu.objects.search import Search, debug_by_build_id, debug_by_link,
 _MAX_LINK: Final = 1 << 12
 _CRC_BLOCK: Final = 1 << 20
 _MAX_HOLES: Final = 64
-"""How many times larger than its room on the disk a file may be: file systems that compress reach 10."""
+"""Largest ratio of the size of a file to its blocks on the disk; file systems that compress reach 10."""
 
 
 def open_debug(image: ElfImage, search: Search, wanted: bytes, stack: ExitStack) -> ElfImage | None:
-    """Open the debug file of an object for the life of `stack`; skip damaged files and those of others.
-
-    Args:
-        image: the object.
-        wanted: a section that it must hold: `.symtab` or `.debug_info`.
-    """
+    """Open the debug file of an object that holds a section, for the life of `stack`; None without one."""
     link, crc = debug_link(image)
     for path, by_crc in _candidates(image, link, search):
         try:
@@ -40,12 +35,12 @@ def open_debug(image: ElfImage, search: Search, wanted: bytes, stack: ExitStack)
                     stack.enter_context(attempt.pop_all())
                     return debug
         except (OSError, FormatError):
-            continue
+            continue  # a damaged file
     return None
 
 
 def _candidates(image: ElfImage, link: str, search: Search) -> Iterator[tuple[str, bool]]:
-    """Yield paths, each with whether the CRC may vouch for the file."""
+    """Yield paths, and True if the CRC decides where there are no build-ids."""
     for path in debug_by_build_id(image.build_id, search):
         yield path, False
     for path in debug_by_link(image.path, link, search):
@@ -81,9 +76,9 @@ def debug_link(image: ElfImage) -> tuple[str, int]:
 
 
 def file_crc(image: ElfImage) -> int | None:
-    """Return the CRC-32 of a whole file, as debuglinks hold it (zlib's); None for a file of mere holes.
+    """Return the CRC-32 of a whole file, as debuglinks hold it (zlib's).
 
-    A hole costs nothing to make and as much to read as data.
+    Return None for a file that consists of holes, which cost nothing to make and as much to read as data.
     """
     source = image.source
     if source.fd >= 0 and source.size > _MAX_HOLES * (allocated_bytes(os.fstat(source.fd)) + _CRC_BLOCK):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open the file that a recording names, or say why not.
+"""Open the file that a recording names, or refuse it with a cause.
 
 A recording may come from anyone, and the file may have changed since. So a path from a recording is opened
 only if it is absolute and plain, and only regular files outside of /dev, /proc and /sys are opened (reading
@@ -13,47 +13,32 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Final
 
 from perf_offcpu import losses
 from perf_offcpu.abi.elf import ElfType
-from perf_offcpu.build_ids import RECORDED_BYTES
-from perf_offcpu.cache import DiskCache
+from perf_offcpu.build_ids import RECORDED_BYTES, kernel_build_id
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import LossCause
-from perf_offcpu.model.recording import Recording
+from perf_offcpu.model.columns import distinct
+from perf_offcpu.model.recording import Meta, Recording
 from perf_offcpu.objects import vdso
 from perf_offcpu.objects.elf.functions import ElfFile, symbols_of
 from perf_offcpu.objects.elf.image import ElfImage, open_elf
 from perf_offcpu.objects.elf.source import NotRegularError, Source
-from perf_offcpu.objects.origin import is_running_kernel, pids_of_dso, recorded_until
 from perf_offcpu.objects.search import DELETED, Search, objects_by_build_id, objects_of_processes
-from perf_offcpu.structs import frozen
 
 _ACTING: Final = ("/dev/", "/proc/", "/sys/")
 _PSEUDO: Final = ("[", "//", "/memfd:", "/SYSV", "/[aio]", "/anon_hugepage", "anon_inode:", "/dev/zero")
 _MAX_PATH: Final = 4096
 _JITTED: Final = re.compile(r"/jitted-\d+-\d+\.so$")  # perf's genelf.h: one file a function, made afterwards
-
-
-@frozen
-class Found:
-    """The functions of an object, or the cause why there are none.
-
-    Args:
-        elf: the functions; None if there are none.
-        cause: None if there are functions.
-    """
-
-    elf: ElfFile | None = None
-    cause: LossCause | None = None
+_ALLOWANCE_NS: Final = 2 * 10**9
 
 
 class Refused(Exception):
-    """No file could be opened for a name.
+    """There is no file for a name, or no function in it.
 
     Args:
         cause: the reason.
@@ -64,88 +49,72 @@ class Refused(Exception):
         super().__init__(cause.text)
 
 
-def find_dso(recording: Recording, dso: int, search: Search) -> Found:
-    """Read the functions of one of a recording's dsos."""
-    return _functions(partial(open_dso, recording, dso, search), search)
+def find_dso(recording: Recording, dso: int, search: Search) -> ElfFile:
+    """Read the functions of one of a recording's dsos.
+
+    Raises:
+        Refused: there are none.
+    """
+    with ExitStack() as stack:
+        try:
+            elf = symbols_of(open_dso(recording, dso, search, stack), search)
+        except FormatError:
+            raise Refused(losses.FILE_DAMAGED) from None
+        except OSError:
+            raise Refused(losses.FILE_DENIED) from None
+    if not len(elf.symbols):
+        raise Refused(losses.NO_SYMBOLS)
+    return elf
 
 
 def open_dso(recording: Recording, dso: int, search: Search, stack: ExitStack) -> ElfImage:
-    """Open the file of one of a recording's dsos for the life of `stack`.
+    """Open the file of one of a recording's dsos for the life of `stack`; `[vdso]` is the running kernel's.
 
     Raises:
         Refused: there is none, or not the right one.
     """
     dsos, meta = recording.dsos, recording.meta
-    name, build_id = (recording.strings[int(ids[dso])] for ids in (dsos.path, dsos.build_id))
+    name, hex_id = (recording.strings[int(ids[dso])] for ids in (dsos.path, dsos.build_id))
+    build_id = bytes.fromhex(hex_id)
     if name == vdso.NAME and not build_id and not is_running_kernel(meta):
         raise Refused(losses.OTHER_BUILD)
-    pids, until = pids_of_dso(recording, dso), recorded_until(meta)
-    return open_object(name, bytes.fromhex(build_id), search, pids, stack, changed_after_ns=until)
-
-
-def find_object(
-    name: str,
-    build_id: bytes = b"",
-    search: Search | None = None,
-    pids: Sequence[int] = (),
-    *,
-    changed_after_ns: int = 0,
-) -> Found:
-    """Read the functions of an object of a recording.
-
-    Args:
-        name: as in the map record; `[vdso]` is the running kernel's.
-        build_id: the recorded build-id; b"" if none was recorded: then any file of that name is accepted.
-        search: where to look; None: at the recorded path, and for debug files in the usual directories.
-        pids: processes that had it mapped.
-        changed_after_ns: wall-clock time after which the file, without a recorded build-id, must not have
-            been changed; 0: no limit.
-    """
-    search = search or Search()
-    given = (name, build_id, search, pids)
-    return _functions(lambda stack: open_object(*given, stack, changed_after_ns=changed_after_ns), search)
-
-
-def _functions(open_image: Callable[[ExitStack], ElfImage], search: Search) -> Found:
-    with ExitStack() as stack:
-        try:
-            elf = symbols_of(open_image(stack), search)
-        except Refused as problem:
-            return Found(cause=problem.cause)
-        except FormatError:
-            return Found(cause=losses.FILE_DAMAGED)
-        except OSError:
-            return Found(cause=losses.FILE_DENIED)
-    return Found(elf) if len(elf.symbols) else Found(cause=losses.NO_SYMBOLS)
-
-
-def open_object(
-    name: str,
-    build_id: bytes,
-    search: Search,
-    pids: Sequence[int],
-    stack: ExitStack,
-    *,
-    changed_after_ns: int = 0,
-) -> ElfImage:
-    """Open the file that was mapped for the life of `stack`; arguments as for `find_object`.
-
-    Raises:
-        Refused: there is none, or not the right one.
-    """
     try:
         image = _by_name(name, search, stack)
         if build_id and not same_build(image.build_id, build_id):
             raise Refused(losses.OTHER_BUILD)
-        may_be_younger = search.symfs or _JITTED.search(name)
-        if not build_id and 0 < changed_after_ns < image.source.changed_ns and not may_be_younger:
+        may_be_younger = build_id or search.symfs or _JITTED.search(name)
+        if not may_be_younger and 0 < _recorded_until(meta) < image.source.changed_ns:
             raise Refused(losses.FILE_CHANGED)
         return image
     except Refused as problem:
-        processes = [] if problem.cause is losses.NO_FILE else pids
-        if found := _by_build_id(name, build_id, search, processes, stack):
+        pids = [] if problem.cause is losses.NO_FILE else pids_of_dso(recording, dso)
+        if build_id and (found := _by_build_id(name, build_id, search, pids, stack)):
             return found
         raise
+
+
+def is_running_kernel(meta: Meta) -> bool:
+    """Return True if a recording was made on the running kernel: compare build-ids, else releases."""
+    if meta.kernel_build_id:
+        return kernel_build_id().hex() == meta.kernel_build_id
+    return bool(meta.os_release) and meta.os_release == os.uname().release
+
+
+def pids_of_dso(recording: Recording, dso: int) -> list[int]:
+    """Return the pids of the processes that had a dso mapped, ascending."""
+    spaces = distinct(recording.maps.space[recording.maps.dso == dso])
+    pids: list[int] = distinct(recording.spaces.pid[spaces[spaces >= 0]]).tolist()
+    return [pid for pid in pids if pid > 0]
+
+
+def _recorded_until(meta: Meta) -> int:
+    """Return the wall-clock time in ns at which the recording was complete, 2 s added; 0 if unknown."""
+    if meta.wall_clock_ns and meta.last_ns > 0:
+        return meta.wall_clock_ns + meta.last_ns - meta.wall_clock_at_ns + _ALLOWANCE_NS
+    try:
+        return os.stat(meta.source).st_mtime_ns + _ALLOWANCE_NS if meta.source else 0
+    except (OSError, ValueError):
+        return 0
 
 
 def refusal(name: str, symfs: str = "") -> LossCause | None:
@@ -160,13 +129,13 @@ def refusal(name: str, symfs: str = "") -> LossCause | None:
 
 
 def same_build(one: bytes, other: bytes) -> bool:
-    """Return whether two build-ids are equal, as far as records hold them: 20 bytes, padded with zeros."""
+    """Return True if two build-ids are equal, as far as records hold them: 20 bytes, padded with zeros."""
     return one[:RECORDED_BYTES].rstrip(b"\0") == other[:RECORDED_BYTES].rstrip(b"\0")
 
 
 def _by_name(name: str, search: Search, stack: ExitStack) -> ElfImage:
     if name == vdso.NAME:
-        return _running_vdso(search.cache)
+        return _running_vdso(search)
     if cause := refusal(name, search.symfs):
         raise Refused(cause)
     return _open(search.symfs + name, search, stack)
@@ -176,8 +145,8 @@ def _by_build_id(
     name: str, build_id: bytes, search: Search, pids: Sequence[int], stack: ExitStack
 ) -> ElfImage | None:
     """Open the same object at another path, identified by its build-id; None if there is none."""
-    paths = list(objects_by_build_id(build_id.rstrip(b"\0"), search)) if build_id else []
-    if build_id and search.processes and _is_plain(name):
+    paths = list(objects_by_build_id(build_id.rstrip(b"\0"), search))
+    if search.processes and _is_plain(name):
         paths += objects_of_processes(name, pids)
     for path in paths:
         try:
@@ -208,9 +177,9 @@ def _open(path: str, search: Search, stack: ExitStack) -> ElfImage:
         raise Refused(losses.FILE_MISSING if missing else losses.FILE_DENIED) from None
 
 
-def _running_vdso(cache: DiskCache | None) -> ElfImage:
+def _running_vdso(search: Search) -> ElfImage:
     try:
-        return ElfImage(Source(vdso.NAME, vdso.vdso_image()), cache)
+        return ElfImage(Source(vdso.NAME, vdso.vdso_image()), search.cache)
     except FormatError:
         raise Refused(losses.FILE_DAMAGED) from None
     except OSError:

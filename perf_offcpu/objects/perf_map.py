@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code that programs generate at run time, named by the perf map that they write: /tmp/perf-PID.map.
+"""Name code that programs generate at run time, by the perf map that they write: /tmp/perf-PID.map.
 
     7f4b3c00 20 py::work:/srv/app.py          start and size in hexadecimal, the rest is the name
     3f2a1000 1c8 JS:*handle /srv/app.js:12:9
@@ -47,7 +47,7 @@ class JitName(NamedTuple):
 
 
 class MapRefused(Exception):
-    """A map exists and is not used; the text says why."""
+    """A map exists and must not be trusted; the text is the reason."""
 
 
 class PerfMaps:
@@ -71,7 +71,7 @@ class PerfMaps:
         return self._found[pid]
 
     def text_of(self, pid: int) -> bytes | LossCause:
-        """Return the text of the map of a process, or the reason why it has none that can be trusted."""
+        """Return the text of the map of a process, or the reason why there is none to trust."""
         born, died = self._lifetime(pid)
         cause = losses.NO_PERF_MAP
         for path in perf_map_paths(pid, self.symfs):
@@ -95,7 +95,7 @@ class PerfMaps:
 
 
 def is_jit_memory(path: str) -> bool:
-    """Return True if a mapping of this name may hold generated code: memory that is no file's."""
+    """Return True if a mapping of this name may hold generated code: memory without a file."""
     return path.startswith(_MEMORY)
 
 
@@ -121,11 +121,6 @@ def _namespaced_pid(pid: int) -> int:
     return int(pids[-1]) if len(pids) > 1 else 0
 
 
-def load_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: int = 0) -> SymbolTable:
-    """Read the functions of a map, by address in the process; arguments and errors of `read_perf_map`."""
-    return parse_perf_map(read_perf_map(path, force=force, born_ns=born_ns, died_ns=died_ns))
-
-
 def read_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: int = 0) -> bytes:
     """Return the text of a map.
 
@@ -134,7 +129,7 @@ def read_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: 
 
     Args:
         force: accept a map of any user.
-        born_ns, died_ns: wall-clock time of the process's birth and death; 0 unknown.
+        born_ns, died_ns: wall-clock times between which the process lived; 0 unknown.
 
     Raises:
         OSError: it cannot be read, or is no regular file of at most `MAX_BYTES`.
@@ -181,22 +176,13 @@ def _check_time(changed_ns: int, born_ns: int, died_ns: int) -> None:
 
 def parse_perf_map(text: bytes) -> SymbolTable:
     """Parse the text of a map; skip lines of another form."""
-    start, size, name = [], [], []
-    line_at = 0
+    found, line_at = list[tuple[int, ...]](), 0
     for line in text.split(b"\n"):
         if parsed := _parse_line(line):
-            start.append(parsed[0])
-            size.append(parsed[1])
-            name.append(line_at + parsed[2])
+            start, size, name = parsed
+            found.append((start, size, line_at + name, int(NO_ADDRESS), 0, 1))
         line_at += len(line) + 1
-    rows = Symbols.filled(
-        len(start),
-        start=np.array(start, np.uint64),
-        size=np.array(size, np.uint64),
-        name=name,
-        limit=np.full(len(start), NO_ADDRESS),
-        code=np.ones(len(start)),
-    )
+    rows = Symbols.from_rows(found)
     return SymbolTable(rows.take(_not_replaced(rows.start, rows.size)), text.replace(b"\n", b"\0"))
 
 
@@ -260,9 +246,9 @@ def _close(following: list[int], low: int, high: int) -> int:
 
 
 def read_jit_name(name: str) -> JitName:
-    """Split a name of a map into what is shown as symbol, file and line.
+    """Split a name of a map into symbol, file and line.
 
-    `py::Class.method:/srv/app.py` is the function Class.method of that file, and shown as
+    `py::Class.method:/srv/app.py` is the function Class.method of that file, with the symbol
     `Class.method (app.py)`. Node's names hold file and line. Names of other languages stay as they are.
     """
     if python := _PYTHON.fullmatch(name):

@@ -7,9 +7,9 @@
     /proc/PID/root/PATH           of a process that still runs: containers
     /proc/PID/map_files/…         the same, for files that were deleted
 
-Only the first one is accepted without a build-id. Debug files: by build-id as GDB, perf and distributions
-lay them out (`ROOT/.build-id/ab/cdef….debug`), by debuglink next to the object or below a debug root, and by
-the path of the object as on Fedora and Ubuntu.
+Only a file at the recorded path is accepted without a build-id. Debug files: by build-id as GDB, perf and
+distributions lay them out (`ROOT/.build-id/ab/cdef….debug`), by debuglink next to the object or below a debug
+root, and by the path of the object as on Fedora and Ubuntu.
 
 Sources: GDB manual, "Debugging Information in Separate Files"; perf's dso__read_binary_type_filename
 (tools/perf/util/dso.c) and build_id_cache__linkname (tools/perf/util/build-id.c) of Linux 6.16.
@@ -32,14 +32,14 @@ _MAX_MAPS: Final = 1 << 24
 
 @frozen
 class Search:
-    """Directories to look in for files, and where their tables are kept.
+    """Directories in which files are looked up, and the cache of their tables.
 
     Args:
         symfs: directory below which recorded paths are looked up; "" the root.
         buildid_dir: a build-id cache as perf's; "" none.
         debug_roots: directories with separate debug files.
         debuginfod_dir: debuginfod's cache of this user; "" none. Nothing is fetched.
-        processes: look into processes that still run, see the module.
+        processes: look into processes that still run.
         cache: keeps headers, symbols, frame rules and source lines of files; None: nothing is kept.
     """
 
@@ -87,10 +87,10 @@ def objects_by_build_id(build_id: bytes, search: Search) -> Iterator[str]:
 
 def objects_of_processes(name: str, pids: Sequence[int]) -> Iterator[str]:
     """Yield paths of an object in processes that run now, which may not be the recorded ones."""
-    for pid in pids[:_MAX_PROCESSES]:
-        yield f"/proc/{pid}/root{name.removesuffix(DELETED)}"
-    for pid in pids[:_MAX_PROCESSES]:
-        yield from _mapped(name.removesuffix(DELETED), pid)
+    path, pids = name.removesuffix(DELETED), pids[:_MAX_PROCESSES]
+    yield from (f"/proc/{pid}/root{path}" for pid in pids)
+    for pid in pids:
+        yield from _mapped(path, pid)
 
 
 def debug_by_build_id(build_id: bytes, search: Search) -> Iterator[str]:

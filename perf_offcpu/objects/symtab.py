@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Symbol tables: sorted columns that name addresses, whatever file the symbols came from.
+"""Symbol tables: sorted columns that name addresses, for symbols of any kind of file.
 
 `Symbols` are rows as a file lists them: unsorted, with aliases and with functions that claim no size.
 `SymbolTable` has the rows that the rules below leave, ready for `searchsorted`. Names stay bytes in the
@@ -56,7 +56,7 @@ class Symbols(Table):
 
 
 def alias_rank(untyped: Bool, weak: Bool, global_: Bool) -> U8:
-    """Return uint8[n], less is better: rule 2 of the module, as far as it does not depend on names."""
+    """Return uint8[n], 0 best: the part of the module's rule 2 that does not depend on names."""
     return (untyped * UNTYPED + weak * 2 + ~global_).astype(np.uint8)
 
 
@@ -99,7 +99,7 @@ class SymbolTable:
         self._reach: I64 | I32 = _furthest_before(self.end)
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Return all that lookups and names need as arrays, for `from_columns`."""
+        """Return the table as arrays, for `from_columns`."""
         strings = np.frombuffer(self._strings, np.uint8)
         reach = self._reach.astype(np.int32)
         columns = (self.start, self.end, reach, self._name, strings)
@@ -107,7 +107,7 @@ class SymbolTable:
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, NDArray[Any]]) -> SymbolTable | None:
-        """Return the table that `columns` made columns of, without `source`; None if they do not fit."""
+        """Return the table of the arrays that `columns` made, without `source`; None if they do not fit."""
         kinds = {"start": np.uint64, "end": np.uint64, "reach": np.int32, "name": np.uint32}
         if any(name not in columns or columns[name].dtype != kind for name, kind in kinds.items()):
             return None
@@ -121,7 +121,7 @@ class SymbolTable:
         return table
 
     def take(self, rows: I64) -> SymbolTable:
-        """Return a table of some rows, ascending, with the bytes of their names alone."""
+        """Return a table of some rows, ascending, with only the bytes of their names."""
         text = np.append(np.frombuffer(self._strings, np.uint8), np.uint8(0))
         ends, begins = np.flatnonzero(text == 0) + 1, self._name[rows].astype(np.int64)
         lengths = ends[np.searchsorted(ends, begins, side="right")] - begins
@@ -181,7 +181,7 @@ def _labels_inside(rows: Symbols, end: U64) -> Bool:
 
 
 def _best_aliases(keep: I64, rows: Symbols, end: U64, strings: bytes) -> I64:
-    """Choose, of the rows `keep` (sorted by start), one for each start by rule 2."""
+    """Return one of the rows `keep` (sorted by start) for each start, chosen by rule 2."""
     start = rows.start[keep]
     first = np.append(True, start[1:] != start[:-1])[: len(keep)]
     group = np.cumsum(first)
@@ -193,9 +193,7 @@ def _best_aliases(keep: I64, rows: Symbols, end: U64, strings: bytes) -> I64:
     empty = end[rivals] == rows.start[rivals]
     guessed = rows.size[rivals] == 0
     group = group[shared]
-    order = np.lexsort(
-        (np.arange(len(rivals)), -length, underscores, rows.rank[rivals], guessed, empty, group)
-    )
+    order = np.lexsort((-length, underscores, rows.rank[rivals], guessed, empty, group))  # stable
     ranked = group[order]
     winners = rivals[order[np.append(True, ranked[1:] != ranked[:-1])]]
     return np.sort(np.concatenate([keep[~shared], winners]))
@@ -241,7 +239,7 @@ def _ends_of_names(at: I64, text: U8) -> I64:
 
 
 def _furthest_before(end: U64) -> I64:
-    """Return int64[n]: of the rows up to each, itself included, the one that ends last."""
+    """Return int64[n]: for each row the one that ends last, of the rows up to it and itself."""
     highest = np.maximum.accumulate(end)
     rises = np.append(True, end[1:] > highest[:-1])[: len(end)]
     return np.maximum.accumulate(np.where(rises, np.arange(len(end)), 0))

@@ -19,7 +19,7 @@ def uncompress(kind: str, data: bytes, most: int) -> bytes:
         most: bytes that it may become.
 
     Raises:
-        ValueError: it is damaged, becomes more, is of another kind, or the package for it is missing.
+        ValueError: it is damaged, becomes more, is of another kind, or its package is not installed.
     """
     if kind == "zstd":
         return _uncompress_zstd(data, most)

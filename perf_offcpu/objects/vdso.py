@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vDSO: code that the kernel maps into every process, and that is in no file.
+"""Read the vDSO: code that the kernel maps into every process, without a file.
 
 The image is taken from the memory of this process; it is that of the running kernel. The recorded build-id
-tells whether a recording was made with the same.
+tells if a recording was made with the same.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.elf.functions import ElfFile, file_offset_to_vaddr
-from perf_offcpu.objects.files import find_dso
+from perf_offcpu.objects.files import Refused, find_dso
 from perf_offcpu.objects.perf_map import PerfMaps, is_jit_memory, read_jit_name
 from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import SymbolTable
@@ -79,11 +79,12 @@ class UserNames:
 
     def _open(self, dso: int, addresses: int) -> ElfFile | None:
         """Return the functions of a dso; on failure count the cause for its addresses."""
-        found = find_dso(self.recording, dso, self.search)
-        if found.cause is not None:
+        try:
+            return find_dso(self.recording, dso, self.search)
+        except Refused as problem:
             path = self.strings[int(self.recording.dsos.path[dso])]
-            self.unresolved.add(found.cause.about(path), addresses)
-        return found.elf
+            self.unresolved.add(problem.cause.about(path), addresses)
+            return None
 
     def _by_perf_maps(self, spaces: I32, rows: I64, names: SymbolNames) -> None:
         """Fill in rows whose addresses lie in memory without a file, process by process."""

@@ -45,13 +45,7 @@ class WalkState:
     """
 
     def __init__(
-        self,
-        lookup: CfiLookup,
-        spaces: I32,
-        values: U64,
-        known: U64,
-        stacks: StackWords,
-        follow_all: bool,
+        self, lookup: CfiLookup, spaces: I32, values: U64, known: U64, stacks: StackWords, follow_all: bool
     ) -> None:
         registers = lookup.rules.registers
         self.lookup, self.registers, self.spaces, self.follow_all = lookup, registers, spaces, follow_all

@@ -33,12 +33,7 @@ _ONE: Final = np.uint64(1)
 
 
 def walk_up(
-    lookup: CfiLookup,
-    spaces: I32,
-    values: U64,
-    known: U64,
-    stacks: StackWords,
-    budget: list[int],
+    lookup: CfiLookup, spaces: I32, values: U64, known: U64, stacks: StackWords, budget: list[int]
 ) -> tuple[Ragged, U8]:
     """Walk n stacks to their roots.
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from perf_offcpu.cache import DiskCache, cache_name, pack, unpack
-from perf_offcpu.objects.elf.functions import ElfFile
-from perf_offcpu.objects.files import find_object
+from perf_offcpu.objects.elf.functions import load_elf_symbols
 from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import SymbolTable
 
@@ -185,14 +184,12 @@ class TestSymbols:
         self, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         cache = DiskCache(str(tmp_path / "cache"))
-        first = find_object(program, search=Search(cache=cache)).elf
+        first = load_elf_symbols(program, Search(cache=cache))
         written = sorted(os.listdir(cache.directory))
         assert [name.rpartition(".")[2] for name in written] == ["symbols1", "headers1"]
         assert written[0].startswith("12" * 20)
         monkeypatch.setattr(SymbolTable, "__init__", lambda *_: pytest.fail("it was read anew"))
-        again = find_object(program, search=Search(cache=cache)).elf
-        assert isinstance(first, ElfFile)
-        assert isinstance(again, ElfFile)
+        again = load_elf_symbols(program, Search(cache=cache))
         assert again.build_id == first.build_id
         every = range(len(first.symbols))
         assert [*map(again.symbols.name, every)] == [*map(first.symbols.name, every)]
@@ -203,10 +200,9 @@ class TestSymbols:
         self, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         cache = DiskCache(str(tmp_path / "cache"))
-        find_object(program, search=Search(cache=cache))
+        load_elf_symbols(program, Search(cache=cache))
         Path(program).write_bytes(ElfBuilder([Sym("other", 0x1000, 8)], build_id=b"\x12" * 20).build())
-        found = find_object(program, search=Search(cache=cache)).elf
-        assert found is not None
+        found = load_elf_symbols(program, Search(cache=cache))
         assert [*map(found.symbols.name, range(1))] == ["other"]
 
     def test_columns_that_are_no_table_are_refused(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the functions of an ELF file: which symbol covers an address.
+"""Read the functions of an ELF file, to find the symbol that covers an address.
 
 A recording says that a process mapped bytes of a file. Three steps lead from there to a name:
 
@@ -9,9 +9,9 @@ A recording says that a process mapped bytes of a file. Three steps lead from th
 
 The same arithmetic serves executables at fixed addresses, PIE and shared objects. Symbols come from
 .symtab, in the file, or in its separate debug file, or in .gnu_debugdata (an xz-compressed ELF file with
-the functions that .dynsym lacks), together with .dynsym; PLT stubs are named `function@plt`. Which
-symbols count is perf's choice (tools/perf/util/symbol-elf.c of Linux 6.16, dso__load_sym_internal), but
-that data objects are not offered as names of code: they only bound the function before them.
+the functions that .dynsym lacks), together with .dynsym; PLT stubs are named `function@plt`. The
+choice of symbols is perf's (tools/perf/util/symbol-elf.c of Linux 6.16, dso__load_sym_internal), except that
+data objects do not name code: they only bound the function before them.
 
 The table of a file is kept in the cache under the identity of the files that were read, the object and its
 debug file: if a debug file is installed later, or a file is rewritten, the key changes.
@@ -21,7 +21,6 @@ Not covered: section-relative symbols of unlinked objects and kernel modules, Po
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -70,16 +69,10 @@ class ElfFile:
 
 
 def file_offset_to_vaddr(loads: Rows, offsets: U64) -> U64:
-    """Return the addresses at which program headers place bytes of the file.
+    """Return uint64[n]: the addresses at which segments place bytes of the file; NO_ADDRESS for none.
 
-    Args:
-        loads: rows of `headers.SEGMENT`.
-        offsets: uint64[n], file offsets.
-
-    Returns:
-        uint64[n], addresses; NO_ADDRESS where no segment holds the byte. Segments win in file order,
-        executable ones first. The kernel maps whole pages, so bytes that no segment holds belong to the
-        executable one that shares their page.
+    The first segment in file order applies, executable ones first. The kernel maps whole pages, so bytes
+    that no segment holds belong to the executable one that shares their page.
     """
     result = np.full(len(offsets), NO_ADDRESS)
     start, stop, shift = _file_ranges(loads[loads["p_filesz"] > 0])
@@ -90,7 +83,7 @@ def file_offset_to_vaddr(loads: Rows, offsets: U64) -> U64:
 
 
 def _file_ranges(loads: Rows) -> tuple[U64, U64, U64]:
-    """Return file ranges [start, stop) by preference, and the distance of each to addresses (mod 2^64)."""
+    """Return file ranges [start, stop) by preference, and what to add for addresses (mod 2^64)."""
     executable = (loads["p_flags"] & np.uint64(elf.SegmentFlag.X)) != 0
     exact = loads[np.argsort(~executable, kind="stable")[:_MAX_SEGMENTS]]
     paged = loads[np.flatnonzero(executable)[:_MAX_SEGMENTS]]
@@ -108,8 +101,7 @@ def load_elf_symbols(path: str, search: Search | None = None) -> ElfFile:
     """Read the functions of an executable or shared object.
 
     Args:
-        path: a regular file.
-        search: where to look for its separate debug file, if it has no .symtab itself, and where the table
+        search: where its separate debug file is looked up, if it has no .symtab itself, and where the table
             is kept; None: nowhere.
 
     Raises:
@@ -121,11 +113,7 @@ def load_elf_symbols(path: str, search: Search | None = None) -> ElfFile:
 
 
 def elf_build_id(path: str) -> bytes:
-    """Return the GNU build-id of an ELF file, b"" if it has none.
-
-    Raises:
-        OSError, FormatError: as `load_elf_symbols`.
-    """
+    """Return the GNU build-id of an ELF file, b"" if it has none; errors as `load_elf_symbols`."""
     with open_elf(path) as image:
         return image.build_id
 
@@ -133,18 +121,16 @@ def elf_build_id(path: str) -> bytes:
 def symbols_of(image: ElfImage, search: Search | None = None) -> ElfFile:
     """Read the functions of an open file; arguments and errors as `load_elf_symbols`."""
     with ExitStack() as stack:
-        debug = None
-        if search is not None and image.section_of_type(elf.SectionType.SYMTAB) is None:
+        debug, cache = None, search.cache if search else None
+        if search and image.section_of_type(elf.SectionType.SYMTAB) is None:
             debug = open_debug(image, search, b".symtab", stack)
-        cache = search.cache if search is not None else None
         return ElfFile(image.path, image.build_id, image.loads, _table(image, debug, cache))
 
 
 def _table(image: ElfImage, debug: ElfImage | None, cache: DiskCache | None) -> SymbolTable:
     if cache is None:
         return _read(image, debug)
-    identity = debug.source.identity if debug else ()
-    name = cache_name(KIND, image.build_id, image.source.identity, identity)
+    name = cache_name(KIND, image.build_id, image.source.identity, debug.source.identity if debug else ())
     columns = cache.read(name)
     table = None if columns is None else SymbolTable.from_columns(columns)
     if table is None:
@@ -157,41 +143,35 @@ def _read(image: ElfImage, debug: ElfImage | None) -> SymbolTable:
     if image.type not in (elf.ElfType.EXEC, elf.ElfType.DYN):
         problem = f"type {image.type} is not an executable or shared object"
         raise FormatError(image.path, "ELF header", problem)
-    parts = list(_full_table(debug or image))
-    has_locals = bool(parts)
-    dynamic = image.section_of_type(elf.SectionType.DYNSYM)
-    if dynamic is not None:
-        parts.append(listed_symbols(image, dynamic))
-    if not has_locals:
-        parts.extend(_mini_debug(image))
-    parts.append(plt_symbols(image, dynamic, parts))
+    full = _symbols_in(debug or image, elf.SectionType.SYMTAB)
+    parts = full + _symbols_in(image, elf.SectionType.DYNSYM) + ([] if full else _mini_debug(image))
+    parts.append(plt_symbols(image, parts))
     return SymbolTable(*join(parts))
 
 
-def _full_table(image: ElfImage) -> Iterator[tuple[Symbols, bytes]]:
-    table = image.section_of_type(elf.SectionType.SYMTAB)
-    if table is not None:
-        yield listed_symbols(image, table)
+def _symbols_in(image: ElfImage, type_: elf.SectionType) -> list[tuple[Symbols, bytes]]:
+    table = image.section_of_type(type_)
+    return [] if table is None else [listed_symbols(image, table)]
 
 
-def _mini_debug(image: ElfImage) -> Iterator[tuple[Symbols, bytes]]:
-    """Yield the symbols in .gnu_debugdata, as GDB documents it ("MiniDebugInfo")."""
+def _mini_debug(image: ElfImage) -> list[tuple[Symbols, bytes]]:
+    """Return the symbols in .gnu_debugdata, as GDB documents it ("MiniDebugInfo")."""
     section = image.section_named(b".gnu_debugdata")
     if section is None:
-        return
+        return []
     try:
         data = uncompress("xz", image.content(section), MAX_MINI_DEBUG)
     except ValueError as problem:
         raise FormatError(image.path, "section .gnu_debugdata", str(problem), section.offset) from None
-    yield from _full_table(ElfImage(Source(f"{image.path}(.gnu_debugdata)", data)))
+    return _symbols_in(ElfImage(Source(f"{image.path}(.gnu_debugdata)", data)), elf.SectionType.SYMTAB)
 
 
 def listed_symbols(image: ElfImage, table: Section, starts: U64 | None = None) -> tuple[Symbols, bytes]:
     """Return the rows of one symbol table section that can name or bound code, and its string bytes.
 
     Args:
-        starts: of an unlinked object, whose symbols count from the start of their section: uint64[number of
-            sections], the address of each section; symbols of sections at NO_ADDRESS are left out.
+        starts: uint64[number of sections], addresses of the sections of an unlinked object, from which its
+            symbols count; symbols of sections at NO_ADDRESS are left out.
 
     Raises:
         FormatError: the table is damaged or too large.
@@ -212,7 +192,7 @@ def listed_symbols(image: ElfImage, table: Section, starts: U64 | None = None) -
 
 
 def _counted(image: ElfImage, rows: NDArray[Any], strings: bytes, starts: U64 | None) -> Symbols:
-    """Return, of symbols defined in sections, those that perf keeps, as columns in native byte order."""
+    """Return the symbols defined in sections that perf keeps, as columns in native byte order."""
     section = rows["st_shndx"].astype(np.intp)
     kind, binding = rows["st_info"] & 15, rows["st_info"] >> 4
     function = (kind == elf.SymbolType.FUNC) | (kind == elf.SymbolType.GNU_IFUNC)
@@ -224,14 +204,15 @@ def _counted(image: ElfImage, rows: NDArray[Any], strings: bytes, starts: U64 | 
     keep &= ~_mapping_symbols(image.machine, rows["st_name"], strings)
     start = rows["st_value"].astype(np.uint64)
     if image.machine == elf.Machine.ARM:
-        start[function] &= ~np.uint64(1)  # the Thumb bit is no part of the address
+        start[function] &= ~np.uint64(1)  # the Thumb bit
     if starts is not None:
         start += starts[section]
+    begin = image.sections["sh_addr"] if starts is None else starts
     symbols = Symbols(
         start=start,
         size=rows["st_size"].astype(np.uint64),
         name=rows["st_name"].astype(np.uint32),
-        limit=_section_ends(image, starts)[section],
+        limit=(begin + np.minimum(image.sections["sh_size"], NO_ADDRESS - begin))[section],
         rank=alias_rank(label, binding == elf.Binding.WEAK, binding == elf.Binding.GLOBAL),
         code=(function | (label & text)).astype(np.uint8),
     )
@@ -241,13 +222,6 @@ def _counted(image: ElfImage, rows: NDArray[Any], strings: bytes, starts: U64 | 
 def _holds(image: ElfImage, part: bytes) -> Bool:
     """Return bool[number of sections]: the name contains `part`, perf's test for labels (elf_sec__filter)."""
     return np.array([part in name for name in image.section_names], bool)
-
-
-def _section_ends(image: ElfImage, starts: U64 | None) -> U64:
-    """Return uint64[number of sections]: the end address of each; NO_ADDRESS where that wraps around."""
-    start = image.sections["sh_addr"] if starts is None else starts
-    size = image.sections["sh_size"]
-    return np.where(size > NO_ADDRESS - start, NO_ADDRESS, start + size)
 
 
 def _mapping_symbols(machine: int, names: U32, strings: bytes) -> Bool:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the headers of ELF files with pyelftools, and keep them on disk as columns.
 
-pyelftools knows the structures of both classes and byte orders. It is given bytes whose size and number have
-been checked against the file and a ceiling, so a hostile file costs bounded time and memory. Importing it
+pyelftools knows the structures of both classes and byte orders. It parses bytes whose size and number have
+been checked against the file and a ceiling, so a hostile file costs bounded time and memory. Its import
 takes longer than all other work on the files of a small recording. So the columns are kept in the cache,
 under the identity of the file, and a file that was read before is read without pyelftools:
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An open ELF file: its headers, checked, and the bytes of its sections on demand.
+"""Open an ELF file: its headers, checked, and the bytes of its sections on demand.
 
 Everything in the file may be wrong. So headers are tables, read within bounds, and make no long loops; each
-read is checked against the file's size and a ceiling; whatever does not fit is a FormatError.
+read is checked against the file's size and a ceiling; the error is a FormatError.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class ElfImage:
 
     @cached_property
     def section_names(self) -> list[bytes]:
-        """The name of each section; b"" where it lies outside the string table."""
+        """Name of each section; b"" where it lies outside the string table."""
         starts = self.sections["sh_name"].tolist()
         return [self._names[at : at + _MAX_SECTION_NAME].split(b"\0", 1)[0] for at in starts]
 
     @cached_property
     def loads(self) -> Rows:
-        """The PT_LOAD segments (rows of SEGMENT) whose file and address ranges do not wrap around."""
+        """PT_LOAD segments (rows of SEGMENT) whose file and address ranges do not wrap around."""
         loads = self._segments[self._segments["p_type"] == SegmentType.LOAD]
         if not len(self._segments):
             loads = self._code_sections()

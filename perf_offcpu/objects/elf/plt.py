@@ -5,15 +5,15 @@ A stub jumps through a slot of the global offset table; the relocation of that s
 
     [endbr64]  [bnd]  jmp *displacement(%rip)      f3 0f 1e fa   f2   ff 25 xx xx xx xx
 
-So each entry of .plt, .plt.sec and .plt.got is searched for that jump, whichever linker made it and whatever
-kind of PLT it is. perf counts entries and relocations (dso__synthesize_plt_symbols), which gives the same
-names. The rest of .plt (the stub that calls the dynamic linker, and lazy halves of stubs) is named `.plt`.
+So each entry of .plt, .plt.sec and .plt.got is searched for that jump, for any linker and kind of PLT. perf
+counts entries and relocations (dso__synthesize_plt_symbols), which results in the same names. The rest of
+.plt (the stub that calls the dynamic linker, and lazy halves of stubs) is named `.plt`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from perf_offcpu.model.columns import I64, U8, U64, distinct, is_among
 from perf_offcpu.objects.elf.image import ElfImage, Section
 from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols
 
+_SECTIONS: Final = (b".plt", b".plt.sec", b".plt.got")
 _PREFIXES: Final = (b"", b"\xf2", b"\xf3\x0f\x1e\xfa", b"\xf3\x0f\x1e\xfa\xf2")
 _JUMP: Final = b"\xff\x25"
 _R_IRELATIVE: Final = 37  # R_X86_64_IRELATIVE: the addend is the address of an IFUNC
@@ -31,54 +32,41 @@ _MAX_NAME: Final = 1 << 12
 Names = dict[int, bytes]
 
 
-class _Stubs(NamedTuple):
-    """The entries of one PLT section that jump through a slot: addresses, slots, and the size of an entry."""
-
-    section: Section
-    start: list[int]
-    slot: list[int]
-    size: int
-
-
-def plt_symbols(
-    image: ElfImage, dynamic: Section | None, known: Sequence[tuple[Symbols, bytes]]
-) -> tuple[Symbols, bytes]:
+def plt_symbols(image: ElfImage, known: Sequence[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
     """Return symbols for the PLT stubs of a file, with their string bytes.
 
     Args:
         image: the mapped file (debug files hold no code).
-        dynamic: its .dynsym, None for a static executable.
-        known: the symbols found so far, which name the targets of IFUNC relocations.
+        known: its other symbols, which name the targets of IFUNC relocations.
     """
-    strings = bytearray(b"\0")
-    rows: list[tuple[int, int, int, int, int, int]] = []
-    for start, size, name in _named_stubs(image, dynamic, known):
+    rows, strings = list[tuple[int, ...]](), bytearray(b"\0")
+
+    def add(start: int, size: int, name: bytes) -> None:
         rows.append((start, size, len(strings), int(NO_ADDRESS), 0, 1))
-        strings += name + b"\0"
+        strings.extend(name + b"\0")
+
+    is_known = image.machine == elf.Machine.X86_64
+    sections = [*filter(None, map(image.section_named, _SECTIONS))] if is_known else []
+    stubs = [_find_jumps(image, section) for section in sections]
+    slots = np.concatenate([np.empty(0, np.uint64), *(slot for _, slot in stubs)])
+    names = _slot_names(image, known, distinct(slots)) if sections else {}
+    for section, (starts, jump_slots) in zip(sections, stubs, strict=True):
+        size = _entry_size(section)
+        if section.name == b".plt":
+            add(section.addr, size if len(starts) else section.size, b".plt")
+        for start, slot in zip(starts.tolist(), jump_slots.tolist(), strict=True):
+            if slot in names:
+                add(start, size, names[slot] + b"@plt")
     return Symbols.from_rows(rows), bytes(strings)
 
 
-def _named_stubs(
-    image: ElfImage, dynamic: Section | None, known: Sequence[tuple[Symbols, bytes]]
-) -> Iterator[tuple[int, int, bytes]]:
-    """Yield address, size and name of each stub that has one, and of the rest of .plt."""
-    if image.machine != elf.Machine.X86_64:
-        return
-    sections = filter(None, map(image.section_named, (b".plt", b".plt.sec", b".plt.got")))
-    stubs = [_find_jumps(image, section) for section in sections]
-    slots = np.array([slot for one in stubs for slot in one.slot], np.uint64)
-    names = _slot_names(image, dynamic, known, distinct(slots))
-    for section, starts, jump_slots, size in stubs:
-        if section.name == b".plt":
-            yield section.addr, size if jump_slots else section.size, b".plt"
-        for start, slot in zip(starts, jump_slots, strict=True):
-            if slot in names:
-                yield start, size, names[slot] + b"@plt"
+def _entry_size(section: Section) -> int:
+    return section.entsize if section.entsize in (8, 16) else 16
 
 
-def _find_jumps(image: ElfImage, section: Section) -> _Stubs:
-    """Return the entries of a PLT section that hold the jump."""
-    size = section.entsize if section.entsize in (8, 16) else 16
+def _find_jumps(image: ElfImage, section: Section) -> tuple[U64, U64]:
+    """Return addresses and slots of the entries of a PLT section that hold the jump."""
+    size = _entry_size(section)
     code = np.frombuffer(image.content(section)[: size * _MAX_STUBS], np.uint8)
     entries = np.arange(len(code) // size, dtype=np.int64) * size
     padded = np.append(code, np.zeros(16, np.uint8))
@@ -89,7 +77,7 @@ def _find_jumps(image: ElfImage, section: Section) -> _Stubs:
         at = entries[hit] + len(pattern)
         jumps[hit], slots[hit] = True, at + 4 + _signed32(padded, at)
     start, slot = (part[jumps].astype(np.uint64) + np.uint64(section.addr) for part in (entries, slots))
-    return _Stubs(section, start.tolist(), slot.tolist(), size)
+    return start, slot
 
 
 def _signed32(code: U8, at: I64) -> I64:
@@ -97,11 +85,10 @@ def _signed32(code: U8, at: I64) -> I64:
     return np.ascontiguousarray(code[at[:, None] + np.arange(4)]).view("<i4")[:, 0].astype(np.int64)
 
 
-def _slot_names(
-    image: ElfImage, dynamic: Section | None, known: Sequence[tuple[Symbols, bytes]], slots: U64
-) -> Names:
+def _slot_names(image: ElfImage, known: Sequence[tuple[Symbols, bytes]], slots: U64) -> Names:
     """Map each slot (`slots` ascend) to the function whose address its relocation puts there."""
     names: Names = {}
+    dynamic = image.section_of_type(elf.SectionType.DYNSYM)
     for section in filter(None, map(image.section_named, (b".rela.dyn", b".rela.plt"))):
         rows = image.array(section, elf.RELA[image.bits])
         rows = rows[is_among(rows["r_offset"], slots)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of an ELF file: of a regular file, or of memory.
+"""Read the bytes of an ELF file: of a regular file, or of memory.
 
 Only regular files are opened, because opening a device or FIFO can act or block. Files are read with pread,
 not mapped: a file that is truncated while it is read causes an error, not SIGBUS.
@@ -49,7 +49,7 @@ class Source:
 
     @functools.cached_property
     def identity(self) -> tuple[object, ...]:
-        """A key of these bytes: of a file its inode, size and time of change; of memory a hash."""
+        """Key of these bytes: inode, size and time of change of a file; a hash of memory."""
         if isinstance(self._content, bytes):
             return (hashlib.sha256(self._content).digest(),)
         return (self._status.st_dev, self._status.st_ino, self.size, self.changed_ns)
@@ -69,10 +69,7 @@ class Source:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_exactly(self, what: str, offset: int, size: int, ceiling: int = MAX_SECTION) -> bytes:
-        """Return `size` bytes at an offset.
-
-        Args:
-            what: what they are, for the error.
+        """Return `size` bytes at an offset; `what` names them in errors.
 
         Raises:
             FormatError: they lie outside the file, or are more than `ceiling`.
@@ -88,12 +85,7 @@ class Source:
 
 
 def open_regular(path: str) -> int:
-    """Open a regular file for reading, and nothing else.
-
-    Raises:
-        OSError: it cannot be opened.
-        NotRegularError: it is not a regular file.
-    """
+    """Open a file for reading; raise NotRegularError if it is not a regular one."""
     if stat.S_ISREG(os.stat(path).st_mode):  # before opening, for devices; after it, for races
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         if stat.S_ISREG(os.fstat(fd).st_mode):

@@ -20,8 +20,7 @@ from perf_offcpu.model.mappings import KERNEL_DSO, KERNEL_SPACE, kernel_map
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.elf.functions import ElfFile, load_elf_symbols
-from perf_offcpu.objects.files import refusal
-from perf_offcpu.objects.origin import is_running_kernel
+from perf_offcpu.objects.files import is_running_kernel, refusal
 from perf_offcpu.objects.symtab import SymbolTable
 from perf_offcpu.symbolize.kernel.files import (
     KernelSources,

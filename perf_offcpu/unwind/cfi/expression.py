@@ -195,7 +195,4 @@ _BINARY: Final[dict[int, Callable[[U64, U64], U64]]] = {
     Op.LT: _compared(np.less),
 }
 
-_UNARY: Final[dict[int, Callable[[U64], U64]]] = {
-    Op.NOT: np.bitwise_not,
-    Op.NEG: np.negative,
-}
+_UNARY: Final[dict[int, Callable[[U64], U64]]] = {Op.NOT: np.bitwise_not, Op.NEG: np.negative}

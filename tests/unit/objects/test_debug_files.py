@@ -13,12 +13,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from builders.objects import find_object, recording_of_dso
 
 from perf_offcpu import losses
 from perf_offcpu.objects.debug_files import debug_link
 from perf_offcpu.objects.elf.functions import elf_build_id, load_elf_symbols
 from perf_offcpu.objects.elf.image import open_elf
-from perf_offcpu.objects.files import find_object, open_object
+from perf_offcpu.objects.files import open_dso
 from perf_offcpu.objects.search import Search, by_build_id
 
 PROGRAM = """
@@ -239,4 +240,4 @@ def test_links_to_acting_files_are_not_opened_wherever_they_stand(built: Built, 
     link.parent.mkdir(parents=True)
     link.symlink_to("/proc/version")
     with ExitStack() as stack, pytest.raises(Exception, match="no such file"):
-        open_object("/gone", built.build_id, Search(buildid_dir=str(tmp_path)), (), stack)
+        open_dso(recording_of_dso("/gone", built.build_id), 0, Search(buildid_dir=str(tmp_path)), stack)

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.elf import REL, ElfBuilder, Sym
+from builders.objects import find_object
 
 from perf_offcpu import losses
 from perf_offcpu.losses import LossCause
 from perf_offcpu.objects.elf.functions import symbols_of
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.elf.source import Source
-from perf_offcpu.objects.files import find_object, refusal, same_build
+from perf_offcpu.objects.files import refusal, same_build
 from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.vdso import NAME, vdso_image
 

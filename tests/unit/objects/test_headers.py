@@ -69,10 +69,10 @@ def test_a_program_without_pyelftools_names_from_the_cache(tmp_path: Path) -> No
     code = (
         "import sys\n"
         "from perf_offcpu.cache import DiskCache\n"
-        "from perf_offcpu.objects.files import find_object\n"
+        "from perf_offcpu.objects.elf.functions import load_elf_symbols\n"
         "from perf_offcpu.objects.search import Search\n"
-        "found = find_object(sys.argv[1], search=Search(cache=DiskCache(sys.argv[2])))\n"
-        "print(found.elf.symbols.name(0), 'elftools' in sys.modules)\n"
+        "elf = load_elf_symbols(sys.argv[1], Search(cache=DiskCache(sys.argv[2])))\n"
+        "print(elf.symbols.name(0), 'elftools' in sys.modules)\n"
     )
     command = [sys.executable, "-c", code, str(path), str(tmp_path / "cache")]
     runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]

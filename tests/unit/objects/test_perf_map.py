@@ -25,9 +25,9 @@ from perf_offcpu.objects.perf_map import (
     JitName,
     MapRefused,
     is_jit_memory,
-    load_perf_map,
     parse_perf_map,
     read_jit_name,
+    read_perf_map,
 )
 from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
 
@@ -130,39 +130,39 @@ class TestWhichAreBelieved:
         return str(path)
 
     def test_another_users_map_is_not(self, path: str) -> None:
-        assert len(load_perf_map(path)) == 1
+        assert len(parse_perf_map(read_perf_map(path))) == 1
         os.chown(path, 65534, 65534)
         with pytest.raises(MapRefused, match="belongs to another user"):
-            load_perf_map(path)
-        assert len(load_perf_map(path, force=True)) == 1
+            read_perf_map(path)
+        assert len(parse_perf_map(read_perf_map(path, force=True))) == 1
 
     def test_nor_is_another_users_link_to_a_good_one(self, path: str, tmp_path: Path) -> None:
         link = tmp_path / "link.map"
         link.symlink_to(path)
-        assert len(load_perf_map(str(link))) == 1
+        assert len(parse_perf_map(read_perf_map(str(link)))) == 1
         os.lchown(link, 65534, 65534)
         with pytest.raises(FileRefusedError, match="a symbolic link of user 65534"):
-            load_perf_map(str(link), force=True)
+            read_perf_map(str(link), force=True)
 
     def test_nor_is_a_second_name_of_a_file(self, path: str, tmp_path: Path) -> None:
         (tmp_path / "other.map").hardlink_to(path)
         with pytest.raises(MapRefused, match="it has a second name"):
-            load_perf_map(path)
+            read_perf_map(path)
 
     def test_times_of_another_process_tell(self, path: str) -> None:
         second = 10**9
         os.utime(path, ns=(0, 1000 * second))
-        assert len(load_perf_map(path, born_ns=990 * second, died_ns=1001 * second)) == 1
+        assert len(parse_perf_map(read_perf_map(path, born_ns=990 * second, died_ns=1001 * second))) == 1
         with pytest.raises(MapRefused, match="older than the process"):
-            load_perf_map(path, born_ns=1010 * second)
+            read_perf_map(path, born_ns=1010 * second)
         with pytest.raises(MapRefused, match="after the process had ended"):
-            load_perf_map(path, died_ns=990 * second)
+            read_perf_map(path, died_ns=990 * second)
 
     def test_nothing_but_a_regular_file_is_opened(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "fifo")
         for path in (tmp_path / "fifo", tmp_path):
             with pytest.raises(FileRefusedError, match="not a regular file"):
-                load_perf_map(str(path))
+                read_perf_map(str(path))
 
 
 class TestSymbolize:

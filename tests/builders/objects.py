@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recordings of one dso, to find its file as symbolization does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from perf_offcpu.losses import LossCause
+from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, Spaces
+from perf_offcpu.model.strings import Strings
+from perf_offcpu.objects.elf.functions import ElfFile
+from perf_offcpu.objects.files import _ALLOWANCE_NS, Refused, find_dso
+from perf_offcpu.objects.search import Search
+
+
+class Found(NamedTuple):
+    """The functions of an object, or the cause why there are none."""
+
+    elf: ElfFile | None
+    cause: LossCause | None
+
+
+def recording_of_dso(
+    name: str, build_id: bytes = b"", pids: Sequence[int] = (), changed_after_ns: int = 0
+) -> Recording:
+    """Return a recording in which processes had an object mapped, dso 0.
+
+    Args:
+        changed_after_ns: the time, with the usual allowance, at which the recording was complete; 0 unknown.
+    """
+    strings, number = Strings(), len(pids)
+    ids = strings.intern(name), strings.intern(build_id.hex())
+    complete_ns = changed_after_ns - _ALLOWANCE_NS
+    return Recording(
+        strings=strings,
+        dsos=Dsos.filled(1, path=np.array(ids[:1]), build_id=np.array(ids[1:])),
+        spaces=Spaces.filled(number, pid=np.array(pids)),
+        maps=Maps.filled(number, space=np.arange(number), dso=np.zeros(number)),
+        meta=Meta(wall_clock_ns=complete_ns, last_ns=1, wall_clock_at_ns=1) if changed_after_ns else Meta(),
+    )
+
+
+def find_object(
+    name: str,
+    build_id: bytes = b"",
+    search: Search | None = None,
+    pids: Sequence[int] = (),
+    changed_after_ns: int = 0,
+) -> Found:
+    """Find the functions of an object; arguments as for `recording_of_dso`."""
+    recording = recording_of_dso(name, build_id, pids, changed_after_ns)
+    try:
+        return Found(find_dso(recording, 0, search or Search()), None)
+    except Refused as problem:
+        return Found(None, problem.cause)
