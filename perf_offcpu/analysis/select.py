@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Selection of the samples that a view shows.
 
-Selecting comes before converting: a converter writes every sample of the profile that it is given.
+Selecting comes before converting: a converter writes every sample of the profile that it is given. To name an
+event or cgroup that the recording does not have is a UsageError.
 """
 
 from __future__ import annotations
@@ -22,12 +23,10 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, Bool, distinct
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.structs import frozen
 
-IDLE_CHOICES = ("show", "hide", "only")
 _SHOWN_CGROUPS = 10
-_SUM = SampleFlag.AGGREGATED | SampleFlag.UNTIMED
 _IDS = 1 << 31
 """Ids of processes, threads and CPUs are smaller."""
 
@@ -66,21 +65,13 @@ class Selection:
 
 
 def select(profile: Profile, selection: Selection) -> Profile:
-    """Return the profile with the chosen samples only.
-
-    Raises:
-        UsageError: an event or cgroup is named that the recording does not have.
-    """
+    """Return the profile with the chosen samples only."""
     return select_events(select_samples(profile, selection), selection.events)
 
 
 def select_samples(profile: Profile, selection: Selection) -> Profile:
-    """Return the profile with the chosen samples of all events; undecidable ones are counted in its losses.
-
-    Raises:
-        UsageError: a cgroup is named that the recording does not have.
-    """
-    profile = _kept(profile, _of_threads(profile, selection))
+    """Return the profile with the chosen samples of all events; its losses count the undecidable ones."""
+    profile = profile.select(_of_threads(profile, selection))
     if selection.windows:
         profile = _in_time(profile, selection.windows)
     if selection.idle == "show" and not (selection.classes or selection.states or selection.min_ns):
@@ -89,16 +80,12 @@ def select_samples(profile: Profile, selection: Selection) -> Profile:
     rows = _of_waits(profile, selection, waits)
     if selection.idle != "show" and waits is not None:
         rows &= of_idle_threads(profile, waits) == (selection.idle == "only")
-    kept = _kept(profile, rows)
+    kept = profile.select(rows)
     return _with_note(kept, losses.KEPT_SUMS, _undecided_sums(kept, selection.min_ns))
 
 
-def _kept(profile: Profile, rows: Bool) -> Profile:
-    return profile if rows.all() else profile.select(rows)
-
-
 def _of_threads(profile: Profile, selection: Selection) -> Bool:
-    """Return bool[samples]: those of the chosen threads, CPUs and cgroups."""
+    """Return bool[samples]: the samples of the chosen threads, CPUs and cgroups."""
     samples = profile.samples
     rows = np.ones(len(samples), np.bool_)
     if selection.comms:
@@ -122,26 +109,26 @@ def _cgroup_ids(profile: Profile, names: Sequence[str]) -> list[int]:
     ids: list[int] = []
     used = distinct(profile.samples.cgroup).tolist()
     for name in names:
-        whole = name.rstrip("/")
-        found = [
-            cgroup
-            for cgroup, path in profile.cgroups.items()
-            if path == name or f"{path}/".startswith(f"{whole}/")
-        ]
+        below = f"{name.rstrip('/')}/"
+        paths = profile.cgroups.items()
+        found = [cgroup for cgroup, path in paths if path == name or f"{path}/".startswith(below)]
         if name.isascii() and name.isdigit() and int(name) in used:
             found.append(int(name))
         if not found:
             known = ", ".join(sorted(profile.cgroups.values())[:_SHOWN_CGROUPS]) or "none has a name"
-            source = profile.meta.source or "the recording"
-            raise UsageError(f"no cgroup '{name}' in {source} (its cgroups: {known})")
+            raise UsageError(f"no cgroup '{name}' in {_source(profile)} (its cgroups: {known})")
         ids += found
     return ids
+
+
+def _source(profile: Profile) -> str:
+    return profile.meta.source or "the recording"
 
 
 def _in_time(profile: Profile, windows: tuple[Window, ...]) -> Profile:
     times, meta = profile.samples.time_ns, profile.meta
     inside = in_windows(windows, times, meta.first_ns, meta.last_ns)
-    return _with_note(_kept(profile, inside), losses.UNTIMED, int((times < 0).sum()))
+    return _with_note(profile.select(inside), losses.UNTIMED, int((times < 0).sum()))
 
 
 def _with_note(profile: Profile, cause: LossCause, count: int) -> Profile:
@@ -157,7 +144,7 @@ def _of_waits(profile: Profile, selection: Selection, waits: Waits | None) -> Bo
     if selection.classes and waits is not None:
         rows &= np.isin(waits.wait_class, np.array(selection.classes, np.uint8))
     if selection.min_ns:
-        known = samples.has(_SUM) & (samples.longest_ns >= 0)
+        known = samples.has(SUM_FLAGS) & (samples.longest_ns >= 0)
         longest = np.where(known, samples.longest_ns, samples.period)
         rows &= longest >= selection.min_ns
     return rows | ~profile.is_offcpu()
@@ -168,25 +155,16 @@ def _undecided_sums(profile: Profile, min_ns: int) -> int:
     if not min_ns:
         return 0
     samples = profile.samples
-    return int((samples.has(_SUM) & ((samples.count > 1) | samples.has(SampleFlag.UNTIMED))).sum())
+    return int((samples.has(SUM_FLAGS) & ((samples.count > 1) | samples.has(SampleFlag.UNTIMED))).sum())
 
 
 def select_events(profile: Profile, names: Sequence[str] = ()) -> Profile:
-    """Return the profile with the samples of the named events; of the default ones if none is named.
-
-    Raises:
-        UsageError: an event is named that the recording does not have.
-    """
-    rows = np.isin(profile.samples.evsel, event_rows(profile, names))
-    return profile if rows.all() else profile.select(rows)
+    """Return the profile with the samples of the named events; of the default ones if none is named."""
+    return profile.select(np.isin(profile.samples.evsel, event_rows(profile, names)))
 
 
 def event_rows(profile: Profile, names: Sequence[str] = ()) -> I32:
-    """Return int32[k]: the rows in `profile.evsels` of the named events, or of the default ones; ascending.
-
-    Raises:
-        UsageError: an event is named that the recording does not have.
-    """
+    """Return int32[k]: the rows in `profile.evsels` of the named or the default events, ascending."""
     return distinct(np.array(_named(profile, names) if names else _default(profile), np.int32))
 
 
@@ -195,8 +173,8 @@ def _named(profile: Profile, names: Sequence[str]) -> list[int]:
     for name in names:
         found = [row for row, event in enumerate(known) if name in (event, _MODIFIERS.sub("", event))]
         if not found:
-            source = profile.meta.source or "the recording"
-            raise UsageError(f"no event '{name}' in {source} (its events: {', '.join(known) or 'none'})")
+            events = ", ".join(known) or "none"
+            raise UsageError(f"no event '{name}' in {_source(profile)} (its events: {events})")
         rows += found
     return rows
 

@@ -13,11 +13,10 @@ import numpy as np
 from perf_offcpu.analysis.group import group, stable_order
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.recording import SUM_FLAGS
 from perf_offcpu.structs import frozen, mutable
 from perf_offcpu.text import UNKNOWN, printable
 
-_NO_PLACE = SampleFlag.AGGREGATED | SampleFlag.UNTIMED
 _IDLE_COMM = "swapper"
 """The kernel's own name of its idle threads, one a CPU, all of them tid 0."""
 _NEVER = np.iinfo(np.int64).max
@@ -83,7 +82,7 @@ def timeline_of(profile: Profile) -> Timeline:
     """Return the timeline of all samples of a profile."""
     samples = profile.samples
     offcpu = profile.is_offcpu()
-    placed = (samples.time_ns >= 0) & (~samples.has(_NO_PLACE))
+    placed = (samples.time_ns >= 0) & ~samples.has(SUM_FLAGS)
     waits, moments = placed & offcpu, placed & ~offcpu
     begin = samples.time_ns - np.where(waits, samples.period, 0)
     origin = int(begin.min(where=placed, initial=_NEVER)) if placed.any() else 0

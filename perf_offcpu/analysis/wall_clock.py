@@ -47,8 +47,7 @@ def wall_clock(profile: Profile, names: Sequence[str] = ()) -> Profile:
             period[samples.evsel == row] = _sample_ns(event)
             evsels[row] = replace(event, unit="ns")
     scaled = replace(profile, samples=samples.with_columns(period=period), evsels=evsels)
-    rows = np.isin(samples.evsel, np.array(chosen, np.int32))
-    return scaled if rows.all() else scaled.select(rows)
+    return scaled.select(np.isin(samples.evsel, np.array(chosen, np.int32)))
 
 
 def _usual(profile: Profile) -> list[int]:

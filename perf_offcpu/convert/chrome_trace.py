@@ -12,7 +12,7 @@ own, one after the other. So the durations of all slices of category "offcpu" ad
 `ts` and `dur` are microseconds with three decimals, since the first wait's begin: readers multiply by 1000 in
 doubles, which is exact that way. Readers also add the two, and two ends at one moment could then come in the
 wrong order: so "run queue" ends a tenth of a nanosecond before its wait, and there is a microsecond between
-two sums. Numbers that differ from wait to wait are in no `args`, because speedscope takes args for a part of
+two sums. `args` hold no numbers that differ from wait to wait, because speedscope takes them for a part of
 the name. Source of the format: Google's "Trace Event Format", and what reads it:
 src/trace_processor/importers/json of https://github.com/google/perfetto.
 """
@@ -30,15 +30,8 @@ from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import wakeups_of
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.callpaths.weights import title_of, unit_of
-from perf_offcpu.convert.encode.text_columns import (
-    blocks,
-    joined,
-    microseconds,
-    path_texts,
-    picked,
-    plain_labels,
-    running_sums,
-)
+from perf_offcpu.convert.encode import text_columns
+from perf_offcpu.convert.encode.text_columns import blocks, joined, microseconds, picked
 from perf_offcpu.convert.options import Options
 from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.profile import Profile
@@ -52,11 +45,7 @@ _BETWEEN_SUMS_NS = 1_000
 
 
 def write(profile: Profile, out: TextIO, options: Options) -> None:
-    """Write all samples of the profile as one JSON object, in blocks of bounded size.
-
-    Raises:
-        UsageError: the events have different units.
-    """
+    """Write all samples of the profile as one JSON object, in blocks of bounded size."""
     unit = unit_of(profile)
     writer = _Writer(profile, options)
     facts = {
@@ -101,8 +90,8 @@ class _Writer:
     def _stacks(self, nodes: I64) -> dict[int, str]:
         """Return node → the JSON string of its path."""
         used = distinct(nodes)
-        texts = path_texts(self.tree, used, plain_labels(self.tree))
-        return dict(zip(used.tolist(), map(json.dumps, texts), strict=True))
+        texts = map(json.dumps, text_columns.path_texts(self.tree, used))
+        return dict(zip(used.tolist(), texts, strict=True))
 
     def _names(self, rows: I64) -> Iterable[str]:
         """Return the innermost name of each sample, as JSON."""
@@ -214,7 +203,7 @@ class _Writer:
     def _sums(self, chosen: Bool) -> Iterator[list[str]]:
         """Return samples without a place, one after the other on a track of each thread."""
         weight = self.samples.period
-        begins = running_sums(self.track, np.where(chosen, weight + _BETWEEN_SUMS_NS, 0))
+        begins = text_columns.running_sums(self.track, np.where(chosen, weight + _BETWEEN_SUMS_NS, 0))
         tids = range(SUMS_PID + 1, SUMS_PID + 1 + len(self.timeline.tracks))
         ids = [f',"pid":{SUMS_PID},"tid":{tid},"ts":' for tid in tids]
         category = np.where(self.profile.is_offcpu(), "offcpu", "cpu")

@@ -13,23 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.analysis.classify import classify
-from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.tree import build_paths
-from perf_offcpu.convert.encode.text_columns import path_texts, plain_labels
+from perf_offcpu.convert.encode.text_columns import path_texts
 from perf_offcpu.convert.options import Options
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.recording import SUM_FLAGS
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.structs import mutable
 from perf_offcpu.text import printable
-
-LIBRARIES = ("pandas", "polars")
 
 COLUMNS = {
     "time_ns": "time of the sample, for a wait its end; ns of the recording's clock",
@@ -57,10 +54,7 @@ COLUMNS = {
 }
 """Name → meaning of the columns, in order."""
 
-_NUMBERS = (
-    *("pid", "tid", "cpu", "time_ns", "switch_out_ns"),
-    *("wakeup_ns", "runq_ns", "longest_ns", "waker_pid", "waker_tid"),
-)
+_NUMBERS = "pid tid cpu time_ns switch_out_ns wakeup_ns runq_ns longest_ns waker_pid waker_tid".split()
 """Columns of ProfileSamples that are taken as they are; -1 means: not known."""
 
 
@@ -81,29 +75,24 @@ def to_dataframe(profile: Profile, library: str = "") -> Any:
     Raises:
         UsageError: it is not installed.
     """
-    make_frame = {"pandas": _pandas, "polars": _polars}[_installed(library)]
-    return make_frame(dict(_columns(profile)))
-
-
-def _installed(library: str) -> str:
-    wanted = [library] if library else list(LIBRARIES)
-    found = [name for name in wanted if name in LIBRARIES and importlib.util.find_spec(name)]
+    makers = {"pandas": _pandas, "polars": _polars}
+    wanted = [library] if library else list(makers)
+    found = [name for name in wanted if name in makers and importlib.util.find_spec(name)]
     if not found:
         raise UsageError(f"a data frame needs {' or '.join(wanted)}: install it for this Python")
-    return found[0]
+    return makers[found[0]](dict(_columns(profile)))
 
 
 def _columns(profile: Profile) -> Iterator[tuple[str, Texts | tuple[NDArray[Any], Bool | None]]]:
     """Return the columns: texts, or (values, which are unknown)."""
     samples, waits = profile.samples, classify(profile)
-    sums = samples.has(SampleFlag.AGGREGATED | SampleFlag.UNTIMED)
     offcpu = profile.is_offcpu()
     made: dict[str, Any] = {
         "event": Texts([printable(event.name) for event in profile.evsels], samples.evsel.astype(np.int64)),
         "period": (samples.period, None),
         "comm": _named(samples.comm, profile.strings),
         "offcpu": (offcpu, None),
-        "sum": (sums, None),
+        "sum": (samples.has(SUM_FLAGS), None),
         "count": (samples.count, None),
         "state": _states(profile),
         "wait_class": Texts([one.label for one in WaitClass], _only(offcpu, waits.wait_class)),
@@ -135,10 +124,8 @@ def _named(column: NDArray[Any], strings: Strings, known: Bool | None = None) ->
 
 
 def _states(profile: Profile) -> Texts:
-    samples = profile.samples
-    preempted = samples.has(SampleFlag.PREEMPTED)
-    first, of = group(samples.state, preempted.astype(np.uint8))
-    letters = [state_letter(int(samples.state[row]), bool(preempted[row])) for row in first.tolist()]
+    codes, of = np.unique(state_codes(profile.samples), return_inverse=True)
+    letters = [STATES[code].letter for code in codes.tolist()]
     return _merged(letters, of, np.array(letters, np.str_)[of] != "")
 
 
@@ -160,7 +147,7 @@ def _stacks(profile: Profile) -> Texts:
     tree = build_paths(profile, Options())
     nodes, of = np.unique(tree.of_sample, return_inverse=True)
     # The root of each path is the comm, which has a column of its own.
-    texts = [text.partition(";")[2] for text in path_texts(tree, nodes.astype(np.int64), plain_labels(tree))]
+    texts = [text.partition(";")[2] for text in path_texts(tree, nodes.astype(np.int64))]
     return _merged(texts, of.astype(np.int64))
 
 

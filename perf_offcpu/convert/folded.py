@@ -3,9 +3,9 @@
 
     comm;root;…;leaf WEIGHT
 
-One line for each distinct stack of a thread name, sorted; WEIGHT is an integer: ns of off-cpu time, or what
-else the event counts. The unit is not in the file: `flamegraph.pl --countname=ns`. In a coarser unit a line
-is off by less than one and the total by at most a half (`callpaths.weights.in_units`); lines that come to 0
+One line for each distinct stack of a thread name, sorted; WEIGHT is an integer: ns of off-cpu time, or
+occurrences of the event. The unit is not in the file: `flamegraph.pl --countname=ns`. In a coarser unit a
+line is off by less than one and the total by at most a half (`callpaths.weights.in_units`); lines that come to 0
 are left out. Source of the format: stackcollapse-perf.pl and flamegraph.pl of
 https://github.com/brendangregg/FlameGraph.
 """
@@ -29,9 +29,6 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
     """Write all samples of the profile.
 
     With `options.diff` a line has two weights, the older one first, as difffolded.pl writes them.
-
-    Raises:
-        UsageError: the events have different units, or `options.unit` is for time and they count none.
     """
     factor = unit_factor(profile, options.unit)
     totals = folded_totals(profile, options)

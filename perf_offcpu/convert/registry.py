@@ -5,7 +5,8 @@
 
 `profile` holds the samples to write and no others (selection has been done); `out` takes text (UTF-8, `\\n`)
 or, for a binary format, bytes. All formats write integers and sort what they write, so that summed weights
-equal the profile's to the unit and the same profile always yields the same bytes.
+equal the profile's to the unit and the same profile always yields the same bytes. Where weights of different
+units would be summed, `write` raises UsageError.
 
 To add a format, write its module and add its row. Modules are imported when used.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import fields
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from perf_offcpu.convert.options import Options
@@ -35,7 +37,7 @@ class Format:
         doc: one line for the help.
         options: fields of Options that it honours; setting others is an error.
         binary: writes bytes; not for terminals.
-        forms: what may follow the flag, each a suffix of its own; the first is the default.
+        forms: values of the flag, each a suffix of its own; the first is the default.
         most_bytes: size above which the usual viewers no longer open it; 0 for no such limit.
         needs_times: shows when things happened, and so needs samples with a time.
     """
@@ -51,18 +53,14 @@ class Format:
     needs_times: bool = False
 
     def write(self, profile: Profile, out: IO[Any], options: Options | None = None) -> None:
-        """Write all samples of the profile to an open stream.
-
-        Raises:
-            UsageError: the samples cannot be shown together, or have no times where the format needs them.
-        """
+        """Write all samples of the profile to a stream; raise UsageError if the format cannot hold them."""
         if self.needs_times and len(profile.samples) and not bool((profile.samples.time_ns >= 0).any()):
             raise UsageError(f"no sample has a time, and --{self.name} shows when things happened")
         module = importlib.import_module(f"perf_offcpu.convert.{self.module}")
         module.write(profile, out, options or Options())
 
     def suffix_for(self, options: Options) -> str:
-        """Return what is appended to the input's name."""
+        """Return the suffix for the input's name."""
         if not self.forms:
             return self.suffix
         return f"{self.suffix}.{'svg' if options.svg else options.form or self.forms[0]}"
@@ -77,58 +75,38 @@ class Format:
 
 _FRAMES = frozenset({"addrs", "kernel", "state"})
 _NO_STATE = _FRAMES - {"state"}
+_TITLED = _FRAMES | {"title"}
 _FOLDED = _FRAMES | {"pid", "tid", "unit", "diff", "waker_stack"}
 _PICTURE = frozenset({"pid", "tid", "addrs", "state", "title", "diff", "waker_stack"})
 _V8_STRING = 2**29 - 24
 """The longest string of Chromium's JavaScript, and so the largest JSON text that a page can parse."""
 
+_json = partial(Format, most_bytes=_V8_STRING)
+_timed = partial(Format, options=_NO_STATE, needs_times=True)
+_timed_json = partial(_timed, most_bytes=_V8_STRING)
 _ROWS = (
     Format("folded", "folded", ".folded", "folded stacks: comm;root;…;leaf WEIGHT", _FOLDED),
     Format("flamegraph", "flamegraph.page", ".html", "interactive flame graph, one HTML file", _PICTURE),
-    Format(
-        "speedscope",
-        "speedscope",
-        ".speedscope.json",
-        "speedscope.app: each thread in time",
-        _FRAMES | {"title"},
-        most_bytes=_V8_STRING,
+    _json("speedscope", "speedscope", ".speedscope.json", "speedscope.app: each thread in time", _TITLED),
+    _timed_json(
+        "chrome-trace", "chrome_trace", ".trace.json", "Trace Event JSON: Perfetto, chrome://tracing"
     ),
-    Format(
-        "chrome-trace",
-        "chrome_trace",
-        ".trace.json",
-        "Trace Event JSON: Perfetto, chrome://tracing",
-        _NO_STATE,
-        most_bytes=_V8_STRING,
-        needs_times=True,
+    _timed(
+        "perfetto", "perfetto.trace", ".pftrace", "Perfetto's own format: for large recordings", binary=True
     ),
-    Format(
-        "perfetto",
-        "perfetto.trace",
-        ".pftrace",
-        "Perfetto's own format: for large recordings",
-        _NO_STATE,
-        binary=True,
-        needs_times=True,
-    ),
-    Format(
+    _timed_json(
         "firefox",
         "firefox.profile",
         ".firefox.json",
         "profiler.firefox.com: threads in time, markers of waits",
-        _NO_STATE,
-        most_bytes=_V8_STRING,
-        needs_times=True,
     ),
-    Format(
-        "pprof", "pprof.profile", ".pb.gz", "pprof's profile.proto: go tool pprof", _NO_STATE, binary=True
-    ),
+    Format("pprof", "pprof", ".pb.gz", "pprof's profile.proto: go tool pprof", _NO_STATE, binary=True),
     Format(
         "callgraph",
-        "callgraph.graph",
+        "callgraph",
         ".callgraph",
         "graph of calls, or (--wakers) of wake-ups between threads",
-        _FRAMES | {"form", "wakers", "svg", "min_share", "diff", "title"},
+        _TITLED | {"form", "wakers", "svg", "min_share", "diff"},
         forms=("dot", "graphml", "gexf", "json", "text"),
     ),
 )

@@ -35,11 +35,7 @@ _GAP = -1
 
 
 def write(profile: Profile, out: TextIO, options: Options) -> None:
-    """Write all samples of the profile, thread by thread.
-
-    Raises:
-        UsageError: the events have different units.
-    """
+    """Write all samples of the profile, thread by thread."""
     _Writer(profile, options).write(out)
 
 
@@ -70,9 +66,10 @@ class _Writer:
         }
         out.write(json.dumps(head, separators=(",", ":"))[:-1] + ',"profiles":[\n')
         out.writelines(self._all_threads())
-        for track in self._by_weight():
+        weights = sum_by(self.timeline.track, self.weight, len(self.timeline.tracks))
+        for row in np.argsort(-weights, kind="stable").tolist():
             out.write(",\n")
-            out.writelines(self._thread(track))
+            out.writelines(self._thread(self.timeline.tracks[row]))
         out.write("\n]}\n")
 
     def _frames(self) -> list[dict[str, str]]:
@@ -80,10 +77,6 @@ class _Writer:
         code = [{"name": name.label} | file for name, file in zip(self.tree.names, files, strict=True)]
         threads = [{"name": track.label} for track in self.timeline.tracks]
         return [*code, *threads, {"name": NO_PLACE}]
-
-    def _by_weight(self) -> list[Track]:
-        weights = sum_by(self.timeline.track, self.weight, len(self.timeline.tracks))
-        return [self.timeline.tracks[row] for row in np.argsort(-weights, kind="stable").tolist()]
 
     def _all_threads(self) -> Iterator[str]:
         first, of = group(self.timeline.track, self.node)
@@ -111,13 +104,10 @@ class _Writer:
 
 
 def in_time(timeline: Timeline, track: Track, node: I64, weight: I64) -> tuple[I64, I64]:
-    """Return the placed samples of a thread in time order, with the gaps before, between and after them.
+    """Return (node, weight) of a thread's placed samples in time order, and of the gaps around them.
 
     A gap reaches to the begin of the next sample, or to the end of the recording; samples that overlap have
-    none between them.
-
-    Returns:
-        (node, weight) of samples and gaps; the node of a gap is -1.
+    none between them. The node of a gap is -1.
     """
     rows = track.rows[timeline.placed[track.rows]]
     rows = rows[np.argsort(timeline.begin_ns[rows], kind="stable")]

@@ -83,7 +83,9 @@ class Profile:
         return self.samples.has(SampleFlag.OFFCPU)
 
     def select(self, rows: Bool | I64) -> Self:
-        """Return the profile with these samples only."""
+        """Return the profile with these samples only; itself if a mask leaves none out."""
+        if rows.dtype == np.bool_ and rows.all():
+            return self
         return replace(self, samples=self.samples.take(rows))
 
     def check(self) -> None:

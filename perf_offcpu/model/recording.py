@@ -45,6 +45,9 @@ class SampleFlag(enum.IntFlag):
     YIELDED = 1 << 15  # with PREEMPTED: gave up its CPU by itself
 
 
+SUM_FLAGS = SampleFlag.AGGREGATED | SampleFlag.UNTIMED
+"""Flags of samples that are no single waits with a place in time."""
+
 _row = partial(column, "i4", sentinel=-1)
 _text = partial(column, "u4", domain="strings")
 _comm = partial(column, "u4", domain="comm")

@@ -14,8 +14,9 @@ from perf_offcpu.callpaths.calls import calls_of
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.model.profile import Profile, ProfileSamples
+from perf_offcpu.model.recording import SUM_FLAGS
 from perf_offcpu.report.keys import column_of
-from perf_offcpu.report.totals import SUM_FLAGS, Total, heaviest, totals_of
+from perf_offcpu.report.totals import Total, heaviest, totals_of
 from perf_offcpu.structs import frozen
 
 EDGES = (0, *(step * 10**power for power in range(3, 16) for step in (1, 2, 5)))

@@ -154,7 +154,7 @@ def summarize(
     rows = event_rows(profile, events)
     chosen_events = [profile.evsels[row] for row in rows.tolist()]
     chosen = np.isin(profile.samples.evsel, rows)
-    subject = profile if chosen.all() else profile.select(chosen)
+    subject = profile.select(chosen)
     beside_row = _beside(profile, rows)
     table = _event_table(profile)
     threads, more_threads = _threads(profile, chosen, beside_row, limits.threads)

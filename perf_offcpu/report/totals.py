@@ -13,9 +13,7 @@ from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import ProfileSamples
-from perf_offcpu.model.recording import SampleFlag
-
-SUM_FLAGS = SampleFlag.AGGREGATED | SampleFlag.UNTIMED
+from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ FORBIDDEN = {
 SOLE_IMPORTERS = {
     "bcc": "collect/",
     "elftools": "objects/elf/headers.py",
-    "networkx": "convert/callgraph/graph.py",
+    "networkx": "convert/callgraph.py",
 }
 SOLE_IMPORTERS |= {"pandas": "convert/dataframe.py", "polars": "convert/dataframe.py"}
 SOLE_IMPORTERS |= {"shtab": "commands/completion.py"}

@@ -33,20 +33,19 @@ def microseconds(times_ns: I64) -> list[str]:
     return list(map(operator.add, whole, map(_FRACTIONS.__getitem__, (times_ns % 1000).tolist())))
 
 
-def path_texts(tree: PathTree, nodes: I64, labels: Sequence[str], separator: str = ";") -> list[str]:
+def path_texts(
+    tree: PathTree, nodes: I64, labels: Sequence[str] | None = None, separator: str = ";"
+) -> list[str]:
     """Join the labels on the path to each node, root first: `main;handle;read`.
 
     Args:
-        labels: of the tree's names.
+        labels: of the tree's names; by default their own, with `:` for the `;` that separates them.
     """
+    if labels is None:
+        labels = [name.label.replace(";", ":") for name in tree.names]
     paths = tree.paths(nodes)
     texts = list(map(labels.__getitem__, paths.values.tolist()))
     return [separator.join(texts[begin:end]) for begin, end in pairwise(paths.offsets.tolist())]
-
-
-def plain_labels(tree: PathTree) -> list[str]:
-    """Return the labels of a tree's names without `;`, which separates them in a path."""
-    return [name.label.replace(";", ":") for name in tree.names]
 
 
 def blocks(chosen: Bool, rows_in_block: int = 1 << 14) -> Iterator[I64]:

@@ -19,9 +19,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from perf_offcpu.analysis.timeline import timeline_of
+from perf_offcpu.analysis.group import stable_order
+from perf_offcpu.analysis.states import STATES, state_codes
+from perf_offcpu.analysis.timeline import Timeline, timeline_of
 from perf_offcpu.analysis.wait_details import details_of
-from perf_offcpu.analysis.wakeups import wakeups_of
+from perf_offcpu.analysis.wakeups import Wakeups, wakeups_of
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.convert.encode.protobuf import (
@@ -34,41 +36,25 @@ from perf_offcpu.convert.encode.protobuf import (
     messages,
     numbers,
 )
-from perf_offcpu.convert.encode.text_columns import blocks, path_texts, plain_labels, running_sums
+from perf_offcpu.convert.encode.text_columns import blocks, path_texts, running_sums
 from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.perfetto.interned import (
-    ANNOTATION_NAMES,
-    CATEGORIES,
-    EVENT_NAMES,
-    Interned,
-    callstacks,
-    frames,
-)
-from perf_offcpu.convert.perfetto.packets import (
-    INSTANT,
-    SLICE_BEGIN,
-    SLICE_END,
-    clock_packet,
-    events,
-    first_packet,
-    packet,
-    sums_uuid,
-    thread_uuid,
-    track_packets,
-)
-from perf_offcpu.convert.perfetto.scheduler import BLOCK, counter_packets, state_packets
+from perf_offcpu.convert.perfetto import packets
+from perf_offcpu.convert.perfetto.packets import SLICE_BEGIN, SLICE_END, events
 from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.text import printable
+
+BLOCK = 1 << 15
+"""Events that are encoded at once."""
+_RUNNABLE, _RUNNING = 2, 3
+_TASK_STATES = {"R": _RUNNABLE, "S": 4, "D": 5, "I": 4, "T": 6, "t": 6, "P": 4}
+"""Letter → GenericKernelTaskStateEvent.TaskStateEnum; other states are not written."""
 
 
 def write(profile: Profile, out: BinaryIO, options: Options) -> None:
-    """Write all samples of the profile, in blocks of bounded size.
-
-    Raises:
-        UsageError: the events have different units.
-    """
-    unit_of(profile)
+    """Write all samples of the profile, in blocks of bounded size."""
+    unit_of(profile)  # one unit for all events
     for part in _Writer(profile, options).parts():
         out.write(part)
 
@@ -81,55 +67,59 @@ class _Writer:
         self.details = details_of(profile, self.wakeups)
         self.tree, self.waker_node = paths_with_wakers(profile, options)
         self.node = self.tree.of_sample.astype(np.int64)
-        self.uuid = thread_uuid(self.timeline.track)
+        self.uuid = packets.thread_uuid(self.timeline.track)
         self.arrow = np.full(len(self.samples), -1, np.int64)
         self.arrow[self.wakeups.arrows] = np.arange(len(self.wakeups.arrows))
-        self._intern(Interned())
+        self._intern(packets.Interned())
 
-    def _intern(self, interned: Interned) -> None:
+    def _intern(self, interned: packets.Interned) -> None:
         details = [b"".join(interned.annotation(*item) for item in one.items()) for one in self.details.sets]
         self.annotations = from_bytes(details)
         self.blocked_name, self.runq_name = (
-            interned.iid(ANNOTATION_NAMES, name) for name in ("blocked_ns", "runq_ns")
+            interned.iid(packets.ANNOTATION_NAMES, name) for name in ("blocked_ns", "runq_ns")
         )
         categories = ("offcpu", "runqueue", "wakeup", "cpu")
-        self.category = {name: interned.iid(CATEGORIES, name) for name in categories}
-        self.run_queue = interned.iid(EVENT_NAMES, "run queue")
+        self.category = {name: interned.iid(packets.CATEGORIES, name) for name in categories}
+        self.run_queue = interned.iid(packets.EVENT_NAMES, "run queue")
         wakes = [f"wakes {track.comm}-{track.tid}" for track in self.timeline.tracks]
-        self.wakes = np.array([interned.iid(EVENT_NAMES, name) for name in wakes], np.int64)
+        self.wakes = np.array([interned.iid(packets.EVENT_NAMES, name) for name in wakes], np.int64)
         self._intern_wakers(interned)
         events = [printable(event.name) for event in self.profile.evsels]
         # The last element is for evsel -1.
-        self.event_names = np.array([*(interned.iid(EVENT_NAMES, name) for name in events), 1], np.int64)
+        self.event_names = np.array(
+            [*(interned.iid(packets.EVENT_NAMES, name) for name in events), 1], np.int64
+        )
         self.interned, self.names = interned, interned.event_names
 
-    def _intern_wakers(self, interned: Interned) -> None:
+    def _intern_wakers(self, interned: packets.Interned) -> None:
         """Make wakers' stacks details of the waits: wake-ups by interrupts have no mark to show them."""
         nodes, self.waker_text = np.unique(self.waker_node, return_inverse=True)
         known = nodes[nodes >= 0]
-        stacks = path_texts(self.tree, known, plain_labels(self.tree))
+        stacks = path_texts(self.tree, known)
         texts = [interned.annotation("waker stack", stack) for stack in stacks]
         self.waker_details = from_bytes([b""] * (len(nodes) - len(known)) + texts)
 
     def parts(self) -> Iterator[bytes]:
         """Return the whole trace, in parts."""
-        yield first_packet()
-        yield clock_packet(self.profile)
-        yield packet(field(12, b"".join(self.interned.parts) + frames(self.tree, self.names)))
+        yield packets.first_packet()
+        yield packets.clock_packet(self.profile)
+        yield packets.packet(field(12, b"".join(self.interned.parts) + packets.frames(self.tree, self.names)))
         ends = distinct(np.append(self.node, self.waker_node[self.waker_node >= 0]))
-        for stacks in callstacks(self.tree, ends, self.names):
-            yield packet(field(12, stacks))
+        for stacks in packets.callstacks(self.tree, ends, self.names):
+            yield packets.packet(field(12, stacks))
         placed = self.timeline.placed
-        yield from track_packets(
+        yield from packets.track_packets(
             self.profile, self.wakeups.tracks, set(self.timeline.track[~placed].tolist())
         )
         for rows in blocks(self.timeline.waits, BLOCK):
             yield from self._waits(rows)
         for rows in blocks(self.timeline.moments, BLOCK):
-            yield self._weighed(rows, INSTANT, self._time(self.timeline.end_ns[rows]), self.uuid[rows])
+            yield self._weighed(
+                rows, packets.INSTANT, self._time(self.timeline.end_ns[rows]), self.uuid[rows]
+            )
         begins = running_sums(self.timeline.track, np.where(placed, 0, self.samples.period))
         for rows in blocks(~placed, BLOCK):
-            begin, uuid = self._time(begins[rows]), sums_uuid(self.timeline.track[rows])
+            begin, uuid = self._time(begins[rows]), packets.sums_uuid(self.timeline.track[rows])
             yield self._weighed(rows, SLICE_BEGIN, begin, uuid)
             yield events(begin + self.samples.period[rows], SLICE_END, uuid)
         yield from state_packets(self.profile, self.timeline, self.wakeups)
@@ -146,7 +136,7 @@ class _Writer:
         offcpu = self.profile.is_offcpu()[rows]
         weight, runq = self.samples.period[rows], self.samples.runq_ns[rows]
         functions = self.names + 1 + self.tree.name[self.node[rows]]
-        is_function = offcpu | (kind != INSTANT)
+        is_function = offcpu | (kind != packets.INSTANT)
         names = np.where(is_function, functions, self.event_names[self.samples.evsel[rows]])
         category = np.where(offcpu, self.category["offcpu"], self.category["cpu"])
         has_runq = offcpu & (runq >= 0)
@@ -187,9 +177,65 @@ class _Writer:
 
     def _marks(self, rows: I64) -> Iterator[bytes]:
         arrow, at = self.arrow[rows], self._time(self.wakeups.queued_ns[rows])
-        uuid = thread_uuid(self.wakeups.waker[rows])
+        uuid = packets.thread_uuid(self.wakeups.waker[rows])
         names = numbers(10, self.wakes[self.timeline.track[rows]])
         flows = fixed64(47, (arrow + 1).astype(np.uint64))
         stack = numbers(56, self.waker_node[rows] + 1).where(self.waker_node[rows] >= 0)
         yield events(at, SLICE_BEGIN, uuid, self._in_category("wakeup", len(rows)), names, flows, stack)
         yield events(at + self.wakeups.mark_ns[arrow], SLICE_END, uuid)
+
+
+def state_packets(profile: Profile, timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
+    """Return the state of each thread from switch-out, from wake-up and from switch-in on.
+
+    The CPU that a thread left is not in a sample: it is the CPU on which it went on after its previous wait.
+    """
+    samples = profile.samples
+    asleep = np.array([_TASK_STATES.get(state.letter, 0) for state in STATES])[state_codes(samples)]
+    waits = np.flatnonzero(timeline.waits & (asleep > 0) & (samples.tid > 0))
+    cpu = np.maximum(samples.cpu.astype(np.int64), 0)
+    left = _previous(timeline.track[waits], cpu[waits])
+    comms = from_bytes([field(2, track.comm) for track in timeline.tracks] or [b""])
+    went_on = ~samples.has(SampleFlag.STILL_BLOCKED)[waits] & (samples.cpu[waits] >= 0)
+    queued = (wakeups.queued_ns[waits] < timeline.end_ns[waits]) & (asleep[waits] != _RUNNABLE)
+    everyone = np.ones(len(waits), np.bool_)
+    for time_ns, state, at, chosen in (
+        (timeline.begin_ns[waits], asleep[waits], left, everyone),
+        (wakeups.queued_ns[waits], np.full(len(waits), _RUNNABLE), left, queued),
+        (timeline.end_ns[waits], np.full(len(waits), _RUNNING), cpu[waits], went_on),
+    ):
+        for rows in blocks(chosen, BLOCK):
+            comm = comms.take(timeline.track[waits[rows]])
+            tid = samples.tid[waits[rows]].astype(np.int64)
+            yield packets.task_states(time_ns[rows] + timeline.origin_ns, state[rows], tid, at[rows], comm)
+
+
+def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
+    """Return the number of threads that were blocked, and that waited for a CPU, at each change."""
+    waits = timeline.waits
+    begin, queued, end = timeline.begin_ns[waits], wakeups.queued_ns[waits], timeline.end_ns[waits]
+    for uuid, since, until in ((packets.BLOCKED_UUID, begin, queued), (packets.RUNNABLE_UUID, queued, end)):
+        some = since < until
+        time_ns, value = _counts(since[some], until[some])
+        for rows in blocks(np.ones(len(time_ns), np.bool_), BLOCK):
+            track = np.full(len(rows), uuid)
+            yield events(time_ns[rows] + timeline.origin_ns, packets.COUNTER, track, numbers(30, value[rows]))
+
+
+def _counts(since: I64, until: I64) -> tuple[I64, I64]:
+    """Return the times at which the number of open intervals changes, and the number from then on."""
+    times = np.concatenate([since, until])
+    order = np.argsort(times, kind="stable")
+    change = np.where(order < len(since), 1, -1)
+    time_ns, number = times[order], np.cumsum(change)
+    last = np.append(time_ns[1:] != time_ns[:-1], True)[: len(time_ns)]
+    return time_ns[last], number[last]
+
+
+def _previous(track: I64, values: I64) -> I64:
+    """Return the previous value of the same track, in the order of rows; for the first its own."""
+    order = stable_order(track)
+    before = np.append(order[:1], order[:-1])
+    result = values.copy()
+    result[order] = np.where(track[before] == track[order], values[before], values[order])
+    return result

@@ -17,7 +17,7 @@ from builders.profile import Code, ProfileBuilder, kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf_offcpu.convert.callgraph.graph import calls, wakeups
+from perf_offcpu.convert.callgraph import calls, wakeups
 from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.errors import CapabilityError
