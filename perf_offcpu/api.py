@@ -85,7 +85,7 @@ def load(
     from perf_offcpu.analysis.select import select_events
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.symbolize.load import load_profile
-    from perf_offcpu.symbolize.symbolizer import SymbolizeOptions
+    from perf_offcpu.symbolize.options import SymbolizeOptions
 
     options = SymbolizeOptions(symfs=symfs, kallsyms=kallsyms, cache=DiskCache.usual())
     profile = load_profile([os.fspath(one) for one in (path, *more)], options, **joining)

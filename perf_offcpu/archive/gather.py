@@ -31,11 +31,11 @@ from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.elf.source import Source
 from perf_offcpu.objects.files import Refused, open_dso, pids_of_dso, refusal
 from perf_offcpu.objects.perf_map import PerfMaps, is_jit_memory
-from perf_offcpu.objects.search import DELETED, Search
+from perf_offcpu.objects.search import DELETED
 from perf_offcpu.structs import mutable
-from perf_offcpu.symbolize.kernel.files import KernelSources
 from perf_offcpu.symbolize.kernel.kallsyms import kallsyms_text
 from perf_offcpu.symbolize.kernel.names import KernelNames
+from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import locations_of
 
 
@@ -77,25 +77,16 @@ class SymbolSaver:
     Args:
         recording: its addresses and dsos.
         store: files are added there.
-        search: where to look for them.
-        kallsyms: a file of the recorded kernel; None: the running kernel's if it is the same.
+        options: the files that a report would read.
         debug: save debug files too.
-        force: save perf maps of other users too.
     """
 
     def __init__(
-        self,
-        recording: Recording,
-        store: Store,
-        search: Search,
-        kallsyms: str | None = None,
-        *,
-        debug: bool = True,
-        force: bool = False,
+        self, recording: Recording, store: Store, options: SymbolizeOptions, *, debug: bool = True
     ) -> None:
-        self.recording, self.store, self.search = recording, store, search
-        self.kallsyms, self.debug = kallsyms, debug
-        self.perf_maps = PerfMaps(recording, search.symfs, force=force)
+        self.recording, self.store, self.options, self.debug = recording, store, options, debug
+        self.search = options.search()
+        self.perf_maps = PerfMaps(recording, self.search.symfs, force=options.force)
         self.saved = Saved()
 
     def save(self) -> Saved:
@@ -148,8 +139,7 @@ class SymbolSaver:
                 self.saved.missing[f"tmp/perf-{pid}.map"] = text.text
 
     def _save_kernel(self) -> None:
-        sources = KernelSources(kallsyms=self.kallsyms, search=self.search)
-        names = KernelNames(self.recording, self.recording.strings.copy(), sources, Losses())
+        names = KernelNames(self.recording, self.recording.strings.copy(), self.options, Losses())
         if not names.kallsyms_path:
             self.saved.missing[KERNEL_DSO] = "there are no symbols of the recorded kernel here"
             return

@@ -74,9 +74,9 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
     from perf_offcpu.archive.stores import TarStore
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.commands.shared.output import NamedFile
-    from perf_offcpu.objects.search import Search
     from perf_offcpu.perfdata.write.output import AtomicFile
     from perf_offcpu.symbolize.load import load_unwound
+    from perf_offcpu.symbolize.options import SymbolizeOptions
 
     mode = _MODES.get(os.path.splitext(output)[1])
     if mode is None:
@@ -85,7 +85,14 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
     if args.input == "-" or (os.path.exists(args.input) and not is_there):
         raise UsageError(f"{args.input}: only a recording in a file or directory can be packed")
     check_ownership(args.input, args.force)
-    search = Search.usual(args.symfs, args.buildid_dir, DiskCache.usual())
+    symbols = SymbolizeOptions(
+        kallsyms=args.kallsyms,
+        symfs=args.symfs,
+        buildid_dir=args.buildid_dir,
+        force=args.force,
+        cache=DiskCache.usual(),
+    )
+    search = symbols.search()
     recording = load_unwound(args.input, search)
     copies = any(evsel.attr.sample_type & SampleType.STACK_USER for evsel in recording.evsels)
     with AtomicFile(output) as made:
@@ -98,8 +105,7 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
             else:
                 archive.add(args.input, RECORDING)
             store = TarStore(archive, SYMBOLS)
-            debug, force = not args.no_debug, args.force
-            saved = SymbolSaver(recording, store, search, args.kallsyms, debug=debug, force=force).save()
+            saved = SymbolSaver(recording, store, symbols, debug=not args.no_debug).save()
         made.commit()
     return saved
 

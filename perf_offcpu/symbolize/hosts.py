@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make one Profile of recordings of several hosts, those of each named by its own kernel and files.
+"""Make one Profile of recordings of several hosts; each host's kernel and files name its addresses.
 
 Numbers of the first host stay. Those of host k = 1, 2, … become
 
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from perf_offcpu.decode.deferred import deferred_as_samples, merge_deferred
-from perf_offcpu.decode.join import Host, JoinOptions, join_by_host
+from perf_offcpu.decode.join import JoinOptions, join_by_host
 from perf_offcpu.decode.trim_stacks import cut_garbage
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import Renumber, distinct
@@ -25,7 +25,8 @@ from perf_offcpu.model.join import join, renumbered, shifted, to_rows
 from perf_offcpu.model.mappings import kernel_map
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Recording
-from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
+from perf_offcpu.symbolize.options import SymbolizeOptions
+from perf_offcpu.symbolize.symbolizer import symbolize
 
 PID_STEP = 10_000_000
 """More than any pid: Linux ends at 4 194 304. In decimal, so that people can read the old pid in the new."""
@@ -41,36 +42,23 @@ def join_profiles(
 
     Args:
         recordings: without snapshots, deferred callchains still apart.
+        symbols: kernel symbols that they name are of the first host's kernel, and of others of that build.
         merge: complete samples whose user callchain was deferred; else deferred callchains become samples.
 
     Raises:
         UsageError: they cannot be joined, or a file that the options name cannot be read.
     """
     hosts = join_by_host(recordings, join_options)
-    if merge:  # now: a deferred callchain may be in the next file of a recording
-        hosts = [host._replace(recording=cut_garbage(merge_deferred(host.recording))) for host in hosts]
-    return symbolize_hosts(hosts, symbols, prefix=join_options.prefix)
-
-
-def symbolize_hosts(hosts: Sequence[Host], options: SymbolizeOptions, *, prefix: bool = True) -> Profile:
-    """Name the addresses of each host by its own kernel and files, and join the profiles.
-
-    Args:
-        options: kernel symbols that they name are of the first host's kernel, and of others of that build.
-        prefix: let comms and cgroups begin with the host's name, if there are several.
-
-    Raises:
-        UsageError: there are too many hosts, or a file that the options name cannot be read.
-    """
     if len(hosts) > MAX_HOSTS:
         raise UsageError(f"{len(hosts)} hosts: ids of processes have room for {MAX_HOSTS}")
-    with_prefix = prefix and len({host.name for host in hosts}) > 1
+    with_prefix = join_options.prefix and len({host.name for host in hosts}) > 1
     profiles, first_cpu = [], 0
     for number, host in enumerate(hosts):
-        is_other = number > 0 and not _is_same_kernel(hosts[0].recording, host.recording)
-        profile = symbolize(
-            deferred_as_samples(host.recording), dataclasses.replace(options, other_kernel=is_other)
-        )
+        # Only now, because a deferred callchain may be in the next file of a recording.
+        recording = cut_garbage(merge_deferred(host.recording)) if merge else host.recording
+        is_other = number > 0 and not _is_same_kernel(hosts[0].recording, recording)
+        options = dataclasses.replace(symbols, other_kernel=is_other)
+        profile = symbolize(deferred_as_samples(recording), options)
         profiles.append(_moved(profile, number, first_cpu, f"{host.name}:" if with_prefix else ""))
         first_cpu += host.cpus
     return profiles[0] if len(profiles) == 1 else _joined(profiles, first_cpu)

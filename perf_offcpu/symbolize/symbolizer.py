@@ -15,7 +15,6 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.cache import DiskCache
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, unique_rows
@@ -25,14 +24,12 @@ from perf_offcpu.model.profile import Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Recording, SampleColumns, Samples, Spaces
 from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.objects.search import Search
-from perf_offcpu.structs import frozen
 from perf_offcpu.symbolize.demangle import demangle
 from perf_offcpu.symbolize.frames import build_frames, expand
-from perf_offcpu.symbolize.kernel.files import KernelSources
 from perf_offcpu.symbolize.kernel.names import KernelNames
 from perf_offcpu.symbolize.lines.names import LineNames
 from perf_offcpu.symbolize.locations import Locations, find_locations
+from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbol_names import InlinedFunctions, SymbolNames
 from perf_offcpu.symbolize.user import UserNames
 
@@ -40,53 +37,10 @@ COOKIE = "(cookie)"
 """Symbol shown for the cookie of a deferred user callchain, as perf script prints it."""
 
 
-@frozen
-class SymbolizeOptions:
-    """Options of symbolization.
-
-    Args:
-        demangle: show C++ and Rust names as written. Default: True.
-        kallsyms: a kallsyms file of the recorded kernel. Default: None, the running kernel if it is the same.
-        vmlinux: an ELF file of the recorded kernel. Default: None, look for one where there is no kallsyms.
-        symfs: look for files below this directory. Default: None, the recorded paths.
-        buildid_dir: a cache of files by build-id, as perf's. Default: None, PERF_BUILDID_DIR or ~/.debug.
-        keep_ips: frames keep the addresses in their processes (`Frames.ip`), so the same code in two
-            processes makes two frames. Default: False, one frame.
-        inline: inlined functions get frames of their own, and frames have source lines. Default: False.
-        srcline: frames have source lines; without `inline`, the innermost. Default: False.
-        force: accept maps of generated code (/tmp/perf-PID.map) of any user. Default: False.
-        cache: where symbol tables and source lines are kept between runs. Default: None, nowhere.
-        other_kernel: kallsyms, vmlinux and SYMFS/proc/kallsyms are not of the recorded kernel, and not used.
-            Default: False.
-    """
-
-    demangle: bool = True
-    kallsyms: str | None = None
-    vmlinux: str | None = None
-    symfs: str | None = None
-    buildid_dir: str | None = None
-    keep_ips: bool = False
-    inline: bool = False
-    srcline: bool = False
-    force: bool = False
-    cache: DiskCache | None = None
-    other_kernel: bool = False
-
-    def search(self) -> Search:
-        """Return where to look for files, and where their tables are kept."""
-        return Search.usual(self.symfs, self.buildid_dir, self.cache)
-
-
 def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> Profile:
-    """Name every address of a recording.
+    """Return a Profile with one frame for each distinct named location of a recording.
 
-    Args:
-        recording: left unchanged.
-        options: see SymbolizeOptions.
-
-    Returns:
-        A Profile with one frame for each distinct named location. Its losses are the recording's and one
-        cause for each reason why addresses have no name.
+    Its losses are the recording's and one cause for each reason why addresses have no name.
 
     Raises:
         UsageError: a file that the options name cannot be read.
@@ -101,8 +55,11 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
     frames, frames_of_location = build_frames(names, inlined, locations, keep_ips=options.keep_ips)
     parent, frame, stack = build_stack_tree(expand(rows, frames_of_location))
     stack_of = (np.where(pair_of >= 0, stack[pair_of], -1) if len(stack) else pair_of).astype(np.int32)
+    shared = {name: getattr(samples, name) for name in SampleColumns.columns}
     return Profile(
-        samples=_profile_samples(samples, stack_of[: len(samples)], stack_of[len(samples) :]),
+        samples=ProfileSamples(
+            **shared, stack=stack_of[: len(samples)], waker_stack=stack_of[len(samples) :]
+        ),
         stacks=Stacks(parent, frame),
         frames=frames,
         strings=strings,
@@ -136,7 +93,7 @@ def locations_of(recording: Recording) -> tuple[Samples, Locations, Ragged, I32]
 
 
 def _with_leaves(samples: Samples, callchains: Ragged) -> tuple[Samples, Ragged]:
-    """Give each sample without a callchain one that consists of the sampled address."""
+    """Add a callchain that consists of the sampled address to each sample without one."""
     bare = np.append(callchains.lengths == 0, True)[samples.callchain]
     known = np.isin(samples.cpumode, (CpuMode.KERNEL, CpuMode.USER)) & (samples.ip != 0)
     rows = np.flatnonzero(bare & known)
@@ -192,13 +149,11 @@ def _name(
     unresolved: Losses,
 ) -> tuple[SymbolNames, InlinedFunctions]:
     """Name all locations, kernel and user, and list the functions inlined there; count what has no name."""
-    search = options.search()
     names, inlined = SymbolNames.filled(len(locations)), [InlinedFunctions()]
 
     def line_names() -> LineNames | None:
-        if not (options.inline or options.srcline):
-            return None
-        return LineNames(strings, search, inline=options.inline)
+        with_lines = options.inline or options.srcline
+        return LineNames(strings, options.search(), unresolved, inline=options.inline) if with_lines else None
 
     def put(rows: I64, part: SymbolNames, lines: LineNames | None) -> None:
         for column in SymbolNames.columns:
@@ -206,21 +161,17 @@ def _name(
         if lines is not None:
             location = rows[lines.inlined.location].astype(np.int32)
             inlined.append(lines.inlined.with_columns(location=location))
-            for cause, count in lines.hindered.items():
-                unresolved.add(cause, count)
 
     kernel = np.flatnonzero(locations.cpumode == CpuMode.KERNEL)
     if len(kernel):
-        sources = KernelSources(options.kallsyms, options.vmlinux, search, options.other_kernel)
-        of_kernel = KernelNames(recording, strings, sources, unresolved, lines := line_names())
+        of_kernel = KernelNames(recording, strings, options, unresolved, lines := line_names())
         put(kernel, of_kernel.name(locations.lookup[kernel]), lines)
     map_rows = find_mappings(recording.maps, recording.spaces, locations.space, locations.lookup)
     user = locations.cpumode == CpuMode.USER
     unresolved.add(losses.NOT_MAPPED, int((user & (map_rows == NO_MAP)).sum()))
     mapped = np.flatnonzero(user & (map_rows != NO_MAP))
     if len(mapped):
-        lines = line_names()
-        of_user = UserNames(recording, strings, search, unresolved, lines, force=options.force)
+        of_user = UserNames(recording, strings, options, unresolved, lines := line_names())
         put(mapped, of_user.name(locations.lookup[mapped], map_rows[mapped]), lines)
     _shift_back(names, locations)
     names.symbol[locations.is_cookie] = strings.intern(COOKIE)
@@ -237,12 +188,7 @@ def _shift_back(names: SymbolNames, locations: Locations) -> None:
 
 
 def _demangle(names: SymbolNames, inlined: InlinedFunctions, strings: Strings) -> None:
-    """Replace the symbols of both tables by readable ones, in one call, because a call costs a process."""
+    """Demangle the symbols of both tables, in one call, because a call costs a process."""
     used, inverse = np.unique(np.concatenate([names.symbol, inlined.symbol]), return_inverse=True)
     shown = strings.intern_all(demangle([strings[row] for row in used.tolist()]))[inverse]
     names.symbol, inlined.symbol = shown[: len(names.symbol)], shown[len(names.symbol) :]
-
-
-def _profile_samples(samples: Samples, stack: I32, waker_stack: I32) -> ProfileSamples:
-    shared = {name: getattr(samples, name) for name in SampleColumns.columns}
-    return ProfileSamples(**shared, stack=stack, waker_stack=waker_stack)

@@ -2,8 +2,8 @@
 """Name user addresses: from the mapping to the file, from the file to its functions.
 
 An address in a mapping is a byte of a file (address − start + pgoff). The program headers of the file place
-that byte at a virtual address, which its symbol table names. Memory that is no file's may hold generated
-code, which the perf map of the process names.
+that byte at a virtual address, which its symbol table names. Memory without a file may hold generated code,
+which the perf map of the process names.
 """
 
 from __future__ import annotations
@@ -18,39 +18,32 @@ from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.elf.functions import ElfFile, file_offset_to_vaddr
 from perf_offcpu.objects.files import Refused, find_dso
 from perf_offcpu.objects.perf_map import PerfMaps, is_jit_memory, read_jit_name
-from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import SymbolTable
 from perf_offcpu.symbolize.lines.names import LineNames
+from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbol_names import SymbolNames, symbols_and_offsets
-
-NO_SYMBOL = "addresses outside every symbol of their file"
 
 
 class UserNames:
     """Name addresses in mappings of user space.
 
     Args:
-        recording: its maps and dsos.
         strings: names are interned there.
-        search: where files are looked up, and where symbol tables are kept.
-        unresolved: cause → number of addresses without a name; updated.
+        unresolved: addresses without a name are counted there.
         lines: adds source lines; None: no source lines.
-        force: accept perf maps of any user.
     """
 
     def __init__(
         self,
         recording: Recording,
         strings: Strings,
-        search: Search,
+        options: SymbolizeOptions,
         unresolved: Losses,
-        lines: LineNames | None = None,
-        *,
-        force: bool = False,
+        lines: LineNames | None,
     ) -> None:
         self.recording, self.strings, self.unresolved = recording, strings, unresolved
-        self.search, self.lines = search, lines
-        self._perf_maps = PerfMaps(recording, search.symfs, force=force)
+        self.search, self.lines = options.search(), lines
+        self._perf_maps = PerfMaps(recording, self.search.symfs, force=options.force)
 
     def name(self, addresses: U64, map_rows: I32) -> SymbolNames:
         """Return the names of n addresses; `map_rows` holds the mapping of each."""
@@ -71,8 +64,8 @@ class UserNames:
         addresses = file_offset_to_vaddr(elf.loads, file_offsets)
         found = elf.symbols.lookup(addresses)
         names.address[rows] = addresses
-        symbols, offsets = symbols_and_offsets(elf.symbols, found, addresses, self.strings)
-        names.symbol[rows], names.offset[rows] = symbols, offsets
+        named = symbols_and_offsets(elf.symbols, found, addresses, self.strings)
+        names.symbol[rows], names.offset[rows] = named
         self.unresolved.add(losses.NO_SYMBOL, int((found < 0).sum()))
         if self.lines is not None:
             self.lines.add(elf, addresses, rows, names, self.strings[int(names.dso[rows[0]])])

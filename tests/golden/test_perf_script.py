@@ -25,7 +25,8 @@ from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.script.fields import choose_fields
 from perf_offcpu.script.samples import TextOptions, write
-from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
+from perf_offcpu.symbolize.options import SymbolizeOptions
+from perf_offcpu.symbolize.symbolizer import symbolize
 
 DATA = Path(__file__).parent.parent / "data" / "perf-7.2"
 NAMES = ["direct", "atend", "hybrid", "deferred", "deferred.unmerged", "compressed", "pipe", "sched"]

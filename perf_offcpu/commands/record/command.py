@@ -97,13 +97,14 @@ def keep_symbols(path: str) -> list[str]:
     from perf_offcpu.archive.gather import SymbolSaver
     from perf_offcpu.archive.stores import DirectoryStore
     from perf_offcpu.cache import DiskCache
-    from perf_offcpu.objects.search import Search
     from perf_offcpu.symbolize.load import load_unwound
+    from perf_offcpu.symbolize.options import SymbolizeOptions
 
-    search = Search.usual(cache=DiskCache.usual())
+    symbols = SymbolizeOptions(cache=DiskCache.usual())
+    search = symbols.search()
     store = DirectoryStore(search.buildid_dir)
     try:
-        saved = SymbolSaver(load_unwound(path, search), store, search, debug=False).save()
+        saved = SymbolSaver(load_unwound(path, search), store, symbols, debug=False).save()
     except OSError as problem:
         return [f"symbols could not be kept in {store.root}: {problem.strerror}"]
     kept = f"{saved.files} files with symbols new in {store.root} ({saved.size / 2**20:.1f} MB)"

@@ -22,7 +22,7 @@ from perf_offcpu.errors import UsageError
 if TYPE_CHECKING:
     from perf_offcpu.analysis.select import Selection
     from perf_offcpu.model.profile import Profile
-    from perf_offcpu.symbolize.symbolizer import SymbolizeOptions
+    from perf_offcpu.symbolize.options import SymbolizeOptions
 
 SHOW = "show"
 """Value of an option that was given without one (see `add_selection_arguments`)."""
@@ -153,7 +153,7 @@ def selection_from_args(args: argparse.Namespace) -> Selection:
 def symbol_options(args: argparse.Namespace) -> SymbolizeOptions:
     """Return the options of symbolization on the command line."""
     from perf_offcpu.cache import DiskCache
-    from perf_offcpu.symbolize.symbolizer import SymbolizeOptions
+    from perf_offcpu.symbolize.options import SymbolizeOptions
 
     if args.symfs is not None and not os.path.isdir(args.symfs):
         raise UsageError(f"--symfs {args.symfs}: there is no such directory")

@@ -8,44 +8,22 @@
     vmlinux                        with the recorded build-id, where perf and distributions keep it
 
 A vmlinux was linked for an address of its own. The recorded address of `_text`, the reference symbol of the
-kernel map, tells how far the recorded kernel lay from there, KASLR included.
+kernel map, tells the distance of the recorded kernel from there, KASLR included.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import field
 from typing import Final
 
-import numpy as np
-
-from perf_offcpu.abi import elf
 from perf_offcpu.errors import FormatError, UsageError
 from perf_offcpu.objects.elf.functions import ElfFile, elf_build_id, load_elf_symbols
 from perf_offcpu.objects.search import Search, by_build_id, debug_by_build_id
-from perf_offcpu.structs import frozen
 from perf_offcpu.symbolize.kernel.kallsyms import LIVE, Kallsyms, load_kallsyms
 from perf_offcpu.symbolize.kernel.running import running_kallsyms
 
 _MAX_RELEASE: Final = 128
-
-
-@frozen
-class KernelSources:
-    """Options on the symbols of the kernel.
-
-    Args:
-        kallsyms: a file in the form of /proc/kallsyms, of the recorded kernel; None: look for one.
-        vmlinux: an ELF file of it; None: look for one.
-        search: where to look, and where tables are kept.
-        is_other: kallsyms, vmlinux and SYMFS/proc/kallsyms are of another kernel than this, and not used.
-    """
-
-    kallsyms: str | None = None
-    vmlinux: str | None = None
-    search: Search = field(default_factory=Search)
-    is_other: bool = False
 
 
 def given_kallsyms(path: str) -> Kallsyms:
@@ -83,27 +61,30 @@ def given_vmlinux(path: str, build_id: bytes, search: Search) -> ElfFile:
 
 
 def find_kallsyms(
-    build_id: bytes, sources: KernelSources, *, is_running: bool
+    build_id: bytes, search: Search, *, is_running: bool, in_symfs: bool
 ) -> tuple[Kallsyms | None, str, bool]:
-    """Return the best kallsyms of the recorded kernel.
+    """Find the best kallsyms of the recorded kernel.
+
+    Args:
+        in_symfs: SYMFS/proc/kallsyms is of the recorded kernel.
 
     Returns:
         (kallsyms, its path, False), or (None, "", True if others had hidden addresses).
     """
-    hidden = False
-    for path in _kallsyms_paths(build_id, sources.search, is_running, with_symfs=not sources.is_other):
+    hidden = is_running
+    for path in _kallsyms_paths(build_id, search, is_running, in_symfs):
         try:
-            found = running_kallsyms(sources.search.cache) if path == LIVE else load_kallsyms(path)
+            found = running_kallsyms(search.cache) if path == LIVE else load_kallsyms(path)
         except (OSError, FormatError):
             continue
         if not found.hidden:
             return found, path, False
         hidden = True
-    return None, "", hidden or is_running
+    return None, "", hidden
 
 
-def _kallsyms_paths(build_id: bytes, search: Search, is_running: bool, *, with_symfs: bool) -> Iterator[str]:
-    if search.symfs and with_symfs:
+def _kallsyms_paths(build_id: bytes, search: Search, is_running: bool, in_symfs: bool) -> Iterator[str]:
+    if search.symfs and in_symfs:
         yield f"{search.symfs}/proc/kallsyms"
     if is_running:
         yield LIVE
@@ -112,16 +93,19 @@ def _kallsyms_paths(build_id: bytes, search: Search, is_running: bool, *, with_s
             yield by_build_id(root, build_id, "/kallsyms")
 
 
-def find_vmlinux(build_id: bytes, release: str, search: Search) -> str | None:
-    """Return the path of an ELF file with the build-id of the recorded kernel; None if there is none."""
-    if not build_id:
-        return None
-    for path in _vmlinux_paths(build_id, release, search):
+def find_vmlinux(build_id: bytes, release: str, search: Search) -> ElfFile | None:
+    """Read the functions of an ELF file with the build-id of the recorded kernel; None if there is none.
+
+    Args:
+        release: of the recorded kernel; "" if none was recorded: the running kernel's.
+    """
+    for path in _vmlinux_paths(build_id, release or os.uname().release, search) if build_id else ():
         try:
-            if elf_build_id(path) == build_id:
-                return path
+            if elf_build_id(path) != build_id:
+                continue
         except (OSError, FormatError):
             continue
+        return load_elf_symbols(path, search)
     return None
 
 
@@ -130,7 +114,7 @@ def _vmlinux_paths(build_id: bytes, release: str, search: Search) -> Iterator[st
     for root in filter(None, (search.symfs, search.buildid_dir)):
         yield by_build_id(root, build_id, "/vmlinux")
         yield by_build_id(root, build_id, "/elf")
-    if not release or "/" in release or len(release) > _MAX_RELEASE or not release.isprintable():
+    if "/" in release or len(release) > _MAX_RELEASE or not release.isprintable():
         return
     for path in (
         f"/boot/vmlinux-{release}",
@@ -139,14 +123,3 @@ def _vmlinux_paths(build_id: bytes, release: str, search: Search) -> Iterator[st
         f"/lib/modules/{release}/build/vmlinux",
     ):
         yield search.symfs + path
-
-
-def linked_at(vmlinux: ElfFile) -> int | None:
-    """Return the link-time address of `_text`, the first code of a vmlinux; None if it has none."""
-    code = vmlinux.loads[(vmlinux.loads["p_flags"] & np.uint64(elf.SegmentFlag.X)) != 0]
-    return int(code["p_vaddr"][0]) if len(code) else None
-
-
-def release_of(text: str) -> str:
-    """Return the recorded kernel release, or the running kernel's if none was recorded."""
-    return text or os.uname().release

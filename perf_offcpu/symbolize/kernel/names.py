@@ -3,7 +3,7 @@
 
 KSYMBOL records of the recording come first: they name BPF programs and trampolines, which come and go. The
 other names come from kallsyms or vmlinux of the recorded kernel, identified by its build-id (see `files`).
-KASLR may have moved it since; the recorded address of the reference symbol tells how far. Modules that a
+KASLR may have moved it since; the recorded address of the reference symbol tells the distance. Modules that a
 kallsyms does not list, or of another boot, are named by their files.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from perf_offcpu import losses
+from perf_offcpu.abi.elf import SegmentFlag
 from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import Losses
@@ -19,21 +20,14 @@ from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.mappings import KERNEL_DSO, KERNEL_SPACE, kernel_map
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.objects.elf.functions import ElfFile, load_elf_symbols
+from perf_offcpu.objects.elf.functions import ElfFile
 from perf_offcpu.objects.files import is_running_kernel, refusal
 from perf_offcpu.objects.symtab import SymbolTable
-from perf_offcpu.symbolize.kernel.files import (
-    KernelSources,
-    find_kallsyms,
-    find_vmlinux,
-    given_kallsyms,
-    given_vmlinux,
-    linked_at,
-    release_of,
-)
+from perf_offcpu.symbolize.kernel.files import find_kallsyms, find_vmlinux, given_kallsyms, given_vmlinux
 from perf_offcpu.symbolize.kernel.kallsyms import Kallsyms, load_kallsyms
 from perf_offcpu.symbolize.kernel.modules import load_module, shown_name
 from perf_offcpu.symbolize.lines.names import LineNames
+from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbol_names import SymbolNames, symbols_and_offsets
 
 _PREFIX = "__pfx_"
@@ -43,9 +37,7 @@ class KernelNames:
     """Name addresses of the recorded kernel.
 
     Args:
-        recording: its kernel maps, build-id and KSYMBOL records.
         strings: names are interned there.
-        sources: where symbols are looked up.
         unresolved: addresses without a name are counted there.
         lines: adds source lines; None: no source lines.
 
@@ -61,12 +53,12 @@ class KernelNames:
         self,
         recording: Recording,
         strings: Strings,
-        sources: KernelSources,
+        options: SymbolizeOptions,
         unresolved: Losses,
         lines: LineNames | None = None,
     ) -> None:
         self.recording, self.strings, self.unresolved = recording, strings, unresolved
-        self.sources, self.lines = sources, lines
+        self.options, self.search, self.lines = options, options.search(), lines
         self._problem = losses.NO_KERNEL_SYMBOL
         self._symbol, self._recorded_at, map_build_id = kernel_map(recording)
         self.build_id = bytes.fromhex(recording.meta.kernel_build_id or map_build_id)
@@ -90,31 +82,23 @@ class KernelNames:
         return names
 
     def _load(self) -> None:
-        sources, meta = self.sources, self.recording.meta
-        if sources.kallsyms is not None and not sources.is_other:
-            self._kallsyms, self.kallsyms_path = given_kallsyms(sources.kallsyms), sources.kallsyms
+        options, meta = self.options, self.recording.meta
+        if options.kallsyms is not None and not options.other_kernel:
+            self._kallsyms, self.kallsyms_path = given_kallsyms(options.kallsyms), options.kallsyms
             if self._kallsyms.hidden:
                 self._kallsyms, self._problem = None, losses.KALLSYMS_HIDDEN
             return
-        if sources.vmlinux is not None and not sources.is_other:
-            self._vmlinux = given_vmlinux(sources.vmlinux, self.build_id, sources.search)
+        if options.vmlinux is not None and not options.other_kernel:
+            self._vmlinux = given_vmlinux(options.vmlinux, self.build_id, self.search)
             return
-        is_running = self._is_running()
-        found = find_kallsyms(self.build_id, sources, is_running=is_running)
-        self._kallsyms, self.kallsyms_path, hidden = found
+        is_running = kernel_build_id() == self.build_id if self.build_id else is_running_kernel(meta)
+        self._kallsyms, self.kallsyms_path, hidden = find_kallsyms(
+            self.build_id, self.search, is_running=is_running, in_symfs=not options.other_kernel
+        )
         if self._kallsyms is None:
-            self._problem = losses.KALLSYMS_HIDDEN if hidden else losses.OTHER_KERNEL
-            path = find_vmlinux(self.build_id, release_of(meta.os_release), sources.search)
-            if path is not None:
-                self._vmlinux, self._problem = (
-                    load_elf_symbols(path, sources.search),
-                    losses.NO_KERNEL_SYMBOL,
-                )
-
-    def _is_running(self) -> bool:
-        if self.build_id:
-            return kernel_build_id() == self.build_id
-        return is_running_kernel(self.recording.meta)
+            self._vmlinux = find_vmlinux(self.build_id, meta.os_release, self.search)
+            if self._vmlinux is None:
+                self._problem = losses.KALLSYMS_HIDDEN if hidden else losses.OTHER_KERNEL
 
     def _by_kallsyms(self, kallsyms: Kallsyms, addresses: U64, names: SymbolNames) -> None:
         delta = kallsyms.delta(self._symbol, self._recorded_at) or 0
@@ -134,9 +118,10 @@ class KernelNames:
         names.symbol, names.offset = symbols_and_offsets(vmlinux.symbols, rows, moved, self.strings)
 
     def _as_linked(self, vmlinux: ElfFile, addresses: U64) -> U64:
-        """Move recorded addresses to those of a vmlinux."""
-        linked = linked_at(vmlinux)
-        delta = 0 if linked is None or not self._recorded_at else linked - self._recorded_at
+        """Move recorded addresses to those of a vmlinux, whose first code is `_text`."""
+        code = vmlinux.loads[(vmlinux.loads["p_flags"] & np.uint64(SegmentFlag.X)) != 0]
+        has_delta = len(code) > 0 and self._recorded_at != 0
+        delta = int(code["p_vaddr"][0]) - self._recorded_at if has_delta else 0
         return addresses + np.uint64(delta % 2**64)
 
     def _by_modules(self, addresses: U64, names: SymbolNames) -> None:
@@ -152,17 +137,14 @@ class KernelNames:
             names.dso[rows] = self.strings.intern(shown_name(path))
             if table := self._module(path, self.strings[int(dsos.build_id[maps.dso[row]])]):
                 offsets = addresses[rows] - maps.start[row]
-                found = table.lookup(offsets)
-                names.symbol[rows], names.offset[rows] = symbols_and_offsets(
-                    table, found, offsets, self.strings
-                )
+                named = symbols_and_offsets(table, table.lookup(offsets), offsets, self.strings)
+                names.symbol[rows], names.offset[rows] = named
 
     def _module(self, path: str, build_id: str) -> SymbolTable | None:
-        symfs = self.sources.search.symfs
-        if refusal(path, symfs):
+        if refusal(path, self.search.symfs):
             return None
         try:
-            return load_module(symfs + path, bytes.fromhex(build_id))
+            return load_module(self.search.symfs + path, bytes.fromhex(build_id))
         except (OSError, FormatError):
             return None
 
@@ -183,19 +165,15 @@ class KernelNames:
         rows: I64 = np.flatnonzero(names.dso == self.strings.intern(KERNEL_DSO))
         if self.lines is None or not len(rows):
             return
-        vmlinux = self._vmlinux
-        if vmlinux is None:
-            release = release_of(self.recording.meta.os_release)
-            path = find_vmlinux(self.build_id, release, self.sources.search)
-            if path is None:
-                return
-            vmlinux = load_elf_symbols(path, self.sources.search)
-        moved = self._as_linked(vmlinux, addresses[rows])
-        self.lines.add(vmlinux, moved, rows, names, KERNEL_DSO)
+        release = self.recording.meta.os_release
+        vmlinux = self._vmlinux or find_vmlinux(self.build_id, release, self.search)
+        if vmlinux is not None:
+            moved = self._as_linked(vmlinux, addresses[rows])
+            self.lines.add(vmlinux, moved, rows, names, KERNEL_DSO)
 
 
 def _past_prefixes(symbols: SymbolTable, rows: I32, addresses: U64) -> I32:
-    """Return the rows, of the function itself where the row is the padding before it.
+    """Return the rows, with the function in place of the padding before it.
 
     An address of a callchain is looked up a byte too low, because it usually is a return address. But where
     an interrupt or a fault hit the first instruction of a function, the byte before is its `__pfx_` padding

@@ -22,17 +22,16 @@ class LineNames:
     Args:
         strings: names are interned there.
         search: as for `load_lines`.
+        unresolved: addresses whose lines could not be read, although there may be some, are counted there.
         inline: look up inlined functions too, not only lines.
 
     Attributes:
         inlined: the functions found so far; `location` is a row of the caller's table.
-        hindered: numbers of addresses whose lines could not be read although there may be some.
     """
 
-    def __init__(self, strings: Strings, search: Search, *, inline: bool) -> None:
-        self.strings, self.search, self.inline = strings, search, inline
+    def __init__(self, strings: Strings, search: Search, unresolved: Losses, *, inline: bool) -> None:
+        self.strings, self.search, self.unresolved, self.inline = strings, search, unresolved, inline
         self.inlined = InlinedFunctions()
-        self.hindered = Losses()
 
     def add(self, elf: ElfFile, addresses: U64, rows: I64, names: SymbolNames, shown: str) -> None:
         """Fill in `file` and `line` of some rows of `names`, and add the functions inlined there.
@@ -47,11 +46,11 @@ class LineNames:
             lines = load_lines(elf.path, elf.build_id, self.search)
         except NoLines as problem:
             if problem.cause is not None:
-                self.hindered.add(problem.cause.about(shown, problem.detail), len(addresses))
+                self.unresolved.add(problem.cause.about(shown, problem.detail), len(addresses))
             return
         nameless = self._put(lines, lines.lookup(addresses), rows, names)
         if lines.shared:
-            self.hindered.add(losses.DWARF_SHARED.about(shown), nameless)
+            self.unresolved.add(losses.DWARF_SHARED.about(shown), nameless)
 
     def _put(self, lines: Lines, calls: Calls, rows: I64, names: SymbolNames) -> int:
         """Return the number of inlined functions that are left out because they have no name."""

@@ -14,7 +14,8 @@ from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
+from perf_offcpu.symbolize.options import SymbolizeOptions
+from perf_offcpu.symbolize.symbolizer import symbolize
 
 TESTS = Path(__file__).resolve().parents[2]
 DATA = TESTS / "data"

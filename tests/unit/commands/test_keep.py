@@ -15,8 +15,8 @@ from perf_offcpu.archive.stores import DirectoryStore
 from perf_offcpu.commands.record.command import keep_symbols
 from perf_offcpu.model.recording import Dsos, Recording
 from perf_offcpu.objects.elf.functions import elf_build_id
-from perf_offcpu.objects.search import Search
-from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
+from perf_offcpu.symbolize.options import SymbolizeOptions
+from perf_offcpu.symbolize.symbolizer import symbolize
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 
@@ -32,9 +32,9 @@ def test_a_kept_object_names_frames_when_its_file_is_gone(tmp_path: Path) -> Non
     program = build(tmp_path)
     made = recorded(program, elf_build_id(str(program)))
     store = DirectoryStore(str(tmp_path / "cache"))
-    saved = SymbolSaver(made, store, Search()).save()
+    saved = SymbolSaver(made, store, SymbolizeOptions()).save()
     assert (saved.files, saved.size, saved.missing) == (1, program.stat().st_size, {})
-    assert SymbolSaver(made, store, Search()).save().files == 0  # it is in the store already
+    assert SymbolSaver(made, store, SymbolizeOptions()).save().files == 0  # it is in the store already
     program.unlink()
     options = SymbolizeOptions(buildid_dir=str(tmp_path / "cache"), inline=True)
     assert frames(symbolize(made, options)) == [("outer", "program.cc", 11, 0)]
@@ -43,9 +43,8 @@ def test_a_kept_object_names_frames_when_its_file_is_gone(tmp_path: Path) -> Non
 
 def test_another_build_is_not_kept(tmp_path: Path) -> None:
     program = build(tmp_path)
-    saved = SymbolSaver(
-        recorded(program, bytes(20)), DirectoryStore(str(tmp_path / "cache")), Search()
-    ).save()
+    store = DirectoryStore(str(tmp_path / "cache"))
+    saved = SymbolSaver(recorded(program, bytes(20)), store, SymbolizeOptions()).save()
     assert saved.files == 0
     assert "another build-id" in saved.missing[str(program)]
     assert not os.path.exists(tmp_path / "cache")

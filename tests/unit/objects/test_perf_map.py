@@ -29,7 +29,8 @@ from perf_offcpu.objects.perf_map import (
     read_jit_name,
     read_perf_map,
 )
-from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
+from perf_offcpu.symbolize.options import SymbolizeOptions
+from perf_offcpu.symbolize.symbolizer import symbolize
 
 PID = 2**22 - 7  # of no process: higher than the kernel assigns by default
 

@@ -21,7 +21,7 @@ from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.perfdata.features import BuildId, build_id_body, text_body
 from perf_offcpu.symbolize.hosts import CGROUP_STEP, PID_STEP
 from perf_offcpu.symbolize.load import load_profile
-from perf_offcpu.symbolize.symbolizer import SymbolizeOptions
+from perf_offcpu.symbolize.options import SymbolizeOptions
 
 
 def load(paths: Sequence[Path], symbols: dict[str, Any] | None = None, **options: bool) -> Profile:

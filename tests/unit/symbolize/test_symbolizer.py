@@ -16,7 +16,8 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Dsos, Evsel, Maps, Recording, Samples, Spaces
 from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.symbolize.symbolizer import COOKIE, SymbolizeOptions, symbolize
+from perf_offcpu.symbolize.options import SymbolizeOptions
+from perf_offcpu.symbolize.symbolizer import COOKIE, symbolize
 
 KERNEL, USER, WAITING = (
     int(CallchainContext.KERNEL),

@@ -23,7 +23,8 @@ from perf_offcpu.model.recording import Dsos, Evsel, KernelSymbols, Maps, Meta, 
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.search import by_build_id
 from perf_offcpu.symbolize.kernel.modules import load_module
-from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
+from perf_offcpu.symbolize.options import SymbolizeOptions
+from perf_offcpu.symbolize.symbolizer import symbolize
 
 LINKED = 0xFFFFFFFF81000000
 RECORDED = 0xFFFFFFFF9A000000  # where KASLR had put it

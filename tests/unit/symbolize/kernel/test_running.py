@@ -20,7 +20,8 @@ from perf_offcpu.model.recording import Evsel, Meta, Recording, Samples
 from perf_offcpu.symbolize.kernel import names, running
 from perf_offcpu.symbolize.kernel.kallsyms import Kallsyms, parse_kallsyms
 from perf_offcpu.symbolize.kernel.running import running_kallsyms
-from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
+from perf_offcpu.symbolize.options import SymbolizeOptions
+from perf_offcpu.symbolize.symbolizer import symbolize
 
 ENTRY, MODULE, BPF = 0xFFFFFFFF81000130, 0xFFFFFFFFC0A81000, 0xFFFFFFFFC0B00000
 

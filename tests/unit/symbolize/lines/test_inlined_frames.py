@@ -23,7 +23,8 @@ from perf_offcpu.script.fields import choose_fields
 from perf_offcpu.script.samples import TextOptions, write
 from perf_offcpu.symbolize.lines import lines
 from perf_offcpu.symbolize.lines.symcache import Symcache
-from perf_offcpu.symbolize.symbolizer import SymbolizeOptions, symbolize
+from perf_offcpu.symbolize.options import SymbolizeOptions
+from perf_offcpu.symbolize.symbolizer import symbolize
 
 BASE = 0x7F0000000000
 

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of symbolization."""
+
+from __future__ import annotations
+
+from perf_offcpu.cache import DiskCache
+from perf_offcpu.objects.search import Search
+from perf_offcpu.structs import frozen
+
+
+@frozen
+class SymbolizeOptions:
+    """Files to read, and the content of frames.
+
+    Args:
+        demangle: show C++ and Rust names as written.
+        kallsyms: a kallsyms file of the recorded kernel; None: the running kernel's if it is the same.
+        vmlinux: an ELF file of the recorded kernel; None: look for one where there is no kallsyms.
+        symfs: look for files below this directory; None: at the recorded paths.
+        buildid_dir: a cache of files by build-id, as perf's; None: PERF_BUILDID_DIR or ~/.debug.
+        keep_ips: frames keep the addresses in their processes (`Frames.ip`), so the same code in two
+            processes makes two frames.
+        inline: inlined functions get frames of their own, and frames have source lines.
+        srcline: frames have source lines; without `inline`, the innermost.
+        force: accept maps of generated code (/tmp/perf-PID.map) of any user.
+        cache: keeps symbol tables and source lines between runs; None: nothing is kept.
+        other_kernel: kallsyms, vmlinux and SYMFS/proc/kallsyms are not of the recorded kernel, and not used.
+    """
+
+    demangle: bool = True
+    kallsyms: str | None = None
+    vmlinux: str | None = None
+    symfs: str | None = None
+    buildid_dir: str | None = None
+    keep_ips: bool = False
+    inline: bool = False
+    srcline: bool = False
+    force: bool = False
+    cache: DiskCache | None = None
+    other_kernel: bool = False
+
+    def search(self) -> Search:
+        """Return the directories in which files are looked up, and the cache."""
+        return Search.usual(self.symfs, self.buildid_dir, self.cache)
