@@ -25,6 +25,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("",
 from perf_offcpu.decode import load  # noqa: E402
 from perf_offcpu.decode.batch import BatchCollector  # noqa: E402
 from perf_offcpu.decode.samples import SampleDecoder  # noqa: E402
+from perf_offcpu.decode.tasks.notes import TaskNotes  # noqa: E402
 from perf_offcpu.decode.tasks.replay import TaskReplay  # noqa: E402
 from perf_offcpu.model.recording import Recording, Samples  # noqa: E402
 from perf_offcpu.perfdata.reader import PerfDataReader  # noqa: E402
@@ -38,7 +39,7 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
     ("gather samples", BatchCollector, "add_interleaved"),
     ("gather deferred", BatchCollector, "add"),
     ("task records", load, "task_records"),
-    ("task notes", TaskReplay, "note_all"),
+    ("task notes", TaskNotes, "take"),
     ("losses", load, "_count_losses"),
     ("task replay", TaskReplay, "replay"),
     ("ordering", Samples, "reorder"),

@@ -32,7 +32,7 @@ from perf_offcpu.decode.load import assemble, load_recording, read_tasks
 from perf_offcpu.decode.retype import retype
 from perf_offcpu.decode.samples import is_offcpu, ranks
 from perf_offcpu.decode.stacks.attach import with_snapshots_of
-from perf_offcpu.decode.tasks.columns import SideRecord
+from perf_offcpu.decode.tasks.columns import SideRecord, task_record
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_garbage
 from perf_offcpu.errors import FormatError
@@ -217,7 +217,7 @@ def _recorded_in_pipe(samples: list[Event]) -> Recording:
     last = {event["tid"]: event for event in samples if not event["comm"].startswith(":")}
     for tid, event in last.items():
         fields = {"pid": event["pid"] % 2**32, "tid": tid % 2**32, "comm": event["comm"].encode()}
-        tasks.note(SideRecord(RecordType.COMM, 0, fields))
+        tasks.notes.take([task_record(SideRecord(RecordType.COMM, 0, fields))])
     head = _Head(events, Features({}, "<", counters), counters)
     return assemble(head, _batch(samples, events, counters), tasks, CollectorAccount())
 

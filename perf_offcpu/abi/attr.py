@@ -20,72 +20,27 @@ ATTR_SIZE_PERF_6_1 = 128
 ATTR_SIZE_MAX = 144
 
 
-class PerfType(enum.IntEnum):
-    """enum perf_type_id."""
+PerfType = enum.IntEnum("PerfType", "HARDWARE SOFTWARE TRACEPOINT HW_CACHE RAW BREAKPOINT", start=0)
+"""enum perf_type_id."""
 
-    HARDWARE = 0
-    SOFTWARE = 1
-    TRACEPOINT = 2
-    HW_CACHE = 3
-    RAW = 4
-    BREAKPOINT = 5
+SoftwareConfig = enum.IntEnum(
+    "SoftwareConfig",
+    "CPU_CLOCK TASK_CLOCK PAGE_FAULTS CONTEXT_SWITCHES CPU_MIGRATIONS PAGE_FAULTS_MIN PAGE_FAULTS_MAJ "
+    "ALIGNMENT_FAULTS EMULATION_FAULTS DUMMY BPF_OUTPUT CGROUP_SWITCHES",
+    start=0,
+)
+"""enum perf_sw_ids, from 0 on, as attr.config of PerfType.SOFTWARE."""
 
+SampleType = enum.IntFlag(
+    "SampleType",
+    "IP TID TIME ADDR READ CALLCHAIN ID CPU PERIOD STREAM_ID RAW BRANCH_STACK REGS_USER STACK_USER WEIGHT "
+    "DATA_SRC IDENTIFIER TRANSACTION REGS_INTR PHYS_ADDR AUX CGROUP DATA_PAGE_SIZE CODE_PAGE_SIZE "
+    "WEIGHT_STRUCT",
+)
+"""enum perf_event_sample_format, bit 0 first: the fields of a sample (attr.sample_type)."""
 
-class SoftwareConfig(enum.IntEnum):
-    """enum perf_sw_ids, as attr.config of PerfType.SOFTWARE."""
-
-    CPU_CLOCK = 0
-    TASK_CLOCK = 1
-    PAGE_FAULTS = 2
-    CONTEXT_SWITCHES = 3
-    CPU_MIGRATIONS = 4
-    PAGE_FAULTS_MIN = 5
-    PAGE_FAULTS_MAJ = 6
-    ALIGNMENT_FAULTS = 7
-    EMULATION_FAULTS = 8
-    DUMMY = 9
-    BPF_OUTPUT = 10
-    CGROUP_SWITCHES = 11
-
-
-class SampleType(enum.IntFlag):
-    """enum perf_event_sample_format: the fields of a sample (attr.sample_type)."""
-
-    IP = 1 << 0
-    TID = 1 << 1
-    TIME = 1 << 2
-    ADDR = 1 << 3
-    READ = 1 << 4
-    CALLCHAIN = 1 << 5
-    ID = 1 << 6
-    CPU = 1 << 7
-    PERIOD = 1 << 8
-    STREAM_ID = 1 << 9
-    RAW = 1 << 10
-    BRANCH_STACK = 1 << 11
-    REGS_USER = 1 << 12
-    STACK_USER = 1 << 13
-    WEIGHT = 1 << 14
-    DATA_SRC = 1 << 15
-    IDENTIFIER = 1 << 16
-    TRANSACTION = 1 << 17
-    REGS_INTR = 1 << 18
-    PHYS_ADDR = 1 << 19
-    AUX = 1 << 20
-    CGROUP = 1 << 21
-    DATA_PAGE_SIZE = 1 << 22
-    CODE_PAGE_SIZE = 1 << 23
-    WEIGHT_STRUCT = 1 << 24
-
-
-class ReadFormat(enum.IntFlag):
-    """enum perf_event_read_format (attr.read_format)."""
-
-    TOTAL_TIME_ENABLED = 1 << 0
-    TOTAL_TIME_RUNNING = 1 << 1
-    ID = 1 << 2
-    GROUP = 1 << 3
-    LOST = 1 << 4
+ReadFormat = enum.IntFlag("ReadFormat", "TOTAL_TIME_ENABLED TOTAL_TIME_RUNNING ID GROUP LOST")
+"""enum perf_event_read_format, bit 0 first (attr.read_format)."""
 
 
 class BranchSampleType(enum.IntFlag):
@@ -95,50 +50,15 @@ class BranchSampleType(enum.IntFlag):
     COUNTERS = 1 << 19
 
 
-class AttrFlag(enum.IntFlag):
-    """The bit field at offset 40, bit 0 first."""
-
-    DISABLED = 1 << 0
-    INHERIT = 1 << 1
-    PINNED = 1 << 2
-    EXCLUSIVE = 1 << 3
-    EXCLUDE_USER = 1 << 4
-    EXCLUDE_KERNEL = 1 << 5
-    EXCLUDE_HV = 1 << 6
-    EXCLUDE_IDLE = 1 << 7
-    MMAP = 1 << 8
-    COMM = 1 << 9
-    FREQ = 1 << 10
-    INHERIT_STAT = 1 << 11
-    ENABLE_ON_EXEC = 1 << 12
-    TASK = 1 << 13
-    WATERMARK = 1 << 14
-    PRECISE_IP_1 = 1 << 15
-    PRECISE_IP_2 = 1 << 16
-    MMAP_DATA = 1 << 17
-    SAMPLE_ID_ALL = 1 << 18
-    EXCLUDE_HOST = 1 << 19
-    EXCLUDE_GUEST = 1 << 20
-    EXCLUDE_CALLCHAIN_KERNEL = 1 << 21
-    EXCLUDE_CALLCHAIN_USER = 1 << 22
-    MMAP2 = 1 << 23
-    COMM_EXEC = 1 << 24
-    USE_CLOCKID = 1 << 25
-    CONTEXT_SWITCH = 1 << 26
-    WRITE_BACKWARD = 1 << 27
-    NAMESPACES = 1 << 28
-    KSYMBOL = 1 << 29
-    BPF_EVENT = 1 << 30
-    AUX_OUTPUT = 1 << 31
-    CGROUP = 1 << 32
-    TEXT_POKE = 1 << 33
-    BUILD_ID = 1 << 34
-    INHERIT_THREAD = 1 << 35
-    REMOVE_ON_EXEC = 1 << 36
-    SIGTRAP = 1 << 37
-    DEFER_CALLCHAIN = 1 << 38
-    DEFER_OUTPUT = 1 << 39
-
+AttrFlag = enum.IntFlag(
+    "AttrFlag",
+    "DISABLED INHERIT PINNED EXCLUSIVE EXCLUDE_USER EXCLUDE_KERNEL EXCLUDE_HV EXCLUDE_IDLE MMAP COMM FREQ "
+    "INHERIT_STAT ENABLE_ON_EXEC TASK WATERMARK PRECISE_IP_1 PRECISE_IP_2 MMAP_DATA SAMPLE_ID_ALL "
+    "EXCLUDE_HOST EXCLUDE_GUEST EXCLUDE_CALLCHAIN_KERNEL EXCLUDE_CALLCHAIN_USER MMAP2 COMM_EXEC "
+    "USE_CLOCKID CONTEXT_SWITCH WRITE_BACKWARD NAMESPACES KSYMBOL BPF_EVENT AUX_OUTPUT CGROUP TEXT_POKE "
+    "BUILD_ID INHERIT_THREAD REMOVE_ON_EXEC SIGTRAP DEFER_CALLCHAIN DEFER_OUTPUT",
+)
+"""The bit field at offset 40 of the attr, bit 0 first."""
 
 ATTR = Layout(
     "perf_event_attr",

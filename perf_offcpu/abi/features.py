@@ -12,45 +12,14 @@ import enum
 from perf_offcpu.binary.fields import BYTE, S32, STRING, TEXT, U8, U16, U32, U64, Field
 from perf_offcpu.binary.layout import Layout
 
-
-class Feature(enum.IntEnum):
-    """enum of header features. Unknown bits stay integers."""
-
-    TRACING_DATA = 1
-    BUILD_ID = 2
-    HOSTNAME = 3
-    OSRELEASE = 4
-    VERSION = 5
-    ARCH = 6
-    NRCPUS = 7
-    CPUDESC = 8
-    CPUID = 9
-    TOTAL_MEM = 10
-    CMDLINE = 11
-    EVENT_DESC = 12
-    CPU_TOPOLOGY = 13
-    NUMA_TOPOLOGY = 14
-    BRANCH_STACK = 15
-    PMU_MAPPINGS = 16
-    GROUP_DESC = 17
-    AUXTRACE = 18
-    STAT = 19
-    CACHE = 20
-    SAMPLE_TIME = 21
-    MEM_TOPOLOGY = 22
-    CLOCKID = 23
-    DIR_FORMAT = 24
-    BPF_PROG_INFO = 25
-    BPF_BTF = 26
-    COMPRESSED = 27
-    CPU_PMU_CAPS = 28
-    CLOCK_DATA = 29
-    HYBRID_TOPOLOGY = 30
-    PMU_CAPS = 31
-    CPU_DOMAIN_INFO = 32
-    E_MACHINE = 33
-    CLN_SIZE = 34
-
+Feature = enum.IntEnum(
+    "Feature",
+    "TRACING_DATA BUILD_ID HOSTNAME OSRELEASE VERSION ARCH NRCPUS CPUDESC CPUID TOTAL_MEM CMDLINE EVENT_DESC "
+    "CPU_TOPOLOGY NUMA_TOPOLOGY BRANCH_STACK PMU_MAPPINGS GROUP_DESC AUXTRACE STAT CACHE SAMPLE_TIME "
+    "MEM_TOPOLOGY CLOCKID DIR_FORMAT BPF_PROG_INFO BPF_BTF COMPRESSED CPU_PMU_CAPS CLOCK_DATA "
+    "HYBRID_TOPOLOGY PMU_CAPS CPU_DOMAIN_INFO E_MACHINE CLN_SIZE",
+)
+"""Bits of header features, from 1 on. Unknown bits stay integers."""
 
 _ONE_STRING = Layout("perf_header_string", ("text", STRING))
 _STRINGS = Layout("perf_header_strings", ("nr", U32), Field("texts", _ONE_STRING, count="nr"))

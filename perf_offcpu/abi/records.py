@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 
-from perf_offcpu.binary.fields import BYTE, REST, S32, TEXT, U8, U16, U32, U64, Field
+from perf_offcpu.binary.fields import BYTE, REST, S32, TEXT, U8, U16, U32, U64, Field, Type
 from perf_offcpu.binary.layout import Layout
 
 
@@ -128,20 +128,17 @@ BPF_METADATA_ENTRY = Layout(
     "perf_record_bpf_metadata_entry", Field("key", BYTE, count=64), Field("value", BYTE, count=256)
 )
 
-RECORD_LAYOUTS: dict[int, Layout] = {
-    RecordType.MMAP: Layout(
-        "PERF_RECORD_MMAP", ("pid tid", U32), ("addr len pgoff", U64), ("filename", TEXT)
-    ),
-    RecordType.LOST: Layout("PERF_RECORD_LOST", ("id lost", U64)),
-    RecordType.COMM: Layout("PERF_RECORD_COMM", ("pid tid", U32), ("comm", TEXT)),
-    RecordType.EXIT: Layout("PERF_RECORD_EXIT", *_TASK_FIELDS),
-    RecordType.THROTTLE: Layout("PERF_RECORD_THROTTLE", ("time id stream_id", U64)),
-    RecordType.UNTHROTTLE: Layout("PERF_RECORD_UNTHROTTLE", ("time id stream_id", U64)),
-    RecordType.FORK: Layout("PERF_RECORD_FORK", *_TASK_FIELDS),
-    RecordType.READ: Layout("PERF_RECORD_READ", ("pid tid", U32), Field("values", U64, count=REST)),
+_ROWS: dict[RecordType, list[Field | tuple[str, Type]]] = {
+    RecordType.MMAP: [("pid tid", U32), ("addr len pgoff", U64), ("filename", TEXT)],
+    RecordType.LOST: [("id lost", U64)],
+    RecordType.COMM: [("pid tid", U32), ("comm", TEXT)],
+    RecordType.EXIT: [*_TASK_FIELDS],
+    RecordType.THROTTLE: [("time id stream_id", U64)],
+    RecordType.UNTHROTTLE: [("time id stream_id", U64)],
+    RecordType.FORK: [*_TASK_FIELDS],
+    RecordType.READ: [("pid tid", U32), Field("values", U64, count=REST)],
     # The shape of MMAP2 is its record's misc word: the 24-byte union holds an inode or a build-id.
-    RecordType.MMAP2: Layout(
-        "PERF_RECORD_MMAP2",
+    RecordType.MMAP2: [
         ("pid tid", U32),
         ("addr len pgoff", U64),
         Field("maj", U32, if_=_mmap_has_inode),
@@ -154,94 +151,87 @@ RECORD_LAYOUTS: dict[int, Layout] = {
         Field("build_id", BYTE, count=20, if_=_mmap_has_build_id),
         ("prot flags", U32),
         ("filename", TEXT),
-    ),
-    RecordType.AUX: Layout("PERF_RECORD_AUX", ("offset size flags", U64)),
-    RecordType.ITRACE_START: Layout("PERF_RECORD_ITRACE_START", ("pid tid", U32)),
-    RecordType.LOST_SAMPLES: Layout("PERF_RECORD_LOST_SAMPLES", ("lost", U64)),
-    RecordType.SWITCH: Layout("PERF_RECORD_SWITCH"),
-    RecordType.SWITCH_CPU_WIDE: Layout("PERF_RECORD_SWITCH_CPU_WIDE", ("next_prev_pid next_prev_tid", U32)),
-    RecordType.NAMESPACES: Layout(
-        "PERF_RECORD_NAMESPACES",
+    ],
+    RecordType.AUX: [("offset size flags", U64)],
+    RecordType.ITRACE_START: [("pid tid", U32)],
+    RecordType.LOST_SAMPLES: [("lost", U64)],
+    RecordType.SWITCH: [],
+    RecordType.SWITCH_CPU_WIDE: [("next_prev_pid next_prev_tid", U32)],
+    RecordType.NAMESPACES: [
         ("pid tid", U32),
         ("nr_namespaces", U64),
         Field("link_info", NAMESPACE, count="nr_namespaces"),
-    ),
-    RecordType.KSYMBOL: Layout(
-        "PERF_RECORD_KSYMBOL",
+    ],
+    RecordType.KSYMBOL: [
         ("addr", U64),
         ("len", U32),
         Field("ksym_type", U16, doc="1 BPF, 2 out of line"),
         Field("flags", U16, doc="1 unregister"),
         ("name", TEXT),
-    ),
-    RecordType.BPF_EVENT: Layout(
-        "PERF_RECORD_BPF_EVENT", ("type flags", U16), ("id", U32), Field("tag", BYTE, count=8)
-    ),
-    RecordType.CGROUP: Layout("PERF_RECORD_CGROUP", ("id", U64), ("path", TEXT)),
-    RecordType.TEXT_POKE: Layout(
-        "PERF_RECORD_TEXT_POKE",
+    ],
+    RecordType.BPF_EVENT: [("type flags", U16), ("id", U32), Field("tag", BYTE, count=8)],
+    RecordType.CGROUP: [("id", U64), ("path", TEXT)],
+    RecordType.TEXT_POKE: [
         ("addr", U64),
         ("old_len new_len", U16),
         Field("old_bytes", BYTE, count="old_len"),
         Field("new_bytes", BYTE, count="new_len"),
-    ),
-    RecordType.AUX_OUTPUT_HW_ID: Layout("PERF_RECORD_AUX_OUTPUT_HW_ID", ("hw_id", U64)),
-    RecordType.CALLCHAIN_DEFERRED: Layout(
-        "PERF_RECORD_CALLCHAIN_DEFERRED", ("cookie nr", U64), Field("ips", U64, count="nr")
-    ),
-    RecordType.HEADER_EVENT_TYPE: Layout(
-        "HEADER_EVENT_TYPE", ("event_id", U64), Field("name", BYTE, count=64)
-    ),
-    RecordType.HEADER_TRACING_DATA: Layout("HEADER_TRACING_DATA", ("size", U32)),
-    RecordType.HEADER_BUILD_ID: Layout(
-        "HEADER_BUILD_ID",
+    ],
+    RecordType.AUX_OUTPUT_HW_ID: [("hw_id", U64)],
+    RecordType.CALLCHAIN_DEFERRED: [("cookie nr", U64), Field("ips", U64, count="nr")],
+    RecordType.HEADER_EVENT_TYPE: [("event_id", U64), Field("name", BYTE, count=64)],
+    RecordType.HEADER_TRACING_DATA: [("size", U32)],
+    RecordType.HEADER_BUILD_ID: [
         ("pid", S32),
         Field("build_id", BYTE, count=20),
         ("size", U8),
         Field("reserved", BYTE, count=3),
         ("filename", TEXT),
-    ),
-    RecordType.FINISHED_ROUND: Layout("FINISHED_ROUND"),
-    RecordType.ID_INDEX: Layout("ID_INDEX", ("nr", U64), Field("entries", ID_INDEX_ENTRY, count="nr")),
-    RecordType.AUXTRACE_INFO: Layout("AUXTRACE_INFO", ("type reserved", U32), Field("priv", U64, count=REST)),
-    RecordType.AUXTRACE: Layout(
-        "AUXTRACE",
+    ],
+    RecordType.FINISHED_ROUND: [],
+    RecordType.ID_INDEX: [("nr", U64), Field("entries", ID_INDEX_ENTRY, count="nr")],
+    RecordType.AUXTRACE_INFO: [("type reserved", U32), Field("priv", U64, count=REST)],
+    RecordType.AUXTRACE: [
         Field("size", U64, doc="bytes of trace that follow this record, outside its header's size"),
         ("offset reference", U64),
         ("idx tid cpu reserved", U32),
-    ),
-    RecordType.AUXTRACE_ERROR: Layout(
-        "AUXTRACE_ERROR", ("type code cpu pid tid fmt", U32), ("ip time", U64), Field("msg", BYTE, count=64)
-    ),
-    RecordType.THREAD_MAP: Layout("THREAD_MAP", ("nr", U64), Field("entries", THREAD_MAP_ENTRY, count="nr")),
-    RecordType.CPU_MAP: Layout("CPU_MAP", ("type", U16), Field("data", BYTE, count=REST)),
-    RecordType.STAT_CONFIG: Layout("STAT_CONFIG", ("nr", U64), Field("data", STAT_CONFIG_ENTRY, count="nr")),
-    RecordType.STAT: Layout(
-        "STAT",
+    ],
+    RecordType.AUXTRACE_ERROR: [
+        ("type code cpu pid tid fmt", U32),
+        ("ip time", U64),
+        Field("msg", BYTE, count=64),
+    ],
+    RecordType.THREAD_MAP: [("nr", U64), Field("entries", THREAD_MAP_ENTRY, count="nr")],
+    RecordType.CPU_MAP: [("type", U16), Field("data", BYTE, count=REST)],
+    RecordType.STAT_CONFIG: [("nr", U64), Field("data", STAT_CONFIG_ENTRY, count="nr")],
+    RecordType.STAT: [
         ("id", U64),
         ("cpu thread", U32),
         ("val", U64),
         Field("ena", U64, doc="ns enabled"),
         Field("run", U64, doc="ns running"),
-    ),
-    RecordType.STAT_ROUND: Layout("STAT_ROUND", ("type time", U64)),
-    RecordType.EVENT_UPDATE: Layout(
-        "EVENT_UPDATE",
+    ],
+    RecordType.STAT_ROUND: [("type time", U64)],
+    RecordType.EVENT_UPDATE: [
         Field("kind", U64, doc="0 unit, 1 scale, 2 name, 3 cpus"),
         ("id", U64),
         Field("data", BYTE, count=REST),
-    ),
-    RecordType.TIME_CONV: Layout("TIME_CONV", ("time_shift time_mult time_zero", U64)),
-    RecordType.HEADER_FEATURE: Layout("HEADER_FEATURE", ("feat_id", U64), Field("data", BYTE, count=REST)),
-    RecordType.COMPRESSED: Layout("COMPRESSED", Field("data", BYTE, count=REST)),
-    RecordType.FINISHED_INIT: Layout("FINISHED_INIT"),
-    RecordType.COMPRESSED2: Layout("COMPRESSED2", ("data_size", U64), Field("data", BYTE, count="data_size")),
-    RecordType.BPF_METADATA: Layout(
-        "BPF_METADATA",
+    ],
+    RecordType.TIME_CONV: [("time_shift time_mult time_zero", U64)],
+    RecordType.HEADER_FEATURE: [("feat_id", U64), Field("data", BYTE, count=REST)],
+    RecordType.COMPRESSED: [Field("data", BYTE, count=REST)],
+    RecordType.FINISHED_INIT: [],
+    RecordType.COMPRESSED2: [("data_size", U64), Field("data", BYTE, count="data_size")],
+    RecordType.BPF_METADATA: [
         Field("prog_name", BYTE, count=512),
         ("nr_entries", U64),
         Field("entries", BPF_METADATA_ENTRY, count="nr_entries"),
-    ),
+    ],
+}
+
+RECORD_LAYOUTS: dict[int, Layout] = {
+    kind: Layout(f"PERF_RECORD_{kind.name}" if kind < FIRST_USER_TYPE else kind.name, *rows)
+    for kind, rows in _ROWS.items()
 }
 
 HEADER_ATTR_IDS = Layout("HEADER_ATTR ids", Field("ids", U64, count=REST))

@@ -15,7 +15,6 @@ from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGETS, COUNTERS, EV
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, Stage
-from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.model.recording import Budget
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.structs import mutable
@@ -30,22 +29,19 @@ _LIMIT = np.uint64(2**62)
 
 def is_counters(spec: EventSpec) -> bool:
     """Return whether an evsel holds the collector's own counters, and no event of the machine."""
-    return (
-        spec.name == EVENT_NAME
-        and spec.attr.type == PerfType.SOFTWARE
-        and spec.attr.config == SoftwareConfig.BPF_OUTPUT
-    )
+    kind = spec.attr.type, spec.attr.config
+    return spec.name == EVENT_NAME and kind == (PerfType.SOFTWARE, SoftwareConfig.BPF_OUTPUT)
 
 
 @mutable
 class CollectorAccount:
-    """Times, losses and budgets that the collector reports; all 0 if the file does not have them.
+    """Times, losses and budgets that the collector reports; all 0 if the file lacks them.
 
     Args:
         begin_ns, end_ns: CLOCK_MONOTONIC: waits that end in between are in the file.
         threshold_ns: waits of at least this length are samples of their own.
         counted: losses by cause.
-        budgets: what threads did with their time, in the order of the file.
+        budgets: of threads, in the order of the file.
     """
 
     begin_ns: int = 0
@@ -58,7 +54,10 @@ class CollectorAccount:
         """Read the payloads of an `offcpu-counters` event; damaged ones are counted."""
         for payload in payloads:
             if is_budget(payload, order):
-                self._take_budgets(payload, order, counters)
+                if (budgets := read_budgets(payload, order)) is None:
+                    counters.add(losses.BAD_SAMPLE)
+                else:
+                    self.budgets.append(budgets)
                 continue
             try:
                 values = COUNTERS.unpack(payload, order)
@@ -68,17 +67,9 @@ class CollectorAccount:
             if values["magic"] == MAGIC:
                 self._read(values)
 
-    def _take_budgets(self, payload: bytes, order: Order, counters: Losses) -> None:
-        budgets = read_budgets(payload, order)
-        if budgets is None:
-            counters.add(losses.BAD_SAMPLE)
-        else:
-            self.budgets.append(budgets)
-
     def _read(self, values: dict[str, Any]) -> None:
-        begin, end, threshold = (
-            min(values[name], 2**63 - 1) for name in ("begin_ns", "end_ns", "threshold_ns")
-        )
+        names = ("begin_ns", "end_ns", "threshold_ns")
+        begin, end, threshold = (min(values[name], 2**63 - 1) for name in names)
         # A file may be several put together by other tools: from the first begin to the last end.
         self.begin_ns = min(begin, self.begin_ns or begin)
         self.end_ns = max(end, self.end_ns)
@@ -122,12 +113,6 @@ def read_budgets(payload: bytes, order: Order) -> Budget | None:
         len(rows),
         pid=rows["pid"].astype(np.uint32).view(np.int32),
         tid=rows["tid"].astype(np.uint32).view(np.int32),
-        begin_ns=_signed(rows["begin_ns"]),
-        end_ns=_signed(rows["end_ns"]),
-        stopped_ns=_signed(rows["stopped_ns"] + rows["traced_ns"]),
-        **{name: _signed(rows[name]) for name in BUDGET_SUMS},
+        stopped_ns=(rows["stopped_ns"] + rows["traced_ns"]).astype(np.int64),
+        **{name: rows[name].astype(np.int64) for name in ("begin_ns", "end_ns", *BUDGET_SUMS)},
     )
-
-
-def _signed(values: U64) -> I64:
-    return values.astype(np.int64)

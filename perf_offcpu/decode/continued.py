@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Join budgets and waits that go on from one file of a recording to the next.
 
-`record --switch-output` writes into each file the budgets of threads, and the threads that are still blocked
-at its end, with the time so far; the whole wait is in the file in which it ends. Where such files are joined
-only that one counts.
+`record --switch-output` writes into each file the budgets of threads, and for threads that are still blocked
+at its end the time so far. The whole wait is in the file in which it ends, and alone counts in joined files.
 """
 
 from __future__ import annotations
@@ -13,26 +12,15 @@ import numpy as np
 from perf_offcpu.decode.account import BUDGET_SUMS
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.recording import Budget, SampleFlag, Samples
-from perf_offcpu.structs import frozen
 
-
-@frozen
-class Borders:
-    """Moments at which the budgets of threads go on from one file of a recording to the next.
-
-    Args:
-        tid: int32[n].
-        time_ns: int64[n].
-    """
-
-    tid: I32
-    time_ns: I64
+Borders = tuple[I32, I64]
+"""(tid, time_ns): moments at which the budgets of threads go on from one file of a recording to the next."""
 
 
 def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
-    """Return all budgets, by (tid, begin); rows that several files have of one life of a thread are added.
+    """Return all budgets, by (tid, begin), with the rows of one life of a thread in several files added.
 
-    Such rows begin at the very ns at which the row before ended; rows of separate recordings do not.
+    Such rows begin in the very ns in which the row before ended; rows of separate recordings do not.
     """
     budget = Budget.concat(parts)
     budget = budget.take(np.lexsort((budget.end_ns, budget.begin_ns, budget.tid)))
@@ -40,7 +28,7 @@ def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
     goes_on[1:] = budget.begin_ns[1:] == budget.end_ns[:-1]
     for column in (budget.tid, budget.pid):
         goes_on[1:] &= column[1:] == column[:-1]
-    borders = Borders(budget.tid[goes_on], budget.begin_ns[goes_on])
+    borders = budget.tid[goes_on], budget.begin_ns[goes_on]
     if not goes_on.any():
         return budget, borders
     first = np.flatnonzero(~goes_on)
@@ -50,29 +38,20 @@ def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
 
 
 def without_continued(samples: Samples, borders: Borders, end_ns: int) -> Samples:
-    """Leave out samples of threads still blocked at the end of a file, if their wait goes on in a later one.
+    """Drop samples of threads still blocked at the end of a file, if their wait goes on in a later file.
 
-    It does where the thread's budget goes on, or where a later sample is of the same wait: budgets may be
-    missing.
+    It does where the thread's budget goes on; where budgets are missing, if a later sample is of the wait.
 
     Args:
-        borders: where budgets go on.
         end_ns: of the whole recording: samples of threads that are still blocked then stay.
     """
-    blocked = samples.has(SampleFlag.STILL_BLOCKED)
-    rows = np.flatnonzero(blocked & (samples.time_ns < end_ns))
+    rows = np.flatnonzero(samples.has(SampleFlag.STILL_BLOCKED) & (samples.time_ns < end_ns))
     if not len(rows):
         return samples
-    goes_on = _in_borders(samples, rows, borders) | _repeated(samples, rows)
+    ends, going_on = _numbered((samples.tid[rows], samples.time_ns[rows]), borders)
     keep = np.ones(len(samples), np.bool_)
-    keep[rows[goes_on]] = False
+    keep[rows[np.isin(ends, going_on) | _repeated(samples, rows)]] = False
     return samples.take(np.flatnonzero(keep))
-
-
-def _in_borders(samples: Samples, rows: I64, borders: Borders) -> Bool:
-    """Return bool[n]: whether the budget of the thread goes on where each sample (row) ends."""
-    mine, theirs = _numbered((samples.tid[rows], samples.time_ns[rows]), (borders.tid, borders.time_ns))
-    return np.isin(mine, theirs)
 
 
 def _repeated(samples: Samples, rows: I64) -> Bool:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Split samples that bring counters along (PERF_SAMPLE_READ) into one sample for each counter that has moved.
+"""Split samples that hold counters (PERF_SAMPLE_READ) into one sample for each counter that has moved.
 
-With `perf record -e '{cycles,instructions}:S'` only the group's leader samples, and each sample holds what
-all members have counted so far. perf delivers one sample for each member instead, with the difference to
-the member's last count as period, and none where nothing was counted (tools/perf/util/session.c:
-deliver_sample_group(), deliver_sample_value()). So does this module.
+With `perf record -e '{cycles,instructions}:S'` only the group's leader samples, and each sample holds the
+counts of all members so far. As perf does (tools/perf/util/session.c: deliver_sample_group(),
+deliver_sample_value()), each member gets a sample instead, with the difference to its last count as period,
+and none where nothing was counted.
 
 Where events are inherited, as perf asks for since 6.12, each thread has counts of its own, all under the
 same id (tools/lib/perf/evsel.c: perf_evsel__attr_has_per_thread_sample_period()).
@@ -35,19 +35,6 @@ def has_reads(spec: EventSpec) -> bool:
     return bool(attr.sample_type & SampleType.READ) and bool(attr.read_format & ReadFormat.ID)
 
 
-def is_by_thread(spec: EventSpec) -> bool:
-    """Return whether the counts in an event's samples are those of their threads."""
-    attr = spec.attr
-    return bool(attr.sample_type & SampleType.TID) and bool(attr.flags & AttrFlag.INHERIT)
-
-
-class _EventReads:
-    """The counts in the samples of one event, in file order."""
-
-    def __init__(self) -> None:
-        self.lengths, self.ids, self.values = GrowingArray("i8"), GrowingArray("u8"), GrowingArray("u8")
-
-
 class _Counts(NamedTuple):
     """n counts.
 
@@ -64,10 +51,11 @@ class _Counts(NamedTuple):
 
 
 class CounterReads:
-    """Gathers the counts in samples, chunk by chunk, and splits the samples when all are there."""
+    """Gathers the counts in samples, chunk by chunk, then splits the samples."""
 
     def __init__(self) -> None:
-        self._reads: dict[int, _EventReads] = {}
+        self._reads: dict[int, tuple[GrowingArray, GrowingArray, GrowingArray]] = {}
+        """By event: counts in each sample, ids and values of the counts, in file order."""
 
     def add(
         self, data: NDArray[np.uint8], columns: Columns, chosen: I64, events: Events, number: int
@@ -78,20 +66,22 @@ class CounterReads:
             columns: the fields of the samples in a chunk.
             chosen: int64[n], the samples that are sound.
         """
-        reads = self._reads.setdefault(number, _EventReads())
+        if number not in self._reads:
+            self._reads[number] = GrowingArray("i8"), GrowingArray("u8"), GrowingArray("u8")
+        lengths, ids, values = self._reads[number]
         read_format = events.specs[number].attr.read_format
         if not read_format & ReadFormat.GROUP:
-            reads.lengths.append(np.ones(len(chosen), np.int64))
-            reads.ids.append(columns.scalars["read_id"][chosen])
-            reads.values.append(columns.scalars["read_value"][chosen])
+            lengths.append(np.ones(len(chosen), np.int64))
+            ids.append(columns.scalars["read_id"][chosen])
+            values.append(columns.scalars["read_value"][chosen])
             return
         group = columns.arrays["read_group"]
         rows = Rows(group.starts[chosen], group.counts[chosen], group.width)
         offsets, words = gather_rows(data, rows, events.order)
         width = 3 if read_format & ReadFormat.LOST else 2  # value, id, perhaps lost
-        reads.lengths.append(np.diff(offsets) // width)
-        reads.ids.append(words[1::width])
-        reads.values.append(words[::width])
+        lengths.append(np.diff(offsets) // width)
+        ids.append(words[1::width])
+        values.append(words[::width])
 
     def split(self, batch: Batch, events: Events, counters: Losses) -> Batch:
         """Return the batch with a sample for each count that moved in place of each sample with counts.
@@ -120,13 +110,15 @@ class CounterReads:
     def _counts(self, batch: Batch, events: Events) -> _Counts:
         """Return all counts by the time of their samples."""
         samples, parts = batch.samples, []
-        for number, reads in self._reads.items():
-            rows = np.repeat(np.flatnonzero(samples.evsel == number), reads.lengths.release())
-            tids = samples.tid[rows].astype(np.int64) * is_by_thread(events.specs[number])
-            parts.append(_Counts(rows, reads.ids.release(), reads.values.release(), tids))
-        rows, ids, values, tids = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        order = np.lexsort((rows, samples.time_ns[rows]))
-        return _Counts(rows[order], ids[order], values[order], tids[order])
+        for number, (lengths, ids, values) in self._reads.items():
+            rows = np.repeat(np.flatnonzero(samples.evsel == number), lengths.release())
+            attr = events.specs[number].attr
+            by_thread = bool(attr.sample_type & SampleType.TID) and bool(attr.flags & AttrFlag.INHERIT)
+            tids = samples.tid[rows].astype(np.int64) * by_thread
+            parts.append(_Counts(rows, ids.release(), values.release(), tids))
+        whole = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+        order = np.lexsort((whole[0], samples.time_ns[whole[0]]))
+        return _Counts(*(column[order] for column in whole))
 
 
 def _differences(counts: _Counts) -> I64:

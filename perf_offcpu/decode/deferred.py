@@ -99,8 +99,8 @@ def merge_deferred(recording: Recording) -> Recording:
     """Complete the samples whose user callchain was deferred.
 
     Returns:
-        A recording without deferred records. Merged chains have an ordinary USER marker. What could not be
-        merged keeps its kernel part, loses marker and cookie, is flagged UNMERGED and counted.
+        A recording without deferred records. Merged callchains have an ordinary USER marker. Others keep
+        their kernel part, lose marker and cookie, are flagged UNMERGED and counted.
     """
     samples, deferred = recording.samples, recording.deferred
     matcher = DeferredMatcher(deferred, recording.callchains)
@@ -160,17 +160,12 @@ class DeferredMatcher:
 
     def __init__(self, deferred: DeferredChains, chains: Ragged) -> None:
         self.deferred, self.chains = deferred, chains
-        self._order: I64 | None = None
-
-    def _make_index(self, deferred: DeferredChains) -> I64:
-        """Sort the records; return their order."""
         self._cookies, cookie = np.unique(deferred.cookie, return_inverse=True)
         self._times, time = np.unique(deferred.time_ns, return_inverse=True)
         self._pairs, pair = np.unique(self._pair(deferred.tid, cookie), return_inverse=True)
-        order = np.lexsort((time, pair))
-        self._keys = (pair * (len(self._times) + 1) + time)[order]
-        self._pair_of_key = pair[order]
-        return order
+        self._order = np.lexsort((time, pair))
+        self._keys = (pair * (len(self._times) + 1) + time)[self._order]
+        self._pair_of_key = pair[self._order]
 
     def _pair(self, tid: I32, cookie: I64) -> I64:
         pair: I64 = tid.astype(np.int64) * max(1, len(self._cookies)) + cookie
@@ -206,8 +201,6 @@ class DeferredMatcher:
         """
         if not len(self.deferred):
             return np.full(len(tid), -1, np.int32)
-        if self._order is None:
-            self._order = self._make_index(self.deferred)
         code = np.minimum(np.searchsorted(self._cookies, cookie), len(self._cookies) - 1)
         wanted = self._pair(tid, code)
         pair = np.minimum(np.searchsorted(self._pairs, wanted), len(self._pairs) - 1)
@@ -224,9 +217,8 @@ class DeferredMatcher:
 def deferred_as_samples(recording: Recording) -> Recording:
     """Return the recording with each deferred callchain, not merged, as a sample of period 0 at its time.
 
-    That is what `perf script --no-merge-callchains` shows, to look into the matching. The callchain begins as
-    that of the sample ends, with USER_DEFERRED and the cookie (which the v12 form does not have); then come
-    USER and the addresses.
+    `perf script --no-merge-callchains` shows them so, to look into the matching. The callchain begins as that
+    of the sample ends: USER_DEFERRED, the cookie (not in the v12 form), USER and the addresses.
     """
     deferred = recording.deferred
     if not len(deferred):
@@ -238,17 +230,12 @@ def deferred_as_samples(recording: Recording) -> Recording:
         cpumode=np.full(len(deferred), CpuMode.USER),
     )
     samples = Samples.concat([recording.samples, extra])
+    named = deferred.cookie != 0
+    words = np.stack([np.full(len(deferred), _MARKER), deferred.cookie], axis=1)
+    marks = Ragged(offsets_of(2 * named.astype(np.int64)), words[named].ravel())
+    chains = join_parts(marks, recording.callchains.take(deferred.callchain))
     return recording.replaced(
         samples=samples.take(np.argsort(samples.time_ns, kind="stable")),
-        callchains=Ragged.concat([recording.callchains, _with_cookies(deferred, recording.callchains)]),
+        callchains=Ragged.concat([recording.callchains, chains]),
         deferred=DeferredChains(),
     )
-
-
-def _with_cookies(deferred: DeferredChains, chains: Ragged) -> Ragged:
-    """Return the deferred callchains, with USER_DEFERRED and the cookie, if there is one, before USER."""
-    named = deferred.cookie != 0
-    words = np.empty((len(deferred), 2), np.uint64)
-    words[:, 0], words[:, 1] = np.uint64(CallchainContext.USER_DEFERRED), deferred.cookie
-    marks = Ragged(offsets_of(2 * named.astype(np.int64)), words[named].ravel())
-    return join_parts(marks, chains.take(deferred.callchain))

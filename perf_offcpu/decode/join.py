@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Join several recordings: those of one host to one Recording, those of several hosts next to each other.
+"""Join several recordings: of one host to one Recording, of several hosts next to each other.
 
 A *host* here is a machine from one boot to the next: ids of processes, CPUs, cgroups and kernel addresses
-mean something only within one. Two recordings are of the same one if host name, kernel release and place of
-the kernel in memory (KASLR moves it at each boot) agree, and if clocks that both noted next to the wall clock
-do not contradict.
+hold only within one. Two recordings are of the same host if host name, kernel release and place of the kernel
+in memory (KASLR moves it at each boot) agree, and their offsets to the wall clock, if known, too.
 
 *Clock*: recordings of one host and one clock need no change. Others meet on CLOCK_REALTIME, by their
-CLOCK_DATA (`perf record -k mono`, and all of this project's), or, if the user wants it, all at the begin of
-the first.
+CLOCK_DATA (`perf record -k mono`, and all of this project's), or on request all at the begin of the first.
 
-Recordings of one host become one: a process that is in two of them is one process, a wait that went on from
-one file of `record --switch-output` into the next counts once. What a recording found at its begin (names,
-maps, processes) holds from its begin on, so that a pid that was used again in between is not mistaken. Hosts
-keep apart until their addresses are named, each by its own kernel and files (`symbolize.hosts`).
+Recordings of one host become one: a process in two of them is one process, a wait that went on from one file
+of `record --switch-output` into the next counts once. Names, maps and processes that a recording found at its
+begin hold from then on, so that a reused pid is not mistaken. Hosts stay apart until their addresses are
+named, each by its own kernel and files (`symbolize.hosts`).
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ class JoinOptions:
 
 
 class Host(NamedTuple):
-    """A host: its name, its number of CPUs, and the recording of it."""
+    """A host and its recording."""
 
     name: str
     cpus: int
@@ -93,13 +91,13 @@ def join_by_host(recordings: Sequence[Recording], options: JoinOptions | None = 
     found = []
     for rows in hosts:
         begins = [spans[row].begin + deltas[row] for row in rows]
-        # What was there when a later recording began is known from then on, not since ever.
+        # Tasks and maps that a later recording found at its begin are known from then on only.
         since = [begin - 1 if begin > min(begins) else 0 for begin in begins]
         moved = [
             _moved(recordings[row], deltas[row], start, clockid)
             for row, start in zip(rows, since, strict=True)
         ]
-        cpus = max(map(_cpus, moved))
+        cpus = max(one.meta.nr_cpus or int(one.samples.cpu.max(initial=-1)) + 1 for one in moved)
         name = moved[0].meta.hostname or os.path.basename(moved[0].meta.source)
         found.append(Host(name, cpus, moved[0] if len(moved) == 1 else _joined(moved, since, cpus)))
     return found
@@ -123,10 +121,10 @@ def _span(recording: Recording) -> _Span:
 
 
 def _wall_offset(meta: Meta, span: _Span) -> int | None:
-    """Return what has to be added to times to get those of CLOCK_REALTIME; None if that is not known.
+    """Return the offset from a recording's times to CLOCK_REALTIME, ns; None if it is not known.
 
-    A recorder notes both clocks as it begins. If that lies after all that it recorded, it ran in a time
-    namespace: clock_gettime() is shifted there, the kernel's own times are not, and perf knows nothing of it.
+    A recorder notes both clocks as it begins. If its note is later than all that it recorded, it ran in a
+    time namespace: clock_gettime() is shifted there, the kernel's own times are not.
     """
     offset = meta.wall_clock_ns - meta.wall_clock_at_ns
     is_shifted = meta.wall_clock_at_ns > span.end + _SECOND > _SECOND
@@ -156,7 +154,7 @@ def _is_same_boot(one: Recording, other: Recording, walls: tuple[int | None, int
         if texts[0] != texts[1]:
             return False
     elif not (one.meta.hostname and other.meta.hostname):
-        return False  # nothing speaks for it
+        return False  # no evidence for the same boot
     if one.meta.clockid == other.meta.clockid and walls[0] is not None and walls[1] is not None:
         return abs(walls[0] - walls[1]) < _SAME_BOOT_NS
     return True
@@ -170,7 +168,7 @@ def _clock(
     one_host: bool,
     options: JoinOptions,
 ) -> tuple[int, list[int]]:
-    """Return (the clock of all, by how much the times of each recording move)."""
+    """Return (clockid of all, the offset that moves the times of each recording)."""
     clocks = [one.meta.clockid for one in recordings]
     if options.from_start:
         return clocks[0], [spans[0].begin - span.begin for span in spans]
@@ -187,7 +185,7 @@ def _clock(
 
 
 def _moved(recording: Recording, delta: int, since: int, clockid: int) -> Recording:
-    """Return a recording with its times moved by `delta`; what holds from its begin on holds `since` then."""
+    """Return a recording with its times moved by `delta`, and time 0, from the begin on, set to `since`."""
     later = _later(delta)
 
     def begins(times: I64) -> I64:
@@ -216,16 +214,8 @@ def _later(delta: int) -> Renumber:
     return change
 
 
-def _cpus(recording: Recording) -> int:
-    return recording.meta.nr_cpus or int(recording.samples.cpu.max(initial=-1)) + 1
-
-
 def _joined(recordings: list[Recording], since: list[int], cpus: int) -> Recording:
-    """Join the recordings of one host, which are on one clock.
-
-    Args:
-        since: the times from which on what was found at their begins holds.
-    """
+    """Join the recordings of one host, on one clock, which begin at the times `since`."""
     joined = join(recordings, cpus)
     budget, borders = joined_budget([joined.budget])
     samples = without_continued(joined.samples, borders, joined.meta.end_ns)
@@ -247,10 +237,10 @@ def _joined(recordings: list[Recording], since: list[int], cpus: int) -> Recordi
 
 
 def _lives(tasks: Tasks, since: I64) -> Tasks:
-    """Return one row for each life of a thread, of which several recordings may know.
+    """Merge the rows that several recordings have of one life of a thread.
 
-    A thread that a recording found at its begin is the one that an earlier recording saw last, if that did
-    not end before. A birth that two recordings saw is one.
+    A thread that a recording found at its begin is the last of an earlier recording with its tid, unless that
+    one ended before. A birth in two recordings is one.
     """
     tasks = tasks.take(np.lexsort((tasks.begin_ns, tasks.tid)))
     begin, end = tasks.begin_ns, tasks.end_ns
@@ -263,7 +253,7 @@ def _lives(tasks: Tasks, since: I64) -> Tasks:
 
 
 def _names(comms: Comms) -> Comms:
-    """Return the names by (tid, begin), without those that a thread had already."""
+    """Return the names by (tid, begin), without repetitions."""
     comms = comms.take(np.lexsort((comms.begin_ns, comms.tid)))
     is_new = np.ones(len(comms), np.bool_)
     columns = (comms.tid, comms.pid, comms.comm)
@@ -272,7 +262,7 @@ def _names(comms: Comms) -> Comms:
 
 
 def _distinct_dsos(dsos: Dsos) -> tuple[Dsos, I64]:
-    """Return (each different object once, int64[n]: where each of the given ones is there)."""
+    """Return (the distinct objects, int64[n]: the row of each given one in them)."""
     keys = np.stack([getattr(dsos, name).astype(np.int64) for name in dsos.columns])
     _, first, row_of = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     return dsos.take(first), row_of.reshape(-1)

@@ -30,7 +30,7 @@ from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_garbage
 from perf_offcpu.losses import LossCause, Losses
-from perf_offcpu.model.recording import DeferredChains, Dsos, Evsel, Meta, Recording, Samples
+from perf_offcpu.model.recording import Dsos, Evsel, Meta, Recording, Samples
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.features import Features
@@ -46,6 +46,9 @@ _OTHERS = RECORD_LAYOUTS.keys() - SIDE_TYPES - SWITCH_RECORDS - {RecordType.CALL
 """Types of records that are read for losses, and because damage in any record is counted."""
 
 _KNOWN_TYPES = np.array([*RecordType], np.uint32)
+_LARGEST_BLOCK = (32 << 20) - (64 << 10)
+"""Bytes, with malloc's header just below glibc's DEFAULT_MMAP_THRESHOLD_MAX."""
+
 _TIME_CLOCKS = (SoftwareConfig.CPU_CLOCK, SoftwareConfig.TASK_CLOCK)
 
 
@@ -93,7 +96,10 @@ def read_recording(
     snapshots: bool = False,
 ) -> Recording:
     """Read a recording from an open reader, as `load_recording`; deferred callchains are not merged."""
-    _keep_freed_memory()
+    # Let glibc keep the memory that a chunk frees for the next one. It returns memory to the kernel, to be
+    # cleared and faulted in again, when twice as much is free as the largest block that the program has ever
+    # freed (malloc.c: the dynamic mmap threshold): here, one that is never written to.
+    np.empty(_LARGEST_BLOCK, np.uint8)
     collector, tasks = BatchCollector(), TaskReplay(Strings())
     account = CollectorAccount()
     switch_decoder = SwitchDecoder(reader.features, reader.counters)
@@ -109,24 +115,10 @@ def read_recording(
         collector.add(decode_deferred(chunk, reader.events, reader.counters))
         if wanted is not None:
             collector.add(Batch(switches=wanted.of_records(chunk, reader.events)))
-        tasks.note_all(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
+        tasks.notes.take(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
         _count_losses(chunk, reader)
     batch = reads.split(collector.release(), reader.events, reader.counters)
     return assemble(reader, batch, tasks, account).replaced(snapshots=store.release())
-
-
-_LARGEST_BLOCK = (32 << 20) - (64 << 10)
-"""Bytes, with malloc's header just below glibc's DEFAULT_MMAP_THRESHOLD_MAX."""
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc keep the memory that a chunk frees for the next one.
-
-    It returns memory to the kernel, to be cleared and faulted in again, when twice as much is free as the
-    largest block that the program has ever freed (malloc.c: the dynamic mmap threshold): here, one that is
-    never written to. Other allocators do not care.
-    """
-    np.empty(_LARGEST_BLOCK, np.uint8)
 
 
 def read_tasks(reader: PerfDataReader) -> tuple[TaskReplay, CollectorAccount]:
@@ -134,7 +126,7 @@ def read_tasks(reader: PerfDataReader) -> tuple[TaskReplay, CollectorAccount]:
     tasks, account = TaskReplay(Strings()), CollectorAccount()
     for chunk in reader.chunks():
         SampleDecoder(reader.events, Losses(), account).decode_account(chunk)
-        tasks.note_all(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
+        tasks.notes.take(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
         _count_losses(chunk, reader)
     return tasks, account
 
@@ -169,6 +161,8 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
     samples = tasks.attribute(samples)
     spaces, maps = tasks.spaces.tables()
     deferred = batch.deferred.take(np.argsort(batch.deferred.time_ns, kind="stable"))
+    ids = {name: getattr(deferred, name) for name in ("time_ns", "pid", "tid")}
+    walked = tasks.attribute(Samples.filled(len(deferred), **ids))
     meta = _read_meta(head.events, head.features, head.path, samples, account)  # counts damaged features
     return Recording(
         samples=samples,
@@ -177,12 +171,12 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
         strings=tasks.strings,
         spaces=spaces,
         maps=maps,
-        dsos=_with_build_ids(tasks.dsos(), tasks.strings, head.features),
+        dsos=_with_build_ids(tasks.notes.dsos(), tasks.strings, head.features),
         comms=tasks.comms(),
         tasks=tasks.tasks(),
         budget=joined_budget(account.budgets)[0],
         kernel_symbols=tasks.kernel_symbols(),
-        deferred=_with_tasks(deferred, tasks),
+        deferred=deferred.with_columns(comm=walked.comm, space=walked.space),
         cgroups=tasks.cgroups,
         losses=dict(head.counters),
         meta=meta,
@@ -202,13 +196,6 @@ def _with_build_ids(dsos: Dsos, strings: Strings, features: Features) -> Dsos:
     )
 
 
-def _with_tasks(deferred: DeferredChains, tasks: TaskReplay) -> DeferredChains:
-    """Return the deferred callchains with comm and address space of their threads."""
-    rows = Samples.filled(len(deferred), time_ns=deferred.time_ns, pid=deferred.pid, tid=deferred.tid)
-    rows = tasks.attribute(rows)
-    return deferred.with_columns(comm=rows.comm, space=rows.space)
-
-
 def _read_meta(
     events: Events, features: Features, path: str, samples: Samples, account: CollectorAccount
 ) -> Meta:
@@ -218,6 +205,11 @@ def _read_meta(
     clock = features.values(Feature.CLOCK_DATA) or {}
     cpus = features.values(Feature.NRCPUS) or {}
     timed = samples.time_ns[samples.time_ns >= 0]
+    kernel = (
+        entry.build_id
+        for entry in features.build_ids()
+        if entry.cpumode == CpuMode.KERNEL and entry.filename.startswith(b"[kernel.kallsyms]")
+    )
     return Meta(
         hostname=features.text(Feature.HOSTNAME),
         os_release=features.text(Feature.OSRELEASE),
@@ -234,16 +226,9 @@ def _read_meta(
         threshold_ns=account.threshold_ns if account.end_ns else -1,
         first_ns=int(timed[0]) if len(timed) else -1,
         last_ns=int(timed[-1]) if len(timed) else -1,
-        kernel_build_id=_kernel_build_id(features),
+        kernel_build_id=next(kernel, ""),
         source=path,
     )
-
-
-def _kernel_build_id(features: Features) -> str:
-    for entry in features.build_ids():
-        if entry.cpumode == CpuMode.KERNEL and entry.filename.startswith(b"[kernel.kallsyms]"):
-            return entry.build_id
-    return ""
 
 
 def _evsel_of(spec: EventSpec) -> Evsel:

@@ -65,7 +65,7 @@ def retype(
         data: the buffer that `columns` point into.
         columns: the samples' fields, RAW among them.
         samples: their model rows so far: time, cpu and flags are kept.
-        counters: where samples are counted that are `ok` in `columns` and not sound.
+        counters: where samples are counted that are `ok` in `columns` and have a damaged payload.
 
     Returns:
         (batch, sound): the off-cpu samples, and bool[n], False where the payload is malformed or of another
@@ -178,7 +178,7 @@ class Payload:
         return np.where(inside, values, np.uint64(0))
 
     def callers(self) -> U64:
-        """Return who called, uint64[n], of sums that say it; 0 of other samples."""
+        """Return the callers of sums, uint64[n]; 0 of other samples."""
         is_sum = self.extension["kind"] == np.uint32(abi.Kind.SUM)
         return np.where(is_sum, self.extension["caller"], np.uint64(0))
 
@@ -191,9 +191,9 @@ class Payload:
 
 
 def _fill_in_cookies(chains: Ragged, own: Ragged) -> None:
-    """Complete callchains that end in a deferral without cookie by that of the sample's own callchain.
+    """Complete callchains that end in a deferral without cookie by the cookie of the sample's own callchain.
 
-    The BPF program says that the user part is deferred; what the perf core calls it, it cannot know.
+    The BPF program defers the user part, but cannot know the cookie of the perf core.
     """
     marker = np.uint64(CallchainContext.USER_DEFERRED)
     last, own_last = chains.offsets[1:] - 1, own.offsets[1:] - 1
@@ -207,7 +207,7 @@ def _fill_in_cookies(chains: Ragged, own: Ragged) -> None:
 
 
 def _leaf(chains: Ragged) -> tuple[U64, NDArray[np.uint8]]:
-    """Return (ip, cpumode): the first address of each chain, and the mode that the marker before it says."""
+    """Return (ip, cpumode): the first address of each callchain, and the mode of the marker before it."""
     starts, lengths = chains.offsets[:-1], chains.lengths
     if len(chains) and int(lengths.min()) > 1:
         marker, ip = chains.values[starts], chains.values[starts + 1]
@@ -225,7 +225,7 @@ def _modes(markers: U64) -> NDArray[np.uint8]:
 
 
 def _apply_extension(samples: Samples, fields: dict[str, NDArray[Any]]) -> None:
-    """Copy what our own collector knows beyond upstream's words to the columns of samples."""
+    """Copy the fields of extensions to the columns of samples."""
     for name in COLUMNS:
         dtype = getattr(samples, name).dtype
         unknown = np.array(abi.BLANK_EXTENSION[name], fields[name].dtype).astype(dtype)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repair the pid/tid pair of upstream's raw off-cpu samples, which is swapped in some of them.
+"""Repair the pid/tid pair of upstream's raw off-cpu samples, which is swapped in some.
 
 perf from 6.16 on writes sums as {tgid, tid} but samples sent directly as {tid, tgid}. The COMM, FORK and EXIT
-records of the recording say which process each thread belongs to. Only for threads that they do not name
-does the kind of sample decide: a dummy time means a sum.
+records name the process of each thread; of other threads samples with a dummy time are taken for sums.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from perf_offcpu.model.recording import SampleFlag, Samples, Tasks
 def count_foreign_ids(samples: Samples, tasks: Tasks) -> int:
     """Count the off-cpu samples with thread ids that no other record of the recording has.
 
-    BPF programs, upstream's and ours, write ids of the first pid namespace; COMM, FORK and other records have
-    ids of the recorder's. Where these differ nothing fits together, and names are missing.
+    BPF programs write ids of the first pid namespace, COMM, FORK and other records have ids of the
+    recorder's. Where these differ, names are missing.
     """
     if not len(tasks):
         return 0

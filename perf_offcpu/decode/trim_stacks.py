@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cut garbage at the root of callchains: words that frame-pointer walks took for return addresses.
 
-Code built without frame pointers keeps anything in the register that a walk follows; after the last real
-frame such a walk reads words of the stack. They lie in no mapping of the process, and they come last. A
-frame that is no code cannot be a caller: it is cut off. The innermost user frame is never cut, it is where
-the thread really was.
+Code built without frame pointers keeps other values in the register that a walk follows; after the last real
+frame the walk reads words of the stack, which lie in no mapping of the process. The innermost user frame is
+never cut: the thread was there.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ def cut_garbage(recording: Recording) -> Recording:
     samples, chains = recording.samples, recording.callchains
     known = np.zeros(len(recording.spaces) + 1, np.bool_)  # the last one is that of space -1
     known[recording.maps.space[recording.maps.space >= 0]] = True
-    pairs, shorter, words = _shortened(_pairs(samples, known), recording)
+    keys = (distinct(keys) for _, _, keys in _keys(samples, known))
+    pairs, shorter, words = _shortened(distinct(np.concatenate([np.empty(0, np.int64), *keys])), recording)
     if not words:
         return recording
     unique, ids = unique_rows(Ragged.concat([chains, shorter]))
@@ -56,10 +56,10 @@ _BLOCK = 1 << 15
 
 
 def _keys(samples: Samples, known: Bool) -> Iterator[tuple[slice, Bool, I64]]:
-    """Yield (rows, usable, keys) of one block of samples after the other.
+    """Yield (rows, usable, keys) of each block of samples.
 
-    usable is bool[rows]: whether there is a callchain that may be cut, and a known address space; keys are
-    int64 of these only: the space in the upper half, the callchain in the lower.
+    usable is bool[rows]: whether a sample has a callchain to cut and a known address space; keys are int64 of
+    these only, the space in the upper half, the callchain in the lower.
     """
     for at in range(0, len(samples), _BLOCK):
         rows = slice(at, at + _BLOCK)
@@ -68,14 +68,8 @@ def _keys(samples: Samples, known: Bool) -> Iterator[tuple[slice, Bool, I64]]:
         yield rows, usable, space[usable].astype(np.int64) << 32 | chain[usable].astype(np.int64)
 
 
-def _pairs(samples: Samples, known: Bool) -> I64:
-    """Return the different keys, ascending."""
-    parts = [np.empty(0, np.int64), *(distinct(keys) for _, _, keys in _keys(samples, known))]
-    return distinct(np.concatenate(parts))
-
-
 def _shortened(pairs: I64, recording: Recording) -> tuple[I64, Ragged, int]:
-    """Return (pairs, shorter, words): keys whose callchain is cut, what is left of it, words cut in all."""
+    """Return (pairs, shorter, words): the keys of callchains that are cut, their rest, words cut in all."""
     keys, parts, words = [np.empty(0, np.int64)], [Ragged()], 0
     for at in range(0, len(pairs), _BLOCK):
         block = pairs[at : at + _BLOCK]

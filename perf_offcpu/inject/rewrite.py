@@ -118,7 +118,7 @@ class Survey:
         stacks = any(map(has_stacks, events.specs))
         if stacks or any(map(_may_be_offcpu, events.specs)):
             kinds = SIDE_TYPES if stacks else _TASK_TYPES
-            self.tasks.note_all(task_records(chunk, kinds, events, Losses()))
+            self.tasks.notes.take(task_records(chunk, kinds, events, Losses()))
         timed = times[(chunk.types == RecordType.SAMPLE) & (times > 0)]
         if len(timed):
             first, last = int(timed.min()), int(timed.max())
@@ -220,7 +220,9 @@ class _Rewriter:
             return None
         spaces, maps = tasks.spaces.tables()
         meta = Meta(arch=arch, source=self.reader.path)
-        recording = Recording(strings=tasks.strings, spaces=spaces, maps=maps, dsos=tasks.dsos(), meta=meta)
+        recording = Recording(
+            strings=tasks.strings, spaces=spaces, maps=maps, dsos=tasks.notes.dsos(), meta=meta
+        )
         return Unwinder(recording, search)
 
     def _timed(self) -> list[tuple[I64, Chunk]]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attach copies of user stacks to samples that came without them, from another reading of the recording.
 
-perf's Python handlers get neither registers nor stack bytes. The samples that perf passes to them are looked
-up among those of its input file, of which they may be a part only (`perf script --comm`, `--time`).
+perf's Python handlers get neither registers nor stack bytes. Their samples are looked up in perf's input
+file, which may hold more (`perf script --comm`, `--time`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def with_snapshots_of(recording: Recording, whole: Recording) -> Recording:
 
 
 def _keys(samples: Samples) -> NDArray[Any]:
-    """Return what distinguishes samples: time, thread, event, and the ordinal among equal ones."""
+    """Return the keys of samples: time, thread, event, and the ordinal among equal ones."""
     columns: dict[str, NDArray[Any]] = {"evsel": samples.evsel, "tid": samples.tid, "time": samples.time_ns}
     order = np.lexsort(tuple(columns.values()))
     new = np.ones(len(samples), np.bool_)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the stacks of sums by caller: of many sums, only the first one of a caller has a copy of the stack.
+"""Find the user stacks of sums by caller: only the first sum of a caller has a copy of the stack.
 
-The kernel distinguishes short waits of programs without frame pointers by a number (`caller` in the payload),
-and only the first wait of each has registers and stack, as a sum of one wait. The stack unwound from it is
-the user stack of all sums of that number. It comes before them in the file.
+The BPF program distinguishes short waits of programs without frame pointers by a number (`caller` in the
+payload). Only the first wait of each has registers and stack, as a sum of one wait, before the other sums in
+the file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CallerRows:
             self._rows.setdefault(caller, row)
 
     def find(self, callers: U64) -> I64:
-        """Return int64[n]: the row of each caller, -1 where it is not known."""
+        """Return int64[n]: the row of each caller, -1 unknown."""
         unique, place = np.unique(callers, return_inverse=True)
         rows = [self._rows.get(caller, -1) for caller in unique.tolist()]
         return np.array(rows, np.int64)[place]
@@ -51,12 +51,12 @@ def sum_callers(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
 
 
 def with_callers(snapshot: I32, callers: U64, known: CallerRows, counters: Losses) -> I32:
-    """Return the snapshots of n samples: sums without one have that of their caller.
+    """Return the snapshots of n samples; sums without one get that of their caller.
 
     Args:
         snapshot: int32[n], the row in snapshots of each sample's own, -1 none.
         callers: uint64[n], as from `sum_callers`.
-        known: the callers of earlier samples; those of these samples are added.
+        known: the callers so far, extended by these.
         counters: where sums without a snapshot are counted.
     """
     if not callers.any():

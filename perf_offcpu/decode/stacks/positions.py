@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read copies of user stacks from the recording when they are unwound; only their positions are kept.
 
-Stacks are nearly all of a recording that has them: to keep them costs more than to unwind them. Those that
-cannot be read again, because they came through a pipe or compressed, are kept in memory or in a temporary
-file (`decode.stacks.snapshot_store`), and read from there by the same means.
-
-Files are read with pread, not mapped: stacks of a file that is cut short meanwhile are shorter, and there is
-no SIGBUS.
+Copies of stacks are the bulk of a recording. Where it cannot be read again, because it came through a pipe or
+compressed, they are kept in memory or in a temporary file (`decode.stacks.snapshot_store`) and read from
+there. Files are read with pread, not mapped: stacks of a file that is cut short meanwhile are shorter, and
+there is no SIGBUS.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ class StackPositions:
         return len(self._starts)
 
     def add(self, source: OpenFile | None, starts: I64, words: I64) -> None:
-        """Add stacks of `words` words at byte offsets `starts` of a file; None: of the source of `settle`."""
+        """Add stacks of `words` words at byte offsets `starts` of a file; None: of the later `settle`."""
         if not self._sources or self._sources[-1] is not source:
             self._sources.append(source)
             self._first.append(len(self))
@@ -84,7 +82,7 @@ class StackPositions:
         return self._words.view()
 
     def read_stacks(self, rows: I64) -> StackWords:
-        """Return some stacks, valid until the next call. Those that cannot be read have no words."""
+        """Return some stacks, valid until the next call; a stack that cannot be read has no words."""
         starts, words = self._starts.view()[rows], self._words.view()[rows]
         sources = np.searchsorted(np.array(self._first), rows, side="right") - 1
         if not len(rows):
@@ -97,7 +95,11 @@ class StackPositions:
             order.append(mine)
             found = self._of_source(self._sources[number], starts[mine], words[mine])
             parts.append(StackWords(found.words.copy(), found.begins, found.lengths))
-        return _joined(parts, np.argsort(np.concatenate(order)))
+        bases = np.cumsum([0, *(len(part.words) for part in parts[:-1])]).tolist()
+        begins = np.concatenate([part.begins + base for part, base in zip(parts, bases, strict=True)])
+        lengths = np.concatenate([part.lengths for part in parts])
+        place = np.argsort(np.concatenate(order))
+        return StackWords(np.concatenate([part.words for part in parts]), begins[place], lengths[place])
 
     def _of_source(self, source: OpenFile | U64 | None, starts: I64, words: I64) -> StackWords:
         assert source is not None, "settled before they are looked at"
@@ -117,7 +119,7 @@ class StackPositions:
 
 @mutable
 class _Spans:
-    """Parts of a file that are read at once, one after the other into a buffer, each at a multiple of 8."""
+    """Parts of a file that are read into one buffer, each at a multiple of 8."""
 
     starts: list[int]
     sizes: list[int]
@@ -126,7 +128,7 @@ class _Spans:
     size: int = field(default=_WORD)
 
     def read(self, source: OpenFile, room: Bytes) -> I64:
-        """Read the parts; return for each stack where the bytes read of its part end in the buffer."""
+        """Read the parts; return int64[n]: where the bytes of each stack's part end in the buffer."""
         ends = []
         for start, size, at in zip(self.starts, self.sizes, self.at, strict=True):
             ends.append(at + source.read_into(room[at : at + size], start))
@@ -134,7 +136,7 @@ class _Spans:
 
 
 def _spans(starts: I64, words: I64) -> tuple[_Spans, I64]:
-    """Return the parts of a file in which stacks lie, and int64[n]: where each begins in the buffer."""
+    """Return the parts of a file that hold stacks, and int64[n]: where each stack begins in the buffer."""
     ends = starts + _WORD * words
     order = np.argsort(starts, kind="stable")
     start, end = starts[order], np.maximum.accumulate(ends[order])
@@ -148,11 +150,3 @@ def _spans(starts: I64, words: I64) -> tuple[_Spans, I64]:
     of_stack[order] = np.cumsum(new) - 1
     spans = _Spans(begins.tolist(), sizes.tolist(), at.tolist(), of_stack, max(_WORD, int(rounded.sum())))
     return spans, starts - begins[of_stack] + at[of_stack]
-
-
-def _joined(parts: list[StackWords], order: I64) -> StackWords:
-    """Return the stacks of several sources as one, in another order."""
-    bases = np.cumsum([0, *(len(part.words) for part in parts)]).tolist()
-    begins = np.concatenate([part.begins + base for part, base in zip(parts, bases, strict=False)])
-    lengths = np.concatenate([part.lengths for part in parts])
-    return StackWords(np.concatenate([part.words for part in parts]), begins[order], lengths[order])

@@ -105,8 +105,11 @@ class SnapshotStore:
 
     def _place(self, chunk: Chunk, starts: I64, words: I64, order: Order) -> bool:
         """Note where stacks lie, or keep them; return False if there is no room."""
-        file = self._file_of(chunk.origin) if order == "<" else None  # words of others must be swapped
-        if file is not None:
+        if chunk.origin not in self._files:
+            descriptor = self._reopen(chunk.origin) if self._reopen is not None else None
+            self._files[chunk.origin] = None if descriptor is None else OpenFile(descriptor)
+        file = self._files[chunk.origin]
+        if file is not None and order == "<":  # words of the other order must be swapped
             self._places.add(file, starts + chunk.file_offset, words)
             return True
         offsets, values = gather_rows(chunk.data, Rows(starts, words, 8), order)
@@ -115,12 +118,6 @@ class SnapshotStore:
             return False
         self._places.add(None, 8 * (offsets[:-1] + before), words)
         return True
-
-    def _file_of(self, origin: str) -> OpenFile | None:
-        if origin not in self._files:
-            descriptor = self._reopen(origin) if self._reopen is not None else None
-            self._files[origin] = None if descriptor is None else OpenFile(descriptor)
-        return self._files[origin]
 
     def release(self) -> Snapshots:
         """Return all snapshots; the store is empty afterwards."""

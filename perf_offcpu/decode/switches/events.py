@@ -27,14 +27,13 @@ from perf_offcpu.decode.switches.table import Switches, SwitchKind
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U8, Bool
 from perf_offcpu.model.recording import Samples
-from perf_offcpu.perfdata.events import Events, EventSpec
+from perf_offcpu.perfdata.events import Events
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.tracing_data import TracepointFormat, tracepoint_formats
 from perf_offcpu.perfdata.trailers import NO_TIME, read_trailers
 
 SWITCH_RECORDS = frozenset({RecordType.SWITCH, RecordType.SWITCH_CPU_WIDE})
-
 
 _TRACEPOINTS = {
     "sched_switch": SwitchKind.SWITCH,
@@ -92,30 +91,40 @@ class SwitchDecoder:
             ok: bool[n], False for samples that are damaged.
             samples: their model rows; `callchain` is copied.
         """
-        spec = events.specs[number]
-        if _has_stacks(spec) and any(one.attr.flags & AttrFlag.CONTEXT_SWITCH for one in events.specs):
+        kinds = [(spec.attr.type, spec.attr.config) for spec in events.specs]
+        if kinds[number] == (PerfType.SOFTWARE, SoftwareConfig.CONTEXT_SWITCHES) and any(
+            spec.attr.flags & AttrFlag.CONTEXT_SWITCH for spec in events.specs
+        ):  # taken of the thread that goes out, just before its SWITCH record
             return _rows(samples, SwitchKind.STACK).take(ok & (samples.time_ns > 0))
-        one = self._format(spec) if spec.attr.type == PerfType.TRACEPOINT else None
-        if one is None or "raw" not in columns.arrays or _is_repeated(events, number):
+        one = self._format(kinds[number][1]) if kinds[number][0] == PerfType.TRACEPOINT else None
+        is_repeated = kinds[number] in kinds[:number]  # each switch counts once
+        if one is None or "raw" not in columns.arrays or is_repeated:
             return Switches()
         return self._of_tracepoint(one, _Raw(data, columns.arrays["raw"], ok, one, events.order), samples)
 
-    def _format(self, spec: EventSpec) -> TracepointFormat | None:
+    def _format(self, config: int) -> TracepointFormat | None:
         body = self.features.bodies.get(Feature.TRACING_DATA, b"")
         if body is not self._body:
             self._body, self._formats = body, tracepoint_formats(body, self.counters)
-        one = self._formats.get(spec.attr.config)
+        one = self._formats.get(config)
         return one if one is not None and one.system == "sched" and one.name in _TRACEPOINTS else None
 
     def _of_tracepoint(self, one: TracepointFormat, raw: _Raw, samples: Samples) -> Switches:
         kind = _TRACEPOINTS[one.name]
         found = _rows(samples, kind)
         if kind == SwitchKind.SWITCH:
-            found.tid, found.next_tid = raw.ids("prev_pid"), raw.ids("next_pid")
+            found.tid, found.next_tid = (
+                raw.field(name).astype(np.int32) for name in ("prev_pid", "next_pid")
+            )
             found.state, found.preempted = _states(raw.field("prev_state"), one.print_fmt)
         else:
-            found.tid = raw.ids("pid")
-            found.current, found.pid = _wakers(found, raw.field("common_flags"))
+            found.tid = raw.field("pid").astype(np.int32)
+            # An interrupt as waker is 0: it has nothing to do with the interrupted thread.
+            in_interrupt = raw.field("common_flags") & _IN_INTERRUPT != 0
+            none = np.int32(0)
+            found.current, found.pid = (
+                np.where(in_interrupt, none, ids) for ids in (found.current, found.pid)
+            )
         self.counters.add(losses.BAD_TRACEPOINT, int((raw.was_ok & ~raw.ok).sum()))
         return found.take(raw.ok & (found.time_ns > 0))
 
@@ -161,22 +170,6 @@ class _Raw:
         values: I64 = gather(self.data, at, place.type, self.order).astype(np.int64)
         return values
 
-    def ids(self, name: str) -> I32:
-        """Return int32[n]: a field of type pid_t."""
-        return self.field(name).astype(np.int32)
-
-
-def _has_stacks(spec: EventSpec) -> bool:
-    """Return whether an evsel samples the thread that goes out, just before its SWITCH record."""
-    attr = spec.attr
-    return attr.type == PerfType.SOFTWARE and attr.config == SoftwareConfig.CONTEXT_SWITCHES
-
-
-def _is_repeated(events: Events, number: int) -> bool:
-    """Return whether an earlier evsel is the same tracepoint: each switch counts once."""
-    attr = events.specs[number].attr
-    return any((one.attr.type, one.attr.config) == (attr.type, attr.config) for one in events.specs[:number])
-
 
 def _rows(samples: Samples, kind: SwitchKind) -> Switches:
     """Return rows of the thread that was sampled."""
@@ -210,10 +203,3 @@ def _states(prev_state: I64, print_fmt: str) -> tuple[I32, U8]:
         state |= np.where(prev_state & bit != 0, np.int32(task_bits), np.int32(0))
     state[in_kernel] = 0
     return state, (state == 0).astype(np.uint8)
-
-
-def _wakers(found: Switches, common_flags: I64) -> tuple[I32, I32]:
-    """Return (tid, pid) of wakers: 0 for interrupts, which have nothing to do with the interrupted thread."""
-    interrupt = common_flags & _IN_INTERRUPT != 0
-    none = np.int32(0)
-    return np.where(interrupt, none, found.current), np.where(interrupt, none, found.pid)

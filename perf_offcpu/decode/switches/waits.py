@@ -23,7 +23,7 @@ from perf_offcpu.decode.switches.intervals import Waits, find_waits
 from perf_offcpu.decode.switches.table import Switches, SwitchKind
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.columns import I32, I64, U32
+from perf_offcpu.model.columns import I64, U32
 from perf_offcpu.model.recording import Evsel, SampleFlag, Samples, Tasks
 
 _SAMPLE_TYPE = (
@@ -77,7 +77,10 @@ def wait_samples(switches: Switches, tasks: Tasks, last_ns: int, evsel: int, cou
     waits = find_waits(switches, tasks, last_ns, counters)
     begun = switches.take(waits.out)
     stacks = _chosen(switches, waits.stack)
-    pid, tid = _ids(begun, tasks)
+    # As sampled; else the scheduler's number of the thread, and its process.
+    tid = np.where(begun.current > 0, begun.current, begun.tid)
+    life = rows_at(tasks.tid, tasks.begin_ns, tid, begun.time_ns)
+    pid = np.where(begun.pid > 0, begun.pid, np.append(tasks.pid, np.int32(-1))[life])
     runnable = begun.preempted != 0
     samples = Samples.filled(
         len(waits),
@@ -124,14 +127,6 @@ def _chosen(switches: Switches, rows: I64) -> Switches:
         for name in Switches.columns
     }
     return Switches(**columns)
-
-
-def _ids(begun: Switches, tasks: Tasks) -> tuple[I32, I32]:
-    """Return (pid, tid) of waiting threads: as sampled; else the scheduler's number, and its process."""
-    tid = np.where(begun.current > 0, begun.current, begun.tid)
-    life = rows_at(tasks.tid, tasks.begin_ns, tid, begun.time_ns)
-    known = np.append(tasks.pid, np.int32(-1))[life]
-    return np.where(begun.pid > 0, begun.pid, known), tid
 
 
 def _flags(waits: Waits, begun: Switches, stacks: Switches) -> U32:

@@ -127,7 +127,9 @@ class AddressSpaces:
                 self.forgotten += 1
                 space.replace(where, mapping, keep=False)
                 return
-            space = self._spaces[self._copy(space, pid, time_ns)]
+            self._copies_left -= len(space.mappings)
+            copy = _Space(pid, time_ns, list(space.starts), list(space.mappings), space.previous)
+            space = self._spaces[self._begin(copy)]
         self._put(space, where, mapping)
 
     def map_run(self, runs: MapRuns, run: int) -> bool:
@@ -192,11 +194,6 @@ class AddressSpaces:
         self._current[space.pid] = number
         self._timeline.append((space.pid, space.begin_ns, number))
         return number
-
-    def _copy(self, space: _Space, pid: int, time_ns: int) -> int:
-        self._copies_left -= len(space.mappings)
-        copy = _Space(pid, time_ns, list(space.starts), list(space.mappings), space.previous)
-        return self._begin(copy)
 
     def tables(self) -> tuple[Spaces, Maps]:
         """Return the spaces, and all mappings by (space, start); the kernel's come first, as space -1."""

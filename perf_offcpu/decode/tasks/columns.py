@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from perf_offcpu import losses
 from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_LAYOUTS, RecordType
 from perf_offcpu.binary.columnar import read_columns
-from perf_offcpu.binary.gather import Rows, gather_rows
+from perf_offcpu.binary.gather import Rows, gather_rows, native
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses
@@ -82,6 +82,14 @@ def task_records(chunk: Chunk, kinds: Set[int], events: Events, counters: Losses
     # One count finds the types that a chunk lacks, which are most.
     present = np.flatnonzero(np.bincount(np.minimum(chunk.types, 255).astype(np.uint8))).tolist()
     return [_of_type(kind, chunk, events, counters) for kind in present if kind in kinds]
+
+
+def task_record(record: SideRecord) -> TaskRecords:
+    """Return a single record as columns."""
+    fields = _OWN[record.type].fields
+    own = {one.name: np.array([record.values.get(one.name, 0)], native(one.type)) for one in fields}
+    first = np.zeros(1, np.int64)
+    return TaskRecords(record.type, first, np.array([record.time_ns]), own, first, [record])
 
 
 def _of_type(kind: int, chunk: Chunk, events: Events, counters: Losses) -> TaskRecords:

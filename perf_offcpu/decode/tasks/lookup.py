@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look up the rows that hold for threads or processes at times, many at once."""
+"""Look up the rows of tables that hold for threads or processes at times, many at once."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find runs of mappings of a process, which can be applied all at once, in columns.
 
-Most mappings come in runs: a process is executed and its libraries are mapped one by one, next to each other.
-Between two forks and execs of a process nothing else looks at its address space, so that the mappings in
-between may be applied together, unless one replaces another. That is nearly all of them, and there may be a
-million.
+Most mappings come in runs: a process is executed and its libraries are mapped one by one. Between two forks
+and execs of a process its address space is not read, so that the mappings in between may be applied together,
+unless one replaces another.
 """
 
 from __future__ import annotations

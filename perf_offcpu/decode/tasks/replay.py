@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replay side-band records in order of time: tasks and their address spaces over time.
 
-COMM, FORK, EXIT, MMAP and related records say which threads there were, their names, their processes and what
-these had mapped. The replay keeps all of it with its times, exited tasks included, so that any sample gets
-the comm and the address space of its moment. The rules are those of perf's tools/perf/util/{machine,thread}.c
-where they are right.
+COMM, FORK, EXIT, MMAP and related records describe threads, their names, their processes and the mappings of
+these. The replay keeps all of it with its times, exited tasks included, so that any sample gets the comm and
+the address space of its moment. The rules are those of perf's tools/perf/util/{machine,thread}.c where they
+are right.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -19,12 +19,10 @@ import numpy as np
 
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.tasks.address_spaces import AddressSpaces, Mapping
-from perf_offcpu.decode.tasks.columns import SideRecord, TaskRecords
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.decode.tasks.map_runs import MapEvents, MapRuns, map_runs
 from perf_offcpu.decode.tasks.notes import SIDE_TYPES, Note, TaskNotes
-from perf_offcpu.model.columns import I32, U32
-from perf_offcpu.model.recording import Comms, Dsos, KernelSymbols, Samples, Tasks
+from perf_offcpu.model.recording import Comms, KernelSymbols, Samples, Tasks
 from perf_offcpu.model.strings import Strings
 
 __all__ = ["SIDE_TYPES", "TaskReplay"]
@@ -36,13 +34,13 @@ _RUN = -1
 
 
 class TaskReplay:
-    """Collects side-band records; once they are replayed in time order, tables and lookups are complete."""
+    """Replays the notes of side-band records; then tables and lookups are complete."""
 
     def __init__(self, strings: Strings) -> None:
         self.strings = strings
         self.spaces = AddressSpaces()
         self.cgroups: dict[int, str] = {}
-        self._notes = TaskNotes(strings)
+        self.notes = TaskNotes(strings)
         self._comms: list[tuple[int, int, int, int]] = [(0, 0, 0, strings.intern("swapper"))]
         self._comm_of: dict[int, int] = {0: strings.intern("swapper")}
         self._tasks: list[list[int]] = []
@@ -51,22 +49,14 @@ class TaskReplay:
         self._tables: dict[str, Any] = {}
         """Tables made since the last replay, by name."""
 
-    def note(self, record: SideRecord) -> None:
-        """Note one record of `SIDE_TYPES`."""
-        self._notes.take(record)
-
-    def note_all(self, groups: list[TaskRecords]) -> None:
-        """Note the records of a chunk."""
-        self._notes.take_all(groups)
-
-    def replay(self, records: Iterable[SideRecord] = ()) -> None:
-        """Apply all notes, and those of `records`: in time order, time 0 first, ties in file order."""
-        for record in records:
-            self.note(record)
-        events, maps = self._notes.release()
+    def replay(self) -> None:
+        """Apply all notes in time order, time 0 first, equal times in file order."""
+        events, maps = self.notes.release()
         runs = _runs(maps, events)
         single: list[Note] = []  # a heap of mappings that must be applied one by one
-        for event in heapq.merge(events, _run_events(runs)):
+        times, numbers = (getattr(runs.maps, name)[runs.first].tolist() for name in ("time_ns", "number"))
+        run_events = sorted(zip(times, numbers, itertools.repeat(_RUN), range(len(times)), strict=False))
+        for event in heapq.merge(events, run_events):
             while single and single[0] < event:
                 self._map(runs.maps, heapq.heappop(single))
             if event[2] == _RUN:
@@ -131,10 +121,6 @@ class TaskReplay:
 
     # Tables.
 
-    def dsos(self) -> Dsos:
-        """Return all mapped objects; a map's `dso` is a row here."""
-        return self._notes.dsos()
-
     def comms(self) -> Comms:
         """Return all names, sorted by (tid, begin)."""
         return self._once("comms", lambda: Comms.from_rows(sorted(self._comms, key=itemgetter(0, 2))))
@@ -159,16 +145,12 @@ class TaskReplay:
         comms = self.comms()
         named = rows_at(comms.tid, comms.begin_ns, samples.tid, samples.time_ns)
         comm = comms.comm[named]
-        comm[named < 0] = self._unnamed(samples.tid[named < 0])
+        unnamed, which = np.unique(samples.tid[named < 0], return_inverse=True)
+        comm[named < 0] = self.strings.intern_all(f":{tid}" for tid in unnamed.tolist())[which]  # as perf
         pids, begins, spaces = self._once("timeline", self.spaces.timeline)
         mapped = rows_at(pids, begins, samples.pid, samples.time_ns)
         space = np.where(mapped >= 0, spaces[mapped], -1) if len(spaces) else mapped
         return samples.with_columns(comm=comm.astype(np.uint32), space=space.astype(np.int32))
-
-    def _unnamed(self, tids: I32) -> U32:
-        """Return `:TID`, perf's name of a thread without any record."""
-        unnamed, which = np.unique(tids, return_inverse=True)
-        return self.strings.intern_all(f":{tid}" for tid in unnamed.tolist())[which]
 
 
 def _runs(maps: MapEvents, events: list[Note]) -> MapRuns:
@@ -182,14 +164,6 @@ def _runs(maps: MapEvents, events: list[Note]) -> MapRuns:
     ]
     pids, times, numbers = zip(*touching, strict=True) if touching else ((), (), ())
     return map_runs(maps, np.array(pids, np.int32), np.array(times, np.int64), np.array(numbers, np.int64))
-
-
-def _run_events(runs: MapRuns) -> list[Note]:
-    """Return (time, number, type, run) of each run, at its first mapping."""
-    times, numbers = runs.maps.time_ns[runs.first], runs.maps.number[runs.first]
-    return sorted(
-        zip(times.tolist(), numbers.tolist(), itertools.repeat(_RUN), range(len(times)), strict=False)
-    )
 
 
 _ACTS: dict[int, Callable[..., None]] = {

@@ -119,9 +119,9 @@ def test_what_files_in_turn_have_of_a_life_is_one_row() -> None:
     assert budget.begin_ns.tolist() == [5, 5, 10, 5]
     assert budget.end_ns.tolist() == [20, 9, 20, 9]
     assert budget.running_ns[0] == 7 and budget.stopped_ns[0] == 2 and budget.switches[0] == 3
-    assert list(zip(borders.tid.tolist(), borders.time_ns.tolist(), strict=True)) == [(8, 9), (8, 9)]
+    assert list(zip(*(column.tolist() for column in borders), strict=True)) == [(8, 9), (8, 9)]
     again, none = joined_budget([budget])
-    assert len(again) == 4 and len(none.tid) == 0
+    assert len(again) == 4 and len(none[0]) == 0
     samples = Samples.filled(
         5,
         tid=np.array([8, 8, 8, 9, 10], np.int32),

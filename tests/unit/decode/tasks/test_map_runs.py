@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.decode.tasks import replay as tasks
-from perf_offcpu.decode.tasks.columns import SideRecord
+from perf_offcpu.decode.tasks.columns import SideRecord, task_record
 from perf_offcpu.decode.tasks.map_runs import MapRuns
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.model.strings import Strings
@@ -44,7 +44,9 @@ def as_record(event: tuple[Any, ...]) -> SideRecord:
 
 def tables(records: list[SideRecord]) -> list[Any]:
     replay = TaskReplay(Strings())
-    replay.replay(records)
+    for one in records:
+        replay.notes.take([task_record(one)])
+    replay.replay()
     spaces, maps = replay.spaces.tables()
     columns = [getattr(table, name) for table in (spaces, maps) for name in table.columns]
     return [column.tolist() for column in (*columns, *replay.spaces.timeline())]
