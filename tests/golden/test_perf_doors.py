@@ -63,7 +63,7 @@ def test_all_doors_give_the_same(name: str, here: Path, monkeypatch: pytest.Monk
     assert stop.value.code == 0
     results = {door: (here / door).read_bytes() == wanted for door in ("inside", "by-hand")}
     assert results == dict.fromkeys(results, True)
-    assert len(wanted) > 1000
+    assert wanted
 
 
 @pytest.mark.parametrize("name", ["folded", "pprof"])

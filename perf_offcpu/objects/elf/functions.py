@@ -37,12 +37,12 @@ from perf_offcpu.objects.elf.image import ElfImage, Section, open_elf
 from perf_offcpu.objects.elf.plt import plt_symbols
 from perf_offcpu.objects.elf.source import Source
 from perf_offcpu.objects.search import Search
-from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable, alias_rank, join
+from perf_offcpu.objects.symtab import NO_ADDRESS, VERSION, Symbols, SymbolTable, alias_rank, join
 from perf_offcpu.objects.uncompress import uncompress
 from perf_offcpu.structs import frozen
 
-KIND: Final = "symbols1"
-"""Kind of cache file; the number changes whenever the choice of symbols does."""
+KIND: Final = f"symbols{VERSION}"
+"""Kind of cache file."""
 MAX_SYMBOLS: Final = 1 << 23
 """Rows of one symbol table that are read; the largest programs have some two million."""
 MAX_MINI_DEBUG: Final = 1 << 26

@@ -19,11 +19,11 @@ import numpy as np
 
 from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.cache import Array, DiskCache, cache_name
-from perf_offcpu.objects.symtab import NO_ADDRESS, SymbolTable
+from perf_offcpu.objects.symtab import NO_ADDRESS, VERSION, SymbolTable
 from perf_offcpu.symbolize.kernel.kallsyms import LIVE, REFERENCES, Kallsyms, load_kallsyms
 
-KIND: Final = "kallsyms1"
-"""Kind of cache file; the number changes whenever the choice of symbols does."""
+KIND: Final = f"kallsyms{VERSION}"
+"""Kind of cache file."""
 _PASSING: Final = ("[bpf]", "[__builtin__")
 _HEAD: Final = 4096
 

@@ -68,7 +68,7 @@ def test_rows_are_whole() -> None:
     assert CLASSES[-1] is WaitClass.OTHER and set(CLASSES) == set(WaitClass)
     colours = [one.row.colour for one in WaitClass]
     assert set(colours) <= set(COLOURS) - {"yellow", "orange"}, "those are of code in user space and kernel"
-    assert len(set(colours)) == len(colours)
+    assert len(set(colours)) >= min(len(colours), 10), "take a colour that no class has before sharing one"
     with pytest.raises(TypeError):
         ClassRow("without a colour")  # type: ignore[call-arg]
 
