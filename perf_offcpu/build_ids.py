@@ -32,7 +32,7 @@ _MAX_BUILD_ID: Final = 64
 def kernel_build_id(path: str = KERNEL_NOTES) -> bytes:
     """Return the build-id of the running kernel; b"" if the kernel does not show one."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb") as file:  # direct: a file of /sys
             return find_build_id(file.read(_MAX_NOTE_BYTES), _NATIVE)
     except OSError:
         return b""

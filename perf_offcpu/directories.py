@@ -173,6 +173,11 @@ class Directory:
         """
         return os.open(_entry(name), _NEW, mode, dir_fd=self.fd)
 
+    def create_hidden(self, name: str, mode: int = 0o600) -> tuple[str, int]:
+        """Create a file that shall get this name later; return its hidden name and its descriptor."""
+        hidden = f".{os.fsdecode(os.fsencode(_entry(name))[:200])}.{os.urandom(4).hex()}"
+        return hidden, self.create(hidden, mode)
+
     @contextlib.contextmanager
     def replacing(self, name: str, mode: int = 0o600) -> Iterator[BinaryIO]:
         """Write a file that appears under its name, whole, when the block ends without an exception.
@@ -182,8 +187,7 @@ class Directory:
         Raises:
             OSError: it cannot be written.
         """
-        hidden = f".{_entry(name)[:200]}.{os.urandom(4).hex()}"
-        fd = self.create(hidden, mode)
+        hidden, fd = self.create_hidden(name, mode)
         try:
             with open(fd, "wb") as file:
                 yield file

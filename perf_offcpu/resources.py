@@ -15,7 +15,7 @@ from perf_offcpu.errors import CapabilityError
 if TYPE_CHECKING:
     from pathlib import Path
 
-PACKAGE = os.path.dirname(os.path.realpath(__file__))
+PACKAGE = os.path.dirname(os.path.realpath(__file__))  # direct: the package's own
 PROGRAM = "off_cpu.bpf.c"
 
 
@@ -28,7 +28,7 @@ def bpf_dir() -> Path:
     from pathlib import Path
 
     for place in (Path(PACKAGE, "bpf"), Path(PACKAGE).parent / "bpf"):
-        if (place / PROGRAM).is_file():
+        if (place / PROGRAM).is_file():  # direct: the package's own sources
             return place
     raise CapabilityError(f"{PROGRAM} is neither in {PACKAGE} nor next to it", "install perf-offcpu again")
 

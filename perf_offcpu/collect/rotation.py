@@ -9,12 +9,14 @@ Source: tools/perf/builtin-record.c: switch_output_setup().
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
+from perf_offcpu.directories import Directory
 from perf_offcpu.errors import UsageError
 
 _SIZES = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -71,15 +73,18 @@ class FileNames:
     def next(self) -> str:
         """Return the name of a file that is begun now; no name is returned twice."""
         self._hundredths = max(int(time.time() * 100), self._hundredths + 1)
-        while Path(name := self._name()).exists():
-            self._hundredths += 1
+        # A directory that cannot be opened is reported where the file is created.
+        with suppress(OSError), Directory.named(os.path.dirname(self._path)) as directory:
+            while directory.status(os.path.basename(name := self._name())) is not None:
+                self._hundredths += 1
         self._names.append(name)
         return name
 
     def forget_oldest(self) -> None:
         """Remove the files beyond the number to keep."""
         while self._max_files and len(self._names) > self._max_files:
-            Path(self._names.popleft()).unlink(missing_ok=True)
+            with Directory.named(os.path.dirname(self._path)) as directory:
+                directory.remove(os.path.basename(self._names.popleft()))
 
     def _name(self) -> str:
         seconds, hundredths = divmod(self._hundredths, 100)

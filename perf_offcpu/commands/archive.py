@@ -81,8 +81,9 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
     mode = _MODES.get(os.path.splitext(output)[1])
     if mode is None:
         raise UsageError(f"{output}: the name must end in .tar, .tar.gz, .tar.xz or .tar.bz2")
+    # direct: asks for the kind of what the user named
     is_there = os.path.isfile(args.input) or os.path.isdir(args.input)
-    if args.input == "-" or (os.path.exists(args.input) and not is_there):
+    if args.input == "-" or (os.path.exists(args.input) and not is_there):  # direct: asks whether it exists
         raise UsageError(f"{args.input}: only a recording in a file or directory can be packed")
     check_ownership(args.input, args.force)
     symbols = SymbolizeOptions(
@@ -144,5 +145,5 @@ def _print_saved(saved: Saved, output: str) -> None:
 
     for name, why in sorted(saved.missing.items()):
         print(f"perf-offcpu archive: not packed: {printable(name)}: {printable(why)}", file=sys.stderr)
-    size = os.path.getsize(output) / 2**20
+    size = os.path.getsize(output) / 2**20  # direct: asks for the size that is shown
     print(f"perf-offcpu archive: {saved.files} files with symbols, {size:.1f} MB in {printable(output)}")

@@ -166,6 +166,7 @@ def _default_output(path: str, format_: Format, options: Options) -> str:
 def _print_result(args: argparse.Namespace, format_: Format, output: str) -> None:
     if args.output is None:
         print(f"perf-offcpu convert: wrote {output}", file=sys.stderr)
+    # direct: asks for the size that is shown
     size, most = os.path.getsize(output) if os.path.isfile(output) else 0, format_.most_bytes
     if size > most > 0:
         advice = "write less with --min-dur or --time, or use --perfetto"

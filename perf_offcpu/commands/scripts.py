@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from perf_offcpu.commands.shared.option_tables import add_options
+from perf_offcpu.directories import Directory
 from perf_offcpu.errors import CapabilityError, PerfOffcpuError
 
 NAME = "offcpu"
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"perf-offcpu scripts: installed in {directory / 'scripts' / 'python'}")
     elif args.remove is not None:
         for path in (*files(directory), _link(directory)):
-            path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)  # direct: names that `install` makes; no link is followed
     _print_state(directory, perf_directory())
     return 0
 
@@ -126,26 +127,27 @@ def install(directory: Path) -> None:
     """Write the scripts, over old ones."""
     script, link = find_script(), _link(directory)
     for path, text in files(directory).items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
-    link.unlink(missing_ok=True)
-    link.symlink_to(script)
+        path.parent.mkdir(parents=True, exist_ok=True)  # direct: the user named it; open to all by umask
+        with Directory.named(str(path.parent)) as place, place.replacing(path.name) as file:
+            file.write(text.encode())
+            os.fchmod(file.fileno(), 0o755)
+    with Directory.named(str(link.parent)) as place:
+        place.remove(link.name)
+        place.link(link.name, str(script))
 
 
 def find_script() -> Path:
     """Return offcpu.py of this installation: in a checkout, or where the wheel puts it."""
-    package = Path(__file__).resolve().parents[1]
+    package = Path(__file__).resolve().parents[1]  # direct: the package's own
     for place in (package.parent / "scripts", Path(sys.prefix) / "share" / "perf-offcpu"):
-        if (place / "offcpu.py").is_file():
+        if (place / "offcpu.py").is_file():  # direct: the package's own
             return place / "offcpu.py"
     raise CapabilityError("offcpu.py is missing", "install perf-offcpu again")
 
 
 def _print_state(directory: Path, of_perf: Path) -> None:
     print(f"perf looks for scripts in {of_perf / 'scripts'}")
-    if not all(path.is_file() for path in files(directory)):
+    if not all(path.is_file() for path in files(directory)):  # direct: asks whether they are installed
         print("'perf script record offcpu' is not installed: perf-offcpu scripts --install")
     elif directory == of_perf:
         print("'perf script record offcpu' and 'perf script report offcpu' are installed")

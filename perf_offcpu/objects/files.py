@@ -21,13 +21,14 @@ from perf_offcpu import losses
 from perf_offcpu.abi.elf import ElfType
 from perf_offcpu.build_ids import RECORDED_BYTES, kernel_build_id
 from perf_offcpu.errors import FormatError
+from perf_offcpu.files import FileRefusedError, kernel_lines, open_regular, read_kernel
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import distinct
 from perf_offcpu.model.recording import Meta, Recording
 from perf_offcpu.objects import vdso
 from perf_offcpu.objects.elf.functions import ElfFile, symbols_of
-from perf_offcpu.objects.elf.image import ElfImage, open_elf
-from perf_offcpu.objects.elf.source import NotRegularError, Source
+from perf_offcpu.objects.elf.image import ElfImage
+from perf_offcpu.objects.elf.source import Source
 from perf_offcpu.objects.search import DELETED, Search, objects_by_build_id, objects_of_processes
 
 _ACTING: Final = ("/dev/", "/proc/", "/sys/")
@@ -112,6 +113,7 @@ def _recorded_until(meta: Meta) -> int:
     if meta.wall_clock_ns and meta.last_ns > 0:
         return meta.wall_clock_ns + meta.last_ns - meta.wall_clock_at_ns + _ALLOWANCE_NS
     try:
+        # direct: asks for the time of change of the recording
         return os.stat(meta.source).st_mtime_ns + _ALLOWANCE_NS if meta.source else 0
     except (OSError, ValueError):
         return 0
@@ -162,13 +164,15 @@ def _by_build_id(
 
 def _open(path: str, search: Search, stack: ExitStack) -> ElfImage:
     try:
-        if os.stat(path).st_dev in _acting_devices():
+        fd = open_regular(path)
+        stack.callback(os.close, fd)
+        if os.fstat(fd).st_dev in _acting_devices():
             raise Refused(losses.UNSAFE_PATH)
-        image = stack.enter_context(open_elf(path, search.cache))
+        image = ElfImage(Source(path, fd), search.cache)
         if image.type not in (ElfType.EXEC, ElfType.DYN):  # a core dump is data, and may be another user's
             raise Refused(losses.FILE_DAMAGED)
         return image
-    except NotRegularError:
+    except FileRefusedError:
         raise Refused(losses.NOT_REGULAR) from None
     except FormatError:
         raise Refused(losses.FILE_DAMAGED) from None
@@ -187,14 +191,13 @@ def _running_vdso(search: Search) -> ElfImage:
 
 
 def _acting_devices() -> set[int]:
-    """Return st_dev of /proc and /sys, because links inside another root may lead there unseen."""
-    devices = set()
-    for path in ("/proc", "/sys"):
-        try:
-            devices.add(os.stat(path).st_dev)
-        except OSError:
-            continue
-    return devices - {os.stat("/").st_dev}
+    """Return st_dev of all that is mounted on and below /proc and /sys: links may lead there unseen."""
+    try:
+        mounts = [line.split() for line in kernel_lines(read_kernel("/proc/self/mountinfo"))]
+    except OSError:
+        return set()
+    numbers = [words[2].split(b":") for words in mounts if re.match(b"/(proc|sys)(/|$)", words[4])]
+    return {os.makedev(int(major), int(minor)) for major, minor in numbers}
 
 
 def _is_plain(path: str) -> bool:
@@ -206,6 +209,6 @@ def _is_plain(path: str) -> bool:
 def _real(path: str) -> str:
     """Resolve symbolic links, as far as they can be."""
     try:
-        return os.path.realpath(path)
+        return os.path.realpath(path)  # direct: asks where a name leads; `_open` asks the open file again
     except OSError:
         return path

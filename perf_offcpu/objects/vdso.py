@@ -23,7 +23,7 @@ def vdso_image() -> bytes:
         OSError: the memory of the process cannot be read.
         FormatError: the process has no vDSO.
     """
-    start, end = _mapped_range("/proc/self/maps")
+    start, end = _mapped_range()
     fd = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.pread(fd, min(end - start, _MAX_BYTES), start)
@@ -31,10 +31,10 @@ def vdso_image() -> bytes:
         os.close(fd)
 
 
-def _mapped_range(maps: str) -> tuple[int, int]:
-    with open(maps, "rb") as lines:
+def _mapped_range() -> tuple[int, int]:
+    with open("/proc/self/maps", "rb") as lines:
         for line in lines:
             if line.rstrip().endswith(NAME.encode()):
                 start, end = line.split(b" ", 1)[0].split(b"-")
                 return int(start, 16), int(end, 16)
-    raise FormatError(maps, NAME, "this process has no vDSO")
+    raise FormatError("/proc/self/maps", NAME, "this process has no vDSO")

@@ -214,11 +214,13 @@ class PerfDataReader:
 
 def _parts_of(path: str) -> tuple[str, str]:
     """Return the directory of a recording in several files, "" for others, and its (main) file."""
+    # direct: asks for the kind; its files are opened by `files`
     return (path, os.path.join(path, "data")) if os.path.isdir(path) else ("", path)
 
 
 def _thread_files(directory: str) -> list[str]:
     """Return the per-thread parts of a directory recording, in numeric order."""
+    # direct: names are listed; the files are opened by `files`
     numbers = [name.removeprefix("data.") for name in os.listdir(directory) if name.startswith("data.")]
     parts = [f"data.{number}" for number in numbers if number.isascii() and number.isdigit()]
     return [os.path.join(directory, name) for name in sorted(parts, key=lambda name: int(name[5:]))]

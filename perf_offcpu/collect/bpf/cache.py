@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.collect.bpf.object import BpfObject, MapShape
+from perf_offcpu.files import read_kernel
 
 LIMIT = 32 << 20
 """Bytes that all programs together may take."""
@@ -61,9 +62,9 @@ class Recipe:
         """Return the prefix of the names of all programs compiled from these sources for this kernel."""
         system = os.uname()
         facts = [system.release, system.version, system.machine, sys.byteorder, sys.maxsize]
-        files = sorted(
-            path for path in self.source.parent.rglob("*") if path.is_file() and path.suffix in (".c", ".h")
-        )
+        # direct: the package's own sources
+        files = sorted(path for path in self.source.parent.rglob("*.[ch]") if path.is_file())
+        # direct: the package's own sources
         parts = [(str(path.relative_to(self.source.parent)), path.read_bytes()) for path in files]
         notes, cpus = (_read(path) for path in (_KERNEL_NOTES, _POSSIBLE_CPUS))
         return _hash(facts, notes, cpus, parts, self.source.name, sorted(self.kernel.items()))
@@ -127,7 +128,7 @@ def _hash(*facts: object) -> str:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_kernel(str(path))
     except OSError:
         return b""
 

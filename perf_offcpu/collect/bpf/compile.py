@@ -80,9 +80,10 @@ def _library_directories() -> list[str]:
 def _identity(path: Path) -> str:
     """Whether a file is another one than before: its place, what it links to, size and time."""
     try:
-        status = path.stat()
+        status = path.stat()  # direct: asks about the compiler's own files
     except OSError:
         return f"no {path}"
+    # direct: the compiler's own files
     return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
@@ -125,6 +126,7 @@ def compiled(
 def _compile(bcc: ModuleType, source: Path, flags: list[str]) -> Any:
     with _kernel_source(source.parent), _captured_output() as captured:
         try:
+            # direct: the package's own sources
             return bcc.BPF(text=_whole(source).encode(), cflags=[*flags, f"-I{source.parent.resolve()}"])
         except Exception as error:  # bcc raises no narrower class
             _flush()
@@ -140,6 +142,7 @@ def _whole(source: Path, included: set[str] | None = None) -> str:
     """Return a source with its own headers put in, each once: bcc rewrites maps in the main file only."""
     included = set() if included is None else included
     lines = []
+    # direct: the package's own sources
     for number, line in enumerate(source.read_text().splitlines(), 1):
         named = re.fullmatch(r'#include "(\w+\.h)"', line)
         if named is None:
@@ -164,7 +167,7 @@ def _kernel_source(directory: Path) -> Iterator[None]:
     if is_led_elsewhere():
         yield
         return
-    os.environ[_KERNEL_SOURCE] = str(directory.resolve())
+    os.environ[_KERNEL_SOURCE] = str(directory.resolve())  # direct: the package's own directory
     try:
         yield
     finally:

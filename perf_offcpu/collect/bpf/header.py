@@ -36,7 +36,7 @@ class SharedHeader:
 
 def read_header(path: Path) -> SharedHeader:
     """Read the enumerations and structures of a header."""
-    text = _COMMENT.sub("", path.read_text())
+    text = _COMMENT.sub("", path.read_text())  # direct: the package's own header
     constants = {name: int(value, 0) for name, value in _DEFINE.findall(text)}
     blocks = [(kind, name.removeprefix(_PREFIX), body) for kind, name, body in _BLOCK.findall(text)]
     return SharedHeader(

@@ -22,6 +22,7 @@ from perf_offcpu.collect.system.btf import Btf, Member, Tracepoint
 from perf_offcpu.collect.system.btf_walk import Kind
 from perf_offcpu.collect.system.privileges import privilege_remedy
 from perf_offcpu.errors import CapabilityError
+from perf_offcpu.files import read_kernel
 
 MAX_FRAMES = 127  # PERF_MAX_STACK_DEPTH, the default of kernel.perf_event_max_stack
 
@@ -254,7 +255,7 @@ def _preempt_count(btf: Btf) -> dict[str, int | str]:
 
 def _read(kallsyms: Path) -> bytes:
     try:
-        return kallsyms.read_bytes()
+        return read_kernel(str(kallsyms))
     except OSError:
         return b""
 

@@ -140,6 +140,7 @@ def run_iterator(program_fd: int) -> bytes:
     """Run an iterator program over all its objects, once, and give what it has written."""
     link = call(Command.LINK_CREATE, LinkCreate(prog_fd=program_fd, attach_type=AttachType.TRACE_ITER))
     try:
+        # direct: a descriptor of the kernel's
         with open(call(Command.ITER_CREATE, IterCreate(link_fd=link)), "rb", buffering=0) as output:
             return b"".join(iter(lambda: output.read(_ITERATOR_BYTES), b""))
     finally:

@@ -113,6 +113,7 @@ def _compiled_before() -> str:
 
 def _btf() -> Result:
     Btf.load()
+    # direct: a file of /sys
     return True, f"{VMLINUX_BTF}, {VMLINUX_BTF.stat().st_size / 1e6:.1f} MB", ""
 
 

@@ -102,6 +102,7 @@ def container() -> str:
     if named := re.search(r"\0container=(\w+)", "\0" + read_text("/proc/1/environ")):
         return named[1]
     marks = {"docker": "/.dockerenv", "podman": "/run/.containerenv"}
+    # direct: names that only root can make
     return next((kind for kind, path in marks.items() if os.path.exists(path)), "")
 
 
@@ -120,7 +121,7 @@ def cgroups() -> Result:
 def tracefs() -> Result:
     """Check that the numbers of tracepoints can be looked up."""
     for place in (TRACEFS, DEBUGFS / "tracing"):
-        if os.access(place / "events", os.R_OK | os.X_OK):
+        if os.access(place / "events", os.R_OK | os.X_OK):  # direct: a directory of tracefs
             return True, str(place), ""
     is_mounted = any(map(os.path.ismount, (TRACEFS, DEBUGFS)))
     if not is_mounted and CAP_SYS_ADMIN in capabilities():

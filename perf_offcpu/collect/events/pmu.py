@@ -10,6 +10,7 @@ Source: Documentation/ABI/testing/sysfs-bus-event_source-devices-{format,events}
 
 from __future__ import annotations
 
+# direct in this module: files of /sys, whose names are checked
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -9,6 +9,7 @@ Source: tools/perf/util/trace-event-info.c; tools/lib/api/fs/tracing_path.c.
 
 from __future__ import annotations
 
+# direct in this module: files of tracefs, whose names are checked
 import ctypes
 import os
 import re

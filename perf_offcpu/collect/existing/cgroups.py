@@ -68,10 +68,12 @@ def _find_group(name: str, mounted: tuple[Hierarchy, ...]) -> Group:
             path = Path(name)
         else:
             path = Path(hierarchy.mount, name.lstrip("/"))
+        # direct: below the mount point of a hierarchy of the kernel
         if ".." in path.parts or not (path / "cgroup.procs").exists():
             continue
         if hierarchy.controller is None:
             raise UsageError(f"-G {name}: the hierarchy {hierarchy.mount} has no controller to go by")
+        # direct: a directory of the kernel
         return Group(str(path), path.stat().st_ino, hierarchy.controller)
     places = ", ".join(one.mount for one in mounted) or "no hierarchy, because none is mounted"
     raise TargetError(f"-G {name}: there is no such control group in {places}")
@@ -99,11 +101,11 @@ def cgroup_records() -> Iterator[bytes]:
     mount = cgroup2_mount(read_kernel(_MOUNTS))
     if mount is None:
         return
-    for directory, names, _ in os.walk(mount):
+    for directory, names, _ in os.walk(mount):  # direct: a hierarchy of the kernel, without links
         names.sort()
         path = directory[len(mount) :] or b"/"
         try:
-            values = {"id": os.stat(directory).st_ino, "path": path}
+            values = {"id": os.stat(directory).st_ino, "path": path}  # direct: a directory of the kernel
         except FileNotFoundError:
             continue
         yield synthesized(RecordType.CGROUP, 0, values)

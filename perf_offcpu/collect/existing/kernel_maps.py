@@ -18,7 +18,7 @@ from pathlib import Path
 from perf_offcpu.abi.records import KSYMBOL_TYPE_BPF, CpuMode, RecordType
 from perf_offcpu.build_ids import kernel_build_id, module_build_id
 from perf_offcpu.collect.existing.records import KERNEL_PID, mmap2, synthesized
-from perf_offcpu.files import kernel_lines
+from perf_offcpu.files import kernel_lines, read_kernel
 
 KERNEL_DSO = b"[kernel.kallsyms]"
 
@@ -117,6 +117,6 @@ def _module_files() -> dict[bytes, bytes]:
 def _read(path: str | Path) -> bytes:
     """Return the content of a file of the kernel, b"" where there is none (no modules, no symbols)."""
     try:
-        return Path(path).read_bytes()
+        return read_kernel(str(path))
     except OSError:
         return b""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import stat
 from collections.abc import Hashable
 
 from perf_offcpu.build_ids import build_id_of
+from perf_offcpu.files import open_regular
 
 
 class MappedBuildIds:
@@ -51,20 +51,15 @@ class MappedBuildIds:
 def build_id_at(path: str | bytes, inode: int | None = None) -> bytes | None:
     """Return the build-id of a regular file; b"" if it has none, None if it is not there.
 
-    Devices are not opened: that may have effects.
-
     Args:
         inode: of the file that is expected there; None for any.
     """
     try:
-        info = os.stat(path)
-        if not stat.S_ISREG(info.st_mode) or inode not in (None, info.st_ino):
-            return None
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        fd = open_regular(os.fsdecode(path))
     except OSError:
         return None
     try:
-        return build_id_of(fd)
+        return build_id_of(fd) if inode in (None, os.fstat(fd).st_ino) else None
     finally:
         os.close(fd)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from perf_offcpu.collect.system.btf_walk import Kind, TypeIndex, walk
 from perf_offcpu.errors import CapabilityError, FormatError
+from perf_offcpu.files import read_kernel
 
 VMLINUX_BTF = Path("/sys/kernel/btf/vmlinux")
 
@@ -80,7 +81,7 @@ class Btf:
             FormatError: the file is damaged.
         """
         try:
-            data = path.read_bytes()
+            data = read_kernel(str(path))
         except OSError as error:
             raise CapabilityError(
                 f"the kernel's type information {path} cannot be read ({error.strerror})",

@@ -10,6 +10,7 @@ the kernel notes are not. The shift is subtracted here: see time_namespaces(7).
 
 from __future__ import annotations
 
+# direct in this module: links and files of /proc/self
 import functools
 import os
 import time

@@ -18,6 +18,7 @@ from perf_offcpu.abi.features import Feature
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.system import clock
 from perf_offcpu.collect.system.cpus import online_cpus, present_cpus
+from perf_offcpu.files import read_kernel
 from perf_offcpu.perfdata.features import cmdline_body, encoded, feature_body, text_body
 
 
@@ -86,11 +87,12 @@ def _total_memory_kb() -> int:
 def _pmus() -> list[dict[str, object]]:
     """Return the names of values of attr.type on this machine beyond the fixed ones, by number."""
     found = []
+    # direct: a directory of /sys
     for directory in Path("/sys/bus/event_source/devices").glob("*"):
-        if (directory / "type").exists():
+        if (directory / "type").exists():  # direct: a file of /sys
             found.append((int(_read(directory / "type")), directory.name))
     return [{"type": number, "name": encoded(name)} for number, name in sorted(found)]
 
 
 def _read(path: str | Path) -> str:
-    return Path(path).read_text(errors="surrogateescape")
+    return os.fsdecode(read_kernel(str(path)))

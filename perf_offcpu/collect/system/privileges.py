@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 from typing import Final
+
+from perf_offcpu.files import read_kernel
 
 CAP_IPC_LOCK: Final = 14  # include/uapi/linux/capability.h
 CAP_SYS_ADMIN: Final = 21
@@ -20,7 +21,7 @@ _SECCOMP_FILTER = "2"
 def read_text(path: str) -> str:
     """Return the text of a file of /proc or /sys without the newline; "" if it cannot be read."""
     try:
-        return Path(path).read_text().strip()
+        return os.fsdecode(read_kernel(path)).strip()
     except OSError:
         return ""
 

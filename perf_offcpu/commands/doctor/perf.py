@@ -83,7 +83,7 @@ def embedded_python() -> str | None:
     if re.search(r"libpython:\s*\[\s*OFF", _output("perf", "version", "--build-options")):
         return None
     path = shutil.which("perf")
-    linked = _output("ldd", str(Path(path).resolve())) if path else ""
+    linked = _output("ldd", path) if path else ""
     match = re.search(r"libpython(\d+\.\d+)", linked)
     return match[1] if match else None
 
@@ -93,6 +93,7 @@ def _has_module(python: str, module: str) -> bool:
     if program := shutil.which(f"python{python}", path="/usr/bin:/usr/local/bin"):
         return "yes" in _output(program, "-c", f"import {module}; print('yes')")
     directories = ("/usr/lib/python3/dist-packages", f"/usr/local/lib/python{python}/dist-packages")
+    # direct: directories of the system's Python
     return any(Path(directory, module).is_dir() for directory in directories)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import os
 import stat
 from typing import Any
@@ -36,14 +37,16 @@ class _OneInput(argparse.Action):
 def check_ownership(path: str, force: bool) -> None:
     """Refuse a recording of another user, who could have prepared it, unless the user insists.
 
-    Standard input and FIFOs pass, as in perf (tools/perf/util/data.c, open_file_read()). A missing file is
-    reported by the reader.
+    Files of a recording in a directory are asked, too. Standard input and FIFOs pass, as in perf
+    (tools/perf/util/data.c, open_file_read()). A missing file is reported by the reader.
     """
     if force or path == "-":
         return
-    try:
-        status = os.stat(path)
-    except OSError:
-        return
-    if not stat.S_ISFIFO(status.st_mode) and status.st_uid not in (0, os.geteuid()):
-        raise PerfOffcpuError(f"{path}: not owned by the current user or root (use -f to read it anyway)")
+    # direct: names are listed; every file is opened by `files` later, and read as a hostile one
+    for name in (path, *glob.glob(f"{glob.escape(path)}/data*")):
+        try:
+            status = os.stat(name)  # direct: asks whose it is
+        except OSError:
+            continue
+        if not stat.S_ISFIFO(status.st_mode) and status.st_uid not in (0, os.geteuid()):
+            raise PerfOffcpuError(f"{name}: not owned by the current user or root (use -f to read it anyway)")

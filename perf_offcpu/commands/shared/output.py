@@ -30,8 +30,9 @@ _Result = TypeVar("_Result")
 
 def check_distinct(inputs: Iterable[str], output: str) -> None:
     """Raise UsageError if the output is one of the inputs, under any name."""
-    if output == STDOUT or not os.path.exists(output):
+    if output == STDOUT or not os.path.exists(output):  # direct: compares what the user named
         return
+    # direct: compares what the user named
     if any(os.path.exists(path) and os.path.samefile(path, output) for path in inputs):
         raise UsageError(f"{output}: input and output are the same file: name another output")
 
@@ -117,7 +118,7 @@ def _in_directory(directory: Directory, name: str, shown: str, binary: bool) -> 
     if status is not None and stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown)
     if status is not None and not stat.S_ISREG(status.st_mode):
-        # A link that is left is one of /proc/self/fd: /dev/stdout leads there.
+        # direct: a link that is left is one of /proc/self/fd, where /dev/stdout leads
         fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory.fd)
         with _open(fd, shown, binary) as out:
             yield out

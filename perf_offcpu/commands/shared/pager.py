@@ -35,7 +35,7 @@ def paged(wanted: bool = True) -> Iterator[TextIO]:
         assert process.stdin is not None
         with (
             contextlib.suppress(BrokenPipeError),
-            open(
+            open(  # direct: a pipe that is open
                 process.stdin.fileno(), "w", encoding="utf-8", errors="backslashreplace", closefd=False
             ) as out,
         ):

@@ -101,6 +101,6 @@ def advice_on(words: Iterable[str], advice: Mapping[str, str]) -> str | None:
         for name in (option, option[:2] if option[:2] != "--" else option):
             if name in advice:
                 return f"{name}: {advice[name]}"
-        if not word.startswith("-") and os.path.exists(word):
+        if not word.startswith("-") and os.path.exists(word):  # direct: words an advice
             return f"{word}: name the recording with -i"
     return None

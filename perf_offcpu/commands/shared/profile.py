@@ -155,7 +155,7 @@ def symbol_options(args: argparse.Namespace) -> SymbolizeOptions:
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.symbolize.options import SymbolizeOptions
 
-    if args.symfs is not None and not os.path.isdir(args.symfs):
+    if args.symfs is not None and not os.path.isdir(args.symfs):  # direct: a question about an option
         raise UsageError(f"--symfs {args.symfs}: there is no such directory")
     return SymbolizeOptions(
         demangle=not args.no_demangle,

@@ -206,4 +206,5 @@ def _hash(text: str) -> str:
 
 
 def _asset(name: str) -> str:
+    # direct: the package's own file
     return resources.files("perf_offcpu.convert.flamegraph").joinpath("assets", name).read_text("utf-8")

@@ -21,9 +21,10 @@ from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
+from perf_offcpu.files import open_regular
 from perf_offcpu.model.columns import Bool
 from perf_offcpu.objects.elf.headers import SECTION, SEGMENT, Rows, own_errors, read_headers, structs_of
-from perf_offcpu.objects.elf.source import MAX_SECTION, Source, open_regular
+from perf_offcpu.objects.elf.source import MAX_SECTION, Source
 from perf_offcpu.objects.uncompress import uncompress
 from perf_offcpu.structs import frozen
 

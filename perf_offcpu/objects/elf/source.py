@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the bytes of an ELF file: of a regular file, or of memory.
 
-Only regular files are opened, because opening a device or FIFO can act or block. Files are read with pread,
-not mapped: a file that is truncated while it is read causes an error, not SIGBUS.
+Files are read with pread, not mapped: a file that is truncated while it is read causes an error, not SIGBUS.
 """
 
 from __future__ import annotations
@@ -10,20 +9,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import stat
 from typing import Final
 
 from perf_offcpu.errors import FormatError
 
 MAX_SECTION: Final = 1 << 30
 """Bytes read at once, of one section: symbol and string tables of the largest programs have some 100 MB."""
-
-
-class NotRegularError(FormatError):
-    """A directory, device, FIFO or socket in place of a file."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path, "ELF file", "this is not a regular file")
 
 
 class Source:
@@ -82,13 +73,3 @@ class Source:
         if len(data) != size:
             raise FormatError(self.path, what, f"{size} bytes wanted, {len(data)} could be read", offset)
         return data
-
-
-def open_regular(path: str) -> int:
-    """Open a file for reading; raise NotRegularError if it is not a regular one."""
-    if stat.S_ISREG(os.stat(path).st_mode):  # before opening, for devices; after it, for races
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-        if stat.S_ISREG(os.fstat(fd).st_mode):
-            return fd
-        os.close(fd)
-    raise NotRegularError(path)

@@ -10,9 +10,9 @@ does, the recorder keeps an older recording as NAME.old.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-import secrets
 import stat
 from pathlib import Path
 from types import TracebackType
@@ -22,10 +22,11 @@ from perf_offcpu.directories import Directory
 from perf_offcpu.errors import RecordingError
 
 
-def _hold(directory: Path, size: int) -> int:
+def _hold(directory: Directory, size: int) -> int:
     """Open a file without a name that takes up room on the same disk; return -1 if there cannot be one."""
     try:
-        fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        # direct: a file without a name, in a directory that is open
+        fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=directory.fd)
     except OSError:
         return -1
     try:
@@ -50,16 +51,19 @@ class AtomicFile:
 
     def __init__(self, path: str | Path, keep_old: bool = False, reserve: int = 0) -> None:
         self.path, self.keep_old = Path(path), keep_old
-        self._temporary: Path | None = None
+        self._hidden = ""
         self._reserve = self._oldest = -1
         if str(path).endswith("/"):  # Path() would drop it
             raise RecordingError(f"{path}: is the name of a directory: give that of a file")
-        try:
-            self.fd = self._open()
-        except OSError as problem:
-            raise self._failure(problem) from None
-        if reserve and not self._is_device():
-            self._reserve = _hold(self.path.parent, reserve)
+        with contextlib.ExitStack() as stack:
+            try:
+                self._directory = stack.enter_context(Directory.named(str(self.path.parent)))
+                self.fd = self._open()
+            except OSError as problem:
+                raise self._failure(problem) from None
+            stack.pop_all()
+        if reserve and self._hidden:
+            self._reserve = _hold(self._directory, reserve)
 
     def release(self) -> bool:
         """Free the room that is held; return whether there was any."""
@@ -75,53 +79,48 @@ class AtomicFile:
         Raises:
             RecordingError: it cannot be renamed.
         """
-        if self._temporary is None:
+        if not self._hidden:
             return
+        name = self.path.name
         try:
-            if self.keep_old and self._worth_keeping():
-                self._make_room(Path(f"{self.path}.old"))
-                self.path.rename(f"{self.path}.old")
-            self._temporary.rename(self.path)
+            status = self._directory.status(name) if self.keep_old else None
+            if status is not None and status.st_size > 0:
+                self._make_room(f"{name}.old")
+                self._directory.rename(name, f"{name}.old")
+            self._directory.rename(self._hidden, name)
         except OSError as problem:
             raise self._failure(problem) from None
-        self._temporary = None
+        self._hidden = ""
 
-    def _make_room(self, oldest: Path) -> None:
+    def _make_room(self, oldest: str) -> None:
         """Unlink the recording before the last, and keep its pages until `close`.
 
         A recording runs meanwhile and its rings fill. ext4 writes a file to the disk before it lets it
         replace another (auto_da_alloc), and the pages of a large one take long to be freed: a second, or two.
         """
         try:
-            self._oldest = os.open(oldest, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            oldest.unlink()
+            self._oldest = self._directory.open_regular(oldest)
+            self._directory.remove(oldest)
         except OSError:  # there is none, or it is no file: `rename` will say what is wrong, if anything is
             return
 
     def _open(self) -> int:
-        flags = os.O_CLOEXEC | os.O_NOCTTY
-        if self._is_device():
-            return os.open(self.path, os.O_WRONLY | flags)
-        if self.path.is_dir() or (self.path.exists() and not self.path.is_file()):
+        """Open the device, or create the hidden file."""
+        if not self.path.name:
             raise RecordingError(f"{self.path}: is no regular file: choose another output")
-        hidden = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
-        # O_EXCL also refuses to follow a link that someone may have put there.
-        fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o600)
-        self._temporary = hidden
+        with contextlib.suppress(FileNotFoundError):  # a link may lead to a directory that does not exist
+            directory, name = Directory.of_output(str(self.path))
+            with directory:
+                status = directory.status(name)
+                if status is not None and stat.S_ISLNK(status.st_mode):  # of /proc/self/fd
+                    status = os.stat(name, dir_fd=directory.fd)  # direct: only the kernel can follow it
+                if status is not None and stat.S_ISCHR(status.st_mode):
+                    flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY
+                    return os.open(name, flags, dir_fd=directory.fd)  # direct: a device, in an open directory
+                if status is not None and not stat.S_ISREG(status.st_mode):
+                    raise RecordingError(f"{self.path}: is no regular file: choose another output")
+        self._hidden, fd = self._directory.create_hidden(self.path.name)
         return fd
-
-    def _is_device(self) -> bool:
-        """Return whether the path is a character device, to which no other user has laid a link."""
-        try:
-            if not stat.S_ISCHR(os.stat(self.path).st_mode):
-                return False
-        except FileNotFoundError:
-            return False
-        Directory.of_output(str(self.path))[0].close()
-        return True
-
-    def _worth_keeping(self) -> bool:
-        return self.path.is_symlink() or (self.path.exists() and self.path.stat().st_size > 0)
 
     def _failure(self, problem: OSError) -> RecordingError:
         remedy = ": raise the limit with ulimit -n" if problem.errno == errno.EMFILE else ""
@@ -134,9 +133,10 @@ class AtomicFile:
         if self._oldest >= 0:
             os.close(self._oldest)
             self._oldest = -1
-        if self._temporary is not None:
-            self._temporary.unlink(missing_ok=True)
-            self._temporary = None
+        if self._hidden:
+            self._directory.remove(self._hidden)
+            self._hidden = ""
+        self._directory.close()
 
     def __enter__(self) -> Self:
         return self

@@ -16,10 +16,11 @@ import numpy as np
 
 from perf_offcpu.abi import elf
 from perf_offcpu.errors import FormatError
+from perf_offcpu.files import open_regular
 from perf_offcpu.model.columns import U64
 from perf_offcpu.objects.elf.functions import listed_symbols
 from perf_offcpu.objects.elf.image import ElfImage
-from perf_offcpu.objects.elf.source import Source, open_regular
+from perf_offcpu.objects.elf.source import Source
 from perf_offcpu.objects.symtab import NO_ADDRESS, SymbolTable
 from perf_offcpu.objects.uncompress import uncompress
 

@@ -54,7 +54,7 @@ def _state() -> tuple[object, ...] | None:
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             boot = file.read()
-        with open(LIVE, "rb", buffering=0) as file:
+        with open(LIVE, "rb", buffering=0) as file:  # direct: /proc/kallsyms, of which the head is read
             head = file.read(_HEAD)
         with suppress(FileNotFoundError), open("/proc/modules", "rb") as file:  # a kernel without modules
             modules = [line.split() for line in file]
