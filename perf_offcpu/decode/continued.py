@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from perf_offcpu.decode.account import BUDGET_SUMS
-from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.columns import I32, I64, Bool, distinct, is_among
 from perf_offcpu.model.recording import Budget, SampleFlag, Samples
 
 Borders = tuple[I32, I64]
@@ -56,7 +56,9 @@ def without_continued(samples: Samples, borders: Borders, end_ns: int) -> Sample
 
 def _repeated(samples: Samples, rows: I64) -> Bool:
     """Return bool[n]: whether a later sample is of the same wait as each sample (row)."""
-    others = np.flatnonzero((samples.switch_out_ns >= 0) & np.isin(samples.tid, samples.tid[rows]))
+    # Those few moments are looked for in all samples; to sort all would take a third of the time of a report.
+    began_ns = distinct(samples.switch_out_ns[rows])
+    others = np.flatnonzero((samples.switch_out_ns >= 0) & is_among(samples.switch_out_ns, began_ns))
     mine, theirs = _numbered(
         (samples.tid[rows], samples.switch_out_ns[rows]), (samples.tid[others], samples.switch_out_ns[others])
     )
