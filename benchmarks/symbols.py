@@ -30,7 +30,7 @@ from perf_offcpu.cache import DiskCache  # noqa: E402
 from perf_offcpu.model.strings import Strings  # noqa: E402
 from perf_offcpu.objects.elf.functions import ElfFile, file_offset_to_vaddr, load_elf_symbols  # noqa: E402
 from perf_offcpu.objects.search import Search  # noqa: E402
-from perf_offcpu.symbolize.demangle import Demangler  # noqa: E402
+from perf_offcpu.symbolize.demangle import demangle  # noqa: E402
 from perf_offcpu.symbolize.kernel.kallsyms import load_kallsyms, parse_kallsyms  # noqa: E402
 from perf_offcpu.symbolize.symbol_names import symbols_and_offsets  # noqa: E402
 
@@ -177,11 +177,10 @@ def measure_kallsyms() -> None:
 
 def measure_demangler(names: list[str]) -> None:
     """Measure demangling all names of a file."""
-    demangler = Demangler()
-    if not demangler.available:
+    if demangle(["_Z1fv"]) == ["_Z1fv"]:
         print("demangling: multi-demangle is not installed")
         return
-    seconds, _ = best(lambda: demangler.demangle(names), runs=3)
+    seconds, _ = best(lambda: demangle(names), runs=3)
     print(f"demangling: {len(names)} names")
     show("demangle", f"{seconds * 1e3:.1f} ms", f"{len(names) / seconds / 1e6:.2f} M/s")
 

@@ -8,12 +8,12 @@ perf asks GNU's demangler for the name alone: no parameters, no return type, no 
     _ZNSt6vectorIiSaIiEE9push_backEOi                      std::vector<int, std::allocator<int> >::push_back
     _ZN4core3fmt9Formatter9write_str17h0123456789abcdefE   core::fmt::Formatter::write_str
 
-The library is multi-demangle (Rust, MIT licence; a fork of symbolic-demangle): of those on PyPI it alone can
+The library is multi-demangle (Rust, MIT licence; a fork of symbolic-demangle), the only one on PyPI that can
 leave parameters out and survives deep nesting. But a hostile name makes it take time and memory without bound
 (100 MB a second: `_ZNKSt4hashIRKSbIwSt11char` with its last part repeated), and Rust aborts the process when
 memory runs out. So it runs in a process of its own (demangle_child.py), with bounds for time and memory; a
 name on which that process dies stays mangled. Where the library is missing (perf's own Python sees no virtual
-environment), names stay mangled and `available` is False.
+environment), all names stay mangled.
 
 Differences from perf: template arguments that are functions or expressions, thunks (no parameters here) and
 abbreviations such as std::istream, together 0.4 % of the functions of libstdc++, LLVM, clang, the JVM, rustc
@@ -44,62 +44,38 @@ _QUALIFIERS: Final = re.compile(r"( const| volatile| &&?)+$")
 _THUNK: Final = re.compile(r"^\{virtual override thunk\(\{(virtual )?offset\([^)]*\)\}, (.*)\)\}$")
 
 
-class Demangler:
-    """Demangle names until the library fails or its time is over; count the names that stay mangled.
+def demangle(names: Sequence[str], patience_s: float = 5.0) -> list[str]:
+    """Return the readable form of each name; names that are not mangled stay as they are.
+
+    `name@plt` and `name@@VERSION` keep the part after the name.
 
     Args:
-        patience_s: time that a call may take in addition to its share for each name. A call that takes
-            longer returns the names done so far, and later calls no longer try.
-
-    Attributes:
-        available: False if the library is not installed.
-        left: number of mangled names that were not tried or not finished in time, or killed the library.
+        patience_s: time that the call may take in addition to its share for each name; names that are not
+            done by then, and names on which the library dies, stay mangled.
     """
-
-    def __init__(self, patience_s: float = 5.0) -> None:
-        self._directory = _library_directory()
-        self.available = self._directory is not None
-        self.left = 0
-        self._patience_s = patience_s
-
-    def demangle(self, names: Sequence[str]) -> list[str]:
-        """Return the readable form of each name; names that are not mangled stay as they are.
-
-        `name@plt` and `name@@VERSION` keep the part after the name.
-        """
-        result = list(names)
-        rows = [row for row, name in enumerate(names) if name.startswith(_PREFIXES) and _is_fit(name)]
-        bare = [_bare(names[row]) for row in rows]
-        for row, mangled, readable in zip(rows, bare, self._in_time(bare), strict=True):
-            if readable is None:
-                self.left += 1
-            elif readable != mangled:
-                result[row] = as_perf(readable) + "".join(names[row].partition("@")[1:])
-        return result
-
-    def _in_time(self, names: list[str]) -> list[str | None]:
-        """Demangle names; None for each that could not be, which only hostile input has."""
-        done: list[str | None] = []
-        deadline = time.monotonic() + self._patience_s + len(names) / _NAMES_PER_SECOND
-        for _ in range(_MAX_DEATHS):
-            rest = names[len(done) :]
-            if self._directory is None or not rest:
-                break
-            done += _in_child(self._directory, rest, deadline)
-            if time.monotonic() >= deadline:
-                self._directory = None
-            if len(done) < len(names):
-                done.append(None)  # the process died of this one
-        return done + [None] * (len(names) - len(done))
+    result = list(names)
+    rows = [row for row, name in enumerate(names) if name.startswith(_PREFIXES) and _is_fit(name)]
+    bare = [_bare(names[row]) for row in rows]
+    for row, mangled, readable in zip(rows, bare, _in_time(bare, patience_s), strict=True):
+        if readable != mangled:
+            result[row] = as_perf(readable) + "".join(names[row].partition("@")[1:])
+    return result
 
 
-def demangle(names: Sequence[str]) -> list[str]:
-    """Return the readable form of each name, with a `Demangler` for this call."""
-    return Demangler().demangle(names)
+def _in_time(names: list[str], patience_s: float) -> list[str]:
+    """Demangle names; those that could not be, which only hostile input has, stay mangled."""
+    directory, done = _library_directory() if names else None, list[str]()
+    deadline = time.monotonic() + patience_s + len(names) / _NAMES_PER_SECOND
+    for _ in range(_MAX_DEATHS):
+        if directory is None or len(done) == len(names) or time.monotonic() >= deadline:
+            break
+        done += _in_child(directory, names[len(done) :], deadline)
+        done += names[len(done) :][:1]  # the process died of this one
+    return done + names[len(done) :]
 
 
 def as_perf(name: str) -> str:
-    """Turn the spelling of the library for a name without parameters into GNU's, which perf shows."""
+    """Return a name as GNU's demangler, and so perf, spells it."""
     name = _CLONE.sub("", name)
     if thunk := _THUNK.match(name):
         name = ("" if thunk[1] else "non-") + "virtual thunk to " + thunk[2]
@@ -109,7 +85,7 @@ def as_perf(name: str) -> str:
 
 
 def _in_child(directory: str, names: list[str], deadline: float) -> list[str]:
-    """Demangle the first names in a process, as many as it can until it dies or the time is over."""
+    """Demangle names in a process, in order, until it dies or the time is over."""
     import subprocess  # not needed where there are no C++ or Rust names
 
     python = sys.executable or f"{sys.exec_prefix}/bin/python3"
@@ -139,7 +115,7 @@ def _library_directory() -> str | None:
 
 
 def _is_fit(name: str) -> bool:
-    """Return True if the library may see a name: of bounded length, and text (names may hold surrogates)."""
+    """Return True for text of bounded length that the library can take: names may hold surrogates."""
     if len(name) > _MAX_NAME or "\0" in name:
         return False
     return name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name)

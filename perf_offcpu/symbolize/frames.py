@@ -19,15 +19,10 @@ from perf_offcpu.symbolize.symbol_names import InlinedFunctions, SymbolNames
 def build_frames(
     names: SymbolNames, inlined: InlinedFunctions, locations: Locations, *, keep_ips: bool
 ) -> tuple[Frames, Ragged]:
-    """Return the distinct frames of n locations.
+    """Return the distinct frames of n named locations, and for each location its frames, leaf first.
 
     Args:
-        names: the n names of their functions.
-        inlined: the functions inlined there.
         keep_ips: distinguish frames of one function offset at different addresses.
-
-    Returns:
-        (frames, frames_of_location): row i of the latter holds the frames of location i, leaf first.
     """
     offsets, inlined_slot, own_slot = _slots(inlined, len(names))
     location = np.concatenate([inlined.location.astype(np.int64), np.arange(len(names))])

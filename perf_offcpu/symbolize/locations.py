@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Split raw callchains into locations: each distinct code address of each address space, once.
 
-Works on columns and opens no files. A callchain is a row of words, leaf first; a context marker says whose
-addresses follow it (before the first marker: the user's). The same words mean different code in different
+A callchain is a row of words, leaf first; a context marker tells the kind of the addresses after it (before
+the first marker: the user's). The same words mean different code in different
 address spaces, so the unit is a pair (address space, callchain).
 """
 
@@ -38,15 +38,11 @@ class Locations(Table):
 
 
 def find_locations(chains: Ragged, spaces: I32) -> tuple[Locations, Ragged]:
-    """Return the locations of n (callchain, address space) pairs.
+    """Return the distinct locations of n callchains, and for each chain its locations, leaf first.
 
     Args:
         chains: n rows of raw words.
         spaces: int32[n], the address space of each row's user addresses.
-
-    Returns:
-        (locations, rows): `rows` holds, for each pair, the locations of its frames, leaf first, without
-        the markers.
     """
     words = chains.values
     is_marker = words >= np.uint64(CallchainContext.MAX)

@@ -75,12 +75,12 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
 
 
 def locations_of(recording: Recording) -> tuple[Samples, Locations, Ragged, I32]:
-    """Find the distinct locations and callchains of a recording.
+    """Find the distinct locations and (address space, callchain) pairs of a recording.
 
     Returns:
         (samples, locations, rows, pair_of): the samples, each with a callchain of at least its address;
-        their locations; row i of `rows` holds the locations of the i-th distinct (address space, callchain)
-        pair, leaf first; the pair of each sample, then of each sample's waker, -1 for none.
+        their locations; the locations of each pair, leaf first; the pair of each sample, then of each
+        sample's waker, -1 for none.
     """
     samples, callchains = _with_leaves(recording.samples, recording.callchains)
     wakers = _waker_spaces(samples, recording.spaces)
@@ -148,7 +148,7 @@ def _name(
     options: SymbolizeOptions,
     unresolved: Losses,
 ) -> tuple[SymbolNames, InlinedFunctions]:
-    """Name all locations, kernel and user, and list the functions inlined there; count what has no name."""
+    """Name all locations, kernel and user, and list the functions inlined there; count the others."""
     names, inlined = SymbolNames.filled(len(locations)), [InlinedFunctions()]
 
     def line_names() -> LineNames | None:
@@ -179,7 +179,7 @@ def _name(
 
 
 def _shift_back(names: SymbolNames, locations: Locations) -> None:
-    """Show addresses and offsets as recorded, although the byte before was looked up."""
+    """Move addresses and offsets of return addresses, looked up a byte too low, back to the recorded ones."""
     shift = locations.ip - locations.lookup
     names.address += np.where(names.address != 0, shift, np.uint64(0))
     names.offset += np.where(names.symbol != 0, shift, np.uint64(0))

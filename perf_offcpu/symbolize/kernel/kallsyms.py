@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's own symbol table, as /proc/kallsyms prints it.
+"""Parse the kernel's own symbol table, as /proc/kallsyms prints it.
 
     ffffffff81000130 T entry_SYSCALL_64_after_hwframe
     ffffffffc0a81000 t nf_nat_ipv4_fn	[nf_nat]
@@ -34,7 +34,7 @@ from perf_offcpu.structs import frozen
 
 LIVE: Final = "/proc/kallsyms"
 REFERENCES: Final = ("_text", "_stext")
-"""Symbols by which perf tells the place of the kernel (ref_reloc_sym_names in tools/perf/util/machine.c)."""
+"""Symbols by which perf finds the place of the kernel (ref_reloc_sym_names in tools/perf/util/machine.c)."""
 MAX_BYTES: Final = 1 << 28
 """Bytes of text that are read: a large kernel with all modules has some 20 MB."""
 _MAX_MODULE: Final = 64
@@ -45,7 +45,7 @@ _EVERY_OTHER: Final = {
     8: np.uint64(0x0000FFFF0000FFFF),
     16: np.uint64(0x00000000FFFFFFFF),
 }
-"""Every other nibble, byte and half word, by how far the others are shifted to them."""
+"""Every other nibble, byte and half word, by the distance to the next."""
 
 
 @frozen
@@ -56,7 +56,7 @@ class Kallsyms:
         symbols: the functions; `symbols.name(row)` has no module.
         module: int32[len(symbols)], index into `modules`; -1 for the kernel itself.
         modules: names as perf shows them, with brackets: `[nf_nat]`, `[bpf]`.
-        references: the addresses of REFERENCES, as far as they are listed.
+        references: addresses of the listed REFERENCES.
         damaged: number of lines of another form than the one above.
         hidden: True if addresses were withheld (kernel.kptr_restrict): then there are no symbols.
         is_partial: True if the kernel may have symbols that are not in the table (see `running`).
@@ -71,15 +71,7 @@ class Kallsyms:
     is_partial: bool = False
 
     def lookup(self, addresses: U64, delta: int = 0) -> I32:
-        """Look up addresses of this boot, or of another one.
-
-        Args:
-            addresses: uint64[n], as recorded.
-            delta: this boot's address of a symbol minus the recorded one, see `delta`.
-
-        Returns:
-            int32[n]: rows of `symbols`, -1 where none covers the address.
-        """
+        """Return int32[n]: the rows of `symbols` at recorded addresses moved by `delta`; -1 for none."""
         rows = self.symbols.lookup(addresses + np.uint64(delta % 2**64))
         if delta and len(self.module):
             rows[(rows >= 0) & (self.module[rows] >= 0)] = -1
@@ -90,7 +82,7 @@ class Kallsyms:
         return self.modules[self.module[row]] if self.module[row] >= 0 else ""
 
     def delta(self, name: str, recorded: int) -> int | None:
-        """Return what to add to recorded addresses to get those of this boot; None if that is unknown.
+        """Return the distance from recorded addresses to those of this boot; None if it is unknown.
 
         Args:
             name: the reference symbol, from the name of the recorded kernel map: `[kernel.kallsyms]_text`.
@@ -102,7 +94,7 @@ class Kallsyms:
 
 @frozen
 class _Lines:
-    """Lines of the right form: offsets in the text, and their parts."""
+    """Sound lines: offsets in the text, and their parts."""
 
     start: I64
     end: I64
@@ -143,7 +135,8 @@ def parse_kallsyms(text: bytes) -> Kallsyms:
     raw = np.frombuffer(text, np.uint8)
     lines, damaged = _split(raw)
     hidden = bool(len(lines.address)) and not lines.address.any()
-    rows = _functions(raw, lines)
+    wanted = np.isin(lines.type, np.frombuffer(b"tTwWdDbB", np.uint8))
+    rows = np.flatnonzero(wanted & (raw[lines.name] != ord("$")))  # an ARM mapping symbol
     rows = np.empty(0, np.int64) if hidden else rows[np.argsort(lines.address[rows], kind="stable")]
     module, modules = _modules(raw, lines.name[rows], lines.end[rows])
     strings = text.translate(_TERMINATE)
@@ -153,7 +146,7 @@ def parse_kallsyms(text: bytes) -> Kallsyms:
 
 
 def _reference_addresses(text: bytes) -> Iterator[tuple[str, int]]:
-    """Find the reference symbols in the text, whatever their type, lines ended by NUL."""
+    """Find the reference symbols, of any type, in the text with lines ended by NUL."""
     for name in REFERENCES:
         at = text.find(f" {name}\0".encode())
         address = text[text.rfind(b"\0", 0, max(at, 0)) + 1 : max(at, 0)].partition(b" ")[0]
@@ -162,7 +155,7 @@ def _reference_addresses(text: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _split(raw: U8) -> tuple[_Lines, int]:
-    """Return all lines of the right form, and the number of others."""
+    """Return all sound lines, and the number of others."""
     end = np.flatnonzero(raw == ord("\n"))
     start, total = np.append(0, end[:-1] + 1), len(end)
     width = max(16, 8, key=lambda digits: np.count_nonzero(_has_space(raw, start, end, digits)))
@@ -175,13 +168,13 @@ def _split(raw: U8) -> tuple[_Lines, int]:
 
 
 def _has_space(raw: U8, start: I64, end: I64, column: int) -> Bool:
-    """Return whether each line has a space in a column."""
+    """Return bool[n]: the line has a space in a column."""
     found: Bool = (start + column < end) & (raw[np.minimum(start + column, len(raw) - 1)] == ord(" "))
     return found
 
 
 def _hexadecimal(raw: U8, start: I64, width: int) -> tuple[U64, Bool]:
-    """Return numbers of `width` lower-case digits, 8 or 16, and whether all characters are digits."""
+    """Return numbers of `width` lower-case digits, 8 or 16; False where a character is no digit."""
     value, sound = np.zeros(len(start), np.uint64), np.ones(len(start), bool)
     for column in range(0, width, 8):
         digits, good = _eight_digits(gather_u64(raw, start + column, ">"))
@@ -191,7 +184,7 @@ def _hexadecimal(raw: U8, start: I64, width: int) -> tuple[U64, Bool]:
 
 
 def _eight_digits(text: U64) -> tuple[U64, Bool]:
-    """Return the numbers that words of eight characters spell (big-endian), and whether all are digits."""
+    """Return the numbers that words of eight characters spell (big-endian); False where one is no digit."""
     letter = (text >> np.uint64(6)) & _ONES  # a to f are 0x61 to 0x66, 0 to 9 are 0x30 to 0x39
     low = text & (_ONES * np.uint64(15))
     nibble = low + letter * np.uint64(9)
@@ -202,12 +195,6 @@ def _eight_digits(text: U64) -> tuple[U64, Bool]:
     for shift in (4, 8, 16):  # pairs of neighbours: 8 nibbles, 4 bytes, 2 halves
         nibble = (nibble | (nibble >> np.uint64(shift))) & _EVERY_OTHER[shift]
     return nibble, sound
-
-
-def _functions(raw: U8, lines: _Lines) -> I64:
-    """Return the lines that name or bound code: T, W, D, B in either case; no ARM mapping symbols (`$x`)."""
-    wanted = np.isin(lines.type, np.frombuffer(b"tTwWdDbB", np.uint8))
-    return np.flatnonzero(wanted & (raw[lines.name] != ord("$")))
 
 
 def _modules(raw: U8, name: I64, end: I64) -> tuple[I32, tuple[str, ...]]:

@@ -2,8 +2,8 @@
 """Keep the symbol table of the running kernel on disk.
 
 Reading and parsing /proc/kallsyms takes 0.1 s, a third of a report on a small recording. The table that was
-parsed holds as long as this boot, for the same user, while /proc/kallsyms shows him addresses (its first
-lines are compared: kernel.kptr_restrict and capabilities decide) and the same modules are loaded.
+parsed holds as long as this boot, for the same user, while /proc/kallsyms shows addresses (its first lines
+are compared: kernel.kptr_restrict and capabilities decide) and the same modules are loaded.
 
 Symbols that come and go without a trace are left out of the kept table: BPF programs, probes and trampolines.
 So addresses without a name in it must be looked up in /proc/kallsyms itself.
@@ -39,17 +39,16 @@ def running_kallsyms(cache: DiskCache | None) -> Kallsyms:
         return load_kallsyms()
     name = cache_name(KIND, kernel_build_id(), *state)
     columns = cache.read(name)
-    kept = None if columns is None else _from_columns(columns)
-    if kept is None:
-        kallsyms = load_kallsyms()
-        if not kallsyms.hidden and _state() == state:
-            cache.write(name, _lasting_columns(kallsyms))
-        return kallsyms
-    return kept
+    if kept := _from_columns(columns or {}):
+        return kept
+    kallsyms = load_kallsyms()
+    if not kallsyms.hidden and _state() == state:
+        cache.write(name, _lasting_columns(kallsyms))
+    return kallsyms
 
 
 def _state() -> tuple[object, ...] | None:
-    """Return all that lasting symbols of /proc/kallsyms depend on; None if it is unknown."""
+    """Return the state on which lasting symbols of /proc/kallsyms depend; None if it is unknown."""
     modules, nodes = list[list[bytes]](), list[tuple[str, int]]()
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
@@ -81,7 +80,7 @@ def _lasting_columns(kallsyms: Kallsyms) -> dict[str, Array]:
 
 
 def _from_columns(columns: dict[str, Array]) -> Kallsyms | None:
-    """Return the table that `_lasting_columns` made columns of; None if they do not fit together."""
+    """Return the table of the columns of `_lasting_columns`; None if they do not fit together."""
     table, module = SymbolTable.from_columns(columns), columns.get("module")
     addresses, text = columns.get("references"), columns.get("modules")
     if table is None or module is None or addresses is None or text is None:

@@ -37,10 +37,8 @@ class LineNames:
         """Fill in `file` and `line` of some rows of `names`, and add the functions inlined there.
 
         Args:
-            elf: the file of the addresses.
-            addresses: uint64[n], as in the file.
-            rows: int64[n], their rows in `names`.
-            shown: the name of the object in messages.
+            addresses: of these rows, as in the file.
+            shown: name of the object in messages.
         """
         try:
             lines = load_lines(elf.path, elf.build_id, self.search)
@@ -53,7 +51,7 @@ class LineNames:
             self.unresolved.add(losses.DWARF_SHARED.about(shown), nameless)
 
     def _put(self, lines: Lines, calls: Calls, rows: I64, names: SymbolNames) -> int:
-        """Return the number of inlined functions that are left out because they have no name."""
+        """Fill in rows; return the number of inlined functions without a name, which are left out."""
         if not len(calls):
             return 0
         files = self._interned(calls.file, lines.table, names=False)

@@ -5,8 +5,8 @@ The tables are those of a symcache, which the `symbolic` package makes of DWARF 
 simple: code ranges by start, each with a source location {file, line, function, location inlined into}, then
 files, functions and strings. So numpy reads it, a million addresses a second, without the package.
 
-Source: symbolic-symcache/src/raw.rs and lookup.rs of symbolic 13, format version 9; numbers are those of the
-machine that made it, here always little-endian u32, and 0xffffffff means "none".
+Source: symbolic-symcache/src/raw.rs and lookup.rs of symbolic 13, format version 9; numbers are in the byte
+order of the machine that made it, here always little-endian u32, and 0xffffffff means "none".
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _LOCATION: Final = Layout(
 
 
 class Calls(Table):
-    """The functions at n addresses, by (row, depth): the innermost first."""
+    """Functions at n addresses, by (row, depth): the innermost first."""
 
     row: I32 = column("i4", doc="row of the address")
     function: U32Array = column("u4", doc="index for `Symcache.function_name`")
@@ -76,14 +76,10 @@ class Calls(Table):
 
 
 class Symcache:
-    """The tables of one symcache.
-
-    Args:
-        data: its bytes.
-        path: how errors name it.
+    """The tables of one symcache; `path` names it in errors.
 
     Raises:
-        FormatError: it is of another version, or does not hold what its header says.
+        FormatError: it is of another version, or shorter than its header says.
     """
 
     def __init__(self, data: memoryview, path: str) -> None:
@@ -162,7 +158,7 @@ class Symcache:
         )
 
     def function_name(self, index: int) -> str:
-        """Return a function's name, mangled if its language does that; "" unknown."""
+        """Return a function's name as the DWARF spells it; "" unknown."""
         return self._text(int(self._functions["name"][index])) if index < len(self._functions) else ""
 
     def file_path(self, index: int) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from perf_offcpu.symbolize.demangle import Demangler, as_perf, demangle
+from perf_offcpu.symbolize.demangle import as_perf, demangle
 
 MANGLED = {
     "main": "main",
@@ -56,12 +56,6 @@ MANGLED = {
 
 def test_names_are_spelled_as_perf_spells_them() -> None:
     assert dict(zip(MANGLED, demangle(list(MANGLED)), strict=True)) == MANGLED
-
-
-def test_nothing_is_left_and_the_library_is_there() -> None:
-    demangler = Demangler()
-    demangler.demangle([name for name in MANGLED if "\udcff" not in name])
-    assert (demangler.available, demangler.left) == (True, 0)
 
 
 def test_the_cxx_librarys_functions_are_spelled_as_gnu_spells_them() -> None:
@@ -112,7 +106,7 @@ def test_mutated_names_do_no_harm() -> None:
     names = [name for name in MANGLED if len(name) > 8 and name.startswith(("_Z", "_R"))]
     hostile = mutated(names + sorted(cxx_functions())[::20], 20_000, seed=3)
     started = time.monotonic()
-    result = Demangler(patience_s=5).demangle(hostile)
+    result = demangle(hostile, patience_s=5)
     assert time.monotonic() - started < 20
     assert len(result) == len(hostile)
     assert sum(map(len, result)) < 100 * sum(map(len, hostile))
@@ -158,18 +152,16 @@ SLOW = "_ZNKSt4hashIRKSbIwSt11char" + "St4hashIRKSbIwSt11char" * 11  # some 10 s
 
 
 def test_a_name_that_takes_too_long_is_left_and_the_rest_too() -> None:
-    demangler = Demangler(patience_s=0.6)
     started = time.monotonic()
-    assert demangler.demangle(["_ZN3foo3barEi"] * 256 + [SLOW]) == ["foo::bar"] * 256 + [SLOW]
-    assert demangler.demangle(["_ZN3foo3barEi"]) == ["_ZN3foo3barEi"]
+    names = ["_ZN3foo3barEi"] * 256 + [SLOW, "_ZN3foo3barEi"]
+    assert demangle(names, patience_s=0.6) == ["foo::bar"] * 256 + names[256:]
     assert time.monotonic() - started < 8  # the name alone takes more
-    assert demangler.left == 2
 
 
 def test_a_name_that_takes_too_long_is_not_worked_on_any_more() -> None:
     """Memory that a thread took after its time was over once ended the whole program."""
     before = set(children())
-    assert Demangler(patience_s=0.3).demangle([SLOW]) == [SLOW]
+    assert demangle([SLOW], patience_s=0.3) == [SLOW]
     assert set(children()) == before
     assert threading.active_count() == 1
 
@@ -182,12 +174,9 @@ def test_the_names_around_one_that_the_library_dies_of_are_demangled(
     package.mkdir()
     (package / "__init__.py").write_text(DEADLY)
     monkeypatch.syspath_prepend(tmp_path)
-    demangler = Demangler()
     names = ["_Z1av", "_Zabort", "_Zlong", "_Zpanic", "_Znul", "_Zabort", "_Z1bv"]
-    assert demangler.demangle(names) == ["done", "_Zabort", "_Zlong", "_Zpanic", "nul", "_Zabort", "done"]
-    assert demangler.left == 2
-    assert demangler.demangle(["_Zabort"] * 20 + ["_Z1av"])[-1] == "_Z1av"
-    assert demangler.left == 2 + 21
+    assert demangle(names) == ["done", "_Zabort", "_Zlong", "_Zpanic", "nul", "_Zabort", "done"]
+    assert demangle(["_Zabort"] * 20 + ["_Z1av"])[-1] == "_Z1av"
 
 
 DEADLY = """
@@ -227,9 +216,7 @@ def test_little_stack_does_no_harm(stack: int) -> None:
 
 def test_without_the_library_names_stay_mangled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "multi_demangle", None)  # as if it were not installed
-    demangler = Demangler()
-    assert demangler.demangle(["main", "_ZN3foo3barEi"]) == ["main", "_ZN3foo3barEi"]
-    assert (demangler.available, demangler.left) == (False, 1)
+    assert demangle(["main", "_ZN3foo3barEi"]) == ["main", "_ZN3foo3barEi"]
 
 
 def test_a_reference_operator_keeps_its_sign() -> None:
