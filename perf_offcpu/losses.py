@@ -34,23 +34,14 @@ class Stage(enum.Enum):
 
 
 class LossCause(NamedTuple):
-    """A cause of losses.
+    """A cause of losses."""
 
-    Args:
-        stage: where it is counted.
-        name: its identifier; counters of the BPF program and the recorder stand in files under it.
-        text: what was lost, to follow a number: "records of unknown type".
-        remedy: what to do about it; "" if nothing helps.
-        is_loss: False if nothing is missing: the number is only worth knowing.
-        in_last_line: whether the last line of `record` names it.
-    """
-
-    stage: Stage
-    name: str
-    text: str
-    remedy: str = ""
-    is_loss: bool = True
-    in_last_line: bool = False
+    stage: Stage  # where it is counted
+    name: str  # its identifier; counters of the BPF program and the recorder stand in files under it
+    text: str  # what was lost, to follow a number: "records of unknown type"
+    remedy: str = ""  # what to do about it; "" if nothing helps
+    is_loss: bool = True  # False if nothing is missing: the number is only worth knowing
+    in_last_line: bool = False  # whether the last line of `record` names it
 
     def __str__(self) -> str:
         """Return the sentence: what was lost, and the remedy."""

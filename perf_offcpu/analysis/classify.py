@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wait class and system call of each sample, and idle threads: `analysis.wait_classes` on whole columns.
 
-Each function is judged once and each stack once; then each distinct combination of a stack's evidence with
-system call, state and flags is judged once, and samples look theirs up. The rules, in order:
+The rules are applied once to each function, then to each stack, then to each distinct combination of a
+stack's evidence with system call, state and flags; samples look up the result. The rules, in order:
 
     preempted, or runnable at switch-out      run queue
     functions of the kernel, leaf first       the first that means a class; storage below a page fault is
@@ -15,8 +15,8 @@ system call, state and flags is judged once, and samples look theirs up. The rul
 A wait is *for work* if another thread, or the outside, ends it by handing in the next piece: poll and its
 like, accept(), signals, a terminal, condition variables and semaphores, and what a kernel thread does between
 its jobs. Disks, locks, data on a socket or pipe, children and sleeps are not: something is under way, or
-nothing calls. A thread is *idle* if at least 99 % of its time, waits and CPU samples together, were waits for
-work; the event loop of a busy server is not. Documentation/wait-classes.md explains both.
+only time has to pass. A thread is *idle* if at least 99 % of its time, waits and CPU samples together, were
+waits for work; the event loop of a busy server is not. Documentation/wait-classes.md explains both.
 """
 
 from __future__ import annotations
@@ -38,26 +38,19 @@ from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import mutable
 
 _WRAPPER_DEPTH = 4
-"""Number of user frames at the leaf that are looked at: further up a `read` is the program's own."""
+"""Number of user frames, from the leaf on, that can be wrappers: further up a `read` is the program's own."""
 _NONE = -1
-IDLE_PERCENT = 99
+_IDLE_PERCENT = 99
 
 
 @mutable
 class Waits:
-    """Classes and system calls of the waits of n samples.
+    """Classes and system calls of the waits of n samples."""
 
-    Args:
-        wait_class: uint8[n], WaitClass; OTHER for samples that are no waits.
-        syscall: int32[n], index into syscall_names.
-        syscall_names: "" if it is not known; a number without a name as text.
-        for_work: bool[n], waits for the next piece of work.
-    """
-
-    wait_class: U8
-    syscall: I32
-    syscall_names: list[str]
-    for_work: Bool
+    wait_class: U8  # uint8[n], WaitClass; OTHER for samples that are no waits
+    syscall: I32  # int32[n], index into syscall_names
+    syscall_names: list[str]  # "" if it is not known; a number without a name as text
+    for_work: Bool  # bool[n], waits for the next piece of work
 
 
 def classify(profile: Profile) -> Waits:
@@ -98,37 +91,24 @@ def of_idle_threads(profile: Profile, waits: Waits) -> Bool:
     all_time = sum_by(of, period, len(first))
     for_work = sum_by(np.where(waits.for_work, of, -1), period, len(first))
     # Without products of whole sums: they could leave 63 bits.
-    idle: Bool = (for_work > 0) & (all_time - for_work <= all_time // 100 * (100 - IDLE_PERCENT))
+    idle: Bool = (for_work > 0) & (all_time - for_work <= all_time // 100 * (100 - _IDLE_PERCENT))
     return idle[of]
 
 
 class _Evidence(NamedTuple):
-    """Evidence of the functions of a stack, shared by many stacks; -1: none.
+    """Values that the functions of a stack have by the rules, shared by many stacks; -1: none."""
 
-    Args:
-        in_kernel, in_user: WaitClass by functions of the kernel, and by wrappers.
-        file: 0 if a wrapper for a system call on files is at the leaf.
-        fault: 0 if a page fault is in it.
-        compat: 0 if it is in a system call of a 32-bit program.
-        has_kernel: 0 if it has kernel frames.
-        entry: string, the system call by its entry function.
-        work_in_kernel: 1 if functions of the kernel wait for work, 0 if they have some.
-        work_in_user: 0 if a wrapper waits for work.
-        is_there: 0 if there is a stack.
-        entry_name: the name of the system call by its entry function.
-    """
-
-    in_kernel: int
-    in_user: int
-    file: int
-    fault: int
-    compat: int
-    has_kernel: int
-    entry: int
-    work_in_kernel: int
-    work_in_user: int
-    is_there: int
-    entry_name: str = ""
+    in_kernel: int  # WaitClass by functions of the kernel
+    in_user: int  # WaitClass by wrappers
+    file: int  # 1 if a wrapper for a system call on files is at the leaf
+    fault: int  # 1 if a page fault is in it
+    compat: int  # 1 if it is in a system call of a 32-bit program
+    has_kernel: int  # 1 if it has kernel frames
+    entry: int  # string: the system call by its entry function
+    work_in_kernel: int  # 1 if functions of the kernel wait for work, 0 if they have some
+    work_in_user: int  # 1 if a wrapper waits for work
+    exists: int  # 1 if there is a stack
+    entry_name: str = ""  # the name of `entry`
 
 
 def _evidences(profile: Profile) -> tuple[list[_Evidence], I64]:
@@ -136,26 +116,23 @@ def _evidences(profile: Profile) -> tuple[list[_Evidence], I64]:
     first, of_sample = group(profile.samples.stack)
     stacks = profile.samples.stack[first]
     there = stacks >= 0
-    climb = _Climb(profile, stacks[there].astype(np.int64))
-    functions = _Functions(profile, climb.frames())
+    walk = _Walk(profile, stacks[there].astype(np.int64))
     strings = profile.strings.copy()  # names of system calls may be new
 
     def entry(function: str) -> int | None:
         return strings.intern(rules.syscall_of_function(function)) or None
 
     answers = (
-        climb.first(functions.kernel(rules.class_of_function)),
-        climb.first(functions.user(rules.class_of_wrapper), _WRAPPER_DEPTH),
-        climb.first(functions.user(_zero_if(rules.is_file_wrapper)), _WRAPPER_DEPTH),
-        climb.first(functions.kernel(_zero_if(rules.is_fault_entry))),
-        climb.first(functions.kernel(_zero_if(is_compat_entry))),
-        climb.first(functions.kernel(lambda _: 0)),
-        climb.first(functions.kernel(entry)),
-        climb.first(functions.kernel(rules.is_for_work_in_kernel)),
-        climb.first(
-            functions.user(lambda name: 0 if rules.is_for_work_wrapper(name) else None), _WRAPPER_DEPTH
-        ),
-        np.zeros(len(climb.stacks), np.int32),
+        walk.kernel(rules.class_of_function),
+        walk.user(rules.class_of_wrapper),
+        walk.user(_if(rules.is_file_wrapper)),
+        walk.kernel(_if(rules.is_fault_entry)),
+        walk.kernel(_if(is_compat_entry)),
+        walk.kernel(lambda _: 1),
+        walk.kernel(entry),
+        walk.kernel(rules.is_for_work_in_kernel),
+        walk.user(_if(rules.is_for_work_wrapper)),
+        np.ones(len(walk.stacks), np.int32),
     )
     columns = [np.full(len(stacks), _NONE, np.int32) for _ in answers]
     for column, answer in zip(columns, answers, strict=True):
@@ -167,8 +144,8 @@ def _evidences(profile: Profile) -> tuple[list[_Evidence], I64]:
     return found, of[of_sample]
 
 
-def _zero_if(holds: Callable[[str], bool]) -> Callable[[str], int | None]:
-    return lambda function: 0 if holds(function) else None
+def _if(holds: Callable[[str], bool]) -> Callable[[str], int | None]:
+    return lambda function: 1 if holds(function) else None
 
 
 class _Judge:
@@ -178,7 +155,7 @@ class _Judge:
         self._names = {compat: syscall_names(arch, compat=compat) for compat in (False, True)}
 
     def syscall(self, evidence: _Evidence, number: int) -> str:
-        """Return the name of the system call; "" if there was none or it is not known."""
+        """Return the name of the system call; "" if there is none or it is unknown."""
         if number == SYSCALL_UNKNOWN:
             return evidence.entry_name
         return self._names[evidence.compat >= 0].get(number, str(number)) if number >= 0 else ""
@@ -210,32 +187,32 @@ class _Judge:
         if syscall in rules.CLASS_OF_SYSCALL:
             return rules.CLASS_OF_SYSCALL[syscall]
         if number == SYSCALL_NONE:
-            in_user_mode = evidence.is_there >= 0 and evidence.has_kernel < 0
+            in_user_mode = evidence.exists >= 0 and evidence.has_kernel < 0
             return WaitClass.FAULT if in_user_mode else WaitClass.OTHER
         if not syscall and evidence.in_user >= 0:
             return WaitClass(evidence.in_user)
-        on_file = rules.is_file_syscall(syscall) or (not syscall and evidence.file >= 0)
+        on_file = syscall in rules.FILE_SYSCALLS or (not syscall and evidence.file >= 0)
         return WaitClass.DISK if on_file and state == "D" else WaitClass.OTHER
 
 
-@mutable
-class _Functions:
-    """Turn the functions of frames into values: one int32 a frame, -1 where there is nothing to say.
+class _Walk:
+    """Walk up from the leaves of some stacks, all at once.
 
     Args:
-        used: bool[frames], the frames that some stack has.
+        stacks: int64[n], rows in the profile's stacks.
     """
 
-    profile: Profile
-    used: Bool
+    def __init__(self, profile: Profile, stacks: I64) -> None:
+        self.profile, self.stacks = profile, stacks
+        self.is_kernel, self.used = profile.frames.is_kernel(), self._frames()
 
     def kernel(self, judge: Callable[[str], int | None]) -> I32:
-        """Return the value of each kernel frame."""
-        return self._judged(judge, self.used & self.profile.frames.is_kernel())
+        """Return int32[n]: the value of the innermost kernel function that has one; -1 for none."""
+        return self._first(self._judged(judge, self.used & self.is_kernel), 0)
 
     def user(self, judge: Callable[[str], int | None]) -> I32:
-        """Return the value of each user frame."""
-        return self._judged(judge, self.used & ~self.profile.frames.is_kernel())
+        """Return int32[n]: the value of the first user function near the leaf that has one; -1 for none."""
+        return self._first(self._judged(judge, self.used & ~self.is_kernel), _WRAPPER_DEPTH)
 
     def _judged(self, judge: Callable[[str], int | None], wanted: Bool) -> I32:
         frames, strings = self.profile.frames, self.profile.strings
@@ -246,33 +223,16 @@ class _Functions:
         values[rows] = np.array([_NONE if value is None else value for value in judged], np.int32)[of]
         return values
 
-
-@mutable
-class _Climb:
-    """Walk up from the leaves of some stacks, all at once.
-
-    Args:
-        stacks: int64[n], rows in the profile's stacks.
-    """
-
-    profile: Profile
-    stacks: I64
-
-    def first(self, value_of_frame: I32, user_depth: int = 0) -> I32:
-        """Return int32[n]: the value of the first frame, leaf first, that has one; -1 for stacks without.
-
-        Args:
-            user_depth: give up after this number of user frames; 0: never.
-        """
+    def _first(self, value_of_frame: I32, user_depth: int) -> I32:
+        """Return the first value of each stack, leaf first, within `user_depth` user frames (0: all)."""
         found = np.full(len(self.stacks), _NONE, np.int32)
         parent, frame = self.profile.stacks.parent, self.profile.stacks.frame
-        user = ~self.profile.frames.is_kernel()
         live, at, seen = np.arange(len(self.stacks)), self.stacks, np.zeros(len(self.stacks), np.int32)
         if not bool((value_of_frame >= 0).any()):
             return found
         while len(live):
             found[live] = value_of_frame[frame[at]]
-            seen[live] += user[frame[at]]
+            seen[live] += ~self.is_kernel[frame[at]]
             above = parent[at]
             on = (above >= 0) & (found[live] < 0)
             if user_depth:
@@ -280,7 +240,7 @@ class _Climb:
             live, at = live[on], above[on].astype(np.int64)
         return found
 
-    def frames(self) -> Bool:
+    def _frames(self) -> Bool:
         """Return bool[frames]: the frames that some of the stacks have."""
         parent = self.profile.stacks.parent
         node = np.zeros(len(parent), np.bool_)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grouping of samples by any columns, and exact totals of the groups.
+"""Group samples by any columns, and sum up the groups exactly.
 
 All views are sums over groups: by (thread, stack) for folded lines, by tree node for flame graphs, by
 thread for the report. Keys are packed into one integer; where the values lie close together, as row ids do,

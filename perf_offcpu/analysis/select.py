@@ -39,24 +39,17 @@ class Selection:
     """The samples chosen: they match each kind that is given, by any of its values."""
 
     events: tuple[str, ...] = ()
-    """Names of events, with or without modifiers (`cycles` is also `cycles:u`). Default: the off-cpu
-    events of the recording; if it has none, the first event that has samples."""
+    """Names with or without modifiers (`cycles` is also `cycles:u`); the default is that of `event_rows`."""
     comms: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
     tids: tuple[int, ...] = ()
-    cpus: tuple[int, ...] = ()
-    """For a wait the CPU on which the thread continued."""
-    cgroups: tuple[str, ...] = ()
-    """Paths, cgroups below them included, or ids."""
-    windows: tuple[Window, ...] = ()
-    """Spans of time; a wait is at its end."""
-    idle: str = "show"
-    """`hide` leaves out idle threads, `only` all others; see `analysis.classify`."""
-    states: tuple[str, ...] = ()
-    """Letters of `abi.task_state`. This and the fields below choose among waits; other samples stay."""
+    cpus: tuple[int, ...] = ()  # for a wait the CPU on which the thread continued
+    cgroups: tuple[str, ...] = ()  # paths, cgroups below them included, or ids
+    windows: tuple[Window, ...] = ()  # spans of time; a wait is at its end
+    idle: str = "show"  # `hide` leaves out idle threads, `only` all others; see `analysis.classify`
+    states: tuple[str, ...] = ()  # letters. This and the fields below choose among waits; other samples stay
     classes: tuple[WaitClass, ...] = ()
-    min_ns: int = 0
-    """The shortest wait; sums stay if they can hold one."""
+    min_ns: int = 0  # the shortest wait; sums stay if they can hold one
 
     @property
     def is_of_waits(self) -> bool:
@@ -164,7 +157,10 @@ def select_events(profile: Profile, names: Sequence[str] = ()) -> Profile:
 
 
 def event_rows(profile: Profile, names: Sequence[str] = ()) -> I32:
-    """Return int32[k]: the rows in `profile.evsels` of the named or the default events, ascending."""
+    """Return int32[k]: the rows in `profile.evsels` of the named events, ascending.
+
+    Default: the off-cpu events of the recording; if it has none, the first event that has samples.
+    """
     return distinct(np.array(_named(profile, names) if names else _default(profile), np.int32))
 
 
@@ -180,7 +176,7 @@ def _named(profile: Profile, names: Sequence[str]) -> list[int]:
 
 
 def _default(profile: Profile) -> list[int]:
-    """Return the off-cpu events, also when nothing waited: CPU samples must never pass for them."""
+    """Return the off-cpu events, also if nothing waited: CPU samples must never pass for them."""
     by_name = {row for row, event in enumerate(profile.evsels) if event.name == EVENT_NAME}
     flagged = distinct(profile.samples.evsel[profile.is_offcpu()]).tolist()
     offcpu = sorted(by_name.union(flagged))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Task states of samples: the letter and the words of each, for a whole column at once."""
+"""Decode the task states of samples, a whole column at once: letter and meaning of each."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ from perf_offcpu.model.recording import SampleFlag
 
 
 class State(NamedTuple):
-    """A state as people read it.
-
-    Args:
-        letter: as ps shows it; "" if the scheduler has none.
-        words: the letter spelled out.
-    """
+    """A state: the letter that ps shows, "" if the scheduler has none, and its meaning."""
 
     letter: str
     words: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parser of `--time`, with the syntax of perf report and perf script.
+"""Parse `--time`, with the syntax of perf report and perf script.
 
     1107.25,1107.5      from … to, in seconds of the recording's clock; either may be missing
     1.0,1.5 2.0,2.5     several
@@ -12,6 +12,7 @@ A sample is in a window if its time is; the time of a wait is its end. Source: t
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -33,25 +34,20 @@ _NS_PER_S = 10**9
 
 @frozen
 class Window:
-    """A span of time in ns, or parts of the recording. Both ends belong to it, but see `is_part`.
+    """A span of time in ns, or parts of the recording. Both ends belong to it, but see `is_part`."""
 
-    Args:
-        begin, end: None if it is open.
-        is_part: of 0 (first sample) to 1 (last sample); the end does not belong to it unless it is 1.
-    """
-
-    begin: Fraction | None
-    end: Fraction | None
-    is_part: bool = False
+    begin: Fraction | None  # None if it is open
+    end: Fraction | None  # None if it is open
+    is_part: bool = False  # 0 (first sample) to 1 (last sample); the end does not belong to it unless it is 1
 
     def contains(self, times: I64, first_ns: int, last_ns: int) -> Bool:
         """Return bool[n]: the times that lie in it."""
         inside = times >= 0
         if self.begin is not None:
-            inside &= times >= _ceil(self._absolute(self.begin, first_ns, last_ns))
+            inside &= times >= math.ceil(self._absolute(self.begin, first_ns, last_ns))
         if self.end is not None:
             end = self._absolute(self.end, first_ns, last_ns)
-            inside &= times < _ceil(end) if self.is_part and self.end < 1 else times <= end.__floor__()
+            inside &= times < math.ceil(end) if self.is_part and self.end < 1 else times <= math.floor(end)
         return inside
 
     def _absolute(self, edge: Fraction, first_ns: int, last_ns: int) -> Fraction:
@@ -59,11 +55,7 @@ class Window:
 
 
 def parse_windows(text: str) -> tuple[Window, ...]:
-    """Parse the value of `--time`.
-
-    Raises:
-        UsageError: it names no time.
-    """
+    """Parse the value of `--time`; raise UsageError if it names no time."""
     words = re.split(r"[ ,]+", text.strip()) if "%" in text else text.split()
     windows = tuple(_part(word) if "%" in text else _span(word) for word in words)
     if not windows:
@@ -117,7 +109,3 @@ def _part(word: str) -> Window:
     if not 0 <= begin < end or begin >= 1:
         raise UsageError(f"--time: there is nothing at '{word}'")
     return Window(begin, min(end, Fraction(1)), is_part=True)
-
-
-def _ceil(value: Fraction) -> int:
-    return value.__ceil__()

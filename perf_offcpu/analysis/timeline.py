@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples in time: which can be placed, where each begins and ends, and which thread's track each is on.
+"""Place samples in time: begin and end of each, and the track of its thread.
 
 A wait ends at its sample's time and began `period` ns earlier. Three kinds of samples have a weight and no
 place: sums of many waits, samples without a time, and on-CPU samples, which are moments. The time of a format
@@ -24,57 +24,40 @@ _NEVER = np.iinfo(np.int64).max
 
 @frozen
 class Track:
-    """A thread that has samples.
+    """A thread that has samples."""
 
-    Args:
-        pid: tgid; -1 unknown.
-        tid: thread id; -1 unknown.
-        comm: printable; the name at its last sample.
-        rows: int64[k], its samples in the order of the profile.
-    """
-
-    pid: int
-    tid: int
-    comm: str
-    rows: I64
+    pid: int  # tgid; -1 unknown
+    tid: int  # thread id; -1 unknown
+    comm: str  # printable; the name at its last sample
+    rows: I64  # int64[k], its samples in the order of the profile
 
     @property
     def label(self) -> str:
-        """`comm (pid PID, tid TID)`."""
+        """Return `comm (pid PID, tid TID)`."""
         pid, tid = ("?" if number < 0 else number for number in (self.pid, self.tid))
         return f"{self.comm} (pid {pid}, tid {tid})"
 
 
 @mutable
 class Timeline:
-    """The places of n samples in time.
+    """The places of n samples in time."""
 
-    Args:
-        tracks: by (pid, tid).
-        track: int64[n], the track of each sample.
-        waits: bool[n], off-cpu samples with a place: one wait each.
-        moments: bool[n], on-CPU samples with a time.
-        begin_ns: int64[n], ns since `origin_ns`: begin of a wait, time of a moment; 0 for the others.
-        end_ns: int64[n]; equal to `begin_ns` for samples that are no waits.
-        origin_ns: the begin of the first wait or moment, in the recording's clock.
-    """
-
-    tracks: list[Track]
-    track: I64
-    waits: Bool
-    moments: Bool
-    begin_ns: I64
-    end_ns: I64
-    origin_ns: int
+    tracks: list[Track]  # by (pid, tid)
+    track: I64  # int64[n], the track of each sample
+    waits: Bool  # bool[n], off-cpu samples with a place: one wait each
+    moments: Bool  # bool[n], on-CPU samples with a time
+    begin_ns: I64  # int64[n], ns since `origin_ns`: begin of a wait, time of a moment; 0 for the others
+    end_ns: I64  # int64[n]; equal to `begin_ns` for samples that are no waits
+    origin_ns: int  # the begin of the first wait or moment, in the recording's clock
 
     @property
     def placed(self) -> Bool:
-        """bool[n]: the samples that have a place."""
+        """Return bool[n]: the samples that have a place."""
         return self.waits | self.moments
 
     @property
     def duration_ns(self) -> int:
-        """The time from the origin to the last end."""
+        """Return the time from the origin to the last end."""
         return int(self.end_ns.max(initial=0))
 
 

@@ -29,33 +29,25 @@ class Work(enum.Enum):
 
 
 class ClassRow(NamedTuple):
-    """A row of the table.
+    """A row of the table."""
 
-    Args:
-        meaning: what is waited for, for people.
-        colour: of the profiler's categories (GraphColor in Firefox profiler's src/types/profile.ts).
-            Ten are for classes, all in use: a further class shares one.
-        work: see `Work`.
-        functions: functions of the kernel.
-        syscalls: system calls that are used for nothing else.
-        wrappers: functions of libc or Go's runtime.
-        work_functions, work_syscalls, work_wrappers: those that wait for the next piece of work.
-    """
-
-    meaning: str
+    meaning: str  # what the waiting thread needs, in words
     colour: str
-    work: Work = Work.BY_FUNCTION
-    functions: str = ""
-    syscalls: str = ""
-    wrappers: str = ""
-    work_functions: str = ""
-    work_syscalls: str = ""
-    work_wrappers: str = ""
+    """A GraphColor of Firefox profiler (src/types/profile.ts); all ten are in use: a further class shares one."""
+    work: Work = Work.BY_FUNCTION  # see `Work`
+    functions: str = ""  # functions of the kernel
+    syscalls: str = ""  # system calls that are used for nothing else
+    wrappers: str = ""  # functions of libc or Go's runtime
+    work_functions: str = ""  # functions of the kernel that wait for the next piece of work
+    work_syscalls: str = ""  # system calls that wait for the next piece of work
+    work_wrappers: str = ""  # wrappers that wait for the next piece of work
 
 
 class WaitClass(enum.IntEnum):
-    """Classes of waits. A member is its number in columns; the members after OTHER are in the order in which
-    views list them and rules are tried."""
+    """Classes of waits.
+
+    A member is its number in columns; after OTHER they have the order of views and of the rules.
+    """
 
     row: ClassRow
 
@@ -224,7 +216,9 @@ BY_LABEL = {one.label: one for one in CLASSES}
 CLASS_OF_SYSCALL = {name: one for one in CLASSES for name in one.row.syscalls.split()}
 """System calls with one purpose. Others (read, write, ioctl, close, …) say nothing of what is waited for."""
 
-_FILE_SYSCALLS = "read write readv writev open openat openat2 close sendfile sendfile64 ioctl"
+FILE_SYSCALLS = frozenset(
+    "read write readv writev open openat openat2 close sendfile sendfile64 ioctl".split()
+)
 """System calls whose waits in state D are for storage: pipes, sockets and terminals are waited for in S."""
 _FILE_WRAPPER = r"_*(read|write)v?(64)? _*open(at)?(64)?(_nocancel)? _*close _*sendfile(64)? _*ioctl"
 
@@ -260,11 +254,6 @@ def class_of_wrapper(function: str) -> WaitClass | None:
 def is_fault_entry(function: str) -> bool:
     """Return True if this function of the kernel runs in page faults only."""
     return _matches(_FAULT_ENTRY, _bare(function))
-
-
-def is_file_syscall(syscall: str) -> bool:
-    """Return True if waits of this system call in state D are for storage."""
-    return _matches(_FILE_SYSCALLS, syscall)
 
 
 def is_file_wrapper(function: str) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Details of samples in words, for timelines: state, class, system call, waker, cgroup.
+"""Describe samples in words, for timelines: state, class, system call, waker, cgroup.
 
 No detail is a number that differs from wait to wait, so many samples share few sets of details.
 """
@@ -30,26 +30,19 @@ _NOTES = {
 
 @mutable
 class Details:
-    """The distinct sets of details of n samples.
+    """The distinct sets of details of n samples."""
 
-    Args:
-        sets: name → text, printable; unknown details are left out.
-        letters: the state's letter of each set; "" where there is none.
-        of: int64[n], the set of each sample.
-        preempted: bool[n], off-cpu samples of threads that were runnable.
-    """
-
-    sets: list[dict[str, str]]
-    letters: list[str]
-    of: I64
-    preempted: Bool
+    sets: list[dict[str, str]]  # name → text, printable; unknown details are left out
+    letters: list[str]  # the state's letter of each set; "" where there is none
+    of: I64  # int64[n], the set of each sample
+    preempted: Bool  # bool[n], off-cpu samples of threads that were runnable
 
 
 def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -> Details:
     """Return the details of all samples of a profile.
 
     Args:
-        waits: `classify(profile)`, if it is there already.
+        waits: `classify(profile)`, if it is known.
     """
     samples, waits = profile.samples, waits or classify(profile)
     state = state_codes(samples)

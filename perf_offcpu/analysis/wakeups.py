@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wake-ups: who woke each sleeper, the arrows that timelines draw, and the graph of all pairs of threads.
+"""Find the waker of each sleeper, the arrows that timelines draw, and the graph of all pairs of threads.
 
 An arrow begins at a mark on the waker's track, a slice of a microsecond or less: it must end before anything
 else there begins or ends, because slices of a track may only nest. An interrupt is not the work of the task
@@ -48,24 +48,14 @@ def with_wakers(profile: Profile, timeline: Timeline) -> tuple[list[Track], I64]
 
 @mutable
 class Wakeups:
-    """Wake-ups that ended the waits of n samples.
+    """Wake-ups that ended the waits of n samples."""
 
-    Args:
-        tracks: the tracks of the timeline, then those of threads that only woke others.
-        waker: int64[n], the track of the waker; -1 unknown.
-        interrupt: bool[n], whether it was an interrupt on top of that thread.
-        queued_ns: int64[n], ns since the timeline's origin: from then to its end the thread waited for a CPU.
-            The end itself where that is unknown or the sample is no wait.
-        arrows: int64[k], the samples whose wake-up is drawn.
-        mark_ns: int64[k], the length of the mark of each.
-    """
-
-    tracks: list[Track]
-    waker: I64
-    interrupt: Bool
-    queued_ns: I64
-    arrows: I64
-    mark_ns: I64
+    tracks: list[Track]  # the tracks of the timeline, then those of threads that only woke others
+    waker: I64  # int64[n], the track of the waker; -1 unknown
+    interrupt: Bool  # bool[n], True for an interrupt on top of that thread
+    queued_ns: I64  # int64[n], ns since the origin: from then on it waited for a CPU; the end if unknown
+    arrows: I64  # int64[k], the samples whose wake-up is drawn
+    mark_ns: I64  # int64[k], the length of the mark of each
 
 
 def wakeups_of(profile: Profile, timeline: Timeline) -> Wakeups:
@@ -111,24 +101,15 @@ def _sorted_by(tracks: I64, times: I64) -> I64:
 
 @mutable
 class WakerGraph:
-    """Threads and the wake-ups between them, without the time from wake-up to running, the scheduler's.
+    """Threads and the wake-ups between them; run-queue delays, which the scheduler causes, are left out."""
 
-    Args:
-        labels: the k threads, the last one INTERRUPT.
-        off_cpu_ns: int64[k], all off-cpu time of each.
-        waker, sleeper: int64[m], the two threads of each pair.
-        count: int64[m], number of waits that the one ended for the other.
-        blocked_ns: int64[m], how long these lasted, until the wake-up.
-        longest_ns: int64[m], the longest of them.
-    """
-
-    labels: list[str]
-    off_cpu_ns: I64
-    waker: I64
-    sleeper: I64
-    count: I64
-    blocked_ns: I64
-    longest_ns: I64
+    labels: list[str]  # the k threads, the last one INTERRUPT
+    off_cpu_ns: I64  # int64[k], all off-cpu time of each
+    waker: I64  # int64[m], the thread of each pair that woke the other
+    sleeper: I64  # int64[m], the other thread
+    count: I64  # int64[m], number of waits of the sleeper that the waker ended
+    blocked_ns: I64  # int64[m], their length until the wake-up
+    longest_ns: I64  # int64[m], the longest of them
 
 
 def waker_graph_of(profile: Profile) -> WakerGraph:

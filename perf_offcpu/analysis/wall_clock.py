@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wall-clock profiles: on-CPU and off-CPU samples together, in ns.
+"""Make wall-clock profiles: on-CPU and off-CPU samples together, in ns.
 
 Events that count time are in ns already. Samples taken at a frequency (`-F 99 -e cycles`) stand for a fixed
 time each, whatever they count: 10^9 / frequency ns. Samples taken after a number of occurrences say nothing

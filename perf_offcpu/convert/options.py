@@ -19,17 +19,10 @@ MIN_SHARE = 0.5
 class Options(PathOptions):
     """The options of converters. Selecting samples is not one of them: see `analysis.select`."""
 
-    unit: str = ""
-    """Unit of time of the weights, a key of UNITS; "" as counted (ns for time). Default: ""."""
-    form: str = ""
-    """One of the forms that the format has, see `Format.forms`; "" is the first. Default: ""."""
-    wakers: bool = False
-    """Show wake-ups between threads instead of calls between functions. Default: no."""
-    svg: bool = False
-    """Let graphviz draw it. Default: no."""
-    min_share: float = MIN_SHARE
-    """Leave out what has less than this percentage of the total. Default: MIN_SHARE."""
-    diff: Profile | None = None
-    """An older profile to compare with, its events selected alike. Default: none."""
-    title: str = ""
-    """Title of a picture; "" is one made of what it shows. Default: ""."""
+    unit: str = ""  # unit of time of the weights, a key of UNITS; "" as counted (ns for time)
+    form: str = ""  # one of the forms that the format has, see `Format.forms`; "" is the first
+    wakers: bool = False  # show wake-ups between threads instead of calls between functions
+    svg: bool = False  # let graphviz draw it
+    min_share: float = MIN_SHARE  # leave out rows below this percentage of the total
+    diff: Profile | None = None  # an older profile to compare with, its events selected alike
+    title: str = ""  # title of a picture; "" is one made of what it shows

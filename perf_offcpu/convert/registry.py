@@ -28,29 +28,17 @@ if TYPE_CHECKING:
 
 @frozen
 class Format:
-    """One output format.
+    """One output format."""
 
-    Args:
-        name: the flag of `perf-offcpu convert` without its dashes.
-        module: the module in `convert` that writes it.
-        suffix: appended to the input's name when no output is named.
-        doc: one line for the help.
-        options: fields of Options that it honours; setting others is an error.
-        binary: writes bytes; not for terminals.
-        forms: values of the flag, each a suffix of its own; the first is the default.
-        most_bytes: size above which the usual viewers no longer open it; 0 for no such limit.
-        needs_times: shows when things happened, and so needs samples with a time.
-    """
-
-    name: str
-    module: str
-    suffix: str
-    doc: str
-    options: frozenset[str] = frozenset()
-    binary: bool = False
-    forms: tuple[str, ...] = ()
-    most_bytes: int = 0
-    needs_times: bool = False
+    name: str  # the flag of `perf-offcpu convert` without its dashes
+    module: str  # the module in `convert` that writes it
+    suffix: str  # appended to the input's name when no output is named
+    doc: str  # one line for the help
+    options: frozenset[str] = frozenset()  # fields of Options that it honours; setting others is an error
+    binary: bool = False  # writes bytes; not for terminals
+    forms: tuple[str, ...] = ()  # values of the flag, each a suffix of its own; the first is the default
+    most_bytes: int = 0  # size above which the usual viewers no longer open it; 0 for no such limit
+    needs_times: bool = False  # shows when things happened, and so needs samples with a time
 
     def write(self, profile: Profile, out: IO[Any], options: Options | None = None) -> None:
         """Write all samples of the profile to a stream; raise UsageError if the format cannot hold them."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callchains before symbolization: ragged rows of raw words, and finding equal ones.
+"""Hold callchains before symbolization, ragged rows of raw words, and find equal ones.
 
 The words are those of the wire, leaf first, context markers included (`abi.sample.CallchainContext`), so
 that writing a chain back gives the same bytes. Rows with equal 64-bit hashes are compared word by word: a
@@ -52,7 +52,7 @@ class Ragged:
 
     @property
     def lengths(self) -> I64:
-        """The number of words of each row: int64[n]."""
+        """Return the number of words of each row: int64[n]."""
         return np.diff(self.offsets)
 
     @classmethod
@@ -205,7 +205,7 @@ def first_of_each(keys: U64) -> tuple[I64, I32]:
 
 
 def equal_rows(chains: Ragged, others: Ragged, other: I64 | I32) -> bool:
-    """Return whether each row i of `chains` equals row `other[i]` of `others`, word by word."""
+    """Return True if each row i of `chains` equals row `other[i]` of `others`, word by word."""
     lengths, starts = chains.lengths, others.offsets[:-1][other]
     if not np.array_equal(lengths, others.offsets[1:][other] - starts):
         return False
@@ -222,7 +222,7 @@ def equal_rows(chains: Ragged, others: Ragged, other: I64 | I32) -> bool:
 
 
 def _unique_by_bytes(chains: Ragged) -> tuple[Ragged, I32]:
-    """Return what `unique_rows` does, for the one input in 2^64 / n^2 whose hashes collide."""
+    """Do the work of `unique_rows` for the one input in 2^64 / n^2 whose hashes collide."""
     seen: dict[bytes, int] = {}
     ids = np.array(
         [seen.setdefault(chains.row(i).tobytes(), len(seen)) for i in range(len(chains))], np.int32

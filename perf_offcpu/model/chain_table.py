@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The different callchains of a recording, collected batch by batch.
+"""Collect the different callchains of a recording, batch by batch.
 
 A recording repeats few callchains many times, so only the different ones stay in memory. They are found by
 hash, and compared word by word.

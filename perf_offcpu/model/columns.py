@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables as structs of arrays: each column declared once, with dtype, unit, sentinel and meaning.
+"""Declare tables as structs of arrays: each column once, with dtype, unit, sentinel and meaning.
 
     class Losses(Table):
         cause: U32 = column("u4", doc="string")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns that grow at their end, for readers that do not know the number of rows.
+"""Let columns grow at their end, for readers that do not know the number of rows.
 
 `np.concatenate` of parts needs memory for everything twice. Here a column has a mapping of its own, which the
 kernel makes longer without copying it, and numpy reads it in place. Reserved pages take no memory; used ones

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An open hash table in numpy: look up the rows of many 64-bit hashes at once.
+"""Look up the rows of many 64-bit hashes at once, in an open hash table in numpy.
 
 The upper bits of a hash, multiplied, select its first slot, the lower ones the distance to the next (double
 hashing: different hashes share slots by accident only). Each step looks at all open hashes; at most half of

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Join Recordings, or Profiles, to one: rows one after the other, what they refer to renumbered.
+"""Join Recordings, or Profiles, to one: rows one after the other, ids of rows renumbered.
 
-Each column says what its values stand for (`columns.Domain`), so one function serves all tables. Strings,
-events and callchains that are equal become one row; the rows of other tables keep apart. What order and rules
-the result needs is for its users: `decode.join` joins the recordings of one host, `symbolize.hosts` the
-profiles of several.
+Each column declares the meaning of its values (`columns.Domain`), so one function serves all tables. Strings,
+events and callchains that are equal become one row; the rows of other tables stay apart. The users sort the
+result: `decode.join` joins the recordings of one host, `symbolize.hosts` the profiles of several.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
 
 
 def _key(evsel: Evsel) -> tuple[object, ...]:
-    """Return what equal events have in common: name, counted event, and fields of samples."""
+    """Return the properties that equal events share: name, counted event, and fields of samples."""
     attr = evsel.attr
     period = 0 if attr.sample_type & SampleType.PERIOD else (attr.sample_period, attr.flags & AttrFlag.FREQ)
     counted = attr.type, attr.config, attr.config1, attr.config2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Profile: named frames, a stack tree, and one row a sample, for people.
+"""Define the Profile: named frames, a stack tree, and one row a sample, for people.
 
 `symbolize.symbolize` makes it from a Recording; converters and reports take nothing else, so none of them
 can be handed unsymbolized data by mistake. A sample's weight is its `period`: an integer until printed.
@@ -68,8 +68,7 @@ class Profile:
     tasks: Tasks = field(default_factory=Tasks)
     budget: Budget = field(default_factory=Budget)
     cgroups: dict[int, str] = field(default_factory=dict)
-    build_ids: dict[int, str] = field(default_factory=dict)
-    """Row in strings of a dso → its build-id in hex, where it is known and never changed."""
+    build_ids: dict[int, str] = field(default_factory=dict)  # dso (string) → hex build-id that never changed
     losses: dict[LossCause, int] = field(default_factory=dict)
     meta: Meta = field(default_factory=Meta)
 

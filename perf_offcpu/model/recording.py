@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Recording: the records of the kernel as columns, with raw addresses, before symbolization.
+"""Define the Recording: the records of the kernel as columns, with raw addresses, before symbolization.
 
 Stages (`decode.retype`, `decode.deferred`, unwinding) are functions from Recording to Recording;
 `symbolize.symbolize` turns it into a `model.profile.Profile`. Samples are sorted by (time, place in the
@@ -190,8 +190,7 @@ class Evsel:
 
     name: str
     attr: Attr
-    unit: str = ""
-    """Unit of periods: "ns" where the event counts time, else "" (occurrences)."""
+    unit: str = ""  # unit of periods: "ns" where the event counts time, else "" (occurrences)
 
 
 @mutable
@@ -205,22 +204,16 @@ class Meta:
     cmdline: tuple[str, ...] = ()
     cpu_desc: str = ""
     nr_cpus: int = 0
-    clockid: int = -1
-    """Clock of all times; -1 is perf's own (scheduler) clock."""
-    wall_clock_ns: int = 0
-    """CLOCK_REALTIME at the moment `wall_clock_at_ns` of the recording's clock; 0 unknown."""
+    clockid: int = -1  # clock of all times; -1 is perf's own (scheduler) clock
+    wall_clock_ns: int = 0  # CLOCK_REALTIME at `wall_clock_at_ns` of the recording's clock; 0 unknown
     wall_clock_at_ns: int = 0
-    begin_ns: int = 0
-    """Waits that ended from here on were recorded; 0 unknown."""
+    begin_ns: int = 0  # waits that ended from here on were recorded; 0 unknown
     end_ns: int = 0
-    threshold_ns: int = -1
-    """Waits from here on are samples of their own, shorter ones were summed; -1 unknown."""
-    first_ns: int = -1
-    """Time of the first timed sample or record; -1 none."""
+    threshold_ns: int = -1  # shorter waits were summed, longer ones are samples; -1 unknown
+    first_ns: int = -1  # time of the first timed sample or record; -1 none
     last_ns: int = -1
     kernel_build_id: str = ""
-    source: str = ""
-    """The file, as the user named it."""
+    source: str = ""  # the file, as the user named it
 
     @property
     def duration_ns(self) -> int:
@@ -234,8 +227,7 @@ class Recording:
 
     samples: Samples = field(default_factory=Samples)
     callchains: Ragged = field(default_factory=Ragged)
-    snapshots: Snapshots = field(default_factory=Snapshots)
-    """Empty unless asked for (`decode.load`), and once they are unwound."""
+    snapshots: Snapshots = field(default_factory=Snapshots)  # empty if not wanted, or unwound
     evsels: list[Evsel] = field(default_factory=list)
     strings: Strings = field(default_factory=Strings)
     spaces: Spaces = field(default_factory=Spaces)
@@ -243,14 +235,11 @@ class Recording:
     dsos: Dsos = field(default_factory=Dsos)
     comms: Comms = field(default_factory=Comms)
     tasks: Tasks = field(default_factory=Tasks)
-    budget: Budget = field(default_factory=Budget)
-    """Empty if the recording does not hold it."""
+    budget: Budget = field(default_factory=Budget)  # empty if the recording does not hold it
     kernel_symbols: KernelSymbols = field(default_factory=KernelSymbols)
-    deferred: DeferredChains = field(default_factory=DeferredChains)
-    """Empty once they are merged."""
+    deferred: DeferredChains = field(default_factory=DeferredChains)  # empty once they are merged
     cgroups: dict[int, str] = field(default_factory=dict)
-    losses: dict[LossCause, int] = field(default_factory=dict)
-    """Cause → number of losses; only causes that happened. Shown by every report."""
+    losses: dict[LossCause, int] = field(default_factory=dict)  # → number, never 0
     meta: Meta = field(default_factory=Meta)
 
     def replaced(self, **changes: Any) -> Recording:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of user stacks, to be unwound later.
+"""Hold snapshots of user stacks, which are unwound later.
 
 A snapshot is the thread's user registers and the bytes of its stack from the stack pointer upwards. The bytes
 can be anything that the program had on its stack, secrets included, and are dropped once they are unwound.
@@ -31,7 +31,7 @@ class StoredStacks(Protocol):
 
     @property
     def lengths(self) -> I64:
-        """The number of words of each stack: int64[n]."""
+        """Return the number of words of each stack: int64[n]."""
 
     def read_stacks(self, rows: I64) -> StackWords:
         """Read some stacks, which are valid until the next call."""

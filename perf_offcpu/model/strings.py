@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interned strings: the texts of a Recording or Profile, referred to by row; row 0 is "".
+"""Intern strings: the texts of a Recording or Profile, referred to by row; row 0 is "".
 
 Texts come from kernels and files as bytes that need not be UTF-8 (a comm may end inside a character):
 they are decoded with surrogateescape, which writes the same bytes back. Output escapes them (`text`).
@@ -46,7 +46,7 @@ class Strings:
         return np.fromiter((self.intern(text) for text in texts), np.uint32)
 
     def find(self, text: str) -> int:
-        """Return the row of a text, -1 if it is not here."""
+        """Return the row of a text; -1 if there is none."""
         return self._ids.get(text, -1)
 
     def copy(self) -> Strings:

@@ -27,11 +27,9 @@ EDGES = (0, *(step * 10**power for power in range(3, 16) for step in (1, 2, 5)))
 class GroupRow:
     """Samples with the same values of some keys."""
 
-    values: tuple[str, ...]
-    """Printable, in the order of the keys."""
+    values: tuple[str, ...]  # printable, in the order of the keys
     total: Total
-    runq: int
-    """ns of the weight between wake-up and running, as far as recorded."""
+    runq: int  # ns of the weight between wake-up and running, as far as recorded
 
 
 @frozen
@@ -40,10 +38,8 @@ class GroupTable:
 
     keys: tuple[str, ...]
     rows: list[GroupRow]
-    more: tuple[int, int]
-    """(rows, weight) over the limit."""
-    runq_known: bool
-    """Any sample has a run-queue delay."""
+    more: tuple[int, int]  # (rows, weight) over the limit
+    runq_known: bool  # any sample has a run-queue delay
 
 
 def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int | None = None) -> GroupTable:
@@ -75,10 +71,8 @@ class FunctionRow:
     """A function in all threads; a mark such as "[truncated]" is one, too."""
 
     name: Name
-    inclusive: int
-    """Weight of the samples that have it on their stack; recursion counts nothing twice."""
-    own: int
-    """Weight of the samples that end in it."""
+    inclusive: int  # weight of the samples that have it on their stack; recursion counts nothing twice
+    own: int  # weight of the samples that end in it
 
 
 @frozen
@@ -86,8 +80,7 @@ class FunctionTable:
     """The functions by inclusive weight; they overlap, so their weights do not add up to the total."""
 
     rows: list[FunctionRow]
-    more: int
-    """Number of functions over the limit."""
+    more: int  # number of functions over the limit
 
 
 def function_table(subject: Profile, limit: int | None = None) -> FunctionTable:
@@ -119,12 +112,9 @@ class Bucket:
 class Histogram:
     """The lengths of all waits of a report. Of sums only the total is known."""
 
-    buckets: list[Bucket]
-    """Ascending, from the first to the last that is not empty; buckets between them may be empty."""
-    sums: int
-    """Number of samples that are sums."""
-    summed: Total
-    """The total of the sums."""
+    buckets: list[Bucket]  # ascending; the first and the last are not empty, those between may be
+    sums: int  # number of samples that are sums
+    summed: Total  # the total of the sums
 
 
 def histogram(samples: ProfileSamples) -> Histogram:

@@ -24,7 +24,7 @@ Label = Callable[[int], str]
 
 
 def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:
-    """Return int64[samples], equal for equal values, and what names the value of a row."""
+    """Return int64[samples], equal for equal values, and the function that names the value of a row."""
     samples, strings = profile.samples, profile.strings
     simple: dict[str, tuple[I64, Label]] = {
         "comm": (_wide(samples.comm), lambda row: thread_label(strings[samples.comm[row]])),

@@ -19,21 +19,13 @@ NOT_KNOWN = "-"
 
 @frozen
 class Style:
-    """How to print.
+    """Choices of the output."""
 
-    Args:
-        unit: unit of time, a key of UNITS.
-        leaf_first: begin stacks with the function that waited (perf's `-g callee`), else with the root.
-        width: columns of the terminal; None for a pipe or file: nothing is cut.
-        color: use colours.
-        stacks: show stacks after the tables.
-    """
-
-    unit: str = "ms"
-    leaf_first: bool = False
-    width: int | None = None
-    color: bool = False
-    stacks: bool = True
+    unit: str = "ms"  # unit of time, a key of UNITS
+    leaf_first: bool = False  # begin stacks with the function that waited (`-g callee`), else with the root
+    width: int | None = None  # columns of the terminal; None for a pipe or file: nothing is cut
+    color: bool = False  # use colours
+    stacks: bool = True  # show stacks after the tables
 
     def paint(self, code: str, text: str) -> str:
         """Return the text in a colour, if colours are on and the code is not ""."""

@@ -75,17 +75,12 @@ class StackRow:
     """A stack of one comm, functions by name."""
 
     comm: str
-    frames: tuple[Name, ...]
-    """Root first, the comm itself not included."""
+    frames: tuple[Name, ...]  # root first, the comm itself not included
     total: Total
-    states: dict[str, int]
-    """Weight by state letter (see `abi.task_state`), largest first; unknown states are left out."""
-    classes: dict[str, int] = field(default_factory=dict)
-    """Weight by class (`analysis.wait_classes`), largest first."""
-    syscalls: dict[str, int] = field(default_factory=dict)
-    """Weight by system call, largest first; "" none or unknown."""
-    still_blocked: int = 0
-    """Number of its samples that were still blocked when the recording ended."""
+    states: dict[str, int]  # weight by state letter (`abi.task_state`), largest first; without unknown states
+    classes: dict[str, int] = field(default_factory=dict)  # weight by wait class, largest first
+    syscalls: dict[str, int] = field(default_factory=dict)  # weight by call, largest first; "" unknown
+    still_blocked: int = 0  # number of its samples that were still blocked when the recording ended
 
 
 @frozen
@@ -94,30 +89,21 @@ class Summary:
 
     meta: Meta
     events: list[EventRow]
-    subject: tuple[str, ...]
-    """Names of the events that the rows are about."""
+    subject: tuple[str, ...]  # names of the events that the rows are about
     is_offcpu: bool
-    unit: str
-    """Unit of all weights of the subject: "ns", or "" for occurrences."""
+    unit: str  # unit of all weights of the subject: "ns", or "" for occurrences
     total: Total
-    beside: EventRow | None
-    """The event in the rows' `beside`."""
+    beside: EventRow | None  # the event in the rows' `beside`
     threads: list[ThreadRow]
-    more_threads: tuple[int, int]
-    """(rows, weight) cut off by the limit."""
+    more_threads: tuple[int, int]  # (rows, weight) cut off by the limit
     stacks: list[StackRow]
     more_stacks: tuple[int, int]
-    budget: BudgetTable | None
-    """None if the threads' lives are unknown, or a selection of samples left only parts of them."""
-    groups: GroupTable
-    """By class, or by the sort keys."""
-    functions: FunctionTable | None
-    """None unless asked for."""
-    histogram: Histogram | None
-    """Of off-cpu time only."""
+    budget: BudgetTable | None  # None if the threads' lives are unknown, or cut by a selection of samples
+    groups: GroupTable  # by class, or by the sort keys
+    functions: FunctionTable | None  # None unless asked for
+    histogram: Histogram | None  # of off-cpu time only
     losses: dict[LossCause, int]
-    notes: dict[LossCause, int] = field(default_factory=dict)
-    """Properties of the subject's samples that are no losses → number of samples."""
+    notes: dict[LossCause, int] = field(default_factory=dict)  # causes that lose nothing → samples
 
 
 @frozen
@@ -144,8 +130,8 @@ def summarize(
         profile: all samples of the threads to report, of all events.
         events: names of the events to report on; by default those of `analysis.select`.
         keys: keys of `groups`, see `report.keys`.
-        children: whether to sum up functions with all that they call.
-        whole_lives: whether all samples of each thread are here, so that budgets mean something.
+        children: sum up functions with all that they call.
+        whole_lives: the profile has all samples of each thread, so that budgets mean something.
 
     Raises:
         UsageError: an event is not in the recording, or their weights do not add up.
@@ -183,7 +169,7 @@ def summarize(
 
 
 def _is_offcpu(subject: Profile, events: list[Evsel]) -> bool:
-    """Return whether all samples are waits; an event without samples is known by its name."""
+    """Return True if all samples are waits; an event without samples is known by its name."""
     if len(subject.samples):
         return bool(subject.is_offcpu().all())
     return [event.name for event in events] == [EVENT_NAME]

@@ -18,19 +18,12 @@ _ELLIPSIS = "…"
 
 @frozen
 class Column:
-    """One column.
+    """One column."""
 
-    Args:
-        title: its heading.
-        cells: the texts, a line each, printable.
-        left: align to the left; numbers are aligned to the right.
-        spare: rank in which columns go when the room is short, the highest first; 0 stays.
-    """
-
-    title: str
-    cells: Sequence[str]
-    left: bool = False
-    spare: int = 0
+    title: str  # its heading
+    cells: Sequence[str]  # the texts, a line each, printable
+    left: bool = False  # align to the left; numbers are aligned to the right
+    spare: int = 0  # rank in which columns go when the room is short, the highest first; 0 stays
 
     @property
     def width(self) -> int:

@@ -28,14 +28,10 @@ class BudgetRow:
     pid: int
     tid: int
     wall: int
-    running: int | None
-    """None: part of `unknown`."""
-    runnable: int
-    """Waiting for a CPU: woken, preempted, or yielding."""
-    blocked: dict[str, int]
-    """By state letter; "" unknown."""
-    unknown: int
-    """Negative where waits reach beyond the known life of the thread."""
+    running: int | None  # None: part of `unknown`
+    runnable: int  # waiting for a CPU: woken, preempted, or yielding
+    blocked: dict[str, int]  # by state letter; "" unknown
+    unknown: int  # negative where waits reach beyond the known life of the thread
 
 
 @frozen
@@ -43,10 +39,8 @@ class BudgetTable:
     """The budgets of threads, the longest waiting first."""
 
     rows: list[BudgetRow]
-    derived: bool
-    """Derived from waits; else counted by the collector."""
-    more: int
-    """Number of threads over the limit."""
+    derived: bool  # derived from waits; else counted by the collector
+    more: int  # number of threads over the limit
 
 
 def budget_table(profile: Profile, limit: int | None = None) -> BudgetTable | None:

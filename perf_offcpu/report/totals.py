@@ -20,14 +20,10 @@ from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 class Total:
     """The weight of some samples."""
 
-    weight: int
-    """Sum of periods, in the unit of the event (ns for time)."""
-    count: int
-    """Waits; of other events samples."""
-    count_is_exact: bool = True
-    """False: sums of an unknown number of waits are in it; `count` is a lower bound."""
-    longest: int | None = None
-    """The longest single wait; None if a sum may hold a longer one."""
+    weight: int  # sum of periods, in the unit of the event (ns for time)
+    count: int  # waits; of other events samples
+    count_is_exact: bool = True  # False: it holds sums of unknown numbers of waits; `count` is a lower bound
+    longest: int | None = None  # the longest single wait; None if a sum may hold a longer one
 
     @property
     def average(self) -> int | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn columns of numbers into columns of text, formatting each distinct value once."""
+"""Format columns of numbers as text, each distinct value once."""
 
 from __future__ import annotations
 

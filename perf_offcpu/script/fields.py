@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fields of `perf-offcpu script`, and `-F`, which chooses them as `perf script -F` does.
+"""List the fields of `perf-offcpu script`, and parse `-F`, which chooses them as `perf script -F` does.
 
 Fields that perf has mean what they mean there (tools/perf/Documentation/perf-script.txt). The project's own
 fields show only on off-cpu samples, as `key=value`, `-` where unknown. Fields of perf that say nothing of
@@ -31,23 +31,11 @@ PERF_FIELDS = {
 """Name → meaning of the fields that perf script has, too."""
 
 LEFT_TO_PERF = frozenset(
-    (
-        *("addr", "bpf-output", "brcntr", "brstack", "brstackdisasm", "brstackinsn", "brstackinsnlen"),
-        *("brstackoff", "brstacksym", "callindent", "code_page_size", "data_page_size", "data_src", "disasm"),
-        *(
-            "dsoff",
-            "ins_lat",
-            "insn",
-            "insnlen",
-            "ipc",
-            "iregs",
-            "machine_pid",
-            "metric",
-            "misc",
-            "phys_addr",
-        ),
-        *("retire_lat", "srccode", "synth", "tod", "trace", "uregs", "vcpu", "weight"),
-    )
+    """
+    addr bpf-output brcntr brstack brstackdisasm brstackinsn brstackinsnlen brstackoff brstacksym callindent
+    code_page_size data_page_size data_src disasm dsoff ins_lat insn insnlen ipc iregs machine_pid metric misc
+    phys_addr retire_lat srccode synth tod trace uregs vcpu weight
+    """.split()
 )
 """The other fields of perf script (7.x), but for `flags`, which has a meaning of its own here."""
 
@@ -78,20 +66,14 @@ EVENT_TYPES = {0: "hw", 1: "sw", 2: "trace", 4: "raw", 1 << 31: "synth"}
 
 @dataclass(frozen=True, slots=True)
 class FieldChoice:
-    """The fields to show.
+    """The fields to show."""
 
-    Args:
-        shown: names of fields.
-        asked: the fields that the user named: they are shown even where an event lacks them.
-        of_type: the choice for events of a type, by its name, in place of this one.
-    """
-
-    shown: frozenset[str] = frozenset(DEFAULT_FIELDS)
-    asked: frozenset[str] = frozenset()
-    of_type: Mapping[str, FieldChoice] = field(default_factory=dict)
+    shown: frozenset[str] = frozenset(DEFAULT_FIELDS)  # names of fields
+    asked: frozenset[str] = frozenset()  # fields that the user named, shown even where an event lacks them
+    of_type: Mapping[str, FieldChoice] = field(default_factory=dict)  # type of events → their choice
 
     def has(self, *names: str) -> bool:
-        """Return whether any of these fields is shown."""
+        """Return True if any of these fields is shown."""
         return not self.shown.isdisjoint(names)
 
     def anywhere(self) -> frozenset[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print what a recording says of machine and run in lines with `#`, as `perf script --header` does."""
+"""Print facts about machine and run in lines with `#`, as `perf script --header` does."""
 
 from __future__ import annotations
 

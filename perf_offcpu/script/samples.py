@@ -36,16 +36,12 @@ _BLOCK = 4096
 
 @frozen
 class TextOptions:
-    """How to print samples."""
+    """Choices of the text of samples."""
 
-    fields: FieldChoice = field(default_factory=FieldChoice)
-    """The fields to show. Default: perf's."""
-    nanoseconds: bool = False
-    """Times with 9 decimals. Default: 6, cut off, as in perf."""
-    call_graph: bool = True
-    """Whole stacks. Default: yes; else the innermost frame, on the sample's line."""
-    full_source_path: bool = False
-    """Source files with their directories. Default: their names only, as in perf."""
+    fields: FieldChoice = field(default_factory=FieldChoice)  # the fields to show. Default: perf's
+    nanoseconds: bool = False  # times with 9 decimals. Default: 6, cut off, as in perf
+    call_graph: bool = True  # whole stacks. Default: yes; else the innermost frame, on the sample's line
+    full_source_path: bool = False  # source files with their directories. Default: names only, as in perf
 
     @property
     def digits(self) -> int:
@@ -157,13 +153,13 @@ class _Printer:
         return format_distinct(ids, lambda number: f"{number:7} ")
 
     def _shows_frames(self, evsel: Evsel) -> bool:
-        """Return whether an event's frames show: by default not of tracepoints if none has callchains."""
+        """Return True if an event's frames show: by default not of tracepoints if none has callchains."""
         if not _is_tracepoint(evsel) or not self._fields.asked.isdisjoint(FRAME_FIELDS):
             return True
         return any(_is_tracepoint(one) and _has_callchain(one) for one in self._profile.evsels)
 
     def _shows_period(self, evsel: Evsel) -> bool:
-        """Return whether an event's period shows: by default not of tracepoints, where it is mostly 1."""
+        """Return True if an event's period shows: by default not of tracepoints, where it is mostly 1."""
         return not _is_tracepoint(evsel) or "period" in self._fields.asked
 
     def _cgroup(self, cgroup: int) -> str:
@@ -171,7 +167,7 @@ class _Printer:
         return f"{UNKNOWN_VALUE if path is None else printable(path)} "
 
     def _stacks(self, samples: ProfileSamples) -> list[str]:
-        """Return what ends each sample: its stack on lines of their own, or its innermost frame."""
+        """Return the end of each sample: its stack on lines of their own, or its innermost frame."""
         texts = []
         for stack, has_stack, has_frames in zip(
             samples.stack.tolist(),
@@ -205,7 +201,7 @@ def _has_callchain(evsel: Evsel) -> bool:
 
 
 def _all_have_cpus(profile: Profile) -> bool:
-    """Return whether each event that has samples has sampled the CPU; else perf shows it for none."""
+    """Return True if each event that has samples has sampled the CPU; else perf shows it for none."""
     samples = profile.samples
     sampled = samples.evsel[samples.evsel >= 0]
     with_cpu = samples.evsel[(samples.evsel >= 0) & (samples.cpu >= 0)]

@@ -29,15 +29,10 @@ _MAX_PIDS: Final = 16
 
 @frozen
 class CallGraph:
-    """How user stacks are taken.
+    """Way in which user stacks are taken."""
 
-    Args:
-        stack_bytes: size of the copy; 0: they are walked along frame pointers.
-        deferred: walk them when the thread returns to user mode, where the kernel can do that.
-    """
-
-    stack_bytes: int = 0
-    deferred: bool = False
+    stack_bytes: int = 0  # size of the copy; 0: they are walked along frame pointers
+    deferred: bool = False  # walk them when the thread returns to user mode, where the kernel can do that
 
 
 def choose_call_graph(text: str, no_bytes: bool, target: Target, command: tuple[str, ...]) -> CallGraph:

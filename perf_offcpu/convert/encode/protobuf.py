@@ -28,17 +28,11 @@ _KEPT_CONSTANTS = 256
 
 @frozen
 class _Part:
-    """A part of each of n byte strings.
+    """A part of each of n byte strings."""
 
-    Args:
-        data: uint8[n, width].
-        used: bool[n, width], the bytes that belong to the string.
-        lengths: int64[n], the number of used bytes.
-    """
-
-    data: U8
-    used: Bool
-    lengths: I64
+    data: U8  # uint8[n, width]
+    used: Bool  # bool[n, width], the bytes that belong to the string
+    lengths: I64  # int64[n], the number of used bytes
 
     def take(self, rows: NDArray[np.integer]) -> _Part:
         """Return the given rows."""

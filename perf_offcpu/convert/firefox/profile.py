@@ -95,19 +95,13 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 
 @frozen
 class _Thread:
-    """A thread of the file: some samples of a track.
-
-    Args:
-        kind: "" for its waits, ON_CPU or NO_PLACE.
-        rows: int64[k], samples in time order.
-        begin_ns, end_ns: int64[k], since the origin.
-    """
+    """A thread of the file: some samples of a track."""
 
     track: int
-    kind: str
-    rows: I64
-    begin_ns: I64
-    end_ns: I64
+    kind: str  # "" for its waits, ON_CPU or NO_PLACE
+    rows: I64  # int64[k], samples in time order
+    begin_ns: I64  # int64[k], since the origin
+    end_ns: I64  # int64[k], since the origin
 
 
 class _Writer:

@@ -52,21 +52,14 @@ _MOST_ADDRESS = 2**31
 
 @mutable
 class Ends:
-    """The ends of the stacks of n samples, in the tree and in the table of stacks made of it.
+    """The ends of the stacks of n samples, in the tree and in the table of stacks made of it."""
 
-    Args:
-        waits: classes and system calls of the waits.
-        category: int64[n], the category of the innermost frame; -1 for the category of its code.
-        node, waker_node: int64[n], the end of the stack and of its waker's stack; -1 none.
-        stack, waker_stack: int64[n], the rows of these nodes in the table of stacks; -1 none.
-    """
-
-    waits: Waits
-    category: I64
-    node: I64
-    waker_node: I64
-    stack: I64
-    waker_stack: I64
+    waits: Waits  # classes and system calls of the waits
+    category: I64  # int64[n], the category of the innermost frame; -1 for the category of its code
+    node: I64  # int64[n], the end of the stack in the tree; -1 none
+    waker_node: I64  # int64[n], the end of the waker's stack in the tree; -1 none
+    stack: I64  # int64[n], the row of `node` in the table of stacks; -1 none
+    waker_stack: I64  # int64[n], the row of `waker_node` in the table of stacks; -1 none
 
 
 class SharedTables:
