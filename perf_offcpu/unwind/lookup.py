@@ -17,7 +17,7 @@ from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.mappings import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.unwind.cfi.program import Kind
-from perf_offcpu.unwind.cfi.table import NO_RULES, CfiTable
+from perf_offcpu.unwind.cfi.table import NO_RULES, CfiTable, renumbered
 from perf_offcpu.unwind.trampolines import Trampolines, trampoline_rules
 
 OUTSIDE: Final = 0
@@ -61,11 +61,7 @@ class Rules:
     def add(self, table: CfiTable) -> int:
         """Add the rule sets of a table; return the number of the first."""
         base = len(self.words)
-        kind = table.rules & 7
-        is_expression = (kind == Kind.EXPRESSION) | (kind == Kind.VAL_EXPRESSION)
-        is_expression[:, -1] = False
-        shift = len(self.expressions) << 3
-        self.words = np.concatenate([self.words, np.where(is_expression, table.rules + shift, table.rules)])
+        self.words = np.concatenate([self.words, renumbered(table.rules, len(self.expressions))])
         self.expressions += table.expressions
         self._derive()
         return base
@@ -95,10 +91,9 @@ class CfiLookup:
     """Look up the rule set at addresses of a recording's processes.
 
     Args:
-        recording: its spaces, maps and dsos.
-        registers: of its machine.
+        registers: of the recording's machine.
         table_of: returns the table of a dso, by its row, or None; called once for each.
-        trampolines: knows code without a table; None: no such code is known.
+        trampolines: finds calls in code without a table; None: no such code is known.
     """
 
     def __init__(

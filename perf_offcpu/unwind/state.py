@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of walks up the stack: registers, program counter and end of each, one lane per walk.
+"""State of walks up the stack: registers, program counter and end of each, one lane per walk.
 
-Frames say where all saved registers are, but nearly all callers' frames are found by the stack and the frame
-pointer. So walks usually follow these alone. If a rule uses another register, whose value may have changed
+Frames locate all saved registers, but nearly all callers' frames are found by the stack and the frame
+pointer. So walks usually follow only these. If a rule uses another register, whose value may have changed
 since the thread was interrupted, the lane is marked in `lost`: it must be walked again with all registers
 followed (`step.walk_up`).
 """
@@ -15,6 +15,7 @@ import numpy as np
 
 from perf_offcpu.model.columns import I32, I64, U64, Bool
 from perf_offcpu.model.snapshots import StackWords
+from perf_offcpu.structs import mutable
 from perf_offcpu.unwind.lookup import CfiLookup
 
 _ONE = np.uint64(1)
@@ -32,23 +33,42 @@ class End(enum.IntEnum):
     OUTSIDE = 4
 
 
+@mutable
+class Threads:
+    """n interrupted threads.
+
+    Args:
+        spaces: int32[n], address spaces.
+        values: uint64[registers, n], by DWARF number.
+        known: uint64[n], bit by number for each known register.
+        stacks: the words of each stack, from its stack pointer on.
+    """
+
+    spaces: I32
+    values: U64
+    known: U64
+    stacks: StackWords
+
+    def take(self, rows: I64) -> Threads:
+        """Return some of the threads."""
+        stacks = StackWords(self.stacks.words, self.stacks.begins[rows], self.stacks.lengths[rows])
+        return Threads(self.spaces[rows], self.values[:, rows], self.known[rows], stacks)
+
+
 class WalkState:
     """n walks up the stack.
 
     Args:
         lookup: looks up frame rules.
-        spaces: int32[n], address spaces.
-        values: uint64[registers, n], by DWARF number; left unchanged.
-        known: uint64[n], bit by number for each known register; left unchanged.
-        stacks: the words of each stack, from its stack pointer on.
-        follow_all: follow all callee-saved registers.
+        threads: left unchanged.
+        follow_all: follow all registers, so that no walk is lost.
     """
 
-    def __init__(
-        self, lookup: CfiLookup, spaces: I32, values: U64, known: U64, stacks: StackWords, follow_all: bool
-    ) -> None:
-        registers = lookup.rules.registers
-        self.lookup, self.registers, self.spaces, self.follow_all = lookup, registers, spaces, follow_all
+    def __init__(self, lookup: CfiLookup, threads: Threads, follow_all: bool) -> None:
+        self.lookup, self.rules, self.follow_all = lookup, lookup.rules, follow_all
+        registers = self.registers = lookup.rules.registers
+        spaces, values, stacks = threads.spaces, threads.values, threads.stacks
+        self.spaces = spaces
         self.words, self.begins, self.lengths = stacks.words, stacks.begins, stacks.lengths
         always = {registers.sp, registers.fp, registers.ra}
         self.values = [
@@ -58,7 +78,7 @@ class WalkState:
         """By DWARF number; registers that are not followed keep the value of the interrupted frame."""
         self.sp, self.fp = self.values[registers.sp], self.values[registers.fp]
         self.bottom, self.pc = values[registers.sp], values[registers.pc].copy()
-        self.known = known.copy()
+        self.known = threads.known.copy()
         self.exact = np.ones(len(spaces), np.bool_)
         """True where the thread was interrupted at `pc`; False where `pc` is a return address."""
         self.end = np.zeros(len(spaces), np.uint8)
@@ -68,7 +88,7 @@ class WalkState:
         self.lacks_fp = not self.knows(np.arange(len(spaces)), registers.fp).all()
         """True if any walk may not know its frame pointer."""
         self.lost: Bool | None = None
-        """bool[n]: walks that used a register that was not followed; None: there are none."""
+        """bool[n]: walks that used a register that was not followed; None: no walk did."""
         self.followed = frozenset(range(registers.count)) if follow_all else frozenset(always)
         self._kept = np.uint64(sum(1 << number for number in (*registers.saved, registers.sp)))
         self._code_mask = np.uint64((1 << registers.code_bits) - 1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""unwind(): turn copies of user stacks into callchains. Recording to Recording, before symbolization.
+"""Turn copies of user stacks into callchains. Recording to Recording, before symbolization.
 
 The kernel cannot walk the stacks of programs built without frame pointers, as most distributions ship them.
-But their files say for every address how to find the caller's frame (.eh_frame). So a recording with
+But their files hold for every address the rules to find the caller's frame (.eh_frame). So a recording with
 registers and the top of the stack, by `perf record --call-graph dwarf` or this project's `cfi`, is unwound
 here. The kernel part of the recorded callchain stays; the user part, the kernel's walk along frame pointers,
 is replaced.
@@ -24,14 +24,14 @@ from perf_offcpu.decode.trim_stacks import cut_garbage
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.chain_table import ChainTable
-from perf_offcpu.model.columns import I32, I64, U8, U64, Bool, distinct
+from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, distinct
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.objects.perf_map import PerfMaps
 from perf_offcpu.objects.search import Search
 from perf_offcpu.structs import mutable
 from perf_offcpu.unwind.lookup import CfiLookup
-from perf_offcpu.unwind.state import End
+from perf_offcpu.unwind.state import End, Threads
 from perf_offcpu.unwind.step import MAX_GENERAL, MORE_GENERAL, walk_up
 from perf_offcpu.unwind.tables import FrameTables
 from perf_offcpu.unwind.trampolines import Trampolines
@@ -57,7 +57,7 @@ _SETTLED: Final = SampleFlag.TRUNCATED | SampleFlag.NO_USER_STACK
 
 @mutable
 class Unwound:
-    """User callchains of n snapshots: addresses leaf first, and the `End` of each walk."""
+    """User callchains of n snapshots, addresses leaf first, and the `End` of each walk."""
 
     chains: Ragged = field(default_factory=Ragged)
     ends: U8 = field(default_factory=lambda: np.empty(0, np.uint8))
@@ -70,7 +70,7 @@ class Unwound:
         return Unwound(self.chains.take(rows), self.ends[rows])
 
     def is_cut(self) -> Bool:
-        """Return bool[n]: which callchains end before their root."""
+        """Return bool[n]: the callchain ends before its root."""
         return np.isin(self.ends, list(CAUSE_OF_END))
 
     @classmethod
@@ -81,12 +81,7 @@ class Unwound:
 
 
 class Unwinder:
-    """Unwind snapshots of one recording.
-
-    Args:
-        recording: its maps and dsos; its samples are not used.
-        search: where to look for files, and where their tables are kept.
-    """
+    """Unwind snapshots of one recording, by its maps and dsos."""
 
     def __init__(self, recording: Recording, search: Search) -> None:
         machine = MACHINE_OF_ARCH[recording.meta.arch]
@@ -97,23 +92,14 @@ class Unwinder:
         self._budget = [MAX_GENERAL]
 
     def unwind(self, snapshots: Snapshots, rows: I64 | I32, spaces: I32) -> Unwound:
-        """Unwind some snapshots together.
-
-        Args:
-            rows: int64[n], of `snapshots`.
-            spaces: int32[n], the address space of each.
-        """
-        values, known = _registers(snapshots, rows, self.registers)
+        """Unwind some snapshots together; `spaces` holds the address space of each."""
         self._budget[0] += MORE_GENERAL
-        stacks = snapshots.read_stacks(rows)
-        return Unwound(*walk_up(self._lookup, spaces, values, known, stacks, self._budget))
+        values, known = _registers(snapshots, rows, self.registers)
+        threads = Threads(spaces, values, known, snapshots.read_stacks(rows))
+        return Unwound(*walk_up(self._lookup, threads, self._budget))
 
     def unwind_all(self, snapshots: Snapshots, spaces: I32, counters: Losses) -> Unwound:
-        """Unwind all snapshots, batch by batch; what was cut is counted.
-
-        Args:
-            spaces: int32[n], the address space of each.
-        """
+        """Unwind all snapshots, batch by batch; count callchains that were cut."""
         parts = []
         for first in range(0, len(snapshots), BATCH):
             rows = np.arange(first, min(first + BATCH, len(snapshots)))
@@ -131,12 +117,11 @@ def _count(found: Unwound, counters: Losses) -> None:
 def unwind(recording: Recording, search: Search | None = None) -> Recording:
     """Return the recording with its snapshots unwound and dropped.
 
-    A sample whose stack could not be followed to its root keeps the frames that were found, has the flag
-    TRUNCATED and one that says why, and is counted in `losses`.
+    A sample whose stack could not be followed to its root keeps the frames that were found, has the flags
+    TRUNCATED and of the cause, and is counted in `losses`.
 
     Args:
-        recording: left unchanged.
-        search: where to look for files, and where their tables are kept; None: at the recorded paths, and
+        search: where files are looked up, and where their tables are kept; None: at the recorded paths, and
             nowhere.
     """
     samples, counters = recording.samples, Losses(recording.losses)
@@ -148,7 +133,7 @@ def unwind(recording: Recording, search: Search | None = None) -> Recording:
         return cut_garbage(_finished(recording, samples, recording.callchains, counters))
     unwinder = Unwinder(recording, search or Search())
     chains = ChainTable()
-    chains.add(recording.callchains)  # they are different, and keep their numbers
+    chains.add(recording.callchains)  # distinct, so they keep their numbers
     kernel = kernel_parts(recording.callchains)
     callchain, flags = samples.callchain.copy(), samples.flags.copy()
     # Snapshots are in the order of the file, which samples need not be. Sums share those of their callers.
@@ -161,18 +146,17 @@ def unwind(recording: Recording, search: Search | None = None) -> Recording:
         unique = pairs[part][is_new]
         found = unwinder.unwind(recording.snapshots, unique >> 32, unique.astype(np.int32))
         if not is_new.all():
-            place = np.cumsum(is_new) - 1
-            found = found.take(place)
+            found = found.take(np.cumsum(is_new) - 1)
         some = rows[part]
         callchain[some] = chains.add(join_parts(kernel.take(samples.callchain[some]), found.chains))
-        flags[some] = flags_after(flags[some], found.ends)
+        flags[some] = _flags_after(flags[some], found.ends)
         _count(found, counters)
     samples = samples.with_columns(callchain=callchain, flags=flags)
     return _finished(recording, samples, chains.release(), counters)
 
 
 def _batches(words: I64) -> Iterator[slice]:
-    """Split n stacks, of these numbers of words, into runs that are unwound together."""
+    """Split n stacks into runs that are unwound together, by their numbers of words."""
     total, first = np.append(0, np.cumsum(words)), 0
     while first < len(words):
         fit = int(np.searchsorted(total, total[first] + BATCH_WORDS, side="right")) - 1
@@ -182,7 +166,7 @@ def _batches(words: I64) -> Iterator[slice]:
 
 
 def _finished(recording: Recording, samples: Samples, chains: Ragged, counters: Losses) -> Recording:
-    """Build the result, without snapshots and without callchains that are no longer used."""
+    """Return the recording without snapshots and without callchains that are no longer used."""
     waker, deferred = samples.waker_callchain, recording.deferred.callchain
     used = distinct(np.concatenate([samples.callchain, waker, deferred]))
     used = used[used >= 0]
@@ -202,15 +186,12 @@ def _finished(recording: Recording, samples: Samples, chains: Ragged, counters: 
     )
 
 
-def flags_after(flags: np.ndarray[tuple[int], np.dtype[np.uint32]], ends: U8) -> U32Array:
+def _flags_after(flags: U32, ends: U8) -> U32:
     """Return the flags of samples after their walks."""
     result = flags & ~np.uint32(_SETTLED)
     for end, flag in _FLAG_OF_END.items():
         result |= np.where(ends == end, np.uint32(flag), np.uint32(0))
     return result
-
-
-U32Array = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
 
 def _registers(snapshots: Snapshots, rows: I64 | I32, registers: Registers) -> tuple[U64, U64]:

@@ -16,8 +16,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 import atheris  # noqa: E402
 import numpy as np  # noqa: E402
 
-with atheris.instrument_imports(include=["perf_offcpu.symbolize"]):
+with atheris.instrument_imports(include=["perf_offcpu.unwind"]):
     from perf_offcpu.unwind.lookup import CfiLookup, FileTable
+    from perf_offcpu.unwind.state import Threads
     from perf_offcpu.unwind.step import MAX_FRAMES, MAX_GENERAL, walk_up
 
 from builders.cfi import X86, section, table_of  # noqa: E402
@@ -44,7 +45,8 @@ def one_input(data: bytes) -> None:
     values[X86.pc] = np.resize(places, WALKS)
     known = np.full(WALKS, 2**17 - 1, np.uint64)
     stacks = StackWords(words, np.arange(WALKS) * WORDS, np.full(WALKS, WORDS))
-    chains, _ = walk_up(lookup, np.zeros(WALKS, np.int32), values, known, stacks, [MAX_GENERAL])
+    threads = Threads(np.zeros(WALKS, np.int32), values, known, stacks)
+    chains, _ = walk_up(lookup, threads, [MAX_GENERAL])
     assert int(chains.lengths.max()) <= MAX_FRAMES
 
 

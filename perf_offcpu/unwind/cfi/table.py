@@ -146,7 +146,7 @@ def _joined(first: CfiTable, second: CfiTable) -> CfiTable:
     mine, other = first.lookup(starts), second.lookup(starts)
     base = len(first.rules)
     rule = np.where(mine != NO_RULES, mine, np.where(other != NO_RULES, other + base, NO_RULES))
-    rules = np.concatenate([first.rules, _renumbered(second.rules, len(first.expressions))])
+    rules = np.concatenate([first.rules, renumbered(second.rules, len(first.expressions))])
     return CfiTable(starts, rule.astype(np.int32), rules, first.expressions + second.expressions)
 
 
@@ -157,7 +157,8 @@ def _is_expression(rules: I64) -> model.Bool:
     return found
 
 
-def _renumbered(rules: I64, shift: int) -> I64:
+def renumbered(rules: I64, shift: int) -> I64:
+    """Return rules with a number added to those of their expressions."""
     return np.where(_is_expression(rules), rules + (shift << 3), rules)
 
 
