@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell from call frame information whether a file was built with frame pointers.
+"""Tell from call frame information if a file was built with frame pointers.
 
 Code with frame pointers finds the caller's frame from the frame pointer nearly everywhere; code without them
-does so only in the few functions that need one (alloca, realigned stacks). So the share of functions that
-ever do decides. Small functions do not count, and a few hundred, spread over the file, are enough.
+only in the few functions that need one (alloca, realigned stacks). So the share of functions that ever do
+decides. Small functions do not count, and a few hundred, spread over the file, are enough.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def frame_pointer_share(path: str) -> float | None:
     """
     with open_elf(path) as image:
         sections = frame_sections(image) if image.machine in REGISTERS else []
-        registers = REGISTERS[elf.Machine(image.machine)] if sections else None
-    if registers is None:
+    if not sections:
         return None
+    registers = REGISTERS[elf.Machine(image.machine)]
     cies, fdes = read_entries(sections[0])
     fdes = fdes.take(fdes.end - fdes.start >= _MIN_SIZE)
     fdes = fdes.take(slice(None, None, max(1, len(fdes) // LOOKED_AT)))

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from perf_offcpu.model.columns import I64, U64
+from perf_offcpu.model.columns import I64
 from perf_offcpu.unwind.cfi.expression import CannotEvaluateError, Value, evaluate
 from perf_offcpu.unwind.cfi.program import Kind
 from perf_offcpu.unwind.state import End, WalkState
 
 
 def general_frames(state: WalkState, lanes: I64, rule: int) -> None:
-    """Advance walks at frames of one rule set, whatever its rules are, to the callers."""
-    registers, words = state.registers, state.lookup.rules.words[rule]
+    """Advance walks at frames of one rule set, with rules of any kind, to the callers."""
+    registers, words = state.registers, state.rules.words[rule]
     if words[registers.ra] & 7 == Kind.SAME:
         # The return address is still in its register: on arm64 where a thread is in a leaf function.
         callers = ~state.exact[lanes] | (registers.ra == registers.pc)
@@ -52,22 +52,12 @@ def _apply(state: WalkState, lanes: I64, cfa: Value, after: dict[int, Value], is
     state.go_on(lanes, sp.words[good], ra.words[good], exact=is_signal)
 
 
-def _evaluate(state: WalkState, lanes: I64, number: int, first: U64 | None) -> Value:
-    return evaluate(
-        state.lookup.rules.expressions[number],
-        len(lanes),
-        lambda register: state.register(lanes, register),
-        lambda addresses: state.read(lanes, addresses),
-        first,
-    )
-
-
 def _cfa(state: WalkState, lanes: I64, rule: int) -> Value:
     if rule & 7 == Kind.REGISTER:
         words, known = state.register(lanes, rule >> 3 & 0xFF)
         return Value(words + np.uint64((rule >> 11) % 2**64), known)
     if rule & 7 == Kind.VAL_EXPRESSION:
-        return _evaluate(state, lanes, rule >> 3, None)
+        return evaluate(state.rules.expressions[rule >> 3], state, lanes, None)
     raise CannotEvaluateError
 
 
@@ -81,7 +71,7 @@ def _value(state: WalkState, lanes: I64, number: int, rule: int, cfa: Value) -> 
     if kind in (Kind.OFFSET, Kind.VAL_OFFSET):
         place = Value(cfa.words + np.uint64(value % 2**64), cfa.known)
     elif kind in (Kind.EXPRESSION, Kind.VAL_EXPRESSION):
-        place = _evaluate(state, lanes, value, cfa.words)
+        place = evaluate(state.rules.expressions[value], state, lanes, cfa.words)
     else:
         return Value(np.zeros(len(lanes), np.uint64), np.zeros(len(lanes), np.bool_))
     if kind in (Kind.VAL_OFFSET, Kind.VAL_EXPRESSION):

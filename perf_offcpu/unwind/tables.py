@@ -35,37 +35,25 @@ MIN_ROWS: Final = 100
 
 
 class FrameTables:
-    """The frame rules of a recording's objects.
-
-    Args:
-        recording: its dsos.
-        machine: of the recording; files of others have no rules.
-        search: where to look for files, and where their tables are kept.
-    """
+    """The frame rules of a recording's objects; files of another machine have none."""
 
     def __init__(self, recording: Recording, machine: elf.Machine, search: Search) -> None:
         self.recording, self.machine, self.search = recording, machine, search
 
     def of_dso(self, dso: int) -> FileTable | None:
-        """Return the table of one of the recording's dsos; None if there is none, for whatever reason."""
-        try:
-            with ExitStack() as stack:
-                return self._of_image(open_dso(self.recording, dso, self.search, stack), stack)
-        except (OSError, FormatError, Refused):
-            return None
-
-    def _of_image(self, image: ElfImage, stack: ExitStack) -> FileTable | None:
-        if image.machine != self.machine:
-            return None
-        debug = open_debug(image, self.search, b".debug_frame", stack)
-        return FileTable(self._table(image, debug), partial(file_offset_to_vaddr, image.loads))
+        """Return the table of one of the recording's dsos; None if there is none, for any reason."""
+        with suppress(OSError, FormatError, Refused), ExitStack() as stack:
+            image = open_dso(self.recording, dso, self.search, stack)
+            if image.machine == self.machine:
+                debug = open_debug(image, self.search, b".debug_frame", stack)
+                return FileTable(self._table(image, debug), partial(file_offset_to_vaddr, image.loads))
+        return None
 
     def _table(self, image: ElfImage, debug: ElfImage | None) -> CfiTable:
         registers, cache = REGISTERS[self.machine], self.search.cache
         if cache is None:
             return build_table(_sections(image, debug), registers)
-        identity = debug.source.identity if debug else ()
-        name = cache_name(KIND, image.build_id, image.source.identity, identity)
+        name = cache_name(KIND, image.build_id, image.source.identity, debug.source.identity if debug else ())
         columns = cache.read(name)
         table = None if columns is None else table_from_columns(columns, registers)
         if table is None:
@@ -76,7 +64,7 @@ class FrameTables:
 
 
 def _sections(image: ElfImage, debug: ElfImage | None) -> list[Section]:
-    """Return all call frame information; damage of the debug file costs only that of the debug file."""
+    """Return all call frame information; a debug file that cannot be read is left out."""
     sections = frame_sections(image)
     if debug is not None and all(section.is_eh for section in sections):
         with suppress(OSError):
@@ -85,7 +73,7 @@ def _sections(image: ElfImage, debug: ElfImage | None) -> list[Section]:
 
 
 def table_columns(table: CfiTable) -> dict[str, Array]:
-    """Return a table as plain columns, for the cache."""
+    """Return a table as columns, for the cache."""
     return {
         "start": table.start,
         "rule": table.rule,
@@ -96,7 +84,7 @@ def table_columns(table: CfiTable) -> dict[str, Array]:
 
 
 def table_from_columns(columns: Mapping[str, Array], registers: Registers) -> CfiTable | None:
-    """Return the table that `table_columns` made columns of; None if they do not fit together."""
+    """Return the table of the columns of `table_columns`; None if they do not fit together."""
     kinds = {"start": "u8", "rule": "i4", "rules": "i8", "lengths": "i8", "expressions": "u1"}
     if any(name not in columns or columns[name].dtype != kind for name, kind in kinds.items()):
         return None

@@ -31,13 +31,7 @@ _FRAME: Final = 16
 
 
 class Trampolines:
-    """Find calls in trampolines.
-
-    Args:
-        recording: its spaces and tasks.
-        machine: of the recording; trampolines of machines other than x86-64 are not known.
-        maps: the perf maps of its processes.
-    """
+    """Find calls in trampolines of x86-64; those of other machines are not known."""
 
     def __init__(self, recording: Recording, machine: Machine, maps: PerfMaps) -> None:
         self.recording, self.maps = recording, maps

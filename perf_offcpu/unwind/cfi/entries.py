@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the entries of .eh_frame and .debug_frame: which instructions describe which range of code.
+"""Read the entries of .eh_frame and .debug_frame: ranges of code and their call frame instructions.
 
 A CIE holds the common part of many functions; an FDE describes one function and refers to its CIE. The list
 is walked entry by entry, because only the length of an entry tells where the next begins. The contents of the
@@ -9,7 +9,6 @@ entries are then read for all of them at once.
 from __future__ import annotations
 
 import struct
-from dataclasses import field
 from typing import Final
 
 import numpy as np
@@ -46,7 +45,7 @@ class Section:
     Args:
         data: its bytes and PADDING more.
         size: number of its bytes.
-        address: its address in memory, for pointers relative to themselves.
+        address: where it is in memory, for pointers relative to themselves.
         is_eh: True for .eh_frame; False for .debug_frame, whose entries differ.
     """
 
@@ -64,7 +63,6 @@ class Section:
 class Cies(Table):
     """Usable common information entries."""
 
-    at: I64 = column("i8", doc="offset in the section")
     code_align: I64 = column("i8", doc="unit of advances")
     data_align: I64 = column("i8", doc="unit of offsets")
     ra: I64 = column("i8", doc="column of the return address")
@@ -85,35 +83,30 @@ class Fdes(Table):
     stop: I64 = column("i8", doc="offset after them")
 
 
-@mutable
-class _Walk:
-    """The offsets of entries."""
-
-    cies: dict[int, int] = field(default_factory=dict)
-    """Offset of each usable CIE → row."""
-    cie_rows: list[tuple[int | bool, ...]] = field(default_factory=list)
-    fdes: list[tuple[int, int, int]] = field(default_factory=list)
-    """(offset of the CIE, offset after the pointer to it, offset after the entry)."""
-
-
 def read_entries(section: Section) -> tuple[Cies, Fdes]:
     """Return all usable entries; damage ends the list, entries of unknown form are left out."""
-    walk = _walk(section)
-    cies = Cies.from_rows(walk.cie_rows)
-    places = [(walk.cies[cie], begin, end) for cie, begin, end in walk.fdes if cie in walk.cies]
+    found, fdes = _walk(section)
+    cies, row_of = Cies.from_rows(list(found.values())), {at: row for row, at in enumerate(found)}
+    places = [(row_of[cie], begin, end) for cie, begin, end in fdes if cie in row_of]
     if not places:
         return cies, Fdes()
     cie, begin, end = np.array(places, np.int64).T
     return cies, _without_overlaps(_read_fdes(section, cies, cie, begin, end))
 
 
-def _walk(section: Section) -> _Walk:
-    """Walk the list of entries."""
-    walk, data, size = _Walk(), section.data.tobytes(), section.size
+def _walk(section: Section) -> tuple[dict[int, tuple[int | bool, ...]], list[tuple[int, int, int]]]:
+    """Walk the list of entries.
+
+    Returns:
+        The usable CIEs by offset; for each FDE the offset of its CIE, the offset after the pointer to it,
+        and the offset after the entry.
+    """
+    cies, fdes = dict[int, tuple[int | bool, ...]](), list[tuple[int, int, int]]()
+    data, size = section.data.tobytes(), section.size
     word, long_word = struct.Struct("<I").unpack_from, struct.Struct("<Q").unpack_from
     marker = 0 if section.is_eh else 0xFFFFFFFF
     at = terminators = 0
-    while at + 4 <= size and len(walk.fdes) < MAX_FDES:
+    while at + 4 <= size and len(fdes) < MAX_FDES:
         start, (length,) = at, word(data, at)
         body = at + 4
         if not length:
@@ -131,20 +124,14 @@ def _walk(section: Section) -> _Walk:
             break
         (pointer,) = (long_word if wide == 8 else word)(data, body)
         if pointer == (2**64 - 1 if wide == 8 else marker):
-            _note_cie(walk, section, data, start, body + wide, at)
+            if len(cies) < _MAX_CIES and (row := _read_cie(data, body + wide, at)):
+                cies[start] = row
         else:
-            walk.fdes.append((body - pointer if section.is_eh else pointer, body + wide, at))
-    return walk
+            fdes.append((body - pointer if section.is_eh else pointer, body + wide, at))
+    return cies, fdes
 
 
-def _note_cie(walk: _Walk, section: Section, data: bytes, start: int, at: int, end: int) -> None:
-    row = _read_cie(section, data, start, at, end) if len(walk.cies) < _MAX_CIES else None
-    if row is not None:
-        walk.cies[start] = len(walk.cie_rows)
-        walk.cie_rows.append(row)
-
-
-def _read_cie(section: Section, data: bytes, start: int, at: int, end: int) -> tuple[int | bool, ...] | None:
+def _read_cie(data: bytes, at: int, end: int) -> tuple[int | bool, ...] | None:
     """Return the row of one CIE (reads may run on into PADDING); None if it is damaged or of unknown form."""
     version = data[at]
     text_end = data.find(b"\0", at + 1, end)
@@ -170,7 +157,7 @@ def _read_cie(section: Section, data: bytes, start: int, at: int, end: int) -> t
         return None
     if at > end or not 0 < code_align < 256 or not -256 < data_align < 256:
         return None
-    return start, code_align, data_align, ra, encoding, has_augmentation, is_signal, at, end
+    return code_align, data_align, ra, encoding, has_augmentation, is_signal, at, end
 
 
 def _augmentation(letters: bytes, data: bytes, at: int, end: int) -> tuple[int, bool] | None:

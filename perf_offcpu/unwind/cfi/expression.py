@@ -3,9 +3,7 @@
 
 Compilers and linkers write few of them: for PLT stubs that have pushed their argument, for realigned frames
 that keep the caller's stack pointer, for signal frames. The operations of such rules are supported, without
-branches; an expression with any other has no value.
-
-Source: DWARF 5, 2.5.
+branches; an expression with any other operation has no value. Source: DWARF 5, 2.5.
 """
 
 from __future__ import annotations
@@ -20,13 +18,9 @@ from perf_offcpu.binary.fields import Int
 from perf_offcpu.model.columns import I64, U64, Bool
 from perf_offcpu.structs import mutable
 from perf_offcpu.unwind.cfi.leb128 import leb128
+from perf_offcpu.unwind.state import WalkState
 
 MAX_STACK: Final = 32
-
-Reader = Callable[[U64], tuple[U64, Bool]]
-"""(words, known) at n addresses."""
-RegisterReader = Callable[[int], tuple[U64, Bool]]
-"""(values, known) of a register in n frames; raises IndexError if the register is not followed."""
 
 _CONSTANTS: Final[dict[int, Int]] = {
     Op.ADDR: Int(8),
@@ -45,20 +39,16 @@ class CannotEvaluateError(Exception):
     """The expression is damaged, or has an operation that is not supported."""
 
 
-def evaluate(code: bytes, lanes: int, register: RegisterReader, read: Reader, first: U64 | None) -> Value:
-    """Evaluate an expression in n frames.
+def evaluate(code: bytes, state: WalkState, lanes: I64, first: U64 | None) -> Value:
+    """Evaluate an expression in the current frames of some walks.
 
     Args:
-        code: the expression.
-        lanes: n.
-        register: returns registers of the frames.
-        read: returns words of their stacks.
         first: initial content of the expression's stack (the CFA, for registers); None: empty.
 
     Raises:
-        CannotEvaluateError: see there.
+        CannotEvaluateError: the expression has no value.
     """
-    machine = _Evaluation(code, lanes, register, read)
+    machine = _Evaluation(code, state, lanes)
     if first is not None:
         machine.push(first)
     try:
@@ -79,16 +69,16 @@ class Value:
 class _Evaluation:
     """The state of evaluating one expression."""
 
-    def __init__(self, code: bytes, lanes: int, register: RegisterReader, read: Reader) -> None:
+    def __init__(self, code: bytes, state: WalkState, lanes: I64) -> None:
         self.size, self.code = len(code), code + bytes(16)
-        self.lanes, self.register, self.read = lanes, register, read
+        self.state, self.lanes = state, lanes
         self.stack: list[Value] = []
         self.at = 0
 
     def push(self, words: U64, known: Bool | None = None) -> None:
         if len(self.stack) >= MAX_STACK:
             raise CannotEvaluateError
-        self.stack.append(Value(words, np.ones(self.lanes, np.bool_) if known is None else known))
+        self.stack.append(Value(words, np.ones(len(self.lanes), np.bool_) if known is None else known))
 
     def pop(self) -> Value:
         return self.stack.pop()
@@ -102,7 +92,7 @@ class _Evaluation:
             raise CannotEvaluateError
 
     def _constant(self, value: int) -> None:
-        self.push(np.full(self.lanes, value % 2**64, np.uint64))
+        self.push(np.full(len(self.lanes), value % 2**64, np.uint64))
 
     def _number(self, signed: bool = False) -> int:
         value, self.at = leb128(self.code, self.at, signed)
@@ -127,7 +117,7 @@ class _Evaluation:
             self.push(top.words + np.uint64(self._number() % 2**64), top.known)
         elif op == Op.DEREF:
             top = self.pop()
-            words, known = self.read(top.words)
+            words, known = self.state.read(self.lanes, top.words)
             self.push(words, known & top.known)
         elif op in _BINARY:
             right, left = self.pop(), self.pop()
@@ -140,7 +130,7 @@ class _Evaluation:
 
     def _based(self, number: int) -> None:
         offset = self._number(signed=True)
-        words, known = self.register(number)
+        words, known = self.state.register(self.lanes, number)
         self.push(words + np.uint64(offset % 2**64), known)
 
     def _shuffle(self, op: int) -> None:

@@ -2,7 +2,7 @@
 """Run call frame instructions for all functions at once.
 
 Each function (FDE) is a lane with a cursor, an address and a row of rules; a step runs one instruction of
-every lane, grouped by opcode. So the longest function decides the number of numpy calls.
+every lane, grouped by opcode. So the longest function determines the number of numpy calls.
 
 A rule is one int64, `value << 3 | Kind`:
 
@@ -149,7 +149,7 @@ class _Machine:
         self._emitted.append((lanes, self.loc[lanes], self.state[lanes, : self.registers + 1]))
 
     def _take(self, opcode: int, lanes: I64, low: I64) -> None:
-        """Run one instruction, the same in all these lanes."""
+        """Run one instruction in some lanes."""
         if opcode == Cfa.ADVANCE_LOC:
             self._advance(lanes, low)
         elif opcode == Cfa.OFFSET:
@@ -168,14 +168,14 @@ class _Machine:
         value, self.at[lanes] = read_leb128(self.data, at, signed)
         return value
 
-    def _column(self, lanes: I64, register: I64) -> I64:
+    def _column(self, register: I64) -> I64:
         """Return the column of a register in `state`; registers that are not followed share the last."""
         known = (register >= 0) & (register < self.registers)
         return np.where(known, register, self.registers + 1)
 
     def _set(self, lanes: I64, register: I64, kind: Kind, value: I64) -> None:
         rule = np.where(np.abs(value) < _MAX_VALUE, value << 3 | kind, Kind.INVALID)
-        self.state[lanes, self._column(lanes, register)] = rule
+        self.state[lanes, self._column(register)] = rule
 
     def _set_cfa(self, lanes: I64, register: I64, offset: I64) -> None:
         sound = (register >= 0) & (register < self.registers) & (np.abs(offset) < _MAX_VALUE)
@@ -188,13 +188,13 @@ class _Machine:
         is_register = rule & 7 == Kind.REGISTER
         return np.where(is_register, rule >> 3 & 0xFF, -1), rule >> 11
 
-    def _block(self, lanes: I64) -> I64:
-        """Return an expression as the value of a rule; -1 if it is too long."""
+    def _block(self, lanes: I64, kind: Kind) -> I64:
+        """Return the rule of an expression; INVALID if it is too long."""
         length = self._operand(lanes)
         begin = self.at[lanes]
         self.at[lanes] = begin + np.clip(length, 0, self._limit + 1)
         sound = (length > 0) & (length < MAX_EXPRESSION) & (self.at[lanes] <= self._limit)
-        return np.where(sound, begin << 12 | np.where(sound, length, 0), -1)
+        return np.where(sound, (begin << 12 | np.where(sound, length, 0)) << 3 | kind, Kind.INVALID)
 
     # Instructions
 
@@ -212,7 +212,7 @@ class _Machine:
         self._advance(lanes, delta.astype(np.int64))
 
     def _restore(self, lanes: I64, register: I64) -> None:
-        columns = self._column(lanes, register)
+        columns = self._column(register)
         self.state[lanes, columns] = self.initial[lanes, columns]
 
     def _remember(self, lanes: I64) -> None:
@@ -236,8 +236,7 @@ class _Machine:
             self.state[mine] = self.remembered[depth][mine]
 
     def _offset(self, lanes: I64, kind: Kind, signed: bool = False, sign: int = 1) -> None:
-        register = self._operand(lanes)
-        value = self._operand(lanes, signed)
+        register, value = self._operand(lanes), self._operand(lanes, signed)
         self._set(lanes, register, kind, sign * value * self.data_align[lanes])
 
     def _simple(self, lanes: I64, kind: Kind) -> None:
@@ -245,50 +244,37 @@ class _Machine:
         self._set(lanes, register, kind, np.zeros_like(register))
 
     def _in_register(self, lanes: I64) -> None:
-        register = self._operand(lanes)
-        other = self._operand(lanes)
+        register, other = self._operand(lanes), self._operand(lanes)
         known = (other >= 0) & (other < self.registers)
         self._set(lanes, register, Kind.REGISTER, np.where(known, other, _MAX_VALUE))
 
     def _expression(self, lanes: I64, kind: Kind) -> None:
-        register = self._operand(lanes)
-        block = self._block(lanes)
-        rule = np.where(block < 0, Kind.INVALID, block << 3 | kind)
-        self.state[lanes, self._column(lanes, register)] = rule
+        column = self._column(self._operand(lanes))
+        self.state[lanes, column] = self._block(lanes, kind)
 
     def _def_cfa(self, lanes: I64, signed: bool = False) -> None:
-        register = self._operand(lanes)
-        offset = self._operand(lanes, signed)
+        register, offset = self._operand(lanes), self._operand(lanes, signed)
         self._set_cfa(lanes, register, offset * (self.data_align[lanes] if signed else 1))
 
     def _def_cfa_register(self, lanes: I64) -> None:
-        register = self._operand(lanes)
-        self._set_cfa(lanes, register, self._cfa(lanes)[1])
+        self._set_cfa(lanes, self._operand(lanes), self._cfa(lanes)[1])
 
     def _def_cfa_offset(self, lanes: I64, signed: bool = False) -> None:
         offset = self._operand(lanes, signed)
         self._set_cfa(lanes, self._cfa(lanes)[0], offset * (self.data_align[lanes] if signed else 1))
 
     def _def_cfa_expression(self, lanes: I64) -> None:
-        block = self._block(lanes)
-        rule = np.where(block < 0, Kind.INVALID, block << 3 | Kind.VAL_EXPRESSION)
-        self.state[lanes, self.registers] = rule
-
-    def _restore_extended(self, lanes: I64) -> None:
-        self._restore(lanes, self._operand(lanes))
-
-    def _skip_operand(self, lanes: I64) -> None:
-        self._operand(lanes)
+        self.state[lanes, self.registers] = self._block(lanes, Kind.VAL_EXPRESSION)
 
 
 _WIDTHS: Final = {1: BYTE, 2: U16, 4: U32, 8: U64}
 
-_HANDLERS: Final[dict[int, Callable[[_Machine, I64], None]]] = {
+_HANDLERS: Final[dict[int, Callable[[_Machine, I64], object]]] = {
     Cfa.ADVANCE_LOC1: lambda m, lanes: m._advance_by(lanes, 1),
     Cfa.ADVANCE_LOC2: lambda m, lanes: m._advance_by(lanes, 2),
     Cfa.ADVANCE_LOC4: lambda m, lanes: m._advance_by(lanes, 4),
     Cfa.OFFSET_EXTENDED: lambda m, lanes: m._offset(lanes, Kind.OFFSET),
-    Cfa.RESTORE_EXTENDED: _Machine._restore_extended,
+    Cfa.RESTORE_EXTENDED: lambda m, lanes: m._restore(lanes, m._operand(lanes)),
     Cfa.UNDEFINED: lambda m, lanes: m._simple(lanes, Kind.UNDEFINED),
     Cfa.SAME_VALUE: lambda m, lanes: m._simple(lanes, Kind.SAME),
     Cfa.REGISTER: _Machine._in_register,
@@ -305,6 +291,6 @@ _HANDLERS: Final[dict[int, Callable[[_Machine, I64], None]]] = {
     Cfa.VAL_OFFSET: lambda m, lanes: m._offset(lanes, Kind.VAL_OFFSET),
     Cfa.VAL_OFFSET_SF: lambda m, lanes: m._offset(lanes, Kind.VAL_OFFSET, signed=True),
     Cfa.VAL_EXPRESSION: lambda m, lanes: m._expression(lanes, Kind.VAL_EXPRESSION),
-    Cfa.GNU_ARGS_SIZE: _Machine._skip_operand,
+    Cfa.GNU_ARGS_SIZE: _Machine._operand,
     Cfa.GNU_NEGATIVE_OFFSET_EXTENDED: lambda m, lanes: m._offset(lanes, Kind.OFFSET, sign=-1),
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the frame rules of one file as a flat table: for each address the rule set that finds its caller.
+"""Build the frame rules of one file as a flat table: for each address the rule set that locates its caller.
 
 Files repeat few rule sets many times (libc: 25 000 rows, some thousand sets), so rows hold an address and a
 number, and each set is stored once. Addresses are those of the file (as p_vaddr and st_value).
@@ -44,7 +44,7 @@ class CfiTable:
         start: uint64[rows], sorted; a row holds up to the start of the next.
         rule: int32[rows], row in `rules`; NO_RULES after the end of a function.
         rules: int64[sets, registers + 2]: a rule (`cfi.program`) of each register, of the CFA, and 1 for
-            the frame of a signal handler. The value of an expression's rule is its number.
+            the frame of a signal handler. The value of the rule of an expression is its number.
         expressions: bytes of the distinct expressions.
     """
 
@@ -96,20 +96,15 @@ def frame_sections(image: ElfImage) -> list[Section]:
 
 def build_table(sections: Iterable[Section], registers: Registers) -> CfiTable:
     """Build the table of a file; where sections overlap, the rules of the first are taken."""
-    tables = [_section_table(section, registers) for section in sections]
-    tables = [table for table in tables if len(table)]
-    if not tables:
-        return CfiTable(rules=np.empty((0, registers.count + 2), np.int64))
-    table = tables[0]
-    for other in tables[1:]:
-        table = _joined(table, other)
+    table = CfiTable(rules=np.empty((0, registers.count + 2), np.int64))
+    for other in filter(len, (_section_table(section, registers) for section in sections)):
+        table = _joined(table, other) if len(table) else other
     return table
 
 
 def _section_table(section: Section, registers: Registers) -> CfiTable:
     cies, fdes = read_entries(section)
-    usable = cies.ra[fdes.cie] == registers.ra if len(fdes) else np.empty(0, np.bool_)
-    fdes = fdes.take(usable)
+    fdes = fdes.take(cies.ra[fdes.cie] == registers.ra)
     sets, starts, rows, total = _RuleSets(registers.count + 2), [], [], 0
     for part in run_programs(section, cies, fdes, registers.count):
         signal = cies.is_signal[fdes.cie[part.fde]].astype(np.int64)
@@ -119,7 +114,7 @@ def _section_table(section: Section, registers: Registers) -> CfiTable:
         if total > MAX_ROWS:
             break
     if not total:
-        return CfiTable(rules=np.empty((0, registers.count + 2), np.int64))
+        return CfiTable()
     rules, expressions = _number_expressions(sets.rules(), section)
     start, rule = _with_ends(np.concatenate(starts), np.concatenate(rows), fdes.end)
     return CfiTable(start, rule, rules, expressions)
