@@ -38,13 +38,10 @@ class EventSpec:
 
     def named(self) -> EventSpec:
         """Return the evsel with a name derived from the attr if the file has none."""
-        return self if self.name else replace(self, name=_derived_name(self.attr))
-
-
-def _derived_name(attr: Attr) -> str:
-    if attr.type == PerfType.SOFTWARE:
-        return _SOFTWARE_NAMES.get(attr.config, "unknown-software")
-    return f"type-{attr.type}-config-{attr.config:#x}"
+        name, attr = self.name, self.attr
+        if not name and attr.type == PerfType.SOFTWARE:
+            name = _SOFTWARE_NAMES.get(attr.config, "unknown-software")
+        return replace(self, name=name or f"type-{attr.type}-config-{attr.config:#x}")
 
 
 class Events:

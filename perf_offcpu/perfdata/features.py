@@ -82,14 +82,21 @@ class Features:
 
     def event_specs(self) -> list[EventSpec]:
         """Return names and ids of the events, in the order of the attr table; [] if not recorded."""
-        body = self.bodies.get(Feature.EVENT_DESC, b"")
+        body, specs = self.bodies.get(Feature.EVENT_DESC, b""), list[EventSpec]()
         if not body:
-            return []
+            return specs
         try:
-            return _event_specs(body, self.order)
+            head, at = EVENT_DESC_HEADER.unpack_from(body, self.order, None, 0, len(body))
+            for _ in range(min(head["nr"], MAX_EVENTS)):
+                attr = unpack_attr(body[at : at + head["attr_size"]], self.order)
+                entry, at = EVENT_DESC_ENTRY.unpack_from(
+                    body, self.order, None, at + head["attr_size"], len(body)
+                )
+                specs.append(EventSpec(attr, _decoded(entry["name"]), tuple(entry["ids"])))
         except LayoutError:
             self.counters.add(losses.BAD_FEATURE)
             return []
+        return specs
 
     def named(self, specs: list[EventSpec]) -> list[EventSpec]:
         """Return events with names from EVENT_DESC, matched by position, and its ids if they have none."""
@@ -103,31 +110,18 @@ class Features:
 
     def build_ids(self) -> list[BuildId]:
         """Return the recorded build-ids, up to the first impossible entry."""
-        return list(_build_ids(self.bodies.get(Feature.BUILD_ID, b""), self.order))
-
-
-def _event_specs(body: bytes, order: Order) -> list[EventSpec]:
-    head, at = EVENT_DESC_HEADER.unpack_from(body, order, None, 0, len(body))
-    specs = []
-    for _ in range(min(head["nr"], MAX_EVENTS)):
-        attr = unpack_attr(body[at : at + head["attr_size"]], order)
-        entry, at = EVENT_DESC_ENTRY.unpack_from(body, order, None, at + head["attr_size"], len(body))
-        specs.append(EventSpec(attr, _decoded(entry["name"]), tuple(entry["ids"])))
-    return specs
-
-
-def _build_ids(body: bytes, order: Order) -> list[BuildId]:
-    found, at = [], 0
-    while at + BUILD_ID_FIXED_SIZE <= len(body):
-        size = int.from_bytes(body[at + 6 : at + 8], "little" if order == "<" else "big")
-        if size < BUILD_ID_FIXED_SIZE or at + size > len(body):
-            break
-        entry = BUILD_ID_ENTRY.unpack(body, order, None, at, at + size)
-        length = entry["build_id_size"] if entry["misc"] & Misc.BUILD_ID_SIZE else 20
-        cpumode = entry["misc"] & Misc.CPUMODE_MASK
-        found.append(BuildId(entry["pid"], cpumode, entry["build_id"][:length].hex(), entry["filename"]))
-        at += size
-    return found
+        body, found, at = self.bodies.get(Feature.BUILD_ID, b""), list[BuildId](), 0
+        while at + BUILD_ID_FIXED_SIZE <= len(body):
+            size = int.from_bytes(body[at + 6 : at + 8], "little" if self.order == "<" else "big")
+            if size < BUILD_ID_FIXED_SIZE or at + size > len(body):
+                break
+            entry = BUILD_ID_ENTRY.unpack(body, self.order, None, at, at + size)
+            length = entry["build_id_size"] if entry["misc"] & Misc.BUILD_ID_SIZE else BUILD_ID_BYTES
+            build_id = entry["build_id"][:length]
+            cpumode = entry["misc"] & Misc.CPUMODE_MASK
+            found.append(BuildId(entry["pid"], cpumode, build_id.hex(), entry["filename"]))
+            at += size
+        return found
 
 
 def _decoded(text: bytes) -> str:
@@ -156,13 +150,11 @@ def cmdline_body(argv: Iterable[str], order: Order = "<") -> bytes:
 def event_desc_body(events: Sequence[EventSpec], order: Order = "<") -> bytes:
     """Return the body of EVENT_DESC: names and ids of the events, in the order of the attr table."""
     head = EVENT_DESC_HEADER.pack({"nr": len(events), "attr_size": ATTR_SIZE_PERF_6_1}, order)
-    return head + b"".join(_event_desc_entry(event, order) for event in events)
-
-
-def _event_desc_entry(event: EventSpec, order: Order) -> bytes:
-    # The number of ids comes before the name, so that it cannot be taken from the array after it.
-    entry = {"nr_ids": len(event.ids), "name": encoded(event.name), "ids": event.ids}
-    return event.attr.pack(ATTR_SIZE_PERF_6_1, order) + EVENT_DESC_ENTRY.pack(entry, order)
+    for event in events:
+        # The number of ids comes before the name, so that it cannot be taken from the array after it.
+        entry = {"nr_ids": len(event.ids), "name": encoded(event.name), "ids": event.ids}
+        head += event.attr.pack(ATTR_SIZE_PERF_6_1, order) + EVENT_DESC_ENTRY.pack(entry, order)
+    return head
 
 
 def build_id_body(entries: Iterable[BuildId], order: Order = "<") -> bytes:

@@ -129,48 +129,37 @@ class PerfDataReader:
         Args:
             with_compressed: yield the compressed records, too, each before its content.
         """
-        yield from self._stream_chunks(
-            self.stream, self._begin_of_data(), self.head.data_offset, "", with_compressed
-        )
+        begin, end = self.head.data_offset, self.head.data_end
+        if end is not None:
+            self.stream.seek(begin)
+        size = None if end is None else end - begin
+        yield from self._stream_chunks(self.stream, size, begin, "", with_compressed)
         for part in _thread_files(self.directory) if self.directory else ():
             with os.fdopen(open_file(part), "rb", buffering=0) as stream:
                 yield from self._stream_chunks(stream, None, 0, os.path.basename(part), with_compressed)
 
-    def _begin_of_data(self) -> int | None:
-        """Go to the first record; return the bytes of all records, None: all that follow."""
-        if self.head.data_end is None:
-            return None
-        self.stream.seek(self.head.data_offset)
-        return self.head.data_end - self.head.data_offset
-
     def _pieces(self, stream: BinaryIO, left: int | None, scanner: Scanner) -> Iterator[memoryview]:
         """Yield the next `left` bytes of a stream, None: all, each time after the rest of the scanner.
 
-        Bytes that the file has lost meanwhile are counted.
+        Bytes missing at the end are counted.
         """
         while left is None or left > 0:
             rest = scanner.take_rest()
             # New memory each time: chunks are not copied out of it.
             room = np.empty(len(rest) + (PIECE if left is None else min(PIECE, left)), np.uint8).data
             room[: len(rest)] = rest
-            size = self._read_into(stream, room[len(rest) :])
+            try:
+                size = stream.readinto(room[len(rest) :]) or 0  # type: ignore[attr-defined]
+                problem = None if size else (losses.FILE_CUT, left or 0)
+            except OSError:
+                size, problem = 0, (losses.UNREADABLE, 1)
             if rest or size:
-                yield room[: len(rest) + (size or 0)]
-            if size is None:
-                self.counters.add(losses.UNREADABLE)
-                return
-            if not size:
-                self.counters.add(losses.FILE_CUT, left or 0)
+                yield room[: len(rest) + size]
+            if problem is not None:
+                self.counters.add(*problem)
                 return
             if left is not None:
                 left -= size
-
-    def _read_into(self, stream: BinaryIO, room: memoryview) -> int | None:
-        """Return the number of bytes that were read: 0 at the end, None on an error."""
-        try:
-            return stream.readinto(room) or 0  # type: ignore[attr-defined]
-        except OSError:
-            return None
 
     def _stream_chunks(
         self, stream: BinaryIO, left: int | None, offset: int, origin: str, with_compressed: bool
@@ -181,7 +170,7 @@ class PerfDataReader:
         known = 0
         for piece in self._pieces(stream, left, scanner):
             for chunk in scanner.feed(piece):
-                if self.head.is_pipe and len(scanner.tracing_data) > known:  # it is in front of what needs it
+                if self.head.is_pipe and len(scanner.tracing_data) > known:  # it precedes its samples
                     known = len(scanner.tracing_data)
                     self.features.bodies[Feature.TRACING_DATA] = bytes(scanner.tracing_data)
                 for part in self._expanded(chunk, inner, decompressor, with_compressed):

@@ -3,13 +3,15 @@
 
 All readers work on `Chunk`s: a buffer, and the places, types and sizes of its records as columns.
 `Scanner.feed` takes pieces of any size, of a file, pipe or decompressor, and keeps an incomplete record for
-the next piece.
+the next piece. Records form a chain: the size of one leads to the next. `_Walk` follows it in the only loop
+over records in this project, which reads a single u16 per record (some 70 ns).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +21,24 @@ from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.binary.fields import Buffer, Order
 from perf_offcpu.binary.gather import gather_structs
 from perf_offcpu.losses import Losses
-from perf_offcpu.perfdata.walk import HEADER_SIZE, Walk
 from perf_offcpu.structs import mutable
 
-__all__ = ["HEADER_SIZE", "MAX_TRACING_DATA", "Chunk", "Scanner"]
+HEADER_SIZE = 8
+"""Bytes of a record's header."""
 
 MAX_TRACING_DATA = 64 << 20
 """Most bytes of tracepoint formats that are kept of a pipe: perf writes a few MB."""
 
 _TRACING_DATA, _AUXTRACE = int(RecordType.HEADER_TRACING_DATA), int(RecordType.AUXTRACE)
 """Types followed by a blob, which the size in the header does not include; the first field is its size."""
+
+_ODD_SIZES = (
+    RecordType.HEADER_TRACING_DATA,
+    RecordType.HEADER_BUILD_ID,
+    RecordType.HEADER_FEATURE,
+    RecordType.COMPRESSED,
+)
+"""Types that perf writes with sizes that are no multiple of 8; the records after them are unaligned."""
 
 _SHORT_WINDOW = 4096
 """Bytes of the first walk after such a record: a walk on into its blob is for nothing."""
@@ -103,7 +113,7 @@ class Scanner:
         if self.stopped:
             self.counters.add(losses.BAD_SIZE, len(piece))
             return
-        walk = Walk(self._rest + bytes(piece) if self._rest else piece, self.order)
+        walk = _Walk(self._rest + bytes(piece) if self._rest else piece, self.order)
         parts, at = self._records(walk)
         self._rest = b"" if self.stopped else bytes(walk.data[at:])
         if parts:
@@ -120,7 +130,7 @@ class Scanner:
         self.finish()
         self.stopped, self._skip = False, 0
 
-    def _records(self, walk: Walk) -> tuple[list[_Part], int]:
+    def _records(self, walk: _Walk) -> tuple[list[_Part], int]:
         """Return the complete records of a buffer, without blobs between them, and where they end."""
         raw = np.frombuffer(walk.data, np.uint8)
         parts: list[_Part] = []
@@ -145,12 +155,17 @@ class Scanner:
             at = end
         return parts, at
 
-    def _take_blob(self, walk: Walk, record: int, kind: int) -> int:
+    def _take_blob(self, walk: _Walk, record: int, kind: int) -> int:
         """Skip the blob after a record, and return the place after the part of it that is here."""
-        size = walk.header(record)[1]
+        end = record + walk.header(record)[1]
         self._is_tracing_data = kind == _TRACING_DATA
-        self._skip = self._blob_size(walk.data[record : record + size], 4 if self._is_tracing_data else 8)
-        return record + size + self._skip_blob(walk.data, record + size)
+        width = 4 if self._is_tracing_data else 8
+        size = walk.data[record + HEADER_SIZE : end][:width]  # the record's first field
+        self.counters.add(losses.BAD_RECORD, int(len(size) < width))
+        self._skip = (
+            int.from_bytes(size, "little" if self.order == "<" else "big") if len(size) == width else 0
+        )
+        return end + self._skip_blob(walk.data, end)
 
     def _skip_blob(self, data: Buffer, at: int) -> int:
         """Return the number of bytes from `at` on that belong to a blob."""
@@ -160,16 +175,127 @@ class Scanner:
         self._skip -= skipped
         return skipped
 
-    def _blob_size(self, record: Buffer, width: int) -> int:
-        """Return the size of the blob after a record, its first field."""
-        if len(record) < HEADER_SIZE + width:
-            self.counters.add(losses.BAD_RECORD)
-            return 0
-        return int.from_bytes(record[8 : 8 + width], "little" if self.order == "<" else "big")
-
     def _chunk(self, data: Buffer, parts: list[_Part]) -> Chunk:
         raw = np.frombuffer(data, np.uint8)
         columns = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
         starts, types, miscs, sizes = columns
         end = int(starts[-1]) + int(sizes[-1])
         return Chunk(raw[:end], starts, types, miscs, sizes.astype(np.int64), self.at, self.origin)
+
+
+class _Walk:
+    """Finds the records of one buffer, of a byte order."""
+
+    def __init__(self, data: Buffer, order: Order) -> None:
+        self.data, self.order = data, order
+        self._views: dict[int, memoryview] = {}
+
+    def records(self, at: int, window: int) -> tuple[NDArray[np.int64], int, bool]:
+        """Find whole records from `at` on, in about `window` bytes.
+
+        Returns:
+            (starts, end, is_sound): where they begin and end, and whether the rest can still become a record.
+        """
+        stop, size = min(at + window, len(self.data)), 0
+        parts: list[NDArray[np.int64]] = []
+        while at < stop:
+            # Records of sizes that are multiples of 8, then one of an odd size.
+            phase = at & 1
+            halves = self._sizes(phase)
+            limit = min((stop + 1) >> 1, len(halves) - 3)
+            places = _walk_chain(halves, at >> 1, limit, len(halves)) * 2 + phase
+            parts.append(places)
+            if len(places):
+                at = int(places[-1]) + self.header(int(places[-1]))[1]
+            size = self._odd_size(at) if at < stop else 0
+            if size <= 0:
+                break
+            parts.append(np.array([at], np.int64))
+            at += size
+        starts = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        return starts, at, size >= 0
+
+    def _sizes(self, phase: int) -> memoryview:
+        """Return the buffer as u16 in native order, from byte `phase` on."""
+        view = self._views.get(phase)
+        if view is None:
+            count = max(0, len(self.data) - phase) // 2
+            halves = memoryview(self.data)[phase : phase + 2 * count]
+            kind = np.dtype(f"{self.order}u2")
+            native = halves if kind.isnative else np.frombuffer(halves, kind).byteswap().data
+            view = self._views[phase] = native.cast("B").cast("H")
+        return view
+
+    def _odd_size(self, at: int) -> int:
+        """Return the size of a whole record that is no multiple of 8; 0 if it is cut, -1 if impossible."""
+        if len(self.data) - at < HEADER_SIZE:
+            return 0
+        kind, size = self.header(at)
+        if size < HEADER_SIZE or (size & 7 and kind not in _ODD_SIZES):
+            return -1
+        return size if at + size <= len(self.data) else 0
+
+    def header(self, at: int) -> tuple[int, int]:
+        """Return (type, size) of the record at `at`."""
+        byteorder: Any = "little" if self.order == "<" else "big"
+        data = self.data
+        return int.from_bytes(data[at : at + 4], byteorder), int.from_bytes(data[at + 6 : at + 8], byteorder)
+
+
+_STEPS = [0] * (1 << 16)
+"""By size: the u16 from a record to the next; 0 for sizes that are odd or impossible."""
+_STEPS[HEADER_SIZE::8] = range(HEADER_SIZE // 2, 1 << 15, 4)
+
+_BATCH = 256
+"""Records that are walked between looks for a run."""
+
+
+def _walk_chain(sizes: memoryview, at: int, stop: int, end: int) -> NDArray[np.int64]:
+    """Return the places (in u16) of whole, possible records from `at` to `stop`.
+
+    An event without callchains, or with the same one always, writes records of one size: such a run is
+    compared at once. Where there is none, the walk looks for one less and less often.
+    """
+    halves = np.frombuffer(sizes, np.uint16)
+    parts = [np.empty(0, np.int64)]
+    wait = pause = 1
+    while at < stop:
+        places, at = _walk_batch(sizes, at, stop)
+        parts.append(np.array(places, np.int64))
+        if len(places) < _BATCH:
+            break
+        wait -= 1
+        if not wait:
+            step = at - places[-1]
+            count = _run_length(halves[at + 3 : stop + 3 : step], sizes[places[-1] + 3])
+            parts.append(np.arange(at, at + count * step, step))
+            at += count * step
+            wait = pause = 1 if count >= _BATCH else 2 * pause
+    found = np.concatenate(parts)
+    return found[:-1] if at > end else found
+
+
+def _walk_batch(sizes: memoryview, at: int, stop: int) -> tuple[list[int], int]:
+    """Return the places of the next records, up to a batch of them, and where they end."""
+    places: list[int] = []
+    append, steps = places.append, _STEPS
+    for _ in range(_BATCH):
+        if at >= stop:
+            break
+        step = steps[sizes[at + 3]]
+        if not step:
+            break
+        append(at)
+        at += step
+    return places, at
+
+
+def _run_length(values: NDArray[np.uint16], value: int) -> int:
+    """Return the number of leading values that equal `value`."""
+    length = 0
+    while length < len(values):
+        others = np.flatnonzero(values[length : length + _BATCH] != value)
+        if len(others):
+            return length + int(others[0])
+        length = min(length + _BATCH, len(values))
+    return length
