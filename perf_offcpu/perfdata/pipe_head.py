@@ -39,11 +39,10 @@ class PipeHead:
     """Collects events and features from header records.
 
     Args:
-        features: gets the features.
-        order: byte order of the stream.
-        counters: damage is counted here.
-        specs: evsels that are known already: of a file whose recorder was killed. Its header has no names,
-            but the recorder may have written them as records, too.
+        features: extended by those of the records.
+        counters: where damage is counted.
+        specs: evsels in the header of a file whose recorder was killed before it wrote their names; it may
+            have written them as records, too.
 
     Attributes:
         events: the evsels so far; replaced, not changed, when one is added or named.
@@ -77,14 +76,20 @@ class PipeHead:
     def _take(self, kind: int, record: bytes) -> None:
         if kind == RecordType.HEADER_ATTR:
             self._take_attr(record)
-        elif kind == RecordType.HEADER_BUILD_ID:
+            return
+        if kind == RecordType.HEADER_BUILD_ID:
             # An entry of the feature except for its type, which is 0 there.
             if len(self._build_ids) < MAX_BUILD_IDS:
                 self._build_ids += bytes(4) + record[4:]
-        elif kind == RecordType.HEADER_FEATURE:
-            self._take_feature(RECORD_LAYOUTS[kind].unpack(record, self.order, start=HEADER_SIZE))
-        else:
-            self._take_update(RECORD_LAYOUTS[kind].unpack(record, self.order, start=HEADER_SIZE))
+            return
+        values = RECORD_LAYOUTS[kind].unpack(record, self.order, start=HEADER_SIZE)
+        if kind == RecordType.HEADER_FEATURE:
+            self._take_feature(values)
+        elif values["kind"] == EVENT_UPDATE_NAME:
+            row = self._row_of_id.get(values["id"])
+            if row is not None:
+                name = values["data"].split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+                self._specs[row] = replace(self._specs[row], name=name)
 
     def _take_attr(self, record: bytes) -> None:
         attr = unpack_attr(record[HEADER_SIZE:], self.order)
@@ -108,9 +113,3 @@ class PipeHead:
             self._specs = self.features.named(self._specs)
             for row, spec in enumerate(self._specs):
                 self._add_ids(spec.ids, row)
-
-    def _take_update(self, values: dict[str, Any]) -> None:
-        row = self._row_of_id.get(values["id"])
-        if values["kind"] == EVENT_UPDATE_NAME and row is not None:
-            name = values["data"].split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
-            self._specs[row] = replace(self._specs[row], name=name)

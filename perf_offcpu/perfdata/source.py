@@ -79,17 +79,12 @@ def open_file(path: str, *, fifo: bool = False) -> int:
         hint = "; record one with `perf-offcpu record`" if isinstance(problem, FileNotFoundError) else ""
         reason = problem.strerror if isinstance(problem, OSError) else str(problem)
         raise FormatError(path, "cannot be opened", f"{reason}{hint}") from None
-    if stat.S_ISFIFO(os.fstat(fd).st_mode):
-        _await_writer(fd)
+    if stat.S_ISFIFO(os.fstat(fd).st_mode):  # before it has had a writer, it reads as empty
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.poll()
     os.set_blocking(fd, True)
     return fd
-
-
-def _await_writer(fd: int) -> None:
-    """Wait until a FIFO has had a writer: before, it reads as empty."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    poll.poll()
 
 
 def _source(fd: int, name: str, seekable: bool) -> Source:
@@ -99,7 +94,7 @@ def _source(fd: int, name: str, seekable: bool) -> Source:
     stream = os.fdopen(fd, "rb", buffering=0 if regular else io.DEFAULT_BUFFER_SIZE)
     try:
         start = stream.read(PIPE_HEADER_SIZE) or b""
-        opener = _opener(start)
+        opener = next((one for magic, one in _OPENERS.items() if start.startswith(magic)), None)
         if regular and opener is None:
             stream.seek(0)
             return Source(stream, name, info.st_size)
@@ -145,9 +140,6 @@ class _Rejoined(io.RawIOBase):
         super().close()
 
 
-# Packed recordings.
-
-
 _Opener = Callable[[BinaryIO], Any]
 _OPENERS: dict[bytes, _Opener] = {
     b"\x1f\x8b": lambda stream: import_module("gzip").GzipFile(fileobj=stream),
@@ -156,11 +148,7 @@ _OPENERS: dict[bytes, _Opener] = {
         zstd_library().ZstdDecompressor().stream_reader(stream, read_across_frames=True)
     ),
 }
-
-
-def _opener(start: bytes) -> _Opener | None:
-    """Return the opener of a packed file that begins with `start`; None if it is not packed."""
-    return next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
+"""Openers of packed files, by the first bytes of these."""
 
 
 def _spooled(stream: _Rejoined, opener: _Opener | None, name: str) -> Source:

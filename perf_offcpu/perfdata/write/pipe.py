@@ -12,14 +12,14 @@ Source: tools/perf/util/synthetic-events.c: perf_event__synthesize_for_pipe().
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import ATTR_SIZE_PERF_6_1
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.file import MAGIC, PIPE_HEADER, PIPE_HEADER_SIZE
-from perf_offcpu.abi.records import EVENT_UPDATE_NAME, Misc, RecordType
+from perf_offcpu.abi.records import EVENT_UPDATE_NAME, HEADER_ATTR_IDS, Misc, RecordType
 from perf_offcpu.binary.fields import Buffer, Order, padding
 from perf_offcpu.errors import RecordingError, UsageError
 from perf_offcpu.losses import Losses
@@ -83,8 +83,9 @@ class PipeWriter:
                 "the recording is of a machine of other byte order, of which perf reads files only: name one"
             )
         head = PIPE_HEADER.pack({"magic": int.from_bytes(MAGIC, "little"), "size": PIPE_HEADER_SIZE}, order)
-        self._write([head, *self._attrs(), *self._features(features), *self._names()])
-        self._write([*self._tracing_data(features), *self._build_ids(features)])
+        build_ids = Features(features, order, Losses()).build_ids()
+        self._write([head, *map(self._attr, self.events), *self._features(features), *self._names()])
+        self._write([*self._tracing_data(features), *map(self._build_id, build_ids)])
 
     def append(self, *pieces: Buffer) -> None:
         """Add bytes that are, together, whole records.
@@ -98,13 +99,10 @@ class PipeWriter:
 
     def append_build_ids(self, entries: Iterable[BuildId]) -> None:
         """Add the build-ids of mapped files that were not known yet when the features were written."""
-        self.append(*(self._build_id(entry) for entry in entries))
+        self.append(*map(self._build_id, entries))
 
     def finish(self, features: Mapping[int, bytes]) -> None:
         """Do nothing: the form ends with its last record."""
-
-    def _attrs(self) -> list[bytes]:
-        return [self._attr(event) for event in self.events]
 
     def _attr(self, event: EventSpec) -> bytes:
         if len(event.ids) > _MAX_IDS:
@@ -112,60 +110,41 @@ class PipeWriter:
                 f"event {event.name} has {len(event.ids)} ids, the pipe form has room for {_MAX_IDS}: "
                 "write a file"
             )
-        byteorder: Literal["little", "big"] = "little" if self.order == "<" else "big"
-        ids = b"".join(one.to_bytes(8, byteorder) for one in event.ids)
-        return self._frame(RecordType.HEADER_ATTR, event.attr.pack(ATTR_SIZE_PERF_6_1, self.order) + ids)
+        ids = HEADER_ATTR_IDS.pack({"ids": event.ids}, self.order)
+        attr = event.attr.pack(ATTR_SIZE_PERF_6_1, self.order)
+        return frame_record(RecordType.HEADER_ATTR, 0, attr + ids, self.order)
 
-    def _features(self, features: Mapping[int, bytes]) -> list[bytes]:
-        records = []
+    def _features(self, features: Mapping[int, bytes]) -> Iterator[bytes]:
         for bit, body in sorted(features.items()):
             if bit not in _SYNTHESIZED:
                 continue
             if len(body) > RECORD_SIZE_MAX - _HEAD - 8:
                 self._counters.add(losses.LARGE_FEATURE)
                 continue
-            values = {"feat_id": bit, "data": body}
-            records.append(pack_record(RecordType.HEADER_FEATURE, 0, values, order=self.order))
-        return records
+            yield self._record(RecordType.HEADER_FEATURE, {"feat_id": bit, "data": body})
 
-    def _names(self) -> list[bytes]:
-        return [
-            pack_record(
-                RecordType.EVENT_UPDATE,
-                0,
-                {"kind": EVENT_UPDATE_NAME, "id": event.ids[0], "data": encoded(event.name) + b"\0"},
-                order=self.order,
-            )
-            for event in self.events
-            if event.ids
-        ]
+    def _names(self) -> Iterator[bytes]:
+        for event in self.events:
+            if event.ids:
+                values = {"id": event.ids[0], "data": encoded(event.name) + b"\0"}
+                yield self._record(RecordType.EVENT_UPDATE, values | {"kind": EVENT_UPDATE_NAME})
 
-    def _tracing_data(self, features: Mapping[int, bytes]) -> list[bytes]:
-        """Return a record with the number of bytes that follow it, and these."""
+    def _tracing_data(self, features: Mapping[int, bytes]) -> Iterator[bytes]:
+        """Yield a record with the number of bytes that follow it, and these."""
         body = features.get(Feature.TRACING_DATA, b"")
-        if not body:
-            return []
-        body += bytes(padding(len(body)))
-        return [
-            pack_record(RecordType.HEADER_TRACING_DATA, 0, {"size": len(body)}, order=self.order),
-            body,
-        ]
-
-    def _build_ids(self, features: Mapping[int, bytes]) -> list[bytes]:
-        return [self._build_id(entry) for entry in Features(features, self.order, Losses()).build_ids()]
+        if body:
+            body += bytes(padding(len(body)))
+            yield self._record(RecordType.HEADER_TRACING_DATA, {"size": len(body)})
+            yield body
 
     def _build_id(self, entry: BuildId) -> bytes:
         build_id = bytes.fromhex(entry.build_id)[:BUILD_ID_BYTES]
         values = {"pid": entry.pid, "build_id": build_id, "size": len(build_id), "reserved": b""}
-        return pack_record(
-            RecordType.HEADER_BUILD_ID,
-            entry.cpumode | Misc.BUILD_ID_SIZE,
-            values | {"filename": entry.filename},
-            order=self.order,
-        )
+        values |= {"filename": entry.filename}
+        return self._record(RecordType.HEADER_BUILD_ID, values, entry.cpumode | Misc.BUILD_ID_SIZE)
 
-    def _frame(self, kind: RecordType, payload: bytes) -> bytes:
-        return frame_record(kind, 0, payload, self.order)
+    def _record(self, kind: RecordType, values: Mapping[str, Any], misc: int = 0) -> bytes:
+        return pack_record(kind, misc, values, order=self.order)
 
     def _write(self, pieces: Sequence[Buffer]) -> None:
         try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write perf.data files that stock perf, from 6.1 on, opens without a warning.
 
-A file grows in three steps, so that it can be read even if its writer is killed:
+A file grows in three steps, so that it can be read even after its writer was killed:
 
 1. `FileWriter(...)` writes a header that is final but for two things: the data section has size 0, by which
    readers recognise that a recorder was killed, and there are no features.
@@ -11,22 +11,22 @@ A file grows in three steps, so that it can be read even if its writer is killed
 
     header 104 | ids of all events | attr entries | data ... | feature table | feature bodies
 
-Comments at the code explain what perf demands of a file (the sizes of attrs, ids, trailers). Bodies of
-features come from `perfdata.features`, records that are not the kernel's from `pack_record`.
+Bodies of features come from `perfdata.features`, records that are not the kernel's from `pack_record`.
 
 Source: tools/perf/util/header.c: perf_session__do_write_header(), perf_header__adds_write().
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perf_offcpu.abi.attr import ATTR_SIZE_PERF_6_1
 from perf_offcpu.abi.file import FEATURE_BITS, FILE_HEADER, FILE_HEADER_SIZE, MAGIC, SECTION
-from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, RecordType
-from perf_offcpu.binary.fields import Buffer, Order
+from perf_offcpu.abi.records import HEADER_ATTR_IDS, RECORD_HEADER, RECORD_LAYOUTS, RecordType
+from perf_offcpu.binary.fields import Buffer, Order, padding
 from perf_offcpu.errors import FileFullError, LayoutError, RecordingError
 from perf_offcpu.perfdata.events import EventSpec
 
@@ -74,9 +74,15 @@ class FileWriter:
         try:
             write_all(self._fd, pieces)
         except OSError as problem:
-            taken, records = whole_records(pieces, self._written(), self.order)
+            written = 0
+            with contextlib.suppress(OSError):
+                written = os.lseek(self._fd, 0, os.SEEK_CUR) - self.data_offset - self.data_size
+            taken, records = whole_records(pieces, written, self.order)
             self.data_size += taken
-            self._cut_back()
+            end = self.data_offset + self.data_size
+            with contextlib.suppress(OSError):  # a device that cannot be cut stays as it is
+                os.ftruncate(self._fd, end)
+                os.lseek(self._fd, end, os.SEEK_SET)
             raise FileFullError(str(self._failure(problem)), taken, records) from None
         self.data_size += sum(map(len, pieces))
 
@@ -93,7 +99,10 @@ class FileWriter:
         offset = self.data_offset + self.data_size + len(bits) * SECTION.size()
         self._write([self._sections(offset, bodies), *bodies])
         try:
-            self._rewrite_ids(offset + sum(map(len, bodies)))
+            ids = self._ids()
+            if ids != self._first_ids:  # more of them now: at the end of the file
+                write_all(self._fd, [ids])
+                os.pwrite(self._fd, self._attr_entries(offset + sum(map(len, bodies))), self._attrs_at)
             os.pwrite(self._fd, self._header(self.data_size, bits), 0)
         except OSError as problem:
             raise self._failure(problem) from None
@@ -101,13 +110,6 @@ class FileWriter:
     def learn_ids(self, events: Sequence[EventSpec]) -> None:
         """Replace the events by the same ones with more ids, of new CPUs; `finish` writes them."""
         self.events = tuple(events)
-
-    def _rewrite_ids(self, at: int) -> None:
-        """Write the ids at the end of the file if there are more now than at its begin."""
-        ids = self._ids()
-        if ids != self._first_ids:
-            write_all(self._fd, [ids])
-            os.pwrite(self._fd, self._attr_entries(at), self._attrs_at)
 
     def _header(self, data_size: int, bits: Iterable[int]) -> bytes:
         bitmap = sum(1 << bit for bit in bits)
@@ -126,8 +128,7 @@ class FileWriter:
         )
 
     def _ids(self) -> bytes:
-        byteorder = _byteorder(self.order)
-        return b"".join(one.to_bytes(8, byteorder) for event in self.events for one in event.ids)
+        return b"".join(HEADER_ATTR_IDS.pack({"ids": event.ids}, self.order) for event in self.events)
 
     def _attr_entries(self, at: int) -> bytes:
         """Return the attr section; ids begin at offset `at` of the file."""
@@ -152,22 +153,6 @@ class FileWriter:
             write_all(self._fd, pieces)
         except OSError as problem:
             raise self._failure(problem) from None
-
-    def _written(self) -> int:
-        """Return the number of bytes written after the last whole record."""
-        try:
-            return os.lseek(self._fd, 0, os.SEEK_CUR) - self.data_offset - self.data_size
-        except OSError:
-            return 0
-
-    def _cut_back(self) -> None:
-        """Cut off a half record; a device that cannot be cut stays as it is."""
-        end = self.data_offset + self.data_size
-        try:
-            os.ftruncate(self._fd, end)
-            os.lseek(self._fd, end, os.SEEK_SET)
-        except OSError:
-            pass
 
     def _failure(self, problem: OSError) -> RecordingError:
         return RecordingError(f"{self.path}: cannot write the recording: {problem.strerror}")
@@ -199,10 +184,9 @@ def whole_records(pieces: Sequence[Buffer], limit: int, order: Order) -> tuple[i
         (bytes, records)
     """
     data = b"".join(pieces)
-    byteorder, size_at = _byteorder(order), RECORD_HEADER.offset("size")
     at = records = 0
     while at + _RECORD_HEADER_SIZE <= min(limit, len(data)):
-        size = int.from_bytes(data[at + size_at : at + size_at + 2], byteorder)
+        size = RECORD_HEADER.unpack(data, order, start=at)["size"]
         if size < _RECORD_HEADER_SIZE or at + size > limit:
             break
         at, records = at + size, records + 1
@@ -232,12 +216,8 @@ def frame_record(record_type: int, misc: int, payload: bytes, order: Order = "<"
     Raises:
         LayoutError: the record would be larger than its size field can say.
     """
-    size = _RECORD_HEADER_SIZE + len(payload) + -len(payload) % 8
+    size = _RECORD_HEADER_SIZE + len(payload) + padding(len(payload))
     if size > RECORD_SIZE_MAX:
         raise LayoutError(f"record of type {record_type}: {size} bytes, at most {RECORD_SIZE_MAX}")
     header = RECORD_HEADER.pack({"type": record_type, "misc": misc, "size": size}, order)
-    return header + payload + bytes(-len(payload) % 8)
-
-
-def _byteorder(order: Order) -> Any:
-    return "little" if order == "<" else "big"
+    return header + payload + bytes(padding(len(payload)))
