@@ -24,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("",
 from builders.switching import SwitchTable, write_switches  # noqa: E402
 
 from perf_offcpu.decode.load import load_recording  # noqa: E402
-from perf_offcpu.decode.switches.table import Switches, SwitchKind  # noqa: E402
+from perf_offcpu.decode.switches.events import Switches, SwitchKind  # noqa: E402
 from perf_offcpu.decode.switches.waits import wait_samples  # noqa: E402
 from perf_offcpu.losses import Losses  # noqa: E402
 from perf_offcpu.model.callchains import Ragged  # noqa: E402

@@ -16,10 +16,10 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import field
-from typing import Protocol
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.archive.stores import DirectoryStore, TarStore
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import distinct
@@ -37,24 +37,6 @@ from perf_offcpu.symbolize.kernel.kallsyms import kallsyms_text
 from perf_offcpu.symbolize.kernel.names import KernelNames
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import locations_of
-
-
-class Store(Protocol):
-    """A directory or an archive that files are put in."""
-
-    def has(self, name: str) -> bool:
-        """Return True if there is a file of that name already."""
-
-    def add(self, name: str, source: Source) -> None:
-        """Add a file.
-
-        Args:
-            name: relative, without `..`.
-            source: its bytes.
-        """
-
-    def link(self, name: str, target: str) -> None:
-        """Add a symbolic link, unless there is one."""
 
 
 @mutable
@@ -82,7 +64,12 @@ class SymbolSaver:
     """
 
     def __init__(
-        self, recording: Recording, store: Store, options: SymbolizeOptions, *, debug: bool = True
+        self,
+        recording: Recording,
+        store: DirectoryStore | TarStore,
+        options: SymbolizeOptions,
+        *,
+        debug: bool = True,
     ) -> None:
         self.recording, self.store, self.options, self.debug = recording, store, options, debug
         self.search = options.search()

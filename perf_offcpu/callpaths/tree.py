@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.binary.gather import offsets_of
-from perf_offcpu.callpaths.names import Name, NameKind, name_frames
+from perf_offcpu.callpaths.names import WAKER_DELIMITER, Name, NameKind, name_frames, waker_name, wakers_of
 from perf_offcpu.callpaths.options import PathOptions
-from perf_offcpu.callpaths.wakers import WAKER_DELIMITER, waker_name, wakers_of
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool
 from perf_offcpu.model.profile import Profile, ProfileSamples
@@ -101,7 +100,9 @@ def build_paths(
     samples = profile.samples
     top, below = marks_of(samples)
     state = state_codes(samples) if options.state else np.zeros(len(samples), np.uint8)
-    roots = _root_columns(samples, options) if rooted else []
+    pid = [samples.pid] if options.pid or options.tid else []
+    roots: list[NDArray[np.integer]] = [samples.comm, *pid, *([samples.tid] if options.tid else [])]
+    roots = roots if rooted else []
     columns: list[NDArray[np.integer]] = [*roots, top, below, state]
     if options.waker_stack:
         waker_names, waker = wakers_of(profile, options)
@@ -120,7 +121,7 @@ def build_paths(
         leaf = builder.add_leaves(leaf, np.minimum(known, 1), ("", WAKER_DELIMITER))
         stack = np.where(known > 0, samples.waker_stack[first].astype(np.int64), -1)
         leaf = builder.add_names(builder.add_inverted(leaf, stack), known, waker_names)
-    return PathTree(builder.names, *builder.columns(), leaf.astype(np.int32)[of], builder.frames())
+    return builder.tree(leaf[of])
 
 
 def paths_with_wakers(profile: Profile, options: PathOptions, *, merged: bool = True) -> tuple[PathTree, I64]:
@@ -154,15 +155,6 @@ def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
     return top, (~bare & kernel_lost).astype(np.uint8)
 
 
-def _root_columns(samples: ProfileSamples, options: PathOptions) -> list[NDArray[np.integer]]:
-    columns: list[NDArray[np.integer]] = [samples.comm]
-    if options.pid or options.tid:
-        columns.append(samples.pid)
-    if options.tid:
-        columns.append(samples.tid)
-    return columns
-
-
 class _Builder:
     """Nodes so far, level after level, and their names.
 
@@ -183,13 +175,14 @@ class _Builder:
         self._names: list[I64] = []
         self._total = 0
 
-    def columns(self) -> tuple[I32, I32]:
-        """Return (parent, name) of all nodes."""
-        return _flat(self._parents).astype(np.int32), _flat(self._names).astype(np.int32)
-
-    def frames(self) -> I64:
-        """Return the first frame that each name stands for, -1 for none."""
-        return _flat(self._frames)
+    def tree(self, leaf_of_sample: I64) -> PathTree:
+        """Return all nodes as a tree."""
+        parent, name, frames = (
+            np.concatenate([np.empty(0, np.int64), *parts])
+            for parts in (self._parents, self._names, self._frames)
+        )
+        parent, name, of_sample = (one.astype(np.int32) for one in (parent, name, leaf_of_sample))
+        return PathTree(self.names, parent, name, of_sample, frames)
 
     def _add(self, parent: I64, name: I64) -> I64:
         """Add a node for each distinct (parent, name) pair; return the node of each pair."""
@@ -312,7 +305,3 @@ def _needed(parent: I32, base: I64, stack: I64) -> list[_Level]:
         levels.append(_Level(bases - 1, stacks, ending, place[: len(ending)], nothing))
         wanted = bases * len(parent) + parent[stacks]
     return levels[::-1]
-
-
-def _flat(levels: list[I64]) -> I64:
-    return np.concatenate([np.empty(0, np.int64), *levels])

@@ -12,7 +12,7 @@ from dataclasses import field, replace
 
 import numpy as np
 
-from perf_offcpu.decode.switches.table import Switches
+from perf_offcpu.decode.switches.events import Switches
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.columns import I32, I64, Bool

@@ -25,8 +25,7 @@ from perf_offcpu.decode.account import CollectorAccount, is_counters
 from perf_offcpu.decode.batch import Batch, in_table
 from perf_offcpu.decode.counter_reads import CounterReads, has_reads
 from perf_offcpu.decode.retype import retype
-from perf_offcpu.decode.stacks.callers import sum_callers, with_callers
-from perf_offcpu.decode.stacks.snapshot_store import SnapshotStore
+from perf_offcpu.decode.stacks.snapshot_store import SnapshotStore, sum_callers, with_callers
 from perf_offcpu.decode.switches.events import SwitchDecoder
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged

@@ -24,8 +24,13 @@ from perf_offcpu import losses
 from perf_offcpu.decode.deferred import DeferredMatcher
 from perf_offcpu.decode.retype import retype
 from perf_offcpu.decode.samples import is_offcpu
-from perf_offcpu.decode.stacks.callers import CallerRows, sum_callers, with_callers
-from perf_offcpu.decode.stacks.snapshot_store import SnapshotStore, has_snapshot
+from perf_offcpu.decode.stacks.snapshot_store import (
+    CallerRows,
+    SnapshotStore,
+    has_snapshot,
+    sum_callers,
+    with_callers,
+)
 from perf_offcpu.decode.stacks.user_parts import join_parts, kernel_parts, without_user_parts
 from perf_offcpu.decode.swapped_ids import repair_ids
 from perf_offcpu.decode.tasks.lookup import rows_at

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode context switches of a recording to rows of `switches.table.Switches`.
+"""Decode context switches of a recording to a table, of which `switches.intervals` makes waits.
 
     perf record -e sched:sched_switch [-e sched:sched_waking] -g -a       tracepoints: raw data of samples
     perf record --switch-events -e context-switches -c 1 -g [COMMAND]     SWITCH records and samples
@@ -11,6 +11,7 @@ the recording (`perfdata.tracing_data`).
 
 from __future__ import annotations
 
+import enum
 import re
 
 import numpy as np
@@ -23,15 +24,48 @@ from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import Rows, gather
-from perf_offcpu.decode.switches.table import Switches, SwitchKind
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.columns import I32, I64, U8, Bool
+from perf_offcpu.model.columns import I32, I64, U8, U64, Bool, Table, column
 from perf_offcpu.model.recording import Samples
 from perf_offcpu.perfdata.events import Events
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.tracing_data import TracepointFormat, tracepoint_formats
 from perf_offcpu.perfdata.trailers import NO_TIME, read_trailers
+
+
+class SwitchKind(enum.IntEnum):
+    """Column `kind` of Switches."""
+
+    STACK = 0  # a sample of the event context-switches: the stack of the OUT that follows
+    SWITCH = 1  # sched_switch: `tid` goes out, `next_tid` comes in
+    OUT = 2  # SWITCH record: `tid` goes out
+    WAKING = 3  # sched_waking: `tid` is being woken
+    WAKEUP = 4  # sched_wakeup: `tid` is on a run queue now
+    NEW = 5  # sched_wakeup_new: `tid` is on a run queue for the first time
+    IN = 6  # SWITCH record: `tid` comes in
+    LOST = 7  # LOST record: the ring of this CPU had been full
+
+
+class Switches(Table):
+    """Actions of the scheduler, in any order; the callchains are in the `Batch`."""
+
+    kind: U8 = column("u1", doc="SwitchKind")
+    time_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="when; rows without a time are not used")
+    cpu: I32 = column("i4", sentinel=-1, doc="CPU number")
+    tid: I32 = column("i4", sentinel=-1, doc="the thread concerned; 0 idle")
+    next_tid: I32 = column("i4", sentinel=-1, doc="of SWITCH: the thread that comes in")
+    state: I32 = column("i4", sentinel=-1, doc="of SWITCH: state of `tid`, raw (TASK_* bits)")
+    preempted: U8 = column("u1", doc="of SWITCH, OUT: 1 if `tid` stayed runnable")
+    pid: I32 = column("i4", sentinel=-1, doc="tgid of `current`")
+    current: I32 = column(
+        "i4", sentinel=-1, doc="the thread that ran: of WAKING and WAKEUP the waker, 0 an interrupt"
+    )
+    callchain: I32 = column("i4", "row in callchains: where it ran", sentinel=-1, domain="callchains")
+    ip: U64 = column("u8", doc="instruction pointer as sampled; 0 unknown")
+    cpumode: U8 = column("u1", doc="abi.records.CpuMode of ip")
+    cgroup: U64 = column("u8", doc="cgroup id, 0 unknown")
+
 
 SWITCH_RECORDS = frozenset({RecordType.SWITCH, RecordType.SWITCH_CPU_WIDE})
 

@@ -19,8 +19,8 @@ import numpy as np
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat, SampleType, SoftwareConfig
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.decode.account import CollectorAccount
+from perf_offcpu.decode.switches.events import Switches, SwitchKind
 from perf_offcpu.decode.switches.intervals import Waits, find_waits
-from perf_offcpu.decode.switches.table import Switches, SwitchKind
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I64, U32

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.decode.stacks.callers import CallerRows, with_callers
+from perf_offcpu.decode.stacks.snapshot_store import CallerRows, with_callers
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, U64
 

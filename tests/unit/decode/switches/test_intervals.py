@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perf_offcpu import losses
+from perf_offcpu.decode.switches.events import Switches
+from perf_offcpu.decode.switches.events import SwitchKind as Kind
 from perf_offcpu.decode.switches.intervals import Waits, find_waits
-from perf_offcpu.decode.switches.table import Switches
-from perf_offcpu.decode.switches.table import SwitchKind as Kind
 from perf_offcpu.decode.switches.waits import wait_samples
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.recording import SampleFlag, Samples, Tasks
