@@ -33,7 +33,7 @@ class ClassRow(NamedTuple):
 
     meaning: str  # what the waiting thread needs, in words
     colour: str
-    """A GraphColor of Firefox profiler (src/types/profile.ts); all ten are in use: a further class shares one."""
+    """A GraphColor of Firefox profiler (src/types/profile.ts); all ten are in use: a new class shares one."""
     work: Work = Work.BY_FUNCTION  # see `Work`
     functions: str = ""  # functions of the kernel
     syscalls: str = ""  # system calls that are used for nothing else

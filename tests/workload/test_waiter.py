@@ -40,7 +40,7 @@ def test_all_threads_report(threads: dict[str, Thread]) -> None:
 
 
 def test_kernel_counts_switches_inside_measured_places(threads: dict[str, Thread]) -> None:
-    """Elsewhere a thread waits only for a page of the program or for the lock of its address space: seldom."""
+    """Elsewhere a thread waits, seldom, only for a page of the program or the lock of its address space."""
     elsewhere = {
         thread.comm: thread.nvcsw - sum(site.switches for site in thread.sites) for thread in threads.values()
     }
