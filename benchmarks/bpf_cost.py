@@ -17,6 +17,7 @@ the budget, 0.9 with wakers, too; sums by stack 1.1.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import statistics
 import subprocess
@@ -27,7 +28,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -37,6 +38,7 @@ from other_tools import Stats
 
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
+from perf_offcpu.collect.bpf.attr import Command
 from perf_offcpu.collect.bpf.config import OffCpuConfig
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.events.evsels import offcpu_attr, probe_support
@@ -62,7 +64,7 @@ def drained_rings(program: OffCpuProgram) -> Iterator[None]:
     support = probe_support(cpus[0])
     rings = Rings("offcpu-time", lambda wakeup: offcpu_attr(support, wakeup), cpus, RING_BYTES, print)
     for cpu, fd in rings.owner.fds.items():
-        program.set_output(cpu, fd)
+        program.maps.set_output(cpu, fd)
     rings.owner.enable()
     end = threading.Event()
 
@@ -86,10 +88,16 @@ def ours(config: OffCpuConfig) -> Iterator[Stats]:
     with OffCpuProgram(config) as program, drained_rings(program):
         program.attach()
         program.enable()
-        yield lambda: {name: (s.runs, s.run_time_ns) for name, s in program.run_stats().items()}
+        yield lambda: {name: (s.run_cnt, s.run_time_ns) for name, s in program.run_stats().items()}
         counters = program.counters()
         if counters["ring_full"]:
             print(f"the ring was full for {counters['ring_full']} samples", file=sys.stderr)
+
+
+class EnableStats(ctypes.Structure):
+    """Arguments of ENABLE_STATS: all programs are timed while the descriptor is open."""
+
+    _fields_: ClassVar = [("type", ctypes.c_uint32)]
 
 
 BARE: dict[str, Any] = {"budget": False, "wakers": False}
@@ -181,7 +189,7 @@ def main() -> None:
     forms = {name: form for name, form in (FORMS | others_forms).items() if options.only in name}
     forms |= {name: form for name, form in FORMS.items() if name.startswith("reference")}
     runs: dict[str, list[Run]] = {name: [] for name in ["bare", *forms]}
-    stats_on = bpf_syscall.enable_stats()
+    stats_on = bpf_syscall.call(Command.ENABLE_STATS, EnableStats(type=0))  # BPF_STATS_RUN_TIME
     for _ in range(options.rounds):
         runs["bare"].append(Run(pipe(options.loops, cpu)))
         for name, form in forms.items():

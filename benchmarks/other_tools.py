@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
+from perf_offcpu.collect.bpf.attr import Command, ObjectId, ProgramInfo
 
 Stats = Callable[[], dict[str, tuple[int, int]]]
 """Runs and ns of each program since it was loaded."""
@@ -75,7 +76,10 @@ def _programs(process: subprocess.Popen[bytes], said: int) -> list[int]:
     """Return descriptors of the programs that the process holds, as soon as one has run."""
     end = time.monotonic() + _START_S
     while time.monotonic() < end and process.poll() is None:
-        fds = [bpf_syscall.program_by_id(number) for number in _program_ids(process.pid)]
+        fds = [
+            bpf_syscall.call(Command.PROG_GET_FD_BY_ID, ObjectId(start_id=number))
+            for number in _program_ids(process.pid)
+        ]
         if any(_stats(fd)[1][0] for fd in fds):
             return fds
         for fd in fds:
@@ -96,5 +100,5 @@ def _program_ids(pid: int) -> list[int]:
 
 
 def _stats(fd: int) -> tuple[str, tuple[int, int]]:
-    info = bpf_syscall.program_info(fd)
+    info = bpf_syscall.read_info(fd, ProgramInfo())
     return info.name.decode(errors="replace") or str(info.id), (info.run_cnt, info.run_time_ns)

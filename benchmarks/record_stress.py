@@ -210,7 +210,6 @@ def hotplug(args: argparse.Namespace, directory: str) -> None:
 
 def attach(args: argparse.Namespace, directory: str) -> None:
     """Attach and close collectors in one process."""
-    from perf_offcpu.collect.bpf import syscall as bpf_syscall
     from perf_offcpu.collect.collector import Collector
     from perf_offcpu.collect.options import RecordOptions
     from perf_offcpu.collect.system.limits import raise_descriptor_limit
@@ -222,10 +221,13 @@ def attach(args: argparse.Namespace, directory: str) -> None:
     def state() -> tuple[int, int, int, int]:
         status = Path("/proc/self/status").read_text()
         memory = re.search(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)
-        maps = subprocess.run(["bpftool", "map"], capture_output=True, text=True, check=True).stdout
+        programs, maps = (
+            subprocess.run(["bpftool", kind], capture_output=True, text=True, check=True).stdout
+            for kind in ("prog", "map")
+        )
         return (
             len(os.listdir("/proc/self/fd")),
-            len(bpf_syscall.program_ids()),
+            programs.count("xlated "),
             maps.count("key "),
             int(memory[1] if memory else 0),
         )

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from other_tools import Stats
 
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
-from perf_offcpu.collect.bpf.attr import AttachType, ProgramType
+from perf_offcpu.collect.bpf.attr import AttachType, ProgramInfo, ProgramType
 from perf_offcpu.collect.bpf.compile import compiled
 from perf_offcpu.collect.bpf.kernel_facts import explore
 from perf_offcpu.collect.system.btf import Btf
@@ -54,7 +54,7 @@ def _attached(programs: Mapping[str, str], walks: int) -> Iterator[Stats]:
             stack.callback(os.close, bpf_syscall.open_raw_tracepoint(fd))
 
         def stats() -> dict[str, tuple[int, int]]:
-            infos = {name: bpf_syscall.program_info(fd) for name, fd in fds.items()}
+            infos = {name: bpf_syscall.read_info(fd, ProgramInfo()) for name, fd in fds.items()}
             return {name: (info.run_cnt, info.run_time_ns) for name, info in infos.items()}
 
         yield stats

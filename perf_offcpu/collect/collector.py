@@ -41,7 +41,6 @@ from perf_offcpu.collect.events.evsels import (
 from perf_offcpu.collect.events.parser import SamplingEvent
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.kernel_totals.losses import Counter, Span, counters_event
-from perf_offcpu.collect.kernel_totals.totals import Kept
 from perf_offcpu.collect.options import RecordOptions, bpf_config
 from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
 from perf_offcpu.collect.rings.side_band import SideBand
@@ -91,8 +90,7 @@ class Collector:
                 stack.callback(self._sampling[-1].close)
             stack.callback(self.program.close)  # before the events that it writes to
             self.counters_event = counters_event(support)
-            self.kept = Kept(self.program, self.rings.owner.spec, self.counters_event)
-            self._failures = self.program.output_failures()
+            self._failures = self.program.maps.output_failures()
             self._wire()
             self._resources = stack.pop_all()
 
@@ -159,7 +157,7 @@ class Collector:
             for cpu in event.fds:
                 self._wire_sampling(event, cpu)
         for cpu, fd in self.rings.owner.fds.items():
-            self.program.set_output(cpu, fd)
+            self.program.maps.set_output(cpu, fd)
         self.program.attach()
 
     def _wire_sampling(self, event: CpuEvent, cpu: int) -> None:
@@ -193,14 +191,14 @@ class Collector:
         self.rings.owner.enable()
         self._add_targets()
         if command_pid is not None:
-            self.program.arm_command(command_pid)
+            self.program.maps.add_target(command_pid, mode="target_armed")
         self.span = Span(now_ns(), 0, self.options.threshold_ns)
         self.program.enable()
         for event in self._sampling:
             event.enable()
 
     def _add_targets(self) -> None:
-        target = self.options.target
+        target, maps = self.options.target, self.program.maps
         ids = {
             "process": target.processes,
             "thread": target.threads,
@@ -209,11 +207,11 @@ class Collector:
         }
         for kind, numbers in ids.items():
             for number in numbers:
-                self.program.add_target(number, kind)
+                maps.add_target(number, kind)
         for comm in target.comms:
-            self.program.add_comm(comm)
+            maps.add_comm(comm)
         for group in target.groups:
-            self.program.add_group(group.id)
+            maps.add_group(group.id)
 
     def end(self) -> None:
         """Stop everything; when this returns, no record is written any more."""
@@ -241,7 +239,7 @@ class Collector:
 
     def cpus_without_ring(self) -> list[int]:
         """Return CPUs from which a wait could not be sent since the last call: they were offline."""
-        before, self._failures = self._failures, self.program.output_failures()
+        before, self._failures = self._failures, self.program.maps.output_failures()
         return [cpu for cpu, (new, old) in enumerate(zip(self._failures, before, strict=True)) if new > old]
 
     def open_cpu(self, cpu: int, sink: Sink) -> list[int]:
@@ -254,8 +252,8 @@ class Collector:
         fds = [self._side_rings.renew(cpu, self._side_band), self.rings.renew(cpu, sink)]
         for fd in fds:
             perf_event.enable(fd)
-        self.program.set_output(cpu, self.rings.owner.fds[cpu])
-        self._failures = self.program.output_failures()
+        self.program.maps.set_output(cpu, self.rings.owner.fds[cpu])
+        self._failures = self.program.maps.output_failures()
         if not self.options.target.cpus or cpu in self.options.target.cpus:
             for event in self._sampling:
                 fd = event.reopen(cpu)
@@ -288,18 +286,18 @@ class Collector:
             for name, count in counts.items()
             if not name.endswith("_ns")
         }
-        rate = self.program.rate()
+        rate = self.program.maps.rate()
         return found | {losses.THRESHOLD_RAISED: Counter(rate["raised"], rate["highest_ns"])}
 
     @property
     def threshold_ns(self) -> int:
         """The shortest wait that is a sample now, ns: as asked for, or more if the rate is limited."""
-        return max(self.options.threshold_ns, self.program.rate()["threshold_ns"])
+        return max(self.options.threshold_ns, self.program.maps.rate()["threshold_ns"])
 
     def run_stats(self) -> dict[str, tuple[int, int]]:
         """Return (runs, ns) of each BPF program; 0 unless sysctl kernel.bpf_stats_enabled is 1."""
         stats = self.program.run_stats()
-        return {name: (one.runs, one.run_time_ns) for name, one in stats.items()}
+        return {name: (one.run_cnt, one.run_time_ns) for name, one in stats.items()}
 
     def close(self) -> None:
         """Give everything back to the kernel."""

@@ -9,7 +9,6 @@ time.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterable, Mapping
 
@@ -176,7 +175,7 @@ class OutputFile:
         lost = {one: count - self._lost.get(one, 0) for one, count in self.collector.lost_by_id().items()}
         counters = _since(self.collector.counters(), self._counters) | self._inventory.losses() | dict(more)
         event = self.collector.counters_event
-        sample = counters_sample(event, self._span(recording), counters, os.getpid())
+        sample = counters_sample(event, self._span(recording), counters)
         self.append(*lost_records(lost), sample)
 
     def _span(self, recording: Span) -> Span:

@@ -31,7 +31,7 @@ from perf_offcpu import losses
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.hotplug import Hotplug
 from perf_offcpu.collect.kernel_totals.losses import Counter
-from perf_offcpu.collect.kernel_totals.rest import rest
+from perf_offcpu.collect.kernel_totals.totals import KernelTotals
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
 from perf_offcpu.collect.output_file import OutputFile
 from perf_offcpu.collect.rings.pressure import Pressure, remedy
@@ -42,7 +42,6 @@ from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.limits import raise_descriptor_limit, raise_priority, too_many_files
 from perf_offcpu.collect.system.signals import RecordingSignals
 from perf_offcpu.collect.targets import Target, TargetWatch
-from perf_offcpu.collect.totals_writer import TotalsWriter
 from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload
 from perf_offcpu.errors import RecordingError
 
@@ -120,7 +119,7 @@ class _Session:
         self.pressure = Pressure()
         path = self.names.next() if options.rotation else options.output
         self.file = OutputFile(options, collector, path, options.target, self.pressure)
-        self.totals = TotalsWriter(collector)
+        self.totals = KernelTotals(collector)
         self.hotplug = Hotplug(collector, options.output == STANDARD_OUTPUT, say)
         self.summary = Summary(self.file.shown, ring_bytes=collector.rings.data_bytes)
 
@@ -163,7 +162,7 @@ class _Session:
                 losses.RECORDS_UNWRITTEN: Counter(self.collector.waiting_records()),
                 losses.SUMS_UNWRITTEN: self.totals.unwritten,
             }
-            self.file.finish_somehow(self.collector.span, unwritten, rest(self.collector.kept))
+            self.file.finish_somehow(self.collector.span, unwritten, self.totals.remaining())
             raise
 
     def _loop(self, waiter: Waiter) -> None:
@@ -194,13 +193,13 @@ class _Session:
 
     def _rotate(self) -> None:
         """End the file and go on in a new one; new records wait in the rings until that is open."""
-        old, kept, drained_ns = self.file, self.collector.kept, now_ns()
+        old, drained_ns = self.file, now_ns()
         self._drain()
         self.totals.write_sums(old, end_of_file=True)
         self.totals.write_budgets(old)
-        present = kept.present_tasks(drained_ns)
+        present = self.totals.present_tasks(drained_ns)
         self.totals.write_last(old, present)
-        kept.end_file(present)
+        self.totals.end_file(present)
         old.finish(replace(self.collector.span, end_ns=present.end_ns))
         self.summary.file_bytes += old.size
         # Maps of all processes: children of the target are recorded, too, and their ids are not known here.
@@ -232,7 +231,7 @@ class _Session:
         self._drain()
         self.totals.write_sums(self.file)
         self.totals.write_budgets(self.file)
-        last = collector.kept.last_tasks()
+        last = self.totals.last_tasks()
         self.totals.write_last(self.file, last)
         self.summary.still_blocked = len(last.waiting())
         self.file.finish(collector.span)

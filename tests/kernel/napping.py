@@ -112,7 +112,7 @@ def recording(config: OffCpuConfig, pages: int = 256) -> Iterator[tuple[OffCpuPr
     """Attach the program, with rings; it is not yet enabled."""
     with Rings(pages) as rings, OffCpuProgram(config) as program:
         for cpu, ring in rings.rings.items():
-            program.set_output(cpu, ring.fd)
+            program.maps.set_output(cpu, ring.fd)
         program.attach()
         yield program, rings
 
@@ -134,11 +134,11 @@ def record_napper(
     """Record one run as a target by pid; return (its counts, samples, sums, counters)."""
     one = Napper(napper)
     with recording(config, pages) as (program, rings):
-        program.add_target(one.pid)
+        program.maps.add_target(one.pid)
         program.enable()
         tallies = one.go()
         program.disable()
-        (waits, before), sums, counters = parted(rings), program.drain_sums(), program.counters()
+        (waits, before), sums, counters = parted(rings), program.maps.drain_sums(), program.counters()
     one.end()
     # Its main thread waited for the word to go.
     assert {w.tid for w in before} <= {one.pid} and len(before) <= 1

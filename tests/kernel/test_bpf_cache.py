@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.loaded_programs import program_ids
 from kernel.napping import python
 
 from perf_offcpu.cache import DiskCache
@@ -37,11 +38,11 @@ from perf_offcpu.collect.bpf import (
 from perf_offcpu.collect.bpf import (
     syscall as bpf_syscall,
 )
-from perf_offcpu.collect.bpf.attr import ProgramType
+from perf_offcpu.collect.bpf.attr import MapInfo, ProgramInfo, ProgramType
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf.defines import SWITCHED
-from perf_offcpu.collect.bpf.object import describe, map_info
+from perf_offcpu.collect.bpf.object import describe
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.states import ShortWaits
 
@@ -87,7 +88,9 @@ def parts(recipe: Recipe, cache: ProgramCache | None) -> tuple[Any, Any]:
 
     def load(functions: Mapping[str, bytes], maps: Mapping[str, int]) -> None:
         made = describe(functions, maps)
-        infos = {name: map_info(fd) for name, fd in maps.items() if name in recipe.maps}
+        infos = {
+            name: bpf_syscall.read_info(fd, MapInfo()) for name, fd in maps.items() if name in recipe.maps
+        }
         seen.append((made, {name: told(info) for name, info in infos.items()}))
 
     bpf_build.build(recipe, load, cache)
@@ -194,13 +197,13 @@ def test_what_the_kernel_refuses_or_another_compiler_made_is_compiled_anew(
     }
     keep(recipe, cache, "another" if what == "compiler" else bpf_compile.compiler(), **changes[what])
     wrong = cache.read(recipe)
-    before = len(os.listdir("/proc/self/fd")), set(bpf_syscall.program_ids())
+    before = len(os.listdir("/proc/self/fd")), program_ids()
     with OffCpuProgram(config) as program:
         program.attach()
     right = cache.read(recipe)
     assert wrong and right and wrong != right
     assert right.compiler == bpf_compile.compiler()
-    assert REFUSED not in right.made.functions.values()
+    assert REFUSED not in right.programs.functions.values()
     assert len(os.listdir("/proc/self/fd")) == before[0]
 
 
@@ -211,7 +214,7 @@ class StandIn:
         self.function = function
 
     def attach(self, program_fd: int) -> None:
-        assert bpf_syscall.program_info(program_fd).type == ProgramType.KPROBE
+        assert bpf_syscall.read_info(program_fd, ProgramInfo()).type == ProgramType.KPROBE
         if not self.function:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
@@ -234,7 +237,7 @@ def test_a_refused_program_leaves_the_kprobe_open_for_the_next(
         program.attach()
         assert program.ends_at_exit
     kept = cache.read(recipe)
-    assert kept and REFUSED not in kept.made.functions.values()
+    assert kept and REFUSED not in kept.programs.functions.values()
 
 
 def test_closing_gives_back_what_was_kept_too(place: Path) -> None:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from builders.loaded_programs import program_ids
 from kernel.bpf_output import Wait
 from kernel.napping import MS, ROUNDS, Napper, python, read_int, recording, waits_of
 from kernel.recorder import bpf_programs_of, until
@@ -30,10 +31,10 @@ def test_a_killed_recorder_leaves_nothing_behind() -> None:
     with python(recorder) as process:
         read_int(process)
         ours = bpf_programs_of(process.pid)
-        assert len(ours) >= 5 and ours <= set(bpf_syscall.program_ids())
+        assert len(ours) >= 5 and ours <= program_ids()
         process.kill()
         process.wait()
-    until(lambda: not ours & set(bpf_syscall.program_ids()), 10)  # freed after an RCU grace period
+    until(lambda: not ours & program_ids(), 10)  # freed after an RCU grace period
 
 
 def test_closing_gives_everything_back() -> None:
@@ -61,7 +62,7 @@ def test_two_recorders_at_once_do_not_disturb_each_other(napper: Path) -> None:
     one, config = Napper(napper), OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS)
     with recording(config) as (first, first_rings), recording(config) as (second, second_rings):
         for program in (first, second):
-            program.add_target(one.pid)
+            program.maps.add_target(one.pid)
             program.enable()
         one.go()
         seen = [waits_of(rings) for rings in (first_rings, second_rings)]

@@ -166,15 +166,15 @@ def test_short_waits_are_summed_by_thread_state_and_stack(napper: Path, in_switc
     config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, in_switch=in_switch)
     one = Napper(napper)
     with recording(config) as (program, rings):
-        program.add_target(one.pid)
+        program.maps.add_target(one.pid)
         begin = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         program.enable()
         tallies = one.go()
         program.disable()
-        sums, counters = program.drain_sums(), program.counters()
-        offsets, ips = program.stacks(sums["stack"])
+        sums, counters = program.maps.drain_sums(), program.counters()
+        offsets, ips = program.maps.user_stacks.find(sums["stack"])
         assert waits_of(rings) == []
-        assert len(program.drain_sums()) == 0
+        assert len(program.maps.drain_sums()) == 0
     one.end()
     assert unexpected(counters) <= {"samples", "samples_ns"}
     assert np.all(sums["first_switch_out_ns"] >= begin)
@@ -239,9 +239,9 @@ def test_threshold_parts_samples_from_sums(napper: Path, in_switch: bool) -> Non
 def test_the_threshold_can_be_moved_while_recording(napper: Path) -> None:
     one = Napper(napper)
     with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER)) as (program, rings):
-        program.add_target(one.pid)
+        program.maps.add_target(one.pid)
         program.enable()
-        program.set_threshold(MS)
+        program.maps.set_control(threshold_ns=MS)
         one.go()
         assert len(waits_of(rings)) > ROUNDS
     one.end()
@@ -257,14 +257,14 @@ def test_where_nothing_is_kept_draining_does_not_wait_for_programs(
     with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0)) as (program, _):
         wait = program.maps.wait_for_programs
         monkeypatch.setattr(ProgramMaps, "wait_for_programs", lambda _: (waited.append("once"), wait()))
-        program.add_target(one.pid)
+        program.maps.add_target(one.pid)
         program.enable()
-        program.drain_budgets()
-        assert len(program.drain_sums()) == 0 and waited == []
-        program.set_threshold(NEVER)
+        program.maps.drain_budgets()
+        assert len(program.maps.drain_sums()) == 0 and waited == []
+        program.maps.set_control(threshold_ns=NEVER)
         one.go()
-        assert len(program.drain_sums()) > 0 and waited == ["once"]
-        assert len(program.drain_budgets()) > 0 and waited == ["once", "once"]
+        assert len(program.maps.drain_sums()) > 0 and waited == ["once"]
+        assert len(program.maps.drain_budgets()) > 0 and waited == ["once", "once"]
     one.end()
 
 
@@ -272,19 +272,19 @@ def test_draining_while_recording_loses_and_doubles_nothing(napper: Path) -> Non
     one = Napper(napper, rounds=100)
     parts, finished = [], threading.Event()
     with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER)) as (program, _):
-        program.add_target(one.pid)
+        program.maps.add_target(one.pid)
         program.enable()
         tallies: list[Tally] = []
         thread = threading.Thread(target=lambda: (tallies.extend(one.go()), finished.set()))
         thread.start()
         while not finished.is_set():
-            sums = program.drain_sums()
-            offsets, _ips = program.stacks(sums["stack"])
+            sums = program.maps.drain_sums()
+            offsets, _ips = program.maps.user_stacks.find(sums["stack"])
             assert np.all(np.diff(offsets) > 0)
             parts.append(sums)
         thread.join()
         program.disable()
-        parts.append(program.drain_sums())
+        parts.append(program.maps.drain_sums())
     one.end()
     assert len(parts) > 10
     sums = np.concatenate(parts)
@@ -340,12 +340,12 @@ def test_a_full_ring_sends_waits_to_the_sums(napper: Path, in_switch: bool) -> N
 def test_a_cpu_without_event_sends_waits_to_the_sums(napper: Path) -> None:
     one = Napper(napper)
     with OffCpuProgram(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0)) as program:
-        program.add_target(one.pid)
+        program.maps.add_target(one.pid)
         program.attach()
         program.enable()
         tallies = one.go()
         program.disable()
-        sums, counters = program.drain_sums(), program.counters()
+        sums, counters = program.maps.drain_sums(), program.counters()
     one.end()
     assert counters["output_failed"] == sums["count"].sum() >= sum(t.waits for t in tallies)
     assert counters["samples"] == counters["waits_lost"] == 0
@@ -354,12 +354,12 @@ def test_a_cpu_without_event_sends_waits_to_the_sums(napper: Path) -> None:
 def test_a_wait_that_finds_no_room_at_all_is_counted(napper: Path) -> None:
     one = Napper(napper)
     with OffCpuProgram(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, sum_entries=1)) as program:
-        program.add_target(one.pid)
+        program.maps.add_target(one.pid)
         program.attach()
         program.enable()
         tallies = one.go()
         program.disable()
-        sums, counters = program.drain_sums(), program.counters()
+        sums, counters = program.maps.drain_sums(), program.counters()
     one.end()
     assert len(sums) == 1
     assert counters["waits_lost"] + sums["count"].sum() == counters["output_failed"]

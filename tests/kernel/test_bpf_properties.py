@@ -58,7 +58,7 @@ def recorded(program: OffCpuProgram, rings: object, seconds: float = 0.2) -> set
 def test_users() -> None:
     config = OffCpuConfig(by_user=True, threshold_ns=MS)
     with napping(user=NOBODY) as one, napping() as other, recording(config) as (program, rings):
-        program.add_target(NOBODY, "user")
+        program.maps.add_target(NOBODY, "user")
         found = recorded(program, rings)
     assert one in found and other not in found and os.getpid() not in found
 
@@ -70,14 +70,14 @@ def test_comms() -> None:
         napping(comm="fifteen letter") as other,
         recording(config) as (program, rings),
     ):
-        program.add_comm(b"fifteen letters and what the kernel cuts off")
+        program.maps.add_comm(b"fifteen letters and what the kernel cuts off")
         assert recorded(program, rings) == {one} != {other}
 
 
 def test_cpus() -> None:
     config = OffCpuConfig(by_cpu=True, threshold_ns=MS)
     with napping(cpu=0) as one, napping(cpu=1) as other, recording(config) as (program, rings):
-        program.add_target(1, "cpu")
+        program.maps.add_target(1, "cpu")
         found = recorded(program, rings)
     assert other in found and one not in found
 
@@ -91,10 +91,10 @@ def test_properties_restrict_each_other_and_targets() -> None:
         napping(user=NOBODY, cpu=0),
         recording(config) as (program, rings),
     ):
-        program.add_target(NOBODY, "user")
-        program.add_target(0, "cpu")
+        program.maps.add_target(NOBODY, "user")
+        program.maps.add_target(0, "cpu")
         for pid in (one, elsewhere, root):
-            program.add_target(pid)
+            program.maps.add_target(pid)
         assert recorded(program, rings) == {one}
 
 
@@ -118,7 +118,7 @@ def test_groups_and_those_below_them(controller: str, mount: Path) -> None:
         with napping() as one, napping() as other, napping() as deep, recording(config) as (program, rings):
             (group / "cgroup.procs").write_text(str(one))
             (below / "cgroup.procs").write_text(str(deep))
-            program.add_group(group.stat().st_ino)
+            program.maps.add_group(group.stat().st_ino)
             assert recorded(program, rings) == {one, deep} != {other}
     finally:
         for directory in (below, below.parent, group):
@@ -131,8 +131,8 @@ def test_groups_and_those_below_them(controller: str, mount: Path) -> None:
 def test_processes_and_threads_at_once() -> None:
     config = OffCpuConfig(targets=Targets.TASKS, threshold_ns=MS)
     with napping() as one, napping() as two, napping() as other, recording(config) as (program, rings):
-        program.add_target(one, "process")
-        program.add_target(two, "thread")
+        program.maps.add_target(one, "process")
+        program.maps.add_target(two, "thread")
         assert recorded(program, rings) == {one, two} != {other}
 
 
@@ -145,7 +145,7 @@ child = subprocess.Popen([sys.executable, "-c", {NAPPING!r}])
 for targets in (Targets.PIDS, Targets.ALL):
     with recording(OffCpuConfig(targets=targets, threshold_ns=MS)) as (program, rings):
         if targets is Targets.PIDS:
-            program.add_target(child.pid)
+            program.maps.add_target(child.pid)
         program.enable()
         time.sleep(0.2)
         program.disable()

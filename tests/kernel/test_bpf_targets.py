@@ -36,12 +36,12 @@ def test_other_processes_are_left_alone(napper: Path, in_switch: bool) -> None:
         program,
         rings,
     ):
-        program.add_target(one.pid)
+        program.maps.add_target(one.pid)
         program.enable()
         tallies = one.go()
         other.go()
         program.disable()
-        seen = {w.pid for w in waits_of(rings)} | set(program.drain_sums()["pid"])
+        seen = {w.pid for w in waits_of(rings)} | set(program.maps.drain_sums()["pid"])
     one.end()
     other.end()
     (child,) = {t.pid for t in tallies if t.kind == "child"}
@@ -99,7 +99,7 @@ def test_a_thread_brings_what_it_starts_but_not_its_siblings() -> None:
         recording(OffCpuConfig(targets=Targets.TIDS, threshold_ns=MS)) as (program, rings),
     ):
         tid = read_int(process)
-        program.add_target(tid)
+        program.maps.add_target(tid, "thread")
         program.enable()
         print(file=process.stdin, flush=True)
         started, child = read_int(process), read_int(process)
@@ -129,7 +129,7 @@ def test_a_command_is_recorded_from_its_exec_on(napper: Path, in_switch: bool) -
         program,
         rings,
     ):
-        program.arm_command(pid)
+        program.maps.add_target(pid, mode="target_armed")
         program.enable()
         os.write(go, b"x")
         os.waitpid(pid, 0)
@@ -154,7 +154,7 @@ def test_a_new_owner_of_a_targets_id_is_not_the_target() -> None:
     with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0)) as (program, rings):
         old = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         assert old.stdin
-        program.add_target(old.pid)
+        program.maps.add_target(old.pid)
         program.enable()
         for line in (b"once\n", b"again\n"):  # the wait for the first may have begun too early to be seen
             old.stdin.write(line)
@@ -179,7 +179,7 @@ def test_a_killed_sleeper_is_still_seen() -> None:
     sleeper = subprocess.Popen(["sleep", "10000"])
     time.sleep(0.05)
     with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS)) as (program, rings):
-        program.add_target(sleeper.pid)
+        program.maps.add_target(sleeper.pid)
         program.enable()
         sleeper.send_signal(signal.SIGSTOP)
         sleeper.send_signal(signal.SIGCONT)  # the wait begins again, now recorded
@@ -197,7 +197,7 @@ def test_nothing_is_recorded_before_enable_and_after_disable() -> None:
         python(napping) as process,
         recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0)) as (program, rings),
     ):
-        program.add_target(process.pid)
+        program.maps.add_target(process.pid)
         time.sleep(0.05)
         assert waits_of(rings) == []
         program.enable()
@@ -205,7 +205,7 @@ def test_nothing_is_recorded_before_enable_and_after_disable() -> None:
         program.disable()
         assert len(waits_of(rings)) > 5
         time.sleep(0.05)
-        assert waits_of(rings) == [] and len(program.drain_sums()) == 0
+        assert waits_of(rings) == [] and len(program.maps.drain_sums()) == 0
         begin = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         program.enable()
         time.sleep(0.02)
@@ -226,11 +226,11 @@ def test_cgroup_of_the_sleeper(tmp_path: Path, in_switch: bool) -> None:
         (group / "cgroup.procs").write_text(str(sleeper.pid))
         config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, cgroups=True, in_switch=in_switch)
         with recording(config) as (program, rings):
-            program.add_target(sleeper.pid)
+            program.maps.add_target(sleeper.pid)
             program.enable()
             sleeper.communicate(b"\n")
             program.disable()
-            waits, sums = waits_of(rings), program.drain_sums()
+            waits, sums = waits_of(rings), program.maps.drain_sums()
         assert {w.cgroup for w in waits} == {group.stat().st_ino}
         assert set(sums["cgroup"]) <= {group.stat().st_ino}
         assert len(waits) >= 2
@@ -245,7 +245,7 @@ def test_filter_passes_on_cpu_samples_of_targets_only() -> None:
             for ring in clock.rings.values():
                 set_filter(ring.fd, program.filter_fd)
             clock.tids()
-            program.add_target(one.pid)
+            program.maps.add_target(one.pid)
             program.attach()
             time.sleep(0.3)
             tids = clock.tids()

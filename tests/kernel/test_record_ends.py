@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from builders.loaded_programs import program_ids
 from kernel.recorder import (
     INTERRUPTIBLE,
     PROGRAM,
@@ -30,7 +31,6 @@ from kernel.recorder import (
 from perf_offcpu import losses
 from perf_offcpu.abi.counters import COUNTERS, MAGIC
 from perf_offcpu.cli import main
-from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.output_file import RESERVE
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
@@ -135,10 +135,10 @@ def test_what_a_killed_recorder_had_written_can_be_read(tmp_path: Path) -> None:
 def test_nothing_stays_in_the_kernel(tmp_path: Path, signum: signal.Signals) -> None:
     with recorder("-a", cwd=tmp_path) as process:
         programs = bpf_programs_of(process.pid)
-        assert programs and programs <= set(bpf_syscall.program_ids())
+        assert programs and programs <= program_ids()
         process.send_signal(signum)
         process.wait(10)
-    until(lambda: not programs & set(bpf_syscall.program_ids()), 5)
+    until(lambda: not programs & program_ids(), 5)
 
 
 def test_two_recorders_at_once(tmp_path: Path) -> None:

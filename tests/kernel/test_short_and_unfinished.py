@@ -60,14 +60,14 @@ def test_the_rate_of_samples_is_limited_and_nothing_goes_missing(napper: Path, i
     one = Napper(napper, rounds=60)
     config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, max_rate=100, in_switch=in_switch)
     with recording(config) as (program, rings):
-        program.add_target(one.pid)
+        program.maps.add_target(one.pid)
         begin = time.monotonic()
         program.enable()
         tallies = one.go()
         program.disable()
         seconds = time.monotonic() - begin
-        waits, sums = waits_of(rings), program.drain_sums()
-        counters, rate = program.counters(), program.rate()
+        waits, sums = waits_of(rings), program.maps.drain_sums()
+        counters, rate = program.counters(), program.maps.rate()
     one.end()
     assert len(waits) <= 100 * (seconds + 0.2) + 20
     assert counters["rate_limited"] == sums["count"].sum() > 0
@@ -97,7 +97,7 @@ def test_a_wait_from_before_is_flagged_when_it_ends(napper: Path, in_switch: boo
         program,
         rings,
     ):
-        program.add_target(one.pid)
+        program.maps.add_target(one.pid)
         begin = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         program.enable()
         time.sleep(0.05)

@@ -194,7 +194,7 @@ def test_both_forms_see_the_same_wakers(napper: Path, in_switch: bool) -> None:
     one = Napper(napper)
     config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch, waker_stacks=True)
     with recording(config) as (program, rings):
-        program.add_target(one.pid)
+        program.maps.add_target(one.pid)
         program.enable()
         tallies = one.go()
         program.disable()
@@ -225,7 +225,7 @@ def test_wakers_can_be_left_out(napper: Path, in_switch: bool) -> None:
     one = Napper(napper)
     config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch, wakers=False)
     with recording(config) as (program, rings):
-        program.add_target(one.pid)
+        program.maps.add_target(one.pid)
         program.enable()
         one.go()
         program.disable()

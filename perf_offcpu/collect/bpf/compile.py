@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C to BPF instructions, through bcc. The only module that imports bcc.
+"""Compile C to BPF instructions with bcc. No other module imports bcc.
 
 bcc is the system's compiler for BPF: Debian and Ubuntu package it for `/usr/bin/python3` alone, as
-python3-bpfcc. (The package named `bcc` on PyPI is something else.) It wants kernel headers, which few
-machines have; `bpf/include` holds the little that it really needs, and BCC_KERNEL_SOURCE leads it there.
+python3-bpfcc. (The package named `bcc` on PyPI is another program.) It asks for kernel headers, which few
+machines have; `bpf/include` holds the few declarations that it needs, and BCC_KERNEL_SOURCE names that
+directory.
 
-Only the compiler is used. bcc also creates the maps that the source declares and writes their descriptors'
-numbers into the instructions, so programs have to be loaded while its module lives; after that the module,
-with all of LLVM's memory, is given back.
+Only the compiler is used. bcc also creates the maps that the source declares and writes the numbers of their
+descriptors into the instructions, so programs have to be loaded while its module exists. Afterwards the
+module, with all of LLVM's memory, is freed.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ _INSTALL = (
 
 
 def import_bcc() -> ModuleType:
-    """The real bcc.
+    """Import the BPF Compiler Collection.
 
     Raises:
-        CapabilityError: it is not there, cannot be loaded, or is the other package of that name.
+        CapabilityError: it is missing, cannot be loaded, or is another package of this name.
     """
     try:
         with warnings.catch_warnings(action="ignore"):  # 0.37 with Python 3.14: its ctypes structures
@@ -59,10 +60,10 @@ def import_bcc() -> ModuleType:
 
 
 def compiler() -> str:
-    """Which bcc there is, without importing it: what tells its files from those of another; "" if none."""
+    """Describe the installed bcc by its files, without importing it; "" if there is none."""
     try:
         found = importlib.util.find_spec("bcc")
-    except ValueError:  # somebody made a module of that name by hand
+    except ValueError:  # a module of this name that no file was loaded for
         return "unknown"
     if found is None or found.origin is None:
         return ""
@@ -78,7 +79,7 @@ def _library_directories() -> list[str]:
 
 
 def _identity(path: Path) -> str:
-    """Whether a file is another one than before: its place, what it links to, size and time."""
+    """Return path, size and time of a file, which differ if it was replaced."""
     try:
         status = path.stat()  # direct: asks about the compiler's own files
     except OSError:
@@ -88,7 +89,7 @@ def _identity(path: Path) -> str:
 
 
 def is_led_elsewhere() -> bool:
-    """Whether the user has bcc compile with headers of his own."""
+    """Return whether the user has bcc compile with other headers."""
     return _KERNEL_SOURCE in os.environ
 
 
@@ -99,18 +100,18 @@ def compiled(
     """Compile a C file for BPF and create the maps that it declares, for as long as the `with` block lasts.
 
     Args:
-        source: the file; `include/` beside it serves as kernel headers, its directory for #include "…".
+        source: the file; `include/` next to it serves as kernel headers, its directory for #include "…".
         defines: preprocessor constants.
-        functions: names of the programs wanted.
-        maps: names of the maps wanted.
+        functions: names of the programs to return.
+        maps: names of the maps to return.
 
     Yields:
-        Instructions by function name, and by map name the descriptors that they refer to. These are bcc's:
-        whoever wants to keep one beyond the block duplicates it.
+        Instructions by function name, and by map name the descriptors that they refer to. These belong to
+        bcc: a caller that needs one after the block duplicates it.
 
     Raises:
         CapabilityError: no bcc.
-        RecordingError: it does not compile; the message ends in the compiler's own words.
+        RecordingError: it does not compile; the message ends with the compiler's output.
     """
     bcc = import_bcc()
     module = _compile(bcc, source, [f"-D{name}={value}" for name, value in defines.items()])
@@ -119,7 +120,7 @@ def compiled(
         code = {name: _function(lib, handle, name.encode()) for name in functions}
         yield (code, {name: lib.bpf_table_fd(handle, name.encode()) for name in maps})
     finally:
-        atexit.unregister(module.cleanup)  # bcc's way of keeping the module until the process ends
+        atexit.unregister(module.cleanup)  # bcc frees the module only when the process ends
         module.cleanup()
 
 
@@ -139,7 +140,7 @@ def _compile(bcc: ModuleType, source: Path, flags: list[str]) -> Any:
 
 
 def _whole(source: Path, included: set[str] | None = None) -> str:
-    """Return a source with its own headers put in, each once: bcc rewrites maps in the main file only."""
+    """Return a source with its own headers inserted, each once: bcc rewrites maps in the main file only."""
     included = set() if included is None else included
     lines = []
     # direct: the package's own sources
@@ -163,7 +164,7 @@ def _function(lib: Any, handle: int, name: bytes) -> bytes:
 
 @contextmanager
 def _kernel_source(directory: Path) -> Iterator[None]:
-    """Lead bcc to our headers, unless the user leads it elsewhere."""
+    """Name our headers to bcc, unless the user has named others."""
     if is_led_elsewhere():
         yield
         return
@@ -176,10 +177,7 @@ def _kernel_source(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _captured_output() -> Iterator[IO[bytes]]:
-    """Keep what C and C++ code writes to descriptors 1 and 2 off the terminal, in a file.
-
-    clang and bcc's C++ part write warnings there, past Python's sys.stderr.
-    """
+    """Redirect descriptors 1 and 2 to a file: clang and bcc's C++ part write warnings there."""
     _flush()
     with tempfile.TemporaryFile() as captured:
         saved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (1, 2)]
@@ -195,7 +193,7 @@ def _captured_output() -> Iterator[IO[bytes]]:
 
 
 def _flush() -> None:
-    """Empty the buffers of Python and of C's stdio (which C++'s cout shares) to where they belong now."""
+    """Flush the buffers of Python and of C's stdio, which C++'s cout shares."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -203,6 +201,6 @@ def _flush() -> None:
 
 
 def _text(captured: IO[bytes], limit: int = 4000) -> str:
-    """What was written, its beginning: the first error is the one that matters."""
+    """Return the beginning of the output: the first error matters."""
     captured.seek(0)
     return captured.read(limit).decode(errors="replace").strip()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the BPF program is to record, and how."""
+"""Configuration of the BPF program."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from perf_offcpu.collect.states import DEFAULT_STATES, ShortWaits
 
 
 class Targets(enum.StrEnum):
-    """Whose waits are recorded."""
+    """The tasks whose waits are recorded."""
 
     ALL = "all"
-    """Everybody's, kernel threads excepted."""
+    """All tasks but kernel threads."""
     PIDS = "pids"
-    """Those of processes added by id, of threads and children they start from then on."""
+    """Processes added by id, and the threads and children that they start from then on."""
     TIDS = "tids"
-    """Those of threads added by id, of threads and children they start from then on."""
+    """Threads added by id, and the threads and children that they start from then on."""
     TASKS = "tasks"
-    """Those of processes and of threads, added by id, of threads and children they start from then on."""
+    """Processes and threads added by id, and the threads and children that they start from then on."""
     COMMAND = "command"
-    """Those of a process that was armed, from its next exec on, and of all it starts."""
+    """A process that was armed, from its next exec on, and the tasks that it starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffCpuConfig:
-    """What to record and how."""
+    """Options of the BPF program."""
 
     targets: Targets = Targets.ALL
     threshold_ns: int = 1_000_000
-    """Waits from here on become samples; 0: every wait does."""
+    """Shortest wait that becomes a sample; 0: every wait."""
     short_waits: ShortWaits = ShortWaits.STACKS
-    """What becomes of the others."""
+    """What to do with shorter waits."""
     min_block_ns: int = 0
-    """Waits shorter than that are left out and counted."""
+    """Shorter waits are left out and counted."""
     max_rate: int = 0
-    """Samples a second from which on the threshold rises by itself; 0 for any number."""
+    """Samples a second above which the threshold rises by itself; 0 for any number."""
     kernel_stacks: bool = True
-    """Put kernel frames in front of the user's, in samples."""
+    """Samples have kernel frames in front of the user frames."""
     sum_callers: bool = False
-    """Tell sums by their callers without frame pointers, and send the first wait of each: where its stack is
-    copied with it (`OffCpuProgram.tells_callers`)."""
+    """Keep sums by their callers without frame pointers, and send the first wait of each, with a copy of its
+    stack (`defines.option_defines`)."""
     wakers: bool = True
-    """Note wake-ups: blocked time and run-queue delay apart, and who woke."""
+    """Note wake-ups: blocked time apart from run-queue delay, and the waker."""
     deferred_stacks: bool = False
     """Leave the user stacks of samples to the perf core, where samples are sent by the sleeper."""
     waker_stacks: bool = False
-    """Take the waker's stack, for waits that are over the threshold when they are woken."""
+    """Take the waker's stack, for waits that are over the threshold at the wake-up."""
     budget: bool = True
-    """Keep account of what every thread does with its time."""
+    """Account for all time of every thread."""
     cgroups: bool = False
     """Note the cgroup v2 of the sleeper."""
     states: str = DEFAULT_STATES
@@ -61,18 +61,18 @@ class OffCpuConfig:
     in_sleeper: bool = False
     """End waits in the sleeper's own context even where that takes a kprobe: for copies of its stack."""
     by_cpu: bool = False
-    """Only waits that begin, and samples taken, on CPUs that are added."""
+    """Record only waits that begin, and samples taken, on CPUs that are added."""
     by_user: bool = False
-    """Only those of users who are added."""
+    """Record only tasks of users that are added."""
     by_comm: bool = False
-    """Only those of threads with a comm that is added."""
+    """Record only threads with a comm that is added."""
     by_group: str | None = None
-    """Only those of control groups that are added and of groups below: "" for groups of cgroup v2, or a
-    controller (say "cpu") for those of its v1 hierarchy."""
+    """Record only tasks in control groups that are added, and in groups below: "" for groups of cgroup v2, or
+    a controller (such as "cpu") for those of its v1 hierarchy."""
     sum_entries: int = 16384
     stack_entries: int = 8192
     caller_entries: int = 32768
-    """Callers that are known to have been sent; those not seen for the longest time are forgotten."""
+    """Callers that are known to have been sent; the least recently used are forgotten."""
     budget_entries: int = 16384
     """Threads that may end between two calls of `drain_budgets`."""
     target_entries: int = 4096

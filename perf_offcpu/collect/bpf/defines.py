@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what is to be recorded, and the running kernel, to programs: on which tracepoints, compiled how.
+"""Derive from the config and the running kernel the tracepoints, the preprocessor constants and the control
+values of the BPF program.
 
-The constants are explained at the top of bpf/off_cpu.bpf.c and targets.h, which ask for them.
+bpf/off_cpu.bpf.c and bpf/targets.h explain the constants at their top.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _ON_SWITCH = {"offcpu_switch": "sched_switch"}
 _ON_EXIT = {SWITCHED: "sched_exit_tp"}
 _ON_WAKE_UP = {"offcpu_waking": "sched_waking"}
 _ON_BIRTH = {"offcpu_fork": "sched_process_fork", "offcpu_exec": "sched_process_exec"}
-PID_NAMESPACE = Path("/proc/self/ns/pid")
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
 FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _WINDOWS_A_SECOND = 10  # RATE_WINDOW_NS in bpf/output.h
 EARLY_BELOW_NS = 10_000
@@ -28,7 +29,10 @@ EARLY_BELOW_NS = 10_000
 
 
 def tracepoints_of(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
-    """The programs to attach and where to, in this order: who is seen waiting has been seen coming."""
+    """Return the programs and their tracepoints in the order of attachment.
+
+    Fork and wake-up probes come before the switch probe, so that no wait lacks its start.
+    """
     births = {} if config.targets is Targets.ALL else _ON_BIRTH
     at_exit = _ON_EXIT if facts.has_exit_tp and not config.in_switch else {}
     wake_ups = _ON_WAKE_UP if config.wakers else {}
@@ -38,13 +42,15 @@ def tracepoints_of(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
 def option_defines(
     config: OffCpuConfig, facts: KernelFacts, at_exit: bool, by_probe: bool
 ) -> dict[str, int | str]:
-    """The constants that off_cpu.bpf.c asks for, besides those that the kernel decides."""
+    """Return the constants for off_cpu.bpf.c that depend on the config."""
+    follows_callers = {"TASK_MM", "OFFCPU_FRAME_POINTERS"} <= facts.defines.keys()
+    sum_stacks = config.short_waits is ShortWaits.STACKS
     return {
         "OFFCPU_AT_EXIT": int(at_exit),
         "OFFCPU_BY_PROBE": int(by_probe),
         "OFFCPU_KERNEL_EARLY": int(at_exit and config.kernel_stacks and config.threshold_ns < EARLY_BELOW_NS),
-        "OFFCPU_SUM_STACKS": int(config.short_waits is ShortWaits.STACKS),
-        "OFFCPU_SUM_CALLERS": int(at_exit and tells_callers(config, facts)),
+        "OFFCPU_SUM_STACKS": int(sum_stacks),
+        "OFFCPU_SUM_CALLERS": int(at_exit and sum_stacks and config.sum_callers and follows_callers),
         "OFFCPU_CALLERS": config.caller_entries if config.sum_callers else 1,
         "OFFCPU_WAKER_STACKS": int(config.wakers and config.waker_stacks),
         "OFFCPU_BUDGET": int(config.budget),
@@ -56,11 +62,11 @@ def option_defines(
 
 
 def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) -> dict[str, int]:
-    """Return the options in `struct offcpu_control` (bpf/off_cpu.h), which the programs read as they run.
+    """Return the members of `struct offcpu_control` (bpf/off_cpu.h), which the programs read as they run.
 
     Args:
-        modes: the enumerators of `enum offcpu_mode`.
-        at_exit: whether waits end in the sleeper's context.
+        modes: enumerators of `enum offcpu_mode`.
+        at_exit: waits end in the sleeper's context.
     """
     targets = config.targets
     return {
@@ -83,19 +89,13 @@ def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) ->
     }
 
 
-def tells_callers(config: OffCpuConfig, facts: KernelFacts) -> bool:
-    """Whether sums shall be told by their callers, and can be if waits end in the sleeper's context."""
-    known = {"TASK_MM", "OFFCPU_FRAME_POINTERS"} <= facts.defines.keys()
-    return config.sum_callers and config.short_waits is ShortWaits.STACKS and known
-
-
 def target_defines(config: OffCpuConfig, facts: KernelFacts, btf: Btf) -> dict[str, int]:
-    """The constants that targets.h asks for.
+    """Return the constants for targets.h.
 
     Raises:
-        CapabilityError: the kernel's BTF has nothing that tells what is asked for.
+        CapabilityError: the kernel's BTF lacks the members that the targets need.
     """
-    namespace = PID_NAMESPACE.stat().st_ino
+    namespace = _PID_NAMESPACE.stat().st_ino
     group = 0 if config.by_group is None else 2 if config.by_group else 1
     css = controller_offset(btf, config.by_group) if config.by_group else 0
     if css is None:

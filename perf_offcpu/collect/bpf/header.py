@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the BPF program and user space share, read from the one place where it is declared: bpf/off_cpu.h.
+"""Read the declarations that the BPF program and user space share from the C header bpf/off_cpu.h.
 
-The C header holds the structures of map keys and values and the enumeration of counters. Rather than write
-them down again in Python, where they would drift, its few simple declarations are parsed: enumerators that
-count from 0, structures of unsigned integers and arrays of them, and integer `#define`s.
+The header has the structures of map keys and values and the enumeration of counters. A second declaration in
+Python could differ, so the few simple declarations are parsed: enumerators that count from 0, structures of
+integers and arrays of them, and integer `#define`s.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SharedHeader:
     enums: Mapping[str, tuple[str, ...]]
     """Enumerators in order: the first is 0."""
     structs: Mapping[str, np.dtype[Any]]
-    """Structures with C's padding, as they lie in maps."""
+    """Structures with the padding of C, as in maps."""
 
 
 def read_header(path: Path) -> SharedHeader:
@@ -50,12 +50,8 @@ def _enumerators(body: str) -> tuple[str, ...]:
 
 
 def _structure(body: str, constants: Mapping[str, int]) -> np.dtype[Any]:
-    members = [
-        (name, f"{'iu'[sign == 'u']}{int(bits) // 8}", *([_length(length, constants)] if length else []))
-        for sign, bits, name, length in _MEMBER.findall(body)
-    ]
+    members = []
+    for sign, bits, name, length in _MEMBER.findall(body):
+        shape = (constants.get(length) or int(length),) if length else ()
+        members.append((name, f"{'u' if sign == 'u' else 'i'}{int(bits) // 8}", shape))
     return np.dtype(members, align=True)
-
-
-def _length(length: str, constants: Mapping[str, int]) -> int:
-    return int(length) if length.isdigit() else constants[length]

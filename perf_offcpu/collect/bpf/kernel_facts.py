@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about the running kernel that the BPF program is compiled with.
+"""Facts about the running kernel with which the BPF program is compiled.
 
-Kernel differences are looked for, not derived from version numbers: a member, a tracepoint or a helper is
-in the kernel's BTF or it is not. What the program cannot do without is a `CapabilityError` that says so;
-for the rest it gets a constant that turns the feature off.
+Kernel differences are looked up, not derived from version numbers: the kernel's BTF has a member, a
+tracepoint or a helper, or not. What the program cannot do without raises a `CapabilityError`; for other
+features it gets a constant that turns them off.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from pathlib import Path
 from perf_offcpu.collect.bpf.attr import ProgramType
 from perf_offcpu.collect.bpf.kprobe import switch_end
 from perf_offcpu.collect.bpf.syscall import VerifierError, load_program, run_program
-from perf_offcpu.collect.system.btf import Btf, Member, Tracepoint
+from perf_offcpu.collect.system.btf import Btf, Tracepoint
 from perf_offcpu.collect.system.btf_walk import Kind
+from perf_offcpu.collect.system.kallsyms import KALLSYMS, read_bytes, symbol_address
 from perf_offcpu.collect.system.privileges import privilege_remedy
 from perf_offcpu.errors import CapabilityError
-from perf_offcpu.files import read_kernel
 
 MAX_FRAMES = 127  # PERF_MAX_STACK_DEPTH, the default of kernel.perf_event_max_stack
+
+Defines = dict[str, int | str]
+"""Preprocessor constants of the BPF program."""
 
 _POINTER = 8
 _KERNEL_NEEDED = "boot Linux 5.15 or newer"
@@ -38,43 +41,84 @@ _TRACEPOINTS = (
 )  # fmt: skip
 _OPTIONAL = {"sched_exit_tp"}
 
+# Constant → structure and member of which it is the offset.
+_TASK = {
+    "TASK_STATE": "task_struct.__state",
+    "TASK_FLAGS": "task_struct.flags",
+    "TASK_PID": "task_struct.pid",
+    "TASK_TGID": "task_struct.tgid",
+    "TASK_START_TIME": "task_struct.start_time",
+    "TASK_NVCSW": "task_struct.nvcsw",
+    "TASK_NIVCSW": "task_struct.nivcsw",
+    "TASK_EXIT_STATE": "task_struct.exit_state",
+    "TASK_ON_CPU": "task_struct.on_cpu",
+}
+_CGROUP_ID = {
+    "TASK_CGROUPS": "task_struct.cgroups",
+    "CSS_SET_DFL_CGRP": "css_set.dfl_cgrp",
+    "CGROUP_KN": "cgroup.kn",
+    "KERNFS_NODE_ID": "kernfs_node.id",
+}
+"""The id of a task's cgroup v2 is task->cgroups->dfl_cgrp->kn->id."""
+_PROPERTIES = {
+    "TASK_THREAD_PID": "task_struct.thread_pid",
+    "TASK_GROUP_LEADER": "task_struct.group_leader",
+    "PID_LEVEL": "pid.level",
+    "PID_NUMBERS": "pid.numbers",
+    "PID_NAMESPACE_INUM": "pid_namespace.ns.inum",
+    "TASK_COMM": "task_struct.comm",
+    "TASK_REAL_CRED": "task_struct.real_cred",
+    "CRED_EUID": "cred.euid",
+    "CSS_SET_SUBSYS": "css_set.subsys",
+    "CGROUP_SELF": "cgroup.self",
+    "CSS_CGROUP": "cgroup_subsys_state.cgroup",
+    "CSS_PARENT": "cgroup_subsys_state.parent",
+}
+"""Properties by which targets are chosen: pids of their namespace, user, comm, control groups."""
+_CALLERS = {
+    "TASK_MM": "task_struct.mm",
+    "TASK_THREAD_POINTER": "task_struct.thread.fsbase",
+    "MM_START_CODE": "mm_struct.start_code",
+    "MM_END_CODE": "mm_struct.end_code",
+    "MM_MMAP_BASE": "mm_struct.mmap_base",
+}
+"""The code, libraries and stack of a task, on x86-64."""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """What was found."""
+    """Facts about the running kernel."""
 
     tracepoints: Mapping[str, Tracepoint]
-    """By name, those that exist of the ones that the program can use."""
+    """Tracepoints of this kernel that the program can use, by name."""
     defines: Mapping[str, int | str]
-    """Constants for the compiler."""
+    """Preprocessor constants."""
     task_iterator: int | None = None
-    """BTF id of the function that stands for iterators over tasks (Linux 5.8); None if there is none."""
+    """BTF id of the function that identifies iterators over tasks (Linux 5.8); None if there is none."""
     switch_end: str = ""
     """The function that a task runs first when it comes to a CPU, for a kprobe; "" if not known."""
 
     @property
     def has_exit_tp(self) -> bool:
-        """Whether waits can be ended in the sleeper's own context (sched_exit_tp, Linux 6.16)."""
+        """True if waits can end in the sleeper's own context (sched_exit_tp, Linux 6.16)."""
         return "sched_exit_tp" in self.tracepoints
 
 
 def check_privileges() -> None:
-    """See whether BPF programs may be loaded at all, by loading the smallest.
+    """Load the smallest BPF program and close it.
 
     Raises:
-        CapabilityError: they may not.
+        CapabilityError: this process may not load BPF programs.
     """
     try:
         os.close(load_program(ProgramType.PERF_EVENT, "offcpu_probe", _RETURN_0, "GPL"))
     except VerifierError as error:
-        raise CapabilityError(
-            f"BPF programs cannot be loaded ({error.strerror})",
-            privilege_remedy(),
-        ) from error
+        what = f"BPF programs cannot be loaded ({error.strerror})"
+        raise CapabilityError(what, privilege_remedy()) from error
 
 
-def explore(btf: Btf, kallsyms: Path = Path("/proc/kallsyms")) -> KernelFacts:
-    """Look up everything in the kernel's BTF and symbols.
+def explore(btf: Btf) -> KernelFacts:
+    """Look up all facts in the kernel's BTF and symbols.
 
     Raises:
         CapabilityError: the kernel is too old.
@@ -85,12 +129,12 @@ def explore(btf: Btf, kallsyms: Path = Path("/proc/kallsyms")) -> KernelFacts:
     if missing or not btf.member("task_struct", "bpf_storage"):
         what = f"the tracepoint {missing[0]} in its BTF" if missing else "BPF task storage"
         raise CapabilityError(f"kernel {platform.release()} lacks {what}", _KERNEL_NEEDED)
-    symbols = _read(kallsyms)
+    symbols = read_bytes(KALLSYMS)
     defines = {
         **_task_offsets(btf),
-        **_cgroup_offsets(btf),
-        **_property_offsets(btf),
-        **_caller_offsets(btf),
+        **_all_offsets(btf, _CGROUP_ID),
+        **_offsets(btf, _PROPERTIES),
+        **(_all_offsets(btf, _CALLERS) if platform.machine() == "x86_64" else {}),
         **_registers(btf),
         **_scheduler_text(symbols),
         **_wake_up_text(symbols),
@@ -101,84 +145,45 @@ def explore(btf: Btf, kallsyms: Path = Path("/proc/kallsyms")) -> KernelFacts:
     return KernelFacts(found, defines, btf.type_id(Kind.FUNC, "bpf_iter_task"), switch_end(symbols))
 
 
-def _need(member: Member | None, name: str) -> int:
-    if member is None:
-        raise CapabilityError(f"kernel {platform.release()} has no {name} in its BTF", _KERNEL_NEEDED)
-    return member.offset
+def _offsets(btf: Btf, members: Mapping[str, str]) -> Defines:
+    """Return the offsets of the members that this kernel has."""
+    found = {name: btf.member(*path.split(".", 1)) for name, path in members.items()}
+    return {name: member.offset for name, member in found.items() if member}
 
 
-def _task_offsets(btf: Btf) -> dict[str, int | str]:
+def _all_offsets(btf: Btf, members: Mapping[str, str]) -> Defines:
+    """Return the offsets of members that are of use together only; nothing if one is missing."""
+    found = _offsets(btf, members)
+    return found if len(found) == len(members) else {}
+
+
+def _task_offsets(btf: Btf) -> Defines:
     # `state` became `__state` in 2f064a59a11f ("sched: Change task_struct::state"), Linux 5.14.
-    state = btf.member("task_struct", "__state") or btf.member("task_struct", "state")
-    plain = {
-        f"TASK_{name.upper()}": _need(btf.member("task_struct", name), f"task_struct.{name}")
-        for name in ("flags", "pid", "tgid", "start_time", "nvcsw", "nivcsw", "exit_state", "on_cpu")
-    }
+    found = _offsets(btf, {"TASK_STATE": "task_struct.state"}) | _offsets(btf, _TASK)
+    missing = [path for name, path in _TASK.items() if name not in found]
+    if missing:
+        raise CapabilityError(f"kernel {platform.release()} has no {missing[0]} in its BTF", _KERNEL_NEEDED)
     # A whole int up to 6.18, a byte on 7.3: the verifier refuses to read more than the member.
     on_cpu = btf.member("task_struct", "on_cpu")
     width = f"u{8 * on_cpu.size}" if on_cpu and on_cpu.size in (1, 2, 4) else "u32"
-    return {**plain, "TASK_STATE": _need(state, "task_struct.__state"), "TASK_ON_CPU_TYPE": width}
-
-
-def _cgroup_offsets(btf: Btf) -> dict[str, int | str]:
-    """The way to the id of a task's cgroup v2: task->cgroups->dfl_cgrp->kn->id; nothing without cgroups."""
-    way = {
-        "TASK_CGROUPS": btf.member("task_struct", "cgroups"),
-        "CSS_SET_DFL_CGRP": btf.member("css_set", "dfl_cgrp"),
-        "CGROUP_KN": btf.member("cgroup", "kn"),
-        "KERNFS_NODE_ID": btf.member("kernfs_node", "id"),
-    }
-    found = {name: member.offset for name, member in way.items() if member}
-    return dict(found) if len(found) == len(way) else {}
-
-
-def _property_offsets(btf: Btf) -> dict[str, int | str]:
-    """Where tasks keep what targets are chosen by: pids of their namespace, user, comm, control groups."""
-    way = {
-        "TASK_THREAD_PID": btf.member("task_struct", "thread_pid"),
-        "TASK_GROUP_LEADER": btf.member("task_struct", "group_leader"),
-        "PID_LEVEL": btf.member("pid", "level"),
-        "PID_NUMBERS": btf.member("pid", "numbers"),
-        "PID_NAMESPACE_INUM": btf.member("pid_namespace", "ns.inum"),
-        "TASK_COMM": btf.member("task_struct", "comm"),
-        "TASK_REAL_CRED": btf.member("task_struct", "real_cred"),
-        "CRED_EUID": btf.member("cred", "euid"),
-        "CSS_SET_SUBSYS": btf.member("css_set", "subsys"),
-        "CGROUP_SELF": btf.member("cgroup", "self"),
-        "CSS_CGROUP": btf.member("cgroup_subsys_state", "cgroup"),
-        "CSS_PARENT": btf.member("cgroup_subsys_state", "parent"),
-    }
-    return {name: member.offset for name, member in way.items() if member}
-
-
-def _caller_offsets(btf: Btf) -> dict[str, int | str]:
-    """Where a task's code, libraries and stack are; nothing but on x86-64."""
-    way = {
-        "TASK_MM": btf.member("task_struct", "mm"),
-        "TASK_THREAD_POINTER": btf.member("task_struct", "thread.fsbase"),
-        "MM_START_CODE": btf.member("mm_struct", "start_code"),
-        "MM_END_CODE": btf.member("mm_struct", "end_code"),
-        "MM_MMAP_BASE": btf.member("mm_struct", "mmap_base"),
-    }
-    found = {name: member.offset for name, member in way.items() if member}
-    return dict(found) if len(found) == len(way) and platform.machine() == "x86_64" else {}
+    return found | {"TASK_ON_CPU_TYPE": width}
 
 
 def controller_offset(btf: Btf, controller: str) -> int | None:
-    """Where a css_set points to its group of a v1 hierarchy, by a controller of that hierarchy."""
+    """Return the offset in a css_set of the pointer to its group in the v1 hierarchy of a controller."""
     number = btf.enumerator("cgroup_subsys_id", f"{controller}_cgrp_id")
     pointers = btf.member("css_set", "subsys")
     return None if number is None or pointers is None else pointers.offset + number * _POINTER
 
 
 def pid_namespace_level(facts: KernelFacts) -> int:
-    """How many pid namespaces lie above that of this process, seen by a program that runs in its context.
+    """Return the number of pid namespaces above that of this process, read by a program in its context.
 
     Raises:
-        CapabilityError: the kernel has no way to tell.
+        CapabilityError: the kernel cannot run such a program.
     """
-    way = [facts.defines.get(name) for name in ("TASK_THREAD_PID", "PID_LEVEL")]
-    task_pid, level = (offset if isinstance(offset, int) else -1 for offset in way)
+    offsets = [facts.defines.get(name) for name in ("TASK_THREAD_PID", "PID_LEVEL")]
+    task_pid, level = (offset if isinstance(offset, int) else -1 for offset in offsets)
     code = (
         bytes.fromhex("85000000 9e000000")  # r0 = bpf_get_current_task_btf()
         + bytes.fromhex("7900") + task_pid.to_bytes(2, sys.byteorder) + bytes(4)  # r0 = r0->thread_pid
@@ -198,8 +203,8 @@ def pid_namespace_level(facts: KernelFacts) -> int:
         os.close(fd)
 
 
-def _registers(btf: Btf) -> dict[str, int | str]:
-    """Where a task's saved user registers lie: the system call's number, where a stack walk begins."""
+def _registers(btf: Btf) -> Defines:
+    """Return the offsets of saved user registers: the number of the system call, and for stack walks."""
     machine = platform.machine()
     register = btf.member("pt_regs", _SYSCALL_REGISTER.get(machine, "no such"))
     if register is None or not btf.has_string("BPF_FUNC_task_pt_regs"):  # dd6e10fbd9fb, Linux 5.15
@@ -210,7 +215,7 @@ def _registers(btf: Btf) -> dict[str, int | str]:
         shift = _FP_OF_ARM64 if machine == "aarch64" else 0
         walkable = {"OFFCPU_USER_REGISTERS": 1, "REGS_IP": ip.offset, "REGS_SP": sp.offset}
         walkable["REGS_FP"] = fp.offset + shift
-        code_segment = btf.member("pt_regs", "cs")  # x86: whether the task is in 64-bit mode
+        code_segment = btf.member("pt_regs", "cs")  # x86: shows 64-bit mode
         if code_segment and machine == "x86_64":
             walkable |= {"OFFCPU_FRAME_POINTERS": 1, "REGS_CS": code_segment.offset}
     return {
@@ -225,61 +230,44 @@ _INTERRUPT_MASK = {False: 0x00FF0100, True: 0x1F000100}
 """include/linux/preempt.h: NMI, hard interrupt, serving a soft one (but not: soft ones disabled)."""
 
 
-def _preempt_count(btf: Btf) -> dict[str, int | str]:
-    """Where the count is that tells an interrupt; nowhere if it is not found, then none is told.
+def _preempt_count(btf: Btf) -> Defines:
+    """Return the place of the preempt count, which shows an interrupt; if it is not found, none is noticed.
 
-    arm64 keeps it in the task. x86 has a per-CPU variable, from 6.2 to 6.13 as a member of `pcpu_hot`. Its
-    address is not for BPF to know, but a task leads to another one, the run queue of its CPU.
+    arm64 keeps it in the task. x86 has a per-CPU variable, from 6.2 to 6.13 as a member of `pcpu_hot`. BPF
+    cannot have its address, but a task leads to another per-CPU variable, the run queue of its CPU.
     """
-    ways = {"OFFCPU_PREEMPT_COUNT_OF_TASK": 1, "OFFCPU_PREEMPT_COUNT_OF_CPU": 2}
     # Locks that disable interrupts count between soft and hard ones where this is: in 7.3, not in 6.18.
     newer = btf.type_id(Kind.VAR, "local_interrupt_disable_state") is not None
-    ways["INTERRUPT_MASK"] = _INTERRUPT_MASK[newer]
+    common: Defines = {
+        "OFFCPU_PREEMPT_COUNT_OF_TASK": 1,
+        "OFFCPU_PREEMPT_COUNT_OF_CPU": 2,
+        "INTERRUPT_MASK": _INTERRUPT_MASK[newer],
+    }
     of_task = btf.member("task_struct", "thread_info.preempt.count")
     if of_task:
-        return {**ways, "OFFCPU_PREEMPT_COUNT": 1, "PREEMPT_COUNT": of_task.offset}
-    queue, cfs_rq = btf.member("cfs_rq", "rq"), btf.member("task_struct", "se.cfs_rq")
+        return {**common, "OFFCPU_PREEMPT_COUNT": 1, "PREEMPT_COUNT": of_task.offset}
+    run_queue = _all_offsets(btf, {"TASK_CFS_RQ": "task_struct.se.cfs_rq", "CFS_RQ_RQ": "cfs_rq.rq"})
     hot, member = btf.per_cpu_offset("pcpu_hot"), btf.member("pcpu_hot", "preempt_count")
     count = hot + member.offset if hot is not None and member else btf.per_cpu_offset("__preempt_count")
     neighbour = btf.per_cpu_offset("runqueues")
-    if not queue or not cfs_rq or count is None or neighbour is None:
-        return {**ways, "OFFCPU_PREEMPT_COUNT": 0}
-    return {
-        **ways,
-        "OFFCPU_PREEMPT_COUNT": 2,
-        "PREEMPT_COUNT": f"({count - neighbour}LL)",
-        "TASK_CFS_RQ": cfs_rq.offset,
-        "CFS_RQ_RQ": queue.offset,
-    }
+    if not run_queue or count is None or neighbour is None:
+        return {**common, "OFFCPU_PREEMPT_COUNT": 0}
+    return {**common, **run_queue, "OFFCPU_PREEMPT_COUNT": 2, "PREEMPT_COUNT": f"({count - neighbour}LL)"}
 
 
-def _read(kallsyms: Path) -> bytes:
-    try:
-        return read_kernel(str(kallsyms))
-    except OSError:
-        return b""
-
-
-def _wake_up_text(symbols: bytes) -> dict[str, int | str]:
-    """Where try_to_wake_up() lies; size 0 if that is hidden: wakers' stacks begin with tracing then."""
+def _wake_up_text(symbols: bytes) -> Defines:
+    """Return the place of try_to_wake_up(); size 0 if hidden: wakers' stacks begin with tracing then."""
     end = symbols.find(b" try_to_wake_up\n")
-    start = _symbol(symbols, b"try_to_wake_up")
+    start = symbol_address(symbols, b"try_to_wake_up")
     following = symbols[end + 1 :].split(b"\n", 2)[1] if end >= 0 else b""
     size = int(following.split()[0], 16) - start if following else 0
     return {"OFFCPU_WAKE_UP": f"{start:#x}ULL", "OFFCPU_WAKE_UP_SIZE": size if 0 < size < 1 << 16 else 0}
 
 
-def _scheduler_text(symbols: bytes) -> dict[str, int | str]:
-    """Where functions marked `__sched` lie; size 0 if kernel addresses are hidden, then none are skipped."""
-    start, end = (_symbol(symbols, name) for name in (b"__sched_text_start", b"__sched_text_end"))
+def _scheduler_text(symbols: bytes) -> Defines:
+    """Return the place of functions marked `__sched`; size 0 if it is hidden: no frames are skipped then."""
+    start, end = (symbol_address(symbols, name) for name in (b"__sched_text_start", b"__sched_text_end"))
     return {"OFFCPU_SCHED_TEXT": f"{start:#x}ULL", "OFFCPU_SCHED_TEXT_SIZE": end - start}
-
-
-def _symbol(symbols: bytes, name: bytes) -> int:
-    """Address of a symbol in the text of kallsyms, 0 if it is not there."""
-    end = symbols.find(b" " + name + b"\n")
-    line = symbols.rfind(b"\n", 0, max(end, 0)) + 1
-    return int(symbols[line:end].split()[0], 16) if end >= 0 else 0
 
 
 def _frame_limit() -> int:

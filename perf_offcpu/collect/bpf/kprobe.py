@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A BPF program at the beginning of a function of the kernel, through perf's PMU of kprobes (Linux 4.17).
+"""Run a BPF program at the beginning of a kernel function, through perf's PMU of kprobes (Linux 4.17).
 
-Kernels before 6.16 have no tracepoint behind a switch, where the thread that comes is `current` already. All
-of them have finish_task_switch(), which it runs first. It is no part of the kernel's BTF, so that only a
-kprobe gets there, as in bcc's own offcputime.
+Kernels before 6.16 have no tracepoint after a switch, where the thread that comes is `current` already. All
+of them have finish_task_switch(), which that thread runs first. The kernel's BTF does not have it, so only a
+kprobe can be attached there, as in bcc's own offcputime.
 
 Source: perf_kprobe_init() in kernel/trace/trace_event_perf.c; `kprobe_func` and `probe_offset` in
 include/uapi/linux/perf_event.h.
@@ -26,13 +26,13 @@ _SWITCH_END = re.compile(rb" [tT] (finish_task_switch(?:\.isra\.\d+)?)\n")
 
 
 class Kprobe:
-    """A place in the kernel, open for a program.
+    """A kprobe to which a program can be attached.
 
     Args:
         function: its name in kallsyms.
 
     Raises:
-        OSError: the kernel has no kprobes, or none there.
+        OSError: the kernel has no kprobes, or does not allow one there.
     """
 
     def __init__(self, function: str) -> None:
@@ -41,27 +41,27 @@ class Kprobe:
             kind = int(TYPE.read_text())
         except (FileNotFoundError, ValueError):
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)) from None
-        # One is enough: the program runs on every CPU, whichever the event belongs to.
+        # One event is enough: the program runs on every CPU, whatever the CPU of the event.
         attr = Attr(type=kind, config1=ctypes.addressof(name), sample_period=1)
         self._fd = perf_event.open_event(attr, online_cpus()[0])
 
     def attach(self, program_fd: int) -> None:
-        """Have a program of type KPROBE run there, until `close`.
+        """Run a program of type KPROBE there until `close`.
 
         Raises:
-            OSError: as the kernel says.
+            OSError: the kernel refuses.
         """
         perf_event.set_filter(self._fd, program_fd)
         perf_event.enable(self._fd)
 
     def close(self) -> None:
-        """Take the program away. Closing twice is allowed."""
+        """Detach the program. Closing twice is allowed."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def switch_end(kallsyms: bytes) -> str:
-    """The function that a task runs first when it comes to a CPU; "" if that is not to be told for sure."""
+    """Return the function that a task runs first when it comes to a CPU; "" if there is not exactly one."""
     names = _SWITCH_END.findall(kallsyms)
     return names[0].decode() if len(names) == 1 else ""

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled programs into the kernel, and why it does not take them."""
+"""Load compiled programs into the kernel, and explain its refusals."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import AttachType, ProgramType
@@ -13,15 +12,15 @@ from perf_offcpu.collect.bpf.defines import SWITCHED
 from perf_offcpu.collect.bpf.kernel_facts import KernelFacts
 from perf_offcpu.collect.bpf.kprobe import Kprobe
 from perf_offcpu.collect.bpf.syscall import VerifierError
+from perf_offcpu.collect.system.privileges import lockdown
 from perf_offcpu.errors import CapabilityError, RecordingError
 
 FILTER = "offcpu_filter"
 _LICENSE = "Dual BSD/GPL"
-_LOCKDOWN = Path("/sys/kernel/security/lockdown")
 
 
 def probe_of(config: OffCpuConfig, facts: KernelFacts) -> Kprobe | None:
-    """What stands in for a tracepoint in the sleeper's context, where that is needed; None if nothing can."""
+    """Return a kprobe where one has to replace sched_exit_tp; None where none is needed, or none works."""
     if not config.in_sleeper or config.in_switch or not facts.switch_end:
         return None
     try:
@@ -31,13 +30,13 @@ def probe_of(config: OffCpuConfig, facts: KernelFacts) -> Kprobe | None:
 
 
 def load_program(name: str, code: bytes, tracepoints: Mapping[str, str], facts: KernelFacts) -> int:
-    """Load a program; gives its descriptor.
+    """Load a program; return its descriptor.
 
     Args:
-        tracepoints: of programs that have one, by program.
+        tracepoints: tracepoint of each program that has one.
 
     Raises:
-        OSError: the kernel does not take it (VerifierError).
+        OSError: the kernel refuses it (VerifierError).
     """
     if name == FILTER:
         return bpf_syscall.load_program(ProgramType.PERF_EVENT, name, code, _LICENSE)
@@ -51,15 +50,11 @@ def load_program(name: str, code: bytes, tracepoints: Mapping[str, str], facts: 
 
 
 def refusal(error: VerifierError) -> CapabilityError | RecordingError:
-    """Why the kernel did not take a program, as far as the user can change it."""
-    try:
-        locked = "[confidentiality]" in _LOCKDOWN.read_text()
-    except OSError:
-        locked = False
-    if locked:
+    """Return the error for a program that the kernel refuses, with a remedy if the user can apply one."""
+    if lockdown() == "confidentiality":
         return CapabilityError(
             "kernel lockdown (confidentiality) keeps BPF programs from reading kernel memory",
             "boot with lockdown=integrity or without",
         )
-    last_words = "\n".join(error.log.splitlines()[-12:])
-    return RecordingError(f"the kernel refuses BPF program {error.name} ({error.strerror}):\n{last_words}")
+    end_of_log = "\n".join(error.log.splitlines()[-12:])
+    return RecordingError(f"the kernel refuses BPF program {error.name} ({error.strerror}):\n{end_of_log}")

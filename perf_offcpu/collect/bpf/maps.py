@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The maps of the BPF program as user space sees them: switches, targets and outputs; sums and counters.
 
-Sums can be taken while the program writes them. Entries are kept under a *generation*, a number that is part
-of their key: taking the sums means to raise it, to wait until no program runs that still knows the old one,
-and to remove what is kept under it. So every wait is in exactly one taking, however short the pauses.
+Sums can be drained while the program adds to them. The key of an entry holds a *generation*: draining raises
+the number, waits until no program runs that has read the former one, and removes the entries of the former
+one. So every wait is in exactly one drain, however short the pauses.
 
-That takes some 10 ms, in which nobody reads the rings. Where nothing is kept there is nothing to wait for:
-what comes in the meantime is found by the next taking.
+A drain takes some 10 ms, during which the rings are not read. If the maps are empty there is no wait: entries
+that are added meanwhile are in the next drain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
+from perf_offcpu.collect.bpf.attr import MapInfo
 from perf_offcpu.collect.bpf.header import SharedHeader
 from perf_offcpu.collect.bpf.syscall import GracePeriod
 from perf_offcpu.collect.system.cpus import parse_cpu_list
@@ -44,25 +46,25 @@ class UserStacks:
 
     @classmethod
     def pack(cls, hashes: NDArray[np.uint64], stacks: NDArray[Any]) -> UserStacks:
-        """From map entries (`struct offcpu_stack`), which all have room for the longest stack."""
+        """Pack map entries (`struct offcpu_stack`), each of which has room for the longest stack."""
         order = np.argsort(hashes)
         lengths = stacks["nr"][order].astype(np.int64)
         used = np.arange(stacks.dtype["ips"].shape[0]) < lengths[:, None]
-        offsets = np.concatenate(([0], np.cumsum(lengths)))
-        return cls(hashes[order], offsets, stacks["ips"][order][used])
+        return cls(hashes[order], offsets_of(lengths), stacks["ips"][order][used])
 
     def find(self, hashes: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        """The stacks of these hashes, in this order.
+        """Return the stacks with these hashes, in this order.
 
         Returns:
-            offsets int64[n + 1] and ips uint64[offsets[n]]; a hash that is not there has no frames.
+            offsets int64[n + 1] and ips uint64[offsets[n]]: the frames of hash i are
+            ips[offsets[i]:offsets[i + 1]], leaf first, without context markers; none for an unknown hash.
         """
         row = np.searchsorted(self.hashes, hashes)
         row[row == len(self.hashes)] = 0
         found = self.hashes[row] == hashes if len(self.hashes) else np.zeros(len(hashes), bool)
         first, end = (np.append(self.offsets, 0)[row + shift] for shift in (0, 1))
         length = np.where(found, end - first, 0)
-        offsets = np.concatenate(([0], np.cumsum(length)))
+        offsets = offsets_of(length)
         source = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], length)
         return offsets, self.ips[source]
 
@@ -75,27 +77,25 @@ class ProgramMaps:
 
     Args:
         descriptors: of each map in MAP_NAMES; they are duplicated.
-        header: what the entries look like.
-        entries: sizes of the maps `sums`, `stacks` and `budgets`.
+        header: layouts of the entries.
         control: the options, members of `struct offcpu_control`.
+
+    Attributes:
+        user_stacks: the stacks to which the sums drained last refer by their field `stack`.
     """
 
     def __init__(
-        self,
-        descriptors: Mapping[str, int],
-        header: SharedHeader,
-        entries: Mapping[str, int],
-        control: Mapping[str, int],
+        self, descriptors: Mapping[str, int], header: SharedHeader, control: Mapping[str, int]
     ) -> None:
         self.user_stacks = _NO_STACKS
-        self.header, self._entries = header, entries
+        self.header = header
         self._grace = GracePeriod()
         self._fds = {name: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for name, fd in descriptors.items()}
         self._control = np.zeros((), header.structs["control"])
         self.set_control(**control)
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         while self._fds:
             os.close(self._fds.popitem()[1])
             if not self._fds:
@@ -103,57 +103,60 @@ class ProgramMaps:
 
     @property
     def end_ns(self) -> int:
-        """When recording ended; 0 if it has not."""
+        """Time at which recording ended; 0 before."""
         return int(self._control["end_ns"])
 
     def set_control(self, **values: int) -> None:
-        """Turn switches: members of `struct offcpu_control`."""
+        """Set members of `struct offcpu_control`, which the programs read as they run."""
         for name, value in values.items():
             self._control[name] = value
         bpf_syscall.update(self._fds["control"], _u32(0), self._control.tobytes())
 
     def wait_for_programs(self) -> None:
-        """Return when no program runs any more that has seen the switches in an earlier position."""
+        """Return when no program runs any more that has read an earlier `struct offcpu_control`."""
         self._grace.wait()
 
     def set_output(self, cpu: int, perf_event_fd: int) -> None:
-        """Give the samples of a CPU a perf event to go to."""
-        self._update("events", cpu, perf_event_fd)
+        """Send the samples of waits that end on `cpu` to this perf event (bpf-output, of the same CPU)."""
+        self._set("events", _u32(cpu), perf_event_fd)
 
-    def set_target(self, kind: str, target: int, mode: str = "target_active") -> None:
-        """Enter a target; `kind` and `mode` are enumerators of `offcpu_target_kind` and `offcpu_target`."""
+    def add_target(self, target: int, kind: str = "process", mode: str = "target_active") -> None:
+        """Record a target, as the config asks for.
+
+        Args:
+            target: an id; ids of tasks are those of the recorder's own pid namespace.
+            kind: `process`, `thread`, `user` (effective uid) or `cpu` (`enum offcpu_target_kind`).
+            mode: of `enum offcpu_target`; `target_armed`: from its next exec on.
+        """
         key = _u32(self.header.enums["target_kind"].index(kind)) + _u32(target)
-        self._update_bytes("targets", key, self.header.enums["target"].index(mode))
+        self._set("targets", key, self.header.enums["target"].index(mode))
 
-    def set_comm(self, comm: bytes) -> None:
-        """Enter a comm; it is cut to what the kernel keeps."""
+    def add_comm(self, comm: bytes) -> None:
+        """Record threads of this name (`by_comm`), cut to the length that the kernel keeps."""
         size = self.header.structs["comm"].itemsize
-        self._update_bytes("comms", comm[: size - 1].ljust(size, b"\0"), 1)
+        self._set("comms", comm[: size - 1].ljust(size, b"\0"), 1)
 
-    def set_group(self, group: int) -> None:
-        """Enter a control group, by its id."""
-        self._update_bytes("groups", group.to_bytes(8, sys.byteorder), 1)
+    def add_group(self, group: int) -> None:
+        """Record tasks in this control group or below (`by_group`), by the inode of its directory."""
+        self._set("groups", group.to_bytes(8, sys.byteorder), 1)
 
-    def _update(self, name: str, key: int, value: int) -> None:
-        self._update_bytes(name, _u32(key), value)
-
-    def _update_bytes(self, name: str, key: bytes, value: int) -> None:
+    def _set(self, name: str, key: bytes, value: int) -> None:
         try:
             bpf_syscall.update(self._fds[name], key, _u32(value))
         except OSError as error:
             raise RecordingError(f"the BPF map {name} refuses an entry ({error.strerror})") from error
 
     def counters(self) -> dict[str, int]:
-        """Each counter of `enum offcpu_counter` over all CPUs: events, and under `<name>_ns` their time."""
+        """Return the counters of `enum offcpu_counter` over all CPUs: events, and under `<name>_ns` time."""
         totals: dict[str, int] = {}
         for name in self.header.enums["counter"][:-1]:
             per_cpu = self._counter(name)
             totals[name], totals[f"{name}_ns"] = int(per_cpu["events"].sum()), int(per_cpu["ns"].sum())
         return totals
 
-    def by_cpu(self, counter: str) -> list[int]:
-        """How often something happened, by CPU."""
-        events: list[int] = self._counter(counter)["events"].tolist()
+    def output_failures(self) -> list[int]:
+        """Return the number of samples that found no perf event, by CPU."""
+        events: list[int] = self._counter("output_failed")["events"].tolist()
         return events
 
     def _counter(self, name: str) -> NDArray[np.void]:
@@ -162,59 +165,68 @@ class ProgramMaps:
         return np.frombuffer(raw, dtype)
 
     def rate(self) -> dict[str, int]:
-        """The members of `struct offcpu_rate`."""
+        """Return the members of `struct offcpu_rate`, which limits the number of samples a second."""
         dtype = self.header.structs["rate"]
         row = np.frombuffer(bpf_syscall.lookup(self._fds["rate"], _u32(0), dtype.itemsize), dtype)[0]
         return {name: int(row[name]) for name in dtype.names or ()}
 
     def drain_budgets(self) -> NDArray[np.void]:
-        """Take out the budgets of threads that have ended."""
+        """Remove and return the budgets of the threads that have ended since the last call.
+
+        Returns:
+            Rows of `struct offcpu_budget`; `ns` is indexed by `enum offcpu_mode`.
+        """
         if self._is_empty("budgets", "budget_key"):
             return np.empty(0, self.header.structs["budget"])
         return self._take("budgets", "budget_key", "budget", self._next_generation())[1]
 
-    def _next_generation(self, epoch: bool = False) -> int:
-        """Begin a new generation; gives the past one, which nobody writes to any more.
+    def drain_sums(self, *, end_of_file: bool = False) -> NDArray[np.void]:
+        """Remove and return the sums; nothing is lost or counted twice while recording.
 
         Args:
-            epoch: forget which callers were sent, too.
+            end_of_file: from here on the stacks of callers are sent again: those sent before are in the file
+                that these sums go to. The rings must have been emptied just before.
+
+        Returns:
+            One row per thread, state, system call, cgroup and stack, with the members of `struct
+            offcpu_sum_key` and `struct offcpu_sum` as fields. `stack` is a hash (`user_stacks`), 0 for none.
+        """
+        if not end_of_file and self._is_empty("sums", "sum_key") and self._is_empty("stacks", "stack_key"):
+            self.user_stacks = _NO_STACKS
+            return _side_by_side(*(np.empty(0, self.header.structs[name]) for name in ("sum_key", "sum")))
+        past = self._next_generation(end_of_file)
+        keys, sums = self._take("sums", "sum_key", "sum", past)
+        stack_keys, stacks = self._take("stacks", "stack_key", "stack", past)
+        self.user_stacks = UserStacks.pack(stack_keys["hash"], stacks)
+        return _side_by_side(keys, sums)
+
+    def _next_generation(self, epoch: bool = False) -> int:
+        """Begin a new generation; return the former one, to which no program writes any more.
+
+        Args:
+            epoch: also forget which callers were sent.
         """
         past = int(self._control["generation"])
         self.set_control(generation=past + 1, **({"epoch": past + 1} if epoch else {}))
         self.wait_for_programs()
         return past
 
-    def drain_sums(self, epoch: bool = False) -> NDArray[np.void]:
-        """Take out the sums; the stacks that they refer to are in `user_stacks` until the next call.
-
-        Args:
-            epoch: forget which callers were sent. Sums from here on are others than these.
-        """
-        if not epoch and self._is_empty("sums", "sum_key") and self._is_empty("stacks", "stack_key"):
-            self.user_stacks = _NO_STACKS
-            return _side_by_side(*(np.empty(0, self.header.structs[name]) for name in ("sum_key", "sum")))
-        past = self._next_generation(epoch)
-        keys, sums = self._take("sums", "sum_key", "sum", past)
-        stack_keys, stacks = self._take("stacks", "stack_key", "stack", past)
-        self.user_stacks = UserStacks.pack(stack_keys["hash"], stacks)
-        return _side_by_side(keys, sums)
-
     def _is_empty(self, name: str, key: str) -> bool:
         return bpf_syscall.is_empty(self._fds[name], self.header.structs[key].itemsize)
 
     def _take(self, name: str, key: str, value: str, generation: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Remove and give the entries of a map up to a generation that is no longer written to."""
-        fd, key_type, value_type = self._fds[name], self.header.structs[key], self.header.structs[value]
-        sizes = key_type.itemsize, value_type.itemsize, self._entries[name]
-        raw_keys, raw_values = bpf_syscall.lookup_batch(fd, *sizes)
-        keys, values = np.frombuffer(raw_keys, key_type), np.frombuffer(raw_values, value_type)
-        past = keys["generation"] <= generation
-        bpf_syscall.delete_batch(fd, keys[past].tobytes(), int(past.sum()))
+        """Remove and return the entries of a map up to a generation to which no program writes."""
+        fd = self._fds[name]
+        size = bpf_syscall.read_info(fd, MapInfo()).max_entries
+        keys, values = (np.empty(size, self.header.structs[one]) for one in (key, value))
+        count = bpf_syscall.lookup_batch(fd, keys, values)
+        past = np.flatnonzero(keys["generation"][:count] <= generation)
+        bpf_syscall.delete_batch(fd, keys[past])
         return keys[past], values[past]
 
 
 def _side_by_side(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.void]:
-    """One structured array with the fields of both."""
+    """Return one structured array with the fields of both."""
     columns = [(part, name) for part in (left, right) for name in part.dtype.names or ()]
     joined = np.empty(len(left), [(name, part.dtype[name]) for part, name in columns])
     for part, name in columns:
@@ -224,7 +236,7 @@ def _side_by_side(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.void]:
 
 @functools.cache
 def _possible_cpus() -> int:
-    """How many values a per-CPU map holds for one key."""
+    """Return the number of values that a per-CPU map holds for one key."""
     return len(parse_cpu_list(Path("/sys/devices/system/cpu/possible").read_text()))
 
 

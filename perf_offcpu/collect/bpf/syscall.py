@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bpf(2) system call: what the recorder asks of it, and nothing more.
+"""The commands of the bpf(2) system call that the recorder needs.
 
-bcc compiles, but its loaders know neither `tp_btf` programs nor reading a whole map in one call. These are
-thin: file descriptors and bytes in, file descriptors and bytes out, `OSError` with the kernel's errno.
-Every descriptor is close-on-exec; what it refers to is freed by the kernel when the last one is closed, so
-a recorder that is killed leaves nothing behind.
+bcc compiles, but its loaders know neither `tp_btf` programs nor how to read a whole map in one call. These
+functions are thin: file descriptors and bytes in, file descriptors and bytes out, `OSError` with the kernel's
+errno. Every descriptor is close-on-exec. The kernel frees an object when its last descriptor is closed, so a
+recorder that is killed leaves nothing in the kernel.
 
-Layouts are in `bpf_attr`.
+`attr` has the layouts.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ import errno
 import os
 import platform
 import sys
+from ctypes import addressof
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perf_offcpu.collect.bpf.attr import (
-    BPF_ANY,
     NAME_BYTES,
     AttachType,
     Batch,
     Command,
     Element,
-    EnableStats,
     IterCreate,
     LinkCreate,
     MapCreate,
     MapType,
-    ObjectId,
     ObjectInfo,
-    ProgramInfo,
     ProgramLoad,
     ProgramTestRun,
     ProgramType,
@@ -46,9 +47,11 @@ _SYS_BPF = {"x86_64": 321, "ppc64le": 361, "s390x": 351}.get(platform.machine(),
 _LOG_BYTES = 1 << 20
 _ITERATOR_BYTES = 1 << 18
 
+InfoT = TypeVar("InfoT", bound=ctypes.Structure)
+
 
 class VerifierError(OSError):
-    """The kernel refused a program; `log` says why."""
+    """The kernel refused the program `name`; `log` is the verifier's text."""
 
     def __init__(self, number: int, name: str, log: str) -> None:
         super().__init__(number, os.strerror(number))
@@ -56,10 +59,10 @@ class VerifierError(OSError):
 
 
 def call(command: Command, attr: ctypes.Structure) -> int:
-    """The system call itself.
+    """Call bpf(2).
 
     Raises:
-        OSError: what the kernel says.
+        OSError: the kernel refuses.
     """
     result: int = _libc.syscall(_SYS_BPF, int(command), ctypes.byref(attr), ctypes.sizeof(attr))
     if result < 0:
@@ -68,14 +71,20 @@ def call(command: Command, attr: ctypes.Structure) -> int:
     return result
 
 
-def _address(buffer: ctypes.Array[ctypes.c_char]) -> int:
-    return ctypes.addressof(buffer)
+def _finds(command: Command, attr: ctypes.Structure) -> bool:
+    """Call bpf(2); return False where the kernel reports that there is no (further) entry."""
+    try:
+        call(command, attr)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return False
+    return True
 
 
-def _bytes(data: bytes | int) -> ctypes.Array[ctypes.c_char]:
-    """A buffer with these bytes, or of this many zeros; the caller keeps it alive during the call."""
-    size = data if isinstance(data, int) else len(data)
-    return ctypes.create_string_buffer(b"" if isinstance(data, int) else data, size)
+def _buffer(data: bytes) -> ctypes.Array[ctypes.c_char]:
+    """Copy bytes to where the kernel can read or write them; the caller keeps the buffer during the call."""
+    return ctypes.create_string_buffer(data, len(data))
 
 
 def load_program(
@@ -86,25 +95,22 @@ def load_program(
     btf_id: int = 0,
     attach_type: AttachType = AttachType.NONE,
 ) -> int:
-    """Have a program verified and loaded.
+    """Load a program into the kernel, which verifies it; return its descriptor.
 
     Args:
-        code: instructions, 8 bytes each; maps are referred to by file descriptor.
+        code: instructions, 8 bytes each, which refer to maps by descriptor.
         btf_id: for TRACING, the kernel's BTF id of the tracepoint's typedef or of the iterator's function.
         attach_type: for TRACING, which of the two.
 
-    Returns:
-        The program's file descriptor.
-
     Raises:
-        VerifierError: refused; the verifier's words are in `log`.
+        VerifierError: the kernel refuses it.
     """
-    instructions, license_buffer = _bytes(code), _bytes(license_text.encode() + b"\0")
+    instructions, license_buffer = _buffer(code), _buffer(license_text.encode() + b"\0")
     attr = ProgramLoad(
         prog_type=kind,
         insn_cnt=len(code) // 8,
-        insns=_address(instructions),
-        license=_address(license_buffer),
+        insns=addressof(instructions),
+        license=addressof(license_buffer),
         prog_name=name.encode()[: NAME_BYTES - 1],
         expected_attach_type=attach_type,
         attach_btf_id=btf_id,
@@ -116,28 +122,28 @@ def load_program(
 
 
 def _verifier_log(attr: ProgramLoad) -> str:
-    """Load again for the sake of the log, which costs too much to ask for each time."""
-    log = _bytes(_LOG_BYTES)
-    attr.log_level, attr.log_size, attr.log_buf = 1, _LOG_BYTES, _address(log)
+    """Load a program once more, for the log, which costs too much to request it each time."""
+    log = ctypes.create_string_buffer(_LOG_BYTES)
+    attr.log_level, attr.log_size, attr.log_buf = 1, _LOG_BYTES, addressof(log)
     with contextlib.suppress(OSError):
         os.close(call(Command.PROG_LOAD, attr))
     return log.value.decode(errors="replace")
 
 
 def open_raw_tracepoint(program_fd: int) -> int:
-    """Attach a `tp_btf` program; it stays attached as long as the file descriptor given back is open."""
+    """Attach a `tp_btf` program; return a descriptor that keeps it attached while it is open."""
     return call(Command.RAW_TRACEPOINT_OPEN, RawTracepointOpen(prog_fd=program_fd))
 
 
 def run_program(program_fd: int) -> int:
-    """Run a RAW_TRACEPOINT program once, in this thread's context, and give its result (Linux 5.10)."""
+    """Run a RAW_TRACEPOINT program once, in the context of this thread; return its result (Linux 5.10)."""
     attr = ProgramTestRun(prog_fd=program_fd)
     call(Command.PROG_TEST_RUN, attr)
     return int(attr.retval)
 
 
 def run_iterator(program_fd: int) -> bytes:
-    """Run an iterator program over all its objects, once, and give what it has written."""
+    """Run an iterator program once over all its objects and return its output."""
     link = call(Command.LINK_CREATE, LinkCreate(prog_fd=program_fd, attach_type=AttachType.TRACE_ITER))
     try:
         # direct: a descriptor of the kernel's
@@ -147,142 +153,86 @@ def run_iterator(program_fd: int) -> bytes:
         os.close(link)
 
 
-def program_info(program_fd: int) -> ProgramInfo:
-    """Name, id and, with kernel.bpf_stats_enabled, run time of a program."""
-    info = ProgramInfo()
-    attr = ObjectInfo(bpf_fd=program_fd, info_len=ctypes.sizeof(info), info=ctypes.addressof(info))
+def read_info(fd: int, info: InfoT) -> InfoT:
+    """Fill in and return `info`: ProgramInfo, MapInfo or BtfInfo, by the kind of object that `fd` refers to.
+
+    The run times of programs are 0 unless sysctl kernel.bpf_stats_enabled is 1.
+    """
+    attr = ObjectInfo(bpf_fd=fd, info_len=ctypes.sizeof(info), info=addressof(info))
     call(Command.OBJ_GET_INFO_BY_FD, attr)
     return info
 
 
-def enable_stats() -> int:
-    """Have the kernel count and time all programs' runs while the file descriptor given back is open."""
-    return call(Command.ENABLE_STATS, EnableStats(type=0))  # BPF_STATS_RUN_TIME
-
-
-def program_ids() -> list[int]:
-    """Ids of all programs that are loaded on this machine now."""
-    ids: list[int] = []
-    attr = ObjectId()
-    while True:
-        try:
-            call(Command.PROG_GET_NEXT_ID, attr)
-        except OSError as error:
-            if error.errno == errno.ENOENT:
-                return ids
-            raise
-        ids.append(attr.next_id)
-        attr.start_id = attr.next_id
-
-
-def program_by_id(program_id: int) -> int:
-    """A file descriptor of a loaded program."""
-    return call(Command.PROG_GET_FD_BY_ID, ObjectId(start_id=program_id))
-
-
-def create_map(kind: MapType, value_bytes: int, entries: int, inner_map_fd: int = 0) -> int:
-    """A map with u32 keys; its file descriptor."""
-    attr = MapCreate(kind, 4, value_bytes, entries, inner_map_fd=inner_map_fd)
-    return call(Command.MAP_CREATE, attr)
-
-
 def lookup(map_fd: int, key: bytes, value_bytes: int) -> bytes:
-    """The value of a key, as user space sees it (per-CPU maps: one value of whole 8 bytes for each CPU).
+    """Return the value of a key; in a per-CPU map the values of all possible CPUs, each of whole 8 bytes.
 
     Raises:
-        OSError: ENOENT if the key is not there.
+        OSError: ENOENT if the map has no such key.
     """
-    key_buffer, value = _bytes(key), _bytes(value_bytes)
-    call(Command.MAP_LOOKUP_ELEM, Element(map_fd, _address(key_buffer), _address(value)))
+    key_buffer, value = _buffer(key), ctypes.create_string_buffer(value_bytes)
+    call(Command.MAP_LOOKUP_ELEM, Element(map_fd, addressof(key_buffer), addressof(value)))
     return value.raw
 
 
 def update(map_fd: int, key: bytes, value: bytes) -> None:
     """Set the value of a key, present or not."""
-    key_buffer, value_buffer = _bytes(key), _bytes(value)
-    call(Command.MAP_UPDATE_ELEM, Element(map_fd, _address(key_buffer), _address(value_buffer), BPF_ANY))
+    key_buffer, value_buffer = _buffer(key), _buffer(value)
+    call(Command.MAP_UPDATE_ELEM, Element(map_fd, addressof(key_buffer), addressof(value_buffer)))
 
 
 def is_empty(map_fd: int, key_bytes: int) -> bool:
-    """Whether a hash map has no entry."""
-    first = _bytes(key_bytes)
-    try:
-        call(Command.MAP_GET_NEXT_KEY, Element(map_fd, 0, _address(first)))
-    except OSError as error:
-        if error.errno != errno.ENOENT:
-            raise
-        return True
-    return False
+    """Return whether a hash map has no entry."""
+    first = ctypes.create_string_buffer(key_bytes)
+    return not _finds(Command.MAP_GET_NEXT_KEY, Element(map_fd, 0, addressof(first)))
 
 
-def lookup_batch(map_fd: int, key_bytes: int, value_bytes: int, entries: int) -> tuple[bytearray, bytearray]:
-    """All entries of a hash map: keys and values, each packed one behind the other.
+def lookup_batch(map_fd: int, keys: NDArray[Any], values: NDArray[Any]) -> int:
+    """Copy the entries of a hash map to the first rows of `keys` and `values`; return their number.
 
     Args:
-        entries: the map's size; the kernel hands over no more than that.
+        keys, values: contiguous, with room for as many entries as the map may have.
     """
-    keys, values = bytearray(entries * key_bytes), bytearray(entries * value_bytes)
-    if not entries:
-        return keys, values
-    key_view, value_view = _view(keys), _view(values)
-    cursor = _bytes(max(4, key_bytes))  # the kernel's own note of where it is
-    done, in_batch = 0, 0
-    while done < entries:
+    cursor = ctypes.create_string_buffer(max(4, keys.itemsize))  # of the kernel, for the next call
+    done, in_batch, more = 0, 0, True
+    while more and done < len(keys):
         attr = Batch(
             in_batch=in_batch,
-            out_batch=_address(cursor),
-            keys=_address(key_view) + done * key_bytes,
-            values=_address(value_view) + done * value_bytes,
-            count=entries - done,
+            out_batch=addressof(cursor),
+            keys=keys[done:].ctypes.data,
+            values=values[done:].ctypes.data,
+            count=len(keys) - done,
             map_fd=map_fd,
         )
-        last = _is_last(Command.MAP_LOOKUP_BATCH, attr)
-        done, in_batch = done + attr.count, _address(cursor)
-        if last:
-            break
-    del key_view, value_view
-    return keys[: done * key_bytes], values[: done * value_bytes]
+        more = _finds(Command.MAP_LOOKUP_BATCH, attr)
+        done, in_batch = done + attr.count, addressof(cursor)
+    return done
 
 
-def _view(buffer: bytearray) -> ctypes.Array[ctypes.c_char]:
-    return (ctypes.c_char * len(buffer)).from_buffer(buffer)
-
-
-def _is_last(command: Command, attr: Batch) -> bool:
-    """Do a batch; whether the kernel has no more (ENOENT), with attr.count entries done in either case."""
-    try:
-        call(command, attr)
-    except OSError as error:
-        if error.errno != errno.ENOENT:
-            raise
-        return True
-    return False
-
-
-def delete_batch(map_fd: int, keys: bytes, count: int) -> None:
-    """Delete these keys, packed one behind the other."""
-    if count:
-        buffer = _bytes(keys)
-        _is_last(Command.MAP_DELETE_BATCH, Batch(keys=_address(buffer), count=count, map_fd=map_fd))
+def delete_batch(map_fd: int, keys: NDArray[Any]) -> None:
+    """Delete the entries with these keys; a key without an entry ends it."""
+    if len(keys):
+        packed = np.ascontiguousarray(keys)
+        _finds(Command.MAP_DELETE_BATCH, Batch(keys=packed.ctypes.data, count=len(packed), map_fd=map_fd))
 
 
 class GracePeriod:
     """A way to wait until no BPF program runs that was running before.
 
-    The kernel offers it as a side effect: whoever updates a map of maps from user space returns only after
-    an RCU grace period, "so that all programs use the new map" (maybe_wait_bpf_programs() in
+    The kernel offers it as a side effect: an update of a map of maps from user space returns only after an
+    RCU grace period, "so that all programs use the new map" (maybe_wait_bpf_programs() in
     kernel/bpf/syscall.c, since 4.20). Programs run inside RCU read-side sections, so by then all have ended.
     """
 
     def __init__(self) -> None:
-        self._inner = create_map(MapType.ARRAY, 4, 1)
-        self._outer = create_map(MapType.ARRAY_OF_MAPS, 4, 1, self._inner)
+        self._inner = call(Command.MAP_CREATE, MapCreate(MapType.ARRAY, 4, 4, 1))
+        outer = MapCreate(MapType.ARRAY_OF_MAPS, 4, 4, 1, inner_map_fd=self._inner)
+        self._outer = call(Command.MAP_CREATE, outer)
 
     def wait(self) -> None:
         """Return when every program that runs now has ended."""
         update(self._outer, bytes(4), self._inner.to_bytes(4, sys.byteorder))
 
     def close(self) -> None:
-        """Give the maps back."""
+        """Close both maps."""
         os.close(self._outer)
         os.close(self._inner)

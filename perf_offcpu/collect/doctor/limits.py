@@ -11,6 +11,7 @@ import platform
 import re
 import resource
 
+from perf_offcpu.collect.bpf.defines import FIRST_PID_NAMESPACE
 from perf_offcpu.collect.events.tracepoints import DEBUGFS, TRACEFS
 from perf_offcpu.collect.existing.cgroups import cgroup2_mount
 from perf_offcpu.collect.system.cpus import online_cpus
@@ -30,7 +31,6 @@ from perf_offcpu.files import read_kernel
 
 Result = tuple[bool, str, str]
 
-_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _EVENTS_PER_CPU = 4
 
 
@@ -91,7 +91,7 @@ def open_files() -> Result:
 def pid_namespace() -> Result:
     """Check that process ids here are those that BPF sees."""
     box = container()
-    if os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE:
+    if os.stat("/proc/self/ns/pid").st_ino == FIRST_PID_NAMESPACE:
         return True, f"the machine's own{box and ', in a container of kind '}{box}", ""
     advice = "record outside of the container (docker run --pid=host, hostPID: true)"
     return False, f"not the machine's own{box and ': '}{box}; BPF sees other ids than /proc here", advice

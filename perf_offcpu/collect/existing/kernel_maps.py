@@ -18,7 +18,8 @@ from pathlib import Path
 from perf_offcpu.abi.records import KSYMBOL_TYPE_BPF, CpuMode, RecordType
 from perf_offcpu.build_ids import kernel_build_id, module_build_id
 from perf_offcpu.collect.existing.records import KERNEL_PID, mmap2, synthesized
-from perf_offcpu.files import kernel_lines, read_kernel
+from perf_offcpu.collect.system.kallsyms import KALLSYMS, read_bytes, symbol_address
+from perf_offcpu.files import kernel_lines
 
 KERNEL_DSO = b"[kernel.kallsyms]"
 
@@ -35,7 +36,7 @@ class KernelMaps:
 
     def __init__(self) -> None:
         self.files: dict[bytes, bytes] = {}
-        self._kallsyms = _read("/proc/kallsyms")
+        self._kallsyms = read_bytes(KALLSYMS)
 
     def records(self) -> Iterator[bytes]:
         """Yield the records of the kernel, its modules and its BPF programs."""
@@ -44,16 +45,16 @@ class KernelMaps:
         yield from self._bpf_programs()
 
     def _kernel(self) -> Iterator[bytes]:
+        ends = [symbol_address(self._kallsyms, name) for name in (b"_edata", b"_etext")]
         for name in (b"_text", b"_stext"):
-            start = self._address(name)
-            end = self._address(b"_edata") or self._address(b"_etext")
+            start, end = symbol_address(self._kallsyms, name), ends[0] or ends[1]
             if start and end > start:
                 # pgoff repeats the address: a report compares it with where the symbol is by then.
                 yield self._mmap(KERNEL_DSO, name, start, end - start, start, kernel_build_id())
                 return
 
     def _modules(self) -> Iterator[bytes]:
-        modules = [line.split() for line in kernel_lines(_read("/proc/modules"))]
+        modules = [line.split() for line in kernel_lines(read_bytes(Path("/proc/modules")))]
         files = _module_files() if modules else {}
         for module in modules:
             name, size, address = module[0], int(module[1]), int(module[5], 16)
@@ -83,12 +84,6 @@ class KernelMaps:
             if address and 0 < end - address < 1 << 32:
                 yield _ksymbol(address, end - address, name)
 
-    def _address(self, symbol: bytes) -> int:
-        """Return the address of a kernel symbol, 0 if it is not listed."""
-        end = self._kallsyms.find(b" " + symbol + b"\n")
-        line = self._kallsyms.rfind(b"\n", 0, max(end, 0)) + 1
-        return int(self._kallsyms[line:end].split()[0], 16) if end >= 0 else 0
-
 
 def bpf_symbols(kallsyms: bytes) -> list[tuple[int, bytes]]:
     """Return (address, name) of all BPF programs and trampolines in kernel memory, ascending."""
@@ -107,16 +102,8 @@ def _module_files() -> dict[bytes, bytes]:
     """Return module name → path of its file, from the list that depmod makes."""
     directory = Path("/lib/modules", os.uname().release)
     files = {}
-    for line in kernel_lines(_read(directory / "modules.dep")):
+    for line in kernel_lines(read_bytes(directory / "modules.dep")):
         path = line.partition(b":")[0]
         name = path.rpartition(b"/")[2].partition(b".")[0].replace(b"-", b"_")
         files[name] = os.fsencode(directory) + b"/" + path
     return files
-
-
-def _read(path: str | Path) -> bytes:
-    """Return the content of a file of the kernel, b"" where there is none (no modules, no symbols)."""
-    try:
-        return read_kernel(str(path))
-    except OSError:
-        return b""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drain sums, budgets and task states from the BPF maps."""
+"""Write what the BPF program has summed up: short waits, budgets, states of tasks, losses."""

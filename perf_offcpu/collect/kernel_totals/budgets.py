@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets of threads as samples of the event `offcpu-counters` (abi/counters.py)."""
+"""Write budgets of threads as samples of the event `offcpu-counters` (abi/counters.py).
+
+The kernel side keeps one budget for a thread's whole life in the recording. Where a recording has several
+files (`--switch-output`), each gets the share that was added since the file before.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,32 +20,34 @@ from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.write.columns import Column, pack_samples
 
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+
 BATCH = 256
 """Budgets in one sample: a record has room for some 500."""
 
 
 def budget_samples(
-    event: EventSpec, budgets: NDArray[Any], modes: Sequence[str], time_ns: int, recorder_pid: int
+    event: EventSpec, budgets: NDArray[Any], modes: Sequence[str], time_ns: int
 ) -> Iterator[bytes]:
-    """Records with these budgets.
+    """Yield the records of budgets, `BATCH` at a time.
 
     Args:
         event: offcpu-counters.
         budgets: rows of `struct offcpu_budget` (bpf/off_cpu.h).
-        modes: what the buckets of their field `ns` are: `enum offcpu_mode`.
-        time_ns: of the samples.
-        recorder_pid: the process that perf shall show them for.
+        modes: enumerators of `enum offcpu_mode`, which index their field `ns`.
+        time_ns: time of the samples.
     """
-    rows = _rows(budgets, modes)
+    rows = _as_in_file(budgets, modes)
     for low in range(0, len(rows), BATCH):
         part = rows[low : low + BATCH]
         head = BUDGETS.pack({"magic": BUDGET_MAGIC, "version": VERSION, "nr": 0, "budgets": []}, NATIVE)
         raw = head[:6] + np.uint16(len(part)).tobytes() + part.tobytes()
-        yield account_sample(event, raw, time_ns, recorder_pid)
+        yield account_sample(event, raw, time_ns)
 
 
-def _rows(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[Any]:
-    """As they lie in the file. Time in which a thread was dead is none."""
+def _as_in_file(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[Any]:
+    """Convert budgets to the layout of the file, which has no bucket for the time of dead threads."""
     rows = np.zeros(len(budgets), BUDGET.dtype(NATIVE))
     for name in ("pid", "tid", "begin_ns", "end_ns", "switches"):
         rows[name] = budgets[name]
@@ -50,14 +57,14 @@ def _rows(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[Any]:
     return rows
 
 
-def account_sample(event: EventSpec, payload: bytes, time_ns: int, recorder_pid: int) -> bytes:
-    """One sample of the event in which the recorder tells of the recording itself."""
+def account_sample(event: EventSpec, payload: bytes, time_ns: int) -> bytes:
+    """Return one sample of the event that describes the recording itself; perf shows it for the recorder."""
     raw = payload + bytes(4)  # as the kernel pads: size field and data end on 8 bytes
     columns: dict[str, Column] = {
         "identifier": event.ids[0],
         "ip": 0,
-        "pid": recorder_pid,
-        "tid": recorder_pid,
+        "pid": os.getpid(),
+        "tid": os.getpid(),
         "time": time_ns,
         "cpu": 0,
         "cpu_res": 0,
@@ -65,3 +72,65 @@ def account_sample(event: EventSpec, payload: bytes, time_ns: int, recorder_pid:
         "raw": (np.array([0, len(raw)]), np.frombuffer(raw, np.uint8)),
     }
     return pack_samples(event.shape, int(CpuMode.USER), columns, 1, NATIVE)
+
+
+class BudgetShares:
+    """Remember which part of each budget is in an earlier file."""
+
+    def __init__(self) -> None:
+        self._written: list[NDArray[Any]] = []
+
+    def share(self, budgets: NDArray[Any]) -> NDArray[Any]:
+        """Return budgets without the parts that are in earlier files.
+
+        Args:
+            budgets: rows of `struct offcpu_budget`, of whole lives.
+
+        Returns:
+            As many rows; those that are in an earlier file begin where that ended.
+        """
+        shares = budgets.copy()
+        if not self._written or not len(budgets):
+            return shares
+        written = np.concatenate(self._written)
+        at = _last_rows(written, budgets)
+        known = np.flatnonzero(at >= 0)
+        before = written[at[known]]
+        shares["switches"][known] -= before["switches"]
+        shares["ns"][known] = _difference(shares["ns"][known], before["ns"])
+        shares["begin_ns"][known] = before["end_ns"]
+        shares["end_ns"] = np.maximum(shares["end_ns"], shares["begin_ns"])
+        return shares
+
+    def note(self, budgets: NDArray[Any]) -> None:
+        """Note budgets of whole lives whose shares were written.
+
+        Those of the last call are kept, too: a thread that has ended since is not among the new ones, and its
+        budget comes later.
+        """
+        self._written = [*self._written[-1:], budgets.copy()]
+
+
+def _difference(now: U64, before: U64) -> U64:
+    """Return `now - before`, uint64[n, buckets], with no value below 0 and the same sum of each row.
+
+    A wait that was not over was put into buckets by what was known of it. A second wake-up, or that its
+    thread was just born, can change that later.
+    """
+    change = (now - before).view(np.int64)
+    missing = np.minimum(change, 0).sum(axis=1)
+    change = np.maximum(change, 0)
+    rows, largest = np.arange(len(change)), change.argmax(axis=1)
+    change[rows, largest] = np.maximum(change[rows, largest] + missing, 0)
+    return change.view(np.uint64)
+
+
+def _last_rows(known: NDArray[Any], wanted: NDArray[Any]) -> I64:
+    """Return int64[n]: the last row of `known` with the thread and begin of each wanted row, -1 if none."""
+    both = np.concatenate([known, wanted])
+    keys = np.stack([both["tid"].astype(np.uint64), both["begin_ns"]], axis=1)
+    unique, of = np.unique(keys, axis=0, return_inverse=True)
+    of = of.reshape(-1)
+    rows = np.full(len(unique), -1, np.int64)
+    np.maximum.at(rows, of[: len(known)], np.arange(len(known)))
+    return rows[of[len(known) :]]

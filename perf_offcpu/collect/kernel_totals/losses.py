@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recording could not take, told in the file: by the perf core's counters and by BPF's.
+"""Write the losses of a recording into its file: counters of the perf core and of the BPF program.
 
-Records that found a ring full are counted by the kernel for each event and CPU; they become LOST_SAMPLES
-records, as perf writes them. What the BPF program counted goes, with the limits of the recording, into the
-sample of `abi.counters`.
+The kernel counts records that found a ring full for each event and CPU; they become LOST_SAMPLES records, as
+perf writes them. The counters of the BPF program, with begin and end of the recording, become the sample of
+`abi.counters`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType, SoftwareConfig
+from perf_offcpu.abi.attr import SampleType, SoftwareConfig
 from perf_offcpu.abi.counters import COUNTERS, EVENT_ID, EVENT_NAME, MAGIC, VERSION
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.collect.events.evsels import SAMPLE_TYPE, Support
+from perf_offcpu.collect.events.evsels import SAMPLE_TYPE, Support, software_attr
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.records import trailer
 from perf_offcpu.collect.kernel_totals.budgets import account_sample
-from perf_offcpu.collect.system.clock import CLOCKID
 from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.write.writer import pack_record
@@ -26,7 +25,7 @@ from perf_offcpu.perfdata.write.writer import pack_record
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """How often something happened, and the off-cpu time concerned (0 where it is not known)."""
+    """Number of events, and the off-cpu time concerned (0 where it is not known)."""
 
     events: int
     ns: int = 0
@@ -34,7 +33,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When waits were recorded and how: ns of the recording's clock, and the threshold."""
+    """Begin and end of a recording, ns of its clock, and its threshold."""
 
     begin_ns: int
     end_ns: int
@@ -42,7 +41,7 @@ class Span:
 
 
 def lost_records(lost: Mapping[int, int]) -> Iterator[bytes]:
-    """One LOST_SAMPLES record for each event and CPU, by its id, that lost records to a full ring."""
+    """Yield a LOST_SAMPLES record for each event and CPU, by its id, that lost records to a full ring."""
     for event_id, count in lost.items():
         if count:
             values = {"lost": count}
@@ -50,27 +49,13 @@ def lost_records(lost: Mapping[int, int]) -> Iterator[bytes]:
 
 
 def counters_event(support: Support) -> EventSpec:
-    """The event of the counters' sample, to stand in the file behind those that the kernel knows."""
-    attr = Attr(
-        type=PerfType.SOFTWARE,
-        config=SoftwareConfig.BPF_OUTPUT,
-        sample_period=1,
-        sample_type=SAMPLE_TYPE | SampleType.RAW,
-        read_format=support.read_format,
-        flags=AttrFlag.SAMPLE_ID_ALL | AttrFlag.USE_CLOCKID | AttrFlag.DISABLED,
-        clockid=CLOCKID,
-    )
+    """Return the event of the counters' sample, which follows the kernel's events in the file."""
+    attr = software_attr(SoftwareConfig.BPF_OUTPUT, support, sample_type=SAMPLE_TYPE | SampleType.RAW)
     return EventSpec(attr, EVENT_NAME, (EVENT_ID,))
 
 
-def counters_sample(
-    event: EventSpec, span: Span, counters: Mapping[LossCause, Counter], recorder_pid: int
-) -> bytes:
-    """The sample that carries all counters, at the end of the recorded span.
-
-    Args:
-        recorder_pid: the process that perf shall show it for.
-    """
+def counters_sample(event: EventSpec, span: Span, counters: Mapping[LossCause, Counter]) -> bytes:
+    """Return the sample with all counters, at the end of the recorded span."""
     rows = [
         {"events": counter.events, "ns": counter.ns, "name": cause.name.encode()}
         for cause, counter in counters.items()
@@ -84,4 +69,4 @@ def counters_sample(
         "threshold_ns": span.threshold_ns,
         "counters": rows,
     }
-    return account_sample(event, COUNTERS.pack(values, NATIVE), span.end_ns, recorder_pid)
+    return account_sample(event, COUNTERS.pack(values, NATIVE), span.end_ns)

@@ -1,89 +1,141 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel side keeps until it is asked: sums of short waits, budgets, and what threads do.
+"""Drain sums, budgets and task states from the BPF program, and write them to the file.
 
-And the records that they become, in the file that is open at that time.
+The maps in the kernel have limited room; they are drained before they are full.
 """
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from numpy.typing import NDArray
 
-from perf_offcpu.collect.bpf.program import OffCpuProgram
-from perf_offcpu.collect.kernel_totals.budget_shares import BudgetShares
-from perf_offcpu.collect.kernel_totals.budgets import budget_samples
-from perf_offcpu.collect.kernel_totals.last_states import LastTasks
+from perf_offcpu import losses
+from perf_offcpu.collect.bpf.last_tasks import LastTasks
+from perf_offcpu.collect.collector import Collector
+from perf_offcpu.collect.kernel_totals.budgets import BATCH as BUDGETS_AT_ONCE
+from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, budget_samples
+from perf_offcpu.collect.kernel_totals.losses import Counter
 from perf_offcpu.collect.kernel_totals.still_blocked import still_blocked_samples, with_user_stacks
+from perf_offcpu.collect.kernel_totals.sums import BATCH as SUMS_AT_ONCE
 from perf_offcpu.collect.kernel_totals.sums import sum_samples
-from perf_offcpu.collect.kernel_totals.user_walk import walk_user_stacks
+from perf_offcpu.collect.output_file import OutputFile
+from perf_offcpu.collect.rings.waiter import FLUSH_S
 from perf_offcpu.collect.system.clock import now_ns
-from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.errors import FileFullError
+from perf_offcpu.losses import LossCause
+
+LONGEST_PACE_S = 5.0
+"""Longest time between two drains."""
+
+Piece = tuple[LossCause, Counter, bytes]
+"""(cause if the records are not written, how many they are, the records)."""
 
 
-class Kept:
-    """What a program has gathered and not sent.
+class KernelTotals:
+    """Totals that a BPF program has not sent.
 
-    Args:
-        program: loaded.
-        waits, counters: the events that records are of: offcpu-time and offcpu-counters.
+    Attributes:
+        sums: number of sums written.
+        unwritten: sums that were taken out of the kernel and did not fit into the file.
     """
 
-    def __init__(self, program: OffCpuProgram, waits: EventSpec, counters: EventSpec) -> None:
-        self._program, self._waits, self._counters = program, waits, counters
-        self._shares = BudgetShares()
+    def __init__(self, collector: Collector) -> None:
+        self._collector, self._program = collector, collector.program
+        self._waits, self._shares = collector.rings.owner.spec, BudgetShares()
+        self._pace_s = LONGEST_PACE_S
+        self._due = time.monotonic() + self._pace_s
+        self.sums = 0
+        self.unwritten = Counter(0)
 
-    @property
-    def sum_capacity(self) -> int:
-        """How many sums the kernel side has room for."""
-        return self._program.config.sum_entries
+    def write_if_due(self, file: OutputFile) -> None:
+        """Write sums and budgets if it is time: when the fuller map is expected to be half full."""
+        if time.monotonic() < self._due:
+            return
+        config = self._program.config
+        filled = self.write_sums(file) / config.sum_entries
+        filled = max(filled, self.write_budgets(file) / config.budget_entries, 0.01)
+        self._pace_s = min(LONGEST_PACE_S, max(FLUSH_S, self._pace_s * 0.5 / filled))
+        self._due = time.monotonic() + self._pace_s
 
-    def drain_sums(self, *, end_of_file: bool = False) -> NDArray[Any]:
-        """Take out the sums of short waits gathered so far; one row each.
+    def write_sums(self, file: OutputFile, *, end_of_file: bool = False) -> int:
+        """Write the sums gathered so far; return their number.
 
         Args:
-            end_of_file: samples of later go into another file; those of before have just been drained.
+            end_of_file: the records that are in the rings by then go to the next file.
         """
-        return self._program.drain_sums(end_of_file=end_of_file)
+        sums = self._program.maps.drain_sums(end_of_file=end_of_file)
+        self.unwritten, written = _count(sums), 0
+        if not end_of_file:
+            self._collector.drain(file)  # copies of stacks precede the sums of their callers
+        try:
+            for records in self._sum_records(sums):
+                file.append(records)
+                written = min(written + SUMS_AT_ONCE, len(sums))
+        except FileFullError as problem:
+            self.unwritten = _count(sums[written + problem.records :])
+            raise
+        self.unwritten = Counter(0)
+        self.sums += len(sums)
+        return len(sums)
 
-    def sum_records(self, sums: NDArray[Any]) -> Iterator[bytes]:
-        """The records of the sums drained last, some thousand at a time."""
-        stacks = self._program.stacks(sums["stack"])
-        return sum_samples(self._waits, sums, stacks)
+    def write_budgets(self, file: OutputFile) -> int:
+        """Write the budgets of threads that have ended; return their number."""
+        budgets = self._program.maps.drain_budgets()
+        for records in self._budget_records(budgets):
+            file.append(records)
+        return len(budgets)
 
-    def drain_budgets(self) -> NDArray[Any]:
-        """Take out the budgets of threads that have ended; one row each."""
-        return self._program.drain_budgets()
+    def write_last(self, file: OutputFile, last: LastTasks) -> None:
+        """Write the unfinished waits, and the budgets of threads that live."""
+        file.append(still_blocked_samples(self._waits, last))
+        for records in self._budget_records(last.budgets):
+            file.append(records)
 
-    @property
-    def budget_capacity(self) -> int:
-        """How many budgets the kernel side has room for."""
-        return self._program.config.budget_entries
-
-    def budget_records(self, budgets: NDArray[Any]) -> Iterator[bytes]:
-        """The records of budgets, some hundred at a time; of those in earlier files, what was added since."""
-        shares, now = self._shares.share(budgets), self._program.end_ns or now_ns()
-        return budget_samples(self._counters, shares, self._program.modes, now, os.getpid())
+    def end_file(self, last: LastTasks) -> None:
+        """Note that `last` is written and that a new file follows, which gets what is added from here on."""
+        self._shares.note(last.budgets)
 
     def last_tasks(self) -> LastTasks:
-        """What the tasks that live do at the end."""
-        return with_user_stacks(self._program.last_tasks(), walk_user_stacks)
+        """Return the states of tasks at the end."""
+        return with_user_stacks(self._program.last_tasks())
 
     def present_tasks(self, drained_ns: int) -> LastTasks:
-        """Return what they do now, while recording goes on; those that change just now may be missing.
+        """Return the states of tasks while recording goes on, without those that change at this moment.
 
         Args:
-            drained_ns: the rings were emptied last after this time.
+            drained_ns: the rings were drained after this time.
         """
         return self.last_tasks().unless_disturbed(self._program.last_tasks(), drained_ns)
 
-    def last_records(self, last: LastTasks) -> Iterator[bytes]:
-        """Those who still wait, in one piece, then the budgets of all."""
-        yield still_blocked_samples(self._waits, last)
-        yield from self.budget_records(last.budgets)
+    def remaining(self) -> Iterator[Piece]:
+        """Yield what the kernel still has after the end, for a file that takes no more than a little.
 
-    def end_file(self, last: LastTasks) -> None:
-        """The records of `last` are written: another file will have what comes after them."""
-        self._shares.note(last.budgets)
+        The most useful comes first: threads that wait now, then time budgets, then short waits.
+        """
+        last = self.last_tasks()
+        blocked = still_blocked_samples(self._waits, last)
+        yield losses.STILL_BLOCKED_UNWRITTEN, Counter(len(last.waiting())), blocked
+        for budgets in (last.budgets, self._program.maps.drain_budgets()):
+            for at, records in enumerate(self._budget_records(budgets)):
+                rows = budgets[at * BUDGETS_AT_ONCE :][:BUDGETS_AT_ONCE]
+                yield losses.BUDGETS_UNWRITTEN, Counter(len(rows)), records
+        sums = self._program.maps.drain_sums()
+        for at, records in enumerate(self._sum_records(sums)):
+            yield losses.SUMS_UNWRITTEN, _count(sums[at * SUMS_AT_ONCE :][:SUMS_AT_ONCE]), records
+
+    def _sum_records(self, sums: NDArray[Any]) -> Iterator[bytes]:
+        return sum_samples(self._waits, sums, self._program.maps.user_stacks.find(sums["stack"]))
+
+    def _budget_records(self, budgets: NDArray[Any]) -> Iterator[bytes]:
+        """Return the records of budgets, without the shares that are in earlier files."""
+        maps = self._program.maps
+        shares, modes = self._shares.share(budgets), maps.header.enums["mode"]
+        return budget_samples(self._collector.counters_event, shares, modes, maps.end_ns or now_ns())
+
+
+def _count(sums: NDArray[Any]) -> Counter:
+    """Return the number of sums and their time."""
+    return Counter(len(sums), int(sums["total_ns"].sum()))

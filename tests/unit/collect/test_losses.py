@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 from perf_offcpu import losses
 from perf_offcpu.abi.counters import COUNTERS, EVENT_ID, MAGIC
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
@@ -22,12 +24,12 @@ COUNTED = {
 
 def test_counters_are_one_raw_sample() -> None:
     event = counters_event(Support())
-    data = counters_sample(event, Span(100, 200, 1_000_000), COUNTED, 4711)
+    data = counters_sample(event, Span(100, 200, 1_000_000), COUNTED)
     header = RECORD_HEADER.unpack(data)
     assert header == {"type": RecordType.SAMPLE, "misc": 2, "size": len(data)}
     assert len(data) % 8 == 0
     sample = SAMPLE.unpack(data, shape=event.shape, start=8)
-    wanted = {"identifier": EVENT_ID, "pid": 4711, "tid": 4711, "time": 200, "period": 0}
+    wanted = {"identifier": EVENT_ID, "pid": os.getpid(), "tid": os.getpid(), "time": 200, "period": 0}
     assert {name: sample[name] for name in wanted} == wanted
     assert event.ids == (EVENT_ID,)
     values = COUNTERS.unpack(sample["raw"])

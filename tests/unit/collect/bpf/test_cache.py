@@ -55,7 +55,7 @@ def test_what_is_kept_comes_back(recipe: Recipe, files: DiskCache) -> None:
     cache.write(recipe, MADE, "bcc 1")
     kept = cache.read(recipe)
     assert kept is not None
-    assert (kept.made, kept.compiler) == (MADE, "bcc 1")
+    assert (kept.programs, kept.compiler) == (MADE, "bcc 1")
     assert cache.count(recipe) == 1
     cache.remove(recipe)
     assert cache.read(recipe) is None and cache.count(recipe) == 0

@@ -121,5 +121,5 @@ def test_no_sums_no_records() -> None:
 def test_marker_stands_before_frames_only() -> None:
     offsets, words = with_user_marker(stacks([], [1, 2], [], [3]))
     assert (offsets.tolist(), words.tolist()) == ([0, 0, 3, 3, 5], [USER, 1, 2, USER, 3])
-    assert first_addresses(stacks([], [1, 2], [], [3])).tolist() == [0, 1, 0, 3]
+    assert first_addresses((offsets, words)).tolist() == [0, 1, 0, 3]
     assert first_addresses(stacks([])).tolist() == [0]

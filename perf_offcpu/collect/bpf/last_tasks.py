@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks at the end of a recording or of one of its files, as the BPF program's iterator shows them.
+"""Parse the output of the BPF program's iterator over tasks at the end of a recording or of one of its files.
 
-A task is a header (`struct offcpu_last`), its budget as kept so far, and the frames of its stacks; the
-header says how many.
+A task is a header (`struct offcpu_last`), its budget up to its last change, and the frames of its stacks,
+whose numbers are in the header.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class LastTasks:
     """Tasks that lived when the recording, or a file of it, ended.
 
     Args:
-        end_ns: when that was.
+        end_ns: time of that end.
         tasks: rows of `struct offcpu_last`.
-        kernel, user: frames of each row, leaf first; none of those that do not wait.
-        budgets: rows of `struct offcpu_budget`, complete up to `end_ns` or a little later; empty if none were
-            kept.
+        kernel, user: frames of each row, leaf first; empty if the task does not wait.
+        budgets: rows of `struct offcpu_budget`, complete up to `end_ns` or a little later; empty without
+            budgets.
     """
 
     end_ns: int
@@ -37,16 +37,16 @@ class LastTasks:
     budgets: NDArray[Any]
 
     def waiting(self) -> NDArray[np.int64]:
-        """Rows of those that wait in a state that the user asked for."""
+        """Return the rows of tasks that wait in a recorded state."""
         return np.flatnonzero(self.tasks["waits"])
 
     def unless_disturbed(self, later: LastTasks, drained_ns: int) -> LastTasks:
-        """Return what is certain of tasks that went on while they were looked at.
+        """Return only reliable states of tasks that may have gone on while the iterator ran.
 
-        A wait counts if it still goes on in a `later` look: then its stacks stood still in this one. A budget
-        counts if it adds up: if not, it was read while it changed, and that of the later look is taken. What
-        began after `drained_ns`, when the rings were emptied last, does not count: the record that names
-        its thread may still be in a ring. What does not count is for a later file.
+        A wait is reliable if it goes on in a `later` run: then its stacks did not change in this one. A
+        budget is reliable if it adds up; otherwise it was read while it changed, and that of the later run is
+        taken. States that began after `drained_ns`, the time of the last drain of the rings, are not: the
+        record that names their thread may still be in a ring. Unreliable states are left to a later file.
         """
         tasks = self.tasks.copy()
         wait = ("tid", "mode", "switch_out_ns")
@@ -61,26 +61,25 @@ class LastTasks:
 
 
 def _sound(budgets: NDArray[Any]) -> NDArray[Any]:
-    """Those that add up."""
+    """Return the budgets that add up."""
     adds_up = budgets["ns"].sum(axis=1) == budgets["end_ns"] - budgets["begin_ns"]
     return budgets[np.flatnonzero(adds_up)]
 
 
 def _joined(rows: NDArray[Any], names: tuple[str, ...]) -> NDArray[Any]:
-    """These fields of each row as one value."""
+    """Return some fields of each row as one value."""
     fields = np.stack([rows[name].astype(np.uint64) for name in names], axis=1)
     joined: NDArray[Any] = np.ascontiguousarray(fields).view(f"V{8 * len(names)}").reshape(-1)
     return joined
 
 
 def parse_tasks(raw: bytes, header: SharedHeader, end_ns: int, with_budget: bool) -> LastTasks:
-    """Take the iterator's output apart.
+    """Parse the output of the iterator.
 
     Args:
-        raw: what it wrote.
-        header: what its structures look like.
-        end_ns: when the recording ended.
-        with_budget: whether budgets are among it.
+        header: layouts of its structures.
+        end_ns: end of the recording.
+        with_budget: it contains budgets.
     """
     task, budget = header.structs["last"], header.structs["budget"]
     rows, budgets = [], []
@@ -109,7 +108,7 @@ def _complete(budgets: NDArray[Any], tasks: NDArray[Any], header: SharedHeader, 
     """Add the time from the last change up to the end, so that the buckets add up to the whole."""
     modes = header.enums["mode"]
     since = tasks["switch_out_ns"]
-    # A program that was at work when the recording ended may have noted a change just behind the end.
+    # A program that was at work when the recording ended may have noted a change just after the end.
     end = np.maximum(since, np.uint64(end_ns))
     woken = np.clip(tasks["wakeup_ns"], since, end)
     blocked = tasks["mode"] > modes.index("preempted")

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.collect.bpf.header import read_header
-from perf_offcpu.collect.kernel_totals.budget_shares import BudgetShares
-from perf_offcpu.collect.kernel_totals.last_states import LastTasks
+from perf_offcpu.collect.bpf.last_tasks import LastTasks
+from perf_offcpu.collect.kernel_totals.budgets import BudgetShares
 from perf_offcpu.resources import bpf_dir
 
 HEADER = read_header(bpf_dir() / "off_cpu.h")

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""List the BPF programs that are loaded on this machine."""
+
+from __future__ import annotations
+
+import errno
+
+from perf_offcpu.collect.bpf.attr import Command, ObjectId
+from perf_offcpu.collect.bpf.syscall import call
+
+
+def program_ids() -> set[int]:
+    """Return the ids of all programs that are loaded now."""
+    ids: set[int] = set()
+    attr = ObjectId()
+    while True:
+        try:
+            call(Command.PROG_GET_NEXT_ID, attr)
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                return ids
+            raise
+        ids.add(attr.next_id)
+        attr.start_id = attr.next_id
