@@ -136,7 +136,8 @@ def unpack(path: str, directory: str) -> None:
 
     try:
         unpack_into(path, directory)
-    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as problem:
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, zlib.error, lzma.LZMAError) as problem:
+        # tarfile raises ValueError for damaged headers of sparse files; NUL is in no name of a file.
         raise FormatError(path, "archive", str(problem) or "it is damaged") from None
 
 

@@ -10,18 +10,13 @@ exit status is the number of such failures (at most 100). `--only N` runs one nu
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import random
-import resource
 import sys
-import time
-import traceback
-from collections import Counter
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[1])]
 
+import runner  # noqa: E402
 from builders.mutations import mutated, survive  # noqa: E402
 from builders.zoo import recordings  # noqa: E402
 
@@ -41,50 +36,16 @@ def damaged(number: int) -> tuple[str, bytes]:
     return name, mutated(ZOO[name], rng)
 
 
-def check(number: int) -> tuple[int, str, float, str]:
-    """(number, name, longest time in s, what failed; "" if all is well)."""
+def check(number: int) -> tuple[str, float]:
+    """Return the name of the recording and the longest time of a step, s."""
     name, data = damaged(number)
-    try:
-        return number, name, survive(data, rewriting=number % 4 == 0, showing=number % 8 == 1), ""
-    except Exception as problem:
-        place = traceback.extract_tb(problem.__traceback__)[-1]
-        return number, name, 0.0, f"{problem!r} at {place.filename}:{place.lineno}"
+    return name, survive(data, rewriting=number % 4 == 0, showing=number % 8 == 1)
 
 
 def main() -> int:
-    """Run; the number of failures."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=2.0, help="most CPU time for one step")
-    parser.add_argument("--memory", type=int, default=1024, help="most MB that a process may have")
-    parser.add_argument("--only", type=int)
-    parser.add_argument("--save", type=Path)
-    args = parser.parse_args()
-    if args.only is not None:
-        survive(damaged(args.only)[1])
-        return 0
-    begin, failures, longest = time.monotonic(), Counter[str](), (0.0, 0)
-    numbers = range(args.seed, args.seed + args.count)
-    limit = args.memory << 20
-    with multiprocessing.get_context("fork").Pool(
-        args.jobs, lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    ) as pool:
-        for number, name, seconds, raised in pool.imap_unordered(check, numbers, chunksize=50):
-            longest = max(longest, (seconds, number))
-            problem = f"took {seconds:.1f} s" if seconds > args.seconds else raised
-            if problem and not failures[problem]:
-                print(f"{number} ({name}): {problem}", flush=True)
-            if problem:
-                failures[problem] += 1
-            if problem and args.save:
-                (args.save / f"{number}.data").write_bytes(damaged(number)[1])
-    for problem, count in failures.most_common():
-        print(f"{count} times {problem}")
-    took = time.monotonic() - begin
-    print(f"{args.count} mutations in {took:.0f} s; slowest step {longest[0]:.2f} s (number {longest[1]})")
-    return min(100, failures.total())
+    """Run; return the number of failures, at most 100."""
+    args = runner.parser(__doc__, 100_000).parse_args()
+    return min(100, runner.run(args, check, lambda number: damaged(number)[1]))
 
 
 if __name__ == "__main__":

@@ -1,22 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feed mutated ELF files, maps and tables to everything that reads symbols:  tests/fuzz/symbols.py [SECONDS]
+"""A coverage-guided fuzzer for all readers of symbols: `python tests/fuzz/symbols.py [OPTIONS] [CORPUS]`.
 
-    python tests/fuzz/symbols.py 600            mutations of sound files, a new seed each time
-    python tests/fuzz/symbols.py --atheris DIR  guided by coverage (`pip install atheris`)
-
-Anything but a result or an error of this project, more than a second for one input, or memory without bounds
-is a finding: the input is written to the current directory, and the exit status is 1.
+Needs atheris (`pip install atheris`). The first byte of an input chooses the reader; anything but a result or
+an error of this project, or memory without bounds, is a finding. `others.py` mutates the same seeds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gzip
-import hashlib
 import random
 import resource
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -41,7 +36,6 @@ from perf_offcpu.symbolize.lines.symcache import Symcache  # noqa: E402
 
 ADDRESSES = np.array([0, 1, 0x1000, 0x1010, 0x401000, 2**47, 2**63, 2**64 - 1], np.uint64)
 MEMORY = 4 << 30
-PATIENCE_S = 5.0
 
 
 def look(table: SymbolTable) -> None:
@@ -163,44 +157,15 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
     return bytes(result)
 
 
-def run(seconds: float, seed: int) -> int:
-    """Mutate until the time is over; the exit status."""
-    draw, sound, tried = random.Random(seed), seeds(), 0
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        data = mutated(draw.choice(sound), draw)
-        began = time.monotonic()
-        problem = ""
-        try:
-            one_input(data)
-        except BaseException as error:
-            problem = repr(error)
-        if time.monotonic() - began > PATIENCE_S:
-            problem = f"{time.monotonic() - began:.1f} s"
-        if problem:
-            name = f"finding-{hashlib.sha256(data).hexdigest()[:12]}"
-            Path(name).write_bytes(data)
-            print(f"{problem}: {name} (seed {seed}, input {tried})")
-            return 1
-        tried += 1
-    print(f"{tried} inputs in {seconds:.0f} s, seed {seed}: nothing found")
-    return 0
+def main() -> None:
+    """Fuzz until an option or a finding ends it."""
+    import atheris
 
-
-def main() -> int:
-    """The exit status."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    if sys.argv[1:2] == ["--atheris"]:
-        import atheris
-
-        atheris.instrument_all()
-        atheris.Setup([sys.argv[0], *sys.argv[2:]], one_input)
-        atheris.Fuzz()
-        return 0
-    seconds = float(sys.argv[1]) if sys.argv[1:] else 60.0
-    seed = int(sys.argv[2]) if sys.argv[2:] else random.randrange(2**32)
-    return run(seconds, seed)
+    atheris.instrument_all()
+    atheris.Setup(sys.argv, one_input)
+    atheris.Fuzz()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -16,6 +16,8 @@ import pytest
 
 from perf_offcpu.archive import unpack as module
 from perf_offcpu.archive.unpack import unpack
+from perf_offcpu.commands.archive import unpack as unpack_archive
+from perf_offcpu.errors import FormatError
 
 
 def link(name: str, target: str) -> tarfile.TarInfo:
@@ -142,3 +144,25 @@ def test_a_fifo_is_no_archive(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.tar")
     with pytest.raises(OSError, match="not a regular file"):
         unpack(str(tmp_path / "x.tar"), str(tmp_path / "there"))
+
+
+def pax(headers: dict[str, str]) -> bytes:
+    """Return the header of a member with extended fields, and the end of an archive."""
+    info = tarfile.TarInfo("a")
+    info.pax_headers = headers
+    return info.tobuf(tarfile.PAX_FORMAT) + bytes(1024)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pax({"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "7"}),
+        pax({"path": "a\0b"}),
+    ],
+    ids=["sparse-without-map", "nul"],
+)
+def test_headers_that_tarfile_does_not_check_end_in_a_sentence(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(data)
+    with pytest.raises(FormatError):
+        unpack_archive(str(tmp_path / "x.tar"), str(tmp_path / "there"))
+    assert list((tmp_path / "there").iterdir()) == []
