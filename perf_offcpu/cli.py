@@ -112,7 +112,7 @@ def _run(options: list[str], verb: str | None, words: list[str]) -> int:
     args = verbs[verb].parse_args(verbs[verb].attached(words))
     if verb not in _WITHOUT_NUMPY:
         _import_numpy()
-    return load_verb(verb).run(args)
+    return int(load_verb(verb).run(args))
 
 
 def _import_numpy() -> None:

@@ -22,20 +22,23 @@ VERSION = 1
 
 def document(summary: Summary) -> dict[str, Any]:
     """Return the summary as dicts, lists, integers and printable texts."""
+    meta = summary.meta
+    recording = {"file": printable(meta.source), **_fields(meta, "hostname os_release arch")}
+    recording |= {"cpus": meta.nr_cpus, "command": list(map(printable, meta.cmdline))}
     subject = {"events": list(map(printable, summary.subject)), "offcpu": summary.is_offcpu}
     return {
         "version": VERSION,
-        "recording": _recording(summary),
+        "recording": recording | _fields(meta, "first_ns last_ns"),
         "events": [_fields(row, "name unit samples") | _total(row.total) for row in summary.events],
         "subject": subject | {"unit": summary.unit} | _total(summary.total),
         "threads": [_thread(row, summary.beside) for row in summary.threads],
         "more_threads": _cut(summary.more_threads),
         "stacks": [_stack(row) for row in summary.stacks],
         "more_stacks": _cut(summary.more_stacks),
-        "budget": _budget(summary.budget),
+        "budget": summary.budget and _budget(summary.budget),
         "groups": _groups(summary.groups),
-        "functions": _functions(summary.functions),
-        "histogram": _histogram(summary.histogram),
+        "functions": summary.functions and _functions(summary.functions),
+        "histogram": summary.histogram and _histogram(summary.histogram),
         "notes": {str(cause): count for cause, count in summary.notes.items()},
         "losses": {printable(str(cause)): count for cause, count in summary.losses.items()},
     }
@@ -45,17 +48,6 @@ def _fields(row: object, names: str) -> dict[str, Any]:
     """Return the named fields of a row, texts printable."""
     values = ((name, getattr(row, name)) for name in names.split())
     return {name: printable(value) if isinstance(value, str) else value for name, value in values}
-
-
-def _recording(summary: Summary) -> dict[str, Any]:
-    meta = summary.meta
-    return {
-        "file": printable(meta.source),
-        **_fields(meta, "hostname os_release arch"),
-        "cpus": meta.nr_cpus,
-        "command": list(map(printable, meta.cmdline)),
-        **_fields(meta, "first_ns last_ns"),
-    }
 
 
 def _total(total: Total) -> dict[str, Any]:
@@ -86,13 +78,10 @@ def _frame(name: Name) -> dict[str, str]:
 
 
 def _cut(more: tuple[int, int]) -> dict[str, int]:
-    rows, weight = more
-    return {"rows": rows, "weight": weight}
+    return {"rows": more[0], "weight": more[1]}
 
 
-def _budget(table: BudgetTable | None) -> dict[str, Any] | None:
-    if table is None:
-        return None
+def _budget(table: BudgetTable) -> dict[str, Any]:
     threads = [
         {
             **_fields(row, "comm pid tid wall running runnable"),
@@ -112,15 +101,11 @@ def _groups(table: GroupTable) -> dict[str, Any]:
     return {"keys": list(table.keys), "rows": rows, "more": _cut(table.more)}
 
 
-def _functions(table: FunctionTable | None) -> dict[str, Any] | None:
-    if table is None:
-        return None
+def _functions(table: FunctionTable) -> dict[str, Any]:
     rows = [_frame(row.name) | _fields(row, "inclusive own") for row in table.rows]
     return {"rows": rows, "more": table.more}
 
 
-def _histogram(table: Histogram | None) -> dict[str, Any] | None:
-    if table is None:
-        return None
+def _histogram(table: Histogram) -> dict[str, Any]:
     buckets = [{"from": one.low, "below": one.high, **_fields(one, "count weight")} for one in table.buckets]
     return {"buckets": buckets, "sums": {"samples": table.sums, **_total(table.summed)}}

@@ -98,7 +98,7 @@ def _has_module(python: str, module: str) -> bool:
 
 
 def _output(*command: str) -> str:
-    """Return the output of a command; "" if there is no such command or it fails."""
+    """Return the output of a command; "" if there is none or it fails."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=120, check=False

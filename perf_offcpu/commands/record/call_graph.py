@@ -42,9 +42,6 @@ def choose_call_graph(text: str, no_bytes: bool, target: Target, command: tuple[
         text: value of --call-graph: auto, fp, fp,defer, cfi or cfi,BYTES.
         no_bytes: --no-stack-bytes was given.
         target, command: the tasks that are recorded.
-
-    Raises:
-        UsageError: the text is unknown, or contradicts --no-stack-bytes.
     """
     method, comma, size = text.partition(",")
     if text in ("fp", "fp,defer"):

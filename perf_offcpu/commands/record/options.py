@@ -33,6 +33,10 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
     from perf_offcpu.collect.targets import choose_target
     from perf_offcpu.commands.record.call_graph import choose_call_graph
 
+    if args.duration is not None and not args.duration > 0:
+        raise UsageError(f"--duration {args.duration:g}: not a time in seconds, more than 0")
+    if args.waker_stacks and not args.wakers:
+        raise UsageError("--waker-stacks and --no-wakers contradict each other")
     if args.output == STANDARD_OUTPUT and stdout_is_closed():
         raise UsageError("-o -: standard output is closed")
     if args.output == STANDARD_OUTPUT and args.buildid_cache:
@@ -69,14 +73,15 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         max_rate=_at_least("--max-rate", 10, args.max_rate, _MOST_RATE) if args.max_rate else 0,
         states=parse_states(args.switch_states),
         kernel_threads=args.kernel_threads,
-        wakers=_wakers(args),
+        wakers=args.wakers,
         waker_stacks=args.waker_stacks,
         budget=args.budget,
         ring_bytes=parse_ring_size(args.mmap_pages) if args.mmap_pages else 0,
         realtime_priority=_at_least("--realtime", 0, args.realtime),
-        duration_s=args.duration if args.duration is None else _positive("--duration", args.duration),
+        duration_s=args.duration,
     )
-    return _check_tracepoints(options)
+    _check_tracepoints(options)
+    return options
 
 
 def _rotation(args: argparse.Namespace) -> Rotation | None:
@@ -107,14 +112,13 @@ def _compression_level(args: argparse.Namespace) -> int:
     return level
 
 
-def _check_tracepoints(options: RecordOptions) -> RecordOptions:
+def _check_tracepoints(options: RecordOptions) -> None:
     """Raise UsageError for a tracepoint of chosen tasks: the kernel's filter would hold for all recorders."""
     target = options.target
     chosen = not target.is_system or target.users or target.comms or target.groups
     for event in options.events:
         if event.is_tracepoint and chosen:
             raise UsageError(f"-e {event.name}: tracepoints are recorded system-wide only: use -a")
-    return options
 
 
 def _time_ns(option: str, value: float, unit: str, most: float) -> int:
@@ -123,12 +127,6 @@ def _time_ns(option: str, value: float, unit: str, most: float) -> int:
     if not 0 <= value <= most:
         raise UsageError(f"{option} {value:g}: not a number of {words[unit]}, 0 or more")
     return round(value * UNITS[unit])
-
-
-def _wakers(args: argparse.Namespace) -> bool:
-    if args.waker_stacks and not args.wakers:
-        raise UsageError("--waker-stacks and --no-wakers contradict each other")
-    return bool(args.wakers)
 
 
 def _frequency(text: str | None) -> int:
@@ -154,10 +152,4 @@ def _at_least(option: str, least: int, value: int, most: int | None = None) -> i
         raise UsageError(f"{option} {value}: at least {least}")
     if most is not None and value > most:
         raise UsageError(f"{option} {value}: at most {most}, or 0 for any number")
-    return value
-
-
-def _positive(option: str, value: float) -> float:
-    if not value > 0:
-        raise UsageError(f"{option} {value:g}: not a time in seconds, more than 0")
     return value

@@ -12,24 +12,12 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from types import ModuleType
+from typing import Any, NoReturn, cast
 
 from perf_offcpu.commands.shared.perf_habits import advice_on
 from perf_offcpu.commands.shared.streams import columns
 from perf_offcpu.errors import UsageError
-
-if TYPE_CHECKING:
-    from typing import Protocol
-
-    class Command(Protocol):
-        """Interface of a verb's module."""
-
-        def add_parser(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-            """Declare the verb's options and help with `subparsers.add_parser(…)`."""
-
-        def run(self, args: argparse.Namespace) -> int:
-            """Run the verb and return the exit status."""
-
 
 PROGRAM = "perf-offcpu"
 VERBS = {
@@ -112,9 +100,9 @@ def _formatter(*, prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, width=columns() - 2)
 
 
-def load_verb(verb: str) -> Command:
-    """Import the module of a verb."""
-    return cast("Command", importlib.import_module(f"perf_offcpu.commands.{VERBS[verb]}"))
+def load_verb(verb: str) -> ModuleType:
+    """Import the module of a verb; it has `add_parser(subparsers)` and `run(args)`, the exit status."""
+    return importlib.import_module(f"perf_offcpu.commands.{VERBS[verb]}")
 
 
 def make_parsers(verbs: Iterable[str]) -> tuple[Parser, dict[str, Parser]]:

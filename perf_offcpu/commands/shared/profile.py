@@ -103,11 +103,6 @@ def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loa
     Args:
         keep_ips: as in `SymbolizeOptions`.
         loading: options of `symbolize.load.load_profile`.
-
-    Raises:
-        UsageError: the files cannot be joined, or an option's value is impossible.
-        PerfOffcpuError: a file belongs to another user.
-        FormatError: a file is not a recording.
     """
     from perf_offcpu.analysis.select import select_samples
     from perf_offcpu.symbolize.load import load_profile
@@ -181,8 +176,7 @@ def duration_ns(option: str, text: str) -> int:
 
 
 def split_list(texts: Iterable[str]) -> tuple[str, ...]:
-    """Split comma-separated lists; commas between slashes belong to a name, as in
-    `cpu/event=0x3c,umask=1/,offcpu-time`."""
+    """Split comma-separated lists, but not within slashes: `cpu/event=0x3c,umask=1/,offcpu-time`."""
     parts = [part for text in texts for part in re.findall(r"(?:/[^/]*/|[^,/]|/)+", text)]
     return tuple(part.strip() for part in parts if part.strip())
 

@@ -42,7 +42,7 @@ class StringArray:
 
 
 def table(length: int, **columns: I64 | bool | None) -> Iterator[str]:
-    """Write a table; a column given as None or a truth value holds nothing else."""
+    """Write a table; None or a truth value stands for a column of that value."""
     yield "{"
     for name, values in columns.items():
         yield f'"{name}":['
@@ -63,9 +63,6 @@ def array_items(values: I64, decimals: int = 0, null: Bool | None = None) -> Ite
         values: not negative.
         decimals: number of digits after the point: 1500 with three is `1.500`.
         null: bool[n], where to write `null` instead.
-
-    Raises:
-        ValueError: a number is negative.
     """
     for begin in range(0, len(values), _BLOCK):
         end = min(begin + _BLOCK, len(values))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -34,7 +34,6 @@ from perf_offcpu.convert.options import Options
 from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version
-from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 
 PROCESSED_VERSION, GECKO_VERSION = 70, 36
@@ -93,15 +92,14 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
     out.writelines(_Writer(profile, options).parts())
 
 
-@frozen
-class _Thread:
-    """A thread of the file: some samples of a track."""
+class _Thread(NamedTuple):
+    """A thread of the file: some samples of a track, in time order; times are since the origin."""
 
     track: int
     kind: str  # "" for its waits, ON_CPU or NO_PLACE
-    rows: I64  # int64[k], samples in time order
-    begin_ns: I64  # int64[k], since the origin
-    end_ns: I64  # int64[k], since the origin
+    rows: I64
+    begin_ns: I64
+    end_ns: I64
 
 
 class _Writer:

@@ -45,11 +45,7 @@ _OTHERS = "others"
 
 
 def write(profile: Profile, out: TextIO, options: Options) -> None:
-    """Write all samples of the profile as a page.
-
-    Raises:
-        UsageError: the events have different units.
-    """
+    """Write all samples of the profile as a page."""
     document = describe(profile, options)
     style, script = _asset("flamegraph.css"), _asset("flamegraph.js")
     page = Template(_asset("flamegraph.html")).substitute(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf_offcpu.model import chain_table, hash_index
+from perf_offcpu.model import chain_table
 from perf_offcpu.model.callchains import Ragged, hash_rows, unique_rows
 from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.growing import GrowingArray, GrowingTable
@@ -34,7 +34,7 @@ def test_batches_of_callchains_equal_all_at_once(batches: list[list[list[int]]])
 
 
 def test_a_table_that_grows_finds_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hash_index, "_FIRST_BITS", 1)
+    monkeypatch.setattr(chain_table, "_FIRST_BITS", 1)
     rng = np.random.default_rng(3)
     batches = [rng.integers(0, 9, (40, 3)).tolist() for _ in range(40)]
     found, ids = added(batches)

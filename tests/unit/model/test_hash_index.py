@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf_offcpu.model import hash_index
+from perf_offcpu.model import chain_table
 from perf_offcpu.model.callchains import Ragged, unique_rows
-from perf_offcpu.model.chain_table import ChainTable
-from perf_offcpu.model.hash_index import HashIndex
+from perf_offcpu.model.chain_table import ChainTable, HashIndex
 
 HASHES = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 40))
 
@@ -34,7 +33,7 @@ def test_it_finds_what_was_added_and_nothing_else(batches: list[list[int]], aske
 
 def same_slots(count: int) -> np.ndarray:
     """Hashes with the same slots in every table of up to 2^20: first slot and step are equal."""
-    inverse = pow(int(hash_index._MIX), -1, 2**64)
+    inverse = pow(int(chain_table._MIX), -1, 2**64)
     # The product's upper bits are 0 for small products; of those, hashes with equal lower bits.
     found = as_hashes([product * inverse % 2**64 for product in range(1, 1 << 20)])
     low = found & np.uint64(1023)
@@ -42,15 +41,15 @@ def same_slots(count: int) -> np.ndarray:
 
 
 def test_hashes_made_to_meet_are_refused_instead_of_looked_for_forever() -> None:
-    hashes = same_slots(3 * hash_index.MAX_STEPS)
-    assert len(hashes) > 2 * hash_index.MAX_STEPS
+    hashes = same_slots(3 * chain_table.MAX_STEPS)
+    assert len(hashes) > 2 * chain_table.MAX_STEPS
     index = HashIndex()
     assert not index.add(hashes, np.arange(len(hashes), dtype=np.int32))
     assert len(index.find(hashes)) == len(hashes)
 
 
 def test_a_table_whose_index_refuses_goes_on_by_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [[value] for value in range(3 * hash_index.MAX_STEPS)]
+    rows = [[value] for value in range(3 * chain_table.MAX_STEPS)]
     hashes = dict(zip(range(len(rows)), same_slots(len(rows)).tolist(), strict=True))
     monkeypatch.setattr(
         "perf_offcpu.model.chain_table.hash_rows",
