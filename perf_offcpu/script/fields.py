@@ -47,10 +47,10 @@ OWN_FIELDS = {
     "longest": "ns: the longest of them",
     "switch_out": "seconds: begin of the (first) wait",
     "wakeup": "seconds: when it was woken",
-    "waker": "pid/tid of who woke it",
+    "waker": "pid/tid of the waker",
     "waker_stack": "functions of the waker, root first, `;` between them",
     "runq": "ns of the period from wake-up to running",
-    "flags": "what else is known: aggregated, preempted, no_user_stack, …",
+    "flags": "further properties: aggregated, preempted, no_user_stack, …",
 }
 """Name → meaning of the fields that only this project has."""
 

@@ -17,20 +17,20 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "Documentation" / "losses.md"
 
 INTRODUCTION = """\
-# What can be lost, and what helps
+# Losses and remedies
 
-What is missing in a recording, or could not be read, named or shown, is counted by its cause. `report` lists
-the causes that occurred with their numbers: losses under "Lost or damaged", other properties of samples under
-"Samples to know about". The last line of `record` names the causes marked *record*. Counters marked
-*record -v* are no losses and stand only among the counters that `record -v` prints. The recorder writes its
-counters into the file under the names of this table.
+Data that is missing in a recording, or that could not be read, named or shown, is counted by cause. `report`
+lists the causes that occurred with their numbers: losses under "Lost or damaged", other properties of samples
+under "Samples to know about". The last line of `record` names the causes marked *record*. Counters marked
+*record -v* are no losses; only `record -v` prints them. The recorder writes its counters into the file under
+the names of this table.
 
-This page is made from `perf_offcpu/losses.py`; a test holds the two together.
+This page is made from `perf_offcpu/losses.py`; a test compares the two.
 """
 
 
 def table(stage: Stage) -> str:
-    rows = ["| name | what | what helps | shown by |", "|---|---|---|---|"]
+    rows = ["| name | lost | remedy | shown by |", "|---|---|---|---|"]
     for row in CAUSES.values():
         if row.stage is stage:
             rows.append(f"| `{row.name}` | {str(row._replace(remedy=''))} | {row.remedy} | {shown_by(row)} |")

@@ -148,7 +148,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(verb: str) -> None:
 def test_help_lists_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["script", "--help"]) == 0
     out = capsys.readouterr().out
-    assert "\n  waker        pid/tid of who woke it\n" in out
+    assert "\n  waker        pid/tid of the waker\n" in out
 
 
 def test_a_dump_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,16 +28,16 @@ PAGE = Path(__file__).parents[3] / "Documentation" / "tables.md"
 INTRODUCTION = """\
 # The tables of a Recording and a Profile
 
-What `decode` and `symbolize` make of a perf.data file, and what converters and reports read: arrays of equal
-length, one a column. A *row* column holds the number of a row in another table, a *string* column one of the
-table of strings, whose row 0 is "". Under *none* stands the value that means "not known" or "there is
-none", if there is one. Times are CLOCK_MONOTONIC.
+`decode` makes a Recording of a perf.data file, `symbolize` a Profile of a Recording; converters and reports
+read Profiles. A table is a set of arrays of equal length, one a column. A *row* column holds the number of a
+row in another table, a *string* column that of a row in the table of strings, whose row 0 is "". The column
+*none* has the value for "unknown" or "not present", if there is one. Times are CLOCK_MONOTONIC.
 
-This page is made from the declarations in `perf_offcpu/model/`; a test holds the two together.
+This page is made from the declarations in `perf_offcpu/model/`; a test compares the two.
 """
 
 TABLES: dict[str, tuple[type[Table], ...]] = {
-    "Recording: what the kernel said": (
+    "Recording: raw addresses": (
         Samples,
         DeferredChains,
         Spaces,
@@ -48,7 +48,7 @@ TABLES: dict[str, tuple[type[Table], ...]] = {
         Budget,
         KernelSymbols,
     ),
-    "Profile: what people read": (ProfileSamples, Stacks, Frames),
+    "Profile: named frames": (ProfileSamples, Stacks, Frames),
 }
 
 
