@@ -115,24 +115,18 @@ class Op(enum.IntEnum):
 
 @frozen
 class Registers:
-    """The registers of one machine, by DWARF number.
+    """The registers of one machine, by DWARF number."""
 
-    Args:
-        count: the number of registers that unwinding follows.
-        pc, sp, fp: program counter, stack and frame pointer.
-        ra: the column of the return address.
-        saved: registers that functions return unchanged, besides sp.
-        of_sample: DWARF numbers by perf's register number (bit of sample_regs_user); -1 for none.
-        code_bits: significant bits of a code address; above them a return address may carry a signature.
-    """
-
-    count: int
+    count: int  # the number of registers that unwinding follows
+    # pc, sp, fp: program counter, stack and frame pointer
     pc: int
     sp: int
     fp: int
-    ra: int
-    saved: tuple[int, ...]
+    ra: int  # the column of the return address
+    saved: tuple[int, ...]  # registers that functions return unchanged, besides sp
+    # DWARF numbers by perf's register number (bit of sample_regs_user); -1 for none
     of_sample: tuple[int, ...]
+    # significant bits of a code address; above them a return address may carry a signature
     code_bits: int = 64
 
     @property

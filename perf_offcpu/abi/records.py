@@ -105,12 +105,8 @@ RECORD_HEADER = Layout(
 )
 
 
-def _mmap_has_build_id(misc: object) -> bool:
-    return bool(int(misc or 0) & Misc.MMAP_BUILD_ID)  # type: ignore[call-overload]
-
-
-def _mmap_has_inode(misc: object) -> bool:
-    return not _mmap_has_build_id(misc)
+def _mmap_has_inode(misc: int | None) -> bool:
+    return not (misc or 0) & Misc.MMAP_BUILD_ID
 
 
 _TASK_FIELDS = (
@@ -145,10 +141,10 @@ _ROWS: dict[RecordType, list[Field | tuple[str, Type]]] = {
         Field("min", U32, if_=_mmap_has_inode),
         Field("ino", U64, if_=_mmap_has_inode),
         Field("ino_generation", U64, if_=_mmap_has_inode),
-        Field("build_id_size", U8, if_=_mmap_has_build_id),
-        Field("reserved_1", U8, if_=_mmap_has_build_id),
-        Field("reserved_2", U16, if_=_mmap_has_build_id),
-        Field("build_id", BYTE, count=20, if_=_mmap_has_build_id),
+        Field("build_id_size", U8, if_=Misc.MMAP_BUILD_ID),
+        Field("reserved_1", U8, if_=Misc.MMAP_BUILD_ID),
+        Field("reserved_2", U16, if_=Misc.MMAP_BUILD_ID),
+        Field("build_id", BYTE, count=20, if_=Misc.MMAP_BUILD_ID),
         ("prot flags", U32),
         ("filename", TEXT),
     ],

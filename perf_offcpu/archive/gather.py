@@ -41,16 +41,12 @@ from perf_offcpu.symbolize.symbolizer import locations_of
 
 @mutable
 class Saved:
-    """The files that were saved.
+    """The files that were saved."""
 
-    Args:
-        files, size: number of files added, and their bytes.
-        missing: name → reason why it could not be saved.
-    """
-
+    # files, size: number of files added, and their bytes
     files: int = 0
     size: int = 0
-    missing: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)  # name → reason why it could not be saved
 
 
 class SymbolSaver:

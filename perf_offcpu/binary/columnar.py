@@ -25,16 +25,12 @@ Bool = NDArray[np.bool_]
 
 @mutable
 class Columns:
-    """The fields of n records.
+    """The fields of n records."""
 
-    Args:
-        ok: bool[n], False where the record did not fit its layout; its values mean nothing.
-        scalars: name → array[n] in native byte order; 0 where a `where` field is absent.
-        arrays: name → Rows; read them with `gather_u64`, `gather_bytes`.
-    """
-
-    ok: Bool
+    ok: Bool  # bool[n], False where the record did not fit its layout; its values mean nothing
+    # name → array[n] in native byte order; 0 where a `where` field is absent
     scalars: dict[str, NDArray[Any]] = field(default_factory=dict)
+    # name → Rows; read them with `gather_u64`, `gather_bytes`
     arrays: dict[str, Rows] = field(default_factory=dict)
     ends: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     """End of the last field of each record: int64[n]."""

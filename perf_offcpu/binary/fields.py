@@ -60,26 +60,18 @@ Type: TypeAlias = "Int | Special | Layout"
 
 @frozen
 class Field:
-    """One row of a layout.
+    """One row of a layout."""
 
-    Args:
-        name: the header's own spelling.
-        type: an integer type, BYTE, TEXT, STRING, or a Layout (a nested struct).
-        count: None for one value; else the number of items: fixed, the name of an earlier field, REST, or
-            a function of the shape.
-        if_: present only if this flag is in the shape's flags, or the function of the shape is true.
-        where: present only in records where this earlier field is not zero.
-        unknown: the value of an integer that stands for "not known", where a format has one.
-        doc: meaning and unit, for `dump` and the documents.
-    """
-
-    name: str
-    type: Type
+    name: str  # the header's own spelling
+    type: Type  # an integer type, BYTE, TEXT, STRING, or a Layout (a nested struct)
+    # None for one value; else the number of items: fixed, the name of an earlier field, REST, or a function
+    # of the shape
     count: Count | None = None
+    # present only if this flag is in the shape's flags, or the function of the shape is true
     if_: Condition | None = None
-    where: str | None = None
-    unknown: int = 0
-    doc: str = ""
+    where: str | None = None  # present only in records where this earlier field is not zero
+    unknown: int = 0  # the value of an integer that stands for "not known", where a format has one
+    doc: str = ""  # meaning and unit, for `dump` and the documents
 
     def present(self, shape: Shape) -> bool:
         """Return whether records of this shape have the field."""

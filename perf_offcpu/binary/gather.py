@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.binary.fields import Field, Int, Order
-from perf_offcpu.binary.layout import Layout
 from perf_offcpu.structs import mutable
 
 BLOCK = 1 << 15
@@ -26,28 +25,15 @@ I64 = NDArray[np.int64]
 
 @mutable
 class Rows:
-    """An array field of n records: where its items lie, before they are copied.
+    """An array field of n records: where its items lie, before they are copied."""
 
-    Args:
-        starts: int64[n], byte offsets of each record's first item in the buffer.
-        counts: int64[n], items in each record.
-        width: bytes of one item.
-    """
-
-    starts: I64
-    counts: I64
-    width: int
+    starts: I64  # int64[n], byte offsets of each record's first item in the buffer
+    counts: I64  # int64[n], items in each record
+    width: int  # bytes of one item
 
     def take(self, rows: I64 | NDArray[np.bool_]) -> Rows:
         """Return the array field of some of the records."""
         return Rows(self.starts[rows], self.counts[rows], self.width)
-
-
-def gather_structs(
-    data: NDArray[np.uint8], at: I64, layout: Layout, order: Order = "<"
-) -> dict[str, NDArray[Any]]:
-    """Return the integers of a layout of integers alone, by name, at byte offsets `at` (int64[n])."""
-    return gather_fields(data, at, layout.active(), order)
 
 
 def gather_fields(

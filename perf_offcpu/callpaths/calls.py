@@ -22,26 +22,17 @@ from perf_offcpu.structs import mutable
 
 @mutable
 class Calls:
-    """Functions and the calls between them, in the unit of the profile.
+    """Functions and the calls between them, in the unit of the profile."""
 
-    Args:
-        names: the k functions that are on a stack.
-        own: int64[k], weight of samples that end in it.
-        inclusive: int64[k], weight of samples that have it on their stack.
-        waits: int64[k], waits (of other events: samples) that end in it.
-        caller, callee: int64[m], the two functions of each call, distinct pairs.
-        weight: int64[m], weight of samples that have this call on their stack.
-        total: the weight of all samples.
-    """
-
-    names: list[Name]
-    own: I64
-    inclusive: I64
-    waits: I64
+    names: list[Name]  # the k functions that are on a stack
+    own: I64  # int64[k], weight of samples that end in it
+    inclusive: I64  # int64[k], weight of samples that have it on their stack
+    waits: I64  # int64[k], waits (of other events: samples) that end in it
+    # caller, callee: int64[m], the two functions of each call, distinct pairs
     caller: I64
     callee: I64
-    weight: I64
-    total: int
+    weight: I64  # int64[m], weight of samples that have this call on their stack
+    total: int  # the weight of all samples
 
 
 def calls_of(profile: Profile, options: PathOptions, chosen: Bool) -> Calls:

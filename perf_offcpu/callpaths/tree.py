@@ -51,21 +51,14 @@ MARKS = ("", TRUNCATED, MISSED_USER_STACK, MISSED_STACK, NO_STACK)
 
 @mutable
 class PathTree:
-    """n nodes; `parent[node] < node`.
+    """n nodes; `parent[node] < node`."""
 
-    Args:
-        names: the names of nodes; several nodes may share one.
-        parent: int32[n]; -1 for a root.
-        name: int32[n], index into names.
-        of_sample: int32[samples], the node at which each sample ends.
-        frames: int64[names], the row in the profile's frames that a name stands for, the first if it stands
-            for several; -1 for a name that is no frame's.
-    """
-
-    names: list[Name]
-    parent: I32
-    name: I32
-    of_sample: I32
+    names: list[Name]  # the names of nodes; several nodes may share one
+    parent: I32  # int32[n]; -1 for a root
+    name: I32  # int32[n], index into names
+    of_sample: I32  # int32[samples], the node at which each sample ends
+    # int64[names], the row in the profile's frames that a name stands for, the first if it stands for
+    # several; -1 for a name that is no frame's
     frames: I64 = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __len__(self) -> int:
@@ -270,21 +263,13 @@ class _Builder:
 
 @mutable
 class _Level:
-    """The distinct (base, stack) pairs of one depth that some group needs.
+    """The distinct (base, stack) pairs of one depth that some group needs."""
 
-    Args:
-        base: int64[k], the node below which the stack hangs.
-        stack: int64[k], rows in the profile's stacks, all of one depth.
-        ending: groups whose leaf is here.
-        ends_at: position in this level, for each of `ending`.
-        parent: int64[k], position of the parent in the level above; empty in the first.
-    """
-
-    base: I64
-    stack: I64
-    ending: I64
-    ends_at: I64
-    parent: I64
+    base: I64  # int64[k], the node below which the stack hangs
+    stack: I64  # int64[k], rows in the profile's stacks, all of one depth
+    ending: I64  # groups whose leaf is here
+    ends_at: I64  # position in this level, for each of `ending`
+    parent: I64  # int64[k], position of the parent in the level above; empty in the first
 
 
 def _needed(parent: I32, base: I64, stack: I64) -> list[_Level]:

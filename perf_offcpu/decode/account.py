@@ -35,20 +35,14 @@ def is_counters(spec: EventSpec) -> bool:
 
 @mutable
 class CollectorAccount:
-    """Times, losses and budgets that the collector reports; all 0 if the file lacks them.
+    """Times, losses and budgets that the collector reports; all 0 if the file lacks them."""
 
-    Args:
-        begin_ns, end_ns: CLOCK_MONOTONIC: waits that end in between are in the file.
-        threshold_ns: waits of at least this length are samples of their own.
-        counted: losses by cause.
-        budgets: of threads, in the order of the file.
-    """
-
+    # begin_ns, end_ns: CLOCK_MONOTONIC: waits that end in between are in the file
     begin_ns: int = 0
     end_ns: int = 0
-    threshold_ns: int = 0
-    counted: Losses = field(default_factory=Losses)
-    budgets: list[Budget] = field(default_factory=list)
+    threshold_ns: int = 0  # waits of at least this length are samples of their own
+    counted: Losses = field(default_factory=Losses)  # losses by cause
+    budgets: list[Budget] = field(default_factory=list)  # of threads, in the order of the file
 
     def take(self, payloads: Iterable[bytes], order: Order, counters: Losses) -> None:
         """Read the payloads of an `offcpu-counters` event; damaged ones are counted."""

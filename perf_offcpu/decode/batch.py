@@ -23,22 +23,19 @@ from perf_offcpu.structs import mutable
 
 @mutable
 class Batch:
-    """Samples in file order.
+    """Samples in file order."""
 
-    Args:
-        samples: `callchain` is a row of `callchains`; `comm` and `space` are not known yet.
-        callchains: raw words; empty if all rows are those of a table that the decoder was given.
-        from_upstream: bool[n], raw off-cpu samples of upstream perf, whose pid and tid may have to be
-            exchanged once all tasks are known (`decode.swapped_ids`).
-        deferred: user callchains that were sent later than the samples that they belong to; their
-            `callchain` is a row of `callchains`, too.
-        switches: context switches, to make waits of; their `callchain` likewise.
-    """
-
+    # `callchain` is a row of `callchains`; `comm` and `space` are not known yet
     samples: Samples = field(default_factory=Samples)
+    # raw words; empty if all rows are those of a table that the decoder was given
     callchains: Ragged = field(default_factory=Ragged)
+    # bool[n], raw off-cpu samples of upstream perf, whose pid and tid may have to be exchanged once all tasks
+    # are known (`decode.swapped_ids`)
     from_upstream: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
+    # user callchains that were sent later than the samples that they belong to; their `callchain` is a row of
+    # `callchains`, too
     deferred: DeferredChains = field(default_factory=DeferredChains)
+    # context switches, to make waits of; their `callchain` likewise
     switches: Switches = field(default_factory=Switches)
 
 

@@ -36,18 +36,13 @@ def has_reads(spec: EventSpec) -> bool:
 
 
 class _Counts(NamedTuple):
-    """n counts.
+    """n counts."""
 
-    Args:
-        rows: int64[n], the samples that hold them.
-        ids, values: uint64[n].
-        tids: int64[n], the threads that they are of; 0 where a count is of all.
-    """
-
-    rows: I64
+    rows: I64  # int64[n], the samples that hold them
+    # ids, values: uint64[n]
     ids: U64
     values: U64
-    tids: I64
+    tids: I64  # int64[n], the threads that they are of; 0 where a count is of all
 
 
 class CounterReads:

@@ -70,17 +70,11 @@ def decode_deferred(chunk: Chunk, events: Events, counters: Losses) -> Batch:
 
 
 class PendingChains(NamedTuple):
-    """n callchains by whether they wait for a deferred user part.
+    """n callchains by whether they wait for a deferred user part."""
 
-    Args:
-        is_pending: bool[n].
-        kept: int64[n], words that stay; all words of a callchain that is not pending.
-        cookie: uint64[n], 0 where there is none.
-    """
-
-    is_pending: Bool
-    kept: I64
-    cookie: U64
+    is_pending: Bool  # bool[n]
+    kept: I64  # int64[n], words that stay; all words of a callchain that is not pending
+    cookie: U64  # uint64[n], 0 where there is none
 
 
 def pending_chains(chains: Ragged) -> PendingChains:
@@ -132,19 +126,12 @@ def merge_deferred(recording: Recording) -> Recording:
 
 
 class MergedChains(NamedTuple):
-    """The callchains of samples that waited for a deferred user part.
+    """The callchains of samples that waited for a deferred user part."""
 
-    Args:
-        samples: int64[m], rows of the samples that waited.
-        deferred: int32[m], the deferred record of each, -1 where it never came.
-        chains: the callchains that they have now.
-        row: int32[m], rows of `chains`.
-    """
-
-    samples: I64
-    deferred: I32
-    chains: Ragged
-    row: I32
+    samples: I64  # int64[m], rows of the samples that waited
+    deferred: I32  # int32[m], the deferred record of each, -1 where it never came
+    chains: Ragged  # the callchains that they have now
+    row: I32  # int32[m], rows of `chains`
 
 
 class DeferredMatcher:

@@ -41,18 +41,13 @@ _LAST_NS = 2**63 - 1
 
 @frozen
 class JoinOptions:
-    """Options of joining recordings.
+    """Options of joining recordings."""
 
-    Args:
-        apart: take every recording to be of a host of its own.
-        from_start: let all recordings begin at the same moment, whatever their clocks say; implies `apart`,
-            because a process that is in two of them would be in two places at once.
-        prefix: let comms and cgroups begin with the host's name, if there are several.
-    """
-
-    apart: bool = False
+    apart: bool = False  # take every recording to be of a host of its own
+    # let all recordings begin at the same moment, whatever their clocks say; implies `apart`, because a
+    # process that is in two of them would be in two places at once
     from_start: bool = False
-    prefix: bool = True
+    prefix: bool = True  # let comms and cgroups begin with the host's name, if there are several
 
 
 class Host(NamedTuple):

@@ -30,7 +30,7 @@ from perf_offcpu.decode.switches.events import SwitchDecoder
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.chain_table import ChainTable
-from perf_offcpu.model.columns import I32, I64, U64
+from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.model.recording import SampleFlag, Samples
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
@@ -43,11 +43,8 @@ def is_offcpu(spec: EventSpec) -> bool:
 
     By perf's rule that is a bpf-output event of that name; or a cpu-clock one, which `inject` makes of it.
     """
-    return (
-        spec.name == abi.EVENT_NAME
-        and spec.attr.type == PerfType.SOFTWARE
-        and spec.attr.config in _OFFCPU_CONFIGS
-    )
+    is_software = spec.attr.type == PerfType.SOFTWARE
+    return spec.name == abi.EVENT_NAME and is_software and spec.attr.config in _OFFCPU_CONFIGS
 
 
 def samples_by_event(chunk: Chunk, events: Events, counters: Losses) -> Iterator[tuple[int, I64]]:
@@ -193,25 +190,24 @@ def model_samples(columns: Columns, spec: EventSpec, number: int, miscs: NDArray
     flags = np.full(rows, all_flags, np.uint32)
     if untimed.any():
         flags[untimed] |= np.uint32(SampleFlag.UNTIMED | (SampleFlag.AGGREGATED if all_flags else 0))
+    # 2^32 - 1, the kernel's "none", becomes -1.
+    ids = {name: scalars[name].view(np.int32) for name in ("pid", "tid", "cpu") if name in scalars}
+    if "period" in scalars:
+        period = np.maximum(scalars["period"].astype(np.int64), -1)
+    else:
+        fixed = 1 if spec.attr.flags & AttrFlag.FREQ else spec.attr.sample_period
+        period = np.full(rows, min(fixed, 2**62), np.int64)
     return Samples.sparse(
         rows,
         time_ns=time_ns,
         evsel=number,
-        pid=_ids(scalars, "pid"),
-        tid=_ids(scalars, "tid"),
-        cpu=_ids(scalars, "cpu"),
+        **ids,
         ip=scalars.get("ip"),
-        period=_periods(scalars.get("period"), spec, rows),
+        period=period,
         cpumode=miscs & np.uint16(Misc.CPUMODE_MASK),
         cgroup=scalars.get("cgroup"),
         flags=flags,
     )
-
-
-def _ids(scalars: dict[str, NDArray[np.uint32]], name: str) -> I32 | None:
-    """Convert u32 ids to int32: 2^32 - 1, the kernel's "none", becomes -1."""
-    values = scalars.get(name)
-    return None if values is None else values.view(np.int32)
 
 
 def _times(values: U64 | None, rows: int) -> tuple[I64, NDArray[np.bool_]]:
@@ -222,11 +218,3 @@ def _times(values: U64 | None, rows: int) -> tuple[I64, NDArray[np.bool_]]:
     dummy = times < 0
     times[dummy] = -1
     return times, dummy
-
-
-def _periods(values: U64 | None, spec: EventSpec, rows: int) -> I64:
-    """Return int64[n]; -1 where the file holds 2^63 or more."""
-    if values is None:
-        fixed = 1 if spec.attr.flags & AttrFlag.FREQ else spec.attr.sample_period
-        return np.full(rows, min(fixed, 2**62), np.int64)
-    return np.maximum(values.astype(np.int64), -1)

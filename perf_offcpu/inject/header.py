@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import or_
@@ -62,7 +62,8 @@ def written_events(
     """
     known: set[int] = {0}
     events = []
-    tracepoints = _known_tracepoints(features)
+    damage = Losses()
+    tracepoints = tracepoint_formats(features.bodies.get(Feature.TRACING_DATA, b""), damage)
     for spec in specs if any(spec.ids for spec in specs) else specs[:1]:
         ids = tuple(one for one in dict.fromkeys(spec.ids) if one not in known)
         known.update(ids)
@@ -73,7 +74,7 @@ def written_events(
         if has_stacks(spec) and not options.keep_stacks:
             kind = attr.sample_type & ~_STACK
             attr = attr._replace(sample_type=kind, sample_regs_user=0, sample_stack_user=0)
-        if attr.type == PerfType.TRACEPOINT and attr.config not in tracepoints:
+        if attr.type == PerfType.TRACEPOINT and (damage or attr.config not in tracepoints):
             # perf refuses a file without the format of a tracepoint, which a killed recorder did not write.
             attr = attr._replace(type=PerfType.SOFTWARE, config=SoftwareConfig.BPF_OUTPUT)
         events.append(replace(spec.named(), attr=attr, ids=ids))
@@ -140,14 +141,6 @@ def _is_whole(bit: int, body: bytes, order: Order) -> bool:
     except LayoutError:
         return False
     return True
-
-
-def _known_tracepoints(features: Features) -> Collection[int]:
-    """Return attr.config of the tracepoints whose format a recording holds."""
-    body = features.bodies.get(Feature.TRACING_DATA, b"")
-    damage = Losses()
-    found = tracepoint_formats(body, damage)
-    return () if damage else found.keys()
 
 
 def _sample_time(body: bytes, span: tuple[int, int], order: Order) -> dict[int, bytes]:

@@ -14,6 +14,7 @@ Everything else stays as it is, byte for byte and in its order. The byte order s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -116,7 +117,9 @@ class Survey:
         times = record_times(chunk, events)
         self.end_ns = max(self.end_ns, int(times.max(initial=0)))
         stacks = any(map(has_stacks, events.specs))
-        if stacks or any(map(_may_be_offcpu, events.specs)):
+        # In a pipe, the name of off-cpu time comes after its attr.
+        bpf = (PerfType.SOFTWARE, SoftwareConfig.BPF_OUTPUT)
+        if stacks or any((spec.attr.type, spec.attr.config) == bpf for spec in events.specs):
             kinds = SIDE_TYPES if stacks else _TASK_TYPES
             self.tasks.notes.take(task_records(chunk, kinds, events, Losses()))
         timed = times[(chunk.types == RecordType.SAMPLE) & (times > 0)]
@@ -134,11 +137,6 @@ class Survey:
         """Return the matcher of samples with their deferred callchains."""
         batch = self._deferred.release()
         return DeferredMatcher(batch.deferred, batch.callchains)
-
-
-def _may_be_offcpu(spec: EventSpec) -> bool:
-    """Return whether an evsel can turn out to be off-cpu time: in a pipe its name comes after its attr."""
-    return spec.attr.type == PerfType.SOFTWARE and spec.attr.config == SoftwareConfig.BPF_OUTPUT
 
 
 class TimedSamples:
@@ -238,7 +236,8 @@ class _Rewriter:
         span = self.timed.span(self.found.first_ns, self.found.last_ns)
         features = written_features(self.features, events, span, self.recorded.order, self.counters)
         writer = self._writer(out_fd, out_path, events, features)
-        stages = (self._of_known_types, self._readable, self._with_samples, self.timed.inserted)
+        samples = functools.partial(self.samples.rewrite, with_untimed=not self.options.retype)
+        stages = (self._of_known_types, self._readable, samples, self.timed.inserted)
         for chunk in self.reader.chunks():
             records = chunk
             for stage in stages:
@@ -278,7 +277,3 @@ class _Rewriter:
         """Return the records that fit their type."""
         fits = readable_records(chunk, self.recorded, self.counters)
         return with_written_miscs(chunk.take(np.flatnonzero(fits)), self.recorded.order)
-
-    def _with_samples(self, chunk: Chunk) -> Chunk:
-        """Return the records with samples as they are written; sums that get a time are in `timed`."""
-        return self.samples.rewrite(chunk, with_untimed=not self.options.retype)

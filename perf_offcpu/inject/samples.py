@@ -38,28 +38,17 @@ from perf_offcpu.structs import mutable
 
 @mutable
 class SampleBatch:
-    """n samples of one event.
+    """n samples of one event."""
 
-    Args:
-        chunk: where they were recorded, in byte order `order`.
-        rows: int64[n], their rows in it.
-        spec: their event as recorded.
-        miscs: of their headers.
-        columns: the fields that will be written; arrays lie in the chunk.
-        samples: their rows in the model.
-        chains: their callchains; None where the event has none.
-        extensions: what their payloads hold after the cgroup id; None leaves RAW as it is.
-    """
-
-    chunk: Chunk
+    chunk: Chunk  # where they were recorded, in byte order `order`
     order: Order
-    rows: I64
-    spec: EventSpec
-    miscs: NDArray[np.uint16]
-    columns: Columns
-    samples: Samples
-    chains: Ragged | None = None
-    extensions: Ragged | None = None
+    rows: I64  # int64[n], their rows in it
+    spec: EventSpec  # their event as recorded
+    miscs: NDArray[np.uint16]  # of their headers
+    columns: Columns  # the fields that will be written; arrays lie in the chunk
+    samples: Samples  # their rows in the model
+    chains: Ragged | None = None  # their callchains; None where the event has none
+    extensions: Ragged | None = None  # what their payloads hold after the cgroup id; None leaves RAW as it is
 
     def __len__(self) -> int:
         return len(self.rows)

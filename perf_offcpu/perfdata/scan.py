@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.binary.fields import Buffer, Order
-from perf_offcpu.binary.gather import gather_structs
+from perf_offcpu.binary.gather import gather_fields
 from perf_offcpu.losses import Losses
 from perf_offcpu.structs import mutable
 
@@ -50,23 +50,17 @@ _Part = tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint16], NDArray
 
 @mutable
 class Chunk:
-    """Consecutive records of a stream.
+    """Consecutive records of a stream."""
 
-    Args:
-        data: uint8[], the bytes, at least 8; no part of a stream is in two chunks.
-        starts: int64[n], each record's offset in `data`; any number, for some records have odd sizes.
-        types: uint32[n]; miscs: uint16[n]; sizes: int64[n], header included.
-        file_offset: where `data` begins in its file (for compressed data: in the decompressed stream).
-        origin: the stream: "" the file itself, "data.0" a part of a directory, "zstd" and "data.0 zstd" the
-            compressed data in these.
-    """
-
-    data: NDArray[np.uint8]
+    data: NDArray[np.uint8]  # uint8[], the bytes, at least 8; no part of a stream is in two chunks
+    # int64[n], each record's offset in `data`; any number, for some records have odd sizes
     starts: NDArray[np.int64]
-    types: NDArray[np.uint32]
-    miscs: NDArray[np.uint16]
-    sizes: NDArray[np.int64]
-    file_offset: int
+    types: NDArray[np.uint32]  # uint32[n]
+    miscs: NDArray[np.uint16]  # uint16[n]
+    sizes: NDArray[np.int64]  # int64[n], header included
+    file_offset: int  # where `data` begins in its file (for compressed data: in the decompressed stream)
+    # the stream: "" the file itself, "data.0" a part of a directory, "zstd" and "data.0 zstd" the compressed
+    # data in these
     origin: str = ""
 
     def __len__(self) -> int:
@@ -138,7 +132,7 @@ class Scanner:
         window = len(raw)
         while at < len(raw) and not self.stopped:
             starts, end, is_sound = walk.records(at, window)
-            heads = gather_structs(raw, starts, RECORD_HEADER, self.order)
+            heads = gather_fields(raw, starts, RECORD_HEADER.fields, self.order)
             kinds = heads["type"]
             blobs = np.flatnonzero((kinds == _TRACING_DATA) | (kinds == _AUXTRACE))
             if len(blobs):

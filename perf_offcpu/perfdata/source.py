@@ -32,19 +32,12 @@ MAX_RATIO = 1000
 
 @mutable
 class Source:
-    """A stream with a recording.
+    """A stream with a recording."""
 
-    Args:
-        stream: at the first byte of the recording; seekable if `size` is known.
-        name: for messages.
-        size: of the recording in bytes; None for a pipe.
-        damaged: it was packed, and this is the part before damage.
-    """
-
-    stream: BinaryIO
-    name: str
-    size: int | None
-    damaged: bool = False
+    stream: BinaryIO  # at the first byte of the recording; seekable if `size` is known
+    name: str  # for messages
+    size: int | None  # of the recording in bytes; None for a pipe
+    damaged: bool = False  # it was packed, and this is the part before damage
 
 
 def open_source(path: str, seekable: bool = False, *, fifo: bool = True) -> Source:

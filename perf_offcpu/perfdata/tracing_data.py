@@ -69,18 +69,13 @@ class TracepointField:
 
 @dataclass(frozen=True, slots=True)
 class TracepointFormat:
-    """One tracepoint as tracefs describes it.
-
-    Args:
-        id: attr.config of its events.
-        print_fmt: the kernel's format for a line of text, in C; the only place with names of flags.
-    """
+    """One tracepoint as tracefs describes it."""
 
     system: str
     name: str
-    id: int
+    id: int  # attr.config of its events
     fields: dict[str, TracepointField] = field(default_factory=dict)
-    print_fmt: str = ""
+    print_fmt: str = ""  # the kernel's format for a line of text, in C; the only place with names of flags
 
 
 def tracepoint_formats(body: bytes, counters: Losses) -> dict[int, TracepointFormat]:

@@ -35,18 +35,12 @@ UNKNOWN = np.int32(-2)
 
 @mutable
 class Trailers:
-    """The trailers of n records.
+    """The trailers of n records."""
 
-    Args:
-        evsel: int32[n], the event that wrote the record; -1 unknown, or without a trailer.
-        size: int64[n], bytes of the trailer; 0 without one.
-        time: uint64[n], ns as in the file; 0 without a trailer.
-        pid, tid, cpu: int32[n], -1 without a trailer.
-    """
-
-    evsel: I32
-    size: I64
-    time: U64
+    evsel: I32  # int32[n], the event that wrote the record; -1 unknown, or without a trailer
+    size: I64  # int64[n], bytes of the trailer; 0 without one
+    time: U64  # uint64[n], ns as in the file; 0 without a trailer
+    # pid, tid, cpu: int32[n], -1 without a trailer
     pid: I32
     tid: I32
     cpu: I32

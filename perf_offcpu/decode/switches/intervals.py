@@ -294,16 +294,11 @@ def _by_thread(rows: I64, tid: I32, time_ns: I64) -> I64:
 
 @mutable
 class Edges:
-    """The events of a history where threads begin or cease to run, each switch once.
+    """The events of a history where threads begin or cease to run, each switch once."""
 
-    Args:
-        place: int64[m], in the history.
-        kind: int8[m], EventKind.
-        before, after: int8[m], EventKind of the neighbouring edges of the same thread; -1 none.
-    """
-
-    place: I64
-    kind: I8
+    place: I64  # int64[m], in the history
+    kind: I8  # int8[m], EventKind
+    # before, after: int8[m], EventKind of the neighbouring edges of the same thread; -1 none
     before: I8
     after: I8
 

@@ -58,23 +58,14 @@ class SideRecord(NamedTuple):
 
 @mutable
 class TaskRecords:
-    """n records of one type, in file order.
+    """n records of one type, in file order."""
 
-    Args:
-        kind: their type.
-        rows: int64[n], rows of their chunk.
-        time_ns: int64[n], of their trailers; 0 for records that describe what was there before.
-        own: name → array[n], the fields that each record has of its own.
-        example: int64[n], which of `examples` holds the other fields.
-        examples: records, in file order.
-    """
-
-    kind: int
-    rows: I64
-    time_ns: I64
-    own: dict[str, NDArray[np.unsignedinteger]]
-    example: I64
-    examples: list[SideRecord]
+    kind: int  # their type
+    rows: I64  # int64[n], rows of their chunk
+    time_ns: I64  # int64[n], of their trailers; 0 for records that describe what was there before
+    own: dict[str, NDArray[np.unsignedinteger]]  # name → array[n], the fields that each record has of its own
+    example: I64  # int64[n], which of `examples` holds the other fields
+    examples: list[SideRecord]  # records, in file order
 
 
 def task_records(chunk: Chunk, kinds: Set[int], events: Events, counters: Losses) -> list[TaskRecords]:

@@ -28,19 +28,12 @@ class MapEvents(Table):
 
 @mutable
 class MapRuns:
-    """Runs of mappings.
+    """Runs of mappings."""
 
-    Args:
-        maps: by run, and within it by first address.
-        cuts: int64[runs + 1]: run i is rows `cuts[i]` to `cuts[i + 1]`.
-        first: int64[runs]: the row of its first mapping in time.
-        sound: bool[runs]: whether it is a process's, and no two of its mappings share an address.
-    """
-
-    maps: MapEvents
-    cuts: I64
-    first: I64
-    sound: Bool
+    maps: MapEvents  # by run, and within it by first address
+    cuts: I64  # int64[runs + 1]: run i is rows `cuts[i]` to `cuts[i + 1]`
+    first: I64  # int64[runs]: the row of its first mapping in time
+    sound: Bool  # bool[runs]: whether it is a process's, and no two of its mappings share an address
 
 
 def map_runs(maps: MapEvents, pids: I32, times: I64, numbers: I64) -> MapRuns:

@@ -29,13 +29,10 @@ Ragged = tuple[I64, NDArray[Any]]
 
 
 class Pieces(NamedTuple):
-    """An array field in a buffer, in the byte order that is written: where n arrays begin, and their sizes.
-
-    Args:
-        starts, sizes: int64[n], bytes.
-    """
+    """The places of n arrays in a buffer, in the byte order that is written."""
 
     data: U8
+    # starts, sizes: int64[n], bytes
     starts: I64
     sizes: I64
 
@@ -49,9 +46,7 @@ _ALIGNMENT = 8
 def sample_sizes(shape: SampleShape, columns: Mapping[str, Column], count: int) -> I64:
     """Return int64[count]: the bytes of each record that `sample_records` would write."""
     header = dict.fromkeys(("type", "misc", "size"), 0)
-    sizes = np.diff(_Writer(_SAMPLE_RECORD, header | dict(columns), count, "<", shape).offsets)
-    rounded: I64 = -(-sizes // _ALIGNMENT) * _ALIGNMENT
-    return rounded
+    return np.diff(_Writer(_SAMPLE_RECORD, header | dict(columns), count, "<", shape, _ALIGNMENT).offsets)
 
 
 def sample_records(
@@ -191,9 +186,7 @@ class _Writer:
             except ValueError as problem:
                 raise LayoutError(f"{self.name}: field {field.name}: {problem}") from None
         size = rows.dtype.itemsize
-        self._move(
-            data, at, Pieces(rows.view(np.uint8), size * np.arange(self.count), np.full(self.count, size))
-        )
+        move_rows(data, at, rows.view(np.uint8), size * np.arange(self.count), np.full(self.count, size))
         return size
 
     def _write_some(self, data: U8, at: I64, field: Field) -> None:
@@ -205,10 +198,7 @@ class _Writer:
             column = Pieces(values.view(np.uint8), np.arange(self.count) * values.itemsize, sizes)
         if len(column.sizes) != self.count or bool((column.sizes > self._sizes(field)).any()):
             raise LayoutError(f"{self.name}: field {field.name}: more than its count says")
-        self._move(data, at, column)
-
-    def _move(self, data: U8, at: I64, pieces: Pieces) -> None:
-        move_rows(data, at, pieces.data, pieces.starts, pieces.sizes)
+        move_rows(data, at, *column)
 
     def _wire(self, field: Field) -> np.dtype[Any]:
         assert isinstance(field.type, Int)
