@@ -31,8 +31,8 @@ from perf_offcpu.model.strings import Strings  # noqa: E402
 from perf_offcpu.objects.elf.functions import ElfFile, file_offset_to_vaddr, load_elf_symbols  # noqa: E402
 from perf_offcpu.objects.search import Search  # noqa: E402
 from perf_offcpu.symbolize.demangle import demangle  # noqa: E402
+from perf_offcpu.symbolize.frames import symbols_and_offsets  # noqa: E402
 from perf_offcpu.symbolize.kernel.kallsyms import load_kallsyms, parse_kallsyms  # noqa: E402
-from perf_offcpu.symbolize.symbol_names import symbols_and_offsets  # noqa: E402
 
 MADE_SYMBOLS = 500_000
 LOOKUPS = 1_000_000

@@ -80,7 +80,7 @@ def open_dso(recording: Recording, dso: int, search: Search, stack: ExitStack) -
     if name == vdso.NAME and not build_id and not is_running_kernel(meta):
         raise Refused(losses.OTHER_BUILD)
     try:
-        image = _by_name(name, search, stack)
+        image = _open(name, search, stack) if name == vdso.NAME else _by_path(name, search, stack)
         if build_id and not same_build(image.build_id, build_id):
             raise Refused(losses.OTHER_BUILD)
         may_be_younger = build_id or search.symfs or _JITTED.search(name)
@@ -135,9 +135,7 @@ def same_build(one: bytes, other: bytes) -> bool:
     return one[:RECORDED_BYTES].rstrip(b"\0") == other[:RECORDED_BYTES].rstrip(b"\0")
 
 
-def _by_name(name: str, search: Search, stack: ExitStack) -> ElfImage:
-    if name == vdso.NAME:
-        return _running_vdso(search)
+def _by_path(name: str, search: Search, stack: ExitStack) -> ElfImage:
     if cause := refusal(name, search.symfs):
         raise Refused(cause)
     return _open(search.symfs + name, search, stack)
@@ -164,6 +162,8 @@ def _by_build_id(
 
 def _open(path: str, search: Search, stack: ExitStack) -> ElfImage:
     try:
+        if path == vdso.NAME:
+            return ElfImage(Source(path, vdso.vdso_image()), search.cache)
         fd = open_regular(path)
         stack.callback(os.close, fd)
         if os.fstat(fd).st_dev in _acting_devices():
@@ -179,15 +179,6 @@ def _open(path: str, search: Search, stack: ExitStack) -> ElfImage:
     except OSError as problem:
         missing = isinstance(problem, FileNotFoundError | NotADirectoryError)
         raise Refused(losses.FILE_MISSING if missing else losses.FILE_DENIED) from None
-
-
-def _running_vdso(search: Search) -> ElfImage:
-    try:
-        return ElfImage(Source(vdso.NAME, vdso.vdso_image()), search.cache)
-    except FormatError:
-        raise Refused(losses.FILE_DAMAGED) from None
-    except OSError:
-        raise Refused(losses.FILE_DENIED) from None
 
 
 def _acting_devices() -> set[int]:

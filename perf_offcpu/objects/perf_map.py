@@ -54,7 +54,6 @@ class PerfMaps:
     """Find the perf maps of a recording's processes; each is read once.
 
     Args:
-        recording: its tasks and wall clock, which tell when a process lived.
         symfs: directory below which maps are looked up; "" the running system.
         force: accept maps of other users.
     """

@@ -106,12 +106,7 @@ def debug_by_build_id(build_id: bytes, search: Search) -> Iterator[str]:
 
 
 def debug_by_link(path: str, link: str, search: Search) -> Iterator[str]:
-    """Yield paths that a debuglink may refer to.
-
-    Args:
-        path: the object that holds the link; its directory counts.
-        link: a file name; one with a slash is ignored.
-    """
+    """Yield paths to which the debuglink of the object at `path` may refer: a file name without slash."""
     if not link or "/" in link or link in (".", "..") or not link.isprintable():
         return
     directory = os.path.dirname(path)

@@ -110,16 +110,15 @@ class SymbolTable:
     @classmethod
     def from_columns(cls, columns: Mapping[str, NDArray[Any]]) -> SymbolTable | None:
         """Return the table of the arrays that `columns` made, without `source`; None if they do not fit."""
-        kinds = {"start": np.uint64, "end": np.uint64, "reach": np.int32, "name": np.uint32}
+        kinds = {"start": "u8", "end": "u8", "reach": "i4", "name": "u4", "strings": "u1"}
         if any(name not in columns or columns[name].dtype != kind for name, kind in kinds.items()):
             return None
-        rows, strings = len(columns["start"]), columns.get("strings", np.empty(0, np.uint8))
-        if any(len(columns[name]) != rows for name in kinds) or strings.dtype != np.uint8:
+        start, end, reach, name, strings = (columns[name] for name in kinds)
+        if any(len(column) != len(start) for column in (end, reach, name)):
             return None
         table = cls.__new__(cls)
-        table.start, table.end, table._name = columns["start"], columns["end"], columns["name"]
-        table._reach, table._strings = columns["reach"], strings.data
-        table.source = np.empty(0, np.int32)
+        table.start, table.end, table._name, table._reach = start, end, name, reach
+        table._strings, table.source = strings.data, np.empty(0, np.int32)
         return table
 
     def take(self, rows: I64) -> SymbolTable:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build frames from named locations: each distinct frame once, inlined functions above their caller.
+"""Columns of names, and the distinct frames built from them, inlined functions above their callers.
 
 location ──> [innermost inlined, …, the function itself]       leaf first, as in a callchain
 """
@@ -10,10 +10,42 @@ import numpy as np
 
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.callchains import Ragged, spread
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I32, I64, U32, U64, Table, column
 from perf_offcpu.model.profile import Frames
+from perf_offcpu.model.strings import Strings
+from perf_offcpu.objects.symtab import SymbolTable
 from perf_offcpu.symbolize.locations import Locations
-from perf_offcpu.symbolize.symbol_names import InlinedFunctions, SymbolNames
+
+
+class SymbolNames(Table):
+    """The names of n addresses, in the order of the addresses."""
+
+    symbol: U32 = column("u4", doc='string: as the file spells it, not demangled; "" unknown')
+    dso: U32 = column("u4", doc='string: path or pseudo name; "" unknown')
+    address: U64 = column("u8", doc="dso-relative virtual address (kernel: absolute); 0 unknown")
+    offset: U64 = column("u8", unit="bytes", doc="from the symbol's start; 0 if no symbol")
+    file: U32 = column("u4", doc='string: source file; "" unknown')
+    line: I32 = column("i4", sentinel=0, doc="source line; 0 unknown")
+
+
+class InlinedFunctions(Table):
+    """Functions inlined at some of n addresses, sorted by (address, innermost first)."""
+
+    location: I32 = column("i4", doc="row of the address in `SymbolNames`")
+    depth: I32 = column("i4", doc="1: inlined into the function itself, 2: into that, …")
+    symbol: U32 = column("u4", doc="string: as the DWARF spells it, not demangled")
+    file: U32 = column("u4", doc='string: source file; "" unknown')
+    line: I32 = column("i4", sentinel=0, doc="source line; 0 unknown")
+
+
+def symbols_and_offsets(table: SymbolTable, rows: I32, addresses: U64, strings: Strings) -> tuple[U32, U64]:
+    """Return (symbol, offset) of addresses; `rows` is what `table.lookup` returned for them."""
+    hit, inverse = np.unique(rows, return_inverse=True)
+    ids = strings.intern_all("" if row < 0 else table.name(row) for row in hit.tolist())
+    if not len(table):
+        return ids[inverse], np.zeros(len(rows), np.uint64)
+    start = table.start[np.maximum(rows, 0)]
+    return ids[inverse], np.where(rows >= 0, addresses - start, np.uint64(0))
 
 
 def build_frames(

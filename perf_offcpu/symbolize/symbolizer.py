@@ -25,12 +25,11 @@ from perf_offcpu.model.recording import Recording, SampleColumns, Samples, Space
 from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.symbolize.demangle import demangle
-from perf_offcpu.symbolize.frames import build_frames, expand
+from perf_offcpu.symbolize.frames import InlinedFunctions, SymbolNames, build_frames, expand
 from perf_offcpu.symbolize.kernel.names import KernelNames
 from perf_offcpu.symbolize.lines.names import LineNames
 from perf_offcpu.symbolize.locations import Locations, find_locations
 from perf_offcpu.symbolize.options import SymbolizeOptions
-from perf_offcpu.symbolize.symbol_names import InlinedFunctions, SymbolNames
 from perf_offcpu.symbolize.user import UserNames
 
 COOKIE = "(cookie)"

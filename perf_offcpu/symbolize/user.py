@@ -19,9 +19,9 @@ from perf_offcpu.objects.elf.functions import ElfFile, file_offset_to_vaddr
 from perf_offcpu.objects.files import Refused, find_dso
 from perf_offcpu.objects.perf_map import PerfMaps, is_jit_memory, read_jit_name
 from perf_offcpu.objects.symtab import SymbolTable
+from perf_offcpu.symbolize.frames import SymbolNames, symbols_and_offsets
 from perf_offcpu.symbolize.lines.names import LineNames
 from perf_offcpu.symbolize.options import SymbolizeOptions
-from perf_offcpu.symbolize.symbol_names import SymbolNames, symbols_and_offsets
 
 
 class UserNames:

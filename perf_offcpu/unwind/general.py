@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from perf_offcpu.model.columns import I64
-from perf_offcpu.unwind.cfi.expression import CannotEvaluateError, Value, evaluate
+from perf_offcpu.unwind.cfi.expression import CannotEvaluateError, evaluate
 from perf_offcpu.unwind.cfi.program import Kind
-from perf_offcpu.unwind.state import End, WalkState
+from perf_offcpu.unwind.state import End, Value, WalkState
 
 
 def general_frames(state: WalkState, lanes: I64, rule: int) -> None:
@@ -65,9 +65,9 @@ def _value(state: WalkState, lanes: I64, number: int, rule: int, cfa: Value) -> 
     """Return the caller's value of a register."""
     kind, value = rule & 7, rule >> 3
     if kind == Kind.SAME:
-        return Value(*state.register(lanes, number))
+        return state.register(lanes, number)
     if kind == Kind.REGISTER:
-        return Value(*state.register(lanes, value))
+        return state.register(lanes, value)
     if kind in (Kind.OFFSET, Kind.VAL_OFFSET):
         place = Value(cfa.words + np.uint64(value % 2**64), cfa.known)
     elif kind in (Kind.EXPRESSION, Kind.VAL_EXPRESSION):

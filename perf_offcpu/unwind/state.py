@@ -10,6 +10,7 @@ followed (`step.walk_up`).
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,13 @@ class End(enum.IntEnum):
     EXHAUSTED = 2
     NO_CFI = 3
     OUTSIDE = 4
+
+
+class Value(NamedTuple):
+    """Words of n frames, and the frames in which they are known."""
+
+    words: U64
+    known: Bool
 
 
 @mutable
@@ -93,39 +101,39 @@ class WalkState:
         self._kept = np.uint64(sum(1 << number for number in (*registers.saved, registers.sp)))
         self._code_mask = np.uint64((1 << registers.code_bits) - 1)
 
-    def read(self, lanes: I64, addresses: U64) -> tuple[U64, Bool]:
-        """Return (words, known) at addresses of these walks' stacks; 0 where the copy does not reach."""
+    def read(self, lanes: I64, addresses: U64) -> Value:
+        """Return the words at addresses of these walks' stacks; 0 where the copy does not reach."""
         away = addresses - self.bottom.take(lanes)
         return self.read_at(away, self.begins.take(lanes), self.lengths.take(lanes))
 
-    def read_at(self, away: U64, begins: I64, lengths: I64) -> tuple[U64, Bool]:
-        """Return (words, known) at distances, in bytes, above the bottoms of stacks."""
+    def read_at(self, away: U64, begins: I64, lengths: I64) -> Value:
+        """Return the words at distances, in bytes, above the bottoms of stacks."""
         index = (away >> _THREE).view(np.int64)  # 61 bits
         known: Bool = index < lengths
         known &= (away & _IN_WORD) == 0
         if known.all():
-            return self.words.take(index + begins), known
+            return Value(self.words.take(index + begins), known)
         place = np.where(known, begins + index, 0)
-        return np.where(known, self.words.take(place), np.uint64(0)), known
+        return Value(np.where(known, self.words.take(place), np.uint64(0)), known)
 
     def knows(self, lanes: I64, number: int) -> Bool:
         """Return bool[n]: the value of a register is known."""
         known: Bool = (self.known[lanes] >> np.uint64(number) & _ONE) != 0
         return known
 
-    def register(self, lanes: I64, number: int) -> tuple[U64, Bool]:
-        """Return (values, known) of a register.
+    def register(self, lanes: I64, number: int) -> Value:
+        """Return the values of a register.
 
         Raises:
             IndexError: the register is not followed on this machine.
         """
         if number == self.registers.pc:
-            return self.pc[lanes], np.ones(len(lanes), np.bool_)
+            return Value(self.pc[lanes], np.ones(len(lanes), np.bool_))
         if number >= len(self.values):
             raise IndexError(number)
         if not self.is_first and not self.follow_all and not self._is_followed(lanes, number):
             self._lose(lanes)
-        return self.values[number][lanes], self.knows(lanes, number)
+        return Value(self.values[number][lanes], self.knows(lanes, number))
 
     def _is_followed(self, lanes: I64, number: int) -> bool:
         if number == self.registers.ra:

@@ -53,10 +53,9 @@ _PAGE: Final = np.uint64(4096)
 
 @frozen
 class ElfFile:
-    """A file with code: its functions, and where it is mapped.
+    """A file with code.
 
     Args:
-        path: the file.
         build_id: its GNU build-id, b"" if it has none.
         loads: its PT_LOAD segments, rows of `headers.SEGMENT`.
         symbols: its functions, at addresses as in the file.

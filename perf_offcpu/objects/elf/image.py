@@ -52,14 +52,10 @@ class Section:
 class ElfImage:
     """One ELF file of either class and byte order.
 
-    Args:
-        source: its bytes.
-        cache: keeps its headers; None: nothing is kept.
-
     Attributes:
-        bits, order: its class and byte order.
+        bits, order: class and byte order.
         type, machine: e_type and e_machine.
-        sections: its section headers, rows of SECTION.
+        sections: section headers, rows of SECTION.
         build_id: the GNU build-id; b"" if it has none.
 
     Raises:

@@ -18,7 +18,9 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi import elf
-from perf_offcpu.model.columns import I64, U8, U64, distinct, is_among
+from perf_offcpu.binary.fields import S32
+from perf_offcpu.binary.gather import gather
+from perf_offcpu.model.columns import I64, U64, distinct, is_among
 from perf_offcpu.objects.elf.image import ElfImage, Section
 from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols
 
@@ -75,14 +77,10 @@ def _find_jumps(image: ElfImage, section: Section) -> tuple[U64, U64]:
         pattern = np.frombuffer(prefix + _JUMP, np.uint8)
         hit = (padded[entries[:, None] + np.arange(len(pattern))] == pattern).all(axis=1)
         at = entries[hit] + len(pattern)
-        jumps[hit], slots[hit] = True, at + 4 + _signed32(padded, at)
+        displacement = gather(padded, at, S32).astype(np.int64)
+        jumps[hit], slots[hit] = True, at + 4 + displacement
     start, slot = (part[jumps].astype(np.uint64) + np.uint64(section.addr) for part in (entries, slots))
     return start, slot
-
-
-def _signed32(code: U8, at: I64) -> I64:
-    """Return int64[n]: the little-endian signed 32-bit numbers at offsets."""
-    return np.ascontiguousarray(code[at[:, None] + np.arange(4)]).view("<i4")[:, 0].astype(np.int64)
 
 
 def _slot_names(image: ElfImage, known: Sequence[tuple[Symbols, bytes]], slots: U64) -> Names:

@@ -21,13 +21,12 @@ class Source:
     """Bytes of known size.
 
     Args:
-        path: how errors name it.
+        path: name in errors.
         content: an open file, or the bytes themselves.
 
     Attributes:
         fd: the open file; -1 for bytes in memory.
-        size: in bytes.
-        changed_ns: when the content of the file changed last, wall clock; 0 for bytes in memory.
+        changed_ns: wall-clock time of the last change of the file; 0 for bytes in memory.
     """
 
     def __init__(self, path: str, content: int | bytes) -> None:

@@ -23,23 +23,18 @@ from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.elf.functions import ElfFile
 from perf_offcpu.objects.files import is_running_kernel, refusal
 from perf_offcpu.objects.symtab import SymbolTable
+from perf_offcpu.symbolize.frames import SymbolNames, symbols_and_offsets
 from perf_offcpu.symbolize.kernel.files import find_kallsyms, find_vmlinux, given_kallsyms, given_vmlinux
 from perf_offcpu.symbolize.kernel.kallsyms import Kallsyms, load_kallsyms
 from perf_offcpu.symbolize.kernel.modules import load_module, shown_name
 from perf_offcpu.symbolize.lines.names import LineNames
 from perf_offcpu.symbolize.options import SymbolizeOptions
-from perf_offcpu.symbolize.symbol_names import SymbolNames, symbols_and_offsets
 
 _PREFIX = "__pfx_"
 
 
 class KernelNames:
-    """Name addresses of the recorded kernel.
-
-    Args:
-        strings: names are interned there.
-        unresolved: addresses without a name are counted there.
-        lines: adds source lines; None: no source lines.
+    """Name addresses of the recorded kernel; arguments as for `UserNames`.
 
     Attributes:
         build_id: of the recorded kernel; b"" unknown.

@@ -46,7 +46,7 @@ class NoLines(Exception):
     """An object has no source lines.
 
     Args:
-        cause: why; None if it simply holds none.
+        cause: the reason; None if it was built without.
         detail: what the reader of its DWARF reported; else "".
     """
 
@@ -78,9 +78,8 @@ def load_lines(path: str, build_id: bytes, search: Search) -> Lines:
     """Load the source lines of an object.
 
     Args:
-        path: the file of its symbols.
-        build_id: of that file; b"" if it has none.
-        search: where to look for its debug file, and where tables are kept.
+        path, build_id: the file of its symbols.
+        search: where its debug file is looked up, and where tables are kept.
 
     Raises:
         NoLines: there are none.

@@ -11,17 +11,15 @@ from perf_offcpu.model.columns import I64, U32, U64
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.elf.functions import ElfFile
 from perf_offcpu.objects.search import Search
+from perf_offcpu.symbolize.frames import InlinedFunctions, SymbolNames
 from perf_offcpu.symbolize.lines.lines import Lines, NoLines, load_lines
 from perf_offcpu.symbolize.lines.symcache import Calls, Symcache
-from perf_offcpu.symbolize.symbol_names import InlinedFunctions, SymbolNames
 
 
 class LineNames:
     """Look up source lines and inlined functions.
 
     Args:
-        strings: names are interned there.
-        search: as for `load_lines`.
         unresolved: addresses whose lines could not be read, although there may be some, are counted there.
         inline: look up inlined functions too, not only lines.
 

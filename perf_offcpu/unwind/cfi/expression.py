@@ -16,9 +16,8 @@ import numpy as np
 from perf_offcpu.abi.cfi import Op
 from perf_offcpu.binary.fields import Int
 from perf_offcpu.model.columns import I64, U64, Bool
-from perf_offcpu.structs import mutable
 from perf_offcpu.unwind.cfi.leb128 import leb128
-from perf_offcpu.unwind.state import WalkState
+from perf_offcpu.unwind.state import Value, WalkState
 
 MAX_STACK: Final = 32
 
@@ -56,14 +55,6 @@ def evaluate(code: bytes, state: WalkState, lanes: I64, first: U64 | None) -> Va
         return machine.pop()
     except IndexError:
         raise CannotEvaluateError from None
-
-
-@mutable
-class Value:
-    """Values of n frames, and the frames in which they are known."""
-
-    words: U64
-    known: Bool
 
 
 class _Evaluation:
