@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of the BPF programs per context switch:  sudo python benchmarks/bpf_cost.py [--rounds N] [--loops N]
+"""Measure ns of BPF per context switch:  sudo python benchmarks/bpf_cost.py [--rounds N] [--loops N]
 
-`perf bench sched pipe` only switches between two tasks. It runs on one CPU under each form of the program in
-turn, for several rounds; the kernel counts the programs' run time (BPF_ENABLE_STATS). Shown are medians over
-the rounds, in ns of BPF per switch, all programs together.
+`perf bench sched pipe`, which only switches between two tasks, runs on one CPU under each form of the
+program in turn, for several rounds; the kernel counts the programs' run time (BPF_ENABLE_STATS). The table
+has medians over the rounds, of all programs together.
 
 Small reference programs run in the same rounds (bpf/reference.bpf.c): one walk of the user stack at every
 switch-out; two walks, as `perf record --off-cpu` makes; and programs that return at once. bpftrace and
@@ -51,7 +51,7 @@ RING_BYTES = 4 << 20
 
 
 class Nowhere:
-    """Sink that discards what the rings hold."""
+    """Sink that discards the content of the rings."""
 
     def append(self, *pieces: Buffer) -> None:
         """Discard."""
@@ -178,7 +178,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--loops", type=int, default=50_000)
-    parser.add_argument("--only", default="", help="a part of the names of forms to measure")
+    parser.add_argument("--only", default="", help="measure only forms with this text in their names")
     options = parser.parse_args()
     *others, cpu = online_cpus()
     os.sched_setaffinity(0, others or [cpu])

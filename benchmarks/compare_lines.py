@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare source lines and inlined functions with llvm-symbolizer: python benchmarks/compare_lines.py [FILE…]
 
-Functions, files, lines and chains of inlining of 10 000 random addresses of each file. Without files: a C++
+Compares functions, files, lines and inlining at 10 000 random addresses of each file. Without files: a C++
 and a Rust program compiled here (if g++ and rustc are installed), and this system's C library, if its debug
 file is installed (Debian: libc6-dbg). Needs llvm-symbolizer. Differences are counted by explanation; one
 without an explanation is shown, and the exit status is 1.
@@ -62,7 +62,7 @@ def ours(path: str, addresses: np.ndarray) -> list[Chain]:
 
 
 def theirs(path: str, addresses: np.ndarray) -> list[Chain]:
-    """Return them as llvm-symbolizer does, of the debug file: it searches for none."""
+    """Return llvm-symbolizer's answers for the debug file, which it does not look up itself."""
     with ExitStack() as stack:
         image = stack.enter_context(open_elf(path))
         whole = image.section_named(b".debug_info") is not None

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed of writing views of a Profile: `python benchmarks/convert.py [--waits N] [--stacks N]`.
+"""Measure the time of writing each output format:  python benchmarks/convert.py [--waits N] [--stacks N]
 
-A synthetic profile of a million waits over 50 000 stacks (tests/builders/large.py describes it) is written in
-every format and as a report. Printed are the fastest of several runs, its CPU time (on a busy machine the
-clock is slower), the size of the output and the peak memory of the process; marks are the goals of the
-project.
+Writes a synthetic profile of a million waits over 50 000 stacks (see tests/builders/large.py) in each
+format and as a report. Prints the fastest of several runs, the least CPU time, the size of the output and
+the peak memory of the process. Marks are the project's goals.
 """
 
 from __future__ import annotations

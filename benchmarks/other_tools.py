@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run other off-CPU profilers and read what their BPF programs cost, for benchmarks/bpf_cost.py.
+"""Run other off-CPU profilers and read the cost of their BPF programs, for benchmarks/bpf_cost.py.
 
     bpftrace        offcputime.bt next to this file: start and user stack at switch-out, a sum at switch-in
     offcputime      of libbpf-tools: kernel and user stack at every switch-out (Debian: libbpf-tools)

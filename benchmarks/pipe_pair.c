@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What `perf bench sched pipe` does, with each side on a CPU of its own: pipe_pair CPU CPU OPERATIONS
+ * `perf bench sched pipe` with each side on its own CPU: pipe_pair CPU CPU OPERATIONS
  *
- * Two processes hand a number to and fro. Prints the seconds of all operations, each of which is two wake-ups.
+ * Two processes pass a number back and forth. Prints the seconds of all operations, each of which is two wake-ups.
  * Without fixed CPUs the scheduler decides whether both share one, and with it how long an operation takes.
  */
 #define _GNU_SOURCE

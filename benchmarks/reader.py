@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed of reading recordings: `python benchmarks/reader.py [--samples N] [FILE ...]`.
+"""Measure CPU time and memory of reading recordings:  python benchmarks/reader.py [--samples N] [FILE ...]
 
-Without FILE a recording is made (tests/builders/large_recording.py describes it; by default somewhat more
-than 1 GB) and deleted at the end. Each run is a new process, for its own peak memory. Printed are the CPU
-seconds of each stage of the fastest run, records and megabytes per second, and the peak memory beyond the
-resulting columns; marks are the goals of the project.
+Without FILE a recording of about 1.1 GB (see tests/builders/large_recording.py) is made, and deleted at the
+end. Each run is a new process, so that peak memory is its own. Prints the CPU seconds of each stage of the
+fastest run, records and megabytes per second, and the peak memory beyond the resulting columns. Marks are
+the project's goals.
 """
 
 from __future__ import annotations
@@ -149,7 +149,12 @@ def main() -> None:
     """Make a recording if none is given, and measure."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="*")
-    parser.add_argument("--samples", type=int, default=3_600_000, help="in the recording that is made")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=3_600_000,
+        help="samples of the recording that is made (default: %(default)s)",
+    )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--once", help=argparse.SUPPRESS)
     parser.add_argument("--stages", action="store_true", help=argparse.SUPPRESS)

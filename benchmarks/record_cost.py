@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of recording:  sudo python benchmarks/record_cost.py [--rounds N] [--cpu 0|0,1|any] [--only TEXT]
+"""Measure a recorded program:  sudo python benchmarks/record_cost.py [--rounds N] [--cpu CPUS] [--only TEXT]
 
-`perf bench sched pipe` only switches: two tasks pass a byte to and fro. It runs in many short rounds,
+`perf bench sched pipe`, whose two tasks pass a byte and do nothing else, runs in many short rounds,
 alternately bare and under the recorder in one of several ways. Each recorded run is compared with the bare
-runs before and after it, so that other load meets both. Printed are the median of these ratios and the range
-of the middle half, for wall clock and for the CPU time of the benchmark's process, which other load disturbs
-less (it includes start and exit, some 10 ms in either kind of run).
+runs before and after it, so that other load affects both. Prints the median of these ratios and the range
+of the middle half, for wall clock and for the CPU time of the benchmark's process, which other load affects
+less (it includes start and exit, about 10 ms in both kinds of run).
 
 `--cpu 0` keeps both tasks on one CPU: the worst case for a recorder, as they never idle. `--cpu 0,1` gives
 each its own CPU, with a program that does the same (benchmarks/pipe_pair.c, compiled with gcc): they wake
@@ -253,11 +253,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=20, help="rounds of all ways (default: 20)")
-    parser.add_argument("--loops", type=int, default=50_000, help="of the pipe benchmark (default: 50000)")
-    parser.add_argument("--cpu", default="0", help="where it runs: 0 (the default), 0,1 or any")
-    parser.add_argument("--only", default="", help="a part of the names of the ways to measure")
+    parser.add_argument(
+        "--loops", type=int, default=50_000, help="operations of the pipe benchmark (default: 50000)"
+    )
+    parser.add_argument("--cpu", default="0", help="CPUs of the benchmark: 0 (default), 0,1 or any")
+    parser.add_argument("--only", default="", help="measure only ways with this text in their names")
     parser.add_argument("--output", type=Path, default=Path("/dev/shm"), help="directory for recordings")
-    parser.add_argument("--messaging", action="store_true", help="400 tasks at the end")
+    parser.add_argument(
+        "--messaging", action="store_true", help="also run perf bench sched messaging with 400 tasks"
+    )
     args = parser.parse_args()
     if args.rounds < 2:
         parser.error("--rounds: 2 or more, for a middle half")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stress the recorder:  sudo python benchmarks/record_stress.py [flood] [stop] [slow] [attach] ...
 
-Each test makes one kind of trouble and prints what happened to the recording:
+Each test disturbs the recorder in one way and prints the effect on the recording:
 
     flood    busy pipes, every wait a sample, for --seconds: samples, losses, CPU and memory of the recorder;
              before that a quarter as long without recorder, for the share of switches that remains
@@ -12,7 +12,8 @@ Each test makes one kind of trouble and prints what happened to the recording:
     storm    10 000 short processes
     hotplug  a CPU goes offline and comes back
 
-Losses must be reported by cause: `unsaid` are waits of the workload that are in no account.
+Losses must be reported by cause: `unsaid` counts waits of the workload that are neither recorded nor
+counted as lost.
 """
 
 from __future__ import annotations
@@ -276,10 +277,10 @@ def main() -> None:
     parser.add_argument(
         "tests", nargs="*", metavar="TEST", help=f"of {', '.join(TESTS)}; all if none is named"
     )
-    parser.add_argument("--seconds", type=float, default=60, help="of floods (default: 60)")
-    parser.add_argument("--pairs", type=int, default=4, help="of processes that play ping-pong (default: 4)")
+    parser.add_argument("--seconds", type=float, default=60, help="length of floods (default: 60)")
+    parser.add_argument("--pairs", type=int, default=4, help="pairs of processes in floods (default: 4)")
     parser.add_argument("--rate", type=float, default=5, help="MB/s that the slow reader takes (default: 5)")
-    parser.add_argument("--times", type=int, default=1000, help="of attach (default: 1000)")
+    parser.add_argument("--times", type=int, default=1000, help="recordings of attach (default: 1000)")
     parser.add_argument("--options", type=str.split, default=[], help="more options for record")
     args = parser.parse_args()
     for name in args.tests or TESTS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attach reference programs (bpf/reference.bpf.c): plain off-CPU profiling, and programs that do nothing."""
+"""Attach reference programs (bpf/reference.bpf.c): plain off-CPU profiling, and empty programs."""
 
 from __future__ import annotations
 

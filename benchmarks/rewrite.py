@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed of rewriting recordings: `python benchmarks/rewrite.py [--samples N]`.
+"""Measure CPU time and memory of inject:  python benchmarks/rewrite.py [--samples N]
 
-Each row is a new process, for its own peak memory: inject with all its work, inject that only copies, and
-inject into compressed records. The recording is made (tests/builders/large_recording.py) and deleted at the
-end; by default it has some 300 MB.
+Each row is a new process, so that peak memory is its own: inject with all stages, inject that only copies,
+and inject into compressed records. The recording (see tests/builders/large_recording.py; about 300 MB by
+default) is made, and deleted at the end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ WORK: dict[str, Callable[[list[str], int], object]] = {
 def main() -> None:
     """Run all rows, or one in a child process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--samples", type=int, default=1_000_000, help="in each recording")
+    parser.add_argument(
+        "--samples", type=int, default=1_000_000, help="samples of the recording (default: %(default)s)"
+    )
     parser.add_argument("--row", nargs="+", metavar="WORK PATH", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.row:

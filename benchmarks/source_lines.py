@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed of finding source lines and inlined functions:  python benchmarks/source_lines.py [MEGABYTES]
+"""Measure source lines and inlined functions:  python benchmarks/source_lines.py [MEGABYTES]
 
-A C++ unit with heavy templates is compiled once and linked repeatedly until the debug file has about that
-size (100 MB). Measured are 10 000 of its addresses, cold (the DWARF is read) and with the table on disk; for
-comparison llvm-symbolizer and addr2line where they are installed, and `perf script` with and without inlining
-on a stored recording. Each figure is of one run, cached ones the best of several.
+A C++ unit with many templates is compiled once and linked repeatedly until the debug file has about that
+size (default: 100 MB). Looks up 10 000 of its addresses, cold (the DWARF is read) and with the table on
+disk; for comparison runs llvm-symbolizer and addr2line if they are installed, and `perf script` with and
+without inlining on a stored recording. Figures are of one run, cached ones the best of several.
 """
 
 from __future__ import annotations

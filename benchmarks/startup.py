@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of starting up:  sudo python benchmarks/startup.py [--runs N] [-i RECORDING]
+"""Measure short commands:  sudo python benchmarks/startup.py [--runs N] [-i RECORDING]
 
 `report` and `convert --folded` of a recording in turns with `perf report`; without -i also `record -- true`
-with an empty cache (bcc compiles), with a filled one and with none, and the recording is that of `true`.
-Printed are medians of wall clock and of CPU time (user + system of the process and its children), the largest
+with an empty cache (bcc compiles), with a filled one and with none; that recording is then read. Prints
+medians of wall clock and of CPU time (user + system of the process and its children), the largest
 memory, and the median of CPU time as a multiple of perf's in the same round; Python's own start is listed for
 comparison.
 
-A first round, which writes Python's bytecode as an installation does, is not counted. Figures of one
-run of this script can be compared with each other, hardly with those of another day.
+A first round, which writes Python's bytecode as an installation does, is not counted. Compare figures of
+one run of this script only with each other.
 """
 
 from __future__ import annotations

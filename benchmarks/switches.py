@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed of deriving waits from context switches: `python benchmarks/switches.py [--switches N]`.
+"""Measure deriving waits from context switches:  python benchmarks/switches.py [--switches N]
 
 A synthetic machine of 16 CPUs switches between 4000 threads and idle. `pairing` is the interval arithmetic
 (columns in, samples out), also with as many wake-ups as switches; `reading` is load_recording on a file of
-such tracepoints, without and with waits. Printed are the best of several runs, and the peak memory of the
-process; the mark is the goal of the project.
+such tracepoints, without and with waits. Prints the best of several runs and the peak memory of the
+process. The mark is the project's goal.
 """
 
 from __future__ import annotations

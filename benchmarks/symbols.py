@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed of loading, looking up and demangling symbols:  python benchmarks/symbols.py [ELF FILE…]
+"""Measure loading, looking up and demangling symbols:  python benchmarks/symbols.py [ELF FILE…]
 
 Without files: a synthetic one with 500 000 functions, and this Python's C library. Each figure is the best of
 several runs; memory is that of a new process beyond its start, per byte of the tables.

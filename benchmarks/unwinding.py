@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of unwinding: `python benchmarks/unwinding.py [speed] [tables[=FILE]] [perf[=RECORDING]]`.
+"""Measure unwinding:  python benchmarks/unwinding.py [speed] [tables[=FILE]] [perf[=RECORDING]]
 
-CPU seconds, by default of all three:
+Prints CPU seconds, by default of all three:
 
 speed    200 000 samples of 20 frames, with tables in memory
 tables   making the tables of a large file (default: node, if installed)
