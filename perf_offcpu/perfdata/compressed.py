@@ -7,7 +7,7 @@ output of a record may end inside an inner record. After an error perf begins a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from perf_offcpu import losses
@@ -15,7 +15,6 @@ from perf_offcpu.abi.records import RECORD_LAYOUTS
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.errors import CapabilityError, LayoutError
 from perf_offcpu.losses import Losses
-from perf_offcpu.perfdata.pieces import joined
 from perf_offcpu.perfdata.scan import HEADER_SIZE
 
 MAX_OUTPUT = 64 << 20
@@ -94,3 +93,23 @@ def zstd_library() -> Any:
             "install the package zstandard (Debian: python3-zstandard)",
         ) from None
     return zstandard
+
+
+def joined(pieces: Iterable[bytes], least: int) -> Iterator[bytes]:
+    """Yield the bytes in pieces of at least `least`, except for the last: each costs its consumer a step.
+
+    Bytes before an exception are yielded before it is raised.
+    """
+    waiting: list[bytes] = []
+    size = 0
+    try:
+        for piece in pieces:
+            waiting.append(piece)
+            size += len(piece)
+            if size >= least:
+                yield b"".join(waiting)
+                waiting, size = [], 0
+    except Exception:
+        yield b"".join(waiting)
+        raise
+    yield b"".join(waiting)

@@ -63,27 +63,20 @@ class Events:
         self._rows = rows[first].astype(np.int32)
         self.duplicates = int(((rows != rows[first][claim]) & (ids != 0)).sum())
         """Number of ids that more than one event has."""
-        self._first = specs[0].attr if specs else Attr()
+        self.first = specs[0].attr if specs else Attr()
+        """The attr that decides the layout of trailers, and the place of ids."""
         # Without any ids, samples of one layout are read as the first event's.
         alike = len({spec.shape for spec in specs}) == 1
         self._unknown = np.int32(0 if alike and are_all and len(self._ids) == 1 else -1)
 
-    def __len__(self) -> int:
-        return len(self.specs)
-
     @property
     def sample_id_all(self) -> bool:
         """True if kernel records other than samples end with a trailer."""
-        return bool(self._first.flags & AttrFlag.SAMPLE_ID_ALL)
-
-    @property
-    def trailer_type(self) -> SampleType:
-        """The sample_type that decides the layout of trailers."""
-        return self._first.sample_type
+        return bool(self.first.flags & AttrFlag.SAMPLE_ID_ALL)
 
     def of_samples(self, chunk: Chunk, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the evsel of each SAMPLE record in `rows`: int32[n]; -1 where its id is unknown."""
-        place = sample_id_place(self._first.sample_type) if self.needs_ids else None
+        place = sample_id_place(self.first.sample_type) if self.needs_ids else None
         if place is None:
             return np.full(len(rows), 0 if self.specs else -1, np.int32)
         at = chunk.starts[rows] + HEADER_SIZE + 8 * place

@@ -80,7 +80,7 @@ def owners_of(chunk: Chunk, rows: I64, events: Events) -> I32:
     """Return the evsel of each record: int32[n]; -1 where there is no trailer, UNKNOWN of unknown events."""
     kinds, sizes = chunk.types[rows], chunk.sizes[rows]
     has = (kinds < FIRST_USER_TYPE) & (kinds != RecordType.SAMPLE) & events.sample_id_all
-    place = id_place(events.trailer_type) if events.needs_ids else None
+    place = id_place(events.first.sample_type) if events.needs_ids else None
     if place is None:
         return np.where(has, 0, -1).astype(np.int32)
     at = chunk.starts[rows] + sizes - _U64 * place

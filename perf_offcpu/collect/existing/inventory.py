@@ -18,9 +18,9 @@ from perf_offcpu.collect.existing.proc import ProcScan
 from perf_offcpu.collect.kernel_totals.losses import Counter
 from perf_offcpu.collect.targets import Target, process_of
 from perf_offcpu.losses import LossCause
+from perf_offcpu.perfdata.compressed import joined
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import HOST_PID, BuildId, encoded
-from perf_offcpu.perfdata.pieces import joined
 from perf_offcpu.perfdata.write.writer import frame_record, pack_record
 
 PIECE = 1 << 18

@@ -121,17 +121,13 @@ def _outcomes(history: History, edges: Edges, switches: Switches) -> I8:
         (is_in & (edges.before == NONE), _Outcome.BEGAN_BEFORE),
         (is_in & (IS_IN[edges.before] | (edges.before == EventKind.EXIT)), _Outcome.NO_BEGIN),
     )
-    outcomes: I8 = np.select(
-        [case for case, _ in cases], [np.int8(outcome) for _, outcome in cases], np.int8(0)
-    )
+    which, values = zip(*((case, np.int8(outcome)) for case, outcome in cases), strict=True)
+    outcomes: I8 = np.select(which, values, np.int8(0))
     return outcomes
 
 
 def _of_threads_with(is_out: Bool, edges: Edges) -> Bool:
-    """Return bool[m]: whether the edge's thread ever goes out.
-
-    If it does not, it is no thread of the recording but one that got the CPU (of another command).
-    """
+    """Return bool[m]: whether the edge's thread ever goes out; others belong to no recorded command."""
     if not len(edges.place):
         return is_out
     first = np.flatnonzero(edges.before == NONE)
@@ -209,10 +205,9 @@ def _count_breaks(switches: Switches) -> int:
 def _in_gaps(switches: Switches, begin: I64, end: I64) -> Bool:
     """Return bool[k]: whether records may have been lost within [begin, end].
 
-    The records that a LOST record reports were lost after the record before it in the same ring, which is
-    that of a CPU. By time that is the last but one: the sample after LOST was begun earlier, before its stack
-    was walked. Where records have no CPU, the loss was at any time before. (A ring that stays full to the end
-    of the recording leaves no LOST record.)
+    A LOST record reports losses since the record before it in the ring of its CPU. By time that is the last
+    but one: the sample after LOST was begun earlier, before its stack was walked. Where records have no CPU,
+    the loss was at any time before. (A ring that stays full to the end leaves no LOST record.)
     """
     lost = np.flatnonzero(switches.kind == SwitchKind.LOST)
     if not len(lost) or not len(begin):

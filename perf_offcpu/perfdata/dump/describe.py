@@ -16,7 +16,7 @@ from perf_offcpu.abi import offcpu
 from perf_offcpu.abi.attr import ATTR, AttrFlag, ReadFormat, SampleType
 from perf_offcpu.abi.records import CpuMode, Misc, RecordType
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.binary.fields import Field, Int, Special
+from perf_offcpu.binary.fields import U32, U64, Field, Special
 from perf_offcpu.binary.layout import Layout
 
 _HEX = frozenset((
@@ -85,11 +85,13 @@ def field_lines(layout: Layout, values: Mapping[str, Any], indent: str = "  ") -
         if field.name not in values:
             continue
         value = values[field.name]
-        if isinstance(value, bytes) and _is_blob(field, value):
+        is_blob = field.type is Special.BYTE and field.name not in _NAMES
+        if is_blob and len(value) > _INLINE_BYTES:
             yield f"{indent}{field.name}: {len(value)} bytes"
             yield from hex_lines(value, indent + "  ")
         elif isinstance(value, list) and (field.name in _ADDRESSES or isinstance(field.type, Layout)):
-            yield from _item_lines(layout, field, value, indent)
+            for number, item in enumerate(value):
+                yield f"{indent}{field.name}[{number}]: {_one(layout, field, item)}"
         else:
             yield f"{indent}{field.name}: {_text(layout, field, value)}"
 
@@ -119,27 +121,14 @@ def address(word: int) -> str:
     return f"{word:#x}"
 
 
-def _is_blob(field: Field, value: bytes) -> bool:
-    return field.type is Special.BYTE and field.name not in _NAMES and len(value) > _INLINE_BYTES
-
-
-def _item_lines(layout: Layout, field: Field, items: list[Any], indent: str) -> Iterator[str]:
-    for number, item in enumerate(items):
-        yield f"{indent}{field.name}[{number}]: {_one(layout, field, item)}"
-
-
 def _text(layout: Layout, field: Field, value: Any) -> str:
+    if isinstance(value, bytes) and (field.type is not Special.BYTE or field.name in _NAMES):
+        return repr(value.rstrip(b"\0"))
     if isinstance(value, bytes):
-        return _bytes(field, value)
+        return value.hex() or "none"
     if isinstance(value, list):
         return "[" + ", ".join(_one(layout, field, item) for item in value) + "]"
     return _one(layout, field, value)
-
-
-def _bytes(field: Field, value: bytes) -> str:
-    if field.type is not Special.BYTE:
-        return repr(value)
-    return repr(value.rstrip(b"\0")) if field.name in _NAMES else value.hex() or "none"
 
 
 def _one(layout: Layout, field: Field, value: Any) -> str:
@@ -151,13 +140,9 @@ def _one(layout: Layout, field: Field, value: Any) -> str:
         return _enum(meaning, value)
     if field.name in _HEX:
         return f"{value:#x}"
-    return str(_signed(field.type, value))
-
-
-def _signed(type_: Int | Special | Layout, value: int) -> int:
-    """Return -1, "none", for all bits set, also where the header says unsigned."""
-    wide = isinstance(type_, Int) and not type_.signed and type_.size >= 4
-    return -1 if wide and isinstance(type_, Int) and value == (1 << 8 * type_.size) - 1 else value
+    # All bits set are "none", also where the header says unsigned.
+    is_none = (field.type, value) in ((U32, 2**32 - 1), (U64, 2**64 - 1))
+    return "-1" if is_none else str(value)
 
 
 def _enum(meaning: type[enum.IntEnum | enum.IntFlag], value: int) -> str:

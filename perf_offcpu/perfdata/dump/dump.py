@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from perf_offcpu.abi import counters, offcpu
-from perf_offcpu.abi.attr import ATTR, Attr, unpack_attr
+from perf_offcpu.abi.attr import ATTR, unpack_attr
 from perf_offcpu.abi.features import FEATURE_LAYOUTS, Feature
 from perf_offcpu.abi.file import FILE_HEADER, FILE_HEADER_SIZE, FILE_HEADER_SIZE_OLD
 from perf_offcpu.abi.records import CALLCHAIN_DEFERRED_V12, HEADER_ATTR_IDS, RECORD_LAYOUTS, Misc, RecordType
@@ -205,18 +205,14 @@ class _Dump:
             yield from self._header_feature(record)
         elif kind in _COMPRESSED:
             yield f"  data: {end - HEADER_SIZE} bytes, decompressed below"
-        elif kind == RecordType.CALLCHAIN_DEFERRED and self._is_v12(record, end):
-            yield from self._structure(CALLCHAIN_DEFERRED_V12, record, HEADER_SIZE, end)
         elif layout is None:
             yield from hex_lines(record[HEADER_SIZE:end])
         else:
+            if kind == RecordType.CALLCHAIN_DEFERRED:  # of the posted form and the final one only one can fit
+                v12 = CALLCHAIN_DEFERRED_V12
+                _, at, problem = v12.unpack_sound(record, self.order, None, HEADER_SIZE, end)
+                layout = v12 if problem is None and HEADER_SIZE < at == end - end % 8 else layout
             yield from self._structure(layout, record, HEADER_SIZE, end, Misc(misc))
-
-    def _is_v12(self, record: bytes, end: int) -> bool:
-        """Return whether a deferred callchain has the posted form, not the final one: only one can fit."""
-        words = (end - HEADER_SIZE) // 8
-        _, at, problem = CALLCHAIN_DEFERRED_V12.unpack_sound(record, self.order, None, HEADER_SIZE, end)
-        return words > 0 and problem is None and at == HEADER_SIZE + 8 * words
 
     def _header_attr(self, record: bytes) -> Lines:
         try:
@@ -225,7 +221,7 @@ class _Dump:
             yield f"  ! {problem}"
             yield from hex_lines(record[HEADER_SIZE:])
             return
-        yield from _attr_lines(attr)
+        yield from field_lines(ATTR, attr._asdict())
         ids_at = min(HEADER_SIZE + attr.size, len(record))
         yield from self._structure(HEADER_ATTR_IDS, record, ids_at, len(record))
 
@@ -256,11 +252,7 @@ class _Dump:
 def _event_lines(spec: EventSpec, indent: str = "  ") -> Lines:
     yield f"{indent}name: {_name_of(spec)!r}"
     yield f"{indent}ids: {list(spec.ids)}"
-    yield from _attr_lines(spec.attr, indent)
-
-
-def _attr_lines(attr: Attr, indent: str = "  ") -> Lines:
-    yield from field_lines(ATTR, attr._asdict(), indent)
+    yield from field_lines(ATTR, spec.attr._asdict(), indent)
 
 
 def _name_of(spec: EventSpec) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf_offcpu.perfdata.pieces import joined
+from perf_offcpu.perfdata.compressed import joined
 
 
 @given(st.lists(st.binary(max_size=9)), st.integers(1, 20))
