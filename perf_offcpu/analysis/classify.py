@@ -21,6 +21,7 @@ waits for work; the event loop of a busy server is not. Documentation/wait-class
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -125,13 +126,13 @@ def _evidences(profile: Profile) -> tuple[list[_Evidence], I64]:
     answers = (
         walk.kernel(rules.class_of_function),
         walk.user(rules.class_of_wrapper),
-        walk.user(_if(rules.is_file_wrapper)),
-        walk.kernel(_if(rules.is_fault_entry)),
-        walk.kernel(_if(is_compat_entry)),
+        walk.user(_if(rules.FILE_WRAPPER)),
+        walk.kernel(_if(rules.FAULT_ENTRY)),
+        walk.kernel(lambda name: is_compat_entry(name) or None),
         walk.kernel(lambda _: 1),
         walk.kernel(entry),
         walk.kernel(rules.is_for_work_in_kernel),
-        walk.user(_if(rules.is_for_work_wrapper)),
+        walk.user(_if(rules.WORK_WRAPPERS)),
         np.ones(len(walk.stacks), np.int32),
     )
     columns = [np.full(len(stacks), _NONE, np.int32) for _ in answers]
@@ -144,8 +145,8 @@ def _evidences(profile: Profile) -> tuple[list[_Evidence], I64]:
     return found, of[of_sample]
 
 
-def _if(holds: Callable[[str], bool]) -> Callable[[str], int | None]:
-    return lambda function: 1 if holds(function) else None
+def _if(patterns: str) -> Callable[[str], int | None]:
+    return lambda name: rules.matches(patterns, name) or None
 
 
 class _Judge:
@@ -208,18 +209,20 @@ class _Walk:
 
     def kernel(self, judge: Callable[[str], int | None]) -> I32:
         """Return int32[n]: the value of the innermost kernel function that has one; -1 for none."""
-        return self._first(self._judged(judge, self.used & self.is_kernel), 0)
+        return self._first(self._judged(judge, self.used & self.is_kernel, rules.COMPILER_SUFFIX), 0)
 
     def user(self, judge: Callable[[str], int | None]) -> I32:
         """Return int32[n]: the value of the first user function near the leaf that has one; -1 for none."""
-        return self._first(self._judged(judge, self.used & ~self.is_kernel), _WRAPPER_DEPTH)
+        return self._first(
+            self._judged(judge, self.used & ~self.is_kernel, rules.SYMBOL_VERSION), _WRAPPER_DEPTH
+        )
 
-    def _judged(self, judge: Callable[[str], int | None], wanted: Bool) -> I32:
+    def _judged(self, judge: Callable[[str], int | None], wanted: Bool, suffix: re.Pattern[str]) -> I32:
         frames, strings = self.profile.frames, self.profile.strings
         values = np.full(len(frames), _NONE, np.int32)
         rows = np.flatnonzero(wanted)
         symbols, of = np.unique(frames.symbol[rows], return_inverse=True)
-        judged = (judge(strings[symbol]) for symbol in symbols.tolist())
+        judged = (judge(suffix.sub("", strings[symbol])) for symbol in symbols.tolist())
         values[rows] = np.array([_NONE if value is None else value for value in judged], np.int32)[of]
         return values
 

@@ -16,7 +16,7 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.analysis.classify import Waits, classify, of_idle_threads
-from perf_offcpu.analysis.states import in_states
+from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.time_windows import Window, in_windows
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.errors import UsageError
@@ -67,7 +67,7 @@ def select_samples(profile: Profile, selection: Selection) -> Profile:
     profile = profile.select(_of_threads(profile, selection))
     if selection.windows:
         profile = _in_time(profile, selection.windows)
-    if selection.idle == "show" and not (selection.classes or selection.states or selection.min_ns):
+    if selection.idle == "show" and not selection.is_of_waits:
         return profile
     waits = classify(profile) if selection.classes or selection.idle != "show" else None
     rows = _of_waits(profile, selection, waits)
@@ -133,7 +133,7 @@ def _of_waits(profile: Profile, selection: Selection, waits: Waits | None) -> Bo
     samples = profile.samples
     rows = np.ones(len(samples), np.bool_)
     if selection.states:
-        rows &= in_states(samples, selection.states)
+        rows &= np.array([one.letter in selection.states for one in STATES])[state_codes(samples)]
     if selection.classes and waits is not None:
         rows &= np.isin(waits.wait_class, np.array(selection.classes, np.uint8))
     if selection.min_ns:

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.analysis.group import group
-from perf_offcpu.model.columns import U8, Bool
+from perf_offcpu.model.columns import U8
 from perf_offcpu.model.profile import ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
 
@@ -47,10 +46,3 @@ def state_codes(samples: ProfileSamples) -> U8:
     pairs = zip(samples.state[first].tolist(), preempted[first].tolist(), strict=True)
     codes = np.array([_CODE[state_letter(*pair)] for pair in pairs], np.uint8)
     return np.where(offcpu, codes[of], np.uint8(RUNNING)).astype(np.uint8)
-
-
-def in_states(samples: ProfileSamples, letters: Sequence[str]) -> Bool:
-    """Return bool[samples]: the waits in states of these letters."""
-    chosen = np.array([state.letter in letters for state in STATES])
-    found: Bool = chosen[state_codes(samples)]
-    return found

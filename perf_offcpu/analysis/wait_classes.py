@@ -220,9 +220,9 @@ FILE_SYSCALLS = frozenset(
     "read write readv writev open openat openat2 close sendfile sendfile64 ioctl".split()
 )
 """System calls whose waits in state D are for storage: pipes, sockets and terminals are waited for in S."""
-_FILE_WRAPPER = r"_*(read|write)v?(64)? _*open(at)?(64)?(_nocancel)? _*close _*sendfile(64)? _*ioctl"
+FILE_WRAPPER = r"_*(read|write)v?(64)? _*open(at)?(64)?(_nocancel)? _*close _*sendfile(64)? _*ioctl"
 
-_FAULT_ENTRY = """
+FAULT_ENTRY = """
     asm_exc_page_fault exc_page_fault do_user_addr_fault handle_mm_fault __handle_mm_fault
     do_page_fault do_translation_fault do_swap_page faultin_page fixup_user_fault lock_mm_and_find_vma
 """
@@ -230,61 +230,41 @@ _FAULT_ENTRY = """
 _AT_WORK = "process_one_work io_worker_handle_work"
 """Functions of kernel threads that have a piece of work."""
 _WORK_FUNCTIONS = " ".join(one.row.work_functions for one in CLASSES)
-_WORK_WRAPPERS = " ".join(one.row.work_wrappers for one in CLASSES)
+WORK_WRAPPERS = " ".join(one.row.work_wrappers for one in CLASSES)
 WORK_SYSCALLS = frozenset(name for one in CLASSES for name in one.row.work_syscalls.split())
 """System calls that wait for the next piece of work and nothing else."""
 
-_SUFFIX = re.compile(r"\.(?:constprop|isra|part|cold|llvm|lto_priv)\b.*")
-_VERSION = re.compile(r"@.*")
+COMPILER_SUFFIX = re.compile(r"\.(?:constprop|isra|part|cold|llvm|lto_priv)\b.*")
+SYMBOL_VERSION = re.compile(r"@.*")
 _ENTRY = re.compile(r"(?:__(?:x64|ia32|arm64|riscv|s390x?|loongarch|se|do)_(?:compat_)?sys|ksys)_(\w+)")
 
 
-def class_of_function(function: str) -> WaitClass | None:
+def class_of_function(name: str) -> WaitClass | None:
     """Return the class that a function of the kernel means; None if it means none."""
-    name = _bare(function)
-    return next((one for one in CLASSES if _matches(one.row.functions, name)), None)
+    return next((one for one in CLASSES if matches(one.row.functions, name)), None)
 
 
-def class_of_wrapper(function: str) -> WaitClass | None:
+def class_of_wrapper(name: str) -> WaitClass | None:
     """Return the class that a function of libc or Go's runtime means; None if it means none."""
-    name = _VERSION.sub("", function)
-    return next((one for one in CLASSES if _matches(one.row.wrappers, name)), None)
+    return next((one for one in CLASSES if matches(one.row.wrappers, name)), None)
 
 
-def is_fault_entry(function: str) -> bool:
-    """Return True if this function of the kernel runs in page faults only."""
-    return _matches(_FAULT_ENTRY, _bare(function))
-
-
-def is_file_wrapper(function: str) -> bool:
-    """Return True if this is libc's function for such a system call."""
-    return _matches(_FILE_WRAPPER, _VERSION.sub("", function))
-
-
-def syscall_of_function(function: str) -> str:
+def syscall_of_function(name: str) -> str:
     """Return the system call whose entry function of the kernel this is; "" if it is none."""
-    match = _ENTRY.fullmatch(_bare(function))
+    match = _ENTRY.fullmatch(name)
     return match[1] if match else ""
 
 
-def is_for_work_in_kernel(function: str) -> bool | None:
-    """Return True if this function of the kernel waits for the next piece of work, such as a connection, a
-    signal or the input of a terminal; False if it has one; None if it says nothing."""
-    name = _bare(function)
-    return False if _matches(_AT_WORK, name) else _matches(_WORK_FUNCTIONS, name) or None
+def is_for_work_in_kernel(name: str) -> bool | None:
+    """Return True if this function of the kernel waits for the next piece of work, such as a connection.
+
+    False: it has a piece of work. None: it says nothing.
+    """
+    return False if matches(_AT_WORK, name) else matches(_WORK_FUNCTIONS, name) or None
 
 
-def is_for_work_wrapper(function: str) -> bool:
-    """Return True if this function of libc or Go's runtime waits until another thread has work for it."""
-    return _matches(_WORK_WRAPPERS, _VERSION.sub("", function))
-
-
-def _bare(function: str) -> str:
-    """Return the name without the suffixes of compilers."""
-    return _SUFFIX.sub("", function)
-
-
-def _matches(rules: str, name: str) -> bool:
+def matches(rules: str, name: str) -> bool:
+    """Return True if a name matches one of some rules."""
     return _pattern(rules).fullmatch(name) is not None
 
 

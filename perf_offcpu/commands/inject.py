@@ -54,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
     from perf_offcpu.cache import DiskCache
-    from perf_offcpu.inject.options import RewriteOptions, Rewritten
+    from perf_offcpu.inject.options import RewriteOptions
     from perf_offcpu.inject.rewrite import rewrite
     from perf_offcpu.losses import by_text
     from perf_offcpu.objects.search import Search
@@ -73,10 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if options.pipe and options.compress:
         raise UsageError("-z: perf compresses files, not pipes: name a file with -o, or pipe through zstd")
 
-    def write(fd: int, name: str) -> Rewritten:
-        return rewrite(args.input, fd, name, options)
-
-    done = write_recording(args.output, write)
+    done = write_recording(args.output, lambda fd, name: rewrite(args.input, fd, name, options))
     if args.verbose:
         added = f"{done.waits} waits between context switches added, " if args.switches else ""
         print(

@@ -239,7 +239,8 @@ def _dot_lines(graph: Any) -> Iterator[str]:
 
 def _node_lines(node: dict[str, Any], unit: str) -> Iterator[str]:
     label = node["label"]
-    yield _escaped(label if len(label) <= _LINE else f"{label[: _LINE // 2]}...{label[-_LINE // 2 :]}")
+    short = label if len(label) <= _LINE else f"{label[: _LINE // 2]}...{label[-_LINE // 2 :]}"
+    yield short.replace("\\", "\\\\")  # backslashes begin escapes
     if "inclusive" in node:
         yield f"{amount(node['inclusive'], unit)} ({node['share']:.2f} %)"
         yield f"self {amount(node['own'], unit)}, {node['waits']} x"
@@ -259,11 +260,6 @@ def _fill(node: dict[str, Any], weight: int, facts: dict[str, Any]) -> str:
         return f'"{_GROWN if node["change"] > 0 else _SHRUNK} {0.02 + 0.7 * part:.3f} 1.0"'
     part = min(weight / max(facts["total"], 1), 1)
     return f'"{_COLD[0]} {_COLD[1] + (_HOT[1] - _COLD[1]) * part:.3f} 1.0"'
-
-
-def _escaped(text: str) -> str:
-    """Escape text for a label, where backslashes begin escapes."""
-    return text.replace("\\", "\\\\")
 
 
 def _quoted(text: str) -> str:

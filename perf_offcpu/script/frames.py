@@ -9,6 +9,8 @@ Each frame and each stack is formatted once, however many samples have it, withi
 
 from __future__ import annotations
 
+import functools
+
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.script.fields import FieldChoice
@@ -32,7 +34,7 @@ class FrameTexts:
         self._parent = profile.stacks.parent.tolist()
         self._frame = profile.stacks.frame.tolist()
         self._frames = profile.frames
-        self._lines: dict[int, str] = {}
+        self._line = functools.cache(self._new_line)
         self._stacks: dict[int, str] = {}
         self._cached = 0
 
@@ -64,12 +66,6 @@ class FrameTexts:
             lines.append(f"\t{self._line(self._frame[stack])}\n")
             stack = self._parent[stack]
         return "".join(lines)
-
-    def _line(self, frame: int) -> str:
-        line = self._lines.get(frame)
-        if line is None:
-            line = self._lines[frame] = self._new_line(frame)
-        return line
 
     def _new_line(self, frame: int) -> str:
         """Format a frame as sample__fprintf_sym() of tools/perf/util/evsel_fprintf.c does."""

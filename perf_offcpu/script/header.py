@@ -29,7 +29,8 @@ def header_lines(profile: Profile) -> Iterator[str]:
     }
     yield _RULE
     yield from (_fact(name, text) for name, text in facts.items() if text)
-    yield from (_fact("event", f"name = {event.name}{_unit(event.unit)}") for event in profile.evsels)
+    for event in profile.evsels:
+        yield _fact("event", f"name = {event.name}" + (f", unit = {event.unit}" if event.unit else ""))
     if meta.threshold_ns >= 0:
         yield _fact("off-cpu threshold", f"{meta.threshold_ns} ns")
     if 0 < meta.begin_ns < meta.end_ns:
@@ -48,15 +49,8 @@ def _captured(meta: Meta) -> str:
         return ""
     if meta.wall_clock_at_ns > max(meta.last_ns, meta.end_ns) + _MINUTE_NS:
         return "unknown, by its clock perf began after the last sample (in a time namespace?)"
-    return _calendar(meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns)
-
-
-def _calendar(wall_ns: int) -> str:
+    wall_ns = meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns
     return time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(wall_ns // 10**9))
-
-
-def _unit(unit: str) -> str:
-    return f", unit = {unit}" if unit else ""
 
 
 def _fact(name: str, text: str) -> str:

@@ -37,17 +37,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
-    findings = _examine()
-    can_record = not any(one.group == "recording" and one.state == "missing" for one in findings)
-    print(_as_json(findings, can_record) if args.json else _as_text(findings, can_record))
-    return 0 if can_record else 1
-
-
-def _examine() -> list[Finding]:
     from perf_offcpu.collect.doctor.kernel import examine
     from perf_offcpu.commands.doctor.perf import examine_perf, examine_reading
 
-    return [*examine(), *examine_reading(), *examine_perf()]
+    findings = [*examine(), *examine_reading(), *examine_perf()]
+    can_record = not any(one.group == "recording" and one.state == "missing" for one in findings)
+    print(_as_json(findings, can_record) if args.json else _as_text(findings, can_record))
+    return 0 if can_record else 1
 
 
 def _as_json(findings: Iterable[Finding], can_record: bool) -> str:

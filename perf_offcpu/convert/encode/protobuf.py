@@ -55,10 +55,7 @@ class Rows:
     @property
     def lengths(self) -> I64:
         """Return int64[n], the length of each string."""
-        total = np.zeros(self.count, np.int64)
-        for part in self.parts:
-            total += part.lengths
-        return total
+        return sum((part.lengths for part in self.parts), np.zeros(self.count, np.int64))
 
     def take(self, rows: NDArray[np.integer]) -> Rows:
         """Return the given rows, in the given order."""

@@ -109,7 +109,7 @@ class _Writer:
         self.timeline = timeline_of(profile)
         self.wakeups = wakeups_of(profile, self.timeline)
         self.tables = SharedTables(profile, options)
-        self.stack = self.tables.ends.stack
+        self.stack = self.tables.stack
         self.markers = Markers(profile, self.tables, self.timeline, self.wakeups)
         self.processes = process_names(profile, self.wakeups.tracks)
         self.threads = list(self._threads())
@@ -220,15 +220,15 @@ class Markers:
     """The markers of all threads. Their strings are numbered by the constructor."""
 
     def __init__(self, profile: Profile, tables: SharedTables, timeline: Timeline, wakeups: Wakeups) -> None:
-        self.timeline, self.wakeups, self.ends = timeline, wakeups, tables.ends
-        self.details = details_of(profile, wakeups, tables.ends.waits)
+        self.timeline, self.wakeups, self.tables = timeline, wakeups, tables
+        self.details = details_of(profile, wakeups, tables.waits)
         row = tables.strings.row
         self.names = np.array([row(one["name"]) for one in CATEGORIES], np.int64)
         self.wakes = row("wakes")
         self.sets = [self._members(one, row) for one in self.details.sets]
-        self.functions = tables.label_of(self.ends.node)
+        self.functions = tables.label_of(self.tables.node)
         self.sleepers = [str(row(track.label)) for track in timeline.tracks]
-        nodes = distinct(self.ends.waker_node[self.ends.waker_node >= 0])
+        nodes = distinct(self.tables.waker_node[self.tables.waker_node >= 0])
         stacks = zip(nodes.tolist(), path_texts(tables.tree, nodes), strict=True)
         self.waker_text = {-1: ""} | {node: f',"wakerstack":{row(text)}' for node, text in stacks}
         self.runq_ns = np.where(timeline.waits, timeline.end_ns - wakeups.queued_ns, 0)
@@ -257,8 +257,8 @@ class Markers:
                 yield separator + ",".join(texts(rows[begin : begin + _BLOCK]))
                 separator = ","
         at = self.wakeups.queued_ns[woken]
-        category = np.append(self.ends.category[waits], np.zeros(len(woken), np.int64))
-        names = np.append(self.names[self.ends.category[waits]], np.full(len(woken), self.wakes))
+        category = np.append(self.tables.category[waits], np.zeros(len(woken), np.int64))
+        names = np.append(self.names[self.tables.category[waits]], np.full(len(woken), self.wakes))
         columns = {
             "name": array_items(names),
             "startTime": array_items(np.append(self.timeline.begin_ns[waits], at), _MS_DIGITS),
@@ -278,14 +278,14 @@ class Markers:
             map(str, self.functions[rows].tolist()),
             picked(self.sets, self.details.of[rows]),
             [f',"runq":{_ms(one)}' if one else "" for one in runq.tolist()],
-            picked(self.waker_text, self.ends.waker_node[rows]),
+            picked(self.waker_text, self.tables.waker_node[rows]),
             ',"cause":{"stack":',
-            map(str, self.ends.stack[rows].tolist()),
+            map(str, self.tables.stack[rows].tolist()),
             "}}",
         )
 
     def _woken(self, rows: I64) -> list[str]:
-        stacks = self.ends.waker_stack[rows].tolist()
+        stacks = self.tables.waker_stack[rows].tolist()
         return joined(
             '{"type":"Wake-up","sleeper":',
             picked(self.sleepers, self.timeline.track[rows]),

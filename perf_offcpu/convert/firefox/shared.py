@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from perf_offcpu.analysis.classify import Waits, classify
+from perf_offcpu.analysis.classify import classify
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.names import Name, NameKind
@@ -27,7 +27,6 @@ from perf_offcpu.convert.firefox.json_tables import StringArray, array_items, ta
 from perf_offcpu.convert.options import Options
 from perf_offcpu.model.columns import I64, U32, Bool, distinct
 from perf_offcpu.model.profile import Frames, Profile
-from perf_offcpu.structs import mutable
 from perf_offcpu.text import printable
 
 _COLOURS = {WaitClass.OTHER.label: WaitClass.OTHER.row.colour, "user": "yellow", "kernel": "orange"}
@@ -50,28 +49,24 @@ _MOST_ADDRESS = 2**31
 """Larger addresses are left out: the profiler may read them into an Int32Array."""
 
 
-@mutable
-class Ends:
-    """The ends of the stacks of n samples, in the tree and in the table of stacks made of it."""
-
-    waits: Waits  # classes and system calls of the waits
-    category: I64  # int64[n], the category of the innermost frame; -1 for the category of its code
-    node: I64  # int64[n], the end of the stack in the tree; -1 none
-    waker_node: I64  # int64[n], the end of the waker's stack in the tree; -1 none
-    stack: I64  # int64[n], the row of `node` in the table of stacks; -1 none
-    waker_stack: I64  # int64[n], the row of `waker_node` in the table of stacks; -1 none
-
-
 class SharedTables:
-    """The shared tables of a profile."""
+    """The shared tables of a profile.
+
+    Attributes:
+        waits: classes and system calls of the waits.
+        category: int64[samples], the category of the innermost frame; -1 for the category of its code.
+        node, waker_node: int64[samples], the ends of the stack and of the waker's in the tree; -1 none.
+        stack, waker_stack: int64[samples], the rows of these nodes in the table of stacks; -1 none.
+    """
 
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.strings = profile, StringArray()
-        self.tree, waker_node = paths_with_wakers(profile, options, merged=False)
-        node, waits = self.tree.of_sample.astype(np.int64), classify(profile)
-        category = np.where(profile.is_offcpu(), CATEGORY_OF_CLASS[waits.wait_class], _OWN)
-        stacks = self._add_stacks(np.append(node, waker_node), np.append(category, np.full(len(node), _OWN)))
-        self.ends = Ends(waits, category, node, waker_node, *np.split(stacks, [len(node)]))
+        self.tree, self.waker_node = paths_with_wakers(profile, options, merged=False)
+        self.node, self.waits = self.tree.of_sample.astype(np.int64), classify(profile)
+        self.category = np.where(profile.is_offcpu(), CATEGORY_OF_CLASS[self.waits.wait_class], _OWN)
+        ends, own = np.append(self.node, self.waker_node), np.full(len(self.node), _OWN)
+        stacks = self._add_stacks(ends, np.append(self.category, own))
+        self.stack, self.waker_stack = np.split(stacks, [len(self.node)])
         self._add_functions()
         self._add_libs()
 
@@ -94,7 +89,7 @@ class SharedTables:
         categories = np.concatenate([np.full(rows, _OWN), category[known[first]]])
         kept, self._frame_of_stack = group(self.tree.name[nodes], categories)
         self._name_of_frame = self.tree.name[nodes[kept]].astype(np.int64)
-        self._category = categories[kept]
+        self._category_of_frame = categories[kept]
         return stack_of
 
     def _add_functions(self) -> None:
@@ -104,7 +99,9 @@ class SharedTables:
         self._function_of_name = np.array(function, np.int64)
         self._labels = self.strings.rows([name.label for name in self._functions])
         own = np.array([_CATEGORY_OF_KIND[name.kind] for name in names], np.int64)
-        self._category = np.where(self._category == _OWN, own[self._name_of_frame], self._category)
+        self._category_of_frame = np.where(
+            self._category_of_frame == _OWN, own[self._name_of_frame], self._category_of_frame
+        )
 
     def label_of(self, node: I64) -> I64:
         """Return int64[n], the string with the name of each node's function."""
@@ -182,7 +179,7 @@ class SharedTables:
             address=np.where(has_address, address.astype(np.int64), -1),
             lib=lib,
             inlineDepth=np.where(real, frames.inline_depth, 0),
-            category=self._category,
+            category=self._category_of_frame,
             subcategory=np.zeros(len(row), np.int64),
             func=self._function_of_name[self._name_of_frame],
             nativeSymbol=native,
