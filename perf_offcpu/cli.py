@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from perf_offcpu.commands.shared.parsers import PROGRAM, VERBS, load_verb, make_parsers
 from perf_offcpu.commands.shared.perf_habits import VERBS as HABITS
 from perf_offcpu.commands.shared.streams import replace_closed_streams
+from perf_offcpu.environment import ignore_variables_of_others
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 
 _WITHOUT_NUMPY = frozenset({"doctor", "scripts", "completion"})
@@ -66,6 +67,11 @@ def guard(prefix: str, run: Callable[[], int], *, developer: bool = False) -> in
         PerfOffcpuError, OSError: only for a developer.
     """
     replace_closed_streams()
+    if ignored := ignore_variables_of_others():
+        what = (
+            "variables that name programs or paths are ignored for root with the environment of another user"
+        )
+        print(f"{prefix}: {what}: {', '.join(ignored)}", file=sys.stderr)
     try:
         status = _status(run)
         sys.stdout.flush()  # a closed pipe is noticed here, not when Python has shut down

@@ -65,6 +65,11 @@ def own_caches(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
         (caches / "cache" / "perf-offcpu" / "programs").symlink_to(programs)
     # perf itself looks into its configuration. What it keeps is not for ours, whose answers it would change.
     (caches / "perfconfig").write_text(f"[buildid]\n\tdir = {caches / 'debug-of-perf'}\n")
+    for name in (
+        "SUDO_UID",
+        "PKEXEC_UID",
+    ):  # of a `sudo scripts/test`: the tests' variables are not another's
+        os.environ.pop(name, None)
     os.environ |= {
         "PERF_BUILDID_DIR": str(caches / "debug"),
         "PERF_CONFIG": str(caches / "perfconfig"),

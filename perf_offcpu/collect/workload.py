@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
+from perf_offcpu.environment import environment_of_caller
 from perf_offcpu.errors import TargetError
 
 EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE = 127, 126  # as shells have it
@@ -107,7 +108,7 @@ def _run_child(argv: tuple[str, ...], go_fd: int, error_fd: int, mask: set[int |
         _reset_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if os.read(go_fd, 1):
-            os.execvp(argv[0], argv)
+            os.execvpe(argv[0], argv, environment_of_caller())
     except OSError as problem:
         os.write(error_fd, str(problem.errno).encode())
     except ValueError:  # Python's word for an empty name

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -64,12 +64,15 @@ def of_nobody(*words: str | bytes | Path, cwd: Path) -> Iterator[subprocess.Pope
         process.communicate()
 
 
-def root(*words: str | Path, cwd: Path, home: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+def root(
+    *words: str | Path, cwd: Path, home: Path | None = None, **variables: str | Path
+) -> subprocess.CompletedProcess[bytes]:
     """Let root run perf-offcpu, as `sudo -E` does where a home is given: with the attacker's environment."""
     environment = dict(os.environ)
     if home is not None:
-        for name in ("XDG_CACHE_HOME", "PERF_BUILDID_DIR"):
+        for name in ("XDG_CACHE_HOME", "PERF_BUILDID_DIR", "PERF_CONFIG", "DEBUGINFOD_CACHE_PATH"):
             environment.pop(name, None)
+        environment |= {name: str(value) for name, value in variables.items()}
         environment |= {"HOME": str(home), "SUDO_USER": "nobody", "SUDO_UID": str(NOBODY)}
     return subprocess.run(
         [PROGRAM, *words], cwd=cwd, env=environment, capture_output=True, timeout=120, check=False
@@ -245,3 +248,58 @@ def test_a_recording_is_not_written_through_a_link_to_a_device(place: Path) -> N
     done = root("record", "-o", "x.data", "--", "true", cwd=place)
     assert time.monotonic() - before < 30 and b"Traceback" not in done.stderr
     assert done.returncode != 0 or (place / "x.data").is_file()
+
+
+def test_kept_variables_do_not_lead_the_compiler(place: Path) -> None:
+    """Nor is what they name looked at; the recorded command has them as the caller set them."""
+    headers = place / "headers" / "include" / "linux"
+    nobody("mkdir", "-p", headers, cwd=place)
+    for header in ("kconfig.h", "types.h"):
+        nobody("sh", "-c", f'echo "#error of the attacker" > {headers / header}', cwd=place)
+    words = ("record", "-o", "x.data", "--", "sh", "-c", "echo $BCC_KERNEL_SOURCE; echo home $HOME")
+    source, home = place / "headers", place / "home"
+    done = root(*words, cwd=place, home=home, BCC_KERNEL_SOURCE=source, PERF_OFFCPU_CACHE_BYTES="0")
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.splitlines() == [os.fsencode(source), b"home " + os.fsencode(home)]
+    assert done.stderr.count(b"are ignored") == 1 and b": BCC_KERNEL_SOURCE, HOME\n" in done.stderr
+
+
+def test_a_kept_pager_is_not_run(place: Path) -> None:
+    assert root("record", "-o", "x.data", "--", "sleep", "0.01", cwd=place).returncode == 0
+    marks = {name: place / f"ran-{name}" for name in ("PAGER", "PERF_PAGER", "LESSOPEN")}
+    environment = os.environ | {name: f"touch {mark}; cat" for name, mark in marks.items()}
+    environment |= {"TERM": "xterm", "HOME": "/root", "SUDO_UID": str(NOBODY)}
+    terminal, end = os.openpty()
+    words = [PROGRAM, "report", "-i", place / "x.data"]
+    with subprocess.Popen(words, env=environment, stdin=end, stdout=end, stderr=subprocess.PIPE) as process:
+        os.close(end)
+        with open(terminal, "rb", buffering=0) as screen:
+            os.write(terminal, b"q")  # for less, if there is one
+            with suppress(OSError):  # EIO: the other end is closed
+                while screen.read(4096):
+                    pass
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert b"LESSOPEN, PAGER" in said, said
+    assert not any(mark.exists() for mark in marks.values())
+
+
+def test_a_kept_build_id_cache_is_not_written_to(place: Path) -> None:
+    home, kept = place / "home", place / "kept"
+    nobody("mkdir", "-p", home, kept, cwd=place)
+    words = ("record", "--buildid-cache", "-o", "x.data", "--", "sleep", "0.01")
+    done = root(*words, cwd=place, home=home, PERF_BUILDID_DIR=kept, XDG_CACHE_HOME=kept)
+    assert done.returncode == 0, done.stderr.decode()
+    assert b": PERF_BUILDID_DIR, XDG_CACHE_HOME, HOME\n" in done.stderr
+    assert list(kept.iterdir()) == list(home.iterdir()) == []
+
+
+def test_variables_of_root_itself_are_believed(place: Path) -> None:
+    """Root without another user in sight names its own cache."""
+    own = place / "of-root"
+    own.mkdir(mode=0o700)
+    environment = os.environ | {"HOME": "/root", "PERF_BUILDID_DIR": str(own)}
+    words = [PROGRAM, "record", "--buildid-cache", "-o", "x.data", "--", "sleep", "0.01"]
+    done = subprocess.run(words, cwd=place, env=environment, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0 and b"ignored" not in done.stderr, done.stderr.decode()
+    assert list(own.iterdir())

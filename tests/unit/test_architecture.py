@@ -22,7 +22,7 @@ PACKAGE = ROOT / "perf_offcpu"
 
 # Lowest first. A room imports itself and rooms of lower layers; rooms of one layer do not know each other.
 LAYERS = (
-    ("errors", "files", "structs"),
+    ("environment", "errors", "files", "structs"),
     ("binary", "directories", "losses", "resources", "text"),
     ("abi", "cache"),
     ("model", "build_ids"),
