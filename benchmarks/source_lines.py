@@ -9,6 +9,7 @@ without inlining on a stored recording. Figures are of one run, cached ones the 
 
 from __future__ import annotations
 
+import argparse
 import os
 import resource
 import shutil
@@ -148,7 +149,9 @@ def compare_perf() -> None:
 
 def main() -> None:
     """Measure."""
-    megabytes = int(sys.argv[1]) if sys.argv[1:] else 100
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("megabytes", type=int, nargs="?", default=100, help="size of the file (default: 100)")
+    megabytes = parser.parse_args().megabytes
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         measure(make(directory, megabytes), directory)

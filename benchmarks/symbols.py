@@ -7,6 +7,7 @@ several runs; memory is that of a new process beyond its start, per byte of the 
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import os
 import random
@@ -193,8 +194,11 @@ def c_library() -> str:
 
 def main() -> None:
     """Measure the named files, or the default ones."""
-    if sys.argv[1:]:
-        for path in sys.argv[1:]:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("files", nargs="*", help="ELF files to measure instead of the default ones")
+    args = parser.parse_args()
+    if args.files:
+        for path in args.files:
             measure_demangler(measure_file(path))
         return
     with tempfile.TemporaryDirectory() as directory:

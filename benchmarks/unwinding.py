@@ -11,6 +11,7 @@ perf     `perf-offcpu convert --folded` in turns with `perf script`, on a record
 
 from __future__ import annotations
 
+import argparse
 import os
 import resource
 import statistics
@@ -142,10 +143,18 @@ def recordings(directory: str) -> list[str]:
     return made
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Run the named measurements."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("measurements", nargs="*")
     os.environ["DEBUGINFOD_URLS"] = ""
-    asked = dict(word.partition("=")[::2] for word in arguments) or {"tables": "", "speed": "", "perf": ""}
+    asked = dict(word.partition("=")[::2] for word in parser.parse_args().measurements) or {
+        "tables": "",
+        "speed": "",
+        "perf": "",
+    }
     if "tables" in asked and os.path.exists(file := asked["tables"] or "/usr/bin/node"):
         tables(file)
     if "speed" in asked:
@@ -157,4 +166,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -8,7 +8,8 @@ from perf_offcpu.collect.events.names import SOFTWARE
 from perf_offcpu.collect.options import DEFAULT_FREQUENCY_HZ, DEFAULT_THRESHOLD_NS
 from perf_offcpu.convert.registry import FORMATS
 
-DOCUMENTS = Path(__file__).parents[2] / "Documentation"
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ROOT / "Documentation"
 
 
 def test_man_page_of_record_names_every_software_event_and_modifier() -> None:
@@ -28,3 +29,24 @@ def test_every_format_is_in_the_synopsis_and_has_its_row() -> None:
     assert all(f"--{name}" in synopsis for name in FORMATS)
     text = (DOCUMENTS / "formats.md").read_text()
     assert re.findall(r"^\| `--([a-z-]+)` \|", text, re.MULTILINE) == list(FORMATS)
+
+
+def test_files_that_answer_are_there() -> None:
+    """The table "Which file answers what": paths are those of the package, tests those of the checkout."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.partition("### Which file answers what")[2].partition("### ")[0]
+    paths = re.findall(r"`((?:[\w-]+/)*[\w-]+(?:\.(?:py|h|txt|md)|/)|(?:\w+/)+\w+)`", table)
+    named = [path for path in paths if not re.search("FORMAT|VERB", path)]
+    assert len(named) > 30
+    folder, missing = "", []
+    for path in named:
+        if not any((top / path).exists() for top in (ROOT, ROOT / "perf_offcpu", ROOT / folder)):
+            missing.append(path)
+        folder = path.rpartition("/")[0] if path.startswith("tests/") else folder
+    assert missing == []
+
+
+def test_each_benchmark_has_a_line() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Benchmarks")[2].partition("\n## ")[0]
+    files = [path.name for path in (ROOT / "benchmarks").iterdir() if path.is_file()]
+    assert [name for name in files if f"`{name}`" not in text] == []
