@@ -253,6 +253,8 @@ CALLCHAIN_TOO_LONG = _inject(
 
 _select = partial(LossCause, Stage.SELECT, is_loss=False)
 UNTIMED = _select("untimed", "samples without a time of their own, left out by --time")
+IDLE_THREADS = _select("idle-threads", "idle threads left out by --idle hide, which merely waited for work")
+IDLE_MS = _select("idle-ms", "ms of the waits of idle threads, left out with them")
 KEPT_SUMS = _select("kept-sums", "sums that --min-dur kept whole, although some of their waits are shorter")
 
 _samples = partial(LossCause, Stage.SAMPLES, is_loss=False)

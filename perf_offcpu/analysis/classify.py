@@ -12,6 +12,8 @@ stack's evidence with system call, state and flags; samples look up the result. 
     a wrapper at the leaf of the user stack   if the system call is not known
     else                                      other
 
+A rule of the program (`analysis.program_rules`) may give the wait another class, or say that it is for work.
+
 A wait is *for work* if another thread, or the outside, ends it by handing in the next piece: poll and its
 like, accept(), signals, a terminal, condition variables and semaphores, and what a kernel thread does between
 its jobs. Disks, locks, data on a socket or pipe, children and sleeps are not: something is under way, or
@@ -21,6 +23,9 @@ waits for work; the event loop of a busy server is not. Documentation/wait-class
 
 from __future__ import annotations
 
+import functools
+import itertools
+import operator
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -32,7 +37,8 @@ from perf_offcpu.abi.syscalls import is_compat_entry, syscall_names
 from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.analysis import wait_classes as rules
 from perf_offcpu.analysis.group import distinct, group, sum_by
-from perf_offcpu.analysis.wait_classes import WaitClass, Work
+from perf_offcpu.analysis.program_rules import Rules
+from perf_offcpu.analysis.wait_classes import BY_LABEL, WaitClass, Work
 from perf_offcpu.model.columns import I32, I64, U8, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
@@ -41,6 +47,7 @@ from perf_offcpu.structs import mutable
 _WRAPPER_DEPTH = 4
 """Number of user frames, from the leaf on, that can be wrappers: further up a `read` is the program's own."""
 _NONE = -1
+_NO_SUFFIX = re.compile(r"(?!)")
 _IDLE_PERCENT = 99
 
 
@@ -57,24 +64,30 @@ class Waits:
 def classify(profile: Profile) -> Waits:
     """Return class and system call of every sample of a profile."""
     samples = profile.samples
-    evidences, evidence_of = _evidences(profile)
+    programs = Rules(profile.rules)
+    evidences, evidence_of = _evidences(profile, programs)
     judge = _Judge(profile.meta.arch)
     preempted = samples.has(SampleFlag.PREEMPTED)
-    facts = (evidence_of, samples.syscall, samples.state, preempted, profile.is_offcpu())
+    comm = samples.comm if programs.by_comm else np.zeros(len(samples), np.uint32)
+    facts = (evidence_of, samples.syscall, samples.state, preempted, profile.is_offcpu(), comm)
     columns = [fact.astype(np.int64) for fact in facts]
     first, of = group(*columns)
     classes, syscalls = np.empty(len(first), np.uint8), np.empty(len(first), np.int32)
     for_work = np.zeros(len(first), np.bool_)
     names: dict[str, int] = {"": 0}
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
-    for at, (row, number, state, was_preempted, is_wait) in enumerate(rows):
+    for at, (row, number, state, was_preempted, is_wait, of_comm) in enumerate(rows):
         evidence = evidences[row]
         name = judge.syscall(evidence, number)
         syscalls[at] = names.setdefault(name, len(names))
         letter = state_letter(state, bool(was_preempted))
         found = judge.wait_class(evidence, number, name, letter) if is_wait else WaitClass.OTHER
+        is_for_work = is_wait and judge.is_for_work(evidence, found, name, letter)
+        rule = programs.find(evidence.rules, found, name, profile.strings[of_comm]) if is_wait else None
+        if rule and rule.wait_class:
+            found = BY_LABEL[rule.wait_class]
         classes[at] = found
-        for_work[at] = is_wait and judge.is_for_work(evidence, found, name, letter)
+        for_work[at] = is_for_work if rule is None or rule.for_work is None else rule.for_work
     return Waits(classes[of], syscalls[of], list(names), for_work[of])
 
 
@@ -109,10 +122,11 @@ class _Evidence(NamedTuple):
     work_in_kernel: int  # 1 if functions of the kernel wait for work, 0 if they have some
     work_in_user: int  # 1 if a wrapper waits for work
     exists: int  # 1 if there is a stack
+    rules: int  # rules of programs whose condition on frames the stack meets, a bit each
     entry_name: str = ""  # the name of `entry`
 
 
-def _evidences(profile: Profile) -> tuple[list[_Evidence], I64]:
+def _evidences(profile: Profile, programs: Rules) -> tuple[list[_Evidence], I64]:
     """Return the distinct evidences of all stacks, and int64[samples], the one of each sample."""
     first, of_sample = group(profile.samples.stack)
     stacks = profile.samples.stack[first]
@@ -135,12 +149,13 @@ def _evidences(profile: Profile) -> tuple[list[_Evidence], I64]:
         walk.user(_if(rules.WORK_WRAPPERS)),
         np.ones(len(walk.stacks), np.int32),
     )
-    columns = [np.full(len(stacks), _NONE, np.int32) for _ in answers]
-    for column, answer in zip(columns, answers, strict=True):
+    met_sets, met = walk.met_rules(programs)
+    columns = [np.full(len(stacks), _NONE, np.int32) for _ in (*answers, met)]
+    for column, answer in zip(columns, (*answers, met), strict=True):
         column[there] = answer
     first, of = group(*columns)
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
-    found = [_Evidence(*row) for row in rows]
+    found = [_Evidence(*row)._replace(rules=met_sets[row[-1]]) for row in rows]
     found = [one._replace(entry_name=strings[one.entry]) if one.entry > 0 else one for one in found]
     return found, of[of_sample]
 
@@ -190,9 +205,10 @@ class _Judge:
         if number == SYSCALL_NONE:
             in_user_mode = evidence.exists >= 0 and evidence.has_kernel < 0
             return WaitClass.FAULT if in_user_mode else WaitClass.OTHER
-        if not syscall and evidence.in_user >= 0:
+        unknown = syscall in ("", "restart_syscall")  # the latter goes on with a wait that a signal broke off
+        if unknown and evidence.in_user >= 0:
             return WaitClass(evidence.in_user)
-        on_file = syscall in rules.FILE_SYSCALLS or (not syscall and evidence.file >= 0)
+        on_file = syscall in rules.FILE_SYSCALLS or (unknown and evidence.file >= 0)
         return WaitClass.DISK if on_file and state == "D" else WaitClass.OTHER
 
 
@@ -217,6 +233,23 @@ class _Walk:
             self._judged(judge, self.used & ~self.is_kernel, rules.SYMBOL_VERSION), _WRAPPER_DEPTH
         )
 
+    def met_rules(self, programs: Rules) -> tuple[list[int], I32]:
+        """Return distinct sets of rules (bits), the last of them empty, and int32[n]: the one of each."""
+        known: dict[int, int] = {}
+
+        def number(function: str) -> int | None:
+            met = programs.of_function(function)
+            return known.setdefault(met, len(known)) if met else None
+
+        found = self._every(self._judged(number, self.used, _NO_SUFFIX))
+        if not known:
+            return [0], np.zeros(len(found), np.int32)
+        different, of = np.unique(found, axis=0, return_inverse=True)
+        sets = [
+            functools.reduce(operator.or_, itertools.compress(known, row), 0) for row in different.tolist()
+        ]
+        return [*sets, 0], of.reshape(-1).astype(np.int32)
+
     def _judged(self, judge: Callable[[str], int | None], wanted: Bool, suffix: re.Pattern[str]) -> I32:
         frames, strings = self.profile.frames, self.profile.strings
         values = np.full(len(frames), _NONE, np.int32)
@@ -240,6 +273,20 @@ class _Walk:
             on = (above >= 0) & (found[live] < 0)
             if user_depth:
                 on &= seen[live] < user_depth
+            live, at = live[on], above[on].astype(np.int64)
+        return found
+
+    def _every(self, value_of_frame: I32) -> Bool:
+        """Return bool[n, values]: the values (0, 1, …) that some frame of each stack has."""
+        parent, frame = self.profile.stacks.parent, self.profile.stacks.frame
+        found = np.zeros((len(self.stacks), int(value_of_frame.max(initial=_NONE)) + 1), np.bool_)
+        live, at = np.arange(len(self.stacks)), self.stacks
+        while found.shape[1] and len(live):
+            value = value_of_frame[frame[at]]
+            met = value >= 0
+            found[live[met], value[met]] = True
+            above = parent[at]
+            on = above >= 0
             live, at = live[on], above[on].astype(np.int64)
         return found
 

@@ -16,6 +16,7 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.analysis.classify import Waits, classify, of_idle_threads
+from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.time_windows import Window, in_windows
 from perf_offcpu.analysis.wait_classes import WaitClass
@@ -72,7 +73,10 @@ def select_samples(profile: Profile, selection: Selection) -> Profile:
     waits = classify(profile) if selection.classes or selection.idle != "show" else None
     rows = _of_waits(profile, selection, waits)
     if selection.idle != "show" and waits is not None:
-        rows &= of_idle_threads(profile, waits) == (selection.idle == "only")
+        idle = of_idle_threads(profile, waits)
+        rows &= idle == (selection.idle == "only")
+        if selection.idle == "hide":
+            profile = _with_idle_noted(profile, idle)
     kept = profile.select(rows)
     return _with_note(kept, losses.KEPT_SUMS, _undecided_sums(kept, selection.min_ns))
 
@@ -126,6 +130,13 @@ def _in_time(profile: Profile, windows: tuple[Window, ...]) -> Profile:
 
 def _with_note(profile: Profile, cause: LossCause, count: int) -> Profile:
     return replace(profile, losses=profile.losses | {cause: count}) if count else profile
+
+
+def _with_idle_noted(profile: Profile, idle: Bool) -> Profile:
+    """Return the profile with the number of idle threads and the time of their waits among its losses."""
+    waits = profile.select(idle & profile.is_offcpu()).samples
+    profile = _with_note(profile, losses.IDLE_THREADS, len(group(waits.pid, waits.tid)[0]))
+    return _with_note(profile, losses.IDLE_MS, round(int(waits.period.sum()) / 1e6))
 
 
 def _of_waits(profile: Profile, selection: Selection, waits: Waits | None) -> Bool:

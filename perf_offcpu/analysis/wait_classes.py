@@ -125,8 +125,8 @@ class WaitClass(enum.IntEnum):
             lstat64 fstat64 fstatat64 newfstatat statx statfs fstatfs statfs64 fstatfs64 access faccessat
             faccessat2 readlink readlinkat mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link
             linkat symlink symlinkat creat truncate ftruncate truncate64 ftruncate64 fallocate readahead
-            fadvise64 io_getevents io_submit chmod fchmod fchmodat chown fchown lchown fchownat utimensat
-            getxattr setxattr listxattr umount umount2 mount swapon swapoff copy_file_range quotactl
+            fadvise64 io_destroy io_getevents io_submit chmod fchmod fchmodat chown fchown lchown fchownat
+            utimensat getxattr setxattr listxattr umount umount2 mount swapon swapoff copy_file_range quotactl
         """,
         wrappers=r"fsync fdatasync syncfs? msync p(read|write)v?2?(64)?(v64)? readdir\w* [lf]?stat(64)?",
     )

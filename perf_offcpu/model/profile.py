@@ -15,6 +15,7 @@ import numpy as np
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, column, tables_of
+from perf_offcpu.model.program_rule import ProgramRule
 from perf_offcpu.model.recording import Budget, Comms, Evsel, Meta, SampleColumns, SampleFlag, Tasks
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.structs import mutable
@@ -70,6 +71,8 @@ class Profile:
     cgroups: dict[int, str] = field(default_factory=dict)
     build_ids: dict[int, str] = field(default_factory=dict)  # dso (string) → hex build-id that never changed
     losses: dict[LossCause, int] = field(default_factory=dict)
+    rules: tuple[ProgramRule, ...] = ()
+    """Rules of the user on waits of programs, which precede the built-in ones."""
     meta: Meta = field(default_factory=Meta)
 
     def build_id(self, dso: int) -> str:

@@ -49,6 +49,7 @@ _TIMES = """
   recording (10%%-20%%, 10%%/2: the second tenth); of a wait, its end counts
 --min-dur TIME: waits of at least this length: 5ms, 300us, 1s; a bare number is ms
 --idle: threads that merely wait for work: shown with the others (default), hidden, or shown alone
+--rules FILE: rules of programs, before the built-in ones and those in ~/.config/perf-offcpu/rules.toml
 """
 
 
@@ -104,17 +105,19 @@ def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loa
         keep_ips: as in `SymbolizeOptions`.
         loading: options of `symbolize.load.load_profile`.
     """
+    from perf_offcpu.analysis.rules_file import read_rules, usual_rules
     from perf_offcpu.analysis.select import select_samples
     from perf_offcpu.symbolize.load import load_profile
 
     selection = selection_from_args(args)  # first: it may be wrong
+    rules = (*(read_rules(args.rules) if args.rules else ()), *usual_rules())
     options = dataclasses.replace(symbol_options(args), keep_ips=keep_ips)
     paths = inputs(args)
     for path in paths:
         check_ownership(path, args.force)
     joining = {"apart": args.apart, "from_start": args.from_start, "prefix": not args.no_prefix}
     profile = load_profile(paths, options, **loading, **joining)
-    return select_samples(profile, selection)
+    return select_samples(dataclasses.replace(profile, rules=rules), selection)
 
 
 def inputs(args: argparse.Namespace) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from perf_offcpu.analysis.program_rules import PROGRAM_RULES
 from perf_offcpu.analysis.wait_classes import BY_LABEL, CLASSES, ClassRow, WaitClass
 
 DOCUMENTATION = Path(__file__).resolve().parents[3] / "Documentation"
@@ -43,6 +44,16 @@ def rows() -> str:
     return "\n".join(lines) + "\n"
 
 
+def program_rows() -> str:
+    lines = ["| program | waits for | functions | class | idle |", "|---|---|---|---|---|"]
+    for rule in PROGRAM_RULES:
+        frames = " ".join(f"`{one}`" for one in rule.frames.split()).replace("|", "\\|")
+        idle = {True: "yes", False: "no", None: ""}[rule.for_work]
+        found = f"`{rule.wait_class}`" if rule.wait_class else "as found"
+        lines.append(f"| {rule.program} | {rule.meaning} | {frames} | {found} | {idle} |")
+    return "\n".join(lines) + "\n"
+
+
 def entry() -> str:
     text = f"Waits of these classes: {', '.join(BY_LABEL)}. See wait-classes.md."
     return "--class=::\n" + textwrap.indent(textwrap.fill(text, 110, break_on_hyphens=False), "\t") + "\n"
@@ -53,7 +64,8 @@ def made(page: Path) -> str:
     text = page.read_text()
     if page in MAN_PAGES:
         return re.sub(r"^--class=::\n(?:\t.*\n)+", lambda _: entry(), text, flags=re.MULTILINE)
-    return re.sub(r"^\| class \|.*\n(?:\|.*\n)*", lambda _: rows(), text, flags=re.MULTILINE)
+    text = re.sub(r"^\| class \|.*\n(?:\|.*\n)*", lambda _: rows(), text, flags=re.MULTILINE)
+    return re.sub(r"^\| program \|.*\n(?:\|.*\n)*", lambda _: program_rows(), text, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of rules of programs: what functions of well-known programs say of a wait.
+
+The kernel sees a futex or an epoll_wait; that a postgres backend sleeps in epoll for a row lock, and that
+Java's monitors are entered by a condition variable, only the program's functions say. The first rule that
+fits a wait decides; the rules of the user (`Profile.rules`) come before these. Documentation/wait-classes.md
+has a table made of this one, and the form of a user's file.
+
+Sources: names of functions are those of postgres 12 to 18, JDK 11 to 25, CPython 3.8 to 3.14, Go 1.18 to
+1.25, libuv 1.x, nginx 1.18 to 1.28, redis 6 to 8 and glibc 2.31 to 2.42.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+
+from perf_offcpu.analysis.wait_classes import BY_LABEL, WaitClass
+from perf_offcpu.model.program_rule import ProgramRule
+
+_BLOCKED = "lock poll pipe network sleep other"
+
+PROGRAM_RULES = (
+    ProgramRule(
+        "glibc",
+        "the mutex of a condition variable, after the signal has come",
+        frames=r"_*pthread_mutex_cond_lock\w*",
+        waits="lock",
+        for_work=False,
+    ),
+    ProgramRule(
+        "postgres",
+        "a lightweight lock of shared memory",
+        frames="LWLockAcquire(OrWait)? LWLockWaitForVar",
+        waits=_BLOCKED,
+        wait_class="lock",
+        for_work=False,
+    ),
+    ProgramRule(
+        "postgres",
+        "a heavyweight lock: a row, a table, a transaction, a buffer pin",
+        frames=r"ProcSleep ProcWaitForSignal LockBufferForCleanup",
+        waits=_BLOCKED,
+        wait_class="lock",
+        for_work=False,
+    ),
+    ProgramRule(
+        "postgres",
+        "a standby that confirms a commit",
+        frames="SyncRepWaitForLSN",
+        waits=_BLOCKED,
+        wait_class="network",
+        for_work=False,
+    ),
+    ProgramRule(
+        "postgres",
+        "other processes of a parallel query",
+        frames=r"shm_mq_(send|receive)\w* WaitForParallelWorkersTo\w+ gather_readnext BarrierArriveAndWait",
+        waits=_BLOCKED,
+        wait_class="pipe",
+        for_work=False,
+    ),
+    ProgramRule(
+        "postgres",
+        "the pace of a checkpoint or of a vacuum",
+        frames="CheckpointWriteDelay vacuum_delay_point",
+        waits=_BLOCKED,
+        wait_class="sleep",
+        for_work=False,
+    ),
+    ProgramRule(
+        "postgres",
+        "the next command of a client",
+        frames="SocketBackend ReadCommand",
+        waits="poll network pipe",
+        wait_class="network",
+        for_work=True,
+    ),
+    ProgramRule(
+        "postgres",
+        "a client in the middle of a command",
+        frames="secure_read secure_write internal_flush(_buffer)?",
+        waits="poll network pipe",
+        wait_class="network",
+        for_work=False,
+    ),
+    ProgramRule(
+        "JVM",
+        "a monitor (synchronized) that another thread holds",
+        frames=r"ObjectMonitor::(re)?[eE]nter\w* ObjectMonitor::spin_enter\w* ObjectSynchronizer::enter\w*",
+        waits="lock",
+        for_work=False,
+    ),
+    ProgramRule(
+        "JVM",
+        "the end of a safepoint",
+        frames=r"SafepointSynchronize::\w+ SafepointMechanism::\w+ (Linux)?WaitBarrier\w*::wait",
+        waits="lock",
+        for_work=False,
+    ),
+    ProgramRule(
+        "JVM",
+        "notify() on a monitor",
+        frames=r"ObjectMonitor::wait ObjectSynchronizer::wait",
+        waits="lock",
+        for_work=True,
+    ),
+    ProgramRule(
+        "JVM",
+        "a condition of java.util.concurrent: a queue of work, a pool, a future",
+        frames=r".*AbstractQueuedSynchronizer\$ConditionObject.*",
+        waits="lock",
+        for_work=True,
+    ),
+    ProgramRule(
+        "JVM",
+        "a lock of java.util.concurrent that another thread holds",
+        frames=r".*AbstractQueued(Long)?Synchronizer\W+(try)?[aA]cquire\w*.* .*ReentrantLock\W+lock.*",
+        waits="lock",
+        for_work=False,
+    ),
+    ProgramRule(
+        "CPython",
+        "the GIL",
+        frames=r"take_gil PyEval_(RestoreThread|AcquireThread) _PyThreadState_Attach",
+        waits="lock",
+        for_work=False,
+    ),
+    ProgramRule(
+        "CPython",
+        "a condition, event or queue of threading (frames of Python where perf trampolines are on)",
+        frames=r"py::(Condition\.wait|Event\.wait|Queue\.get|SimpleQueue\.get|Semaphore\.acquire)\b.*",
+        waits="lock",
+        for_work=True,
+    ),
+    ProgramRule(
+        "CPython",
+        "a lock of threading: native frames do not tell a mutex from a queue, so it is not idle",
+        frames=r"PyThread_acquire_lock(_timed)? _?PyMutex_Lock\w* _PySemaphore_\w+ _PyParkingLot_Park",
+        waits="lock",
+        for_work=False,
+    ),
+    ProgramRule(
+        "Go",
+        "a lock of the runtime",
+        frames=r"runtime\.(lock2|lockWithRank|semasleep1?)",
+        waits="lock",
+        for_work=False,
+    ),
+    ProgramRule(
+        "Go",
+        "a goroutine to run: a thread of the scheduler",
+        frames=r"runtime\.(stopm|mPark|findRunnable|findrunnable|templateThread|sysmon|gcBgMarkWorker\S*)",
+        waits="lock poll sleep",
+        wait_class="poll",
+        for_work=True,
+    ),
+    ProgramRule(
+        "libuv, Node",
+        "the next event, or work for the pool",
+        frames=r"uv__io_poll uv__io_uring_\w+ uv_cond_(timed)?wait",
+        waits="lock poll",
+        for_work=True,
+    ),
+    ProgramRule(
+        "nginx",
+        "a lock that workers share",
+        frames="ngx_shmtx_lock",
+        waits=_BLOCKED,
+        wait_class="lock",
+        for_work=False,
+    ),
+    ProgramRule(
+        "nginx",
+        "the next event, or work for the pool",
+        frames=r"ngx_(epoll|poll|select)_process_events ngx_thread_pool_cycle",
+        waits="lock poll",
+        for_work=True,
+    ),
+    ProgramRule(
+        "redis",
+        "the end of jobs in the background",
+        frames=r"bioDrainWorker waitForPendingBioJobs\w*",
+        waits="lock",
+        for_work=False,
+    ),
+    ProgramRule(
+        "redis",
+        "the next event or job",
+        frames="aeApiPoll bioProcessBackgroundJobs IOThreadMain",
+        waits="lock poll",
+        for_work=True,
+    ),
+)
+
+_DECORATION = re.compile(r"(?:\(.*|@.*|\.(?:abi0|abiinternal|constprop|isra|part|cold|llvm|lto_priv)\b.*)")
+"""What follows the name of a function: parameters, a version, a suffix of a compiler."""
+_NEVER = (WaitClass.RUNQUEUE, WaitClass.FAULT)
+
+
+class Rules:
+    """Rules in their order, ready to be applied.
+
+    Args:
+        rules: those of the user, before the rules of the table.
+
+    Attributes:
+        by_comm: whether some rule asks for the name of the thread.
+    """
+
+    def __init__(self, rules: Sequence[ProgramRule] = ()) -> None:
+        self.rules = (*rules, *PROGRAM_RULES)
+        self.by_comm = any(rule.comm for rule in self.rules)
+        self._frames = [_pattern(rule.frames) for rule in self.rules]
+        self._any_frame = _pattern(" ".join(rule.frames for rule in self.rules if rule.frames))
+        self._without_frames = sum(1 << at for at, rule in enumerate(self.rules) if not rule.frames)
+
+    def of_function(self, function: str) -> int:
+        """Return the rules whose condition on frames a function meets: bit i for the rule i."""
+        name = _DECORATION.sub("", function)
+        if not (self._any_frame.fullmatch(name) or self._any_frame.fullmatch(function)):
+            return 0
+        return sum(
+            1 << at
+            for at, pattern in enumerate(self._frames)
+            if self.rules[at].frames and (pattern.fullmatch(name) or pattern.fullmatch(function))
+        )
+
+    def find(self, met: int, wait_class: WaitClass, syscall: str, comm: str) -> ProgramRule | None:
+        """Return the first rule that fits a wait.
+
+        Args:
+            met: `of_function` of all frames of the stack.
+            wait_class: by the general rules.
+            syscall: "" if it is not known.
+            comm: name of the thread; "" if `by_comm` is False.
+        """
+        met |= self._without_frames
+        while met:
+            at = (met & -met).bit_length() - 1
+            if _fits(self.rules[at], wait_class, syscall, comm):
+                return self.rules[at]
+            met &= met - 1
+        return None
+
+
+def _fits(rule: ProgramRule, wait_class: WaitClass, syscall: str, comm: str) -> bool:
+    if rule.waits:
+        if wait_class not in (BY_LABEL[label] for label in rule.waits.split()):
+            return False
+    elif wait_class in _NEVER:
+        return False
+    if rule.syscall and not _pattern(rule.syscall).fullmatch(syscall):
+        return False
+    return not rule.comm or _pattern(rule.comm).fullmatch(comm) is not None
+
+
+@functools.cache
+def _pattern(expressions: str) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{one})" for one in expressions.split()) or r"(?!)")

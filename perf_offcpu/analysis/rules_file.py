@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read rules of programs from a user's file in TOML, one table `[[rule]]` a rule.
+
+The keys are the fields of `ProgramRule`, with `class` for `wait_class` and `idle` for `for_work`; values of
+the lists may be lists of strings or one string with blanks. Documentation/wait-classes.md has an example.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from typing import Any
+
+from perf_offcpu.analysis.wait_classes import BY_LABEL
+from perf_offcpu.errors import UsageError
+from perf_offcpu.files import read_regular
+from perf_offcpu.model.program_rule import ProgramRule
+
+MAX_BYTES = 1 << 20
+_TEXTS = ("program", "meaning")
+_EXPRESSIONS = ("frames", "comm", "syscall")
+_KEYS = (*_TEXTS, *_EXPRESSIONS, "waits", "class", "idle")
+
+
+def read_rules(path: str) -> tuple[ProgramRule, ...]:
+    """Return the rules of a file, in its order.
+
+    Raises:
+        UsageError: the file cannot be read, is not TOML, or a rule is not one.
+    """
+    try:
+        return parse_rules(read_regular(path, MAX_BYTES), path)
+    except OSError as problem:
+        raise UsageError(f"{path}: {problem.strerror or problem}") from None
+
+
+def parse_rules(text: bytes, path: str) -> tuple[ProgramRule, ...]:
+    """Return the rules in the text of a file.
+
+    Raises:
+        UsageError: it is not TOML, or a rule is not one.
+    """
+    try:
+        tables = tomllib.loads(text.decode())
+    except ValueError as problem:  # TOMLDecodeError and UnicodeDecodeError are of this kind
+        raise UsageError(f"{path}: not TOML: {problem}") from None
+    rules = tables.get("rule", [])
+    if unknown := sorted(tables.keys() - {"rule"}):
+        raise UsageError(f"{path}: {unknown[0]} is not a [[rule]]")
+    if not isinstance(rules, list):
+        raise UsageError(f"{path}: rule is not a list of tables, [[rule]]")
+    return tuple(_rule(row, f"{path}: rule {number}") for number, row in enumerate(rules, 1))
+
+
+def _rule(row: Any, where: str) -> ProgramRule:
+    if not isinstance(row, dict):
+        raise UsageError(f"{where} is not a table, [[rule]]")
+    if unknown := sorted(row.keys() - set(_KEYS)):
+        raise UsageError(f"{where}: unknown key {unknown[0]} (known: {' '.join(_KEYS)})")
+    values = {key: _words(row.get(key, ""), f"{where}: {key}") for key in (*_EXPRESSIONS, "waits", "class")}
+    for key in _EXPRESSIONS:
+        for one in values[key].split():
+            try:
+                re.compile(one)
+            except re.error as problem:
+                raise UsageError(f"{where}: {key}: {one} is not a regular expression: {problem}") from None
+    for label in (*values["waits"].split(), *values["class"].split()):
+        if label not in BY_LABEL:
+            raise UsageError(f"{where}: {label} is not a class (classes: {' '.join(BY_LABEL)})")
+    if len(values["class"].split()) > 1:
+        raise UsageError(f"{where}: class: more than one")
+    idle = row.get("idle")
+    if idle is not None and not isinstance(idle, bool):
+        raise UsageError(f"{where}: idle is neither true nor false")
+    if not values["class"] and idle is None:
+        raise UsageError(f"{where} says neither class nor idle")
+    texts = {key: str(row.get(key, "")) for key in _TEXTS}
+    wait_class = values.pop("class").strip()
+    return ProgramRule(**texts, **values, wait_class=wait_class, for_work=idle)
+
+
+def _words(value: Any, where: str) -> str:
+    """Return one string with blanks of a string or a list of strings."""
+    words = value if isinstance(value, list) else [value]
+    if not all(isinstance(word, str) for word in words):
+        raise UsageError(f"{where} is neither a string nor a list of strings")
+    return " ".join(words)
+
+
+def usual_rules() -> tuple[ProgramRule, ...]:
+    """Return the rules of perf-offcpu/rules.toml in the user's configuration directory; () without one.
+
+    A file of another user is not read: under sudo with a kept HOME it would be one.
+
+    Raises:
+        UsageError: as `read_rules`.
+    """
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    path = os.path.join(base, "perf-offcpu", "rules.toml")
+    try:
+        return parse_rules(read_regular(path, MAX_BYTES, owners={os.geteuid()}), path)
+    except OSError:
+        return ()

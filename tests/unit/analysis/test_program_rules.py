@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of programs: what well-known functions say of a wait, and rules of a user's file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from builders.profile import Code, ProfileBuilder, kernel
+
+from perf_offcpu import losses
+from perf_offcpu.analysis.classify import classify, of_idle_threads
+from perf_offcpu.analysis.program_rules import PROGRAM_RULES, Rules
+from perf_offcpu.analysis.rules_file import parse_rules, usual_rules
+from perf_offcpu.analysis.select import Selection, select_samples
+from perf_offcpu.analysis.wait_classes import BY_LABEL, WaitClass
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.program_rule import ProgramRule
+
+S, D = 1, 2
+EPOLL = (kernel("__x64_sys_epoll_wait"), kernel("ep_poll"))
+FUTEX = (kernel("__x64_sys_futex"), kernel("futex_wait"))
+COND = ("pthread_cond_wait@@GLIBC_2.3.2", *FUTEX)
+SEM = ("sem_wait@@GLIBC_2.34", *FUTEX)
+
+
+def profile_of(*path: str | Code, state: int = S, comm: str = "a") -> Profile:
+    return ProfileBuilder(meta={"arch": "x86_64"}).sample(comm, list(path), 1000, state=state).build()
+
+
+def judged(profile: Profile) -> tuple[str, bool]:
+    """Return class and idleness of the only sample."""
+    waits = classify(profile)
+    (idle,) = of_idle_threads(profile, waits).tolist()
+    return WaitClass(int(waits.wait_class[0])).label, idle
+
+
+@pytest.mark.parametrize(
+    ("path", "wait_class", "idle"),
+    [
+        (("PostgresMain", "XactLockTableWait", "ProcSleep", "WaitLatch", *EPOLL), "lock", False),
+        (("PostgresMain", "LWLockAcquire", "PGSemaphoreLock", *SEM), "lock", False),
+        (("PostgresMain", "ReadCommand", "SocketBackend", "secure_read", *EPOLL), "network", True),
+        (("PostgresMain", "DoCopy", "pq_getbyte", "secure_read", *EPOLL), "network", False),
+        (("CheckpointerMain", "CheckpointWriteDelay", "WaitLatch", *EPOLL), "sleep", False),
+        (("CheckpointerMain", "WaitLatch", *EPOLL), "poll", True),
+        (("JavaThread::run()", "ObjectMonitor::enter(JavaThread*)", *COND), "lock", False),
+        (("JavaThread::run()", "ObjectMonitor::wait(long, bool, JavaThread*)", *COND), "lock", True),
+        (("take", "java.util.concurrent.locks.ReentrantLock.lock()", "Unsafe_Park", *COND), "lock", False),
+        (
+            (
+                "java.util.concurrent.locks.AbstractQueuedSynchronizer$ConditionObject.await()",
+                "Unsafe_Park",
+                *COND,
+            ),
+            "lock",
+            True,
+        ),
+        (("_PyEval_EvalFrameDefault", "PyEval_RestoreThread", "take_gil", *COND), "lock", False),
+        (("lock_acquire", "PyThread_acquire_lock_timed", "sem_clockwait", *FUTEX), "lock", False),
+        (("py::Condition.wait:/usr/lib/threading.py", "PyThread_acquire_lock_timed", *SEM), "lock", True),
+        (("runtime.findRunnable", "runtime.stopm", "runtime.futex.abi0", *FUTEX), "poll", True),
+        (("runtime.findRunnable", "runtime.lock2", "runtime.futexsleep", *FUTEX), "lock", False),
+        (("runtime.sysmon", "runtime.usleep.abi0", kernel("hrtimer_nanosleep")), "poll", True),
+        (("main", "ngx_worker_process_cycle", "ngx_epoll_process_events", *EPOLL), "poll", True),
+        (("main", "aeMain", "aeApiPoll", *EPOLL), "poll", True),
+        (("main", "bioDrainWorker", *COND), "lock", False),
+        (("f", "pthread_cond_wait", "__pthread_mutex_cond_lock", "__lll_lock_wait", *FUTEX), "lock", False),
+    ],
+    ids=lambda value: value[-3] if isinstance(value, tuple) else None,
+)  # fmt: skip
+def test_the_functions_of_programs_say_what_a_wait_is_for(
+    path: tuple[str | Code, ...], wait_class: str, idle: bool
+) -> None:
+    assert judged(profile_of(*path)) == (wait_class, idle)
+
+
+def test_no_rule_changes_waits_for_a_cpu_or_a_page() -> None:
+    assert judged(profile_of("ProcSleep", state=0)) == ("runqueue", False)
+    fault = (kernel("asm_exc_page_fault"), kernel("filemap_fault"))
+    assert judged(profile_of("ProcSleep", *fault, state=D)) == ("fault", False)
+
+
+def test_a_resumed_wait_is_classed_by_its_wrapper() -> None:
+    """After SIGCONT the system call is restart_syscall, whatever goes on."""
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    profile = builder.sample("a", ["main", "clock_nanosleep"], 1, state=S, syscall=219).build()
+    assert judged(profile)[0] == "sleep"
+
+
+def test_rules_name_classes_and_match_something() -> None:
+    for rule in PROGRAM_RULES:
+        assert {*rule.waits.split(), *rule.wait_class.split()} <= BY_LABEL.keys()
+        assert rule.frames or rule.comm or rule.syscall, rule
+        assert rule.wait_class or rule.for_work is not None, rule
+
+
+def test_the_first_rule_decides_and_a_users_rules_come_first() -> None:
+    mine = ProgramRule("ours", "x", frames="ProcSleep", comm="post.*", wait_class="disk")
+    profile = replace(profile_of("ProcSleep", *EPOLL, comm="postgres"), rules=(mine,))
+    assert judged(profile) == ("disk", True)  # it says nothing of idleness, so a poll stays one for work
+    other = replace(profile_of("ProcSleep", *EPOLL, comm="mine"), rules=(mine,))
+    assert judged(other) == ("lock", False)
+    assert Rules((mine,)).by_comm and not Rules().by_comm
+
+
+def test_rules_by_system_call_and_kernel_function() -> None:
+    rule = ProgramRule("ours", "x", frames="ep_poll", syscall="epoll_.*", wait_class="child", for_work=False)
+    assert judged(replace(profile_of("main", *EPOLL), rules=(rule,))) == ("child", False)
+    rule = rule._replace(syscall="poll")
+    assert judged(replace(profile_of("main", *EPOLL), rules=(rule,))) == ("poll", True)
+
+
+def test_what_was_left_out_as_idle_is_said() -> None:
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    for tid in (1, 2):
+        builder.sample("pool", ["main", *EPOLL], 4_000_000, tid=tid, state=S)
+    builder.sample("busy", ["main", kernel("hrtimer_nanosleep")], 8, tid=3, state=S)
+    profile = builder.build()
+    hidden = select_samples(profile, Selection(idle="hide"))
+    assert hidden.samples.tid.tolist() == [3]
+    assert (hidden.losses[losses.IDLE_THREADS], hidden.losses[losses.IDLE_MS]) == (2, 8)
+    assert losses.IDLE_THREADS not in select_samples(profile, Selection(idle="only")).losses
+
+
+def test_a_file_of_rules() -> None:
+    text = b"""
+[[rule]]
+program = "ours"
+frames = ["a", "b.*"]
+waits = "lock poll"
+class = "network"
+idle = true
+[[rule]]
+comm = "x"
+idle = false
+"""
+    assert parse_rules(text, "f") == (
+        ProgramRule("ours", "", "a b.*", "", "", "lock poll", "network", True),
+        ProgramRule("", "", "", "x", for_work=False),
+    )
+    assert parse_rules(b"", "f") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"[[rule]\n", "f: not TOML"),
+        (b"\xff", "f: not TOML"),
+        (b"rule = 1", "f: rule is not a list"),
+        (b"rule = [1]", "f: rule 1 is not a table"),
+        (b"[other]", "f: other is not a [[rule]]"),
+        (b"[[rule]]\nidle = true\n[[rule]]\nframe = 1", "f: rule 2: unknown key frame"),
+        (b"[[rule]]\nframes = '('\nidle = true", "( is not a regular expression"),
+        (b"[[rule]]\nframes = 1\nidle = true", "frames is neither a string nor a list"),
+        (b"[[rule]]\nclass = 'locks'", "locks is not a class"),
+        (b"[[rule]]\nclass = 'lock disk'", "class: more than one"),
+        (b"[[rule]]\nidle = 1", "idle is neither true nor false"),
+        (b"[[rule]]\nframes = 'a'", "says neither class nor idle"),
+    ],
+)
+def test_a_wrong_file_gets_one_sentence(text: bytes, says: str) -> None:
+    with pytest.raises(UsageError) as problem:
+        parse_rules(text, "f")
+    assert says in str(problem.value)
+
+
+def test_rules_in_the_configuration_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert usual_rules() == ()
+    path = tmp_path / "perf-offcpu" / "rules.toml"
+    path.parent.mkdir()
+    path.write_text("[[rule]]\ncomm = 'x'\nidle = true\n")
+    (rule,) = usual_rules()
+    assert rule.comm == "x"
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert usual_rules() == ()
