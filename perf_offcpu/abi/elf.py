@@ -20,19 +20,11 @@ SHN_LORESERVE: Final = 0xFF00
 NT_GNU_BUILD_ID: Final = 3
 
 
-class ElfClass(enum.IntEnum):
-    """EI_CLASS: the size of addresses."""
+ElfClass = enum.IntEnum("ElfClass", "BITS32 BITS64")
+"""EI_CLASS: the size of addresses."""
 
-    BITS32 = 1
-    BITS64 = 2
-
-
-class ElfType(enum.IntEnum):
-    """e_type."""
-
-    REL = 1
-    EXEC = 2
-    DYN = 3
+ElfType = enum.IntEnum("ElfType", "REL EXEC DYN")
+"""e_type."""
 
 
 class Machine(enum.IntEnum):
@@ -68,12 +60,8 @@ class SegmentType(enum.IntEnum):
     NOTE = 4
 
 
-class SegmentFlag(enum.IntFlag):
-    """p_flags."""
-
-    X = 1
-    W = 2
-    R = 4
+SegmentFlag = enum.IntFlag("SegmentFlag", "X W R")
+"""p_flags."""
 
 
 class SymbolType(enum.IntEnum):
@@ -85,21 +73,11 @@ class SymbolType(enum.IntEnum):
     GNU_IFUNC = 10
 
 
-class Binding(enum.IntEnum):
-    """High half of st_info."""
+Binding = enum.IntEnum("Binding", "LOCAL GLOBAL WEAK", start=0)
+"""High half of st_info."""
 
-    LOCAL = 0
-    GLOBAL = 1
-    WEAK = 2
-
-
-class Visibility(enum.IntEnum):
-    """Low two bits of st_other."""
-
-    DEFAULT = 0
-    INTERNAL = 1
-    HIDDEN = 2
-
+Visibility = enum.IntEnum("Visibility", "DEFAULT INTERNAL HIDDEN", start=0)
+"""Low two bits of st_other."""
 
 NOTE: Final = Layout("Elf_Nhdr", ("n_namesz n_descsz n_type", U32))
 EHDR: Final = {

@@ -85,16 +85,8 @@ class Misc(enum.IntFlag):
     LOST_SAMPLES_BPF = 1 << 15
 
 
-class CpuMode(enum.IntEnum):
-    """The low bits of `misc`: the mode of the CPU, whose code an address lies in."""
-
-    UNKNOWN = 0
-    KERNEL = 1
-    USER = 2
-    HYPERVISOR = 3
-    GUEST_KERNEL = 4
-    GUEST_USER = 5
-
+CpuMode = enum.IntEnum("CpuMode", "UNKNOWN KERNEL USER HYPERVISOR GUEST_KERNEL GUEST_USER", start=0)
+"""The low bits of `misc`: the mode of the CPU, whose code an address lies in."""
 
 RECORD_HEADER = Layout(
     "perf_event_header",

@@ -53,8 +53,6 @@ class SymbolSaver:
     """Save the files that name the addresses of a recording.
 
     Args:
-        recording: its addresses and dsos.
-        store: files are added there.
         options: the files that a report would read.
         debug: save debug files too.
     """

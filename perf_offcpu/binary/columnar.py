@@ -77,7 +77,7 @@ class _Columnar:
         Returns:
             The number of fields that were read.
         """
-        prefix = list(itertools.takewhile(_is_scalar, fields))
+        prefix = list(itertools.takewhile(is_scalar, fields))
         size = sum(one.type.size for one in prefix if isinstance(one.type, Int))
         if not bool((self.limit - self.at >= size).all()):
             return 0
@@ -112,7 +112,7 @@ class _Columnar:
         self.columns.scalars[one.name] = values
 
     def _array(self, one: Field, present: Bool | None) -> None:
-        width = _item_size(one, self.shape)
+        width = item_size(one, self.shape)
         counts = self._counts(one)
         if present is not None:
             counts = np.where(present, counts, 0)
@@ -131,12 +131,13 @@ class _Columnar:
         return np.full(len(self.at), 1 if fixed is None else fixed, np.int64)
 
 
-def _is_scalar(one: Field) -> bool:
+def is_scalar(one: Field) -> bool:
     """Return whether every record of its shape has the field, and once."""
     return isinstance(one.type, Int) and one.count is None and one.where is None
 
 
-def _item_size(one: Field, shape: Shape) -> int:
+def item_size(one: Field, shape: Shape) -> int:
+    """Return the bytes of one item of an array."""
     if isinstance(one.type, Layout):
         return one.type.size(shape)
     if isinstance(one.type, Int):

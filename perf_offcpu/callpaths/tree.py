@@ -32,6 +32,7 @@ from perf_offcpu.callpaths.names import WAKER_DELIMITER, Name, NameKind, name_fr
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool
+from perf_offcpu.model.join import join
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import path_lengths
@@ -146,6 +147,21 @@ def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
     cases = [bare & (user_lost | kernel_lost), bare, user_lost, samples.has(SampleFlag.TRUNCATED)]
     top = np.select(cases, [3, 4, 2, 1], 0).astype(np.uint8)
     return top, (~bare & kernel_lost).astype(np.uint8)
+
+
+def with_older(new: Profile, old: Profile | None) -> tuple[Profile, Bool]:
+    """Add the samples of an older profile to a profile, to be compared in one tree.
+
+    Returns:
+        (both, is_old): the samples of the new profile, then those of the old one (None: there is none), with
+        threads, losses and facts of the new one; bool[samples], the samples of the old profile.
+    """
+    if old is None:
+        return new, np.zeros(len(new.samples), np.bool_)
+    both = join([new, old], new.meta.nr_cpus)
+    of_new = ("comms", "tasks", "budget", "cgroups", "losses", "meta")
+    both = replace(both, **{name: getattr(new, name) for name in of_new})
+    return both, np.arange(len(both.samples)) >= len(new.samples)
 
 
 class _Builder:

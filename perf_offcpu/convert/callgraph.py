@@ -23,7 +23,7 @@ import numpy as np
 
 from perf_offcpu.analysis.wakeups import waker_graph_of
 from perf_offcpu.callpaths.calls import Calls, calls_of
-from perf_offcpu.callpaths.compare import with_older
+from perf_offcpu.callpaths.tree import with_older
 from perf_offcpu.callpaths.weights import title_of, unit_of
 from perf_offcpu.convert.options import Options
 from perf_offcpu.errors import CapabilityError

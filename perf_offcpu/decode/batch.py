@@ -30,7 +30,7 @@ class Batch:
     # raw words; empty if all rows are those of a table that the decoder was given
     callchains: Ragged = field(default_factory=Ragged)
     # bool[n], raw off-cpu samples of upstream perf, whose pid and tid may have to be exchanged once all tasks
-    # are known (`decode.swapped_ids`)
+    # are known (`decode.retype`)
     from_upstream: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
     # user callchains that were sent later than the samples that they belong to; their `callchain` is a row of
     # `callchains`, too

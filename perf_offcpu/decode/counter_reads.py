@@ -58,7 +58,6 @@ class CounterReads:
         """Gather the counts in samples of event `number` for which `has_reads` holds.
 
         Args:
-            columns: the fields of the samples in a chunk.
             chosen: int64[n], the samples that are sound.
         """
         if number not in self._reads:

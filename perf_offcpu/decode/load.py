@@ -21,9 +21,9 @@ from perf_offcpu.decode.batch import Batch, BatchCollector
 from perf_offcpu.decode.continued import joined_budget
 from perf_offcpu.decode.counter_reads import CounterReads
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
+from perf_offcpu.decode.retype import count_foreign_ids, repair_ids
 from perf_offcpu.decode.samples import SampleDecoder, is_offcpu, ranks
 from perf_offcpu.decode.stacks.snapshot_store import SnapshotStore
-from perf_offcpu.decode.swapped_ids import count_foreign_ids, repair_ids
 from perf_offcpu.decode.switches.events import SWITCH_RECORDS, SwitchDecoder
 from perf_offcpu.decode.switches.waits import has_switches, with_waits
 from perf_offcpu.decode.tasks.columns import task_records

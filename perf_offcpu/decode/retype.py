@@ -2,8 +2,8 @@
 """Re-type raw `offcpu-time` samples to off-cpu samples, as perf >= 6.16 does, without its mistakes.
 
 Two producers write such samples. The magic of the extension marks this project's. Upstream's need care
-(checked against perf 7.2): samples sent directly hold tid and pid in the other order (`decode.swapped_ids`
-repairs them when all tasks are known); sums carry a dummy time; a 33rd frame is the stale cgroup id of an
+(checked against perf 7.2): samples sent directly hold tid and pid in the other order (`repair_ids` exchanges
+them when all tasks are known); sums carry a dummy time; a 33rd frame is the stale cgroup id of an
 earlier record; and the raw size includes padding, so only `nr` gives the number of frames.
 """
 
@@ -24,8 +24,8 @@ from perf_offcpu.binary.layout import Layout
 from perf_offcpu.decode.batch import Batch
 from perf_offcpu.losses import BAD_SAMPLE, OTHER_PAYLOAD, Losses
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I64, U64, Bool, distinct
-from perf_offcpu.model.recording import SampleFlag, Samples
+from perf_offcpu.model.columns import I32, I64, U64, Bool, distinct, is_among
+from perf_offcpu.model.recording import SampleFlag, Samples, Tasks
 
 _FIXED_WORDS = 4
 """pid and tid, time, nr, cgroup: a payload without frames."""
@@ -62,7 +62,6 @@ def retype(
     """Re-type n raw samples of one evsel.
 
     Args:
-        data: the buffer that `columns` point into.
         columns: the samples' fields, RAW among them.
         samples: their model rows so far: time, cpu and flags are kept.
         counters: where samples are counted that are `ok` in `columns` and have a damaged payload.
@@ -98,7 +97,10 @@ def retype(
         result.waker_callchain[woken] = np.arange(len(woken)) + len(chains)
         chains = Ragged.concat([chains, wakers.take(woken)])
     sound = payload.sound & (result.period >= 0)
-    payload.count_other_versions(counters)
+    others = payload.version[payload.is_other_version]
+    for version in distinct(others).tolist():
+        cause = OTHER_PAYLOAD.about(f"payload of version {version}, not {abi.EXTENSION_VERSION}")
+        counters.add(cause, int((others == version).sum()))
     counters.add(BAD_SAMPLE, int((columns.ok & ~payload.is_other_version & ~sound).sum()))
     return Batch(result, chains, ~payload.ours), sound & ~payload.is_other_version
 
@@ -107,7 +109,6 @@ class Payload:
     """Fields of n raw payloads, each read only where it lies inside its sample.
 
     Args:
-        data: the buffer that `columns` point into.
         columns: the samples' fields, RAW among them.
     """
 
@@ -160,13 +161,6 @@ class Payload:
                     fields[name] = fields[name].copy()
                 fields[name][rows] = values
         return fields
-
-    def count_other_versions(self, counters: Losses) -> None:
-        """Count samples that are not read because of the version of their payload."""
-        others = self.version[self.is_other_version]
-        for version in distinct(others).tolist():
-            cause = OTHER_PAYLOAD.about(f"payload of version {version}, not {abi.EXTENSION_VERSION}")
-            counters.add(cause, int((others == version).sum()))
 
     def cgroup(self) -> U64:
         """Return the cgroup id after each callchain, uint64[n], 0 where there is none."""
@@ -239,3 +233,50 @@ def _apply_extension(samples: Samples, fields: dict[str, NDArray[Any]]) -> None:
         for bit, flag in table if bits.any() else ():
             samples.flags |= np.where(bits & np.uint32(bit), np.uint32(flag), np.uint32(0))
     samples.time_ns[samples.has(SampleFlag.UNTIMED)] = -1
+
+
+def count_foreign_ids(samples: Samples, tasks: Tasks) -> int:
+    """Count the off-cpu samples with thread ids that no other record of the recording has.
+
+    BPF programs write ids of the first pid namespace, COMM, FORK and other records have ids of the
+    recorder's. Where these differ, names are missing.
+    """
+    if not len(tasks):
+        return 0
+    waits = samples.tid[samples.has(SampleFlag.OFFCPU)]
+    return int((~is_among(waits, distinct(tasks.tid)) & (waits > 0)).sum())
+
+
+def repair_ids(samples: Samples, from_upstream: Bool, tasks: Tasks) -> Samples:
+    """Put pid and tid of upstream's off-cpu samples in order; others pass unchanged.
+
+    COMM, FORK and EXIT records name the process of each thread. Of other threads, samples with a dummy time
+    are taken for sums, which perf writes in order.
+
+    Args:
+        samples: `pid` holds the payload's low half, `tid` its high half, where `from_upstream`.
+        tasks: every thread that the recording knows, whatever the time.
+
+    Returns:
+        The samples with pid = tgid; exchanged ones are flagged REPAIRED_IDS.
+    """
+    if not from_upstream.any():
+        return samples
+    low, high = samples.pid, samples.tid
+    tgid_of_low, tgid_of_high = _tgid(tasks, low), _tgid(tasks, high)
+    is_right = (tgid_of_high == low) & ((tgid_of_low == low) | (tgid_of_low < 0))
+    is_swapped = (tgid_of_low == high) & ((tgid_of_high == high) | (tgid_of_high < 0))
+    is_sum = samples.has(SampleFlag.UNTIMED)
+    swap = from_upstream & (low != high) & np.where(is_right | is_swapped, is_swapped, ~is_sum)
+    return samples.with_columns(
+        pid=np.where(swap, high, low),
+        tid=np.where(swap, low, high),
+        flags=samples.flags | np.where(swap, np.uint32(SampleFlag.REPAIRED_IDS), np.uint32(0)),
+    )
+
+
+def _tgid(tasks: Tasks, tids: I32) -> I32:
+    """Return int32[n]: the process of each thread, -1 unknown."""
+    slot, none = np.searchsorted(tasks.tid, tids), np.int32(-1)
+    known = np.append(tasks.tid, none)[slot] == tids
+    return np.where(known, np.append(tasks.pid, none)[slot], none)

@@ -67,7 +67,6 @@ class SampleDecoder:
     """Decodes the samples of a recording, chunk by chunk.
 
     Args:
-        events: the recording's evsels.
         counters: where samples that cannot be decoded are counted.
         account: gets the samples with the collector's own counters, which are no samples of the machine.
         retype_offcpu: turn raw off-cpu samples into off-cpu samples; else leave them as recorded.

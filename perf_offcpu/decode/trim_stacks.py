@@ -74,7 +74,9 @@ def _shortened(pairs: I64, recording: Recording) -> tuple[I64, Ragged, int]:
     for at in range(0, len(pairs), _BLOCK):
         block = pairs[at : at + _BLOCK]
         taken = recording.callchains.take(block & 0xFFFFFFFF)
-        kept = _kept_lengths(taken, _is_code(taken, (block >> 32).astype(np.int32), recording))
+        good = _is_code(taken, (block >> 32).astype(np.int32), recording)
+        last_good = np.append(np.maximum.accumulate(np.where(good, np.arange(len(good)), -1)), -1)
+        kept: I64 = np.maximum(last_good[taken.offsets[1:] - 1] - taken.offsets[:-1] + 1, 0)
         cut = np.flatnonzero(kept < taken.lengths)
         words += int((taken.lengths - kept).sum())
         keys.append(block[cut])
@@ -109,10 +111,3 @@ def _is_code(chains: Ragged, spaces: I32, recording: Recording) -> Bool:
     mapping = find_mappings(recording.maps, recording.spaces, space, words[doubtful] - np.uint64(1))
     good[doubtful[mapping != NO_MAP]] = True
     return good
-
-
-def _kept_lengths(chains: Ragged, good: Bool) -> I64:
-    """Return int64[n]: the words of each row up to its last good one."""
-    last_good = np.append(np.maximum.accumulate(np.where(good, np.arange(len(good)), -1)), -1)
-    kept: I64 = np.maximum(last_good[chains.offsets[1:] - 1] - chains.offsets[:-1] + 1, 0)
-    return kept

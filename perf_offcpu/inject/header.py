@@ -106,8 +106,7 @@ def written_features(
     """Return bit → body of the features that are written.
 
     Args:
-        features: as recorded.
-        events: as written.
+        features: as recorded; events: as written.
         span: times of the first and last sample, ns; -1 without any.
         counters: where damaged features are counted.
     """

@@ -69,7 +69,6 @@ def recorded_extensions(data: NDArray[np.uint8], raw: Rows, nr: I64, order: Orde
     """Return the words after the callchain and cgroup of n payloads.
 
     Args:
-        data: the buffer that `raw` points into.
         nr: int64[n], words of each callchain; -1 where there is no extension.
     """
     begin = 8 * (_FIXED + nr + 1)

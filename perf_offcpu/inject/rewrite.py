@@ -44,10 +44,10 @@ from perf_offcpu.perfdata.leaked_flag import with_written_miscs
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.trailers import record_times
+from perf_offcpu.perfdata.write.columns import bytes_of, woven
 from perf_offcpu.perfdata.write.compressed import CompressedWriter
 from perf_offcpu.perfdata.write.pipe import PipeWriter
 from perf_offcpu.perfdata.write.readable import readable_events, readable_records
-from perf_offcpu.perfdata.write.weave import bytes_of, woven
 from perf_offcpu.perfdata.write.writer import FileWriter
 from perf_offcpu.unwind.unwinder import Unwinder
 

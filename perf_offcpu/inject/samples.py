@@ -30,8 +30,14 @@ from perf_offcpu.model.recording import Samples
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.trailers import NO_TIME, sample_times
-from perf_offcpu.perfdata.write.columns import Column, Pieces, sample_records, sample_sizes
-from perf_offcpu.perfdata.write.weave import chunk_of_samples, woven
+from perf_offcpu.perfdata.write.columns import (
+    Column,
+    Pieces,
+    chunk_of_samples,
+    sample_records,
+    sample_sizes,
+    woven,
+)
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
 from perf_offcpu.structs import mutable
 
@@ -106,8 +112,7 @@ class SampleRewriter:
     """Rewrites samples, chunk by chunk.
 
     Args:
-        events: the recording's events.
-        written: the same events as they are written; samples get their layouts.
+        written: the events as they are written; samples get their layouts.
         stages: what is done to samples, in order.
         merges: whether a stage completes callchains that wait for a deferred user part.
         done: records that stay as they were, and samples that are left out, are counted here.

@@ -22,7 +22,7 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.decode.deferred import DeferredMatcher
-from perf_offcpu.decode.retype import retype
+from perf_offcpu.decode.retype import repair_ids, retype
 from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.decode.stacks.snapshot_store import (
     CallerRows,
@@ -32,7 +32,6 @@ from perf_offcpu.decode.stacks.snapshot_store import (
     with_callers,
 )
 from perf_offcpu.decode.stacks.user_parts import join_parts, kernel_parts, without_user_parts
-from perf_offcpu.decode.swapped_ids import repair_ids
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.inject.header import has_stacks, is_raw_offcpu

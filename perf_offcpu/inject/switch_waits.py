@@ -25,8 +25,7 @@ from perf_offcpu.model.recording import Evsel, SampleFlag, Samples
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
-from perf_offcpu.perfdata.write.columns import Column, sample_records
-from perf_offcpu.perfdata.write.weave import chunk_of_samples
+from perf_offcpu.perfdata.write.columns import Column, chunk_of_samples, sample_records
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
 from perf_offcpu.structs import frozen
 

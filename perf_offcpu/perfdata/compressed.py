@@ -31,11 +31,7 @@ _PIECE = 1 << 20
 
 
 class Decompressor:
-    """The zstd stream of one file.
-
-    Args:
-        counters: where records that do not decompress are counted.
-    """
+    """The zstd stream of one file."""
 
     def __init__(self, counters: Losses) -> None:
         self.counters = counters

@@ -49,7 +49,6 @@ class Events:
 
     Args:
         specs: evsels in file order; elsewhere, an evsel is its row in this list.
-        order: byte order of the file.
         are_all: the recording has no others, so the records of a single one need no ids.
     """
 

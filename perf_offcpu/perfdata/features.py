@@ -52,8 +52,6 @@ class Features:
 
     Args:
         bodies: as found in the file.
-        order: byte order of the file.
-        counters: unreadable features are counted here.
     """
 
     def __init__(self, bodies: Mapping[int, bytes], order: Order, counters: Losses) -> None:

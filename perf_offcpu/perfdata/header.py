@@ -61,9 +61,7 @@ def read_head(stream: BinaryIO, path: str, size: int | None, counters: Losses) -
 
     Args:
         stream: at its beginning; seekable unless the file is in pipe form.
-        path: for messages.
         size: of the file in bytes; None if it is unknown (a pipe).
-        counters: damage is counted here.
 
     Raises:
         FormatError: not a perf.data file, or one of an unsupported kind.

@@ -40,7 +40,6 @@ class PipeHead:
 
     Args:
         features: extended by those of the records.
-        counters: where damage is counted.
         specs: evsels in the header of a file whose recorder was killed before it wrote their names; it may
             have written them as records, too.
 

@@ -44,7 +44,6 @@ class PerfDataReader:
 
     Attributes:
         head: form of the file and places of its sections.
-        order: byte order of the file.
         events: its evsels (`perfdata.events.Events`); of a pipe, those so far.
         features: its header features.
         counters: damage and losses so far, by cause.

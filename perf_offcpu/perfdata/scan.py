@@ -81,8 +81,6 @@ class Scanner:
     """Turns pieces of bytes into chunks of whole records, and counts other bytes.
 
     Args:
-        order: byte order of the stream.
-        counters: damage is counted here.
         file_offset: where the stream begins in its file.
         origin: of the chunks.
     """

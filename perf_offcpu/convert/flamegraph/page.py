@@ -27,9 +27,8 @@ from perf_offcpu.analysis.states import RUNNING, STATES, UNKNOWN_STATE, state_co
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.analysis.wakeups import with_wakers
 from perf_offcpu.callpaths.calls import subtree_sums
-from perf_offcpu.callpaths.compare import with_older
 from perf_offcpu.callpaths.names import Name
-from perf_offcpu.callpaths.tree import PathTree, build_paths
+from perf_offcpu.callpaths.tree import PathTree, build_paths, with_older
 from perf_offcpu.callpaths.weights import events_of, title_of, unit_of
 from perf_offcpu.convert.options import Options
 from perf_offcpu.losses import by_text

@@ -56,7 +56,6 @@ class SnapshotStore:
     """Collects the snapshots of batch after batch of samples.
 
     Args:
-        counters: where snapshots that cannot be kept are counted.
         memory: bytes of stacks that are kept in memory.
         reopen: returns a descriptor of the file that chunks of one origin are from, None if it cannot be read
             again; None: all stacks are kept here.
@@ -85,7 +84,6 @@ class SnapshotStore:
         """Add the snapshots of n samples of one evsel.
 
         Args:
-            chunk: whose bytes `columns` point into.
             mask: the evsel's sample_regs_user.
             ok: bool[n], the valid samples.
 
@@ -198,7 +196,6 @@ def sum_callers(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
     """Return uint64[n]: the callers of sums; 0 for other samples, and for evsels without copies of stacks.
 
     Args:
-        data: the buffer that `columns` point into.
         columns: the fields of raw or re-typed off-cpu samples of one evsel.
     """
     if "raw" not in columns.arrays or "stack_user" not in columns.arrays:

@@ -120,8 +120,6 @@ class SwitchDecoder:
         """Return rows for n samples of evsel `number`; none if they are not of switches.
 
         Args:
-            data: the buffer that `columns` point into.
-            columns: the samples' fields.
             ok: bool[n], False for samples that are damaged.
             samples: their model rows; `callchain` is copied.
         """

@@ -111,10 +111,13 @@ def _outcomes(history: History, edges: Edges, switches: Switches) -> I8:
     """Return int8[m]: the _Outcome of each edge."""
     is_out, is_in, is_last = IS_OUT[edges.kind], IS_IN[edges.kind], edges.after == NONE
     state = switches.state[history.row[edges.place]]
+    # The thread's EXIT came before, and no new life of its tid since.
+    exit_place = history.last(EventKind.EXIT)
+    has_exited = (exit_place > history.last(EventKind.BORN)) & (history.tid[exit_place] == history.tid)
     cases = (
         (is_out & (state > 0) & (state & DEAD_STATES != 0), _Outcome.NOTHING),
         (is_out & IS_IN[edges.after], _Outcome.WAIT),
-        (is_out & _has_exited(history)[edges.place], _Outcome.NOTHING),
+        (is_out & has_exited[edges.place], _Outcome.NOTHING),
         (is_out & is_last & _sees_all_ends(switches), _Outcome.LASTS),
         (is_out, _Outcome.NO_END),
         (~_of_threads_with(is_out, edges), _Outcome.NOTHING),
@@ -132,13 +135,6 @@ def _of_threads_with(is_out: Bool, edges: Edges) -> Bool:
         return is_out
     first = np.flatnonzero(edges.before == NONE)
     return np.repeat(np.logical_or.reduceat(is_out, first), np.diff(np.append(first, len(is_out))))
-
-
-def _has_exited(history: History) -> Bool:
-    """Return bool[n]: whether the thread's EXIT came before, and no new life of its tid since."""
-    exit_place = history.last(EventKind.EXIT)
-    exited: Bool = (exit_place > history.last(EventKind.BORN)) & (history.tid[exit_place] == history.tid)
-    return exited
 
 
 def _sees_all_ends(switches: Switches) -> bool:

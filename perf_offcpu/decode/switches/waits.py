@@ -20,10 +20,10 @@ from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat, SampleTyp
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.decode.account import CollectorAccount
 from perf_offcpu.decode.switches.events import Switches, SwitchKind
-from perf_offcpu.decode.switches.intervals import Waits, find_waits
+from perf_offcpu.decode.switches.intervals import find_waits
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.columns import I64, U32
+from perf_offcpu.model.columns import I64
 from perf_offcpu.model.recording import Evsel, SampleFlag, Samples, Tasks
 
 _SAMPLE_TYPE = (
@@ -82,6 +82,10 @@ def wait_samples(switches: Switches, tasks: Tasks, last_ns: int, evsel: int, cou
     life = rows_at(tasks.tid, tasks.begin_ns, tid, begun.time_ns)
     pid = np.where(begun.pid > 0, begun.pid, np.append(tasks.pid, np.int32(-1))[life])
     runnable = begun.preempted != 0
+    flags = np.full(len(waits), SampleFlag.OFFCPU, np.uint32)
+    flags[runnable] |= np.uint32(SampleFlag.PREEMPTED)
+    flags[waits.end < 0] |= np.uint32(SampleFlag.STILL_BLOCKED)
+    flags[stacks.callchain < 0] |= np.uint32(SampleFlag.NO_USER_STACK | SampleFlag.NO_KERNEL_STACK)
     samples = Samples.filled(
         len(waits),
         time_ns=waits.end_ns,
@@ -93,7 +97,7 @@ def wait_samples(switches: Switches, tasks: Tasks, last_ns: int, evsel: int, cou
         ip=stacks.ip,
         callchain=stacks.callchain,
         cpumode=stacks.cpumode,
-        flags=_flags(waits, begun, stacks),
+        flags=flags,
         state=begun.state,
         switch_out_ns=begun.time_ns,
         longest_ns=waits.end_ns - begun.time_ns,
@@ -127,14 +131,6 @@ def _chosen(switches: Switches, rows: I64) -> Switches:
         for name in Switches.columns
     }
     return Switches(**columns)
-
-
-def _flags(waits: Waits, begun: Switches, stacks: Switches) -> U32:
-    flags = np.full(len(waits), SampleFlag.OFFCPU, np.uint32)
-    flags[begun.preempted != 0] |= np.uint32(SampleFlag.PREEMPTED)
-    flags[waits.end < 0] |= np.uint32(SampleFlag.STILL_BLOCKED)
-    flags[stacks.callchain < 0] |= np.uint32(SampleFlag.NO_USER_STACK | SampleFlag.NO_KERNEL_STACK)
-    return flags
 
 
 def _add_wakeups(samples: Samples, wakeups: Switches) -> None:

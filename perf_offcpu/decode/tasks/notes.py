@@ -35,11 +35,7 @@ def _is_kernel(misc: int) -> bool:
 
 
 class TaskNotes:
-    """Collects the notes of side-band records of `SIDE_TYPES`.
-
-    Args:
-        strings: gets names.
-    """
+    """Collects the notes of side-band records of `SIDE_TYPES`."""
 
     def __init__(self, strings: Strings) -> None:
         self.strings = strings

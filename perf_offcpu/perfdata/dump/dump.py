@@ -46,9 +46,6 @@ _COMPRESSED = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
 def dump(reader: PerfDataReader) -> Lines:
     """Yield a recording as lines: header, events, features, records, and the number of records of each type.
 
-    Args:
-        reader: just opened.
-
     Raises:
         CapabilityError: the recording is compressed, and there is no zstd for this Python.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write many records from whole columns at once: the inverse of `columnar`, from the same tables.
+"""Write many records from whole columns at once, by the tables that `columnar` reads; join records of chunks.
 
 Each record has a cursor; a field is scattered to all cursors and advances them. So one pass over the
 *fields* writes any number of records.
@@ -8,7 +8,7 @@ Each record has a cursor; a field is scattered to all cursors and advances them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +16,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.abi.sample import SAMPLE, SampleShape
-from perf_offcpu.binary.fields import Field, Int, Order, Shape, Special
+from perf_offcpu.binary.columnar import is_scalar, item_size
+from perf_offcpu.binary.fields import Field, Int, Order, Shape
 from perf_offcpu.binary.gather import move_rows, offsets_of
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
+from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
 
 I64 = NDArray[np.int64]
@@ -41,6 +43,8 @@ Column = ArrayLike | Ragged | Pieces
 
 _SAMPLE_RECORD = Layout("PERF_RECORD_SAMPLE", *RECORD_HEADER.fields, *SAMPLE.fields, source=SAMPLE.source)
 _ALIGNMENT = 8
+_ROOM = 8
+"""Bytes that the data of any chunk has at least."""
 
 
 def sample_sizes(shape: SampleShape, columns: Mapping[str, Column], count: int) -> I64:
@@ -122,7 +126,7 @@ class _Writer:
             if field.count is not None and field.name in columns:
                 self.columns[field.name] = pieces = self._as_pieces(columns[field.name], field)
                 if isinstance(field.count, str):
-                    self.columns.setdefault(field.count, pieces.sizes // self._width(field))
+                    self.columns.setdefault(field.count, pieces.sizes // item_size(field, self.shape))
         missing = [field.name for field in self.fields if field.name not in self.columns]
         if missing:
             raise LayoutError(f"{layout.name}: no column for {', '.join(missing)}")
@@ -140,27 +144,17 @@ class _Writer:
         wire = np.ascontiguousarray(values, kind)
         return Pieces(wire.view(np.uint8), kind.itemsize * offsets[:-1], kind.itemsize * np.diff(offsets))
 
-    def _width(self, field: Field) -> int:
-        """Return the bytes of one item."""
-        if isinstance(field.type, Int):
-            return field.type.size
-        if isinstance(field.type, Layout):
-            return field.type.size(self.shape)
-        if field.type is Special.BYTE:
-            return 1
-        raise LayoutError(f"{field.name}: no columns of {field.type}")
-
     def _sizes(self, field: Field) -> I64 | int:
         """Return the bytes that each structure has of a field."""
         if isinstance(field.count, str):
-            return self._broadcast(field.count).astype(np.int64) * self._width(field)
+            return self._broadcast(field.count).astype(np.int64) * item_size(field, self.shape)
         if field.count is not None:
             sizes: I64 = self.columns[field.name].sizes
             return sizes
         if field.where is None:
-            return self._width(field)
+            return item_size(field, self.shape)
         present: I64 = (self._broadcast(field.where) != 0).astype(np.int64)
-        return present * self._width(field)
+        return present * item_size(field, self.shape)
 
     def _broadcast(self, name: str) -> NDArray[Any]:
         return np.broadcast_to(np.asarray(self.columns[name]), self.count)
@@ -168,7 +162,7 @@ class _Writer:
     def written(self) -> U8:
         """Return the bytes of all structures."""
         data, at = np.zeros(int(self.offsets[-1]), np.uint8), self.offsets[:-1].copy()
-        for is_fixed, fields in itertools.groupby(self.fields, _is_fixed):
+        for is_fixed, fields in itertools.groupby(self.fields, is_scalar):
             if is_fixed:
                 at += self._write_fixed(data, at, tuple(fields))
                 continue
@@ -205,6 +199,40 @@ class _Writer:
         return field.type.dtype(self.order)
 
 
-def _is_fixed(field: Field) -> bool:
-    """Return whether all structures have the field, once."""
-    return isinstance(field.type, Int) and field.count is None and field.where is None
+def woven(parts: Sequence[tuple[I64, Chunk]]) -> Chunk:
+    """Return the records of all parts in one chunk of its own.
+
+    Args:
+        parts: (places int64[n], chunk) each: records are sorted by their places, and records of one place are
+            in the order of the parts.
+    """
+    places, types, miscs, sizes = (
+        np.concatenate(columns)
+        for columns in zip(*((at, one.types, one.miscs, one.sizes) for at, one in parts), strict=True)
+    )
+    order = np.argsort(places, kind="stable")
+    offsets = offsets_of(sizes[order])
+    targets = np.empty(len(order), np.int64)
+    targets[order] = offsets[:-1]
+    data = np.empty(max(_ROOM, int(offsets[-1])), np.uint8)
+    for at, one in parts:
+        move_rows(data, targets[: len(at)], one.data, one.starts, one.sizes)
+        targets = targets[len(at) :]
+    return Chunk(data, offsets[:-1], types[order], miscs[order], sizes[order], file_offset=0)
+
+
+def chunk_of_samples(offsets: I64, data: NDArray[np.uint8], miscs: NDArray[np.uint16]) -> Chunk:
+    """Return SAMPLE records as `perfdata.write.columns.sample_records` writes them, as a chunk."""
+    count = len(offsets) - 1
+    types = np.full(count, RecordType.SAMPLE, np.uint32)
+    room = data if len(data) else np.zeros(_ROOM, np.uint8)
+    return Chunk(room, offsets[:-1], types, miscs.astype(np.uint16), np.diff(offsets), file_offset=0)
+
+
+def bytes_of(chunk: Chunk) -> memoryview:
+    """Return the bytes of all records of a chunk, without a copy where they lie back to back."""
+    if not len(chunk):
+        return memoryview(b"")
+    if (chunk.starts[1:] != chunk.starts[:-1] + chunk.sizes[:-1]).any():
+        chunk = woven([(np.arange(len(chunk)), chunk)])
+    return chunk.data.data[int(chunk.starts[0]) : int(chunk.starts[-1] + chunk.sizes[-1])]

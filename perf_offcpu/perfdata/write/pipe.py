@@ -53,11 +53,7 @@ class PipeWriter:
     """Writes one recording in pipe form; the counterpart of `FileWriter`.
 
     Args:
-        fd: open for writing. It stays the caller's.
-        events: as for `FileWriter`.
         features: bit → body, complete: in this form they come first.
-        path: the output as the user named it, for messages.
-        order: byte order of the records that will be appended.
         counters: where features that do not fit are counted.
 
     Raises:

@@ -47,8 +47,6 @@ class FileWriter:
         events: evsels in the order of the file, with names. If there are several, perf wants ids that are
             unique over all of them and not 0, and at the same place in all samples and in all trailers, as
             with IDENTIFIER in every sample_type. SAMPLE_ID_ALL must be set in all or none.
-        path: the file as the user named it, for messages.
-        order: byte order of the records that will be appended.
 
     Raises:
         RecordingError: the file cannot be written.

@@ -15,8 +15,7 @@ from perf_offcpu.abi.sample import SampleShape
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.scan import Chunk, Scanner
-from perf_offcpu.perfdata.write.columns import sample_records
-from perf_offcpu.perfdata.write.weave import bytes_of, chunk_of_samples, woven
+from perf_offcpu.perfdata.write.columns import bytes_of, chunk_of_samples, sample_records, woven
 from perf_offcpu.perfdata.write.writer import frame_record
 
 WORDS = st.lists(st.integers(0, 2**64 - 1), max_size=6)
