@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from perf_offcpu.errors import FormatError
@@ -60,13 +60,9 @@ def _belongs(debug: ElfImage, image: ElfImage, crc: int | None) -> bool:
 
 def debug_link(image: ElfImage) -> tuple[str, int]:
     """Return the file name and the CRC in .gnu_debuglink; ("", 0) without a sound one."""
-    section = image.section_named(b".gnu_debuglink")
-    if section is None or section.size > _MAX_LINK:
-        return "", 0
-    try:
-        data = image.content(section)
-    except FormatError:
-        return "", 0
+    section, data = image.section_named(b".gnu_debuglink"), b""
+    with suppress(FormatError):
+        data = image.content(section, _MAX_LINK) if section else b""
     name = data.partition(b"\0")[0]
     crc_at = len(name) + 4 - len(name) % 4  # after the NUL, 4-byte aligned
     crc = data[crc_at : crc_at + 4]

@@ -39,11 +39,7 @@ _ALLOWANCE_NS: Final = 2 * 10**9
 
 
 class Refused(Exception):
-    """There is no file for a name, or no function in it.
-
-    Args:
-        cause: the reason.
-    """
+    """There is no file for a name, or no function in it; `cause` is the reason."""
 
     def __init__(self, cause: LossCause) -> None:
         self.cause = cause
@@ -51,11 +47,7 @@ class Refused(Exception):
 
 
 def find_dso(recording: Recording, dso: int, search: Search) -> ElfFile:
-    """Read the functions of one of a recording's dsos.
-
-    Raises:
-        Refused: there are none.
-    """
+    """Read the functions of one of a recording's dsos; raise Refused if there are none."""
     with ExitStack() as stack:
         try:
             elf = symbols_of(open_dso(recording, dso, search, stack), search)

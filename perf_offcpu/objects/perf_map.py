@@ -21,7 +21,7 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.directories import Directory
-from perf_offcpu.files import read_bounded
+from perf_offcpu.files import FileRefusedError, read_bounded
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.model.recording import Recording
@@ -44,10 +44,6 @@ class JitName(NamedTuple):
     symbol: str
     file: str = ""
     line: int = 0
-
-
-class MapRefused(Exception):
-    """A map exists and must not be trusted; the text is the reason."""
 
 
 class PerfMaps:
@@ -76,8 +72,6 @@ class PerfMaps:
         for path in perf_map_paths(pid, self.symfs):
             try:
                 return read_perf_map(path, force=self.force, born_ns=born, died_ns=died)
-            except MapRefused as problem:
-                cause = losses.PERF_MAP_REFUSED.about(path, str(problem))
             except OSError as problem:
                 cause = losses.PERF_MAP_REFUSED.about(path, problem.strerror or "")
         return cause
@@ -100,13 +94,9 @@ def is_jit_memory(path: str) -> bool:
 
 def perf_map_paths(pid: int, symfs: str) -> Iterator[str]:
     """Yield the existing paths at which the map of a process may be, best first."""
-    if symfs:
-        paths = [f"{symfs}/tmp/perf-{pid}.map"]
-    else:
-        inner = _namespaced_pid(pid)
-        inside = [f"/proc/{pid}/root/tmp/perf-{inner}.map"] if inner else []
-        paths = [*inside, f"/tmp/perf-{pid}.map"]
-    yield from filter(os.path.lexists, paths)
+    inner = 0 if symfs else _namespaced_pid(pid)
+    inside = [f"/proc/{pid}/root/tmp/perf-{inner}.map"] if inner else []
+    yield from filter(os.path.lexists, [*inside, f"{symfs}/tmp/perf-{pid}.map"])
 
 
 def _namespaced_pid(pid: int) -> int:
@@ -131,8 +121,8 @@ def read_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: 
         born_ns, died_ns: wall-clock times between which the process lived; 0 unknown.
 
     Raises:
-        OSError: it cannot be read, or is no regular file of at most `MAX_BYTES`.
-        MapRefused: it must not be trusted.
+        FileRefusedError: it must not be trusted, or is no regular file of at most `MAX_BYTES`.
+        OSError: it cannot be read.
     """
     trusted = {0, os.geteuid()}
     for _ in range(_MAX_LINKS):
@@ -144,14 +134,14 @@ def read_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: 
             fd = directory.open_regular(name, max_bytes=MAX_BYTES)
             break
     else:
-        raise MapRefused("it leads through too many links")
+        raise FileRefusedError(path, "it leads through too many links")
     try:
         status = os.fstat(fd)
         if not force and status.st_uid not in trusted:
-            raise MapRefused("it belongs to another user (-f reads it anyway)")
+            raise FileRefusedError(path, "it belongs to another user (-f reads it anyway)")
         if status.st_nlink != 1:
-            raise MapRefused("it has a second name")
-        _check_time(status.st_mtime_ns, born_ns, died_ns)
+            raise FileRefusedError(path, "it has a second name")
+        _check_time(path, status.st_mtime_ns, born_ns, died_ns)
         return read_bounded(fd, MAX_BYTES, path)
     finally:
         os.close(fd)
@@ -166,11 +156,11 @@ def _directory_of(path: str) -> Directory:
     return Directory.named(place)
 
 
-def _check_time(changed_ns: int, born_ns: int, died_ns: int) -> None:
+def _check_time(path: str, changed_ns: int, born_ns: int, died_ns: int) -> None:
     if born_ns and changed_ns < born_ns - _SLACK_NS:
-        raise MapRefused("it is older than the process")
+        raise FileRefusedError(path, "it is older than the process")
     if died_ns and changed_ns > died_ns + _SLACK_NS:
-        raise MapRefused("it was written after the process had ended")
+        raise FileRefusedError(path, "it was written after the process had ended")
 
 
 def parse_perf_map(text: bytes) -> SymbolTable:

@@ -12,11 +12,7 @@ _GZIP: Final = 31  # zlib's wbits for a gzip header
 
 
 def uncompress(kind: str, data: bytes, most: int) -> bytes:
-    """Uncompress all of `data`.
-
-    Args:
-        kind: "zlib", "gzip", "xz" or "zstd".
-        most: bytes that it may become.
+    """Uncompress all of `data`, of the kind "zlib", "gzip", "xz" or "zstd", to at most `most` bytes.
 
     Raises:
         ValueError: it is damaged, becomes more, is of another kind, or its package is not installed.

@@ -15,7 +15,7 @@ from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.objects.elf.functions import ElfFile, file_offset_to_vaddr
+from perf_offcpu.objects.elf.functions import file_offset_to_vaddr
 from perf_offcpu.objects.files import Refused, find_dso
 from perf_offcpu.objects.perf_map import PerfMaps, is_jit_memory, read_jit_name
 from perf_offcpu.objects.symtab import SymbolTable
@@ -56,11 +56,17 @@ class UserNames:
             if is_jit_memory(self.strings[int(dsos.path[dso])]):
                 names.address[rows] = addresses[rows]
                 self._by_perf_maps(maps.space[map_rows[rows]], rows, names)
-            elif (elf := self._open(dso, len(rows))) is not None:
-                self._by_file(elf, rows, file_offsets[rows], names)
+            else:
+                self._by_file(dso, rows, file_offsets[rows], names)
         return names
 
-    def _by_file(self, elf: ElfFile, rows: I64, file_offsets: U64, names: SymbolNames) -> None:
+    def _by_file(self, dso: int, rows: I64, file_offsets: U64, names: SymbolNames) -> None:
+        path = self.strings[int(self.recording.dsos.path[dso])]
+        try:
+            elf = find_dso(self.recording, dso, self.search)
+        except Refused as problem:
+            self.unresolved.add(problem.cause.about(path), len(rows))
+            return
         addresses = file_offset_to_vaddr(elf.loads, file_offsets)
         found = elf.symbols.lookup(addresses)
         names.address[rows] = addresses
@@ -68,16 +74,7 @@ class UserNames:
         names.symbol[rows], names.offset[rows] = named
         self.unresolved.add(losses.NO_SYMBOL, int((found < 0).sum()))
         if self.lines is not None:
-            self.lines.add(elf, addresses, rows, names, self.strings[int(names.dso[rows[0]])])
-
-    def _open(self, dso: int, addresses: int) -> ElfFile | None:
-        """Return the functions of a dso; on failure count the cause for its addresses."""
-        try:
-            return find_dso(self.recording, dso, self.search)
-        except Refused as problem:
-            path = self.strings[int(self.recording.dsos.path[dso])]
-            self.unresolved.add(problem.cause.about(path), addresses)
-            return None
+            self.lines.add(elf, addresses, rows, names, path)
 
     def _by_perf_maps(self, spaces: I32, rows: I64, names: SymbolNames) -> None:
         """Fill in rows whose addresses lie in memory without a file, process by process."""

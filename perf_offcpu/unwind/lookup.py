@@ -34,8 +34,6 @@ _WIDE_ADDRESS: Final = 1 << 48
 _WIDE_SPACE: Final = (1 << 16) - 1
 _NO_KEY: Final = np.uint64(2**64 - 1)
 
-TableOf = Callable[[int], "FileTable | None"]
-
 
 class FileTable(NamedTuple):
     """The frame rules of one mapped object, and the function that takes file offsets to its addresses."""
@@ -100,7 +98,7 @@ class CfiLookup:
         self,
         recording: Recording,
         registers: Registers,
-        table_of: TableOf,
+        table_of: Callable[[int], FileTable | None],
         trampolines: Trampolines | None = None,
     ) -> None:
         self.recording, self.table_of, self.trampolines = recording, table_of, trampolines

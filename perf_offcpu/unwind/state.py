@@ -64,13 +64,7 @@ class Threads:
 
 
 class WalkState:
-    """n walks up the stack.
-
-    Args:
-        lookup: looks up frame rules.
-        threads: left unchanged.
-        follow_all: follow all registers, so that no walk is lost.
-    """
+    """n walks up the stack; with `follow_all` all registers are followed, so that no walk is lost."""
 
     def __init__(self, lookup: CfiLookup, threads: Threads, follow_all: bool) -> None:
         self.lookup, self.rules, self.follow_all = lookup, lookup.rules, follow_all
@@ -132,18 +126,15 @@ class WalkState:
         if number >= len(self.values):
             raise IndexError(number)
         if not self.is_first and not self.follow_all and not self._is_followed(lanes, number):
-            self._lose(lanes)
+            if self.lost is None:
+                self.lost = np.zeros(len(self.spaces), np.bool_)
+            self.lost[lanes] = True
         return Value(self.values[number][lanes], self.knows(lanes, number))
 
     def _is_followed(self, lanes: I64, number: int) -> bool:
         if number == self.registers.ra:
             return bool(self.exact[lanes].all())  # callers' are not restored: they are their callees' pc
         return number in self.followed
-
-    def _lose(self, lanes: I64) -> None:
-        if self.lost is None:
-            self.lost = np.zeros(len(self.spaces), np.bool_)
-        self.lost[lanes] = True
 
     def restore(self, lanes: I64, number: int, words: U64, known: Bool) -> None:
         """Set a register to the value that it had in the caller."""

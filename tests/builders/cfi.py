@@ -49,4 +49,4 @@ def section(*functions: tuple[int, int, bytes], common: bytes | None = None) -> 
 
 
 def table_of(content: bytes, address: int = 0) -> CfiTable:
-    return build_table([Section.of(content, address)], X86)
+    return build_table([Section(content, address)], X86)

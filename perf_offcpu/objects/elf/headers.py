@@ -55,12 +55,7 @@ _DTYPES: Final = {"head": "<u8", "sections": "<u8", "segments": "<u8", "names": 
 
 
 def read_headers(source: Source, cache: DiskCache | None = None) -> dict[str, Array]:
-    """Return the columns of an ELF file, from the cache if they are kept there.
-
-    Raises:
-        FormatError: it is not ELF, or its headers do not fit the file.
-        OSError: it cannot be read.
-    """
+    """Return the columns of an ELF file, from the cache if they are kept there; errors as `ElfImage`."""
     if cache is None:
         return _parse(source)
     name = cache_name(KIND, b"", source.identity)

@@ -27,12 +27,7 @@ _MAX_RELEASE: Final = 128
 
 
 def given_kallsyms(path: str) -> Kallsyms:
-    """Read the file of --kallsyms.
-
-    Raises:
-        UsageError: it cannot be read, or holds no function.
-        FormatError: it is damaged.
-    """
+    """Read the file of --kallsyms; raise UsageError if it cannot be read or holds no function."""
     try:
         found = load_kallsyms(path)
     except OSError as problem:
@@ -45,11 +40,7 @@ def given_kallsyms(path: str) -> Kallsyms:
 
 
 def given_vmlinux(path: str, build_id: bytes, search: Search) -> ElfFile:
-    """Read the functions of the file of --vmlinux.
-
-    Raises:
-        UsageError: it cannot be read, or is of another kernel than the recorded one.
-    """
+    """Read the functions of the file of --vmlinux; raise UsageError if it is of another kernel."""
     try:
         found = load_elf_symbols(path, search)
     except (OSError, FormatError) as problem:

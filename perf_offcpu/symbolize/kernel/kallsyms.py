@@ -82,12 +82,7 @@ class Kallsyms:
         return self.modules[self.module[row]] if self.module[row] >= 0 else ""
 
     def delta(self, name: str, recorded: int) -> int | None:
-        """Return the distance from recorded addresses to those of this boot; None if it is unknown.
-
-        Args:
-            name: the reference symbol, from the name of the recorded kernel map: `[kernel.kallsyms]_text`.
-            recorded: its recorded address, the map's pgoff; 0 if unknown.
-        """
+        """Return the distance from the recorded address of a reference symbol (0 unknown) to this boot's."""
         now = self.references.get(name)
         return None if now is None or not recorded else now - recorded
 

@@ -30,11 +30,7 @@ _CODE: Final = int(elf.SectionFlag.ALLOC | elf.SectionFlag.EXECINSTR)
 
 
 def load_module(path: str, build_id: bytes) -> SymbolTable:
-    """Read the functions of a module, at offsets from its load address.
-
-    Args:
-        path: its file; .xz, .gz and .zst are uncompressed.
-        build_id: the recorded one; b"" if none was recorded.
+    """Read the functions of a module, at offsets from its load address; uncompress .xz, .gz and .zst.
 
     Raises:
         OSError: it cannot be read.

@@ -9,6 +9,8 @@ kallsyms does not list, or of another boot, are named by their files.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
 from perf_offcpu import losses
@@ -130,18 +132,16 @@ class KernelNames:
                 continue
             rows = unnamed[inside]
             names.dso[rows] = self.strings.intern(shown_name(path))
-            if table := self._module(path, self.strings[int(dsos.build_id[maps.dso[row]])]):
-                offsets = addresses[rows] - maps.start[row]
+            if refusal(path, self.search.symfs):
+                continue
+            build_id = bytes.fromhex(self.strings[int(dsos.build_id[maps.dso[row]])])
+            with suppress(OSError, FormatError):
+                table, offsets = (
+                    load_module(self.search.symfs + path, build_id),
+                    addresses[rows] - maps.start[row],
+                )
                 named = symbols_and_offsets(table, table.lookup(offsets), offsets, self.strings)
                 names.symbol[rows], names.offset[rows] = named
-
-    def _module(self, path: str, build_id: str) -> SymbolTable | None:
-        if refusal(path, self.search.symfs):
-            return None
-        try:
-            return load_module(self.search.symfs + path, bytes.fromhex(build_id))
-        except (OSError, FormatError):
-            return None
 
     def _by_recording(self, addresses: U64, names: SymbolNames) -> None:
         known, rows = self.recording.kernel_symbols, self._recorded_rows(addresses)

@@ -17,8 +17,7 @@ from perf_offcpu.abi.cfi import Pe
 from perf_offcpu.binary.fields import S32, S64, U16, U32, U64, Int
 from perf_offcpu.binary.gather import gather
 from perf_offcpu.model import columns as model
-from perf_offcpu.model.columns import I32, I64, U8, Bool, Table, column, distinct
-from perf_offcpu.structs import mutable
+from perf_offcpu.model.columns import I32, I64, Bool, Table, column, distinct
 from perf_offcpu.unwind.cfi.leb128 import leb128, read_leb128
 
 PADDING: Final = 32
@@ -38,26 +37,17 @@ _FORMS: Final[dict[int, Int]] = {
 }
 
 
-@mutable
 class Section:
-    """The bytes of a section of call frame information.
+    """The bytes of a section of call frame information, and PADDING more.
 
     Args:
-        data: its bytes and PADDING more.
-        size: number of its bytes.
         address: where it is in memory, for pointers relative to themselves.
         is_eh: True for .eh_frame; False for .debug_frame, whose entries differ.
     """
 
-    data: U8
-    size: int
-    address: int
-    is_eh: bool
-
-    @classmethod
-    def of(cls, content: bytes, address: int, is_eh: bool = True) -> Section:
-        """Make a section from its bytes."""
-        return cls(np.frombuffer(content + bytes(PADDING), np.uint8), len(content), address, is_eh)
+    def __init__(self, content: bytes, address: int, is_eh: bool = True) -> None:
+        self.data, self.size = np.frombuffer(content + bytes(PADDING), np.uint8), len(content)
+        self.address, self.is_eh = address, is_eh
 
 
 class Cies(Table):

@@ -39,13 +39,10 @@ class CannotEvaluateError(Exception):
 
 
 def evaluate(code: bytes, state: WalkState, lanes: I64, first: U64 | None) -> Value:
-    """Evaluate an expression in the current frames of some walks.
+    """Evaluate an expression in the current frames of some walks; raise CannotEvaluateError without a value.
 
     Args:
         first: initial content of the expression's stack (the CFA, for registers); None: empty.
-
-    Raises:
-        CannotEvaluateError: the expression has no value.
     """
     machine = _Evaluation(code, state, lanes)
     if first is not None:

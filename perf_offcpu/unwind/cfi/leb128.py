@@ -28,15 +28,7 @@ def leb128(data: bytes, at: int, signed: bool = False) -> tuple[int, int]:
 
 
 def read_leb128(data: U8, at: I64, signed: bool = False) -> tuple[I64, I64]:
-    """Read the numbers at n offsets.
-
-    Args:
-        data: the bytes; they must go on for MAX_BYTES after each offset.
-        at: int64[n].
-
-    Returns:
-        (values, offsets after them), int64[n] each.
-    """
+    """Return (values, offsets after them) of n numbers; the data must go on for MAX_BYTES after each."""
     byte = data[at]
     value = (byte & 0x7F).astype(np.int64)
     after = at + 1

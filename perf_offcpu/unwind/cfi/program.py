@@ -24,8 +24,7 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi.cfi import Cfa
-from perf_offcpu.binary.fields import U8 as BYTE
-from perf_offcpu.binary.fields import U16, U32, U64
+from perf_offcpu.binary.fields import U8, U16, U32, Int
 from perf_offcpu.binary.gather import gather
 from perf_offcpu.model import columns as model
 from perf_offcpu.model.columns import I32, I64, distinct
@@ -206,9 +205,9 @@ class _Machine:
         # There are no rules after the end, and repeated advances must not wrap around to 0.
         self.loc[moved] = np.minimum(self.loc[moved], self.end[moved])
 
-    def _advance_by(self, lanes: I64, width: int) -> None:
-        delta = gather(self.data, np.minimum(self.at[lanes], self._limit), _WIDTHS[width])
-        self.at[lanes] += width
+    def _advance_by(self, lanes: I64, form: Int) -> None:
+        delta = gather(self.data, np.minimum(self.at[lanes], self._limit), form)
+        self.at[lanes] += form.size
         self._advance(lanes, delta.astype(np.int64))
 
     def _restore(self, lanes: I64, register: I64) -> None:
@@ -267,12 +266,10 @@ class _Machine:
         self.state[lanes, self.registers] = self._block(lanes, Kind.VAL_EXPRESSION)
 
 
-_WIDTHS: Final = {1: BYTE, 2: U16, 4: U32, 8: U64}
-
 _HANDLERS: Final[dict[int, Callable[[_Machine, I64], object]]] = {
-    Cfa.ADVANCE_LOC1: lambda m, lanes: m._advance_by(lanes, 1),
-    Cfa.ADVANCE_LOC2: lambda m, lanes: m._advance_by(lanes, 2),
-    Cfa.ADVANCE_LOC4: lambda m, lanes: m._advance_by(lanes, 4),
+    Cfa.ADVANCE_LOC1: lambda m, lanes: m._advance_by(lanes, U8),
+    Cfa.ADVANCE_LOC2: lambda m, lanes: m._advance_by(lanes, U16),
+    Cfa.ADVANCE_LOC4: lambda m, lanes: m._advance_by(lanes, U32),
     Cfa.OFFSET_EXTENDED: lambda m, lanes: m._offset(lanes, Kind.OFFSET),
     Cfa.RESTORE_EXTENDED: lambda m, lanes: m._restore(lanes, m._operand(lanes)),
     Cfa.UNDEFINED: lambda m, lanes: m._simple(lanes, Kind.UNDEFINED),

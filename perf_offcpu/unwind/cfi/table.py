@@ -79,10 +79,7 @@ class CfiTable:
 
 
 def frame_sections(image: ElfImage) -> list[Section]:
-    """Read the sections of call frame information of a little-endian 64-bit file, .eh_frame first.
-
-    Sections that are damaged or too large are left out.
-    """
+    """Read the sound sections of call frame information of a little-endian 64-bit file, .eh_frame first."""
     found = list[Section]()
     if image.bits != elf.ElfClass.BITS64 or image.order != "<":
         return found
@@ -90,7 +87,7 @@ def frame_sections(image: ElfImage) -> list[Section]:
         section = image.section_named(name)
         with suppress(FormatError):
             if section is not None and (content := image.content(section, MAX_CONTENT)):
-                found.append(Section.of(content, section.addr, is_eh))
+                found.append(Section(content, section.addr, is_eh))
     return found
 
 
@@ -105,17 +102,18 @@ def build_table(sections: Iterable[Section], registers: Registers) -> CfiTable:
 def _section_table(section: Section, registers: Registers) -> CfiTable:
     cies, fdes = read_entries(section)
     fdes = fdes.take(cies.ra[fdes.cie] == registers.ra)
-    sets, starts, rows, total = _RuleSets(registers.count + 2), [], [], 0
+    sets, starts, rows, total = dict[bytes, int](), list[model.U64](), list[I32](), 0
     for part in run_programs(section, cies, fdes, registers.count):
         signal = cies.is_signal[fdes.cie[part.fde]].astype(np.int64)
-        rows.append(sets.add(np.column_stack([part.rules, signal])))
+        rows.append(_set_numbers(np.column_stack([part.rules, signal]), sets))
         starts.append(part.start)
         total += len(part.start)
         if total > MAX_ROWS:
             break
     if not total:
         return CfiTable()
-    rules, expressions = _number_expressions(sets.rules(), section)
+    rules = np.frombuffer(b"".join(sets), np.int64).reshape(-1, registers.count + 2)
+    rules, expressions = _number_expressions(rules, section)
     start, rule = _with_ends(np.concatenate(starts), np.concatenate(rows), fdes.end)
     return CfiTable(start, rule, rules, expressions)
 
@@ -173,24 +171,13 @@ def _number_expressions(rules: I64, section: Section) -> tuple[I64, list[bytes]]
     return rules, list(numbers)
 
 
-class _RuleSets:
-    """Distinct rule sets."""
-
-    def __init__(self, width: int) -> None:
-        self._width, self._parts, self._ids = width, list[I64](), dict[bytes, int]()
-
-    def add(self, rules: I64) -> I32:
-        """Add n rule sets; return int32[n], their numbers."""
-        if not len(rules):
-            return np.empty(0, np.int32)
-        first, inverse = _unique(rules)
-        known = [self._ids.setdefault(rules[row].tobytes(), len(self._ids)) for row in first.tolist()]
-        return np.array(known, np.int32)[inverse]
-
-    def rules(self) -> I64:
-        """Return int64[sets, width], the distinct rule sets by number."""
-        flat = np.frombuffer(b"".join(self._ids), np.int64)
-        return flat.reshape(-1, self._width)
+def _set_numbers(rules: I64, sets: dict[bytes, int]) -> I32:
+    """Return int32[n], the numbers of n rule sets; add new ones to `sets`."""
+    if not len(rules):
+        return np.empty(0, np.int32)
+    first, inverse = _unique(rules)
+    numbers = [sets.setdefault(rules[row].tobytes(), len(sets)) for row in first.tolist()]
+    return np.array(numbers, np.int32)[inverse]
 
 
 def _unique(rules: I64) -> tuple[I64, I64]:

@@ -23,7 +23,6 @@ from perf_offcpu.model.recording import Dsos, Evsel, Maps, Meta, Recording, Samp
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.perf_map import (
     JitName,
-    MapRefused,
     is_jit_memory,
     parse_perf_map,
     read_jit_name,
@@ -133,7 +132,7 @@ class TestWhichAreBelieved:
     def test_another_users_map_is_not(self, path: str) -> None:
         assert len(parse_perf_map(read_perf_map(path))) == 1
         os.chown(path, 65534, 65534)
-        with pytest.raises(MapRefused, match="belongs to another user"):
+        with pytest.raises(FileRefusedError, match="belongs to another user"):
             read_perf_map(path)
         assert len(parse_perf_map(read_perf_map(path, force=True))) == 1
 
@@ -147,16 +146,16 @@ class TestWhichAreBelieved:
 
     def test_nor_is_a_second_name_of_a_file(self, path: str, tmp_path: Path) -> None:
         (tmp_path / "other.map").hardlink_to(path)
-        with pytest.raises(MapRefused, match="it has a second name"):
+        with pytest.raises(FileRefusedError, match="it has a second name"):
             read_perf_map(path)
 
     def test_times_of_another_process_tell(self, path: str) -> None:
         second = 10**9
         os.utime(path, ns=(0, 1000 * second))
         assert len(parse_perf_map(read_perf_map(path, born_ns=990 * second, died_ns=1001 * second))) == 1
-        with pytest.raises(MapRefused, match="older than the process"):
+        with pytest.raises(FileRefusedError, match="older than the process"):
             read_perf_map(path, born_ns=1010 * second)
-        with pytest.raises(MapRefused, match="after the process had ended"):
+        with pytest.raises(FileRefusedError, match="after the process had ended"):
             read_perf_map(path, died_ns=990 * second)
 
     def test_nothing_but_a_regular_file_is_opened(self, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_addresses_relative_to_themselves_and_debug_frame() -> None:
     assert cfa_of(table_of(common + fde, address=0x10000), 0x10000 + at + 8 + 0x500) == (RSP, 8)
     body = bytes([3]) + b"\0" + bytes([1, 0x78, RIP]) + bytes([0x0C, RBP, 16])
     content = entry(struct.pack("<I", 0xFFFFFFFF) + body) + entry(struct.pack("<IQQ", 0, 0x2000, 4))
-    assert cfa_of(build_table([Section.of(content, 0, is_eh=False)], X86), 0x2003) == (RBP, 16)
+    assert cfa_of(build_table([Section(content, 0, is_eh=False)], X86), 0x2003) == (RBP, 16)
 
 
 @pytest.mark.parametrize("kind", ["zlib", "zstd"])
@@ -124,8 +124,8 @@ def test_compressed_sections_are_unpacked(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_second_section_speaks_where_the_first_is_silent() -> None:
-    first = Section.of(section((0x1000, 4, b"")), 0)
-    second = Section.of(section((0x1000, 16, bytes([Cfa.DEF_CFA_OFFSET, 99]))), 0)
+    first = Section(section((0x1000, 4, b"")), 0)
+    second = Section(section((0x1000, 16, bytes([Cfa.DEF_CFA_OFFSET, 99]))), 0)
     table = build_table([first, second], X86)
     assert [cfa_of(table, place)[1] for place in (0x1000, 0x1003, 0x1004, 0x100F)] == [8, 8, 99, 99]
 
@@ -188,6 +188,6 @@ def test_any_damage_gives_a_table() -> None:
         damaged = bytearray(content[: randomly.randrange(len(content))])
         for _ in range(randomly.randrange(1, 8) if damaged else 0):
             damaged[randomly.randrange(len(damaged))] = randomly.randrange(256)
-        table = build_table([Section.of(bytes(damaged), whole.address)], X86)
+        table = build_table([Section(bytes(damaged), whole.address)], X86)
         assert bool((table.start[1:] > table.start[:-1]).all())
         assert len(table.rule) == len(table.start) and int(table.rule.max(initial=-1)) < len(table.rules)
