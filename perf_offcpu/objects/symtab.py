@@ -44,6 +44,7 @@ UNTYPED: Final = 4
 _UNDERSCORES_COUNTED: Final = 8
 _USUAL_NAME: Final = 256
 _STEP: Final = 1 << 20
+_COLUMNS: Final = {"start": "u8", "end": "u8", "reach": "i4", "name": "u4", "strings": "u1"}
 
 
 class Symbols(Table):
@@ -102,18 +103,15 @@ class SymbolTable:
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return the table as arrays, for `from_columns`."""
-        strings = np.frombuffer(self._strings, np.uint8)
-        reach = self._reach.astype(np.int32)
-        columns = (self.start, self.end, reach, self._name, strings)
-        return dict(zip(("start", "end", "reach", "name", "strings"), columns, strict=True))
+        strings, reach = np.frombuffer(self._strings, np.uint8), self._reach.astype(np.int32)
+        return dict(zip(_COLUMNS, (self.start, self.end, reach, self._name, strings), strict=True))
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, NDArray[Any]]) -> SymbolTable | None:
         """Return the table of the arrays that `columns` made, without `source`; None if they do not fit."""
-        kinds = {"start": "u8", "end": "u8", "reach": "i4", "name": "u4", "strings": "u1"}
-        if any(name not in columns or columns[name].dtype != kind for name, kind in kinds.items()):
+        if any(name not in columns or columns[name].dtype != kind for name, kind in _COLUMNS.items()):
             return None
-        start, end, reach, name, strings = (columns[name] for name in kinds)
+        start, end, reach, name, strings = (columns[name] for name in _COLUMNS)
         if any(len(column) != len(start) for column in (end, reach, name)):
             return None
         table = cls.__new__(cls)

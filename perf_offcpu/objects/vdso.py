@@ -23,18 +23,13 @@ def vdso_image() -> bytes:
         OSError: the memory of the process cannot be read.
         FormatError: the process has no vDSO.
     """
-    start, end = _mapped_range()
+    with open("/proc/self/maps", "rb") as maps:
+        found = [line for line in maps if line.rstrip().endswith(NAME.encode())]
+    if not found:
+        raise FormatError("/proc/self/maps", NAME, "this process has no vDSO")
+    start, end = (int(word, 16) for word in found[0].split(b" ", 1)[0].split(b"-"))
     fd = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.pread(fd, min(end - start, _MAX_BYTES), start)
     finally:
         os.close(fd)
-
-
-def _mapped_range() -> tuple[int, int]:
-    with open("/proc/self/maps", "rb") as lines:
-        for line in lines:
-            if line.rstrip().endswith(NAME.encode()):
-                start, end = line.split(b" ", 1)[0].split(b"-")
-                return int(start, 16), int(end, 16)
-    raise FormatError("/proc/self/maps", NAME, "this process has no vDSO")

@@ -56,9 +56,10 @@ def build_frames(
     Args:
         keep_ips: distinguish frames of one function offset at different addresses.
     """
-    offsets, inlined_slot, own_slot = _slots(inlined, len(names))
+    offsets = offsets_of(np.bincount(inlined.location, minlength=len(names)) + 1)
+    own_slot = offsets[1:] - 1
     location = np.concatenate([inlined.location.astype(np.int64), np.arange(len(names))])
-    slot = np.concatenate([inlined_slot, own_slot])
+    slot = np.concatenate([own_slot[inlined.location] - inlined.depth, own_slot])
     ips = locations.ip if keep_ips else np.zeros_like(locations.ip)
     rows = Frames.filled(
         len(location),
@@ -87,24 +88,9 @@ def expand(chains: Ragged, frames_of_location: Ragged) -> Ragged:
     return Ragged(offsets[chains.offsets], values)
 
 
-def _slots(inlined: InlinedFunctions, locations: int) -> tuple[I64, I64, I64]:
-    """Return (offsets of each location's frames, slots of inlined functions, slots of own functions)."""
-    count = np.bincount(inlined.location, minlength=locations)
-    offsets = offsets_of(count + 1)
-    own = offsets[1:] - 1
-    return offsets, own[inlined.location] - inlined.depth, own
-
-
 def _distinct(rows: Frames) -> tuple[I64, I64]:
     """Return (first, inverse) of the distinct frames, as np.unique does."""
-    keys = np.stack(
-        [
-            rows.address.view(np.int64),
-            rows.dso.astype(np.int64),
-            rows.symbol.astype(np.int64),
-            rows.cpumode.astype(np.int64) << 32 | rows.inline_depth,
-            rows.ip.view(np.int64),
-        ]
-    )
+    kind = rows.cpumode.astype(np.int64) << 32 | rows.inline_depth
+    keys = np.stack([key.astype(np.int64) for key in (rows.address, rows.dso, rows.symbol, kind, rows.ip)])
     _, first, inverse = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     return first, inverse.reshape(-1)

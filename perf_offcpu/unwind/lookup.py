@@ -110,8 +110,7 @@ class CfiLookup:
 
     def find(self, spaces: I32, addresses: U64) -> I64:
         """Return int64[n]: the rule set at each (address space, address), a row of `rules`."""
-        unsigned = spaces.view(np.uint32)
-        keys = unsigned.astype(np.uint64)
+        keys = spaces.view(np.uint32).astype(np.uint64)
         keys <<= _SPACE_SHIFT
         keys ^= addresses
         slot = keys * _MIX

@@ -17,7 +17,6 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi.cfi import Registers
-from perf_offcpu.abi.elf import Machine
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, U64, Bool, distinct
 from perf_offcpu.model.recording import Recording
@@ -31,17 +30,14 @@ _FRAME: Final = 16
 
 
 class Trampolines:
-    """Find calls in trampolines of x86-64; those of other machines are not known."""
+    """Find calls in the trampolines of a recording made on x86-64."""
 
-    def __init__(self, recording: Recording, machine: Machine, maps: PerfMaps) -> None:
+    def __init__(self, recording: Recording, maps: PerfMaps) -> None:
         self.recording, self.maps = recording, maps
-        self.is_known = machine == Machine.X86_64
 
     def are_calls(self, spaces: I32, addresses: U64) -> Bool:
         """Return bool[n]: the (address space, address) is a byte of the call in a trampoline."""
         result = np.zeros(len(addresses), np.bool_)
-        if not self.is_known:
-            return result
         pids = self.recording.spaces.pid[spaces]
         for pid in distinct(pids[pids > 0]).tolist():
             table, mine = self.maps.of(pid), np.flatnonzero(pids == pid)

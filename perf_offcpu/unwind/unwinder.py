@@ -18,6 +18,7 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS, Registers
+from perf_offcpu.abi.elf import Machine
 from perf_offcpu.binary.gather import rows_of
 from perf_offcpu.decode.stacks.user_parts import join_parts, kernel_parts
 from perf_offcpu.decode.trim_stacks import cut_garbage
@@ -86,8 +87,8 @@ class Unwinder:
     def __init__(self, recording: Recording, search: Search) -> None:
         machine = MACHINE_OF_ARCH[recording.meta.arch]
         self.registers = REGISTERS[machine]
-        tables = FrameTables(recording, machine, search)
-        trampolines = Trampolines(recording, machine, PerfMaps(recording, search.symfs))
+        tables, is_x86 = FrameTables(recording, machine, search), machine == Machine.X86_64
+        trampolines = Trampolines(recording, PerfMaps(recording, search.symfs)) if is_x86 else None
         self._lookup = CfiLookup(recording, self.registers, tables.of_dso, trampolines)
         self._budget = [MAX_GENERAL]
 

@@ -12,8 +12,15 @@ from perf_offcpu.losses import LossCause
 from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, Spaces
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.elf.functions import ElfFile
+from perf_offcpu.objects.elf.image import open_elf
 from perf_offcpu.objects.files import _ALLOWANCE_NS, Refused, find_dso
 from perf_offcpu.objects.search import Search
+
+
+def elf_build_id(path: str) -> bytes:
+    """Return the GNU build-id of an ELF file, b"" if it has none."""
+    with open_elf(path) as image:
+        return image.build_id
 
 
 class Found(NamedTuple):

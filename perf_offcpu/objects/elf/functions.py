@@ -111,12 +111,6 @@ def load_elf_symbols(path: str, search: Search | None = None) -> ElfFile:
         return symbols_of(image, search)
 
 
-def elf_build_id(path: str) -> bytes:
-    """Return the GNU build-id of an ELF file, b"" if it has none; errors as `load_elf_symbols`."""
-    with open_elf(path) as image:
-        return image.build_id
-
-
 def symbols_of(image: ElfImage, search: Search | None = None) -> ElfFile:
     """Read the functions of an open file; arguments and errors as `load_elf_symbols`."""
     with ExitStack() as stack:

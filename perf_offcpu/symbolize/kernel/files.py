@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 from perf_offcpu.errors import FormatError, UsageError
-from perf_offcpu.objects.elf.functions import ElfFile, elf_build_id, load_elf_symbols
+from perf_offcpu.objects.elf.functions import ElfFile, load_elf_symbols, symbols_of
+from perf_offcpu.objects.elf.image import open_elf
 from perf_offcpu.objects.search import Search, by_build_id, debug_by_build_id
 from perf_offcpu.symbolize.kernel.kallsyms import LIVE, Kallsyms, load_kallsyms
 from perf_offcpu.symbolize.kernel.running import running_kallsyms
@@ -91,12 +93,9 @@ def find_vmlinux(build_id: bytes, release: str, search: Search) -> ElfFile | Non
         release: of the recorded kernel; "" if none was recorded: the running kernel's.
     """
     for path in _vmlinux_paths(build_id, release or os.uname().release, search) if build_id else ():
-        try:
-            if elf_build_id(path) != build_id:
-                continue
-        except (OSError, FormatError):
-            continue
-        return load_elf_symbols(path, search)
+        with suppress(OSError, FormatError), open_elf(path, search.cache) as image:
+            if image.build_id == build_id:
+                return symbols_of(image, search)
     return None
 
 

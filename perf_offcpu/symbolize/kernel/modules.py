@@ -16,7 +16,7 @@ import numpy as np
 
 from perf_offcpu.abi import elf
 from perf_offcpu.errors import FormatError
-from perf_offcpu.files import open_regular
+from perf_offcpu.files import read_regular
 from perf_offcpu.model.columns import U64
 from perf_offcpu.objects.elf.functions import listed_symbols
 from perf_offcpu.objects.elf.image import ElfImage
@@ -68,14 +68,8 @@ def section_starts(image: ElfImage) -> U64:
 
 
 def _read(path: str) -> bytes:
-    fd = open_regular(path)
-    with open(fd, "rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    kind = _COMPRESSION.get(os.path.splitext(path)[1])
+    data, kind = read_regular(path, MAX_BYTES), _COMPRESSION.get(os.path.splitext(path)[1])
     try:
-        data = uncompress(kind, data, MAX_BYTES) if kind else data
+        return uncompress(kind, data, MAX_BYTES) if kind else data
     except ValueError as problem:
         raise FormatError(path, "compressed kernel module", str(problem)) from None
-    if len(data) > MAX_BYTES:
-        raise FormatError(path, "kernel module", f"it is larger than {MAX_BYTES} bytes")
-    return data

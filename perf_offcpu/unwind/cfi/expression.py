@@ -49,7 +49,7 @@ def evaluate(code: bytes, state: WalkState, lanes: I64, first: U64 | None) -> Va
         machine.push(first)
     try:
         machine.run()
-        return machine.pop()
+        return machine.stack.pop()
     except IndexError:
         raise CannotEvaluateError from None
 
@@ -67,9 +67,6 @@ class _Evaluation:
         if len(self.stack) >= MAX_STACK:
             raise CannotEvaluateError
         self.stack.append(Value(words, np.ones(len(self.lanes), np.bool_) if known is None else known))
-
-    def pop(self) -> Value:
-        return self.stack.pop()
 
     def run(self) -> None:
         while self.at < self.size:
@@ -101,17 +98,17 @@ class _Evaluation:
         elif op in (Op.CONSTU, Op.CONSTS):
             self._constant(self._number(op == Op.CONSTS))
         elif op == Op.PLUS_UCONST:
-            top = self.pop()
+            top = self.stack.pop()
             self.push(top.words + np.uint64(self._number() % 2**64), top.known)
         elif op == Op.DEREF:
-            top = self.pop()
+            top = self.stack.pop()
             words, known = self.state.read(self.lanes, top.words)
             self.push(words, known & top.known)
         elif op in _BINARY:
-            right, left = self.pop(), self.pop()
+            right, left = self.stack.pop(), self.stack.pop()
             self.push(_BINARY[op](left.words, right.words), left.known & right.known)
         elif op in _UNARY:
-            top = self.pop()
+            top = self.stack.pop()
             self.push(_UNARY[op](top.words), top.known)
         else:
             self._shuffle(op)
@@ -128,11 +125,11 @@ class _Evaluation:
             self.at += op == Op.PICK
             self.push(stack[-depth].words, stack[-depth].known)
         elif op == Op.DROP:
-            self.pop()
+            self.stack.pop()
         elif op == Op.SWAP:
             stack[-1], stack[-2] = stack[-2], stack[-1]
         elif op == Op.ROT:
-            top, second, third = self.pop(), self.pop(), self.pop()
+            top, second, third = self.stack.pop(), self.stack.pop(), self.stack.pop()
             stack += [top, third, second]
         elif op != Op.NOP:
             raise CannotEvaluateError

@@ -10,10 +10,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from builders.objects import elf_build_id
 from builders.stock_perf import version
 
 from perf_offcpu.cli import main
-from perf_offcpu.objects.elf.functions import elf_build_id
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 PERF = DATA / "perf-7.2"

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from builders.objects import elf_build_id
 from unit.symbolize.lines.test_inlined_frames import frames, recording
 from unit.symbolize.lines.test_lines import addresses_of, build
 
@@ -14,7 +15,6 @@ from perf_offcpu.archive.gather import SymbolSaver
 from perf_offcpu.archive.stores import DirectoryStore
 from perf_offcpu.commands.record.command import keep_symbols
 from perf_offcpu.model.recording import Dsos, Recording
-from perf_offcpu.objects.elf.functions import elf_build_id
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
 

@@ -13,11 +13,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from builders.objects import find_object, recording_of_dso
+from builders.objects import elf_build_id, find_object, recording_of_dso
 
 from perf_offcpu import losses
 from perf_offcpu.objects.debug_files import debug_link
-from perf_offcpu.objects.elf.functions import elf_build_id, load_elf_symbols
+from perf_offcpu.objects.elf.functions import load_elf_symbols
 from perf_offcpu.objects.elf.image import open_elf
 from perf_offcpu.objects.files import open_dso
 from perf_offcpu.objects.search import Search, by_build_id

@@ -33,12 +33,12 @@ from builders.elf import (
     Sym,
     X,
 )
+from builders.objects import elf_build_id
 from elftools.elf.elffile import ELFFile
 
 from perf_offcpu.errors import FormatError
 from perf_offcpu.objects.elf.functions import (
     ElfFile,
-    elf_build_id,
     file_offset_to_vaddr,
     load_elf_symbols,
     symbols_of,

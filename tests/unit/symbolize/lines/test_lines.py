@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.objects import elf_build_id
 
 from perf_offcpu import losses
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
-from perf_offcpu.objects.elf.functions import elf_build_id, load_elf_symbols
+from perf_offcpu.objects.elf.functions import load_elf_symbols
 from perf_offcpu.objects.search import Search
 from perf_offcpu.symbolize.lines import lines
 from perf_offcpu.symbolize.lines.lines import Lines, NoLines, load_lines
