@@ -161,7 +161,7 @@ class Collector:
         self.program.attach()
 
     def _wire_sampling(self, event: CpuEvent, cpu: int) -> None:
-        event.redirect(cpu, self.rings.owner)
+        perf_event.redirect(event.fds[cpu], self.rings.owner.fds[cpu])
         if _is_filtered(event):
             perf_event.set_filter(event.fds[cpu], self.program.filter_fd)
 

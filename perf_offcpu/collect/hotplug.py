@@ -14,26 +14,16 @@ from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.collect.system.cpus import online_cpus
 
 
-class CpuWatch:
-    """Compare the CPUs that run now with those that ran before.
+def changed_cpus(
+    before: Iterable[int], now: Iterable[int], without_ring: Iterable[int] = ()
+) -> tuple[list[int], list[int]]:
+    """Return the CPUs that went offline and those that came online, ascending.
 
     Args:
-        cpus: CPUs that have events.
-        look: returns the CPUs that run now.
+        without_ring: CPUs that have lost their events; one that runs was offline in between.
     """
-
-    def __init__(self, cpus: Iterable[int], look: Callable[[], Iterable[int]] = online_cpus) -> None:
-        self._look, self._known = look, set(cpus)
-
-    def changes(self, without_ring: Iterable[int] = ()) -> tuple[list[int], list[int]]:
-        """Return the CPUs that went offline and those that came online since the last call, ascending.
-
-        Args:
-            without_ring: CPUs that have lost their events; one that runs was offline in between.
-        """
-        now, known = set(self._look()), self._known - set(without_ring)
-        self._known = now
-        return sorted(known - now), sorted(now - known)
+    known = set(before) - set(without_ring)
+    return sorted(known - set(now)), sorted(set(now) - known)
 
 
 class Hotplug:
@@ -46,11 +36,12 @@ class Hotplug:
 
     def __init__(self, collector: Collector, to_pipe: bool, say: Callable[[str], None]) -> None:
         self._collector, self._to_pipe, self._say = collector, to_pipe, say
-        self._watch = CpuWatch(collector.rings.owner.fds)
+        self._cpus = tuple(collector.rings.owner.fds)
 
     def follow(self, sink: Sink) -> list[int]:
         """Open events on CPUs that came online; return descriptors that become readable when rings fill."""
-        offline, online = self._watch.changes(self._collector.cpus_without_ring())
+        before, self._cpus = self._cpus, online_cpus()
+        offline, online = changed_cpus(before, self._cpus, self._collector.cpus_without_ring())
         for cpu in offline:
             self._say(f"CPU {cpu} went offline")
         return [fd for cpu in online for fd in self._open(cpu, sink)]

@@ -37,7 +37,7 @@ from perf_offcpu.collect.output_file import OutputFile
 from perf_offcpu.collect.rings.pressure import Pressure, remedy
 from perf_offcpu.collect.rings.waiter import FLUSH_S, Waiter
 from perf_offcpu.collect.rotation import FileNames, Rotation
-from perf_offcpu.collect.summary import Progress, Summary
+from perf_offcpu.collect.summary import Summary, progress_line
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.limits import raise_descriptor_limit, raise_priority, too_many_files
 from perf_offcpu.collect.system.signals import RecordingSignals
@@ -58,15 +58,14 @@ LAST_SWITCH_S = 0.01
 _STANDARD_ERROR = 2
 
 Say = Callable[[str], None]
-Show = Callable[[Progress], None]
 
 
-def record(options: RecordOptions, say: Say, show: Show | None = None) -> Summary:
+def record(options: RecordOptions, say: Say, show: Say | None = None) -> Summary:
     """Make a recording; return when it is complete and the command, if any, has ended.
 
     Args:
         say: is called with a short sentence for whatever differs from what was asked for.
-        show: is called now and then with the progress.
+        show: is called now and then with a line on the progress.
 
     Raises:
         TargetError: the target is not there, or the command cannot be run.
@@ -111,7 +110,7 @@ class _Session:
         collector: Collector,
         signals: RecordingSignals,
         say: Say,
-        show: Show | None,
+        show: Say | None,
     ) -> None:
         self.options, self.collector, self.signals = options, collector, signals
         self.say, self.show = say, show
@@ -212,10 +211,10 @@ class _Session:
         self.summary.path, self.summary.files = self.file.shown, self.summary.files + 1
         self.say(f"[ perf-offcpu record: dump {old.path} ]")
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> str:
         collector, summary = self.collector, self.summary
         summary.counters, summary.lost_records = collector.counters(), collector.lost()
-        return Progress(
+        return progress_line(
             elapsed_s=(now_ns() - collector.span.begin_ns) / 1e9,
             samples=summary.events(losses.SAMPLES),
             sums=self.totals.sums,
@@ -244,7 +243,7 @@ class _Session:
         summary.oncpu_samples, summary.lost_records = collector.oncpu_samples(), collector.lost()
         summary.ring_fullest, summary.programs = collector.rings.fullest, collector.run_stats()
         summary.file_bytes += self.file.size
-        if summary.rings_overflowed():
+        if summary.lost_records or summary.events(losses.RING_FULL):
             compressed = bool(self.options.compression_level)
             summary.remedy = remedy(self.pressure.full, self.options.stack_bytes > 0, compressed)
 

@@ -9,7 +9,6 @@ these apart.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 
 from perf_offcpu.errors import UsageError
 
@@ -50,8 +49,3 @@ def parse_states(text: str) -> str:
         if letter not in MODES:
             raise UsageError(f"--switch-states {text}: {letter!r} is not one of {', '.join(MODES)}")
     return "".join(dict.fromkeys(letters))
-
-
-def mode_mask(letters: str, modes: Sequence[str]) -> int:
-    """Return the bits of these states, by the order of the enumerators `modes`."""
-    return sum(1 << modes.index(MODES[letter]) for letter in set(letters))

@@ -11,36 +11,28 @@ from perf_offcpu.collect.kernel_totals.losses import Counter, Span
 from perf_offcpu.losses import LossCause
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """A recording at one moment.
+def progress_line(
+    elapsed_s: float,
+    samples: int,
+    sums: int,
+    lost: int,
+    ring_fill: float,
+    threshold_ns: int,
+    file_bytes: int,
+) -> str:
+    """Return one line of less than 80 characters on a recording at one moment.
 
     Args:
-        elapsed_s: time since it began.
         samples: off-cpu samples so far; short waits are in `sums`.
-        sums: sums of short waits written so far.
         lost: number of losses of all kinds.
-        ring_fill: fill of the fullest ring since the last call, 0 to 1.
+        ring_fill: largest fill of a ring since the last line, 0 to 1.
         threshold_ns: the shortest wait that is a sample.
         file_bytes: size of the file.
     """
-
-    elapsed_s: float
-    samples: int
-    sums: int
-    lost: int
-    ring_fill: float
-    threshold_ns: int
-    file_bytes: int
-
-    def line(self) -> str:
-        """Return one line of less than 80 characters."""
-        megabytes = self.file_bytes / (1 << 20)
-        lost = f"{self.lost} lost" if self.lost else "none lost"
-        return (
-            f"{self.elapsed_s:.0f} s: {self.samples} samples, {self.sums} sums, {lost}, "
-            f"rings {self.ring_fill:.0%}, from {self.threshold_ns / 1e6:g} ms, {megabytes:.1f} MB"
-        )
+    return (
+        f"{elapsed_s:.0f} s: {samples} samples, {sums} sums, {f'{lost} lost' if lost else 'none lost'}, "
+        f"rings {ring_fill:.0%}, from {threshold_ns / 1e6:g} ms, {file_bytes / (1 << 20):.1f} MB"
+    )
 
 
 @dataclass(slots=True)
@@ -83,10 +75,6 @@ class Summary:
     def events(self, cause: LossCause) -> int:
         """Return the events of a counter; 0 if it was not counted."""
         return self.counters[cause].events if cause in self.counters else 0
-
-    def rings_overflowed(self) -> bool:
-        """Return whether anything found a ring full."""
-        return bool(self.lost_records or self.events(losses.RING_FULL))
 
     def losses(self) -> dict[LossCause, int]:
         """Return what is missing in the file by cause, only what happened."""

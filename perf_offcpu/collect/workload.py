@@ -121,9 +121,7 @@ def _reset_signals() -> None:
     """Set the dispositions that the command would have without Python in between."""
     signal.set_wakeup_fd(-1)
     for signum in _ENDING_SIGNALS:
-        if (
-            signal.getsignal(signum) is not signal.SIG_IGN
-        ):  # as under nohup, which is meant for the command, too
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup is meant for the command, too
             signal.signal(signum, signal.SIG_DFL)
     for signum in _IGNORED_BY_PYTHON:
         signal.signal(signum, signal.SIG_DFL)

@@ -30,9 +30,6 @@ from perf_offcpu.collect.bpf import (
     kprobe,
 )
 from perf_offcpu.collect.bpf import (
-    load as bpf_load,
-)
-from perf_offcpu.collect.bpf import (
     program as bpf,
 )  # fmt: skip
 from perf_offcpu.collect.bpf import (
@@ -228,7 +225,7 @@ def test_a_refused_program_leaves_the_kprobe_open_for_the_next(
     """Kernels before 6.16, with copies of stacks: their form is built, and the running one refuses it."""
     monkeypatch.setattr(bpf_defines, "_ON_EXIT", {})
     if not kprobe.TYPE.exists():
-        monkeypatch.setattr(bpf_load, "Kprobe", StandIn)
+        monkeypatch.setattr(bpf, "Kprobe", StandIn)
     config, cache = OffCpuConfig(in_sleeper=True, sum_callers=True), ProgramCache(DiskCache(str(place)))
     recipe = recipe_of(config, monkeypatch)
     assert SWITCHED in recipe.functions

@@ -14,7 +14,7 @@ import pytest
 from kernel.napping import both_forms
 
 from perf_offcpu.collect.bpf import defines as bpf_defines
-from perf_offcpu.collect.bpf import load as bpf_load
+from perf_offcpu.collect.bpf import program as bpf_program
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import AttachType, Command, ProgramLoad, ProgramType
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
@@ -82,7 +82,7 @@ def test_the_form_for_a_kprobe_is_taken_even_where_there_are_none(
 ) -> None:
     """Kernels before 6.16 need it; all verifiers can check it, but only kernels with kprobes attach it."""
     monkeypatch.setattr(bpf_defines, "_ON_EXIT", {})
-    monkeypatch.setattr(bpf_load, "Kprobe", Nowhere)
+    monkeypatch.setattr(bpf_program, "Kprobe", Nowhere)
     with OffCpuProgram(OffCpuConfig(in_sleeper=True, **asked), use_cache=False) as program:
         assert program.ends_at_exit
         assert "offcpu_switched" in program.run_stats()

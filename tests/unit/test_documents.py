@@ -4,8 +4,9 @@
 import re
 from pathlib import Path
 
+from perf_offcpu.collect.bpf.config import DEFAULT_THRESHOLD_NS
 from perf_offcpu.collect.events.names import SOFTWARE
-from perf_offcpu.collect.options import DEFAULT_FREQUENCY_HZ, DEFAULT_THRESHOLD_NS
+from perf_offcpu.collect.options import DEFAULT_FREQUENCY_HZ
 from perf_offcpu.convert.registry import FORMATS
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from typing import ClassVar
 
 NAME_BYTES = 16  # BPF_OBJ_NAME_LEN, with the final NUL
 
@@ -60,125 +59,66 @@ class AttachType(enum.IntEnum):
     TRACE_ITER = 28
 
 
-def _u32(*names: str) -> list[tuple[str, type[ctypes.c_uint32]]]:
+def _u32(*names: str) -> list[tuple[str, type]]:
     return [(name, ctypes.c_uint32) for name in names]
 
 
-def _u64(*names: str) -> list[tuple[str, type[ctypes.c_uint64]]]:
+def _u64(*names: str) -> list[tuple[str, type]]:
     return [(name, ctypes.c_uint64) for name in names]
 
 
-def _name(name: str) -> tuple[str, type[ctypes.Array[ctypes.c_char]]]:
-    return name, ctypes.c_char * NAME_BYTES
+def _bytes(name: str, size: int) -> list[tuple[str, type]]:
+    return [(name, ctypes.c_char * size)]
 
 
-class MapCreate(ctypes.Structure):
-    """Arguments of MAP_CREATE."""
-
-    _fields_: ClassVar = [
-        *_u32("map_type", "key_size", "value_size", "max_entries", "map_flags", "inner_map_fd", "numa_node"),
-        _name("map_name"),
-        *_u32("map_ifindex", "btf_fd", "btf_key_type_id", "btf_value_type_id"),
-    ]
+def _structure(*members: list[tuple[str, type]]) -> type[ctypes.Structure]:
+    return type("bpf_attr", (ctypes.Structure,), {"_fields_": [one for part in members for one in part]})
 
 
-class Element(ctypes.Structure):
-    """Arguments of commands on one map entry."""
+# Arguments of commands.
 
-    _fields_: ClassVar = [*_u32("map_fd"), *_u64("key", "value_or_next_key")]
+MapCreate = _structure(
+    _u32("map_type", "key_size", "value_size", "max_entries", "map_flags", "inner_map_fd", "numa_node"),
+    _bytes("map_name", NAME_BYTES),
+    _u32("map_ifindex", "btf_fd", "btf_key_type_id", "btf_value_type_id"),
+)
+Element = _structure(_u32("map_fd"), _u64("key", "value_or_next_key"))
+Batch = _structure(_u64("in_batch", "out_batch", "keys", "values"), _u32("count", "map_fd"))
+ProgramLoad = _structure(
+    _u32("prog_type", "insn_cnt"),
+    _u64("insns", "license"),
+    _u32("log_level", "log_size"),
+    _u64("log_buf"),
+    _u32("kern_version", "prog_flags"),
+    _bytes("prog_name", NAME_BYTES),
+    _u32("prog_ifindex", "expected_attach_type", "prog_btf_fd", "func_info_rec_size"),
+    _u64("func_info"),
+    _u32("func_info_cnt", "line_info_rec_size"),
+    _u64("line_info"),
+    _u32("line_info_cnt", "attach_btf_id"),
+)
+RawTracepointOpen = _structure(_u64("name"), _u32("prog_fd"))
+ProgramTestRun = _structure(_u32("prog_fd", "retval"))
+LinkCreate = _structure(_u32("prog_fd", "target_fd", "attach_type"))
+IterCreate = _structure(_u32("link_fd"))
+ObjectId = _structure(_u32("start_id", "next_id"))
+ObjectInfo = _structure(_u32("bpf_fd", "info_len"), _u64("info"))
+BtfLoad = _structure(_u64("btf", "btf_log_buf"), _u32("btf_size"))
 
+# Results of OBJ_GET_INFO_BY_FD: `struct bpf_prog_info`, `struct bpf_map_info`, `struct bpf_btf_info`.
 
-class Batch(ctypes.Structure):
-    """Arguments of commands on many map entries."""
-
-    _fields_: ClassVar = [*_u64("in_batch", "out_batch", "keys", "values"), *_u32("count", "map_fd")]
-
-
-class ProgramLoad(ctypes.Structure):
-    """Arguments of PROG_LOAD."""
-
-    _fields_: ClassVar = [
-        *_u32("prog_type", "insn_cnt"),
-        *_u64("insns", "license"),
-        *_u32("log_level", "log_size"),
-        *_u64("log_buf"),
-        *_u32("kern_version", "prog_flags"),
-        _name("prog_name"),
-        *_u32("prog_ifindex", "expected_attach_type", "prog_btf_fd", "func_info_rec_size"),
-        *_u64("func_info"),
-        *_u32("func_info_cnt", "line_info_rec_size"),
-        *_u64("line_info"),
-        *_u32("line_info_cnt", "attach_btf_id"),
-    ]
-
-
-class RawTracepointOpen(ctypes.Structure):
-    """Arguments of RAW_TRACEPOINT_OPEN."""
-
-    _fields_: ClassVar = [*_u64("name"), *_u32("prog_fd")]
-
-
-class ProgramTestRun(ctypes.Structure):
-    """Arguments of PROG_TEST_RUN."""
-
-    _fields_: ClassVar = _u32("prog_fd", "retval")
-
-
-class LinkCreate(ctypes.Structure):
-    """Arguments of LINK_CREATE, as far as iterators need them."""
-
-    _fields_: ClassVar = _u32("prog_fd", "target_fd", "attach_type")
-
-
-class IterCreate(ctypes.Structure):
-    """Arguments of ITER_CREATE."""
-
-    _fields_: ClassVar = _u32("link_fd")
-
-
-class ObjectId(ctypes.Structure):
-    """Arguments of commands that take the id of an object."""
-
-    _fields_: ClassVar = _u32("start_id", "next_id")
-
-
-class ObjectInfo(ctypes.Structure):
-    """Arguments of OBJ_GET_INFO_BY_FD."""
-
-    _fields_: ClassVar = [*_u32("bpf_fd", "info_len"), *_u64("info")]
-
-
-class ProgramInfo(ctypes.Structure):
-    """`struct bpf_prog_info`; members that are not used have no name of their own."""
-
-    _fields_: ClassVar = [
-        *_u32("type", "id"),
-        ("_tag_to_map_ids", ctypes.c_uint8 * 56),
-        _name("name"),
-        ("_ifindex_to_prog_tags", ctypes.c_uint8 * 112),
-        *_u64("run_time_ns", "run_cnt", "recursion_misses"),
-    ]
-
-
-class MapInfo(ctypes.Structure):
-    """`struct bpf_map_info`."""
-
-    _fields_: ClassVar = [
-        *_u32("type", "id", "key_size", "value_size", "max_entries", "map_flags"),
-        _name("name"),
-        *_u32("ifindex", "btf_vmlinux_value_type_id"),
-        *_u64("netns_dev", "netns_ino"),
-        *_u32("btf_id", "btf_key_type_id", "btf_value_type_id"),
-    ]
-
-
-class BtfLoad(ctypes.Structure):
-    """Arguments of BTF_LOAD."""
-
-    _fields_: ClassVar = [*_u64("btf", "btf_log_buf"), *_u32("btf_size")]
-
-
-class BtfInfo(ctypes.Structure):
-    """`struct bpf_btf_info`, its beginning."""
-
-    _fields_: ClassVar = [*_u64("btf"), *_u32("btf_size")]
+ProgramInfo = _structure(
+    _u32("type", "id"),
+    _bytes("_tag_to_map_ids", 56),
+    _bytes("name", NAME_BYTES),
+    _bytes("_ifindex_to_prog_tags", 112),
+    _u64("run_time_ns", "run_cnt", "recursion_misses"),
+)
+MapInfo = _structure(
+    _u32("type", "id", "key_size", "value_size", "max_entries", "map_flags"),
+    _bytes("name", NAME_BYTES),
+    _u32("ifindex", "btf_vmlinux_value_type_id"),
+    _u64("netns_dev", "netns_ino"),
+    _u32("btf_id", "btf_key_type_id", "btf_value_type_id"),
+)
+BtfInfo = _structure(_u64("btf"), _u32("btf_size"))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from perf_offcpu.collect.states import DEFAULT_STATES, ShortWaits
 
+DEFAULT_THRESHOLD_NS = 1_000_000
+
 
 class Targets(enum.StrEnum):
     """The tasks whose waits are recorded."""
@@ -25,11 +27,10 @@ class Targets(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffCpuConfig:
-    """Options of the BPF program."""
+class WaitOptions:
+    """Choices of the user that the BPF program follows."""
 
-    targets: Targets = Targets.ALL
-    threshold_ns: int = 1_000_000
+    threshold_ns: int = DEFAULT_THRESHOLD_NS
     """Shortest wait that becomes a sample; 0: every wait."""
     short_waits: ShortWaits = ShortWaits.STACKS
     """What to do with shorter waits."""
@@ -38,24 +39,31 @@ class OffCpuConfig:
     max_rate: int = 0
     """Samples a second above which the threshold rises by itself; 0 for any number."""
     kernel_stacks: bool = True
-    """Samples have kernel frames in front of the user frames."""
-    sum_callers: bool = False
-    """Keep sums by their callers without frame pointers, and send the first wait of each, with a copy of its
-    stack (`defines.option_defines`)."""
+    """Callchains of samples have a kernel part."""
     wakers: bool = True
     """Note wake-ups: blocked time apart from run-queue delay, and the waker."""
-    deferred_stacks: bool = False
-    """Leave the user stacks of samples to the perf core, where samples are sent by the sleeper."""
     waker_stacks: bool = False
     """Take the waker's stack, for waits that are over the threshold at the wake-up."""
     budget: bool = True
     """Account for all time of every thread."""
-    cgroups: bool = False
-    """Note the cgroup v2 of the sleeper."""
     states: str = DEFAULT_STATES
     """Letters of the states that count as a wait (`collect.states`)."""
     kernel_threads: bool = False
     """Record kernel threads, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffCpuConfig(WaitOptions):
+    """Configuration of the BPF program."""
+
+    targets: Targets = Targets.ALL
+    sum_callers: bool = False
+    """Keep sums by their callers without frame pointers, and send the first wait of each, with a copy of its
+    stack (`defines.option_defines`)."""
+    deferred_stacks: bool = False
+    """Leave the user stacks of samples to the perf core, where samples are sent by the sleeper."""
+    cgroups: bool = False
+    """Note the cgroup v2 of the sleeper."""
     in_switch: bool = False
     """End waits in sched_switch even where the kernel has sched_exit_tp."""
     in_sleeper: bool = False

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf.kernel_facts import KernelFacts, controller_offset, pid_namespace_level
-from perf_offcpu.collect.states import ShortWaits, mode_mask
+from perf_offcpu.collect.states import MODES, ShortWaits
 from perf_offcpu.collect.system.btf import Btf
 from perf_offcpu.errors import CapabilityError
 
@@ -73,7 +73,7 @@ def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) ->
         "threshold_ns": config.threshold_ns,
         "min_block_ns": config.min_block_ns,
         "max_rate": max(1, config.max_rate // _WINDOWS_A_SECOND) if config.max_rate else 0,
-        "states": mode_mask(config.states, modes),
+        "states": sum(1 << modes.index(MODES[letter]) for letter in set(config.states)),
         "everybody": targets is Targets.ALL,
         "by_process": targets in (Targets.PIDS, Targets.TASKS, Targets.COMMAND),
         "by_thread": targets in (Targets.TIDS, Targets.TASKS),

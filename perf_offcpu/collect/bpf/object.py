@@ -21,15 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.collect.bpf.attr import (
-    NAME_BYTES,
-    BtfInfo,
-    BtfLoad,
-    Command,
-    MapCreate,
-    MapInfo,
-    ObjectId,
-)
+from perf_offcpu.collect.bpf.attr import NAME_BYTES, BtfInfo, BtfLoad, Command, MapCreate, MapInfo, ObjectId
 from perf_offcpu.collect.bpf.syscall import call, read_info
 
 # `struct bpf_insn`; its two registers of 4 bits each lie as C puts bit fields on this machine.

@@ -22,10 +22,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
-from perf_offcpu.collect.bpf.attr import ProgramInfo
+from perf_offcpu.collect.bpf.attr import AttachType, ProgramInfo, ProgramType
 from perf_offcpu.collect.bpf.build import build
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
 from perf_offcpu.collect.bpf.config import OffCpuConfig
@@ -40,15 +40,17 @@ from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.kernel_facts import KernelFacts, check_privileges, explore
 from perf_offcpu.collect.bpf.kprobe import Kprobe
 from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
-from perf_offcpu.collect.bpf.load import FILTER, load_program, probe_of, refusal
 from perf_offcpu.collect.bpf.maps import MAP_NAMES, ProgramMaps
 from perf_offcpu.collect.bpf.syscall import VerifierError
 from perf_offcpu.collect.system.btf import VMLINUX_BTF, Btf
 from perf_offcpu.collect.system.clock import now_ns
-from perf_offcpu.errors import RecordingError
+from perf_offcpu.collect.system.privileges import lockdown
+from perf_offcpu.errors import CapabilityError, RecordingError
 from perf_offcpu.resources import PROGRAM, bpf_dir
 
 _FIRST, _LAST = "offcpu_first", "offcpu_last"  # iterators over tasks
+_FILTER = "offcpu_filter"
+_LICENSE = "Dual BSD/GPL"
 
 
 class OffCpuProgram:
@@ -76,7 +78,7 @@ class OffCpuProgram:
         self._tracepoints = tracepoints_of(self.config, facts)
         self._iterators = () if facts.task_iterator is None else (_FIRST, _LAST)
         try:
-            self._probe = None if self.ends_at_exit else probe_of(self.config, facts)
+            self._probe = None if self.ends_at_exit else _open_probe(self.config, facts)
             self._build(btf, facts, ProgramCache.usual() if use_cache else None)
         except BaseException:
             self.close()
@@ -104,12 +106,12 @@ class OffCpuProgram:
         options = option_defines(self.config, facts, self.ends_at_exit, by_probe)
         options |= target_defines(self.config, facts, btf)
         control = control_values(self.config, header.enums["mode"], self.ends_at_exit)
-        functions = [*self._tracepoints, *([SWITCHED] if by_probe else []), FILTER, *self._iterators]
+        functions = [*self._tracepoints, *([SWITCHED] if by_probe else []), _FILTER, *self._iterators]
 
         def load(code: Mapping[str, bytes], maps: Mapping[str, int]) -> None:
             try:
                 for name in functions:
-                    self._programs[name] = load_program(name, code[name], self._tracepoints, facts)
+                    self._programs[name] = _load_program(name, code[name], self._tracepoints, facts)
                 self._maps = ProgramMaps({name: maps[name] for name in MAP_NAMES}, header, control)
             except OSError:
                 self._unload()  # not the probe: if cached programs are refused, compiled ones follow
@@ -118,7 +120,7 @@ class OffCpuProgram:
         try:
             build(Recipe(source, facts.defines, options, functions, MAP_NAMES), load, cache)
         except VerifierError as error:
-            raise refusal(error) from error
+            raise _refusal(error) from error
 
     def attach(self) -> None:
         """Attach the programs to their tracepoints; they record nothing until `enable`."""
@@ -176,7 +178,7 @@ class OffCpuProgram:
     @property
     def filter_fd(self) -> int:
         """Descriptor for PERF_EVENT_IOC_SET_BPF of a program that passes and counts samples of targets."""
-        return self._programs[FILTER]
+        return self._programs[_FILTER]
 
     def last_tasks(self) -> LastTasks:
         """Return the states of the recorded tasks that live at the end: their budgets and unfinished waits.
@@ -201,9 +203,50 @@ class OffCpuProgram:
             "missed_runs": sum(info.recursion_misses for info in self.run_stats().values()),
         }
 
-    def run_stats(self) -> dict[str, ProgramInfo]:
-        """Return runs, run time and misses of each loaded program, by its name."""
+    def run_stats(self) -> dict[str, Any]:
+        """Return the `ProgramInfo` of each loaded program, by its name."""
         return {name: bpf_syscall.read_info(fd, ProgramInfo()) for name, fd in self._programs.items()}
+
+
+def _open_probe(config: OffCpuConfig, facts: KernelFacts) -> Kprobe | None:
+    """Return a kprobe where one has to replace sched_exit_tp; None where none is needed, or none works."""
+    if not config.in_sleeper or config.in_switch or not facts.switch_end:
+        return None
+    try:
+        return Kprobe(facts.switch_end)
+    except OSError:
+        return None
+
+
+def _load_program(name: str, code: bytes, tracepoints: Mapping[str, str], facts: KernelFacts) -> int:
+    """Load a program; return its descriptor.
+
+    Args:
+        tracepoints: tracepoint of each program that has one.
+
+    Raises:
+        OSError: the kernel refuses it (VerifierError).
+    """
+    if name == _FILTER:
+        return bpf_syscall.load_program(ProgramType.PERF_EVENT, name, code, _LICENSE)
+    if name == SWITCHED and name not in tracepoints:
+        return bpf_syscall.load_program(ProgramType.KPROBE, name, code, _LICENSE)
+    if name in tracepoints:
+        btf_id, kind = facts.tracepoints[tracepoints[name]].btf_id, AttachType.TRACE_RAW_TP
+    else:
+        btf_id, kind = facts.task_iterator or 0, AttachType.TRACE_ITER
+    return bpf_syscall.load_program(ProgramType.TRACING, name, code, _LICENSE, btf_id, kind)
+
+
+def _refusal(error: VerifierError) -> CapabilityError | RecordingError:
+    """Return the error for a program that the kernel refuses, with a remedy if the user can apply one."""
+    if lockdown() == "confidentiality":
+        return CapabilityError(
+            "kernel lockdown (confidentiality) keeps BPF programs from reading kernel memory",
+            "boot with lockdown=integrity or without",
+        )
+    end_of_log = "\n".join(error.log.splitlines()[-12:])
+    return RecordingError(f"the kernel refuses BPF program {error.name} ({error.strerror}):\n{end_of_log}")
 
 
 def compiled_before() -> int:

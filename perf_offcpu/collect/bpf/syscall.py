@@ -23,21 +23,15 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu.collect.bpf import attr as uapi
 from perf_offcpu.collect.bpf.attr import (
     NAME_BYTES,
     AttachType,
-    Batch,
     Command,
     Element,
-    IterCreate,
-    LinkCreate,
     MapCreate,
     MapType,
-    ObjectInfo,
-    ProgramLoad,
-    ProgramTestRun,
     ProgramType,
-    RawTracepointOpen,
 )
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -106,7 +100,7 @@ def load_program(
         VerifierError: the kernel refuses it.
     """
     instructions, license_buffer = _buffer(code), _buffer(license_text.encode() + b"\0")
-    attr = ProgramLoad(
+    attr = uapi.ProgramLoad(
         prog_type=kind,
         insn_cnt=len(code) // 8,
         insns=addressof(instructions),
@@ -121,7 +115,7 @@ def load_program(
         raise VerifierError(error.errno or 0, name, _verifier_log(attr)) from error
 
 
-def _verifier_log(attr: ProgramLoad) -> str:
+def _verifier_log(attr: ctypes.Structure) -> str:
     """Load a program once more, for the log, which costs too much to request it each time."""
     log = ctypes.create_string_buffer(_LOG_BYTES)
     attr.log_level, attr.log_size, attr.log_buf = 1, _LOG_BYTES, addressof(log)
@@ -132,22 +126,22 @@ def _verifier_log(attr: ProgramLoad) -> str:
 
 def open_raw_tracepoint(program_fd: int) -> int:
     """Attach a `tp_btf` program; return a descriptor that keeps it attached while it is open."""
-    return call(Command.RAW_TRACEPOINT_OPEN, RawTracepointOpen(prog_fd=program_fd))
+    return call(Command.RAW_TRACEPOINT_OPEN, uapi.RawTracepointOpen(prog_fd=program_fd))
 
 
 def run_program(program_fd: int) -> int:
     """Run a RAW_TRACEPOINT program once, in the context of this thread; return its result (Linux 5.10)."""
-    attr = ProgramTestRun(prog_fd=program_fd)
+    attr = uapi.ProgramTestRun(prog_fd=program_fd)
     call(Command.PROG_TEST_RUN, attr)
     return int(attr.retval)
 
 
 def run_iterator(program_fd: int) -> bytes:
     """Run an iterator program once over all its objects and return its output."""
-    link = call(Command.LINK_CREATE, LinkCreate(prog_fd=program_fd, attach_type=AttachType.TRACE_ITER))
+    link = call(Command.LINK_CREATE, uapi.LinkCreate(prog_fd=program_fd, attach_type=AttachType.TRACE_ITER))
     try:
         # direct: a descriptor of the kernel's
-        with open(call(Command.ITER_CREATE, IterCreate(link_fd=link)), "rb", buffering=0) as output:
+        with open(call(Command.ITER_CREATE, uapi.IterCreate(link_fd=link)), "rb", buffering=0) as output:
             return b"".join(iter(lambda: output.read(_ITERATOR_BYTES), b""))
     finally:
         os.close(link)
@@ -158,7 +152,7 @@ def read_info(fd: int, info: InfoT) -> InfoT:
 
     The run times of programs are 0 unless sysctl kernel.bpf_stats_enabled is 1.
     """
-    attr = ObjectInfo(bpf_fd=fd, info_len=ctypes.sizeof(info), info=addressof(info))
+    attr = uapi.ObjectInfo(bpf_fd=fd, info_len=ctypes.sizeof(info), info=addressof(info))
     call(Command.OBJ_GET_INFO_BY_FD, attr)
     return info
 
@@ -195,7 +189,7 @@ def lookup_batch(map_fd: int, keys: NDArray[Any], values: NDArray[Any]) -> int:
     cursor = ctypes.create_string_buffer(max(4, keys.itemsize))  # of the kernel, for the next call
     done, in_batch, more = 0, 0, True
     while more and done < len(keys):
-        attr = Batch(
+        attr = uapi.Batch(
             in_batch=in_batch,
             out_batch=addressof(cursor),
             keys=keys[done:].ctypes.data,
@@ -212,7 +206,9 @@ def delete_batch(map_fd: int, keys: NDArray[Any]) -> None:
     """Delete the entries with these keys; a key without an entry ends it."""
     if len(keys):
         packed = np.ascontiguousarray(keys)
-        _finds(Command.MAP_DELETE_BATCH, Batch(keys=packed.ctypes.data, count=len(packed), map_fd=map_fd))
+        _finds(
+            Command.MAP_DELETE_BATCH, uapi.Batch(keys=packed.ctypes.data, count=len(packed), map_fd=map_fd)
+        )
 
 
 class GracePeriod:

@@ -79,10 +79,10 @@ class Rate:
     period: int = 0
 
 
-def software_attr(config: SoftwareConfig, support: Support, **changes: Any) -> Attr:
-    """Return the attr of a software event on the recording's clock, with the fields that all samples have."""
+def basic_attr(kind: int, config: int, support: Support, **changes: Any) -> Attr:
+    """Return the attr of an event on the recording's clock, with the fields that all samples have."""
     attr = Attr(
-        type=PerfType.SOFTWARE,
+        type=kind,
         config=config,
         sample_period=1,
         sample_type=SAMPLE_TYPE,
@@ -109,7 +109,9 @@ def offcpu_attr(
         sample_type |= SampleType.CALLCHAIN
         flags |= AttrFlag.DEFER_CALLCHAIN | AttrFlag.EXCLUDE_CALLCHAIN_KERNEL
     changes = {"sample_type": sample_type, "flags": flags, "wakeup": wakeup_bytes}
-    return _with_stack(software_attr(SoftwareConfig.BPF_OUTPUT, support, **changes), stack_bytes)
+    return _with_stack(
+        basic_attr(PerfType.SOFTWARE, SoftwareConfig.BPF_OUTPUT, support, **changes), stack_bytes
+    )
 
 
 def _with_stack(attr: Attr, stack_bytes: int) -> Attr:
@@ -132,7 +134,7 @@ def tracker_attr(support: Support, wakeup_bytes: int = 0, data_maps: bool = Fals
     """
     flags = _COMMON_FLAGS | _TRACKER_FLAGS | support.tracker_flags | AttrFlag.WATERMARK
     flags |= AttrFlag.MMAP_DATA if data_maps else AttrFlag(0)
-    return software_attr(SoftwareConfig.DUMMY, support, flags=flags, wakeup=wakeup_bytes)
+    return basic_attr(PerfType.SOFTWARE, SoftwareConfig.DUMMY, support, flags=flags, wakeup=wakeup_bytes)
 
 
 def sampling_attr(
@@ -159,16 +161,15 @@ def sampling_attr(
     sample_type = SAMPLE_TYPE | SampleType.CALLCHAIN
     sample_type |= SampleType.RAW if event.is_tracepoint else SampleType(0)
     sample_type |= SampleType.CGROUP if all_cgroups else SampleType(0)
-    attr = Attr(
-        type=event.type,
-        config=event.config,
+    attr = basic_attr(
+        event.type,
+        event.config,
+        support,
         config1=event.config1,
         config2=event.config2,
         sample_period=rate.period or rate.frequency_hz,
         sample_type=sample_type,
-        read_format=support.read_format,
         flags=flags,
-        clockid=CLOCKID,
     )
     return _with_stack(attr, stack_bytes)
 
@@ -245,10 +246,6 @@ class CpuEvent:
         """The event as a file describes it."""
         return EventSpec(self.attr, self.name, tuple(self.ids))
 
-    def redirect(self, cpu: int, ring_owner: CpuEvent) -> None:
-        """Write into the ring of another event on a CPU."""
-        perf_event.redirect(self.fds[cpu], ring_owner.fds[cpu])
-
     def enable(self) -> None:
         """Start on all CPUs."""
         for fd in self.fds.values():
@@ -271,7 +268,7 @@ class CpuEvent:
         if not self.attr.read_format & ReadFormat.LOST:
             return
         for fd in self._all_fds():
-            _, event_id, lost = perf_event.read_counts(fd)
+            _count, event_id, lost = memoryview(os.read(fd, 24)).cast("Q")  # read_format is ID | LOST
             if lost:
                 yield event_id, lost
 

@@ -64,11 +64,6 @@ _OPERATIONS = (
 _RESULTS = (("refs", "Reference", "ops", "access"), ("misses", "miss"))
 
 
-def cache_config(name: str) -> int | None:
-    """Return attr.config of a cache event such as `L1-dcache-load-misses` or `dTLB-loads`, else None."""
-    return _CACHE_CONFIGS.get(name.lower())
-
-
 def _cache_configs() -> dict[str, int]:
     """Return all spellings: cache, cache-operation, cache-result, cache-operation-result; default is load."""
     found = {}
@@ -83,7 +78,8 @@ def _cache_configs() -> dict[str, int]:
     return found
 
 
-_CACHE_CONFIGS = _cache_configs()
+CACHE_CONFIGS = _cache_configs()
+"""Name in lower case, such as `l1-dcache-load-misses` or `dtlb-loads` → attr.config."""
 
 _MODES = {"u": AttrFlag.EXCLUDE_USER, "k": AttrFlag.EXCLUDE_KERNEL, "h": AttrFlag.EXCLUDE_HV}
 _SIDES = {"G": AttrFlag.EXCLUDE_GUEST, "H": AttrFlag.EXCLUDE_HOST}

@@ -18,14 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
-from perf_offcpu.collect.events.names import (
-    CYCLES,
-    HARDWARE,
-    MODIFIERS,
-    SOFTWARE,
-    cache_config,
-    modifier_flags,
-)
+from perf_offcpu.collect.events import names
+from perf_offcpu.collect.events.names import CYCLES, HARDWARE, SOFTWARE
 from perf_offcpu.collect.events.pmu import DEVICES, parse_pmu_event
 from perf_offcpu.collect.events.tracepoints import TRACEFS, tracepoint_id
 from perf_offcpu.errors import UsageError
@@ -70,11 +64,6 @@ class SamplingEvent:
         return SamplingEvent(*clock, period=self.period, frequency_hz=self.frequency_hz)
 
 
-def known_events() -> tuple[str, ...]:
-    """Return the names of software and hardware events that `-e` takes."""
-    return (*SOFTWARE, *HARDWARE)
-
-
 def parse_events(
     texts: Iterable[str], devices: Path = DEVICES, tracefs: Path = TRACEFS
 ) -> tuple[SamplingEvent, ...]:
@@ -83,14 +72,14 @@ def parse_events(
     Raises:
         UsageError: an event is unknown, named twice, or `none` is not alone.
     """
-    names = [name.strip() for text in texts for name in _split(text)]
-    if NO_EVENT in names:
-        if len(names) > 1:
-            raise UsageError(f"-e none records off-CPU time alone: name no other event ({', '.join(names)})")
+    events = [name.strip() for text in texts for name in _split(text)]
+    if NO_EVENT in events:
+        if len(events) > 1:
+            raise UsageError(f"-e none records off-CPU time alone: name no other event ({', '.join(events)})")
         return ()
-    if len(set(names)) < len(names):
-        raise UsageError(f"-e names an event twice: {', '.join(names)}")
-    return tuple(_parse_event(name, devices, tracefs) for name in names)
+    if len(set(events)) < len(events):
+        raise UsageError(f"-e names an event twice: {', '.join(events)}")
+    return tuple(_parse_event(name, devices, tracefs) for name in events)
 
 
 def _split(text: str) -> Iterator[str]:
@@ -114,7 +103,7 @@ def _parse_event(text: str, devices: Path, tracefs: Path) -> SamplingEvent:
     if len(parts) in (2, 3):
         number = tracepoint_id(text, parts[0], parts[1], tracefs)
         return _modified(SamplingEvent(text, PerfType.TRACEPOINT, number, period=1), text, "".join(parts[2:]))
-    known_names = ", ".join(known_events())
+    known_names = ", ".join((*SOFTWARE, *HARDWARE))
     raise UsageError(
         f"-e {text}: unknown event; known are {known_names}, cache events such as LLC-load-misses, "
         "rNNN (raw, hexadecimal), PMU/TERM=VALUE/, tracepoints SYSTEM:NAME, and none"
@@ -126,16 +115,15 @@ def _by_name(name: str) -> tuple[PerfType, int] | None:
         return PerfType.SOFTWARE, int(SOFTWARE[name])
     if name in HARDWARE:
         return PerfType.HARDWARE, HARDWARE[name]
-    cache = cache_config(name)
-    if cache is not None:
-        return PerfType.HW_CACHE, cache
+    if name.lower() in names.CACHE_CONFIGS:
+        return PerfType.HW_CACHE, names.CACHE_CONFIGS[name.lower()]
     if re.fullmatch(r"r[0-9a-fA-F]{1,16}", name):
         return PerfType.RAW, int(name[1:], 16)
     return None
 
 
 def _modified(event: SamplingEvent, text: str, modifiers: str) -> SamplingEvent:
-    found = modifier_flags(modifiers)
+    found = names.modifier_flags(modifiers)
     if found is None:
-        raise UsageError(f"-e {text}: unknown modifier {modifiers!r}; known are {MODIFIERS}")
+        raise UsageError(f"-e {text}: unknown modifier {modifiers!r}; known are {names.MODIFIERS}")
     return replace(event, flags=found[0], most_precise=found[1])

@@ -100,12 +100,6 @@ def event_id(fd: int) -> int:
     return int.from_bytes(buffer, sys.byteorder)
 
 
-def read_counts(fd: int) -> tuple[int, int, int]:
-    """Return (value, id, records lost) of an event whose read_format is ID | LOST."""
-    value, own_id, lost = memoryview(os.read(fd, 24)).cast("Q")
-    return value, own_id, lost
-
-
 def refusal(problem: OSError, name: str, attr: Attr) -> PerfOffcpuError:
     """Return the error for an event that the kernel does not open."""
     hardware = attr.type not in (PerfType.SOFTWARE, PerfType.TRACEPOINT)

@@ -82,7 +82,9 @@ class KernelMaps:
         following = [*programs[1:], *((address + _LAST_BYTES, b"") for address, _ in programs[-1:])]
         for (address, name), (end, _) in zip(programs, following, strict=True):
             if address and 0 < end - address < 1 << 32:
-                yield _ksymbol(address, end - address, name)
+                symbol = {"addr": address, "len": end - address, "name": name}
+                kind = {"ksym_type": KSYMBOL_TYPE_BPF, "flags": 0}
+                yield synthesized(RecordType.KSYMBOL, 0, symbol | kind)
 
 
 def bpf_symbols(kallsyms: bytes) -> list[tuple[int, bytes]]:
@@ -91,11 +93,6 @@ def bpf_symbols(kallsyms: bytes) -> list[tuple[int, bytes]]:
     begin = kallsyms.rfind(b"\n", 0, max(0, kallsyms.find(b"\t[bpf]"))) + 1
     found = re.findall(rb"^([0-9a-f]+) . (\S+)\t\[bpf\]$", kallsyms[begin:], re.MULTILINE)
     return sorted((int(address, 16), name) for address, name in found)
-
-
-def _ksymbol(address: int, size: int, name: bytes) -> bytes:
-    values = {"addr": address, "len": size, "ksym_type": KSYMBOL_TYPE_BPF, "flags": 0, "name": name}
-    return synthesized(RecordType.KSYMBOL, 0, values)
 
 
 def _module_files() -> dict[bytes, bytes]:

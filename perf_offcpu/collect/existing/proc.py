@@ -103,6 +103,7 @@ class ProcScan:
 
     def _mmap(self, pid: int, mapping: Mapping) -> bytes:
         build_id = self._build_id(pid, mapping)
+        is_anonymous = not mapping.name or mapping.name.startswith(b"/anon_hugepage")
         values = {
             "pid": pid,
             "tid": pid,
@@ -115,7 +116,7 @@ class ProcScan:
             "ino_generation": 0,
             "prot": sum(bit for letter, bit in _PROT if letter in mapping.permissions),
             "flags": _MAP_SHARED if b"s" in mapping.permissions else _MAP_PRIVATE,
-            "filename": _shown_name(mapping.name),
+            "filename": b"//anon" if is_anonymous else mapping.name,  # as in the kernel's own MMAP2 records
         }
         misc = 0 if b"x" in mapping.permissions else Misc.MMAP_DATA
         return mmap2(CpuMode.USER, values, build_id, misc)
@@ -163,11 +164,6 @@ def _mapping(line: bytes) -> Mapping:
         int(inode),
         name[0].lstrip(b" ").replace(rb"\012", b"\n") if name else b"",
     )
-
-
-def _shown_name(name: bytes) -> bytes:
-    """Return the name as the kernel writes it in its own MMAP2 records."""
-    return b"//anon" if not name or name.startswith(b"/anon_hugepage") else name
 
 
 def _namespaces(pid: int) -> bytes:

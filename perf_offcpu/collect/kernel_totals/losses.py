@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from perf_offcpu.abi.attr import SampleType, SoftwareConfig
+from perf_offcpu.abi.attr import PerfType, SampleType, SoftwareConfig
 from perf_offcpu.abi.counters import COUNTERS, EVENT_ID, EVENT_NAME, MAGIC, VERSION
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.collect.events.evsels import SAMPLE_TYPE, Support, software_attr
+from perf_offcpu.collect.events.evsels import SAMPLE_TYPE, Support, basic_attr
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.records import trailer
 from perf_offcpu.collect.kernel_totals.budgets import account_sample
@@ -50,7 +50,8 @@ def lost_records(lost: Mapping[int, int]) -> Iterator[bytes]:
 
 def counters_event(support: Support) -> EventSpec:
     """Return the event of the counters' sample, which follows the kernel's events in the file."""
-    attr = software_attr(SoftwareConfig.BPF_OUTPUT, support, sample_type=SAMPLE_TYPE | SampleType.RAW)
+    sample_type = SAMPLE_TYPE | SampleType.RAW
+    attr = basic_attr(PerfType.SOFTWARE, SoftwareConfig.BPF_OUTPUT, support, sample_type=sample_type)
     return EventSpec(attr, EVENT_NAME, (EVENT_ID,))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from perf_offcpu.losses import FEWER_SAMPLES, LARGER_RINGS
 
@@ -21,23 +21,13 @@ _MUCH = 0.3
 """Part of the time from which on something is the cause."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimeSpent:
+class TimeSpent(NamedTuple):
     """Seconds: in all, in writes, in writes on a CPU, and on a CPU in all."""
 
     elapsed_s: float = 0.0
     write_s: float = 0.0
     write_cpu_s: float = 0.0
     cpu_s: float = 0.0
-
-    def plus(self, sign: int, other: TimeSpent) -> TimeSpent:
-        """Return the sum, or with sign -1 the difference."""
-        return TimeSpent(
-            self.elapsed_s + sign * other.elapsed_s,
-            self.write_s + sign * other.write_s,
-            self.write_cpu_s + sign * other.write_cpu_s,
-            self.cpu_s + sign * other.cpu_s,
-        )
 
 
 class Pressure:
@@ -84,7 +74,8 @@ class Pressure:
             yield
         finally:
             if fill() >= FULL:
-                self.full = self.full.plus(1, now.plus(-1, self._drained))
+                times = zip(self.full, now, self._drained, strict=True)
+                self.full = TimeSpent(*(full + end - begin for full, end, begin in times))
             self._drained = now
 
     def _now(self) -> TimeSpent:

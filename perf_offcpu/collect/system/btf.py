@@ -131,11 +131,8 @@ class Btf:
         type_id = self.type_id(Kind.ENUM, enumeration)
         if type_id is None:
             return None
-        first = self._record(type_id) + 3
-        for index in range(first, first + 2 * self._vlen(type_id), 2):
-            if self._string(self._words[index]) == name:
-                return self._words[index + 1]
-        return None
+        values = (value for name_off, value in self._entries(type_id, 2) if self._string(name_off) == name)
+        return next(values, None)
 
     def tracepoint(self, name: str) -> Tracepoint | None:
         """Look up a tracepoint by its typedef `btf_trace_<name>`; None if the kernel lacks it."""
@@ -153,10 +150,7 @@ class Btf:
         section, variable = self.type_id(Kind.DATASEC, ".data..percpu"), self.type_id(Kind.VAR, name)
         if section is None or variable is None:
             return None
-        first = self._record(section) + 3
-        entries = self._words[first : first + 3 * self._vlen(section)].tolist()  # type, offset, size
-        offsets = dict(zip(entries[::3], entries[1::3], strict=True))
-        return offsets.get(variable)
+        return next((offset for of, offset, _size in self._entries(section, 3) if of == variable), None)
 
     def _sections(self, data: bytes) -> tuple[slice, bytes]:
         """Return the place of the types in `data`, and the strings."""
@@ -186,6 +180,12 @@ class Btf:
 
     def _vlen(self, type_id: int) -> int:
         return self._word(type_id, 1) & 0xFFFF
+
+    def _entries(self, type_id: int, width: int) -> Iterator[list[int]]:
+        """Yield the entries after the head of a type's record, `width` words each."""
+        first = self._record(type_id) + 3
+        for index in range(first, first + width * self._vlen(type_id), width):
+            yield self._words[index : index + width].tolist()
 
     def _resolve(self, type_id: int) -> int:
         """Follow typedefs and qualifiers."""
@@ -219,10 +219,8 @@ class Btf:
 
     def _members(self, type_id: int) -> Iterator[tuple[str, int, int]]:
         """Yield (name, type id, offset in bits) of each member; the offset is -1 for a bit field."""
-        first = self._record(type_id) + 3
         with_widths = self._word(type_id, 1) >> 31  # kind_flag: the upper 8 bits of offsets are widths
-        for index in range(first, first + 3 * self._vlen(type_id), 3):
-            name_off, member_type, offset = self._words[index : index + 3].tolist()
+        for name_off, member_type, offset in self._entries(type_id, 3):
             yield self._string(name_off), member_type, -1 if with_widths and offset >> 24 else offset
 
     def _whole_bytes(self, bit_offset: int, name: str) -> int:

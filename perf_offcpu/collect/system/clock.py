@@ -37,11 +37,6 @@ def wall_clock_pair() -> tuple[int, int]:
     return wall, (before + now_ns()) // 2
 
 
-def resolution_ns() -> int:
-    """Return the resolution of the recording's clock, ns."""
-    return max(1, round(time.clock_getres(CLOCKID) * 1e9))
-
-
 @functools.cache
 def _namespace_shift_ns() -> int:
     """Return what this process's time namespace adds to CLOCK_MONOTONIC, ns.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[i
     }
     bodies: dict[int, bytes] = {bit: text_body(text, NATIVE) for bit, text in texts.items() if text}
     wall_ns, clock_ns = clock_pair
+    resolution_ns = max(1, round(time.clock_getres(clock.CLOCKID) * 1e9))
     return bodies | {
         Feature.NRCPUS: feature_body(
             Feature.NRCPUS, NATIVE, available=max(present_cpus()) + 1, online=len(online_cpus())
@@ -47,7 +49,7 @@ def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[i
         Feature.TOTAL_MEM: feature_body(Feature.TOTAL_MEM, NATIVE, kb=_total_memory_kb()),
         Feature.CMDLINE: cmdline_body(argv, NATIVE),
         Feature.PMU_MAPPINGS: feature_body(Feature.PMU_MAPPINGS, NATIVE, mappings=_pmus()),
-        Feature.CLOCKID: feature_body(Feature.CLOCKID, NATIVE, resolution=clock.resolution_ns()),
+        Feature.CLOCKID: feature_body(Feature.CLOCKID, NATIVE, resolution=resolution_ns),
         Feature.CLOCK_DATA: feature_body(
             Feature.CLOCK_DATA,
             NATIVE,

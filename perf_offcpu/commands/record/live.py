@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Self, TextIO
-
-if TYPE_CHECKING:
-    from perf_offcpu.collect.summary import Progress
+from typing import Self, TextIO
 
 _CLEAR = "\r\x1b[K"
 _DEFAULT_WIDTH = 80
@@ -20,9 +17,9 @@ class LiveLine:
         self._out = out
         self._shown = False
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: str) -> None:
         """Replace the line, cut to the terminal's width: a wrapped line cannot be removed."""
-        text = f"recording {progress.line()}"
+        text = f"recording {progress}"
         self._write(f"{_CLEAR}{text[: self._width() - 1]}")
         self._shown = True
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perf_offcpu.collect.rotation import FileNames, Rotation, parse_rotation
-from perf_offcpu.collect.summary import Progress
+from perf_offcpu.collect.summary import progress_line
 from perf_offcpu.commands.record.live import LiveLine
 from perf_offcpu.errors import UsageError
 
@@ -50,7 +50,7 @@ def test_names_are_never_given_twice_and_the_oldest_go(tmp_path: Path) -> None:
 def test_live_line_makes_way_for_what_stays() -> None:
     out = io.StringIO()
     out.fileno = lambda: -1  # type: ignore[method-assign]
-    progress = Progress(12.3, 5, 6, 0, 0.25, 1_000_000, 3 << 20)
+    progress = progress_line(12.3, 5, 6, 0, 0.25, 1_000_000, 3 << 20)
     with LiveLine(out) as live:
         live.show(progress)
         live.say("something")
@@ -60,5 +60,5 @@ def test_live_line_makes_way_for_what_stays() -> None:
 
 
 def test_line_fits_a_terminal_after_days_of_recording() -> None:
-    progress = Progress(9e5, 99_999_999, 9_999_999, 99_999, 1.0, 1_000_000, 5 << 30)
-    assert len(f"recording {progress.line()}") < 110
+    progress = progress_line(9e5, 99_999_999, 9_999_999, 99_999, 1.0, 1_000_000, 5 << 30)
+    assert len(f"recording {progress}") < 110
