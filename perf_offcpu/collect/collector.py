@@ -25,19 +25,8 @@ from perf_offcpu import losses
 from perf_offcpu.abi.attr import AttrFlag, PerfType
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.collect.bpf.program import OffCpuProgram
-from perf_offcpu.collect.events import perf_event
-from perf_offcpu.collect.events.evsels import (
-    TRACKER_NAME,
-    CpuEvent,
-    Rate,
-    Support,
-    offcpu_attr,
-    open_sampling,
-    probe_support,
-    sampling_attr,
-    tracker_attr,
-    with_deferral,
-)
+from perf_offcpu.collect.events import evsels, perf_event
+from perf_offcpu.collect.events.evsels import CpuEvent, Support
 from perf_offcpu.collect.events.parser import SamplingEvent
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.kernel_totals.losses import Counter, Span, counters_event
@@ -95,10 +84,10 @@ class Collector:
             self._resources = stack.pop_all()
 
     def _probe_support(self, cpu: int) -> Support:
-        support = probe_support(cpu)
+        support = evsels.probe_support(cpu)
         if not self.options.deferred_stacks:
             return support
-        deferring = with_deferral(support, cpu)
+        deferring = evsels.with_deferral(support, cpu)
         if deferring is None:
             self._say(
                 "this kernel does not defer user callchains (Linux 7.0 and newer do): they are taken at once"
@@ -112,15 +101,15 @@ class Collector:
         options, wait_bytes = self.options, self._wait_bytes()
         self.rings = Rings(
             EVENT_NAME,
-            lambda wakeup: offcpu_attr(support, wakeup, wait_bytes, deferred),
+            lambda wakeup: evsels.offcpu_attr(support, wakeup, wait_bytes, deferred),
             cpus,
             options.ring_bytes or default_ring_bytes(len(cpus), wait_bytes > 0),
             self._say,
         )
         stack.callback(self.rings.close)
         self._side_rings = Rings(
-            TRACKER_NAME,
-            lambda wakeup: tracker_attr(support, wakeup, data_maps=options.stack_bytes > 0),
+            evsels.TRACKER_NAME,
+            lambda wakeup: evsels.tracker_attr(support, wakeup, data_maps=options.stack_bytes > 0),
             cpus,
             self.rings.data_bytes if options.deferred_stacks else SIDE_RING_BYTES,
             lambda text: None,  # the user did not ask for this size
@@ -138,8 +127,8 @@ class Collector:
 
     def _open_sampling(self, event: SamplingEvent, support: Support, cpus: tuple[int, ...]) -> CpuEvent:
         options = self.options
-        rate = Rate(options.frequency_hz, options.period)
-        attr = sampling_attr(
+        rate = evsels.Rate(options.frequency_hz, options.period)
+        attr = evsels.sampling_attr(
             event, support, rate, options.kernel_stacks, options.all_cgroups, options.stack_bytes
         )
 
@@ -149,7 +138,7 @@ class Collector:
             )
             return self._open_sampling(other, support, cpus)
 
-        return open_sampling(event, attr, cpus, fallback)
+        return evsels.open_sampling(event, attr, cpus, fallback)
 
     def _wire(self) -> None:
         """Lead all events into the rings and all filters to the events."""

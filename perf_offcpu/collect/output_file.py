@@ -17,7 +17,7 @@ from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.events.tracepoints import tracing_data
-from perf_offcpu.collect.existing.inventory import Inventory, event_names
+from perf_offcpu.collect.existing.inventory import Inventory
 from perf_offcpu.collect.kernel_totals.losses import Counter, Span, counters_sample, lost_records
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
 from perf_offcpu.collect.rings.pressure import Pressure
@@ -30,7 +30,7 @@ from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import build_id_body, event_desc_body, feature_body
 from perf_offcpu.perfdata.write.compressed import CompressedWriter
 from perf_offcpu.perfdata.write.output import AtomicFile
-from perf_offcpu.perfdata.write.pipe import PipeWriter
+from perf_offcpu.perfdata.write.pipe import PipeWriter, event_names
 from perf_offcpu.perfdata.write.writer import FileWriter
 
 RESERVE = 512 << 10
@@ -106,7 +106,8 @@ class OutputFile:
     def describe(self) -> None:
         """Write what runs already, and the side-band records that have come meanwhile."""
         if self._disk is not None:  # in a pipe the names stand at the front
-            self._plain.append(event_names(self.collector.events))  # not compressed: samples need them
+            # Not compressed: samples need them.
+            self._plain.append(*event_names(self.collector.events, NATIVE))
         for piece in self._inventory.records():
             self.append(piece)
             self.collector.drain(self)

@@ -12,13 +12,7 @@ from perf_offcpu.losses import LossCause
 
 
 def progress_line(
-    elapsed_s: float,
-    samples: int,
-    sums: int,
-    lost: int,
-    ring_fill: float,
-    threshold_ns: int,
-    file_bytes: int,
+    elapsed_s: float, samples: int, sums: int, lost: int, ring_fill: float, threshold_ns: int, file_bytes: int
 ) -> str:
     """Return one line of less than 80 characters on a recording at one moment.
 

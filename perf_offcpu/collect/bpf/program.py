@@ -24,18 +24,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from perf_offcpu.collect.bpf import defines
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import AttachType, ProgramInfo, ProgramType
 from perf_offcpu.collect.bpf.build import build
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
 from perf_offcpu.collect.bpf.config import OffCpuConfig
-from perf_offcpu.collect.bpf.defines import (
-    SWITCHED,
-    control_values,
-    option_defines,
-    target_defines,
-    tracepoints_of,
-)
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.kernel_facts import KernelFacts, check_privileges, explore
 from perf_offcpu.collect.bpf.kprobe import Kprobe
@@ -75,7 +69,7 @@ class OffCpuProgram:
         check_privileges()
         btf = Btf.load(btf_path)
         facts = explore(btf)
-        self._tracepoints = tracepoints_of(self.config, facts)
+        self._tracepoints = defines.tracepoints_of(self.config, facts)
         self._iterators = () if facts.task_iterator is None else (_FIRST, _LAST)
         try:
             self._probe = None if self.ends_at_exit else _open_probe(self.config, facts)
@@ -97,16 +91,16 @@ class OffCpuProgram:
         Then the fields of the record that the perf core fills in (TID, CPU, registers, stack bytes, cgroup)
         are those of the sleeper; otherwise they are those of the task that left the CPU.
         """
-        return SWITCHED in self._tracepoints or self._probe is not None
+        return defines.SWITCHED in self._tracepoints or self._probe is not None
 
     def _build(self, btf: Btf, facts: KernelFacts, cache: ProgramCache | None) -> None:
         source = bpf_dir() / PROGRAM
         header = read_header(source.with_name("off_cpu.h"))
         by_probe = self._probe is not None
-        options = option_defines(self.config, facts, self.ends_at_exit, by_probe)
-        options |= target_defines(self.config, facts, btf)
-        control = control_values(self.config, header.enums["mode"], self.ends_at_exit)
-        functions = [*self._tracepoints, *([SWITCHED] if by_probe else []), _FILTER, *self._iterators]
+        options = defines.option_defines(self.config, facts, self.ends_at_exit, by_probe)
+        options |= defines.target_defines(self.config, facts, btf)
+        control = defines.control_values(self.config, header.enums["mode"], self.ends_at_exit)
+        functions = [*self._tracepoints, *([defines.SWITCHED] if by_probe else []), _FILTER, *self._iterators]
 
         def load(code: Mapping[str, bytes], maps: Mapping[str, int]) -> None:
             try:
@@ -124,7 +118,7 @@ class OffCpuProgram:
 
     def attach(self) -> None:
         """Attach the programs to their tracepoints; they record nothing until `enable`."""
-        name = SWITCHED
+        name = defines.SWITCHED
         try:
             if self._probe:
                 self._probe.attach(self._programs[name])
@@ -229,7 +223,7 @@ def _load_program(name: str, code: bytes, tracepoints: Mapping[str, str], facts:
     """
     if name == _FILTER:
         return bpf_syscall.load_program(ProgramType.PERF_EVENT, name, code, _LICENSE)
-    if name == SWITCHED and name not in tracepoints:
+    if name == defines.SWITCHED and name not in tracepoints:
         return bpf_syscall.load_program(ProgramType.KPROBE, name, code, _LICENSE)
     if name in tracepoints:
         btf_id, kind = facts.tracepoints[tracepoints[name]].btf_id, AttachType.TRACE_RAW_TP

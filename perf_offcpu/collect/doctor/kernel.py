@@ -21,13 +21,7 @@ from perf_offcpu.collect.bpf.kprobe import Kprobe
 from perf_offcpu.collect.bpf.program import OffCpuProgram, compiled_before
 from perf_offcpu.collect.doctor import limits
 from perf_offcpu.collect.doctor.limits import Result
-from perf_offcpu.collect.events.evsels import (
-    CpuEvent,
-    offcpu_attr,
-    probe_support,
-    tracker_attr,
-    with_deferral,
-)
+from perf_offcpu.collect.events import evsels
 from perf_offcpu.collect.events.perf_event import can_open
 from perf_offcpu.collect.system.btf import VMLINUX_BTF, Btf
 from perf_offcpu.collect.system.cpus import online_cpus
@@ -148,9 +142,9 @@ def _collector() -> Result:
 
 def _events() -> Result:
     cpus = online_cpus()
-    support = probe_support(cpus[0])
-    for name, attr in (("offcpu-time", offcpu_attr(support, 0)), ("dummy", tracker_attr(support))):
-        CpuEvent(name, attr, cpus).close()
+    support = evsels.probe_support(cpus[0])
+    evsels.CpuEvent("offcpu-time", evsels.offcpu_attr(support, 0), cpus).close()
+    evsels.CpuEvent("dummy", evsels.tracker_attr(support), cpus).close()
     return True, f"on {len(cpus)} CPUs, perf_event_paranoid {paranoid()}", ""
 
 
@@ -163,7 +157,7 @@ def _hardware_counters() -> Result:
 
 def _deferred() -> Result:
     cpu = online_cpus()[0]
-    if with_deferral(probe_support(cpu), cpu):
+    if evsels.with_deferral(evsels.probe_support(cpu), cpu):
         return True, "--call-graph fp,defer can be used", ""
     return False, "this kernel has none", "boot Linux 7.0 or newer for --call-graph fp,defer"
 

@@ -14,19 +14,9 @@ import resource
 from perf_offcpu.collect.bpf.defines import FIRST_PID_NAMESPACE
 from perf_offcpu.collect.events.tracepoints import DEBUGFS, TRACEFS
 from perf_offcpu.collect.existing.cgroups import cgroup2_mount
+from perf_offcpu.collect.system import privileges
 from perf_offcpu.collect.system.cpus import online_cpus
-from perf_offcpu.collect.system.privileges import (
-    CAP_BPF,
-    CAP_IPC_LOCK,
-    CAP_PERFMON,
-    CAP_SYS_ADMIN,
-    capabilities,
-    has_seccomp_filter,
-    is_in_user_namespace,
-    paranoid,
-    read_text,
-)
-from perf_offcpu.collect.system.privileges import lockdown as lockdown_mode
+from perf_offcpu.collect.system.privileges import CAP_SYS_ADMIN, capabilities, read_text
 from perf_offcpu.files import read_kernel
 
 Result = tuple[bool, str, str]
@@ -37,13 +27,13 @@ _EVENTS_PER_CPU = 4
 def bpf_obstacle() -> str:
     """Return why bpf(2) refuses programs; "" if that cannot be seen from here."""
     held = capabilities()
-    if CAP_SYS_ADMIN not in held and not {CAP_PERFMON, CAP_BPF} <= held:
+    if CAP_SYS_ADMIN not in held and not {privileges.CAP_PERFMON, privileges.CAP_BPF} <= held:
         return "neither CAP_SYS_ADMIN nor CAP_BPF and CAP_PERFMON are held"
-    if is_in_user_namespace():
+    if privileges.is_in_user_namespace():
         return "this is a user namespace, whose root is not root"
-    if lockdown_mode() == "confidentiality":
+    if privileges.lockdown() == "confidentiality":
         return "the kernel is locked down (confidentiality)"
-    return "a seccomp filter is in force, as in containers" if has_seccomp_filter() else ""
+    return "a seccomp filter is in force, as in containers" if privileges.has_seccomp_filter() else ""
 
 
 def kernel_symbols() -> Result:
@@ -62,7 +52,7 @@ def kernel_symbols() -> Result:
 
 def lockdown() -> Result:
     """Check that the kernel lets BPF programs read its memory."""
-    if (mode := lockdown_mode()) == "confidentiality":
+    if (mode := privileges.lockdown()) == "confidentiality":
         advice = "boot without lockdown=confidentiality (lockdown=integrity does no harm)"
         return False, "confidentiality: BPF programs may not read kernel memory", advice
     return True, mode, ""
@@ -74,7 +64,7 @@ def locked_memory() -> Result:
     limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft >> 10} KiB"
     budget = read_text("/proc/sys/kernel/perf_event_mlock_kb")
     # perf_mmap() asks for CAP_IPC_LOCK beyond the two limits, unless perf_event_paranoid is -1.
-    if CAP_IPC_LOCK in capabilities() or paranoid() == "-1" or limit == "unlimited":
+    if privileges.CAP_IPC_LOCK in capabilities() or privileges.paranoid() == "-1" or limit == "unlimited":
         return True, f"not limited for this user (ulimit -l {limit})", ""
     found = f"{limit}, and {budget} KiB a CPU of perf rings"
     return False, found, "run as root, or with CAP_IPC_LOCK, or ulimit -l unlimited; else use a small -m"

@@ -55,11 +55,7 @@ _TRACKER_FLAGS = AttrFlag.MMAP | AttrFlag.MMAP2 | AttrFlag.COMM | AttrFlag.COMM_
 
 # What older kernels refuse with EINVAL, newest first: cgroup came with 5.7, ksymbol and bpf_event with 5.1,
 # namespaces with 4.12. Build-ids are not asked for: see `side_band`.
-_OPTIONAL_TRACKER_FLAGS = (
-    AttrFlag.CGROUP,
-    AttrFlag.KSYMBOL | AttrFlag.BPF_EVENT,
-    AttrFlag.NAMESPACES,
-)
+_OPTIONAL_TRACKER_FLAGS = (AttrFlag.CGROUP, AttrFlag.KSYMBOL | AttrFlag.BPF_EVENT, AttrFlag.NAMESPACES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records with which a file begins: names of its events, and what existed before.
+"""Write what existed before the recording: the records with which a file begins.
 
 They have no time and come in the order that perf expects: the kernel's own code, control groups, tasks with
 their maps, and the mark that this was all.
@@ -7,9 +7,9 @@ their maps, and the mark that this was all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from perf_offcpu.abi.records import EVENT_UPDATE_NAME, CpuMode, RecordType
+from perf_offcpu.abi.records import CpuMode, RecordType
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.cgroups import cgroup_records
 from perf_offcpu.collect.existing.kernel_maps import KernelMaps
@@ -19,21 +19,11 @@ from perf_offcpu.collect.kernel_totals.losses import Counter
 from perf_offcpu.collect.targets import Target, process_of
 from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.compressed import joined
-from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.features import HOST_PID, BuildId, encoded
-from perf_offcpu.perfdata.write.writer import frame_record, pack_record
+from perf_offcpu.perfdata.features import HOST_PID, BuildId
+from perf_offcpu.perfdata.write.writer import frame_record
 
 PIECE = 1 << 18
 """Bytes of records that are written at once: worth a system call, and made in some 20 ms."""
-
-
-def event_names(events: Iterable[EventSpec]) -> bytes:
-    """Return records with the names of events, which a killed recorder does not write as a feature."""
-    updates = [
-        {"kind": EVENT_UPDATE_NAME, "id": event.ids[0], "data": encoded(event.name) + b"\0"}
-        for event in events
-    ]
-    return b"".join(pack_record(RecordType.EVENT_UPDATE, 0, update, order=NATIVE) for update in updates)
 
 
 class Inventory:

@@ -17,8 +17,8 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from perf_offcpu.collect.system.btf_walk import Kind, TypeIndex, walk
 from perf_offcpu.errors import CapabilityError, FormatError
@@ -36,24 +36,28 @@ _COMPOSITE = frozenset((Kind.STRUCT, Kind.UNION))
 _TRANSPARENT = frozenset((Kind.TYPEDEF, Kind.VOLATILE, Kind.CONST, Kind.RESTRICT, Kind.TYPE_TAG))
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """Place of a member in its structure."""
+class Member(NamedTuple):
+    """Place of a member in its structure.
+
+    Args:
+        offset: bytes from the start of the outermost structure.
+        size: bytes; 0 if the type has no size of its own (an array, a function).
+    """
 
     offset: int
-    """Bytes from the start of the outermost structure."""
     size: int
-    """Bytes; 0 if the type has no size of its own (an array, a function)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tracepoint:
-    """A tracepoint to which a BPF program of the kind `tp_btf` can be attached."""
+class Tracepoint(NamedTuple):
+    """A tracepoint to which a BPF program of the kind `tp_btf` can be attached.
+
+    Args:
+        btf_id: id of the typedef `btf_trace_<name>`, which BPF_PROG_LOAD takes as attach_btf_id.
+        args: number of arguments of the program.
+    """
 
     btf_id: int
-    """Id of the typedef `btf_trace_<name>`, wanted by BPF_PROG_LOAD as attach_btf_id."""
     args: int
-    """Number of arguments that the program gets."""
 
 
 class Btf:

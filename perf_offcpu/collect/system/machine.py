@@ -31,13 +31,14 @@ def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[i
         clock_pair: (CLOCK_REALTIME, recording's clock) of one moment near the start, ns.
     """
     system = os.uname()
+    cpu_id = [_cpu_field(name) for name in ("vendor_id", "cpu family", "model", "stepping")]  # as perf on x86
     texts = {
         Feature.HOSTNAME: system.nodename,
         Feature.OSRELEASE: system.release,
         Feature.VERSION: f"perf-offcpu {version()}",
         Feature.ARCH: system.machine,
         Feature.CPUDESC: _cpu_field("model name") or _cpu_field("Model") or _cpu_field("cpu"),
-        Feature.CPUID: _cpu_id(),
+        Feature.CPUID: ",".join(cpu_id) if all(cpu_id) else "",
     }
     bodies: dict[int, bytes] = {bit: text_body(text, NATIVE) for bit, text in texts.items() if text}
     wall_ns, clock_ns = clock_pair
@@ -73,12 +74,6 @@ def _cpu_field(name: str) -> str:
     """Return a field of the first CPU in /proc/cpuinfo; "" where this architecture has no such field."""
     found = re.search(rf"^{name}\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
     return found[1].strip() if found else ""
-
-
-def _cpu_id() -> str:
-    """Return vendor, family, model and stepping, as perf writes them on x86."""
-    fields = [_cpu_field(name) for name in ("vendor_id", "cpu family", "model", "stepping")]
-    return ",".join(fields) if all(fields) else ""
 
 
 def _total_memory_kb() -> int:

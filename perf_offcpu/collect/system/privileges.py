@@ -71,15 +71,11 @@ def privilege_remedy() -> str:
     held = capabilities()
     missing = [name for name, number in _NEEDED.items() if number not in held]
     if CAP_SYS_ADMIN in held or not missing:
-        return _policy_remedy()
+        # Capabilities are not what is missing.
+        if lockdown() == "confidentiality":
+            return "the kernel is locked down (confidentiality): boot it without lockdown"
+        if has_seccomp_filter():
+            return "leave perf_event_open(2) and bpf(2) in the container's seccomp profile"
+        return "a security policy of this machine forbids it (SELinux, BPF LSM, …): ask whoever set it"
     options = " ".join(f"--cap-add {name.removeprefix('CAP_')}" for name in missing)
     return f"run as root, or with {' and '.join(missing)} (in a container: {options})"
-
-
-def _policy_remedy() -> str:
-    """Return what to do where capabilities are not what is missing."""
-    if lockdown() == "confidentiality":
-        return "the kernel is locked down (confidentiality): boot it without lockdown"
-    if has_seccomp_filter():
-        return "leave perf_event_open(2) and bpf(2) in the container's seccomp profile"
-    return "a security policy of this machine forbids it (SELinux, BPF LSM, …): ask whoever set it"

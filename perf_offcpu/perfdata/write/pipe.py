@@ -49,6 +49,14 @@ _SYNTHESIZED = frozenset(Feature) - {
 """Features that perf 6.1 itself writes as FEATURE records (FEAT_OPR in tools/perf/util/header.c)."""
 
 
+def event_names(events: Iterable[EventSpec], order: Order) -> Iterator[bytes]:
+    """Yield a record with the name of each event, which a killed recorder does not write as a feature."""
+    for event in events:
+        if event.ids:
+            values = {"kind": EVENT_UPDATE_NAME, "id": event.ids[0], "data": encoded(event.name) + b"\0"}
+            yield pack_record(RecordType.EVENT_UPDATE, 0, values, order=order)
+
+
 class PipeWriter:
     """Writes one recording in pipe form; the counterpart of `FileWriter`.
 
@@ -80,7 +88,9 @@ class PipeWriter:
             )
         head = PIPE_HEADER.pack({"magic": int.from_bytes(MAGIC, "little"), "size": PIPE_HEADER_SIZE}, order)
         build_ids = Features(features, order, Losses()).build_ids()
-        self._write([head, *map(self._attr, self.events), *self._features(features), *self._names()])
+        self._write(
+            [head, *map(self._attr, self.events), *self._features(features), *event_names(self.events, order)]
+        )
         self._write([*self._tracing_data(features), *map(self._build_id, build_ids)])
 
     def append(self, *pieces: Buffer) -> None:
@@ -118,12 +128,6 @@ class PipeWriter:
                 self._counters.add(losses.LARGE_FEATURE)
                 continue
             yield self._record(RecordType.HEADER_FEATURE, {"feat_id": bit, "data": body})
-
-    def _names(self) -> Iterator[bytes]:
-        for event in self.events:
-            if event.ids:
-                values = {"id": event.ids[0], "data": encoded(event.name) + b"\0"}
-                yield self._record(RecordType.EVENT_UPDATE, values | {"kind": EVENT_UPDATE_NAME})
 
     def _tracing_data(self, features: Mapping[int, bytes]) -> Iterator[bytes]:
         """Yield a record with the number of bytes that follow it, and these."""
