@@ -54,7 +54,7 @@ FP = [*EVERY, "--call-graph", "fp"]
 WAYS = {
     "sums (default)": [],
     "sums, -e none": ["-e", "none"],
-    "sums, everybody (-a)": ["-a"],
+    "sums, whole system (-a)": ["-a"],
     "all on (-a, wakers' stacks)": ["-a", "--waker-stacks", "--all-cgroups", "--kernel-threads"],
     "sums, --no-wakers": ["--no-wakers"],
     "sums without stacks": ["--short-waits", "threads"],
