@@ -38,12 +38,7 @@ class Locations(Table):
 
 
 def find_locations(chains: Ragged, spaces: I32) -> tuple[Locations, Ragged]:
-    """Return the distinct locations of n callchains, and for each chain its locations, leaf first.
-
-    Args:
-        chains: n rows of raw words.
-        spaces: int32[n], the address space of each row's user addresses.
-    """
+    """Return the distinct locations of n callchains of raw words, and for each chain its locations."""
     words = chains.values
     is_marker = words >= np.uint64(CallchainContext.MAX)
     mode, is_exact, is_cookie = _modes(chains, is_marker)

@@ -43,11 +43,7 @@ class FileTable(NamedTuple):
 
 
 class Rules:
-    """All rule sets looked up so far.
-
-    Attributes:
-        words: int64[sets, registers + 2], as in `CfiTable`.
-    """
+    """All rule sets looked up so far; `words` are int64[sets, registers + 2], as in `CfiTable`."""
 
     def __init__(self, registers: Registers) -> None:
         self.registers = registers

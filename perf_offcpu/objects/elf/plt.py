@@ -35,12 +35,7 @@ Names = dict[int, bytes]
 
 
 def plt_symbols(image: ElfImage, known: Sequence[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
-    """Return symbols for the PLT stubs of a file, with their string bytes.
-
-    Args:
-        image: the mapped file (debug files hold no code).
-        known: its other symbols, which name the targets of IFUNC relocations.
-    """
+    """Return symbols for the PLT stubs of a file, and their strings; `known` names the targets of IFUNCs."""
     rows, strings = list[tuple[int, ...]](), bytearray(b"\0")
 
     def add(start: int, size: int, name: bytes) -> None:
