@@ -60,16 +60,12 @@ def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -
             wait_class = WaitClass(waits.wait_class[row])
             found["class"] = wait_class.label if wait_class != WaitClass.OTHER else ""
             found["syscall"] = "none" if no_syscall[row] else waits.syscall_names[waits.syscall[row]]
-            found["woken by"] = _waker(wakeups, row)
+            waker = int(wakeups.waker[row])
+            found["woken by"] = wakeups.tracks[waker].label if waker >= 0 else ""
+            if wakeups.interrupt[row]:
+                found["woken by"] = "an interrupt"
         found["cgroup"] = profile.cgroups.get(int(samples.cgroup[row]), "")
         sets.append({name: printable(text) for name, text in found.items() if text})
     letters = [STATES[code].letter for code in state[first].tolist()]
     preempted = offcpu & np.array([one.letter == "R" for one in STATES])[state]
     return Details(sets, letters, of, preempted)
-
-
-def _waker(wakeups: Wakeups, row: int) -> str:
-    waker = int(wakeups.waker[row])
-    if wakeups.interrupt[row]:
-        return "an interrupt"
-    return wakeups.tracks[waker].label if waker >= 0 else ""

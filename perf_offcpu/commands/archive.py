@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from perf_offcpu.commands.shared.inputs import RECORDING, add_one_input, check_ownership
 from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.errors import FormatError, UsageError
+from perf_offcpu.text import printable
 
 if TYPE_CHECKING:
     from perf_offcpu.archive.gather import Saved
@@ -63,7 +64,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"perf-offcpu archive: to look: perf-offcpu report -i {recording} --symfs {symbols}")
         return 0
     output = args.output or f"{args.input.rstrip('/')}.tar.gz"
-    _print_saved(pack(args, output), output)
+    saved = pack(args, output)
+    for name, why in sorted(saved.missing.items()):
+        print(f"perf-offcpu archive: not packed: {printable(name)}: {printable(why)}", file=sys.stderr)
+    size = os.path.getsize(output) / 2**20
+    print(f"perf-offcpu archive: {saved.files} files with symbols, {size:.1f} MB in {printable(output)}")
     return 0
 
 
@@ -139,12 +144,3 @@ def unpack(path: str, directory: str) -> None:
     except (tarfile.TarError, EOFError, ValueError, OverflowError, zlib.error, lzma.LZMAError) as problem:
         # tarfile raises ValueError for damaged headers of sparse files; NUL is in no name of a file.
         raise FormatError(path, "archive", str(problem) or "it is damaged") from None
-
-
-def _print_saved(saved: Saved, output: str) -> None:
-    from perf_offcpu.text import printable
-
-    for name, why in sorted(saved.missing.items()):
-        print(f"perf-offcpu archive: not packed: {printable(name)}: {printable(why)}", file=sys.stderr)
-    size = os.path.getsize(output) / 2**20  # direct: asks for the size that is shown
-    print(f"perf-offcpu archive: {saved.files} files with symbols, {size:.1f} MB in {printable(output)}")

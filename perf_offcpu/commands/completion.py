@@ -8,7 +8,6 @@ directories, commands and lists of words separated by commas.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
 from shlex import quote
 from typing import Any
 
@@ -126,10 +125,9 @@ def _lists() -> dict[str, str]:
     from perf_offcpu.commands.report import SORT_KEYS
     from perf_offcpu.script.fields import OWN_FIELDS, PERF_FIELDS
 
-    words: dict[str, Iterable[str]] = {
-        "--class": tuple(BY_LABEL),
-        "--state": STATE_NAMES,
-        "--sort": SORT_KEYS,
-        "--fields": [*PERF_FIELDS, *OWN_FIELDS],
+    return {
+        "--class": " ".join(BY_LABEL),
+        "--state": " ".join(STATE_NAMES),
+        "--sort": " ".join(SORT_KEYS),
+        "--fields": " ".join([*PERF_FIELDS, *OWN_FIELDS]),
     }
-    return {option: " ".join(names) for option, names in words.items()}

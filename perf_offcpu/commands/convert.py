@@ -16,8 +16,7 @@ from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct, open_output
 from perf_offcpu.commands.shared.profile import (
     SHOW,
-    add_input_arguments,
-    add_selection_arguments,
+    add_profile_arguments,
     inputs,
     profile_from_args,
     split_list,
@@ -83,8 +82,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     unit, share = {"choices": UNITS, "default": ""}, {"type": float, "default": MIN_SHARE}
     output = parser.add_argument_group("output")
     add_options(output, _OUTPUT, unit=unit, title={"default": ""}, min_share=share)
-    add_input_arguments(parser)
-    add_selection_arguments(parser, showing=_SHOWING)
+    add_profile_arguments(parser, showing=_SHOWING)
 
 
 class _Choose(argparse.Action):
@@ -116,7 +114,8 @@ def convert(args: argparse.Namespace, load: Callable[[], Profile]) -> int:
     format_.accept(options)
     if args.diff is not None and "diff" not in format_.options:
         raise UsageError(f"--diff: --{format_.name} does not compare recordings")
-    output = args.output or _default_output(inputs(args)[0], format_, options)
+    first = "stdin" if inputs(args)[0] == STDOUT else inputs(args)[0].rstrip("/")
+    output = args.output or first + format_.suffix_for(options)
     check_distinct(inputs(args), output)
     profile = _chosen(args, load)
     if not len(profile.samples):
@@ -157,10 +156,6 @@ def _options(args: argparse.Namespace) -> Options:
     for name in ("unit", "kernel", "addrs", "form", "waker_stack", "wakers", "svg", "min_share", "title"):
         given[name] = getattr(args, name)
     return Options(**given)
-
-
-def _default_output(path: str, format_: Format, options: Options) -> str:
-    return ("stdin" if path == STDOUT else path.rstrip("/")) + format_.suffix_for(options)
 
 
 def _print_result(args: argparse.Namespace, format_: Format, output: str) -> None:

@@ -15,8 +15,7 @@ from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.pager import paged
 from perf_offcpu.commands.shared.perf_habits import accept_without_effect, advice_of
 from perf_offcpu.commands.shared.profile import (
-    add_input_arguments,
-    add_selection_arguments,
+    add_profile_arguments,
     profile_from_args,
     split_list,
     split_words,
@@ -89,8 +88,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         sort=LIST,
         limit={"type": int},
     )
-    add_input_arguments(parser)
-    add_selection_arguments(parser)
+    add_profile_arguments(parser)
 
 
 def _order(text: str) -> str:

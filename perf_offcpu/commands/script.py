@@ -13,8 +13,7 @@ from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.output import STDOUT, open_output
 from perf_offcpu.commands.shared.perf_habits import accept_without_effect, advice_of
 from perf_offcpu.commands.shared.profile import (
-    add_input_arguments,
-    add_selection_arguments,
+    add_profile_arguments,
     profile_from_args,
     selection_from_args,
     split_list,
@@ -58,8 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     accept_without_effect(parser, "script")
     add_options(parser.add_argument_group("output"), _OUTPUT, fields=LIST)
-    add_input_arguments(parser)
-    add_selection_arguments(
+    add_profile_arguments(
         parser, default_events="all that were recorded; with --state, --class, --min-dur the waits"
     )
 
@@ -106,9 +104,7 @@ def _describe_fields() -> str:
     width = max(map(len, [*PERF_FIELDS, *OWN_FIELDS]))
     for name, meaning in [*PERF_FIELDS.items(), *OWN_FIELDS.items()]:
         first, others = f"  {name:<{width}}  ", " " * (width + 4)
-        lines.append(
-            textwrap.fill(
-                meaning, 110, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
-            )
+        lines += textwrap.wrap(
+            meaning, 110, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
         )
     return "\n".join([*lines, ""])

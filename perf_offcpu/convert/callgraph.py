@@ -79,7 +79,6 @@ def calls(profile: Profile, options: Options) -> Any:
 
 
 def _function(found: Calls, old: Calls | None, row: int) -> dict[str, Any]:
-    """Return the attributes of a function's node."""
     name = found.names[row]
     own, inclusive = int(found.own[row]), int(found.inclusive[row])
     facts: dict[str, Any] = {"label": name.label, "dso": name.dso, "kind": name.kind.name.lower()}

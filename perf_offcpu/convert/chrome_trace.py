@@ -94,7 +94,6 @@ class _Writer:
         return dict(zip(used.tolist(), texts, strict=True))
 
     def _names(self, rows: I64) -> Iterable[str]:
-        """Return the innermost name of each sample, as JSON."""
         return picked(self.labels, self.tree.name[self.node[rows]].astype(np.int64))
 
     def events(self) -> Iterator[list[str]]:
@@ -124,7 +123,6 @@ class _Writer:
         return joined(known, wakers, '"stack":', picked(self.stacks, self.node[rows]), "}}")
 
     def _weighed(self, category: str | list[str], rows: I64, when: tuple[Iterable[str], ...]) -> list[str]:
-        """Return slices with the details of samples."""
         head = ('{"ph":"X","cat":"', category, '","name":', self._names(rows))
         return joined(*head, *when, ',"args":{', self._args(rows))
 
@@ -144,7 +142,6 @@ class _Writer:
         yield from self._states(rows)
 
     def _times(self, rows: I64) -> tuple[I64, I64, I64]:
-        """Return begin, wake-up and end of waits."""
         return self.timeline.begin_ns[rows], self.wakeups.queued_ns[rows], self.timeline.end_ns[rows]
 
     def _when(self, tracks: I64, begin_ns: I64, end_ns: I64) -> tuple[Iterable[str], ...]:

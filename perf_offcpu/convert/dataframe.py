@@ -107,7 +107,6 @@ def _columns(profile: Profile) -> Iterator[tuple[str, Texts | tuple[NDArray[Any]
 
 
 def _only(known: Bool, codes: NDArray[Any]) -> I64:
-    """Return the codes, -1 where unknown."""
     return np.where(known, codes.astype(np.int64), -1)
 
 

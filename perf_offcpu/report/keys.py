@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.analysis.classify import Waits
@@ -26,23 +27,20 @@ Label = Callable[[int], str]
 def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:
     """Return int64[samples], equal for equal values, and the function that names the value of a row."""
     samples, strings = profile.samples, profile.strings
-    simple: dict[str, tuple[I64, Label]] = {
-        "comm": (_wide(samples.comm), lambda row: thread_label(strings[samples.comm[row]])),
-        "pid": (_wide(samples.pid), lambda row: id_text(samples.pid[row])),
-        "tid": (_wide(samples.tid), lambda row: id_text(samples.tid[row])),
-        "cpu": (_wide(samples.cpu), lambda row: id_text(samples.cpu[row])),
-        "event": (_wide(samples.evsel), lambda row: printable(profile.evsels[samples.evsel[row]].name)),
-        "class": (_wide(waits.wait_class), lambda row: WaitClass(waits.wait_class[row]).label),
+    simple: dict[str, tuple[NDArray[np.integer], Label]] = {
+        "comm": (samples.comm, lambda row: thread_label(strings[samples.comm[row]])),
+        "pid": (samples.pid, lambda row: id_text(samples.pid[row])),
+        "tid": (samples.tid, lambda row: id_text(samples.tid[row])),
+        "cpu": (samples.cpu, lambda row: id_text(samples.cpu[row])),
+        "event": (samples.evsel, lambda row: printable(profile.evsels[samples.evsel[row]].name)),
+        "class": (waits.wait_class, lambda row: WaitClass(waits.wait_class[row]).label),
         "cgroup": (samples.cgroup.view(np.int64), lambda row: _cgroup(profile, int(samples.cgroup[row]))),
     }
     if key in simple:
-        return simple[key]
+        column, label = simple[key]
+        return column.astype(np.int64), label
     made = {"symbol": _leaf, "dso": _leaf_dso, "state": _state, "waker": _waker}
     return made[key](profile) if key in made else _syscall(profile, waits)
-
-
-def _wide(column: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> I64:
-    return column.astype(np.int64)
 
 
 def _cgroup(profile: Profile, cgroup: int) -> str:

@@ -27,14 +27,7 @@ from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, Bool, distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
-from perf_offcpu.report.breakdowns import (
-    FunctionTable,
-    GroupTable,
-    Histogram,
-    function_table,
-    group_table,
-    histogram,
-)
+from perf_offcpu.report import breakdowns
 from perf_offcpu.report.thread_budgets import BudgetTable, budget_table
 from perf_offcpu.report.totals import Total, heaviest, sums_by_label, sums_by_state, totals_of
 from perf_offcpu.structs import frozen
@@ -99,9 +92,9 @@ class Summary:
     stacks: list[StackRow]
     more_stacks: tuple[int, int]
     budget: BudgetTable | None  # None if the threads' lives are unknown, or cut by a selection of samples
-    groups: GroupTable  # by class, or by the sort keys
-    functions: FunctionTable | None  # None unless asked for
-    histogram: Histogram | None  # of off-cpu time only
+    groups: breakdowns.GroupTable  # by class, or by the sort keys
+    functions: breakdowns.FunctionTable | None  # None unless asked for
+    histogram: breakdowns.Histogram | None  # of off-cpu time only
     losses: dict[LossCause, int]
     notes: dict[LossCause, int] = field(default_factory=dict)  # causes that lose nothing → samples
 
@@ -160,9 +153,9 @@ def summarize(
         stacks=stacks,
         more_stacks=more_stacks,
         budget=budget_table(profile, limits.threads) if whole_lives and is_offcpu else None,
-        groups=group_table(subject, waits, keys, limits.groups),
-        functions=function_table(subject, limits.groups) if children else None,
-        histogram=histogram(subject.samples) if is_offcpu else None,
+        groups=breakdowns.group_table(subject, waits, keys, limits.groups),
+        functions=breakdowns.function_table(subject, limits.groups) if children else None,
+        histogram=breakdowns.histogram(subject.samples) if is_offcpu else None,
         losses={cause: count for cause, count in counts.items() if cause.is_loss},
         notes=_notes(subject.samples) | {one: count for one, count in counts.items() if not one.is_loss},
     )

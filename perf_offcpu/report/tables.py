@@ -7,22 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from perf_offcpu.analysis.wait_classes import BY_LABEL
 from perf_offcpu.callpaths.options import UNITS
+from perf_offcpu.report import style as say
 from perf_offcpu.report.breakdowns import FunctionTable, Histogram
 from perf_offcpu.report.keys import symbol_label
-from perf_offcpu.report.style import (
-    DIM,
-    Style,
-    amount,
-    comment,
-    count_text,
-    exact_amount,
-    more_rows,
-    plural,
-    section,
-    share,
-    share_colour,
-    subject_name,
-)
+from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import Summary
 from perf_offcpu.report.text_table import Column, lay_out
 from perf_offcpu.report.thread_budgets import BudgetRow, BudgetTable
@@ -48,9 +36,9 @@ def threads(summary: Summary, style: Style) -> Iterator[str]:
         Column("TID", [id_text(row.tid) for row in rows]),
         Column("Command", [thread_label(row.comm) for row in rows], left=True),
     ]
-    yield from section(f"Threads by {subject_name(summary)}", style)
+    yield from say.section(f"Threads by {say.subject_name(summary)}", style)
     yield from _table(columns, style, [row.total.weight for row in rows], summary)
-    yield from more_rows(summary.more_threads, "threads", summary, style)
+    yield from say.more_rows(summary.more_threads, "threads", summary, style)
 
 
 def _table(
@@ -58,18 +46,18 @@ def _table(
 ) -> Iterator[str]:
     """Print a table; with weights its first column holds their shares, which are coloured."""
     title, dots, *lines = lay_out(columns, style.width)
-    yield from (style.paint(DIM, title), style.paint(DIM, dots))
+    yield from (style.paint(say.DIM, title), style.paint(say.DIM, dots))
     if summary is None:
         yield from lines
         return
     for weight, line in zip(weights, lines, strict=True):
-        text = share(weight, summary)
-        yield line.replace(text, style.paint(share_colour(weight, summary), text), 1)
+        text = say.share(weight, summary)
+        yield line.replace(text, style.paint(say.share_colour(weight, summary), text), 1)
 
 
 def _total_columns(totals: Sequence[Total], summary: Summary, style: Style) -> list[Column]:
-    """Return the columns of totals: share, weight, number, and for waits the average and the longest."""
-    shares, counts = [share(one.weight, summary) for one in totals], list(map(count_text, totals))
+    """Return the columns of totals: say.share, weight, number, and for waits the average and the longest."""
+    shares, counts = [say.share(one.weight, summary) for one in totals], list(map(say.count_text, totals))
     weights = [one.weight for one in totals]
     if not summary.is_offcpu:
         weight = _weights("Weight", weights, summary, style)
@@ -88,7 +76,7 @@ def _weights(
 ) -> Column:
     """Return a column of weights in the subject's unit."""
     unit = f" {style.unit}" if summary.unit == "ns" else ""
-    return Column(f"{title}{unit}", [amount(value, summary.unit, style) for value in values], spare=spare)
+    return Column(f"{title}{unit}", [say.amount(value, summary.unit, style) for value in values], spare=spare)
 
 
 def _beside_columns(summary: Summary, style: Style) -> list[Column]:
@@ -100,7 +88,7 @@ def _beside_columns(summary: Summary, style: Style) -> list[Column]:
     counts = Column(f"{name} samples", [str(row.beside.count) for row in summary.threads], spare=6)
     if event.unit != "ns":
         return [counts]
-    cells = [amount(row.beside.weight, event.unit, style) for row in summary.threads]
+    cells = [say.amount(row.beside.weight, event.unit, style) for row in summary.threads]
     return [Column(f"{name} {style.unit}", cells, spare=5), counts]
 
 
@@ -110,19 +98,21 @@ def budget(summary: Summary, style: Style) -> Iterator[str]:
     if table is None or not table.rows:
         return
     source = "derived from the recorded waits" if table.derived else "counted at every switch"
-    yield from section(f"Thread budget: where the wall time went, {source}", style)
+    yield from say.section(f"Thread budget: where the wall time went, {source}", style)
     yield from _table(_budget_columns(table, style), style)
     if table.more:
-        yield comment(f"and {plural(table.more, 'more thread')}")
+        yield say.comment(f"and {say.plural(table.more, 'more thread')}")
     parts = "runnable + blocked + rest" if table.derived else "running + runnable + blocked + unknown"
-    yield comment(f"{parts} = wall" + ("; the rest was running, or is not known" if table.derived else ""))
+    yield say.comment(
+        f"{parts} = wall" + ("; the rest was running, or is not known" if table.derived else "")
+    )
 
 
 def _budget_columns(table: BudgetTable, style: Style) -> list[Column]:
     rows, derived = table.rows, table.derived
 
     def column(title: str, cell: Callable[[BudgetRow], int | None], spare: int = 0) -> Column:
-        return Column(title, [amount(cell(row), "ns", style) for row in rows], spare=spare)
+        return Column(title, [say.amount(cell(row), "ns", style) for row in rows], spare=spare)
 
     def blocked(letter: str) -> Column:
         return column(f"Blocked {letter or '?'}", lambda row: row.blocked.get(letter, 0))
@@ -149,10 +139,10 @@ def groups(summary: Summary, style: Style) -> Iterator[str]:
     if not table.rows or (table.keys == ("class",) and not summary.is_offcpu):
         return
     by = "what was waited for" if table.keys == ("class",) else ", ".join(table.keys)
-    yield from section(f"{subject_name(summary).capitalize()} by {by}", style)
+    yield from say.section(f"{say.subject_name(summary).capitalize()} by {by}", style)
     weights = [row.total.weight for row in table.rows]
     yield from _table(_group_columns(summary, style), style, weights, summary)
-    yield from more_rows(table.more, "rows", summary, style)
+    yield from say.more_rows(table.more, "rows", summary, style)
 
 
 def _group_columns(summary: Summary, style: Style) -> list[Column]:
@@ -174,19 +164,21 @@ def functions(summary: Summary, style: Style) -> Iterator[str]:
     table = summary.functions
     if table is None or not table.rows:
         return
-    yield from section(f"Functions by {subject_name(summary)}, with all that they call (rows overlap)", style)
+    yield from say.section(
+        f"Functions by {say.subject_name(summary)}, with all that they call (rows overlap)", style
+    )
     weights = [row.inclusive for row in table.rows]
     yield from _table(_function_columns(table, summary, style), style, weights, summary)
     if table.more:
-        yield comment(f"and {plural(table.more, 'more function')}")
+        yield say.comment(f"and {say.plural(table.more, 'more function')}")
 
 
 def _function_columns(table: FunctionTable, summary: Summary, style: Style) -> list[Column]:
     rows = table.rows
     inclusive, own = [row.inclusive for row in rows], [row.own for row in rows]
     return [
-        Column("Children", [share(weight, summary) for weight in inclusive]),
-        Column("Self", [share(weight, summary) for weight in own]),
+        Column("Children", [say.share(weight, summary) for weight in inclusive]),
+        Column("Self", [say.share(weight, summary) for weight in own]),
         _weights("Children", inclusive, summary, style, spare=1),
         _weights("Self", own, summary, style, spare=2),
         Column(_TITLES["dso"], [row.name.dso for row in rows], left=True, spare=3),
@@ -199,16 +191,16 @@ def histogram(summary: Summary, style: Style) -> Iterator[str]:
     table = summary.histogram
     if table is None or not (table.buckets or table.sums):
         return
-    whole = exact_amount(sum(one.weight for one in table.buckets), "ns", style)
-    yield from section(f"Lengths of single waits; shares are of their {whole}", style)
+    whole = say.exact_amount(sum(one.weight for one in table.buckets), "ns", style)
+    yield from say.section(f"Lengths of single waits; shares are of their {whole}", style)
     if table.buckets:
         yield from _table(_histogram_columns(table, style), style)
     if table.sums:
-        longest = f", none longer than {amount(table.summed.longest, 'ns', style)} {style.unit}"
+        longest = f", none longer than {say.amount(table.summed.longest, 'ns', style)} {style.unit}"
         known = longest if table.summed.longest is not None else ""
-        waits = plural(table.summed.count, "wait", count_text(table.summed))
-        weight = exact_amount(table.summed.weight, "ns", style)
-        yield comment(f"Besides {plural(table.sums, 'sum')} of {waits}: {weight}{known}")
+        waits = say.plural(table.summed.count, "wait", say.count_text(table.summed))
+        weight = say.exact_amount(table.summed.weight, "ns", style)
+        yield say.comment(f"Besides {say.plural(table.sums, 'sum')} of {waits}: {weight}{known}")
 
 
 def _histogram_columns(table: Histogram, style: Style) -> list[Column]:
@@ -220,7 +212,7 @@ def _histogram_columns(table: Histogram, style: Style) -> list[Column]:
         Column("From", [_length(one.low) for one in table.buckets]),
         Column("Below", ["" if one.high is None else _length(one.high) for one in table.buckets]),
         Column("Waits", [str(one.count) for one in table.buckets]),
-        Column(f"Off-cpu {style.unit}", [amount(one.weight, "ns", style) for one in table.buckets]),
+        Column(f"Off-cpu {style.unit}", [say.amount(one.weight, "ns", style) for one in table.buckets]),
         Column("Share", [f"{100 * one.weight / (whole or 1):.2f}%" for one in table.buckets], spare=1),
         Column("Waits", bars, left=True, spare=2),
     ]

@@ -14,7 +14,7 @@ from perf_offcpu.abi.task_state import STATE_NAMES
 from perf_offcpu.callpaths.names import Name, NameKind
 from perf_offcpu.report import style as say
 from perf_offcpu.report.style import Style
-from perf_offcpu.report.summary import EventRow, StackRow, Summary
+from perf_offcpu.report.summary import StackRow, Summary
 from perf_offcpu.report.tables import budget, functions, groups, histogram, threads
 from perf_offcpu.report.text_table import cut
 from perf_offcpu.text import printable
@@ -53,17 +53,14 @@ def _begin(summary: Summary) -> str:
 
 def _events(summary: Summary, style: Style) -> Iterator[str]:
     for event in summary.events:
-        yield say.comment(_event(event, summary, style))
+        weight = say.exact_amount(event.total.weight, event.unit, style)
+        of_waits = f" of {say.count_text(event.total)} waits" if event.total.count != event.samples else ""
+        mark = " (this report)" if event.name in summary.subject else ""
+        samples = f"{say.plural(event.samples, 'sample')}{of_waits}"
+        yield say.comment(f"Event '{event.name}'{mark}: {samples}, {weight}")
     for name in summary.subject:
         if name not in {event.name for event in summary.events}:
             yield say.comment(f"Event '{name}': no samples")
-
-
-def _event(event: EventRow, summary: Summary, style: Style) -> str:
-    weight = say.exact_amount(event.total.weight, event.unit, style)
-    of_waits = f" of {say.count_text(event.total)} waits" if event.total.count != event.samples else ""
-    mark = " (this report)" if event.name in summary.subject else ""
-    return f"Event '{event.name}'{mark}: {say.plural(event.samples, 'sample')}{of_waits}, {weight}"
 
 
 def _stacks(summary: Summary, style: Style) -> Iterator[str]:

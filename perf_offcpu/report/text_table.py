@@ -45,16 +45,12 @@ def lay_out(columns: Sequence[Column], width: int | None) -> Iterator[str]:
 
 
 def _fitting(columns: list[Column], width: int | None) -> list[Column]:
-    while width is not None and _total(columns) > width:
+    while width is not None and sum(len(_GAP) + column.width for column in columns) > width:
         spare = max(columns, key=lambda column: column.spare)
         if not spare.spare:
             break
         columns = [column for column in columns if column is not spare]
     return columns
-
-
-def _total(columns: Sequence[Column]) -> int:
-    return len(_GAP) * len(columns) + sum(column.width for column in columns)
 
 
 def _line(lead: str, cells: Sequence[str], columns: Sequence[Column], width: int | None) -> str:

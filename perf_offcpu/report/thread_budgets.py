@@ -45,9 +45,7 @@ class BudgetTable:
 
 def budget_table(profile: Profile, limit: int | None = None) -> BudgetTable | None:
     """Return the budgets of the threads that have samples in a profile; None if their lives are unknown."""
-    if len(profile.budget):
-        return _counted(profile, limit)
-    return _derived(profile, limit)
+    return _counted(profile, limit) if len(profile.budget) else _derived(profile, limit)
 
 
 _BLOCKED = {
@@ -84,7 +82,6 @@ def _pairs(pid: I32, tid: I32) -> I64:
 
 
 def _comms(profile: Profile, budget: Budget) -> list[str]:
-    """Return the last names of the threads."""
     at = rows_at(profile.comms.tid, profile.comms.begin_ns, budget.tid, budget.end_ns)
     return [profile.strings[profile.comms.comm[row]] if row >= 0 else "" for row in at.tolist()]
 

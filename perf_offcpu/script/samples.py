@@ -58,7 +58,7 @@ def write(profile: Profile, out: IO[str], options: TextOptions | None = None) ->
     """
     options = options or TextOptions()
     # The row in `printers` of each event; the last element is for evsel -1.
-    kinds = [*map(_event_type, profile.evsels), ""]
+    kinds = [*(EVENT_TYPES.get(one.attr.type, "") for one in profile.evsels), ""]
     used = sorted({kind if kind in options.fields.of_type else "" for kind in kinds})
     printers = [
         _Printer(profile, replace(options, fields=options.fields.of_type.get(kind, options.fields)))
@@ -79,11 +79,6 @@ def write(profile: Profile, out: IO[str], options: TextOptions | None = None) ->
             mine = which == number
             texts[mine] = list(printer.text(rows[mine]))
         out.writelines(texts.tolist())
-
-
-def _event_type(evsel: Evsel) -> str:
-    """Return perf's name in `-F` of an event's type; "" if there is none."""
-    return EVENT_TYPES.get(evsel.attr.type, "")
 
 
 class _Printer:

@@ -8,8 +8,9 @@ and its summary printed in perf's manner.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self, TextIO
 
 from perf_offcpu import losses
 from perf_offcpu.commands.record.arguments import add_arguments
@@ -27,6 +28,8 @@ _EPILOG = """\
 Each wait of --off-cpu-thresh or longer becomes a sample with its time and its whole stack, kernel and user.
 Shorter waits are summed by thread, state, system call and user stack: nothing is left out, but a sum has no
 time and no kernel stack. The threshold is 1 ms; perf's is 500 ms, which turns nearly all waits into sums."""
+_CLEAR = "\r\x1b[K"
+_DEFAULT_WIDTH = 80
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,7 +53,6 @@ def run(args: argparse.Namespace) -> int:
     Without a command it is 128 + signal if a signal ended the recording, else 0.
     """
     from perf_offcpu.collect.session import record
-    from perf_offcpu.commands.record.live import LiveLine
     from perf_offcpu.text import printable
 
     options = options_of(args, sys.argv)
@@ -125,3 +127,43 @@ def _details(summary: Summary) -> list[str]:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
+
+
+class LiveLine:
+    """Status line of a terminal; other output and the end of the context remove it."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._shown = False
+
+    def show(self, progress: str) -> None:
+        """Replace the line, cut to the terminal's width: a wrapped line cannot be removed."""
+        text = f"recording {progress}"
+        self._write(f"{_CLEAR}{text[: self._width() - 1]}")
+        self._shown = True
+
+    def say(self, text: str) -> None:
+        """Print a lasting line."""
+        self._clear()
+        self._write(f"{text}\n")
+
+    def _clear(self) -> None:
+        if self._shown:
+            self._write(_CLEAR)
+            self._shown = False
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+    def _width(self) -> int:
+        try:
+            return os.get_terminal_size(self._out.fileno()).columns or _DEFAULT_WIDTH
+        except OSError:
+            return _DEFAULT_WIDTH
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clear()

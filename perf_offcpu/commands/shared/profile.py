@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from perf_offcpu.symbolize.options import SymbolizeOptions
 
 SHOW = "show"
-"""Value of an option that was given without one (see `add_selection_arguments`)."""
+"""Value of an option that was given without one (see `add_profile_arguments`)."""
 _ALIASES = {"--comm": ("-c", "--comms"), "--cpu": ("-C",)}
 """Other names of perf report and perf script."""
 _MOST_CPUS = 1 << 16
@@ -53,24 +53,20 @@ _TIMES = """
 """
 
 
-def add_input_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `-i`, `-f` and the options of symbolization, named as in perf."""
-    inline = {"action": argparse.BooleanOptionalAction, "default": True}
-    group = parser.add_argument_group("input")
-    add_options(group, _INPUT, input={"action": "append"}, inline=inline)
-
-
-def add_selection_arguments(
+def add_profile_arguments(
     parser: argparse.ArgumentParser,
     default_events: str = "off-cpu time; if none was recorded, the first event",
     showing: Mapping[str, str] | None = None,
 ) -> None:
-    """Add the options that select samples.
+    """Add the options of recordings, of symbolization, named as in perf, and of the selection of samples.
 
     Args:
         default_events: the default of `--event`, for its help.
-        showing: option that shows something when it has no value (then it is SHOW) → what it shows.
+        showing: option that shows something when it has no value (then it is SHOW) → its meaning then.
     """
+    inline = {"action": argparse.BooleanOptionalAction, "default": True}
+    group = parser.add_argument_group("input")
+    add_options(group, _INPUT, input={"action": "append"}, inline=inline)
     group = parser.add_argument_group(
         "selection", "lists are separated by commas, and options may be given several times"
     )
@@ -191,7 +187,6 @@ def split_words(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _numbers(option: str, texts: list[str]) -> tuple[int, ...]:
-    """Return the numbers in comma-separated lists."""
     parts = [part.strip() for text in texts for part in text.split(",")]
     wrong = [part for part in parts if not (part.isascii() and part.isdigit())]
     if wrong:

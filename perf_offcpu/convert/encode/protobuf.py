@@ -119,7 +119,6 @@ def varints(values: NDArray[np.integer]) -> Rows:
 
 
 def _width(value: int) -> int:
-    """Return the number of bytes of a varint."""
     return max(1, -(-value.bit_length() // 7))
 
 

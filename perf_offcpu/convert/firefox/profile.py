@@ -82,8 +82,6 @@ SCHEMA: list[dict[str, Any]] = [
         "fields": [_field("sleeper", "Wakes")],
     },
 ]
-
-
 NO_MARKERS = '{"data":[],"name":[],"startTime":[],"endTime":[],"phase":[],"category":[],"length":0}'
 
 

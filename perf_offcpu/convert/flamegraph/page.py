@@ -27,7 +27,6 @@ from perf_offcpu.analysis.states import RUNNING, STATES, UNKNOWN_STATE, state_co
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.analysis.wakeups import with_wakers
 from perf_offcpu.callpaths.calls import subtree_sums
-from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.tree import PathTree, build_paths, with_older
 from perf_offcpu.callpaths.weights import events_of, title_of, unit_of
 from perf_offcpu.convert.options import Options
@@ -101,7 +100,8 @@ def preorder(tree: PathTree) -> I64:
 
     A node's place is its parent's plus one plus the sizes of the siblings before it, found level by level.
     """
-    rank, depth = _rank(tree.names)[tree.name], depths(tree.parent)
+    by_name = sorted(range(len(tree.names)), key=tree.names.__getitem__)
+    rank, depth = np.argsort(by_name)[tree.name], depths(tree.parent)
     size = subtree_sums(tree, np.ones(len(tree), np.int64))
     by_depth = np.argsort(depth, kind="stable")
     levels = np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1)
@@ -116,13 +116,6 @@ def preorder(tree: PathTree) -> I64:
         family = np.repeat(before[opens], np.diff(opens, append=len(node)))
         place[node] = above + 1 + before - family
     return np.argsort(place[:-1], kind="stable")
-
-
-def _rank(names: list[Name]) -> I64:
-    """Return int64[names], the place of each name in their order."""
-    rank = np.empty(len(names), np.int64)
-    rank[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
-    return rank
 
 
 def _layer(kind: str, tree: PathTree, profile: Profile, rows: Bool, order: I64) -> dict[str, Any]:

@@ -31,8 +31,6 @@ _FIRST = field(10, 1) + field(13, 1)
 _LATER = field(10, 1) + field(13, 2)
 """trusted_packet_sequence_id; sequence_flags: SEQ_NEEDS_INCREMENTAL_STATE."""
 BLOCKED_UUID, RUNNABLE_UUID, _FIRST_UUID = 1, 2, 16
-
-
 _Tracks = TypeVar("_Tracks", int, I64)
 
 

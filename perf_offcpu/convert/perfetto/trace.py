@@ -26,16 +26,8 @@ from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import Wakeups, wakeups_of
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.callpaths.weights import unit_of
-from perf_offcpu.convert.encode.protobuf import (
-    Rows,
-    constant,
-    field,
-    fixed64,
-    from_bytes,
-    joined,
-    messages,
-    numbers,
-)
+from perf_offcpu.convert.encode import protobuf
+from perf_offcpu.convert.encode.protobuf import Rows, constant, field, fixed64, from_bytes, joined, numbers
 from perf_offcpu.convert.encode.text_columns import blocks, path_texts, running_sums
 from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.perfetto import packets
@@ -156,7 +148,7 @@ class _Writer:
 
     def _annotation(self, name: int, values: I64) -> Rows:
         body = joined(constant(field(1, name), len(values)), numbers(3, np.maximum(values, 0)))
-        return messages(4, body)
+        return protobuf.messages(4, body)
 
     def _waits(self, rows: I64) -> Iterator[bytes]:
         """Return slices of waits.

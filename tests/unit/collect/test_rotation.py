@@ -10,7 +10,7 @@ import pytest
 
 from perf_offcpu.collect.rotation import FileNames, Rotation, parse_rotation
 from perf_offcpu.collect.summary import progress_line
-from perf_offcpu.commands.record.live import LiveLine
+from perf_offcpu.commands.record.command import LiveLine
 from perf_offcpu.errors import UsageError
 
 
