@@ -87,6 +87,7 @@ ATTR = Layout(
 
 _FLAGS_AT = slice(ATTR.offset("flags"), ATTR.offset("flags") + 8)
 _BIT_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+"""Big-endian compilers fill a bit field from the high end of each byte."""
 
 
 class Attr(NamedTuple):
@@ -130,7 +131,8 @@ class Attr(NamedTuple):
             raise LayoutError(f"perf_event_attr: fields after byte {size} are in use")
         data = data[:size] + bytes(max(0, size - len(data)))
         if order == ">":
-            data = data[: _FLAGS_AT.start] + _foreign_flags(self.flags) + data[_FLAGS_AT.stop :]
+            flags = int(self.flags).to_bytes(8, "little").translate(_BIT_REVERSED)
+            data = data[: _FLAGS_AT.start] + flags + data[_FLAGS_AT.stop :]
         return data
 
     def cut(self, size: int = ATTR_SIZE_PERF_6_1) -> Attr:
@@ -157,8 +159,3 @@ def unpack_attr(data: Buffer, order: Order = "<") -> Attr:
     values["read_format"] = ReadFormat(values["read_format"])
     values["flags"] = AttrFlag(values["flags"])
     return Attr(**values)
-
-
-def _foreign_flags(flags: int) -> bytes:
-    """Return flags as a bit field, which big-endian compilers fill from the high end of each byte."""
-    return int(flags).to_bytes(8, "little").translate(_BIT_REVERSED)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unpack archives of symbols, which may come from anybody: nothing outside, nothing over a file, no bombs."""
+"""Unpack archives of symbols from any sender: inside a directory, over no file, within bounds of size."""
 
 from __future__ import annotations
 

@@ -59,9 +59,7 @@ class Host(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Begin and end of a recording, ns on its own clock; 0 if it has no times."""
-
-    begin: int
+    begin: int  # of a recording, ns on its own clock; 0 if it has no times
     end: int
 
 

@@ -90,9 +90,8 @@ class Survey:
     """Findings of the first pass, which a sample may need long before they are recorded.
 
     That is the process of its thread (to exchange pid and tid where upstream swapped them), the end of that
-    thread (the time of a sum), and its deferred user callchain. And a pipe begins with features that say when
-    its last sample was. All this takes little memory compared with the recording, which is read twice: each
-    different deferred callchain is kept once, with 28 bytes for each record.
+    thread (the time of a sum), and its deferred user callchain (each different one is kept once, with
+    28 bytes for each record). And a pipe begins with features that hold the time of its last sample.
 
     Attributes:
         tasks: the threads, if there is off-cpu time; the maps too, if samples have copies of user stacks.

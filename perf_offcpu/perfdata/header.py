@@ -187,12 +187,9 @@ class _HeadReader:
         """Return the set bits. Foreign 32-bit recorders have words of 32 bits: perf checks for HOSTNAME."""
         bits = _bits_of(self.header["features"])
         if self.order == ">" and Feature.HOSTNAME not in bits:
-            swapped = _bits_of([word << 32 & _MAX_U64 | word >> 32 for word in self.header["features"]])
+            swapped = _bits_of([word << 32 & 2**64 - 1 | word >> 32 for word in self.header["features"]])
             return swapped if Feature.HOSTNAME in swapped else bits
         return bits
-
-
-_MAX_U64 = 2**64 - 1
 
 
 def _bits_of(words: list[int]) -> list[int]:

@@ -17,13 +17,12 @@ from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.abi.records import FIRST_USER_TYPE, RecordType
 from perf_offcpu.abi.sample import SAMPLE, TRAILER
 from perf_offcpu.binary.columnar import read_columns
-from perf_offcpu.binary.gather import gather_u64
+from perf_offcpu.binary.gather import I64, gather_u64
 from perf_offcpu.perfdata.events import Events
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.structs import mutable
 
 I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 
 NO_TIME = np.uint64(2**63)

@@ -5,9 +5,8 @@ Stacks are the bulk of a recording that has them. They stay in the file, if it c
 (`decode.stacks.positions`). Otherwise all bytes after the first `MEMORY` go to an unnamed temporary file (in
 TMPDIR), so that memory stays bounded.
 
-Of sums, only the first one of a caller has a stack: the BPF program distinguishes short waits of programs
-without frame pointers by a number (`caller` in the payload). Only the first wait of each has registers and
-stack, as a sum of one wait, before the other sums in the file.
+The BPF program distinguishes short waits of programs without frame pointers by a number (`caller` in the
+payload). Only the first wait of each has a stack, as a sum of one wait, before the other sums in the file.
 """
 
 from __future__ import annotations

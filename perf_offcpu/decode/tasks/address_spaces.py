@@ -18,10 +18,10 @@ from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.decode.tasks.map_runs import MapRuns
 from perf_offcpu.model.callchains import spread
 from perf_offcpu.model.columns import I32, I64
+from perf_offcpu.model.mappings import KERNEL_SPACE
 from perf_offcpu.model.recording import Maps, Spaces
 from perf_offcpu.structs import mutable
 
-KERNEL_SPACE = -1
 UNKNOWN_SPACE = -1
 _MAX_ADDRESS = 2**64
 

@@ -46,13 +46,12 @@ _LAST_TIME = np.uint64(2**63 - 1)
 
 
 class SideRecord(NamedTuple):
-    """A record other than a sample: type and misc of its header, fields of its layout, time (0 for records
-    that describe what was there before the recording), and where it lies."""
+    """A record other than a sample."""
 
     type: int
     misc: int
-    values: dict[str, Any]
-    time_ns: int = 0
+    values: dict[str, Any]  # fields of its layout
+    time_ns: int = 0  # 0 for records that describe the state before the recording
     file_offset: int = 0
 
 

@@ -12,21 +12,18 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import AttrFlag, ReadFormat, SampleType
 from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_LAYOUTS, Misc, RecordType
-from perf_offcpu.binary.columnar import read_columns
+from perf_offcpu.binary.columnar import Bool, read_columns
 from perf_offcpu.binary.fields import REST, Field, Special
+from perf_offcpu.binary.gather import I64
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import Events, EventSpec, sample_id_place
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.perfdata.trailers import id_place, read_trailers
-
-Bool = NDArray[np.bool_]
-I64 = NDArray[np.int64]
 
 _EVENT_UPDATE_CPUS = 3
 _CPU_MAP_RANGE = 2
