@@ -325,15 +325,11 @@ static __always_inline void describe_task(struct offcpu_last *last,
 	last->switch_out_ns = storage->since_ns;
 	last->wakeup_ns = storage->wakeup_ns;
 	last->cgroup = cgroup_of(ctl, task);
-	last->ip = last->sp = last->fp = 0;
+	last->nr_switches = FIELD(u64, task, TASK_NVCSW) + FIELD(u64, task, TASK_NIVCSW);
+	__builtin_memset(last->regs, 0, sizeof(last->regs));
 #if OFFCPU_USER_REGISTERS
-	if (!is_kernel_thread(task)) {
-		void *regs = (void *)bpf_task_pt_regs(task);
-
-		last->ip = FIELD(u64, regs, REGS_IP);
-		last->sp = FIELD(u64, regs, REGS_SP);
-		last->fp = FIELD(u64, regs, REGS_FP);
-	}
+	if (!is_kernel_thread(task))
+		bpf_probe_read_kernel(last->regs, REGS_SIZE, (void *)bpf_task_pt_regs(task));
 #endif
 	last->nr_kernel = last->nr_user = 0;
 }

@@ -178,6 +178,8 @@ struct offcpu_budget_key {
 	u64 begin_ns;
 };
 
+#define OFFCPU_REGS 34			/* words of struct pt_regs on arm64 up to pc; x86 has 21 */
+
 /*
  * A thread at the end of the recording. Its budget (with OFFCPU_BUDGET), kernel frames and user
  * frames follow, leaf first.
@@ -196,9 +198,8 @@ struct offcpu_last {
 	u64 switch_out_ns;
 	u64 wakeup_ns;			/* 0 none */
 	u64 cgroup;
-	u64 ip;				/* user registers, 0 for kernel threads */
-	u64 sp;
-	u64 fp;
+	u64 nr_switches;		/* unchanged while it waits */
+	u64 regs[OFFCPU_REGS];		/* struct pt_regs of user mode, 0 for kernel threads */
 	u32 nr_kernel;
 	u32 nr_user;
 };

@@ -35,6 +35,7 @@ _RETURN_0 = bytes.fromhex("b700000000000000 9500000000000000")  # r0 = 0; exit
 _SYSCALL_REGISTER = {"x86_64": "orig_ax", "aarch64": "syscallno"}  # in struct pt_regs; -1 if in none
 _USER_REGISTERS = {"x86_64": ("ip", "sp", "bp"), "aarch64": ("pc", "sp", "regs")}  # and the frame pointer
 _FP_OF_ARM64 = 29 * 8  # x29, in pt_regs.regs
+_REGISTER_BYTES = {"x86_64": 21 * 8, "aarch64": 34 * 8}  # the user ABI's part of struct pt_regs
 
 _TRACEPOINTS = (
     "sched_switch", "sched_exit_tp", "sched_waking", "sched_process_fork", "sched_process_exec",
@@ -214,7 +215,7 @@ def _registers(btf: Btf) -> Defines:
     if ip and sp and fp:
         shift = _FP_OF_ARM64 if machine == "aarch64" else 0
         walkable = {"OFFCPU_USER_REGISTERS": 1, "REGS_IP": ip.offset, "REGS_SP": sp.offset}
-        walkable["REGS_FP"] = fp.offset + shift
+        walkable |= {"REGS_FP": fp.offset + shift, "REGS_SIZE": _REGISTER_BYTES[machine]}
         code_segment = btf.member("pt_regs", "cs")  # x86: shows 64-bit mode
         if code_segment and machine == "x86_64":
             walkable |= {"OFFCPU_FRAME_POINTERS": 1, "REGS_CS": code_segment.offset}

@@ -28,6 +28,7 @@ class LastTasks:
         kernel, user: frames of each row, leaf first; empty if the task does not wait.
         budgets: rows of `struct offcpu_budget`, complete up to `end_ns` or a little later; empty without
             budgets.
+        copies: the top of each row's user stack, b"" where it was not copied.
     """
 
     end_ns: int
@@ -35,10 +36,16 @@ class LastTasks:
     kernel: tuple[U64, ...]
     user: tuple[U64, ...]
     budgets: NDArray[Any]
+    copies: tuple[bytes, ...] = ()
 
     def waiting(self) -> NDArray[np.int64]:
         """Return the rows of tasks that wait in a recorded state."""
         return np.flatnonzero(self.tasks["waits"])
+
+    def stand_still(self, later: LastTasks) -> NDArray[np.bool_]:
+        """Return bool[n]: the tasks that have not run between this run of the iterator and a later one."""
+        state = ("tid", "nr_switches")
+        return np.isin(_joined(self.tasks, state), _joined(later.tasks, state))
 
     def unless_disturbed(self, later: LastTasks, drained_ns: int) -> LastTasks:
         """Return only reliable states of tasks that may have gone on while the iterator ran.

@@ -72,13 +72,15 @@ def wait_samples(
     time_ns: U64,
     callchains: Stacks,
     payload: dict[str, Column],
+    copies: dict[str, Column] | None = None,
 ) -> bytes:
-    """Pack one sample of offcpu-time per row, without a copy of the user stack.
+    """Pack one sample of offcpu-time per row.
 
     Args:
         rows: sums or tasks, of which the payload takes `_FROM_ROWS`.
         callchains: of each row, with context markers, maybe empty.
         payload: further fields of the payload; others are unknown.
+        copies: fields of user registers and stack bytes; without them no sample has any.
     """
     taken = {name: rows[name] for name in _FROM_ROWS}
     padding = {"padding": 0, "raw_padding": 0}
@@ -99,6 +101,7 @@ def wait_samples(
         "regs_user": (nothing, np.empty(0, np.uint64)),
         "stack_user": (nothing, np.empty(0, np.uint8)),
         "stack_user_dyn_size": 0,
+        **(copies or {}),
     }
     return pack_samples(event.shape, int(cpumode), columns, len(rows), NATIVE)
 

@@ -90,7 +90,8 @@ class KernelTotals:
 
     def write_last(self, file: OutputFile, last: LastTasks) -> None:
         """Write the unfinished waits, and the budgets of threads that live."""
-        file.append(still_blocked_samples(self._waits, last))
+        for _, records in still_blocked_samples(self._waits, last):
+            file.append(records)
         for records in self._budget_records(last.budgets):
             file.append(records)
 
@@ -98,9 +99,14 @@ class KernelTotals:
         """Note that `last` is written and that a new file follows, which gets what is added from here on."""
         self._shares.note(last.budgets)
 
-    def last_tasks(self) -> LastTasks:
-        """Return the states of tasks at the end."""
-        return with_user_stacks(self._program.last_tasks())
+    def last_tasks(self, *, copied: bool = True) -> LastTasks:
+        """Return the states of tasks at the end.
+
+        Args:
+            copied: with copies of user stacks, if samples have them.
+        """
+        copy_bytes = self._waits.attr.sample_stack_user if copied else 0
+        return with_user_stacks(self._program.last_tasks(), self._program.last_tasks, copy_bytes)
 
     def present_tasks(self, drained_ns: int) -> LastTasks:
         """Return the states of tasks while recording goes on, without those that change at this moment.
@@ -115,9 +121,9 @@ class KernelTotals:
 
         The most useful comes first: threads that wait now, then time budgets, then short waits.
         """
-        last = self.last_tasks()
-        blocked = still_blocked_samples(self._waits, last)
-        yield losses.STILL_BLOCKED_UNWRITTEN, Counter(len(last.waiting())), blocked
+        last = self.last_tasks(copied=False)
+        for number, blocked in still_blocked_samples(self._waits, last):
+            yield losses.STILL_BLOCKED_UNWRITTEN, Counter(number), blocked
         for budgets in (last.budgets, self._program.maps.drain_budgets()):
             for at, records in enumerate(self._budget_records(budgets)):
                 rows = budgets[at * BUDGETS_AT_ONCE :][:BUDGETS_AT_ONCE]

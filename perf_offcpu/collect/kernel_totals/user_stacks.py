@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Take user stacks of threads that do not run: a copy of the top, and a walk by frame pointers.
+
+This is for threads that wait when the recording or a file of it ends: BPF sends no sample of them, and their
+registers are those of the iterator. Their memory is read from /proc/PID/mem. Such a read takes the lock of
+their address space, which a thread that hangs may hold, so a thread of its own reads, and after some time it
+is abandoned.
+
+Rules of the walk as in arch/x86/events/core.c, perf_callchain_user(): a frame is two words, the caller's
+frame pointer and the return address; an address that cannot be read ends the walk.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.collect.bpf.kernel_facts import MAX_FRAMES
+
+U64 = NDArray[np.uint64]
+
+TIME_S = 2.0
+"""Time for all threads together."""
+
+_TOP = 16 << 10  # bytes of stack read at once: most stacks are shorter
+_USER_HALF = 1 << 63
+_FRAME = struct.Struct("=QQ")
+
+
+class RegisterWords(NamedTuple):
+    """Words of struct pt_regs. Source: arch/*/include/uapi/asm/ptrace.h, x86 and arm64 (user_pt_regs)."""
+
+    ip: int
+    sp: int
+    fp: int
+    sampled: tuple[int, ...]
+    """The words of sample_regs_user (`abi.cfi.Registers.sample_mask`), in the order of its bits."""
+    segment: int = -1
+    """Word of the code segment, -1 without."""
+
+
+REGISTER_WORDS = {
+    # ax bx cx dx si di bp sp ip r8 … r15
+    "x86_64": RegisterWords(16, 19, 4, (10, 5, 11, 12, 13, 14, 4, 19, 16, 9, 8, 7, 6, 3, 2, 1, 0), 17),
+    "aarch64": RegisterWords(32, 31, 29, tuple(range(33))),
+}
+_USER32_CS = 0x23  # arch/x86/include/asm/segment.h: a 32-bit program, whose frames are unlike
+
+
+@dataclass(slots=True)
+class UserStack:
+    """The user stack of a task: frames leaf first, and the bytes from the stack pointer on."""
+
+    frames: list[int] = field(default_factory=list)
+    copy: bytes = b""
+
+
+def registers_of(tasks: NDArray[Any]) -> dict[str, U64]:
+    """Return ip, sp and fp of tasks, uint64[n] each, and `sampled`, uint64[n, registers]; 0: kernel threads.
+
+    Args:
+        tasks: rows of `struct offcpu_last`.
+    """
+    words = REGISTER_WORDS[platform.machine()]
+    regs = tasks["regs"]
+    if words.segment >= 0:
+        regs = np.where(regs[:, [words.segment]] == _USER32_CS, np.uint64(0), regs)
+    return {
+        "ip": regs[:, words.ip],
+        "sp": regs[:, words.sp],
+        "fp": regs[:, words.fp],
+        "sampled": regs[:, list(words.sampled)],
+    }
+
+
+def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, time_s: float = TIME_S) -> list[UserStack]:
+    """Return the user stack of each task.
+
+    Args:
+        tasks: rows of `struct offcpu_last`.
+        copy_bytes: size of a copy; a shorter one reaches the end of the stack.
+        time_s: time after which the stacks that are still missing stay empty.
+    """
+    stacks = [UserStack() for _ in range(len(tasks))]
+    registers = registers_of(tasks)
+    pids, ips, sps, fps = (
+        column.tolist() for column in (tasks["pid"], registers["ip"], registers["sp"], registers["fp"])
+    )
+    end = time.monotonic() + time_s
+
+    def take_all() -> None:
+        for at in range(len(stacks)):
+            if time.monotonic() > end:
+                return
+            if ips[at]:
+                stacks[at] = _take(pids[at], ips[at], sps[at], fps[at], copy_bytes)
+
+    worker = threading.Thread(target=take_all, daemon=True)
+    worker.start()
+    worker.join(time_s)
+    return list(stacks)
+
+
+def _take(pid: int, ip: int, sp: int, fp: int, copy_bytes: int) -> UserStack:
+    frames = [ip]
+    try:
+        # direct: a file of /proc
+        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # the process has ended
+        return UserStack(frames)
+    try:
+        top = _read(memory, sp, max(_TOP, copy_bytes))
+        while len(frames) < MAX_FRAMES and 0 < fp < _USER_HALF:
+            at = fp - sp
+            frame = top[at : at + 16] if 0 <= at <= len(top) - 16 else _read(memory, fp, 16)
+            if len(frame) < 16:
+                break
+            fp, ip = _FRAME.unpack(frame)
+            if not ip:
+                break
+            frames.append(ip)
+    finally:
+        os.close(memory)
+    return UserStack(frames, top[:copy_bytes])
+
+
+def _read(memory: int, address: int, size: int) -> bytes:
+    """Return at most `size` bytes from an address on, up to the first page that cannot be read."""
+    try:
+        return os.pread(memory, size, address)
+    except (OSError, OverflowError):  # OverflowError: an address of the kernel
+        return b""

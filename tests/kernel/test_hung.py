@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that hang: threads still blocked at the end have the stacks that gdb shows, to their roots."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from builders import program
+from kernel.gdb_stacks import stop
+from kernel.recorder import run, until
+
+from perf_offcpu import losses
+from perf_offcpu.decode.load import load_recording
+
+HUNG = Path(__file__).parent / "hung"
+KERNEL_HALF = 1 << 63
+Stack = tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def abba(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hung") / "abba"
+    flags = ["-O2", "-g", "-pthread", "-fomit-frame-pointer", "-fno-optimize-sibling-calls"]
+    subprocess.run(["gcc", *flags, "-o", path, HUNG / "abba.c"], check=True)
+    return path
+
+
+@contextmanager
+def hanging(*command: str | Path, threads: int = 3) -> Iterator[int]:
+    """Yield the pid of a program whose threads wait for each other by now."""
+    with subprocess.Popen(command) as process:
+        try:
+            until(lambda: len(list(Path(f"/proc/{process.pid}/task").iterdir())) >= threads)
+            time.sleep(0.5)
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def script(path: Path, *options: str) -> list[list[str]]:
+    """Return the lines of each sample that script prints."""
+    text = program.run("script", "-i", path, "--no-inline", "-F", "comm,tid,ip,sym", *options).stdout
+    return [block.splitlines() for block in text.strip().split("\n\n")]
+
+
+def user_stacks(path: Path) -> Counter[Stack]:
+    """Return the user addresses of each sample, leaf first."""
+    found = Counter[Stack]()
+    for _, *frames in script(path):
+        addresses = (int(line.split()[0], 16) for line in frames)
+        found[tuple(address for address in addresses if address < KERNEL_HALF)] += 1
+    return found
+
+
+def gdb_stacks(pid: int) -> Counter[Stack]:
+    return Counter(tuple(one.gdb) for one in stop(pid))
+
+
+def test_deadlock_in_c_without_frame_pointers_is_shown_as_by_gdb(abba: Path, tmp_path: Path) -> None:
+    with hanging(abba) as pid:
+        done = run("-p", str(pid), "--duration", "1", cwd=tmp_path)
+        expected = gdb_stacks(pid)
+    assert done.status == 0, done.stderr
+    path = tmp_path / "perf.data"
+    assert user_stacks(path) == expected and expected.total() == 3
+    takes = sorted(sum("take" in line for line in frames) for frames in script(path))
+    assert takes == [0, 3, 4], "three frames of the one thread, four of the other"
+    recording = load_recording(path, snapshots=True)
+    assert losses.STACK_CUT not in recording.losses
+
+
+def test_every_file_of_a_recording_has_whole_stacks(abba: Path, tmp_path: Path) -> None:
+    with hanging(abba) as pid:
+        done = run("--switch-output=1s", "-p", str(pid), "--duration", "2.5", cwd=tmp_path)
+        expected = gdb_stacks(pid)
+    assert done.status == 0, done.stderr
+    files = sorted(tmp_path.glob("perf.data.*"))
+    assert len(files) >= 2
+    for path in files:
+        assert user_stacks(path) == expected
+
+
+def test_recorded_from_the_start_and_by_system_wide_recordings(abba: Path, tmp_path: Path) -> None:
+    with hanging(abba) as pid:
+        done = run("-a", "--duration", "1", cwd=tmp_path)
+        expected = gdb_stacks(pid)
+    assert done.status == 0, done.stderr
+    found = Counter[Stack]()
+    for _, *frames in script(tmp_path / "perf.data", "--pid", str(pid)):
+        addresses = (int(line.split()[0], 16) for line in frames)
+        found[tuple(address for address in addresses if address < KERNEL_HALF)] += 1
+    assert found == expected
+    started = tmp_path / "started.data"
+    done = run("-o", started, "--", "timeout", "-s", "KILL", "1", abba, cwd=tmp_path)
+    stacks = [frames for frames in script(started, "--comm", "abba") if "take" in "".join(frames)]
+    roots = {re.sub(r".*\s", "", frames[-1]) for frames in stacks}
+    assert stacks and roots <= {"clone3", "__clone3"}, roots
+
+
+def test_a_stack_that_frame_pointers_cannot_walk_stays_cut(abba: Path, tmp_path: Path) -> None:
+    with hanging(abba) as pid:
+        done = run("-p", str(pid), "--call-graph", "fp", "--duration", "1", cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    assert not any("take" in line for frames in script(tmp_path / "perf.data") for line in frames[:-3])
+
+
+def test_deadlock_in_python_is_shown_as_by_gdb(tmp_path: Path) -> None:
+    with hanging("/usr/bin/python3", HUNG / "abba.py") as pid:
+        done = run("-p", str(pid), "--duration", "1", cwd=tmp_path)
+        expected = gdb_stacks(pid)
+    assert done.status == 0, done.stderr
+    assert user_stacks(tmp_path / "perf.data") == expected and expected.total() == 3
+    shown = program.run("report", "--idle", "hide", "-i", tmp_path / "perf.data").stdout
+    assert "PyThread_acquire_lock_timed" in shown, "a lock that another thread holds is not idle"
+
+
+@pytest.mark.skipif(shutil.which("javac") is None, reason="no javac here (Debian: default-jdk-headless)")
+def test_deadlock_in_java_is_what_remains_without_idle_threads(tmp_path: Path) -> None:
+    subprocess.run(["javac", "-d", tmp_path, HUNG / "Abba.java"], check=True)
+    with hanging("java", "-cp", tmp_path, "Abba", threads=12) as pid:
+        time.sleep(1.5)
+        done = run("-p", str(pid), "--duration", "1", cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    samples = script(tmp_path / "perf.data", "--idle", "hide")
+    assert {head.split()[0] for head, *_ in samples} == {"one", "two"}
+    for _, *frames in samples:
+        text = "\n".join(frames)
+        # The functions of the program between the call from Java's start and the monitor are interpreted.
+        assert re.search(r"ObjectMonitor::enter[^$]*InterpreterRuntime::monitorenter", text), text
+        assert "JavaThread::thread_main_inner" in text and "start_thread" in text, text
