@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a program waits: record, decode, symbolize and convert off-CPU time.
+"""Record, decode, symbolize and convert off-CPU time, the time in which a program waits.
 
-From Python, `perf_offcpu.load(path)` returns a Profile (see `perf_offcpu.api`); the rest is imported by then.
+From Python, `perf_offcpu.load(path)` returns a Profile (see `perf_offcpu.api`). Other modules are imported when
+`load` or `Profile` is first used.
 """
 
 from __future__ import annotations

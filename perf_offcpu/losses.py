@@ -39,9 +39,9 @@ class LossCause(NamedTuple):
     stage: Stage  # where it is counted
     name: str  # its identifier; counters of the BPF program and the recorder stand in files under it
     text: str  # what was lost, to follow a number: "records of unknown type"
-    remedy: str = ""  # what to do about it; "" if nothing helps
-    is_loss: bool = True  # False if nothing is missing: the number is only worth knowing
-    in_last_line: bool = False  # whether the last line of `record` names it
+    remedy: str = ""  # advice that prevents it; "" if nothing helps
+    is_loss: bool = True  # False if nothing is missing and the number is only a note
+    in_last_line: bool = False  # the last line of `record` names it
 
     def __str__(self) -> str:
         """Return the sentence: what was lost, and the remedy."""
