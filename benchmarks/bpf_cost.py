@@ -39,11 +39,10 @@ from other_tools import Stats
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import Command
-from perf_offcpu.collect.bpf.config import OffCpuConfig
+from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.events.evsels import offcpu_attr, probe_support
 from perf_offcpu.collect.rings.rings import Rings
-from perf_offcpu.collect.states import ShortWaits
 from perf_offcpu.collect.system.cpus import online_cpus
 
 NEVER = 10**12

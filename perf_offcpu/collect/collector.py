@@ -35,6 +35,7 @@ from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
 from perf_offcpu.collect.rings.side_band import SideBand
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.cpus import online_cpus
+from perf_offcpu.errors import CapabilityError
 from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.events import EventSpec
 
@@ -126,19 +127,25 @@ class Collector:
         return self.options.stack_bytes
 
     def _open_sampling(self, event: SamplingEvent, support: Support, cpus: tuple[int, ...]) -> CpuEvent:
+        """Open a sampling event, or the one that perf takes where the hardware does not count it."""
         options = self.options
-        rate = evsels.Rate(options.frequency_hz, options.period)
+        rate = options.frequency_hz, options.period
         attr = evsels.sampling_attr(
-            event, support, rate, options.kernel_stacks, options.all_cgroups, options.stack_bytes
+            event, support, *rate, options.kernel_stacks, options.all_cgroups, options.stack_bytes
         )
-
-        def fallback(other: SamplingEvent) -> CpuEvent:
-            self._say(
-                f"event {event.name}: no hardware counter for it on this machine, using {other.name} instead"
-            )
-            return self._open_sampling(other, support, cpus)
-
-        return evsels.open_sampling(event, attr, cpus, fallback)
+        for precise in (3, 2, 1) if event.most_precise else ():
+            with contextlib.suppress(CapabilityError):
+                flags = attr.flags | AttrFlag(precise * AttrFlag.PRECISE_IP_1)
+                return CpuEvent(event.name, attr._replace(flags=flags), cpus)
+        try:
+            return CpuEvent(event.name, attr, cpus)
+        except CapabilityError:
+            other = event.fallback()
+            if other is None:
+                raise
+        missing = f"event {event.name}: no hardware counter for it on this machine"
+        self._say(f"{missing}, using {other.name} instead")
+        return self._open_sampling(other, support, cpus)
 
     def _wire(self) -> None:
         """Lead all events into the rings and all filters to the events."""
@@ -282,11 +289,6 @@ class Collector:
     def threshold_ns(self) -> int:
         """The shortest wait that is a sample now, ns: as asked for, or more if the rate is limited."""
         return max(self.options.threshold_ns, self.program.maps.rate()["threshold_ns"])
-
-    def run_stats(self) -> dict[str, tuple[int, int]]:
-        """Return (runs, ns) of each BPF program; 0 unless sysctl kernel.bpf_stats_enabled is 1."""
-        stats = self.program.run_stats()
-        return {name: (one.run_cnt, one.run_time_ns) for name, one in stats.items()}
 
     def close(self) -> None:
         """Give everything back to the kernel."""

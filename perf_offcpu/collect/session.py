@@ -138,7 +138,9 @@ class _Session:
         self.collector.track()
         self.file.describe()
         if self.signals.received:
-            raise _interrupted(self.signals.received)
+            problem = RecordingError("interrupted before the recording began: nothing is written")
+            problem.exit_status = SIGNAL_EXIT_BASE + self.signals.received
+            raise problem
         command = workload if self.options.target.command else None
         self.pressure.begin()
         self.collector.begin(command.pid if command else None)
@@ -241,7 +243,8 @@ class _Session:
         summary.counters, summary.span = collector.counters(), collector.span
         summary.sums = self.totals.sums + summary.events(losses.SNAPSHOTS)
         summary.oncpu_samples, summary.lost_records = collector.oncpu_samples(), collector.lost()
-        summary.ring_fullest, summary.programs = collector.rings.fullest, collector.run_stats()
+        summary.ring_fullest, stats = collector.rings.fullest, collector.program.run_stats()
+        summary.programs = {name: (one.run_cnt, one.run_time_ns) for name, one in stats.items()}
         summary.file_bytes += self.file.size
         if summary.lost_records or summary.events(losses.RING_FULL):
             compressed = bool(self.options.compression_level)
@@ -256,9 +259,3 @@ def _let_last_thread_leave() -> None:
     """
     runnable = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
     time.sleep(LAST_SWITCH_S * max(1.0, runnable / (os.cpu_count() or 1)))
-
-
-def _interrupted(signum: int) -> RecordingError:
-    problem = RecordingError("interrupted before the recording began: nothing is written")
-    problem.exit_status = SIGNAL_EXIT_BASE + signum
-    return problem

@@ -17,11 +17,7 @@ def progress_line(
     """Return one line of less than 80 characters on a recording at one moment.
 
     Args:
-        samples: off-cpu samples so far; short waits are in `sums`.
-        lost: number of losses of all kinds.
         ring_fill: largest fill of a ring since the last line, 0 to 1.
-        threshold_ns: the shortest wait that is a sample.
-        file_bytes: size of the file.
     """
     return (
         f"{elapsed_s:.0f} s: {samples} samples, {sums} sums, {f'{lost} lost' if lost else 'none lost'}, "

@@ -124,13 +124,10 @@ def _parse_ids(option: str, text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     words = text.replace(",", " ").split()
-    if not words or not all(map(_is_id, words)):
+    ids = [int(word) for word in words if re.fullmatch(rf"\d{{1,{_MAX_DIGITS}}}", word, re.ASCII)]
+    if not words or len(ids) < len(words) or 0 in ids:
         raise UsageError(f"{option} {text}: not a list of ids such as 17 or 17,18")
-    return tuple(dict.fromkeys(map(int, words)))
-
-
-def _is_id(word: str) -> bool:
-    return word.isascii() and word.isdigit() and len(word) <= _MAX_DIGITS and int(word) > 0
+    return tuple(dict.fromkeys(ids))
 
 
 def _comm(word: str) -> bytes:

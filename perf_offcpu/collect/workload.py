@@ -74,7 +74,10 @@ class Workload:
         code = os.read(self._error, 16)
         if code:
             self.wait()
-            raise _not_executed(self.argv[0], int(code))
+            reason = os.strerror(int(code))
+            problem = TargetError(f"cannot run {self.argv[0] or repr(self.argv[0])}: {reason}")
+            problem.exit_status = EXIT_NOT_FOUND if int(code) == errno.ENOENT else EXIT_NOT_EXECUTABLE
+            raise problem
 
     def wait(self) -> int:
         """Wait for the end; return `status`."""
@@ -125,9 +128,3 @@ def _reset_signals() -> None:
             signal.signal(signum, signal.SIG_DFL)
     for signum in _IGNORED_BY_PYTHON:
         signal.signal(signum, signal.SIG_DFL)
-
-
-def _not_executed(command: str, code: int) -> TargetError:
-    problem = TargetError(f"cannot run {command or repr(command)}: {os.strerror(code)}")
-    problem.exit_status = EXIT_NOT_FOUND if code == errno.ENOENT else EXIT_NOT_EXECUTABLE
-    return problem

@@ -18,7 +18,7 @@ from kernel.napping import python
 
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.collect.bpf import (
-    build as bpf_build,
+    cache as bpf_cache,
 )
 from perf_offcpu.collect.bpf import (
     compile as bpf_compile,
@@ -37,11 +37,10 @@ from perf_offcpu.collect.bpf import (
 )
 from perf_offcpu.collect.bpf.attr import MapInfo, ProgramInfo, ProgramType
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
-from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits, Targets
 from perf_offcpu.collect.bpf.defines import SWITCHED
 from perf_offcpu.collect.bpf.object import describe
 from perf_offcpu.collect.bpf.program import OffCpuProgram
-from perf_offcpu.collect.states import ShortWaits
 
 pytestmark = pytest.mark.beside
 
@@ -90,7 +89,7 @@ def parts(recipe: Recipe, cache: ProgramCache | None) -> tuple[Any, Any]:
         }
         seen.append((made, {name: told(info) for name, info in infos.items()}))
 
-    bpf_build.build(recipe, load, cache)
+    bpf_cache.build(recipe, load, cache)
     made, infos = seen[0]
     rows = {shape.name: shape for shape in made.maps}
     loads = {
@@ -128,7 +127,7 @@ def test_kept_programs_and_maps_are_those_that_are_compiled(
     assert not place.exists()
     assert parts(recipe, cache) == compiled
     assert len(list(place.iterdir())) == 1
-    monkeypatch.setattr(bpf_build, "compiled", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr(bpf_cache, "compiled", lambda *_: pytest.fail("compiled again"))
     assert parts(recipe, cache) == compiled
     (_, loads, shapes, btf), infos = compiled
     assert {"tasks", "events"} <= {name for names in loads.values() for name in names} <= shapes.keys()

@@ -29,11 +29,10 @@ from kernel.napping import (
     waits_of,
 )
 
-from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits, Targets
 from perf_offcpu.collect.bpf.kernel_facts import KernelFacts, explore
 from perf_offcpu.collect.bpf.maps import ProgramMaps
 from perf_offcpu.collect.bpf.program import OffCpuProgram
-from perf_offcpu.collect.states import ShortWaits
 from perf_offcpu.collect.system.btf import Btf
 
 

@@ -26,8 +26,7 @@ from kernel.napping import (
     waits_of,
 )
 
-from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
-from perf_offcpu.collect.states import ShortWaits
+from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits, Targets
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import frames_of

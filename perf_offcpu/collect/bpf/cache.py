@@ -7,6 +7,9 @@ A name is a hash of everything that the instructions depend on: its first part o
 running kernel, its second of the options. The compiler is not part of the name: the file names it, so that
 programs remain useful where there is no compiler any more.
 
+`build` loads cached programs if the installed compiler made them, or if no compiler is installed. Programs
+that the kernel refuses are removed from the cache and compiled again; programs that it accepts are stored.
+
 The recorder has every right on the machine, so it loads programs only from a directory that no user but its
 own (and root) can have written to; each directory above it is checked, too. The content is checked for form,
 and then by the kernel's verifier as any other program is.
@@ -14,12 +17,14 @@ and then by the kernel's verifier as any other program is.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +33,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.cache import DiskCache
-from perf_offcpu.collect.bpf.object import BpfObject, MapShape
+from perf_offcpu.collect.bpf.compile import compiled, compiler, is_led_elsewhere
+from perf_offcpu.collect.bpf.object import BpfObject, MapShape, describe, linked
+from perf_offcpu.collect.system.limits import too_many_files
+from perf_offcpu.errors import CapabilityError
 from perf_offcpu.files import read_kernel
 
 LIMIT = 32 << 20
@@ -87,11 +95,7 @@ class CachedPrograms:
 
 
 class ProgramCache:
-    """Programs by recipe.
-
-    Args:
-        files: the files.
-    """
+    """Programs in files, by recipe."""
 
     def __init__(self, files: DiskCache) -> None:
         self._files = files
@@ -129,6 +133,53 @@ class ProgramCache:
         """Return the number of stored programs for this kernel, whatever their options."""
         key = recipe.kernel_key()
         return sum(name.startswith(key) and name.endswith(_SUFFIX) for name in self._files.names())
+
+
+Load = Callable[[Mapping[str, bytes], Mapping[str, int]], None]
+"""Loads instructions by function name, with descriptors by map name, which are valid during the call. When it
+raises OSError (VerifierError is one) it has closed what it had opened."""
+
+
+def build(recipe: Recipe, load: Load, cache: ProgramCache | None) -> None:
+    """Hand programs and their maps to `load`.
+
+    Args:
+        cache: None: always compile.
+
+    Raises:
+        CapabilityError: no bcc, and no programs in the cache; too many open files.
+        RecordingError: it does not compile.
+        OSError: of `load`.
+    """
+    if cache is None or is_led_elsewhere():
+        with compiled(recipe.source, recipe.defines, recipe.functions, recipe.maps) as parts:
+            load(*parts)
+        return
+    cached, here = cache.read(recipe), compiler()
+    if cached and here in (cached.compiler, "") and _load_cached(cached, recipe, load, cache):
+        return
+    try:
+        with compiled(recipe.source, recipe.defines, recipe.functions, recipe.maps) as parts:
+            load(*parts)
+            with contextlib.suppress(OSError, ValueError):  # without a description it is not stored
+                cache.write(recipe, describe(*parts), here)
+    except CapabilityError:
+        # The package that looked like a compiler is none.
+        if not (cached and here and cached.compiler != here and _load_cached(cached, recipe, load, cache)):
+            raise
+
+
+def _load_cached(cached: CachedPrograms, recipe: Recipe, load: Load, cache: ProgramCache) -> bool:
+    """Load cached programs and return True; remove them from the cache if the kernel refuses them."""
+    try:
+        with linked(cached.programs) as parts:
+            load(*parts)
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise too_many_files() from error
+        cache.remove(recipe)
+        return False
+    return True
 
 
 def _hash(*facts: object) -> str:

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of the BPF program."""
+"""Configuration of the BPF program.
+
+States of a thread off the CPU have the letters of ps and perf. The BPF program defines them (`mode_of()` in
+bpf/facts.h): S and D include the freezable states, D also the killable ones; the raw state in the file tells
+these apart.
+"""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
 
-from perf_offcpu.collect.states import DEFAULT_STATES, ShortWaits
+from perf_offcpu.errors import UsageError
 
 DEFAULT_THRESHOLD_NS = 1_000_000
 
@@ -24,6 +29,31 @@ class Targets(enum.StrEnum):
     """Processes and threads added by id, and the threads and children that they start from then on."""
     COMMAND = "command"
     """A process that was armed, from its next exec on, and the tasks that it starts."""
+
+
+class ShortWaits(enum.StrEnum):
+    """Choices for waits under the threshold."""
+
+    STACKS = "stacks"
+    """Sum them by thread, state, system call, cgroup and user stack."""
+    THREADS = "threads"
+    """Sum them without stack: they cost no stack walk."""
+    DROP = "drop"
+    """Leave them out; count only their number and time."""
+
+
+MODES = {
+    "S": "interruptible",
+    "D": "uninterruptible",
+    "I": "idle",
+    "T": "stopped",
+    "t": "traced",
+    "R": "preempted",
+    "P": "other",
+}
+"""Letter → enumerator of `enum offcpu_mode` (bpf/off_cpu.h)."""
+
+DEFAULT_STATES = "SDI"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +77,7 @@ class WaitOptions:
     budget: bool = True
     """Account for all time of every thread."""
     states: str = DEFAULT_STATES
-    """Letters of the states that count as a wait (`collect.states`)."""
+    """Letters of the states that count as a wait (`MODES`)."""
     kernel_threads: bool = False
     """Record kernel threads, too."""
 
@@ -84,3 +114,16 @@ class OffCpuConfig(WaitOptions):
     budget_entries: int = 16384
     """Threads that may end between two calls of `drain_budgets`."""
     target_entries: int = 4096
+
+
+def parse_states(text: str) -> str:
+    """Parse a list such as "S,D,R"; return its letters.
+
+    Raises:
+        UsageError: one of them is no state, or the list is empty.
+    """
+    letters = [letter.strip() for letter in text.split(",")]
+    for letter in letters:
+        if letter not in MODES:
+            raise UsageError(f"--switch-states {text}: {letter!r} is not one of {', '.join(MODES)}")
+    return "".join(dict.fromkeys(letters))

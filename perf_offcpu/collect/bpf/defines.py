@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf.config import MODES, OffCpuConfig, ShortWaits, Targets
 from perf_offcpu.collect.bpf.kernel_facts import KernelFacts, controller_offset, pid_namespace_level
-from perf_offcpu.collect.states import MODES, ShortWaits
 from perf_offcpu.collect.system.btf import Btf
 from perf_offcpu.errors import CapabilityError
 
 SWITCHED = "offcpu_switched"
-_ON_SWITCH = {"offcpu_switch": "sched_switch"}
 _ON_EXIT = {SWITCHED: "sched_exit_tp"}
-_ON_WAKE_UP = {"offcpu_waking": "sched_waking"}
 _ON_BIRTH = {"offcpu_fork": "sched_process_fork", "offcpu_exec": "sched_process_exec"}
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
@@ -35,8 +32,8 @@ def tracepoints_of(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
     """
     births = {} if config.targets is Targets.ALL else _ON_BIRTH
     at_exit = _ON_EXIT if facts.has_exit_tp and not config.in_switch else {}
-    wake_ups = _ON_WAKE_UP if config.wakers else {}
-    return {**births, **wake_ups, **at_exit, **_ON_SWITCH}
+    wake_ups = {"offcpu_waking": "sched_waking"} if config.wakers else {}
+    return {**births, **wake_ups, **at_exit, "offcpu_switch": "sched_switch"}
 
 
 def option_defines(

@@ -19,6 +19,7 @@ import numpy as np
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _DEFINE = re.compile(r"^#define[ \t]+(\w+)[ \t]+(0x[0-9a-f]+|\d+)[ \t]*$", re.MULTILINE)
 _BLOCK = re.compile(r"^(enum|struct) (\w+) \{(.*?)^\};", re.MULTILINE | re.DOTALL)
+_ENUMERATOR = re.compile(r"\b(?:offcpu_)?(\w+)")
 _MEMBER = re.compile(r"([su])(8|16|32|64) (\w+)(?:\[(\w+)\])?;")
 
 _PREFIX = "offcpu_"
@@ -40,13 +41,9 @@ def read_header(path: Path) -> SharedHeader:
     constants = {name: int(value, 0) for name, value in _DEFINE.findall(text)}
     blocks = [(kind, name.removeprefix(_PREFIX), body) for kind, name, body in _BLOCK.findall(text)]
     return SharedHeader(
-        {name: _enumerators(body) for kind, name, body in blocks if kind == "enum"},
+        {name: tuple(_ENUMERATOR.findall(body.lower())) for kind, name, body in blocks if kind == "enum"},
         {name: _structure(body, constants) for kind, name, body in blocks if kind == "struct"},
     )
-
-
-def _enumerators(body: str) -> tuple[str, ...]:
-    return tuple(name.lower().removeprefix(_PREFIX) for name in re.findall(r"\w+", body))
 
 
 def _structure(body: str, constants: Mapping[str, int]) -> np.dtype[Any]:

@@ -137,8 +137,7 @@ def explore(btf: Btf) -> KernelFacts:
         **_offsets(btf, _PROPERTIES),
         **(_all_offsets(btf, _CALLERS) if platform.machine() == "x86_64" else {}),
         **_registers(btf),
-        **_scheduler_text(symbols),
-        **_wake_up_text(symbols),
+        **_text_ranges(symbols),
         **_preempt_count(btf),
         "OFFCPU_SWITCH_HAS_STATE": int(found["sched_switch"].args >= 4),  # fa2c3254d7cf, Linux 5.18
         "OFFCPU_FRAME_LIMIT": _frame_limit(),
@@ -256,19 +255,22 @@ def _preempt_count(btf: Btf) -> Defines:
     return {**common, **run_queue, "OFFCPU_PREEMPT_COUNT": 2, "PREEMPT_COUNT": f"({count - neighbour}LL)"}
 
 
-def _wake_up_text(symbols: bytes) -> Defines:
-    """Return the place of try_to_wake_up(); size 0 if hidden: wakers' stacks begin with tracing then."""
-    end = symbols.find(b" try_to_wake_up\n")
+def _text_ranges(symbols: bytes) -> Defines:
+    """Return the places of functions marked `__sched` and of try_to_wake_up(); sizes are 0 if hidden.
+
+    Then no frames are skipped, and wakers' stacks begin with those of tracing.
+    """
+    begin, end = (symbol_address(symbols, name) for name in (b"__sched_text_start", b"__sched_text_end"))
+    line = symbols.find(b" try_to_wake_up\n")
     start = symbol_address(symbols, b"try_to_wake_up")
-    following = symbols[end + 1 :].split(b"\n", 2)[1] if end >= 0 else b""
+    following = symbols[line + 1 :].split(b"\n", 2)[1] if line >= 0 else b""
     size = int(following.split()[0], 16) - start if following else 0
-    return {"OFFCPU_WAKE_UP": f"{start:#x}ULL", "OFFCPU_WAKE_UP_SIZE": size if 0 < size < 1 << 16 else 0}
-
-
-def _scheduler_text(symbols: bytes) -> Defines:
-    """Return the place of functions marked `__sched`; size 0 if it is hidden: no frames are skipped then."""
-    start, end = (symbol_address(symbols, name) for name in (b"__sched_text_start", b"__sched_text_end"))
-    return {"OFFCPU_SCHED_TEXT": f"{start:#x}ULL", "OFFCPU_SCHED_TEXT_SIZE": end - start}
+    return {
+        "OFFCPU_SCHED_TEXT": f"{begin:#x}ULL",
+        "OFFCPU_SCHED_TEXT_SIZE": end - begin,
+        "OFFCPU_WAKE_UP": f"{start:#x}ULL",
+        "OFFCPU_WAKE_UP_SIZE": size if 0 < size < 1 << 16 else 0,
+    }
 
 
 def _frame_limit() -> int:

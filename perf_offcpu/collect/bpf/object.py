@@ -104,8 +104,10 @@ def linked(programs: BpfObject) -> Iterator[tuple[dict[str, bytes], dict[str, in
         OSError: the kernel refuses a map or its types.
     """
     with contextlib.ExitStack() as stack:
-        btf = _load_btf(programs.btf) if programs.btf else 0
-        if btf:
+        btf = 0
+        if programs.btf:
+            buffer = ctypes.create_string_buffer(programs.btf, len(programs.btf))
+            btf = call(Command.BTF_LOAD, BtfLoad(btf=ctypes.addressof(buffer), btf_size=len(buffer)))
             stack.callback(os.close, btf)
         fds = []
         for shape in programs.maps:
@@ -146,11 +148,6 @@ def _btf_bytes(btf_id: int) -> bytes:
         return data.raw
     finally:
         os.close(fd)
-
-
-def _load_btf(data: bytes) -> int:
-    buffer = ctypes.create_string_buffer(data, len(data))
-    return call(Command.BTF_LOAD, BtfLoad(btf=ctypes.addressof(buffer), btf_size=len(data)))
 
 
 def _create_map(shape: MapShape, btf: int) -> int:

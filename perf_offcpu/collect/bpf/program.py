@@ -27,8 +27,7 @@ from typing import Any, Self
 from perf_offcpu.collect.bpf import defines
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import AttachType, ProgramInfo, ProgramType
-from perf_offcpu.collect.bpf.build import build
-from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
+from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe, build
 from perf_offcpu.collect.bpf.config import OffCpuConfig
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.kernel_facts import KernelFacts, check_privileges, explore
@@ -213,14 +212,7 @@ def _open_probe(config: OffCpuConfig, facts: KernelFacts) -> Kprobe | None:
 
 
 def _load_program(name: str, code: bytes, tracepoints: Mapping[str, str], facts: KernelFacts) -> int:
-    """Load a program; return its descriptor.
-
-    Args:
-        tracepoints: tracepoint of each program that has one.
-
-    Raises:
-        OSError: the kernel refuses it (VerifierError).
-    """
+    """Load a program; return its descriptor. `tracepoints` has the tracepoint of each program with one."""
     if name == _FILTER:
         return bpf_syscall.load_program(ProgramType.PERF_EVENT, name, code, _LICENSE)
     if name == defines.SWITCHED and name not in tracepoints:
@@ -241,14 +233,3 @@ def _refusal(error: VerifierError) -> CapabilityError | RecordingError:
         )
     end_of_log = "\n".join(error.log.splitlines()[-12:])
     return RecordingError(f"the kernel refuses BPF program {error.name} ({error.strerror}):\n{end_of_log}")
-
-
-def compiled_before() -> int:
-    """Return the number of configs whose programs are cached, so that no compiler is needed.
-
-    Raises:
-        CapabilityError: no BTF, a kernel too old.
-    """
-    cache, facts = ProgramCache.usual(), explore(Btf.load())
-    recipe = Recipe(bpf_dir() / PROGRAM, facts.defines, {}, (), MAP_NAMES)
-    return cache.count(recipe) if cache else 0

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType
+from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
 from perf_offcpu.collect.bpf.compile import import_bcc
 from perf_offcpu.collect.bpf.kernel_facts import check_privileges, explore
 from perf_offcpu.collect.bpf.kprobe import Kprobe
-from perf_offcpu.collect.bpf.program import OffCpuProgram, compiled_before
+from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.doctor import limits
 from perf_offcpu.collect.doctor.limits import Result
 from perf_offcpu.collect.events import evsels
@@ -27,6 +28,7 @@ from perf_offcpu.collect.system.btf import VMLINUX_BTF, Btf
 from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.collect.system.privileges import paranoid
 from perf_offcpu.errors import CapabilityError, PerfOffcpuError
+from perf_offcpu.resources import PROGRAM, bpf_dir
 
 
 class State(enum.StrEnum):
@@ -98,7 +100,8 @@ def _bcc() -> Result:
 def _compiled_before() -> str:
     """Return words on programs that can still be used where the compiler is gone."""
     try:
-        count = compiled_before()
+        cache, facts = ProgramCache.usual(), explore(Btf.load())
+        count = cache.count(Recipe(bpf_dir() / PROGRAM, facts.defines, {}, (), ())) if cache else 0
     except (PerfOffcpuError, OSError):
         count = 0
     times = "once" if count == 1 else f"{count} times"

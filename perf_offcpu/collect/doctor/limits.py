@@ -100,11 +100,8 @@ def cgroups() -> Result:
     """Check that the unified hierarchy is mounted."""
     mount = cgroup2_mount(read_kernel("/proc/self/mountinfo"))
     if mount is None:
-        return (
-            False,
-            "no cgroup2 file system is mounted: no names of cgroups",
-            "mount -t cgroup2 none /sys/fs/cgroup",
-        )
+        advice = "mount -t cgroup2 none /sys/fs/cgroup"
+        return False, "no cgroup2 file system is mounted: no names of cgroups", advice
     return True, f"cgroup2 on {os.fsdecode(mount)}", ""
 
 

@@ -25,7 +25,7 @@ import errno
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,7 +34,6 @@ from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS
 from perf_offcpu.collect.events import perf_event
 from perf_offcpu.collect.events.parser import SamplingEvent
 from perf_offcpu.collect.system.clock import CLOCKID
-from perf_offcpu.errors import CapabilityError
 from perf_offcpu.perfdata.events import EventSpec
 
 SAMPLE_TYPE = (
@@ -65,14 +64,6 @@ class Support:
     read_format: ReadFormat = ReadFormat.ID | ReadFormat.LOST
     tracker_flags: AttrFlag = AttrFlag(0)
     sampling_flags: AttrFlag = AttrFlag(0)
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """Sampling rate: every `period` events or, if that is 0, a frequency."""
-
-    frequency_hz: int
-    period: int = 0
 
 
 def basic_attr(kind: int, config: int, support: Support, **changes: Any) -> Attr:
@@ -136,20 +127,23 @@ def tracker_attr(support: Support, wakeup_bytes: int = 0, data_maps: bool = Fals
 def sampling_attr(
     event: SamplingEvent,
     support: Support,
-    rate: Rate,
+    frequency_hz: int,
+    period: int = 0,
     kernel_stacks: bool = True,
     all_cgroups: bool = False,
     stack_bytes: int = 0,
 ) -> Attr:
-    """Return the attr of an on-CPU event with callchains; terms of the event go before `rate`.
+    """Return the attr of an on-CPU event with callchains; terms of the event go before the rate.
+
+    The rate is a sample every `period` events or, if that is 0, a frequency.
 
     With `stack_bytes` of the user stack its callchains have the kernel part only, as in perf: the user part
     is unwound from the stack, by this project and by perf itself.
     """
-    if event.frequency_hz or (event.period and not (event.is_tracepoint and rate.period)):
-        rate = Rate(event.frequency_hz, event.period)
+    if event.frequency_hz or (event.period and not (event.is_tracepoint and period)):
+        frequency_hz, period = event.frequency_hz, event.period
     flags = _COMMON_FLAGS | event.flags | support.sampling_flags
-    flags |= AttrFlag(0) if rate.period else AttrFlag.FREQ
+    flags |= AttrFlag(0) if period else AttrFlag.FREQ
     flags |= AttrFlag(0) if kernel_stacks else AttrFlag.EXCLUDE_CALLCHAIN_KERNEL
     flags |= AttrFlag.EXCLUDE_CALLCHAIN_USER if stack_bytes else AttrFlag(0)
     if event.type == PerfType.SOFTWARE:
@@ -163,38 +157,11 @@ def sampling_attr(
         support,
         config1=event.config1,
         config2=event.config2,
-        sample_period=rate.period or rate.frequency_hz,
+        sample_period=period or frequency_hz,
         sample_type=sample_type,
         flags=flags,
     )
     return _with_stack(attr, stack_bytes)
-
-
-def open_sampling(
-    event: SamplingEvent, attr: Attr, cpus: Iterable[int], fallback: Callable[[SamplingEvent], CpuEvent]
-) -> CpuEvent:
-    """Open a sampling event, with the modifier `P` as precise as the machine can.
-
-    Args:
-        fallback: opens another event in its place, where the hardware does not count this one and perf has
-            one.
-
-    Raises:
-        CapabilityError, RecordingError: the kernel refuses it.
-    """
-    cpus = tuple(cpus)
-    for precise in (3, 2, 1, 0) if event.most_precise else (0,):
-        try:
-            flags = attr.flags | AttrFlag(precise * AttrFlag.PRECISE_IP_1)
-            return CpuEvent(event.name, attr._replace(flags=flags), cpus)
-        except CapabilityError:
-            other = event.fallback()
-            if precise:
-                continue
-            if other is None:
-                raise
-            return fallback(other)
-    raise AssertionError("the last attempt returns or raises")
 
 
 class CpuEvent:
@@ -291,7 +258,7 @@ def with_deferral(support: Support, cpu: int) -> Support | None:
     )
     clock = SamplingEvent("cpu-clock", PerfType.SOFTWARE, 0)
     waits = offcpu_attr(deferring, 0, deferred_stacks=True)
-    attrs = (tracker_attr(deferring), sampling_attr(clock, deferring, Rate(1)), waits)
+    attrs = (tracker_attr(deferring), sampling_attr(clock, deferring, 1), waits)
     return deferring if all(perf_event.can_open(attr, cpu) for attr in attrs) else None
 
 

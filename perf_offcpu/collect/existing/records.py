@@ -30,12 +30,6 @@ def synthesized(record_type: RecordType, misc: int, values: Mapping[str, Any]) -
     return pack_record(record_type, misc, values, ZERO_TRAILER, NATIVE)
 
 
-def trailer(**values: int) -> bytes:
-    """Pack a trailer from some of its fields (`abi.sample.TRAILER`); the others are zero."""
-    zeros = {field.name: 0 for field in TRAILER.active(SAMPLE_TYPE)}
-    return TRAILER.pack(zeros | values, NATIVE, SAMPLE_TYPE)
-
-
 def mmap2(cpumode: CpuMode, mapping: Mapping[str, Any], build_id: bytes = b"", misc: int = 0) -> bytes:
     """Pack an MMAP2 record; with a build-id in the form that has it instead of the inode.
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from perf_offcpu.abi.attr import PerfType, SampleType, SoftwareConfig
 from perf_offcpu.abi.counters import COUNTERS, EVENT_ID, EVENT_NAME, MAGIC, VERSION
 from perf_offcpu.abi.records import RecordType
+from perf_offcpu.abi.sample import TRAILER
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE, Support, basic_attr
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.existing.records import trailer
 from perf_offcpu.collect.kernel_totals.budgets import account_sample
 from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.events import EventSpec
@@ -42,10 +42,11 @@ class Span:
 
 def lost_records(lost: Mapping[int, int]) -> Iterator[bytes]:
     """Yield a LOST_SAMPLES record for each event and CPU, by its id, that lost records to a full ring."""
+    zeros = {field.name: 0 for field in TRAILER.active(SAMPLE_TYPE)}
     for event_id, count in lost.items():
         if count:
-            values = {"lost": count}
-            yield pack_record(RecordType.LOST_SAMPLES, 0, values, trailer(identifier=event_id), NATIVE)
+            trailer = TRAILER.pack(zeros | {"identifier": event_id}, NATIVE, SAMPLE_TYPE)
+            yield pack_record(RecordType.LOST_SAMPLES, 0, {"lost": count}, trailer, NATIVE)
 
 
 def counters_event(support: Support) -> EventSpec:

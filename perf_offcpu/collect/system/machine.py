@@ -42,12 +42,13 @@ def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[i
     }
     bodies: dict[int, bytes] = {bit: text_body(text, NATIVE) for bit, text in texts.items() if text}
     wall_ns, clock_ns = clock_pair
+    memory = re.search(r"^MemTotal:\s+(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
     resolution_ns = max(1, round(time.clock_getres(clock.CLOCKID) * 1e9))
     return bodies | {
         Feature.NRCPUS: feature_body(
             Feature.NRCPUS, NATIVE, available=max(present_cpus()) + 1, online=len(online_cpus())
         ),
-        Feature.TOTAL_MEM: feature_body(Feature.TOTAL_MEM, NATIVE, kb=_total_memory_kb()),
+        Feature.TOTAL_MEM: feature_body(Feature.TOTAL_MEM, NATIVE, kb=int(memory[1]) if memory else 0),
         Feature.CMDLINE: cmdline_body(argv, NATIVE),
         Feature.PMU_MAPPINGS: feature_body(Feature.PMU_MAPPINGS, NATIVE, mappings=_pmus()),
         Feature.CLOCKID: feature_body(Feature.CLOCKID, NATIVE, resolution=resolution_ns),
@@ -74,11 +75,6 @@ def _cpu_field(name: str) -> str:
     """Return a field of the first CPU in /proc/cpuinfo; "" where this architecture has no such field."""
     found = re.search(rf"^{name}\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
     return found[1].strip() if found else ""
-
-
-def _total_memory_kb() -> int:
-    found = re.search(r"^MemTotal:\s+(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
-    return int(found[1]) if found else 0
 
 
 def _pmus() -> list[dict[str, object]]:

@@ -76,7 +76,7 @@ _RECORDING = """
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options, and the command to run."""
-    from perf_offcpu.collect.states import ShortWaits
+    from perf_offcpu.collect.bpf.config import ShortWaits
 
     targets = parser.add_argument_group("target: whose waits are recorded")
     add_options(targets, _TARGETS, cgroup=LIST, duration={"type": float})

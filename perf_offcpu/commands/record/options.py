@@ -26,10 +26,10 @@ _MOST_RATE = 10**9
 
 def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
     """Return the recording that a command line asks for; raise UsageError if it is impossible."""
+    from perf_offcpu.collect.bpf.config import ShortWaits, parse_states
     from perf_offcpu.collect.events.parser import DEFAULT_EVENT, parse_events
     from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
     from perf_offcpu.collect.rings.rings import parse_ring_size
-    from perf_offcpu.collect.states import ShortWaits, parse_states
     from perf_offcpu.collect.targets import choose_target
     from perf_offcpu.commands.record.call_graph import choose_call_graph
 

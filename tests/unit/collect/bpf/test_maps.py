@@ -11,10 +11,10 @@ import pytest
 
 from perf_offcpu.abi import offcpu
 from perf_offcpu.abi.counters import BUDGET
+from perf_offcpu.collect.bpf.config import MODES
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.kernel_facts import explore
 from perf_offcpu.collect.bpf.maps import UserStacks
-from perf_offcpu.collect.states import MODES
 from perf_offcpu.collect.system.btf import Btf
 from perf_offcpu.errors import CapabilityError
 from perf_offcpu.resources import bpf_dir
