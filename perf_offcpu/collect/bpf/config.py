@@ -63,7 +63,7 @@ class WaitOptions:
     threshold_ns: int = DEFAULT_THRESHOLD_NS
     """Shortest wait that becomes a sample; 0: every wait."""
     short_waits: ShortWaits = ShortWaits.STACKS
-    """What to do with shorter waits."""
+    """Choice for shorter waits."""
     min_block_ns: int = 0
     """Shorter waits are left out and counted."""
     max_rate: int = 0

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derive from the config and the running kernel the tracepoints, the preprocessor constants and the control
-values of the BPF program.
+"""Derive tracepoints, preprocessor constants and control values of the BPF program from config and kernel.
 
 bpf/off_cpu.bpf.c and bpf/targets.h explain the constants at their top.
 """

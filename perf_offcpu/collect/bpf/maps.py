@@ -201,7 +201,7 @@ class ProgramMaps:
         return _side_by_side(keys, sums)
 
     def _next_generation(self, epoch: bool = False) -> int:
-        """Begin a new generation, or epoch of sent callers; return the former, to which no program writes."""
+        """Begin a new generation, with `epoch` also one of sent callers; return the former, now complete."""
         past = int(self._control["generation"])
         self.set_control(generation=past + 1, **({"epoch": past + 1} if epoch else {}))
         self.wait_for_programs()
