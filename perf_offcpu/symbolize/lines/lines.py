@@ -21,6 +21,7 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.cache import DiskCache, cache_name
 from perf_offcpu.errors import FormatError
+from perf_offcpu.files import allocated_bytes
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import U64
 from perf_offcpu.objects.debug_files import open_debug
@@ -32,7 +33,8 @@ from perf_offcpu.symbolize.lines.symcache import Calls, Symcache
 KIND: Final = "lines10"
 """Kind of cache file; the number changes with symcache.VERSION and with the columns."""
 MAX_FILE: Final = 8 << 30
-_SECONDS: Final = 300
+SECONDS: Final = 300
+"""Most CPU time for the DWARF of one object."""
 _MEMORY_FLOOR: Final = 2 << 30
 _MEMORY_PER_BYTE: Final = 12
 _WORKER: Final = os.path.join(os.path.dirname(__file__), "worker.py")
@@ -74,12 +76,13 @@ class Lines:
         return self.table.lookup(addresses - np.uint64(self.base))
 
 
-def load_lines(path: str, build_id: bytes, search: Search) -> Lines:
+def load_lines(path: str, build_id: bytes, search: Search, seconds: float = SECONDS) -> Lines:
     """Load the source lines of an object.
 
     Args:
         path, build_id: the file of its symbols.
         search: where its debug file is looked up, and where tables are kept.
+        seconds: what reading its DWARF may take, at most SECONDS.
 
     Raises:
         NoLines: there are none.
@@ -93,17 +96,18 @@ def load_lines(path: str, build_id: bytes, search: Search) -> Lines:
             if dwarf is None:
                 raise NoLines
             base = int(dwarf.loads["p_vaddr"][0]) if len(dwarf.loads) else 0
-            return Lines(_table(dwarf, search.cache), base, dwarf.section_named(_ALTLINK) is not None)
+            is_shared = dwarf.section_named(_ALTLINK) is not None
+            return Lines(_table(dwarf, search.cache, seconds), base, is_shared)
     except (OSError, FormatError):
         raise NoLines from None
 
 
-def _table(dwarf: ElfImage, cache: DiskCache | None) -> Symcache:
+def _table(dwarf: ElfImage, cache: DiskCache | None, seconds: float) -> Symcache:
     """Return the table of a file, from the cache if it is kept there."""
     name = cache_name(KIND, dwarf.build_id, dwarf.source.identity)
     columns = cache.read(name) if cache else None
     if columns is None or not columns.keys() >= {"symcache", "has_lines"}:
-        data = np.frombuffer(_make(dwarf), np.uint8)
+        data = np.frombuffer(_make(dwarf, min(SECONDS, int(seconds))), np.uint8)
         has_lines = Symcache(data.data, dwarf.path).has_lines()
         columns = {"symcache": data, "has_lines": np.zeros(int(has_lines), np.uint8)}
         if cache:
@@ -113,16 +117,19 @@ def _table(dwarf: ElfImage, cache: DiskCache | None) -> Symcache:
     return Symcache(columns["symcache"].data, dwarf.path)
 
 
-def _make(dwarf: ElfImage) -> bytes:
+def _make(dwarf: ElfImage, seconds: int) -> bytes:
     """Make a symcache of the DWARF of an object, by the worker."""
     import subprocess  # not needed for tables in the cache
     import tempfile
 
     if dwarf.source.size > MAX_FILE:
         raise NoLines(losses.DWARF_TOO_LARGE)
-    memory = max(_MEMORY_FLOOR, _MEMORY_PER_BYTE * dwarf.source.size)
+    if seconds <= 0:
+        raise NoLines(losses.DWARF_STOPPED, "the time for all objects is used up")
+    # A hole costs its author nothing, so only what is on the disk counts.
+    memory = max(_MEMORY_FLOOR, _MEMORY_PER_BYTE * allocated_bytes(os.fstat(dwarf.source.fd)))
     with tempfile.TemporaryFile() as out:
-        command = [sys.executable, "-P", _WORKER, str(dwarf.source.fd), str(memory), str(_SECONDS)]
+        command = [sys.executable, "-P", _WORKER, str(dwarf.source.fd), str(memory), str(seconds)]
         try:
             done = subprocess.run(
                 command,
@@ -130,7 +137,7 @@ def _make(dwarf: ElfImage) -> bytes:
                 stdout=out,
                 stderr=subprocess.PIPE,
                 pass_fds=[dwarf.source.fd],
-                timeout=2 * _SECONDS,
+                timeout=2 * seconds,
                 check=False,
             )
         except subprocess.TimeoutExpired:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Final
+
 import numpy as np
 
 from perf_offcpu import losses
@@ -14,6 +17,9 @@ from perf_offcpu.objects.search import Search
 from perf_offcpu.symbolize.frames import InlinedFunctions, SymbolNames
 from perf_offcpu.symbolize.lines.lines import Lines, NoLines, load_lines
 from perf_offcpu.symbolize.lines.symcache import Calls, Symcache
+
+TOTAL_SECONDS: Final = 600
+"""Time for the DWARF of all objects of a recording; tables in the cache take nearly none."""
 
 
 class LineNames:
@@ -30,6 +36,7 @@ class LineNames:
     def __init__(self, strings: Strings, search: Search, unresolved: Losses, *, inline: bool) -> None:
         self.strings, self.search, self.unresolved, self.inline = strings, search, unresolved, inline
         self.inlined = InlinedFunctions()
+        self._seconds = float(TOTAL_SECONDS)
 
     def add(self, elf: ElfFile, addresses: U64, rows: I64, names: SymbolNames, shown: str) -> None:
         """Fill in `file` and `line` of some rows of `names`, and add the functions inlined there.
@@ -38,12 +45,15 @@ class LineNames:
             addresses: of these rows, as in the file.
             shown: name of the object in messages.
         """
+        began = time.monotonic()
         try:
-            lines = load_lines(elf.path, elf.build_id, self.search)
+            lines = load_lines(elf.path, elf.build_id, self.search, self._seconds)
         except NoLines as problem:
             if problem.cause is not None:
                 self.unresolved.add(problem.cause.about(shown, problem.detail), len(addresses))
             return
+        finally:
+            self._seconds -= time.monotonic() - began
         nameless = self._put(lines, lines.lookup(addresses), rows, names)
         if lines.shared:
             self.unresolved.add(losses.DWARF_SHARED.about(shown), nameless)

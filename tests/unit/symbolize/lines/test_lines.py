@@ -187,9 +187,18 @@ class TestWorker:
         (tmp_path / "symbolic" / "__init__.py").touch()
         (tmp_path / "symbolic" / "debuginfo.py").write_text(fault)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        monkeypatch.setattr(lines, "_SECONDS", 1)
+        monkeypatch.setattr(lines, "SECONDS", 1)
         with pytest.raises(NoLines, match=re.escape(losses.DWARF_STOPPED.text)):
             loaded(program)
+
+    def test_without_time_left_only_tables_in_the_cache_are_used(self, program: Path, tmp_path: Path) -> None:
+        search = Search(cache=DiskCache(str(tmp_path / "cache")))
+        arguments = str(program), elf_build_id(str(program)), search
+        with pytest.raises(NoLines, match=re.escape(losses.DWARF_STOPPED.text)) as refused:
+            load_lines(*arguments, seconds=0)
+        assert "used up" in refused.value.detail
+        load_lines(*arguments)
+        load_lines(*arguments, seconds=0)
 
     def test_a_file_too_large_is_not_tried(self, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(lines, "MAX_FILE", 100)
