@@ -19,7 +19,6 @@ SHN_LORESERVE: Final = 0xFF00
 """Section numbers from here on are not sections: SHN_ABS, SHN_COMMON, SHN_XINDEX."""
 NT_GNU_BUILD_ID: Final = 3
 
-
 ElfClass = enum.IntEnum("ElfClass", "BITS32 BITS64")
 """EI_CLASS: the size of addresses."""
 

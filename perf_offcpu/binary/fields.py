@@ -54,7 +54,6 @@ Shape = Any
 Condition = enum.IntFlag | Callable[[Shape], object]
 Count = int | str | Callable[[Shape], int]
 
-
 Type: TypeAlias = "Int | Special | Layout"
 
 

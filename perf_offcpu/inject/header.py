@@ -36,7 +36,6 @@ _DROPPED = {
     Feature.BRANCH_STACK,  # set where samples have a branch stack: perf insists on it then
 }
 
-
 _NEEDED = SampleType.IP | SampleType.TID | SampleType.TIME | SampleType.PERIOD | SampleType.RAW
 _STACK = SampleType.REGS_USER | SampleType.STACK_USER
 

@@ -43,7 +43,6 @@ _ODD_SIZES = (
 _SHORT_WINDOW = 4096
 """Bytes of the first walk after such a record: a walk on into its blob is for nothing."""
 
-
 _Part = tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint16], NDArray[np.uint16]]
 """Places, types, miscs and sizes of consecutive records."""
 
