@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from perf_offcpu.binary.gather import Rows, gather
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool, Table, column
 from perf_offcpu.model.recording import Samples
-from perf_offcpu.perfdata.events import Events
+from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.tracing_data import TracepointFormat, tracepoint_formats
@@ -95,6 +96,10 @@ def may_hold_switches(events: Events) -> bool:
     )
 
 
+def _kind_of(spec: EventSpec) -> tuple[int, int]:
+    return int(spec.attr.type), int(spec.attr.config)
+
+
 class SwitchDecoder:
     """Finds context switches in a recording, chunk by chunk.
 
@@ -107,6 +112,10 @@ class SwitchDecoder:
         self.features, self.counters = features, counters
         self._formats: dict[int, TracepointFormat] = {}
         self._body = b""
+        self._specs: Sequence[EventSpec] = ()
+        self._count = 0
+        self._first: dict[tuple[int, int], int] = {}
+        self._has_switch_records = False
 
     def of_samples(
         self,
@@ -123,16 +132,27 @@ class SwitchDecoder:
             ok: bool[n], False for samples that are damaged.
             samples: their model rows; `callchain` is copied.
         """
-        kinds = [(spec.attr.type, spec.attr.config) for spec in events.specs]
-        if kinds[number] == (PerfType.SOFTWARE, SoftwareConfig.CONTEXT_SWITCHES) and any(
-            spec.attr.flags & AttrFlag.CONTEXT_SWITCH for spec in events.specs
-        ):  # taken of the thread that goes out, just before its SWITCH record
+        self._read_kinds(events.specs)
+        kind, config = _kind_of(events.specs[number])
+        if (kind, config) == (
+            PerfType.SOFTWARE,
+            SoftwareConfig.CONTEXT_SWITCHES,
+        ) and self._has_switch_records:
+            # taken of the thread that goes out, just before its SWITCH record
             return _rows(samples, SwitchKind.STACK).take(ok & (samples.time_ns > 0))
-        one = self._format(kinds[number][1]) if kinds[number][0] == PerfType.TRACEPOINT else None
-        is_repeated = kinds[number] in kinds[:number]  # each switch counts once
+        one = self._format(config) if kind == PerfType.TRACEPOINT else None
+        is_repeated = self._first[kind, config] != number  # each switch counts once
         if one is None or "raw" not in columns.arrays or is_repeated:
             return Switches()
         return self._of_tracepoint(one, _Raw(data, columns.arrays["raw"], ok, one, events.order), samples)
+
+    def _read_kinds(self, specs: Sequence[EventSpec]) -> None:
+        """Read the kinds of all events, once for each list of them: a recording can have thousands."""
+        if specs is self._specs and len(specs) == self._count:
+            return
+        self._specs, self._count = specs, len(specs)
+        self._first = {_kind_of(spec): row for row, spec in reversed(list(enumerate(specs)))}
+        self._has_switch_records = any(spec.attr.flags & AttrFlag.CONTEXT_SWITCH for spec in specs)
 
     def _format(self, config: int) -> TracepointFormat | None:
         body = self.features.bodies.get(Feature.TRACING_DATA, b"")
