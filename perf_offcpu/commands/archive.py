@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     saved = pack(args, output)
     for name, why in sorted(saved.missing.items()):
         print(f"perf-offcpu archive: not packed: {printable(name)}: {printable(why)}", file=sys.stderr)
-    size = os.path.getsize(output) / 2**20
+    size = os.path.getsize(output) / 2**20  # direct: only the number is shown
     print(f"perf-offcpu archive: {saved.files} files with symbols, {size:.1f} MB in {printable(output)}")
     return 0
 
