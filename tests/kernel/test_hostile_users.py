@@ -19,6 +19,9 @@ from pathlib import Path
 import pytest
 from conftest import TESTS
 
+from perf_offcpu.commands.record.fewer_rights import READING, run_with_fewer_rights
+from perf_offcpu.errors import RecordingError
+
 NOBODY = 65534
 AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
 SECRET = b"root:the-secret-of-root:19000:0:99999:7:::\n"
@@ -303,3 +306,25 @@ def test_variables_of_root_itself_are_believed(place: Path) -> None:
     done = subprocess.run(words, cwd=place, env=environment, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0 and b"ignored" not in done.stderr, done.stderr.decode()
     assert list(own.iterdir())
+
+
+def test_symbols_are_kept_without_rights_of_root_but_reading(capfd: pytest.CaptureFixture[str]) -> None:
+    def show() -> None:
+        print(Path("/proc/self/status").read_text())
+        with pytest.raises(PermissionError):
+            os.chown("/proc/self/status", 1, 1)
+        with pytest.raises(PermissionError):
+            os.setuid(NOBODY)
+
+    assert run_with_fewer_rights(show)
+    fields = dict(line.split(":\t", 1) for line in capfd.readouterr().out.splitlines() if ":\t" in line)
+    assert int(fields["CapEff"], 16) == int(fields["CapPrm"], 16) == READING
+    assert int(fields["CapInh"], 16) == 0 and fields["NoNewPrivs"] == "1"
+
+
+def test_what_goes_wrong_there_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise RecordingError("the disk is full")
+
+    assert not run_with_fewer_rights(fail)
+    assert capfd.readouterr().err == "perf-offcpu record: the disk is full\n"

@@ -65,9 +65,15 @@ def run(args: argparse.Namespace) -> int:
         for line in summary_lines(summary, args.verbose):
             _say(line)
     if args.buildid_cache:
-        for line in keep_symbols(summary.path):
-            if not args.quiet:
-                _say(f"[ perf-offcpu record: {printable(line)} ]")
+        from perf_offcpu.commands.record.fewer_rights import run_with_fewer_rights
+
+        def keep() -> None:
+            for line in keep_symbols(summary.path):
+                if not args.quiet:
+                    _say(f"[ perf-offcpu record: {printable(line)} ]")
+
+        if not run_with_fewer_rights(keep):
+            return 1
     return summary.status
 
 

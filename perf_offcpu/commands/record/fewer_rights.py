@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a function in a process that may read files of others, and has few other rights of root.
+
+`record --buildid-cache` parses files that other users made. The process that does so cannot load BPF
+programs or modules, mount, change owners or users, nor get such rights again by execve. It is no sandbox:
+looking below /proc/PID/root takes CAP_SYS_PTRACE, and files of root stay its own.
+
+Source: capabilities(7), capset(2), prctl(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Final
+
+from perf_offcpu.errors import PerfOffcpuError
+
+_DAC_READ_SEARCH: Final = 2
+_SYS_PTRACE: Final = 19
+_SYSLOG: Final = 34
+READING: Final = 1 << _DAC_READ_SEARCH | 1 << _SYS_PTRACE | 1 << _SYSLOG
+"""Capabilities to read programs of others, files below /proc/PID/root, and addresses in /proc/kallsyms."""
+_VERSION_3: Final = 0x20080522
+_PR_SET_NO_NEW_PRIVS: Final = 38
+
+
+def run_with_fewer_rights(work: Callable[[], None]) -> bool:
+    """Run a function in a forked process with the capabilities of READING; return whether it succeeded."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings(action="ignore"):  # Python 3.12, where other threads exist
+        pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1] == 0
+    status = 1
+    try:
+        keep_capabilities(READING)
+        work()
+        status = 0
+    except (PerfOffcpuError, OSError) as problem:
+        print(f"perf-offcpu record: {problem}", file=sys.stderr)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def keep_capabilities(kept: int) -> None:
+    """Give up all capabilities of this process but some, for good.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
+    words = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: low words, then high words
+    if libc.capget(header, words):
+        raise OSError(ctypes.get_errno(), "capabilities cannot be read")
+    for row, shift in ((0, 0), (3, 32)):
+        permitted = words[row + 1] & kept >> shift & 0xFFFFFFFF
+        words[row], words[row + 1], words[row + 2] = permitted, permitted, 0
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.capset(header, words):
+        raise OSError(ctypes.get_errno(), "capabilities cannot be given up")
