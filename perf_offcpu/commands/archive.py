@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import tarfile
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from perf_offcpu.commands.shared.inputs import RECORDING, add_one_input, check_ownership
 from perf_offcpu.commands.shared.option_tables import add_options
+from perf_offcpu.directories import Directory
 from perf_offcpu.errors import FormatError, UsageError
+from perf_offcpu.files import FileRefusedError, open_regular
 from perf_offcpu.text import printable
 
 if TYPE_CHECKING:
@@ -109,11 +112,27 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
             if copies and not args.keep_stack_bytes:
                 _add_without_stacks(archive, args.input, output, search)
             else:
-                archive.add(args.input, RECORDING)
+                _add_recording(archive, args.input)
             store = TarStore(archive, SYMBOLS)
             saved = SymbolSaver(recording, store, symbols, debug=not args.no_debug).save()
         made.commit()
     return saved
+
+
+def _add_recording(archive: tarfile.TarFile, path: str) -> None:
+    """Add the recording: of a directory its regular files. A link to the recording is followed."""
+    if not os.path.isdir(path):  # direct: asks for the kind of what the user named
+        _add_file(archive, open_regular(path), RECORDING)
+        return
+    with Directory.named(path) as directory:
+        for name in directory.names():
+            with contextlib.suppress(FileRefusedError):  # no recorder makes another kind of file that is read
+                _add_file(archive, directory.open_regular(name), f"{RECORDING}/{name}")
+
+
+def _add_file(archive: tarfile.TarFile, fd: int, name: str) -> None:
+    with open(fd, "rb") as file:
+        archive.addfile(archive.gettarinfo(arcname=name, fileobj=file), file)
 
 
 def _add_without_stacks(archive: tarfile.TarFile, path: str, output: str, search: Search) -> None:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tarfile
 import time
 import tracemalloc
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from builders.recording import sample, write
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType
+from perf_offcpu.cli import main
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.decode.switches.events import _states
 from perf_offcpu.errors import FormatError
@@ -159,3 +162,17 @@ def recording_of_events(directory: Path, count: int) -> Path:
     events = [EventSpec(attr, f"event{row}", (1000 + row,)) for row in range(count)]
     samples = [sample(spec, pid=70, tid=70, time=5000) for spec in events]
     return write(directory / "perf.data", events, samples)
+
+
+def test_an_archive_holds_the_recording_that_a_link_leads_to_and_no_link(tmp_path: Path) -> None:
+    demo = Path(__file__).resolve().parents[1] / "data" / "demo.data"
+    (tmp_path / "directory").mkdir()
+    shutil.copy(demo, tmp_path / "directory" / "data")
+    (tmp_path / "directory" / "data.1").symlink_to("/etc/passwd")
+    (tmp_path / "link").symlink_to(demo)
+    for name, member in (("link", "perf.data"), ("directory", "perf.data/data")):
+        output = tmp_path / f"{name}.tar"
+        assert main(["archive", "--symfs", str(tmp_path), "-i", str(tmp_path / name), "-o", str(output)]) == 0
+        with tarfile.open(output) as archive:
+            (packed,) = (one for one in archive if one.name.startswith("perf.data"))
+            assert packed.isreg() and packed.name == member and packed.size == demo.stat().st_size
