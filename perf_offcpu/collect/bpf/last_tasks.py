@@ -105,6 +105,8 @@ def parse_tasks(raw: bytes, header: SharedHeader, end_ns: int, with_budget: bool
             at += 8 * number
         rows.append(row)
     tasks = np.concatenate([np.empty(0, task), *rows])
+    # A task that began to wait after the end has not waited in this recording.
+    tasks["waits"] *= tasks["switch_out_ns"] < end_ns
     kept = np.concatenate([np.empty(0, budget), *budgets])
     if with_budget:
         _complete(kept, tasks, header, end_ns)
