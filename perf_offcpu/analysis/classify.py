@@ -41,6 +41,7 @@ from perf_offcpu.analysis.program_rules import Rules
 from perf_offcpu.analysis.wait_classes import BY_LABEL, WaitClass, Work
 from perf_offcpu.model.columns import I32, I64, U8, Bool
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.program_rule import ProgramRule
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import mutable
 
@@ -59,6 +60,8 @@ class Waits:
     syscall: I32  # int32[n], index into syscall_names
     syscall_names: list[str]  # "" if it is not known; a number without a name as text
     for_work: Bool  # bool[n], waits for the next piece of work
+    rule: I32  # int32[n], index into rules: the rule of a program that decided; -1 for none
+    rules: tuple[ProgramRule, ...]
 
 
 def classify(profile: Profile) -> Waits:
@@ -73,7 +76,7 @@ def classify(profile: Profile) -> Waits:
     columns = [fact.astype(np.int64) for fact in facts]
     first, of = group(*columns)
     classes, syscalls = np.empty(len(first), np.uint8), np.empty(len(first), np.int32)
-    for_work = np.zeros(len(first), np.bool_)
+    for_work, ruled = np.zeros(len(first), np.bool_), np.full(len(first), _NONE, np.int32)
     names: dict[str, int] = {"": 0}
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
     for at, (row, number, state, was_preempted, is_wait, of_comm) in enumerate(rows):
@@ -86,26 +89,28 @@ def classify(profile: Profile) -> Waits:
         rule = programs.find(evidence.rules, found, name, profile.strings[of_comm]) if is_wait else None
         if rule and rule.wait_class:
             found = BY_LABEL[rule.wait_class]
+        if rule:
+            ruled[at] = programs.rules.index(rule)
         classes[at] = found
         for_work[at] = is_for_work if rule is None or rule.for_work is None else rule.for_work
-    return Waits(classes[of], syscalls[of], list(names), for_work[of])
+    return Waits(classes[of], syscalls[of], list(names), for_work[of], ruled[of], programs.rules)
 
 
-def of_idle_threads(profile: Profile, waits: Waits) -> Bool:
+def of_idle_threads(profile: Profile, for_work: Bool) -> Bool:
     """Return bool[samples]: the samples of idle threads.
 
     Args:
         profile: all samples of the threads, of all events.
-        waits: `classify(profile)`.
+        for_work: bool[samples], see `Waits`.
     """
     samples = profile.samples
     first, of = group(samples.tid, samples.pid)
     counts_time = np.array([*(event.unit == "ns" for event in profile.evsels), False])[samples.evsel]
     period = np.where(counts_time, samples.period, 0)
     all_time = sum_by(of, period, len(first))
-    for_work = sum_by(np.where(waits.for_work, of, -1), period, len(first))
+    work_time = sum_by(np.where(for_work, of, -1), period, len(first))
     # Without products of whole sums: they could leave 63 bits.
-    idle: Bool = (for_work > 0) & (all_time - for_work <= all_time // 100 * (100 - _IDLE_PERCENT))
+    idle: Bool = (work_time > 0) & (all_time - work_time <= all_time // 100 * (100 - _IDLE_PERCENT))
     return idle[of]
 
 

@@ -35,8 +35,10 @@ def group(*columns: NDArray[Any]) -> tuple[I64, I64]:
     key, size = _dense(columns[0])
     for column in columns[1:]:
         other, other_size = _dense(column)
-        if size > np.iinfo(np.int64).max // other_size:
+        if size * other_size > _table_size(len(key)):  # ranks are often few enough to need no sorting
             key, size = _ranked(key, size)
+            if size * other_size > _table_size(len(key)):
+                other, other_size = _ranked(other, other_size)
         key, size = key * other_size + other, size * other_size
     of, groups = _ranked(key, size)
     first = np.empty(groups, np.int64)

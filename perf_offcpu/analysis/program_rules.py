@@ -194,7 +194,7 @@ PROGRAM_RULES = (
     ),
 )
 
-_DECORATION = re.compile(r"(?:\(.*|@.*|\.(?:abi0|abiinternal|constprop|isra|part|cold|llvm|lto_priv)\b.*)")
+DECORATION = re.compile(r"(?:\(.*|@.*|\.(?:abi0|abiinternal|constprop|isra|part|cold|llvm|lto_priv)\b.*)")
 """What follows the name of a function: parameters, a version, a suffix of a compiler."""
 _NEVER = (WaitClass.RUNQUEUE, WaitClass.FAULT)
 
@@ -212,13 +212,13 @@ class Rules:
     def __init__(self, rules: Sequence[ProgramRule] = ()) -> None:
         self.rules = (*rules, *PROGRAM_RULES)
         self.by_comm = any(rule.comm for rule in self.rules)
-        self._frames = [_pattern(rule.frames) for rule in self.rules]
-        self._any_frame = _pattern(" ".join(rule.frames for rule in self.rules if rule.frames))
+        self._frames = [pattern(rule.frames) for rule in self.rules]
+        self._any_frame = pattern(" ".join(rule.frames for rule in self.rules if rule.frames))
         self._without_frames = sum(1 << at for at, rule in enumerate(self.rules) if not rule.frames)
 
     def of_function(self, function: str) -> int:
         """Return the rules whose condition on frames a function meets: bit i for the rule i."""
-        name = _DECORATION.sub("", function)
+        name = DECORATION.sub("", function)
         if not (self._any_frame.fullmatch(name) or self._any_frame.fullmatch(function)):
             return 0
         return sum(
@@ -251,11 +251,12 @@ def _fits(rule: ProgramRule, wait_class: WaitClass, syscall: str, comm: str) -> 
             return False
     elif wait_class in _NEVER:
         return False
-    if rule.syscall and not _pattern(rule.syscall).fullmatch(syscall):
+    if rule.syscall and not pattern(rule.syscall).fullmatch(syscall):
         return False
-    return not rule.comm or _pattern(rule.comm).fullmatch(comm) is not None
+    return not rule.comm or pattern(rule.comm).fullmatch(comm) is not None
 
 
 @functools.cache
-def _pattern(expressions: str) -> re.Pattern[str]:
+def pattern(expressions: str) -> re.Pattern[str]:
+    """Return the pattern of whole names that any of the expressions matches; "" matches none."""
     return re.compile("|".join(f"(?:{one})" for one in expressions.split()) or r"(?!)")

@@ -73,7 +73,7 @@ def select_samples(profile: Profile, selection: Selection) -> Profile:
     waits = classify(profile) if selection.classes or selection.idle != "show" else None
     rows = _of_waits(profile, selection, waits)
     if selection.idle != "show" and waits is not None:
-        idle = of_idle_threads(profile, waits)
+        idle = of_idle_threads(profile, waits.for_work)
         rows &= idle == (selection.idle == "only")
         if selection.idle == "hide":
             profile = _with_idle_noted(profile, idle)

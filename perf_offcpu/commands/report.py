@@ -33,6 +33,9 @@ SORT_KEYS = "comm pid tid cpu event dso symbol state class syscall waker cgroup"
 """Named as perf's sort keys where it has them; see `report.keys`."""
 _ALIASES = {"sym": "symbol", "prev_state": "state"}
 
+_KEPT = "kallsyms vmlinux symfs buildid_dir rules event comm pid tid cpu cgroup time state min_dur".split()
+"""Options that the command of the verdict keeps."""
+
 _ORDERS = ("caller", "callee", "none")
 _OTHER_WORDS = "graph flat fractal folded function address branch percent period count value".split()
 """Words of perf report -g that do not say the order; they are ignored."""
@@ -59,6 +62,7 @@ _OUTPUT = f"""
 -s, --sort KEYS: a table by these keys, separated by commas, instead of by class: {", ".join(SORT_KEYS)}
 --children: a table of functions, too: time of their own, and with their callees
 --limit N: rows of each table, 0 for all (default: {_THREADS}, {_STACKS} stacks; --json: all)
+--no-verdict: leave out the sentences on top that sum up the report
 --json: print a JSON document, weights as integers
 --no-pager: use no pager ($PERF_PAGER, $PAGER, less)
 """
@@ -111,6 +115,8 @@ def run(args: argparse.Namespace) -> int:
         keys=parse_keys(args.sort) or ("class",),
         children=args.children,
         whole_lives=_whole_lives(args),
+        verdict=not args.no_verdict,
+        options=_kept_options(args),
     )
     if args.json:
         import json
@@ -135,6 +141,18 @@ def parse_keys(texts: Iterable[str]) -> tuple[str, ...]:
         if key not in SORT_KEYS:
             raise UsageError(f"--sort: no key '{key}' (known: {', '.join(SORT_KEYS)})")
     return tuple(dict.fromkeys(keys))
+
+
+def _kept_options(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Return the given options of input and selection that have values, for the command of the verdict."""
+    kept = [("-i", path) for path in args.input or ()]
+    for name in _KEPT:
+        value = getattr(args, name)
+        kept += [
+            (f"--{name.replace('_', '-')}", one)
+            for one in ([value] if isinstance(value, str) else value or ())
+        ]
+    return kept if args.idle == "show" else [*kept, ("--idle", args.idle)]
 
 
 def _whole_lives(args: argparse.Namespace) -> bool:

@@ -15,6 +15,8 @@ from perf_offcpu.report.breakdowns import FunctionTable, GroupTable, Histogram
 from perf_offcpu.report.summary import EventRow, StackRow, Summary, ThreadRow
 from perf_offcpu.report.thread_budgets import BudgetTable
 from perf_offcpu.report.totals import Total
+from perf_offcpu.report.verdict import Cause, Place, Verdict
+from perf_offcpu.report.verdict_text import sentences_of
 from perf_offcpu.text import printable
 
 VERSION = 1
@@ -31,6 +33,7 @@ def document(summary: Summary) -> dict[str, Any]:
         "recording": recording | _fields(meta, "first_ns last_ns"),
         "events": [_fields(row, "name unit samples") | _total(row.total) for row in summary.events],
         "subject": subject | {"unit": summary.unit} | _total(summary.total),
+        "verdict": summary.verdict and _verdict(summary.verdict),
         "threads": [_thread(row, summary.beside) for row in summary.threads],
         "more_threads": _cut(summary.more_threads),
         "stacks": [_stack(row) for row in summary.stacks],
@@ -79,6 +82,27 @@ def _frame(name: Name) -> dict[str, str]:
 
 def _cut(more: tuple[int, int]) -> dict[str, int]:
     return {"rows": more[0], "weight": more[1]}
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    blocked = "comm pid tid wait_class function weight since began_before"
+    return {
+        "sentences": sentences_of(verdict),
+        **_fields(verdict, "weight threads others runq idle_threads idle still_blocked command"),
+        "causes": [_cause(cause) for cause in verdict.causes],
+        "longest_blocked": [_fields(one, blocked) for one in verdict.longest_blocked],
+        "loss": verdict.loss and _fields(verdict.loss, "cause count percent of causes"),
+    }
+
+
+def _cause(cause: Cause) -> dict[str, Any]:
+    places = [_fields(place, "function weight") | _waiting(place) for place in cause.places]
+    fields = _fields(cause, "wait_class program meaning weight functions")
+    return fields | _waiting(cause) | {"places": places}
+
+
+def _waiting(row: Cause | Place) -> dict[str, Any]:
+    return {"threads": row.threads.number, "comms": row.threads.comms}
 
 
 def _budget(table: BudgetTable) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
 from perf_offcpu.report import breakdowns
 from perf_offcpu.report.thread_budgets import BudgetTable, budget_table
 from perf_offcpu.report.totals import Total, heaviest, sums_by_label, sums_by_state, totals_of
+from perf_offcpu.report.verdict import Verdict, verdict_of
 from perf_offcpu.structs import frozen
 
 _CAUSE_OF_FLAG = {
@@ -95,6 +96,7 @@ class Summary:
     groups: breakdowns.GroupTable  # by class, or by the sort keys
     functions: breakdowns.FunctionTable | None  # None unless asked for
     histogram: breakdowns.Histogram | None  # of off-cpu time only
+    verdict: Verdict | None  # of off-cpu time only; None unless asked for
     losses: dict[LossCause, int]
     notes: dict[LossCause, int] = field(default_factory=dict)  # causes that lose nothing → samples
 
@@ -116,6 +118,8 @@ def summarize(
     keys: Sequence[str] = ("class",),
     whole_lives: bool = True,
     children: bool = False,
+    verdict: bool = True,
+    options: Sequence[tuple[str, str]] = (),
 ) -> Summary:
     """Sum up a profile.
 
@@ -125,6 +129,8 @@ def summarize(
         keys: keys of `groups`, see `report.keys`.
         children: sum up functions with all that they call.
         whole_lives: the profile has all samples of each thread, so that budgets mean something.
+        verdict: make the verdict.
+        options: see `verdict_of`.
 
     Raises:
         UsageError: an event is not in the recording, or their weights do not add up.
@@ -140,6 +146,8 @@ def summarize(
     waits = classify(subject)
     stacks, more_stacks = _stacks(subject, waits, limits.stacks)
     is_offcpu, counts = _is_offcpu(subject, chosen_events), losses.by_text(profile.losses)
+    lost = {cause: count for cause, count in counts.items() if cause.is_loss}
+    judged = verdict and is_offcpu
     return Summary(
         meta=profile.meta,
         events=[table[row] for row in sorted(table)],
@@ -156,7 +164,10 @@ def summarize(
         groups=breakdowns.group_table(subject, waits, keys, limits.groups),
         functions=breakdowns.function_table(subject, limits.groups) if children else None,
         histogram=breakdowns.histogram(subject.samples) if is_offcpu else None,
-        losses={cause: count for cause, count in counts.items() if cause.is_loss},
+        verdict=verdict_of(profile, chosen, subject, waits, lost, options=options, whole_lives=whole_lives)
+        if judged
+        else None,
+        losses=lost,
         notes=_notes(subject.samples) | {one: count for one, count in counts.items() if not one.is_loss},
     )
 

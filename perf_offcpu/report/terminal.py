@@ -17,6 +17,7 @@ from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import StackRow, Summary
 from perf_offcpu.report.tables import budget, functions, groups, histogram, threads
 from perf_offcpu.report.text_table import cut
+from perf_offcpu.report.verdict_text import sentences_of, wrapped
 from perf_offcpu.text import printable
 
 _INDENT = " " * 12
@@ -24,7 +25,7 @@ _INDENT = " " * 12
 
 def render(summary: Summary, style: Style) -> Iterator[str]:
     """Return the lines of the report, without line ends."""
-    parts = [_recording, _events, threads, budget, groups, functions, _stacks, histogram, _losses]
+    parts = [_recording, _verdict, _events, threads, budget, groups, functions, _stacks, histogram, _losses]
     for lines in parts:
         yield from lines(summary, style)
 
@@ -40,6 +41,12 @@ def _recording(summary: Summary, _: Style) -> Iterator[str]:
         lasted = f"{meta.duration_ns / 1e9:.3f} s from first to last sample"
         yield say.comment(f"Time:      {lasted}{_begin(summary)}")
     yield "#"
+
+
+def _verdict(summary: Summary, _: Style) -> Iterator[str]:
+    if summary.verdict:
+        yield from map(say.comment, wrapped(sentences_of(summary.verdict)))
+        yield "#"
 
 
 def _begin(summary: Summary) -> str:

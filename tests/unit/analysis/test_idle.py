@@ -21,7 +21,7 @@ def is_idle(*waits: tuple[list[str | Code], int, int], cpu: int = 0) -> bool:
     if cpu:
         builder.sample("a", ["main"], cpu, event="cpu-clock")
     profile = builder.build()
-    answers = set(of_idle_threads(profile, classify(profile)).tolist())
+    answers = set(of_idle_threads(profile, classify(profile).for_work).tolist())
     assert len(answers) == 1
     return bool(answers.pop())
 

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Name the function of the program in which each sample waits: the one that a reader would blame.
+
+The innermost function says how a thread sleeps (`epoll_wait`), not why. One rule finds the name, leaf first:
+
+    where a rule of the program decided (`analysis.program_rules`)    only frames outside of the rule's count
+    the innermost named function of the program                        no library or runtime, see below
+    else the function of the rule                                      `take_gil`
+    else the dso of the innermost code without a name                  `[postgres]`
+    else the system call                                               `read()`
+    else none
+
+Libraries and runtimes are known by file (libc, libstdc++, interpreters, the JVM) and by function (wrappers of
+`analysis.wait_classes`, and FUNCTIONS: what is linked into programs, and what leads to their locks).
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from perf_offcpu.analysis.classify import Waits
+from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.program_rules import DECORATION, pattern
+from perf_offcpu.analysis.wait_classes import SYMBOL_VERSION, class_of_wrapper
+from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.structs import frozen
+from perf_offcpu.text import basename, frame_label, printable
+
+_FILES = r"""
+    ld[-.].* lib(c|m|pthread|rt|dl|stdc\+\+|gcc_s|c\+\+|c\+\+abi|unwind|musl)[-.].* \[v(dso|syscall)\]
+    lib(jvm|java|jli|net|nio|zip|jimage|uv|node)\.so.* python[\d.]* libpython.* node(js)?
+"""
+FUNCTIONS = {
+    "libc": r"_start _*libc_start_\w+ start_thread _*clone3? _*(clock_)?nanosleep u?sleep",
+    "C++ and Rust": r"<?(std|core|alloc|__gnu_cxx|__cxxabiv1|parking_lot|parking_lot_core)::.* __gthread_.*",
+    "Go": r"(runtime|syscall|sync|time|internal/.*|runtime/.*|golang\.org/x/sys/.*)\.[^/]*",
+    "JVM": r"L?(java|jdk|sun)[./].* Interpreter call_stub",
+    "CPython": r"_?Py[A-Z]\w* _PyEval_\w+ take_gil",
+    "Node": r"(node|v8)::.* uv_.* Builtins_.*",
+    "postgres": r"""
+        LockAcquire\w* WaitOnLock LWLock\w+ WaitLatch\w* WaitEventSetWait\w* PGSemaphore\w+ pg_f\w*sync\w*
+    """,
+}
+_NAME_LENGTH = 60
+_PARAMETERS = re.compile(r"(?<=[\w>])\(.*")
+
+
+@frozen
+class Causes:
+    """The functions in which n samples wait."""
+
+    names: list[str]  # printable, without parameters; the first is "", not known
+    function: I64  # int64[n], index into names
+
+
+def causes_of(profile: Profile, waits: Waits) -> Causes:
+    """Name the function in which each sample waits.
+
+    Args:
+        waits: `classify(profile)`.
+    """
+    samples, frames, strings = profile.samples, profile.frames, profile.strings
+    first, of = group(samples.stack, waits.rule, waits.syscall)
+    leaf, rule = samples.stack[first].astype(np.int64), waits.rule[first].astype(np.int64)
+    of_rule, start = _of_rules(profile, waits, leaf, rule)
+    is_plain, is_nameless = _kinds(profile)
+    found = _innermost(profile, start, is_plain)
+    found = np.where(found < 0, of_rule, found)
+    found = np.where(found < 0, _innermost(profile, leaf, is_nameless), found)
+    frame = np.append(profile.stacks.frame, -1).astype(np.int64)[found]
+    names: dict[str, int] = {"": 0}
+    numbers = np.empty(len(first), np.int64)
+    for at, (row, call) in enumerate(zip(frame.tolist(), waits.syscall[first].tolist(), strict=True)):
+        if row >= 0:
+            name = _short(frame_label(strings[frames.symbol[row]], strings[frames.dso[row]]))
+        else:
+            name = f"{printable(waits.syscall_names[call])}()" if waits.syscall_names[call] else ""
+        numbers[at] = names.setdefault(name, len(names))
+    return Causes(list(names), numbers[of])
+
+
+def _short(label: str) -> str:
+    name = _PARAMETERS.sub("", SYMBOL_VERSION.sub("", label))
+    return name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 3]}..."
+
+
+def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64, I64]:
+    """Return the outermost node of the rule's frames, and the node from which on a name is looked for.
+
+    Returns:
+        (node, start): int64[n] each; node is -1 where no rule decided.
+    """
+    node, start = np.full(len(leaf), -1, np.int64), leaf.copy()
+    symbols = profile.frames.symbol
+    for number in np.unique(rule[rule >= 0]).tolist():
+        expressions = pattern(waits.rules[number].frames)
+        mine = np.flatnonzero(rule == number)
+        used = np.unique(symbols[profile.stacks.frame[_nodes(profile, leaf[mine])]]).tolist()
+        names = ((symbol, profile.strings[symbol]) for symbol in used)
+        met = [
+            symbol
+            for symbol, name in names
+            if expressions.fullmatch(name) or expressions.fullmatch(DECORATION.sub("", name))
+        ]
+        node[mine] = _outermost(profile, leaf[mine], np.isin(symbols, np.array(met, np.uint32)))
+        start[mine] = np.where(node[mine] >= 0, np.append(profile.stacks.parent, -1)[node[mine]], leaf[mine])
+    return node, start
+
+
+def _kinds(profile: Profile) -> tuple[Bool, Bool]:
+    """Return bool[frames] twice: named functions of programs, and code of programs without a name."""
+    frames, strings = profile.frames, profile.strings
+    files = pattern(_FILES)
+    functions = pattern(" ".join(FUNCTIONS.values()))
+    dsos, of_dso = np.unique(frames.dso, return_inverse=True)
+    own_file = np.array([not files.fullmatch(basename(strings[dso])) for dso in dsos.tolist()], np.bool_)
+    of_program = ~frames.is_kernel() & own_file[of_dso]
+    symbols, of_symbol = np.unique(np.where(of_program, frames.symbol, 0), return_inverse=True)
+    names = (SYMBOL_VERSION.sub("", strings[symbol]) for symbol in symbols.tolist())
+    own_name = np.array(
+        [bool(name) and not functions.fullmatch(name) and class_of_wrapper(name) is None for name in names],
+        np.bool_,
+    )
+    return of_program & own_name[of_symbol], of_program & (frames.symbol == 0)
+
+
+def _innermost(profile: Profile, node: I64, wanted: Bool) -> I64:
+    """Return int64[n]: from each node towards the root, the first one with a wanted frame; -1 for none."""
+    return _walk(profile, node, wanted, first=True)
+
+
+def _outermost(profile: Profile, node: I64, wanted: Bool) -> I64:
+    return _walk(profile, node, wanted, first=False)
+
+
+def _walk(profile: Profile, node: I64, wanted: Bool, *, first: bool) -> I64:
+    parent, frame = profile.stacks.parent, profile.stacks.frame
+    found = np.full(len(node), -1, np.int64)
+    live = np.flatnonzero(node >= 0)
+    at = node[live]
+    while len(live):
+        hit = wanted[frame[at]]
+        found[live[hit]] = at[hit]
+        above = parent[at].astype(np.int64)
+        on = (above >= 0) & ~(hit & first)
+        live, at = live[on], above[on]
+    return found
+
+
+def _nodes(profile: Profile, leaf: I64) -> I64:
+    """Return the nodes of these stacks, each once."""
+    seen = np.zeros(len(profile.stacks), np.bool_)
+    at = np.unique(leaf[leaf >= 0])
+    while len(at):
+        seen[at] = True
+        above = profile.stacks.parent[at]
+        above = above[above >= 0]
+        at = np.unique(above[~seen[above]]).astype(np.int64)
+    return np.flatnonzero(seen)

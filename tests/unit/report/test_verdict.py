@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sentences on top of the report say what its numbers mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders.profile import Code, ProfileBuilder, kernel
+
+from perf_offcpu import losses
+from perf_offcpu.analysis.select import Selection, select_samples
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.report.document import document
+from perf_offcpu.report.style import Style
+from perf_offcpu.report.summary import summarize
+from perf_offcpu.report.terminal import render
+from perf_offcpu.report.verdict import Verdict
+from perf_offcpu.report.verdict_text import sentences_of, time_text, wrapped
+from perf_offcpu.symbolize.load import load_profile
+from perf_offcpu.symbolize.options import SymbolizeOptions
+
+DEMO = Path(__file__).resolve().parents[2] / "data" / "demo.data"
+MS = 10**6
+EPOLL = [kernel("do_syscall_64"), kernel("ep_poll")]
+FUTEX = [kernel("do_syscall_64"), kernel("futex_wait")]
+ROW_LOCK = [
+    "PostgresMain",
+    "heap_update",
+    "XactLockTableWait",
+    "LockAcquire",
+    "ProcSleep",
+    "WaitLatch",
+    *EPOLL,
+]
+WAL = ["PostgresMain", "XLogFlush", "issue_xlog_fsync", kernel("ext4_sync_file")]
+COMMAND = ["PostgresMain", "ReadCommand", "secure_read", *EPOLL]
+
+
+def verdict_of(profile: Profile, **options: Any) -> Verdict:
+    verdict = summarize(profile, **options).verdict
+    assert verdict is not None
+    return verdict
+
+
+def sentences(builder: ProfileBuilder, **options: Any) -> list[str]:
+    return sentences_of(verdict_of(builder.build(), **options))
+
+
+def postgres() -> ProfileBuilder:
+    builder = ProfileBuilder()
+    for tid in range(8):
+        builder.sample("postgres", ROW_LOCK, 110 * MS, tid=tid, pid=tid, state=1, runq_ns=27 * MS)
+    builder.sample("postgres", WAL, 90 * MS, tid=3, pid=3, state=2, runq_ns=5 * MS)
+    builder.sample("walwriter", ["main", "delay", kernel("hrtimer_nanosleep")], 30 * MS, tid=50, state=1)
+    for tid in range(100, 106):
+        builder.sample("postgres", COMMAND, 1000 * MS, tid=tid, pid=tid, state=1)
+    return builder
+
+
+def test_a_row_lock_of_postgres() -> None:
+    assert sentences(postgres()) == [
+        "1.000 s off the CPU in 9 threads: 88 % waits for a heavyweight lock (postgres) in XactLockTableWait "
+        "(postgres, 8 threads); 9 % disk waits in issue_xlog_fsync (postgres, 1 thread); 3 % others.",
+        "22 % of this time was waiting for a CPU (run queue).",
+        "6 threads merely waited for work (6.000 s, not counted above).",
+        "Nothing was lost.",
+        "Next: perf-offcpu report --class lock --comm postgres",
+    ]
+
+
+def test_the_weights_of_a_verdict_add_up() -> None:
+    profile = postgres().build()
+    verdict = verdict_of(profile)
+    assert sum(cause.weight for cause in verdict.causes) + verdict.others == verdict.weight == 1000 * MS
+    assert verdict.weight + verdict.idle == int(profile.samples.period.sum())
+    hidden = select_samples(profile, Selection(idle="hide"))
+    assert (verdict_of(hidden).weight, verdict_of(hidden).idle) == (verdict.weight, verdict.idle)
+    assert verdict_of(hidden).idle_threads == verdict.idle_threads == 6
+
+
+def test_only_idle_threads() -> None:
+    builder = ProfileBuilder().sample("postgres", COMMAND, 3 * MS, state=1)
+    assert sentences(builder) == [
+        "1 thread merely waited for work (3.000 ms).",
+        "Nothing was lost.",
+        "Next: perf-offcpu report --sort comm,class",
+    ]
+
+
+def test_a_selection_of_waits_judges_no_thread_idle() -> None:
+    builder = ProfileBuilder().sample("postgres", COMMAND, 3 * MS, state=1)
+    assert sentences(builder, whole_lives=False)[0].startswith(
+        "3.000 ms off the CPU in 1 thread: 100 % waits"
+    )
+
+
+def test_two_functions_of_one_cause() -> None:
+    builder = ProfileBuilder()
+    for function, weight in (("first", 50), ("second", 30), ("third", 15), ("fourth", 5)):
+        builder.sample("abba", ["main", function, *FUTEX], weight * MS, tid=weight, state=1)
+    assert sentences(builder)[0] == (
+        "100.000 ms off the CPU in 4 threads: 100 % lock waits, among them 50 % in first (abba, 1 thread) "
+        "and 30 % in second (abba, 1 thread)."
+    )
+
+
+def test_many_functions_of_many_names() -> None:
+    builder = ProfileBuilder()
+    for at in range(10):
+        builder.sample(f"t{at}", ["main", f"f{at}", *FUTEX], 10 * MS - at, tid=at, state=1)
+    assert "100 % lock waits in 10 functions (t0, t1 and 8 other names, 10 threads)." in sentences(builder)[0]
+
+
+def test_preempted_threads_wait_for_a_cpu() -> None:
+    builder = ProfileBuilder()
+    for at, function in enumerate(("f", "g", "h")):
+        builder.sample("burner", ["main", function], 10 * MS, tid=at, state=0, flags=SampleFlag.PREEMPTED)
+    assert sentences(builder)[:2] == [
+        "30.000 ms off the CPU in 3 threads: 100 % waits for a CPU (burner, 3 threads).",
+        "100 % of this time was waiting for a CPU (run queue).",
+    ]
+
+
+def test_still_blocked() -> None:
+    builder = ProfileBuilder()
+    still = SampleFlag.STILL_BLOCKED
+    for tid, flags in ((1, still | SampleFlag.BEGAN_BEFORE), (2, still), (3, still)):
+        builder.sample("abba", ["main", "take", *FUTEX], (9 - tid) * MS, tid=tid, state=1, flags=flags)
+    assert sentences(builder)[1] == (
+        "Still blocked at the end: abba 1 in take (lock) for 8.000 ms or longer, abba 2 in take (lock) for "
+        "7.000 ms and 1 more thread."
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "sentence"),
+    [
+        ({}, "Nothing was lost."),
+        ({losses.WAITS_LOST: 1}, "Lost: 1 waits neither sampled nor summed (50 % of the waits)."),
+        (
+            {losses.WAITS_LOST: 1, losses.NO_SYMBOL: 1000},
+            "Lost: 1 waits neither sampled nor summed (50 % of the waits); 1 more cause below.",
+        ),
+        (
+            {losses.BAD_RECORD: 7, losses.NO_SYMBOL: 1000},
+            "Lost: 7 records whose content does not fit their type; 1 more cause below.",
+        ),
+        ({losses.SAMPLES: 7}, "Nothing was lost."),
+    ],
+)
+def test_the_largest_loss(counts: dict[losses.LossCause, int], sentence: str) -> None:
+    builder = ProfileBuilder(losses=counts).sample("a", ["main", *FUTEX], MS, state=1)
+    assert sentence in sentences(builder)
+
+
+@pytest.mark.parametrize(
+    ("comm", "options", "command"),
+    [
+        ("a", [], "convert --flamegraph --class lock --comm a"),
+        ("a b", [], "convert --flamegraph --class lock"),
+        ("a,b", [], "convert --flamegraph --class lock"),
+        (
+            "a",
+            [("-i", "my file"), ("--comm", "x"), ("--class", "lock")],
+            "convert --flamegraph -i 'my file' --class lock --comm a",
+        ),
+        ("a b", [("--comm", "a b")], "convert --flamegraph --comm 'a b' --class lock"),
+    ],
+)
+def test_the_command(comm: str, options: list[tuple[str, str]], command: str) -> None:
+    builder = ProfileBuilder().sample(comm, ["main", *FUTEX], MS, state=1)
+    assert sentences(builder, options=options)[-1] == f"Next: perf-offcpu {command}"
+
+
+def test_weights_near_the_limit() -> None:
+    builder = ProfileBuilder().sample("a", ["main", *FUTEX], 2**60, state=1)
+    builder.sample("b", ["main", kernel("ext4_sync_file")], 2**60, state=2)
+    assert "50 % lock waits in main (a, 1 thread); 50 % disk waits in main" in sentences(builder)[0]
+
+
+def test_no_verdict() -> None:
+    builder = ProfileBuilder().sample("a", ["main"], 5, event="cpu-clock")
+    assert summarize(builder.build()).verdict is None
+    builder.sample("a", ["main"], 5)
+    assert summarize(builder.build(), ["cpu-clock"]).verdict is None
+    assert summarize(builder.build(), verdict=False).verdict is None
+
+
+def test_lines_and_document() -> None:
+    long = ["main", "f" * 60, *FUTEX]
+    builder = ProfileBuilder()
+    for at in range(4):
+        builder.sample(f"a-rather-long-{at}", [Code("g" * 50), *long][at % 2 :], 5 * MS, tid=at, state=1)
+    summary = summarize(builder.build())
+    assert summary.verdict is not None
+    words = sentences_of(summary.verdict)
+    lines = [f"# {line}" for line in wrapped(words)]
+    assert max(map(len, lines)) <= 110 and len(lines) > len(words)
+    text = list(render(summary, Style()))
+    at = text.index(lines[0])
+    assert text[at : at + len(lines)] == lines
+    assert document(summary)["verdict"]["sentences"] == words
+
+
+def test_the_document_of_a_verdict() -> None:
+    made = document(summarize(postgres().build()))["verdict"]
+    assert (made["weight"], made["threads"], made["idle_threads"], made["runq"]) == (
+        1000 * MS,
+        9,
+        6,
+        221 * MS,
+    )
+    assert made["causes"][0] == {
+        "wait_class": "lock",
+        "program": "postgres",
+        "meaning": "a heavyweight lock: a row, a table, a transaction, a buffer pin",
+        "weight": 880 * MS,
+        "functions": 1,
+        "threads": 8,
+        "comms": ["postgres"],
+        "places": [
+            {"function": "XactLockTableWait", "weight": 880 * MS, "threads": 8, "comms": ["postgres"]}
+        ],
+    }
+
+
+def test_the_demo() -> None:
+    profile = load_profile([str(DEMO)], SymbolizeOptions(symfs=str(DEMO.with_suffix(".symfs"))))
+    found = sentences_of(verdict_of(profile))
+    assert found[0] == (
+        "2.010 s off the CPU in 14 threads: 40 % lock waits, among them 14 % in run_worker (locker-a, "
+        "locker-b and 11 other names, 13 threads) and 12 % in run_workers (waiter, 1 thread); 35 % sleep "
+        "waits, among them 12 % in work_on_ledger (locker-a and locker-b, 2 threads); 20 % other waits, "
+        "among them 12 % in wait_for_answer (stuck-reader, 1 thread); 5 % others."
+    )
+    assert found[-1] == "Next: perf-offcpu report --class lock"
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"), [(999, "0.999 us"), (10**6, "1.000 ms"), (10**9 - 1, "1000.000 ms"), (10**9, "1.000 s")]
+)
+def test_times(ns: int, text: str) -> None:
+    assert time_text(ns) == text
