@@ -2,9 +2,10 @@
 """Write Trace Event JSON, for ui.perfetto.dev, chrome://tracing and speedscope.
 
 Each thread is a track. A wait is a slice, named after its innermost function, from switch-out to switch-in;
-the part from wake-up to switch-in lies in it as a slice of its own, "run queue". The same times are thread
-states (`ph:"T"`, which Perfetto shows above the slices). Who woke whom is a flow arrow from a short slice on
-the waker's track to the wait. CPU samples are instants.
+the part from wake-up to switch-in lies in it as a slice of its own, "run queue". Who woke whom is a flow
+arrow from a short slice on the waker's track to the wait. CPU samples are instants. Thread states are in
+Perfetto's native format only: `ph:"T"` is one to Perfetto and a step of an asynchronous event to
+chrome://tracing, which warns of each.
 
 Sums of short waits and samples without a time have a weight but no place: they stand in a process of their
 own, one after the other. So the durations of all slices of category "offcpu" add up to the profile.
@@ -13,8 +14,9 @@ own, one after the other. So the durations of all slices of category "offcpu" ad
 doubles, which is exact that way. Readers also add the two, and two ends at one moment could then come in the
 wrong order: so "run queue" ends a tenth of a nanosecond before its wait, and there is a microsecond between
 two sums. `args` hold no numbers that differ from wait to wait, because speedscope takes them for a part of
-the name. Source of the format: Google's "Trace Event Format", and what reads it:
-src/trace_processor/importers/json of https://github.com/google/perfetto.
+the name. There is no `displayTimeUnit`: "ns" makes some readers take `ts` for nanoseconds. Source of the format:
+Google's "Trace Event Format", and what reads it: src/trace_processor/importers/json of
+https://github.com/google/perfetto.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
         "weights": unit or "events",
         "origin_ns": str(writer.timeline.origin_ns),
     }
-    out.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(facts)},"traceEvents":[')
+    out.write(f'{{"otherData":{json.dumps(facts)},"traceEvents":[')
     separator = "\n"
     for events in writer.events():
         if events:
@@ -127,49 +129,26 @@ class _Writer:
         return joined(*head, *when, ',"args":{', self._args(rows))
 
     def _waits(self, rows: I64) -> Iterator[list[str]]:
-        """Return slices, states and arrows of waits.
+        """Return slices and arrows of waits.
 
         Events of one time are read in the order of the file: so an arrow comes after the wait in which it
         ends, and before the run queue within it.
         """
-        begin, queued, end = self._times(rows)
+        begin, queued, end = (
+            self.timeline.begin_ns[rows],
+            self.wakeups.queued_ns[rows],
+            self.timeline.end_ns[rows],
+        )
         yield self._weighed("offcpu", rows, self._when(self.track[rows], begin, end))
         yield from self._arrows(rows[self.arrow[rows] >= 0])
         late = queued < end
         inner = joined(microseconds((end - queued)[late] - 1), "9")
         when = (picked(self.ids, self.track[rows[late]]), microseconds(queued[late]), ',"dur":', inner)
         yield joined('{"ph":"X","cat":"runqueue","name":"run queue"', *when, "}")
-        yield from self._states(rows)
-
-    def _times(self, rows: I64) -> tuple[I64, I64, I64]:
-        return self.timeline.begin_ns[rows], self.wakeups.queued_ns[rows], self.timeline.end_ns[rows]
 
     def _when(self, tracks: I64, begin_ns: I64, end_ns: I64) -> tuple[Iterable[str], ...]:
         """Return the columns of the members pid, tid, ts and dur."""
         return picked(self.ids, tracks), microseconds(begin_ns), ',"dur":', microseconds(end_ns - begin_ns)
-
-    def _states(self, rows: I64) -> Iterator[list[str]]:
-        """Return thread states: asleep until the wake-up, then runnable; preempted threads runnable only."""
-        begin, queued, end = self._times(rows)
-        preempted = self.details.preempted[rows]
-        queued = np.where(preempted, begin, queued)
-        asleep, runnable = np.flatnonzero(begin < queued), np.flatnonzero(queued < end)
-        yield joined(
-            '{"ph":"T","name":"',
-            picked(self.details.letters, self.details.of[rows[asleep]]),
-            '"',
-            *self._when(self.track[rows[asleep]], begin[asleep], queued[asleep]),
-            ',"args":{"blocked_function":',
-            self._names(rows[asleep]),
-            "}}",
-        )
-        yield joined(
-            '{"ph":"T","name":"',
-            np.where(preempted[runnable], "R+", "R").tolist(),
-            '"',
-            *self._when(self.track[rows[runnable]], queued[runnable], end[runnable]),
-            "}",
-        )
 
     def _arrows(self, rows: I64) -> Iterator[list[str]]:
         """Return short slices on the wakers' tracks, and the two ends of each arrow."""

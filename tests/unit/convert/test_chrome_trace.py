@@ -30,6 +30,7 @@ def events(profile: Profile) -> list[Event]:
     out = io.StringIO()
     FORMATS["chrome-trace"].write(profile, out)
     parsed = json.loads(out.getvalue(), parse_float=Decimal, parse_constant=refuse)
+    assert parsed.keys() == {"otherData", "traceEvents"}, "spall takes displayTimeUnit for the unit of ts"
     found: list[Event] = parsed["traceEvents"]
     return found
 
@@ -107,17 +108,9 @@ def test_the_run_queue_lies_within_the_wait(profile: Profile) -> None:
     ]
 
 
-def test_thread_states(profile: Profile) -> None:
-    states = [one for one in events(profile) if one["ph"] == "T"]
-    assert [(one["tid"], one["name"], ns(one["ts"]), ns(one["dur"])) for one in states] == [
-        (100, "S", 0, 1_000_001),
-        (101, "D", 1_000_000, 1_800),
-        (102, "S", 1_011_000, 8_000),
-        (101, "R", 1_001_800, 700),
-        (102, "R", 1_019_000, 1_000),
-        (102, "R+", 1_029_600, 400),
-    ]
-    assert states[1]["args"] == {"blocked_function": "io"}
+def test_nothing_that_importers_warn_of(profile: Profile) -> None:
+    """Catapult takes `ph:"T"` for a step of an asynchronous event."""
+    assert {one["ph"] for one in events(profile)} <= set("MXisf")
 
 
 def test_an_arrow_from_waker_to_sleeper(profile: Profile) -> None:
