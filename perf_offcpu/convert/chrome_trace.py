@@ -14,7 +14,7 @@ own, one after the other. So the durations of all slices of category "offcpu" ad
 doubles, which is exact that way. Readers also add the two, and two ends at one moment could then come in the
 wrong order: so "run queue" ends a tenth of a nanosecond before its wait, and there is a microsecond between
 two sums. `args` hold no numbers that differ from wait to wait, because speedscope takes them for a part of
-the name. There is no `displayTimeUnit`: "ns" makes some readers take `ts` for nanoseconds. Source of the format:
+the name. There is no `displayTimeUnit`: "ns" makes some readers take `ts` for nanoseconds. Source:
 Google's "Trace Event Format", and what reads it: src/trace_processor/importers/json of
 https://github.com/google/perfetto.
 """
