@@ -15,7 +15,7 @@ from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.analysis.wakeups import Wakeups
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import mutable
@@ -33,9 +33,7 @@ class Details:
     """The distinct sets of details of n samples."""
 
     sets: list[dict[str, str]]  # name → text, printable; unknown details are left out
-    letters: list[str]  # the state's letter of each set; "" where there is none
     of: I64  # int64[n], the set of each sample
-    preempted: Bool  # bool[n], off-cpu samples of threads that were runnable
 
 
 def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -> Details:
@@ -66,6 +64,4 @@ def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -
                 found["woken by"] = "an interrupt"
         found["cgroup"] = profile.cgroups.get(int(samples.cgroup[row]), "")
         sets.append({name: printable(text) for name, text in found.items() if text})
-    letters = [STATES[code].letter for code in state[first].tolist()]
-    preempted = offcpu & np.array([one.letter == "R" for one in STATES])[state]
-    return Details(sets, letters, of, preempted)
+    return Details(sets, of)
