@@ -21,6 +21,9 @@
 #define TASK_FROZEN 0x8000		/* since 6.1 */
 #define TASK_IDLE (TASK_UNINTERRUPTIBLE | TASK_NOLOAD)
 
+/* include/linux/preempt.h: serving a softirq */
+#define SOFTIRQ_OFFSET 0x100
+
 static __always_inline bool is_kernel_thread(struct task_struct *task)
 {
 	return FIELD(u32, task, TASK_FLAGS) & PF_KTHREAD;
@@ -88,22 +91,70 @@ static __always_inline s32 syscall_of(struct task_struct *task, u32 flags)
 #endif
 }
 
+#if OFFCPU_PREEMPT_COUNT == OFFCPU_PREEMPT_COUNT_OF_CPU
+/* Read a per-CPU variable, by its distance from another one, the run queue. */
+static __always_inline void read_of_cpu(struct task_struct *current, s64 distance, void *to,
+					u32 size)
+{
+	void *cfs = FIELD(void *, current, TASK_CFS_RQ);
+	char *rq = FIELD(void *, cfs, CFS_RQ_RQ);
+
+	bpf_probe_read_kernel(to, size, rq + distance);
+}
+#endif
+
+/*
+ * Whether a softirq only handles packets that `current` sends to this machine: its system call has
+ * put them into the CPU's backlog, and serves that when it enables softirqs again. x86 switches to
+ * the stack of interrupts for it, whose end has the calls
+ *
+ *	do_softirq > handle_softirqs > net_rx_action > __napi_poll > process_backlog
+ *
+ * At the end of an interrupt, and in ksoftirqd, softirqs are served for anybody. (Walking the stack
+ * takes 4 us, reading its end 0.1.)
+ */
+static __always_inline bool in_own_softirq(struct task_struct *current)
+{
+#if OFFCPU_IRQ_STACK
+	struct offcpu_irq_stack *stack;
+	u64 end = 0, caller = 0;
+	u32 zero = 0, i;
+	u8 in_use = 0;
+
+	read_of_cpu(current, IRQ_STACK_IN_USE, &in_use, sizeof(in_use));
+	if (!in_use || !FIELD(u32, current, TASK_PID))
+		return false;
+	read_of_cpu(current, IRQ_STACK_PTR, &end, sizeof(end));
+	bpf_probe_read_kernel(&caller, sizeof(caller), (void *)(end - sizeof(caller)));
+	if (caller - OFFCPU_DO_SOFTIRQ >= OFFCPU_DO_SOFTIRQ_SIZE)
+		return false;
+	stack = irq_stack.lookup(&zero);
+	if (!stack || bpf_probe_read_kernel(stack, sizeof(*stack), (void *)(end - sizeof(*stack))))
+		return false;
+#pragma clang loop unroll(disable)
+	for (i = 0; i < IRQ_STACK_WORDS; i++) {
+		barrier_var(i);
+		if (i >= IRQ_STACK_WORDS)
+			break;
+		if (stack->words[i] - OFFCPU_BACKLOG < OFFCPU_BACKLOG_SIZE)
+			return true;
+	}
+#endif
+	return false;
+}
+
 /* Whether this program runs in an interrupt, so that `current` is only the task that it hit. */
 static __always_inline bool in_interrupt(struct task_struct *current)
 {
-#if OFFCPU_PREEMPT_COUNT == OFFCPU_PREEMPT_COUNT_OF_TASK
-	return FIELD(u32, current, PREEMPT_COUNT) & INTERRUPT_MASK;
-#elif OFFCPU_PREEMPT_COUNT == OFFCPU_PREEMPT_COUNT_OF_CPU
-	void *cfs = FIELD(void *, current, TASK_CFS_RQ);
-	char *rq = FIELD(void *, cfs, CFS_RQ_RQ);
 	u32 count = 0;
 
-	/* Both are per-CPU variables: their distance is the same on every CPU. */
-	bpf_probe_read_kernel(&count, sizeof(count), rq + PREEMPT_COUNT);
-	return count & INTERRUPT_MASK;
-#else
-	return false;
+#if OFFCPU_PREEMPT_COUNT == OFFCPU_PREEMPT_COUNT_OF_TASK
+	count = FIELD(u32, current, PREEMPT_COUNT);
+#elif OFFCPU_PREEMPT_COUNT == OFFCPU_PREEMPT_COUNT_OF_CPU
+	read_of_cpu(current, PREEMPT_COUNT, &count, sizeof(count));
 #endif
+	count &= INTERRUPT_MASK;
+	return count == SOFTIRQ_OFFSET ? !in_own_softirq(current) : count;
 }
 
 #endif /* OFFCPU_FACTS_H */

@@ -154,6 +154,14 @@ struct offcpu_scratch {
 	struct offcpu_payload sample;
 };
 
+#if OFFCPU_IRQ_STACK
+#define IRQ_STACK_WORDS 96		/* process_backlog() is within the last 56 in 6.18 */
+struct offcpu_irq_stack {
+	u64 words[IRQ_STACK_WORDS];
+};
+BPF_TABLE("percpu_array", u32, struct offcpu_irq_stack, irq_stack, 1);
+#endif
+
 BPF_TASK_STORAGE(tasks, struct offcpu_task);
 BPF_TABLE("array", u32, struct offcpu_control, control, 1);
 BPF_TABLE("array", u32, struct offcpu_rate, rate, 1);

@@ -58,6 +58,8 @@
  *	OFFCPU_SYSCALLS, OFFCPU_USER_REGISTERS	whether bpf_task_pt_regs() exists
  *	OFFCPU_SCHED_TEXT, OFFCPU_SCHED_TEXT_SIZE	where the scheduler's code is
  *	OFFCPU_WAKE_UP, OFFCPU_WAKE_UP_SIZE	where try_to_wake_up() is
+ *	OFFCPU_IRQ_STACK, IRQ_STACK_*		whether and where the stack of interrupts is
+ *	OFFCPU_DO_SOFTIRQ, OFFCPU_BACKLOG, *_SIZE	where do_softirq() and process_backlog() are
  *	OFFCPU_SWITCH_HAS_STATE			whether sched_switch passes prev_state (since 5.18)
  *	OFFCPU_PREEMPT_COUNT, PREEMPT_COUNT	where the preemption count is
  *	TASK_*, CSS_*, CGROUP_*, KERNFS_*, MM_*, PID_*, CRED_*, REGS_*	offsets of members

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -187,6 +188,57 @@ def test_who_waits_for_a_disk_is_woken_by_the_disk(
         names = set(one.names(samples.waker_stack[row]))
         assert samples.flags[row] & INTERRUPT or "kthread" in names
         assert {"blk_mq_end_request", "blk_update_request"} & names
+
+
+PEERS = """
+import os, select, socket, time
+server = socket.create_server(("127.0.0.1", 0))
+child = os.fork()
+if child:
+    own, _ = server.accept()
+else:
+    own = socket.create_connection(server.getsockname())
+    own.send(b"x")
+poll = select.epoll()
+poll.register(own, select.EPOLLIN)
+for _ in range(30):
+    if child:
+        poll.poll()  # the peer's message wakes from epoll_wait() here, from recv() in the child
+    own.recv(1)
+    time.sleep(0.004)  # the peer sleeps by now
+    own.send(b"x")
+if child:
+    own.recv(1)
+    print(child, os.getpid())
+    os.wait()
+"""
+
+
+@pytest.mark.parametrize("stacks", [True, False], ids=["stacks", "no-stacks"])
+def test_who_receives_on_the_loopback_is_woken_by_the_sender(
+    stacks: bool, perf_offcpu: Command, tmp_path: Path
+) -> None:
+    options = ["-e", "none", *["--waker-stacks"] * stacks, "--off-cpu-thresh", "1"]
+    done = perf_offcpu("record", *options, "--", sys.executable, "-c", PEERS, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    profile = symbolize(load_recording(tmp_path / "perf.data"))
+    one = Run(tmp_path / "perf.data", profile, {})
+    samples = one.samples
+    tids = [int(word) for word in done.stdout.split()]
+    for tid, peer, function in zip(tids, reversed(tids), ("tcp_recvmsg", "epoll_wait"), strict=True):
+        woken = samples.has(SampleFlag.OFFCPU) & (samples.tid == tid) & (samples.wakeup_ns >= 0)
+        stack_of = {row: one.names(samples.stack[row]) for row in np.flatnonzero(woken).tolist()}
+        rows = [row for row, names in stack_of.items() if any(function in name for name in names)]
+        own = [row for row in rows if not samples.flags[row] & INTERRUPT]
+        assert len(rows) >= 25 and len(own) >= len(rows) - 2  # under load ksoftirqd may serve some
+        assert one.wakers(np.array(own)) == {peer}
+        naps = [row for row, names in stack_of.items() if any("nanosleep" in name for name in names)]
+        assert len(naps) >= 25 and (samples.flags[naps] & INTERRUPT).all()
+        senders = [one.names(samples.waker_stack[row]) for row in own if samples.waker_stack[row] >= 0]
+        assert all(names.index("tcp_sendmsg") < names.index("process_backlog") for names in senders)
+        # With the user part; a short wait that became long on the run queue has no waker's stack.
+        called = [names[: names.index("__sys_sendto") - 3] for names in senders]
+        assert sum(bool(names) for names in called) >= 20 * stacks, called
 
 
 @both_forms

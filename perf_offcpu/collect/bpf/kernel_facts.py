@@ -247,30 +247,48 @@ def _preempt_count(btf: Btf) -> Defines:
     if of_task:
         return {**common, "OFFCPU_PREEMPT_COUNT": 1, "PREEMPT_COUNT": of_task.offset}
     run_queue = _all_offsets(btf, {"TASK_CFS_RQ": "task_struct.se.cfs_rq", "CFS_RQ_RQ": "cfs_rq.rq"})
-    hot, member = btf.per_cpu_offset("pcpu_hot"), btf.member("pcpu_hot", "preempt_count")
-    count = hot + member.offset if hot is not None and member else btf.per_cpu_offset("__preempt_count")
-    neighbour = btf.per_cpu_offset("runqueues")
-    if not run_queue or count is None or neighbour is None:
+    count = _distance(btf, "preempt_count", "__preempt_count")
+    if not run_queue or count is None:
         return {**common, "OFFCPU_PREEMPT_COUNT": 0}
-    return {**common, **run_queue, "OFFCPU_PREEMPT_COUNT": 2, "PREEMPT_COUNT": f"({count - neighbour}LL)"}
+    found: Defines = {**common, **run_queue, "OFFCPU_PREEMPT_COUNT": 2, "PREEMPT_COUNT": count}
+    end, in_use = (_distance(btf, name, name) for name in ("hardirq_stack_ptr", "hardirq_stack_inuse"))
+    if end is not None and in_use is not None and platform.machine() == "x86_64":
+        found |= {"OFFCPU_IRQ_STACK": 1, "IRQ_STACK_PTR": end, "IRQ_STACK_IN_USE": in_use}
+    return found
+
+
+def _distance(btf: Btf, member: str, variable: str) -> str | None:
+    """Return how far a per-CPU variable, or member of `pcpu_hot`, is from the run queue; None if unknown."""
+    hot, of_hot = btf.per_cpu_offset("pcpu_hot"), btf.member("pcpu_hot", member)
+    offset = hot + of_hot.offset if hot is not None and of_hot else btf.per_cpu_offset(variable)
+    neighbour = btf.per_cpu_offset("runqueues")
+    return None if offset is None or neighbour is None else f"({offset - neighbour}LL)"
 
 
 def _text_ranges(symbols: bytes) -> Defines:
-    """Return the places of functions marked `__sched` and of try_to_wake_up(); sizes are 0 if hidden.
+    """Return the places of code marked `__sched` and of functions; sizes are 0 if hidden.
 
-    Then no frames are skipped, and wakers' stacks begin with those of tracing.
+    Then no frames are skipped, wakers' stacks begin with those of tracing, and each softirq is an interrupt.
     """
+    softirq, outlined = (
+        _function_range(symbols, "OFFCPU_DO_SOFTIRQ", name) for name in (b"do_softirq", b"do_softirq.part.0")
+    )
     begin, end = (symbol_address(symbols, name) for name in (b"__sched_text_start", b"__sched_text_end"))
-    line = symbols.find(b" try_to_wake_up\n")
-    start = symbol_address(symbols, b"try_to_wake_up")
-    following = symbols[line + 1 :].split(b"\n", 2)[1] if line >= 0 else b""
-    size = int(following.split()[0], 16) - start if following else 0
     return {
         "OFFCPU_SCHED_TEXT": f"{begin:#x}ULL",
         "OFFCPU_SCHED_TEXT_SIZE": end - begin,
-        "OFFCPU_WAKE_UP": f"{start:#x}ULL",
-        "OFFCPU_WAKE_UP_SIZE": size if 0 < size < 1 << 16 else 0,
+        **_function_range(symbols, "OFFCPU_WAKE_UP", b"try_to_wake_up"),
+        **_function_range(symbols, "OFFCPU_BACKLOG", b"process_backlog"),
+        **(outlined if outlined["OFFCPU_DO_SOFTIRQ_SIZE"] else softirq),
     }
+
+
+def _function_range(symbols: bytes, constant: str, name: bytes) -> Defines:
+    line = symbols.find(b" " + name + b"\n")
+    start = symbol_address(symbols, name)
+    following = symbols[line + 1 :].split(b"\n", 2)[1] if line >= 0 else b""
+    size = int(following.split()[0], 16) - start if following else 0
+    return {constant: f"{start:#x}ULL", f"{constant}_SIZE": size if 0 < size < 1 << 16 else 0}
 
 
 def _frame_limit() -> int:

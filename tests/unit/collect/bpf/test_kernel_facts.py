@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import platform
+
 import pytest
 from builders.btf import BtfBuilder
 
-from perf_offcpu.collect.bpf.kernel_facts import _preempt_count
+from perf_offcpu.collect.bpf.kernel_facts import _preempt_count, _text_ranges
 from perf_offcpu.collect.system.btf import Btf
 
 OLDER, NEWER = 0x00FF0100, 0x1F000100
@@ -44,8 +46,28 @@ def test_places() -> None:
     assert (variable["TASK_CFS_RQ"], variable["CFS_RQ_RQ"]) == (64 + 8, 32)
     member = _preempt_count(kernel({"runqueues": 64, "pcpu_hot": 256}, hot_at=8))
     assert (member["OFFCPU_PREEMPT_COUNT"], member["PREEMPT_COUNT"]) == (OF_CPU, "(200LL)")
+    assert "OFFCPU_IRQ_STACK" not in variable
     task = _preempt_count(kernel({}, in_task=True))
     assert (task["OFFCPU_PREEMPT_COUNT"], task["PREEMPT_COUNT"]) == (OF_TASK, 12)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the stack is read on x86-64 only")
+def test_the_stack_of_interrupts_is_found_from_the_run_queue() -> None:
+    variables = {"runqueues": 64, "__preempt_count": 16, "hardirq_stack_ptr": 24, "hardirq_stack_inuse": 96}
+    found = _preempt_count(kernel(variables))
+    assert (found["IRQ_STACK_PTR"], found["IRQ_STACK_IN_USE"]) == ("(-40LL)", "(32LL)")
+
+
+def test_the_size_of_a_function_is_the_distance_to_the_next_symbol() -> None:
+    symbols = b"".join(
+        b"%x T %s\n" % symbol
+        for symbol in [(0x1000, b"do_softirq.part.0"), (0x1070, b"do_softirq"), (0x1080, b"next")]
+    )
+    ranges = _text_ranges(symbols)
+    assert (ranges["OFFCPU_DO_SOFTIRQ"], ranges["OFFCPU_DO_SOFTIRQ_SIZE"]) == ("0x1000ULL", 0x70)
+    ranges = _text_ranges(symbols[symbols.index(b"\n") + 1 :])
+    assert (ranges["OFFCPU_DO_SOFTIRQ"], ranges["OFFCPU_DO_SOFTIRQ_SIZE"]) == ("0x1070ULL", 0x10)
+    assert ranges["OFFCPU_BACKLOG_SIZE"] == 0
 
 
 @pytest.mark.parametrize("known", [{}, {"runqueues": 64}, {"__preempt_count": 16}])
