@@ -31,6 +31,7 @@ from perf_offcpu.collect.events.parser import SamplingEvent
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.kernel_totals.losses import Counter, Span, counters_event
 from perf_offcpu.collect.options import RecordOptions, bpf_config
+from perf_offcpu.collect.rings.pressure import Pressure, RunDelay
 from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
 from perf_offcpu.collect.rings.side_band import SideBand
 from perf_offcpu.collect.system.clock import now_ns
@@ -41,6 +42,9 @@ from perf_offcpu.perfdata.events import EventSpec
 
 SIDE_RING_BYTES = 512 << 10
 """Size of each ring of side-band records: room for some thousand execs between two looks."""
+
+LAST_RUN_NS = 10_000_000
+"""Longest time after the end in which a program that was running then may write a record."""
 
 Say = Callable[[str], None]
 
@@ -55,6 +59,7 @@ class Collector:
     Attributes:
         span: when waits are recorded; its end is 0 until `end`.
         rings: the rings of samples.
+        pressure: measures the time between two drains.
         build_ids: build-ids of mapped files.
         counters_event: the event of the recorder's own samples, which no ring has.
 
@@ -72,6 +77,9 @@ class Collector:
             defers = bool(support.sampling_flags & AttrFlag.DEFER_CALLCHAIN)
             self.program = stack.enter_context(OffCpuProgram(bpf_config(options, defers)))
             self._open_rings(support, cpus, defers and self.program.ends_at_exit, stack)
+            run_delay = RunDelay()
+            stack.callback(run_delay.close)
+            self.pressure = Pressure(runnable=run_delay)
             self.build_ids = MappedBuildIds()
             self._side_band = SideBand(self.build_ids)
             self._sampling: list[CpuEvent] = []
@@ -210,24 +218,24 @@ class Collector:
             maps.add_group(group.id)
 
     def end(self) -> None:
-        """Stop everything; when this returns, no record is written any more."""
+        """Stop everything; when this returns, no record is written any more.
+
+        It waits for programs that run; the rings can be drained meanwhile, in another thread.
+        """
         for event in self._sampling:
             event.disable()
         self.program.disable()
-        self.span = Span(self.span.begin_ns, now_ns(), self.options.threshold_ns)
+        end_ns = min(now_ns(), self.program.maps.end_ns + LAST_RUN_NS)
+        self.span = Span(self.span.begin_ns, end_ns, self.options.threshold_ns)
         self._side_rings.owner.disable()
         self.rings.owner.disable()
 
     def drain(self, sink: Sink) -> None:
         """Move the content of all rings to `sink`; errors as of the sink, with nothing lost."""
-        self._side_band.sink = sink
-        self._side_rings.drain(self._side_band)
-        self.rings.drain(sink)
-
-    @property
-    def fill(self) -> float:
-        """Fill of the fullest ring at the last drain, 0 to 1."""
-        return max(self.rings.last_fill, self._side_rings.last_fill)
+        with self.pressure.draining(lambda: max(self.rings.last_fill, self._side_rings.last_fill)):
+            self._side_band.sink = sink
+            self._side_rings.drain(self._side_band)
+            self.rings.drain(sink)
 
     def waiting_records(self) -> int:
         """Return the number of records in all rings."""

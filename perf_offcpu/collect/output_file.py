@@ -11,6 +11,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.binary.fields import Buffer
@@ -20,7 +25,7 @@ from perf_offcpu.collect.events.tracepoints import tracing_data
 from perf_offcpu.collect.existing.inventory import Inventory
 from perf_offcpu.collect.kernel_totals.losses import Counter, Span, counters_sample, lost_records
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
-from perf_offcpu.collect.rings.pressure import Pressure
+from perf_offcpu.collect.system.background import in_background, stepping_until
 from perf_offcpu.collect.system.clock import now_ns, wall_clock_pair
 from perf_offcpu.collect.system.machine import machine_features
 from perf_offcpu.collect.targets import Target
@@ -39,37 +44,84 @@ RESERVE = 512 << 10
 _SLACK = 64 << 10  # of the reserve: for the account, and for blocks that are not full
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Records that are written at once.
+
+    Args:
+        cause: of the loss, if they are not written.
+        ns: off-cpu time of each thing in them, 0 where it is not known.
+        records: the records.
+        batched: all things are in one record.
+    """
+
+    cause: LossCause
+    ns: NDArray[np.uint64]
+    records: bytes
+    batched: bool = False
+
+    @property
+    def count(self) -> Counter:
+        """Number of things, and their time."""
+        return Counter(len(self.ns), int(self.ns.sum()))
+
+    def rest(self, taken: int, records: int) -> Piece:
+        """Return the piece without its first records, which are `taken` bytes."""
+        return replace(
+            self,
+            ns=self.ns[len(self.ns) * records if self.batched else records :],
+            records=self.records[taken:],
+        )
+
+
+class Counts(NamedTuple):
+    """Counters of waits and lost records, by ids of events, since the recording began."""
+
+    counters: dict[LossCause, Counter]
+    lost: dict[int, int]
+
+    @classmethod
+    def of(cls, collector: Collector) -> Counts:
+        """Return the counts at this moment."""
+        return cls(collector.counters(), collector.lost_by_id())
+
+    def since(self, before: Counts | None) -> Counts:
+        """Return what was counted between two moments; None: the beginning."""
+        if before is None:
+            return self
+        counters = {}
+        for cause, counter in self.counters.items():
+            old = before.counters.get(cause, Counter(0))
+            counters[cause] = Counter(counter.events - old.events, counter.ns - old.ns)
+        return Counts(counters, {one: count - before.lost.get(one, 0) for one, count in self.lost.items()})
+
+
 class OutputFile:
     """A file or pipe in the making.
 
     Args:
         path: the file's name, or "-".
         target: the file begins with the maps of these processes.
-        pressure: measures the time spent in writes.
-        begin_ns: when the waits in the file begin; 0: with the recording.
 
     Raises:
         RecordingError: it cannot be written.
     """
 
-    def __init__(
-        self,
-        options: RecordOptions,
-        collector: Collector,
-        path: str,
-        target: Target,
-        pressure: Pressure,
-        begin_ns: int = 0,
-    ) -> None:
+    def __init__(self, options: RecordOptions, collector: Collector, path: str, target: Target) -> None:
         self.options, self.collector, self.path = options, collector, path
-        self._pressure, self._begin_ns, self._created_s = pressure, begin_ns, time.monotonic()
+        self._created_s = time.monotonic()
+        self._begin_ns = self._end_ns = 0
         self._clock_pair = wall_clock_pair()
         self._inventory = Inventory(target, collector.build_ids, data_maps=options.stack_bytes > 0)
         self._finished = False
-        self._counters, self._lost = collector.counters(), collector.lost_by_id()
+        self._begun: Counts | None = None
+        self._ended: Counts | None = None
         self._disk = None if path == STANDARD_OUTPUT else AtomicFile(path, keep_old=True, reserve=RESERVE)
         try:
             self._writer = self._make_writer(collector.events)
+            if self._disk is not None:  # in a pipe the names stand at the front
+                # Not compressed: samples need them.
+                self._plain.append(*event_names(collector.events, NATIVE))
         except BaseException:
             self.close()
             raise
@@ -100,24 +152,31 @@ class OutputFile:
 
     def append(self, *pieces: Buffer) -> None:
         """Append whole records; errors as of `FileWriter.append`."""
-        with self._pressure.writing():
+        with self.collector.pressure.writing():
             self._writer.append(*pieces)
 
     def describe(self) -> None:
-        """Write what runs already, and the side-band records that have come meanwhile."""
-        if self._disk is not None:  # in a pipe the names stand at the front
-            # Not compressed: samples need them.
-            self._plain.append(*event_names(self.collector.events, NATIVE))
-        for piece in self._inventory.records():
+        """Write what runs already, and the records that have come meanwhile."""
+        pieces = self._inventory.records()
+        # A process may be long in coming: its maps are many, or locked.
+        while (piece := stepping_until(in_background(lambda: next(pieces, None)), self._drain)) is not None:
             self.append(piece)
-            self.collector.drain(self)
+            self._drain()
         if isinstance(self._writer, PipeWriter):
             self._writer.append_build_ids(self._inventory.build_ids())
+
+    def _drain(self) -> None:
+        self.collector.drain(self)
 
     def commit(self) -> None:
         """Give the file its name."""
         if self._disk is not None:
             self._disk.commit()
+
+    def go_on_in(self, later: OutputFile, counts: Counts, end_ns: int) -> None:
+        """End here: what is not in `counts` and waits that end after `end_ns` belong to a later file."""
+        self._ended, self._end_ns = counts, end_ns
+        later._begun, later._begin_ns = counts, end_ns
 
     def finish(self, recording: Span) -> None:
         """Write the end: losses, counts and features.
@@ -134,13 +193,13 @@ class OutputFile:
         self,
         recording: Span,
         unwritten: Mapping[LossCause, Counter],
-        rest: Iterable[tuple[LossCause, Counter, bytes]],
+        rest: Iterable[Piece],
     ) -> None:
         """Write an end for a file that takes no more records, into the room that was held for it.
 
         Args:
             unwritten: counts of what did not go into the file.
-            rest: what is written if there is room, else counted: (cause, count, records).
+            rest: what is written if there is room, else counted.
         """
         if self._finished:
             return
@@ -149,13 +208,13 @@ class OutputFile:
         room = (RESERVE if held else 0) - _SLACK - sum(map(len, features.values()))
         counts = dict(unwritten)
         with contextlib.suppress(RecordingError, BrokenPipeError):
-            for cause, count, records in rest:
-                if len(records) <= room:
-                    self.append(records)
-                    room -= len(records)
+            for piece in rest:
+                if len(piece.records) <= room:
+                    self.append(piece.records)
+                    room -= len(piece.records)
                 else:
-                    known = counts.get(cause, Counter(0))
-                    counts[cause] = Counter(known.events + count.events, known.ns + count.ns)
+                    known, count = counts.get(piece.cause, Counter(0)), piece.count
+                    counts[piece.cause] = Counter(known.events + count.events, known.ns + count.ns)
             self._write_account(recording, counts)
         with contextlib.suppress(RecordingError, BrokenPipeError):
             self._learn_ids()
@@ -173,15 +232,15 @@ class OutputFile:
 
     def _write_account(self, recording: Span, more: Mapping[LossCause, Counter]) -> None:
         """Write what was counted since the file was begun, and what the kernel lost."""
-        lost = {one: count - self._lost.get(one, 0) for one, count in self.collector.lost_by_id().items()}
-        counters = _since(self.collector.counters(), self._counters) | self._inventory.losses() | dict(more)
+        counts = (self._ended or Counts.of(self.collector)).since(self._begun)
+        counters = counts.counters | self._inventory.losses() | dict(more)
         event = self.collector.counters_event
         sample = counters_sample(event, self._span(recording), counters)
-        self.append(*lost_records(lost), sample)
+        self.append(*lost_records(counts.lost), sample)
 
     def _span(self, recording: Span) -> Span:
-        begin_ns, end_ns = self._begin_ns or recording.begin_ns, recording.end_ns or now_ns()
-        return Span(begin_ns, end_ns, recording.threshold_ns)
+        begin_ns = self._begin_ns or recording.begin_ns
+        return Span(begin_ns, self._end_ns or recording.end_ns or now_ns(), recording.threshold_ns)
 
     def _features(self, recording: Span) -> dict[int, bytes]:
         """Return the features. SAMPLE_TIME is the time that was recorded: no sample lies outside of it."""
@@ -198,12 +257,3 @@ class OutputFile:
         formats = {Feature.TRACING_DATA: tracing_data(tracepoints)} if tracepoints else {}
         machine = machine_features(self.options.argv, self._clock_pair)
         return machine | formats | {Feature.EVENT_DESC: event_desc_body(events, NATIVE)}
-
-
-def _since(now: Mapping[LossCause, Counter], before: Mapping[LossCause, Counter]) -> dict[LossCause, Counter]:
-    """Return what was counted between two moments."""
-    found = {}
-    for cause, counter in now.items():
-        old = before.get(cause, Counter(0))
-        found[cause] = Counter(counter.events - old.events, counter.ns - old.ns)
-    return found

@@ -5,12 +5,17 @@
     track: side-band on · what is there already goes into the file
     begin: waits and samples on · let the command go · give the file its name
     loop:  copy rings to the file until the command, the target, the time or a signal ends it
+           sums so far, now and then
     end:   all off · copy the rest · sums, losses, counters · features and the final header
 
 A failure before the file has its name leaves an older file as it was. A later one leaves a file that can be
 read: complete, or, if the recorder is killed, as far as it got.
 
 With `--switch-output` a file ends and a new one begins while all of this goes on (`rotation`).
+
+Rings fill all the time, so that the recorder must not wait for anything else: what may block in the kernel
+(grace periods, iterators, /proc, names and ends of files) is done in a thread, and rings are emptied
+meanwhile. Only a write to the file itself can hold the recorder up.
 
 No FINISHED_ROUND records are written. They let perf sort and forget as it reads, but a sum carries the time
 of its last wait, which is long past when the sum is written. Without them perf sorts everything at the end.
@@ -20,24 +25,28 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from perf_offcpu import losses
+from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.hotplug import Hotplug
 from perf_offcpu.collect.kernel_totals.losses import Counter
 from perf_offcpu.collect.kernel_totals.totals import KernelTotals
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
-from perf_offcpu.collect.output_file import OutputFile
-from perf_offcpu.collect.rings.pressure import Pressure, remedy
+from perf_offcpu.collect.output_file import Counts, OutputFile
+from perf_offcpu.collect.rings.pressure import remedy
 from perf_offcpu.collect.rings.waiter import FLUSH_S, Waiter
 from perf_offcpu.collect.rotation import FileNames, Rotation
 from perf_offcpu.collect.summary import Summary, progress_line
+from perf_offcpu.collect.system.background import in_background, stepping_until
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.limits import raise_descriptor_limit, raise_priority, too_many_files
 from perf_offcpu.collect.system.signals import RecordingSignals
@@ -58,6 +67,7 @@ LAST_SWITCH_S = 0.01
 _STANDARD_ERROR = 2
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 def record(options: RecordOptions, say: Say, show: Say | None = None) -> Summary:
@@ -101,6 +111,18 @@ def _open_collector(options: RecordOptions, say: Say) -> Collector:
         raise too_many_files() if problem.errno in (errno.EMFILE, errno.ENFILE) else problem from None
 
 
+@dataclass(slots=True)
+class _PastFile:
+    """A file that another has followed, and that still lacks the sums of its time.
+
+    Args:
+        present: the states of tasks at its end; None until they are known, and once they are being written.
+    """
+
+    file: OutputFile
+    present: LastTasks | None = None
+
+
 class _Session:
     """The phases of one recording, on a kernel side and a file that are open."""
 
@@ -115,10 +137,10 @@ class _Session:
         self.options, self.collector, self.signals = options, collector, signals
         self.say, self.show = say, show
         self.names = FileNames(options.output, options.rotation or Rotation())
-        self.pressure = Pressure()
         path = self.names.next() if options.rotation else options.output
-        self.file = OutputFile(options, collector, path, options.target, self.pressure)
-        self.totals = KernelTotals(collector)
+        self.file = OutputFile(options, collector, path, options.target)
+        self.past: _PastFile | None = None
+        self.totals = KernelTotals(collector, self._drain)
         self.hotplug = Hotplug(collector, options.output == STANDARD_OUTPUT, say)
         self.summary = Summary(self.file.shown, ring_bytes=collector.rings.data_bytes)
 
@@ -130,6 +152,8 @@ class _Session:
             self._record(workload, watch)
             self.summary.cpu_s = time.process_time() - begin_s
         finally:
+            if self.past:
+                self.past.file.close()
             self.file.close()
         return self.summary
 
@@ -142,11 +166,11 @@ class _Session:
             problem.exit_status = SIGNAL_EXIT_BASE + self.signals.received
             raise problem
         command = workload if self.options.target.command else None
-        self.pressure.begin()
-        self.collector.begin(command.pid if command else None)
+        self.collector.pressure.begin()
+        self._while_draining(lambda: self.collector.begin(command.pid if command else None))
         if workload:
             workload.start()
-        self.file.commit()
+        self._while_draining(self.file.commit)
 
     def _record(self, workload: Workload | None, watch: TargetWatch) -> None:
         endings = [workload.pidfd] if workload else []
@@ -154,25 +178,28 @@ class _Session:
         try:
             self._loop(waiter)
             if not self.signals.received:
-                _let_last_thread_leave()
+                self._while_draining(_let_last_thread_leave)
             self._end()
         except RecordingError:
             # Most likely the disk is full: what is in the file is worth an end, if there is room for one.
             self.collector.end()
-            unwritten = {
-                losses.RECORDS_UNWRITTEN: Counter(self.collector.waiting_records()),
-                losses.SUMS_UNWRITTEN: self.totals.unwritten,
-            }
-            self.file.finish_somehow(self.collector.span, unwritten, self.totals.remaining())
+            span, unwritten = self.collector.span, Counter(self.collector.waiting_records())
+            if self.past:
+                self.past.file.finish_somehow(span, {}, self.totals.unwritten(self.past.present))
+            rest = itertools.chain(self.totals.unwritten(), self.totals.remaining())
+            self.file.finish_somehow(span, {losses.RECORDS_UNWRITTEN: unwritten}, rest)
             raise
 
     def _loop(self, waiter: Waiter) -> None:
         """Copy rings to the file until something ends the recording."""
         next_look = time.monotonic()
         next_show = next_look + PROGRESS_S
-        while not waiter.wait():
+        while not self._wait(waiter):
             self._drain()
-            self.totals.write_if_due(self.file)
+            if self.past is None:
+                self.totals.write_if_due(self.file)
+            elif self.totals.is_ready:
+                self._finish_past(self.past)
             now = time.monotonic()
             if now >= next_look:
                 waiter.add_rings(self.hotplug.follow(self.file))
@@ -180,12 +207,20 @@ class _Session:
             if self.show and now >= next_show:
                 self.show(self._progress())
                 next_show = now + PROGRESS_S
-            if self.options.rotation and self._is_full(self.options.rotation):
+            # While the maps are drained for this file or the past one, a new file has to wait.
+            if self.options.rotation and not self.totals.is_pending and self._is_full(self.options.rotation):
                 self._rotate()
 
+    def _wait(self, waiter: Waiter) -> bool:
+        with self.collector.pressure.sleeping():
+            return waiter.wait()
+
     def _drain(self) -> None:
-        with self.pressure.draining(lambda: self.collector.fill):
-            self.collector.drain(self.file)
+        self.collector.drain(self.file)
+
+    def _while_draining(self, work: Callable[[], T]) -> T:
+        """Do in a thread what may block, and empty the rings meanwhile; return its result."""
+        return stepping_until(in_background(work), self._drain)
 
     def _is_full(self, rotation: Rotation) -> bool:
         """Return whether a new file shall begin."""
@@ -193,25 +228,36 @@ class _Session:
         return asked or rotation.is_due(self.file.size, self.file.age_s)
 
     def _rotate(self) -> None:
-        """End the file and go on in a new one; new records wait in the rings until that is open."""
-        old, drained_ns = self.file, now_ns()
-        self._drain()
-        self.totals.write_sums(old, end_of_file=True)
-        self.totals.write_budgets(old)
-        present = self.totals.present_tasks(drained_ns)
-        self.totals.write_last(old, present)
-        self.totals.end_file(present)
-        old.finish(replace(self.collector.span, end_ns=present.end_ns))
-        self.summary.file_bytes += old.size
+        """Go on in a new file; the old one gets its end when the sums of its time are complete."""
         # Maps of all processes: children of the target are recorded, too, and their ids are not known here.
         path = self.names.next()
-        self.file = OutputFile(self.options, self.collector, path, Target(), self.pressure, present.end_ns)
-        old.close()
-        self.file.describe()
-        self.file.commit()
-        self.names.forget_oldest()
-        self.summary.path, self.summary.files = self.file.shown, self.summary.files + 1
-        self.say(f"[ perf-offcpu record: dump {old.path} ]")
+        new = self._while_draining(lambda: self._open_next(path))
+        old, drained_ns = self.file, now_ns()
+        self._drain()
+        self.totals.start(end_of_file=True)
+        counts = Counts.of(self.collector)
+        old.go_on_in(new, counts, drained_ns)
+        self.file, self.past = new, _PastFile(old)
+        self.past.present = self._while_draining(lambda: self.totals.present_tasks(drained_ns))
+        old.go_on_in(new, counts, self.past.present.end_ns)
+        new.describe()
+        self.summary.path, self.summary.files = new.shown, self.summary.files + 1
+
+    def _open_next(self, path: str) -> OutputFile:
+        file = OutputFile(self.options, self.collector, path, Target())
+        file.commit()
+        return file
+
+    def _finish_past(self, past: _PastFile) -> None:
+        """Write the end of a file that another has followed, and remove the oldest."""
+        present, past.present = past.present, None
+        self.totals.write(past.file, present)
+        past.file.finish(self.collector.span)
+        self.summary.file_bytes += past.file.size
+        self.past = None
+        self._while_draining(past.file.close)
+        self._while_draining(self.names.forget_oldest)
+        self.say(f"[ perf-offcpu record: dump {past.file.path} ]")
 
     def _progress(self) -> str:
         collector, summary = self.collector, self.summary
@@ -227,15 +273,17 @@ class _Session:
         )
 
     def _end(self) -> None:
-        collector = self.collector
-        collector.end()
+        self._while_draining(self.collector.end)
         self._drain()
-        self.totals.write_sums(self.file)
-        self.totals.write_budgets(self.file)
+        if self.past:
+            self._finish_past(self.past)
+        elif self.totals.is_pending:
+            self.totals.write(self.file)
+        self.totals.start()
         last = self.totals.last_tasks()
-        self.totals.write_last(self.file, last)
+        self.totals.write(self.file, last)
         self.summary.still_blocked = len(last.waiting())
-        self.file.finish(collector.span)
+        self.file.finish(self.collector.span)
         self._sum_up()
 
     def _sum_up(self) -> None:
@@ -246,9 +294,10 @@ class _Session:
         summary.ring_fullest, stats = collector.rings.fullest, collector.program.run_stats()
         summary.programs = {name: (one.run_cnt, one.run_time_ns) for name, one in stats.items()}
         summary.file_bytes += self.file.size
+        summary.longest = collector.pressure.longest
         if summary.lost_records or summary.events(losses.RING_FULL):
             compressed = bool(self.options.compression_level)
-            summary.remedy = remedy(self.pressure.full, self.options.stack_bytes > 0, compressed)
+            summary.remedy = remedy(collector.pressure.full, self.options.stack_bytes > 0, compressed)
 
 
 def _let_last_thread_leave() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from perf_offcpu import losses
 from perf_offcpu.collect.kernel_totals.losses import Counter, Span
+from perf_offcpu.collect.rings.pressure import TimeSpent
 from perf_offcpu.losses import LossCause
 
 
@@ -41,6 +42,7 @@ class Summary:
         counters: what the BPF program counted.
         span: when waits were recorded.
         ring_bytes, ring_fullest: size of each ring, and the largest fill of one, 0 to 1.
+        longest: the longest time between two drains of the rings.
         cpu_s: CPU seconds of the recorder from the begin of the recording to the end of the file.
         remedy: where a ring was full, what the cause was and what helps.
         programs: (runs, ns) of each BPF program; 0 unless sysctl kernel.bpf_stats_enabled is 1.
@@ -58,6 +60,7 @@ class Summary:
     span: Span = Span(0, 0, 0)
     ring_bytes: int = 0
     ring_fullest: float = 0.0
+    longest: TimeSpent = TimeSpent()
     cpu_s: float = 0.0
     remedy: str = ""
     programs: Mapping[str, tuple[int, int]] = field(default_factory=dict)

@@ -138,7 +138,7 @@ def record_napper(
         program.enable()
         tallies = one.go()
         program.disable()
-        (waits, before), sums, counters = parted(rings), program.maps.drain_sums(), program.counters()
+        (waits, before), sums, counters = parted(rings), program.maps.drain().sums, program.counters()
     one.end()
     # Its main thread waited for the word to go.
     assert {w.tid for w in before} <= {one.pid} and len(before) <= 1

@@ -170,10 +170,10 @@ def test_short_waits_are_summed_by_thread_state_and_stack(napper: Path, in_switc
         program.enable()
         tallies = one.go()
         program.disable()
-        sums, counters = program.maps.drain_sums(), program.counters()
-        offsets, ips = program.maps.user_stacks.find(sums["stack"])
+        (sums, stacks, _), counters = program.maps.drain(), program.counters()
+        offsets, ips = stacks.find(sums["stack"])
         assert waits_of(rings) == []
-        assert len(program.maps.drain_sums()) == 0
+        assert len(program.maps.drain().sums) == 0
     one.end()
     assert unexpected(counters) <= {"samples", "samples_ns"}
     assert np.all(sums["first_switch_out_ns"] >= begin)
@@ -250,7 +250,7 @@ def test_the_threshold_can_be_moved_while_recording(napper: Path) -> None:
 def test_where_nothing_is_kept_draining_does_not_wait_for_programs(
     napper: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rings are not read meanwhile; where all waits are samples that is for nothing."""
+    """Where all waits are samples that is for nothing."""
     waited: list[str] = []
     one = Napper(napper)
     with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0)) as (program, _):
@@ -258,12 +258,11 @@ def test_where_nothing_is_kept_draining_does_not_wait_for_programs(
         monkeypatch.setattr(ProgramMaps, "wait_for_programs", lambda _: (waited.append("once"), wait()))
         program.maps.add_target(one.pid)
         program.enable()
-        program.maps.drain_budgets()
-        assert len(program.maps.drain_sums()) == 0 and waited == []
+        assert len(program.maps.drain().sums) == 0 and waited == []
         program.maps.set_control(threshold_ns=NEVER)
         one.go()
-        assert len(program.maps.drain_sums()) > 0 and waited == ["once"]
-        assert len(program.maps.drain_budgets()) > 0 and waited == ["once", "once"]
+        sums, _, budgets = program.maps.drain()
+        assert len(sums) > 0 and len(budgets) > 0 and waited == ["once"]
     one.end()
 
 
@@ -277,13 +276,13 @@ def test_draining_while_recording_loses_and_doubles_nothing(napper: Path) -> Non
         thread = threading.Thread(target=lambda: (tallies.extend(one.go()), finished.set()))
         thread.start()
         while not finished.is_set():
-            sums = program.maps.drain_sums()
-            offsets, _ips = program.maps.user_stacks.find(sums["stack"])
+            sums, stacks, _ = program.maps.drain()
+            offsets, _ips = stacks.find(sums["stack"])
             assert np.all(np.diff(offsets) > 0)
             parts.append(sums)
         thread.join()
         program.disable()
-        parts.append(program.maps.drain_sums())
+        parts.append(program.maps.drain().sums)
     one.end()
     assert len(parts) > 10
     sums = np.concatenate(parts)
@@ -344,7 +343,7 @@ def test_a_cpu_without_event_sends_waits_to_the_sums(napper: Path) -> None:
         program.enable()
         tallies = one.go()
         program.disable()
-        sums, counters = program.maps.drain_sums(), program.counters()
+        sums, counters = program.maps.drain().sums, program.counters()
     one.end()
     assert counters["output_failed"] == sums["count"].sum() >= sum(t.waits for t in tallies)
     assert counters["samples"] == counters["waits_lost"] == 0
@@ -358,7 +357,7 @@ def test_a_wait_that_finds_no_room_at_all_is_counted(napper: Path) -> None:
         program.enable()
         tallies = one.go()
         program.disable()
-        sums, counters = program.maps.drain_sums(), program.counters()
+        sums, counters = program.maps.drain().sums, program.counters()
     one.end()
     assert len(sums) == 1
     assert counters["waits_lost"] + sums["count"].sum() == counters["output_failed"]

@@ -41,7 +41,7 @@ def test_other_processes_are_left_alone(napper: Path, in_switch: bool) -> None:
         tallies = one.go()
         other.go()
         program.disable()
-        seen = {w.pid for w in waits_of(rings)} | set(program.maps.drain_sums()["pid"])
+        seen = {w.pid for w in waits_of(rings)} | set(program.maps.drain().sums["pid"])
     one.end()
     other.end()
     (child,) = {t.pid for t in tallies if t.kind == "child"}
@@ -205,7 +205,7 @@ def test_nothing_is_recorded_before_enable_and_after_disable() -> None:
         program.disable()
         assert len(waits_of(rings)) > 5
         time.sleep(0.05)
-        assert waits_of(rings) == [] and len(program.maps.drain_sums()) == 0
+        assert waits_of(rings) == [] and len(program.maps.drain().sums) == 0
         begin = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         program.enable()
         time.sleep(0.02)
@@ -230,7 +230,7 @@ def test_cgroup_of_the_sleeper(tmp_path: Path, in_switch: bool) -> None:
             program.enable()
             sleeper.communicate(b"\n")
             program.disable()
-            waits, sums = waits_of(rings), program.maps.drain_sums()
+            waits, sums = waits_of(rings), program.maps.drain().sums
         assert {w.cgroup for w in waits} == {group.stat().st_ino}
         assert set(sums["cgroup"]) <= {group.stat().st_ino}
         assert len(waits) >= 2

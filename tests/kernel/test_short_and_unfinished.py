@@ -65,7 +65,7 @@ def test_the_rate_of_samples_is_limited_and_nothing_goes_missing(napper: Path, i
         tallies = one.go()
         program.disable()
         seconds = time.monotonic() - begin
-        waits, sums = waits_of(rings), program.maps.drain_sums()
+        waits, sums = waits_of(rings), program.maps.drain().sums
         counters, rate = program.counters(), program.maps.rate()
     one.end()
     assert len(waits) <= 100 * (seconds + 0.2) + 20

@@ -112,7 +112,7 @@ class OffCpuConfig(WaitOptions):
     caller_entries: int = 32768
     """Callers that are known to have been sent; the least recently used are forgotten."""
     budget_entries: int = 16384
-    """Threads that may end between two calls of `drain_budgets`."""
+    """Threads that may end between two calls of `drain`."""
     target_entries: int = 4096
 
 

@@ -3,10 +3,11 @@
 
 Sums can be drained while the program adds to them. The key of an entry holds a *generation*: draining raises
 the number, waits until no program runs that has read the former one, and removes the entries of the former
-one. So every wait is in exactly one drain, however short the pauses.
+one. So every wait is in exactly one drain, however short the pauses. If the maps are empty there is no wait:
+entries that are added meanwhile are in the next drain.
 
-A drain takes some 10 ms, during which the rings are not read. If the maps are empty there is no wait: entries
-that are added meanwhile are in the next drain.
+The wait is an RCU grace period: some 10 ms, on a busy machine many seconds. A thread of its own waits and
+empties the maps, so that the caller can go on emptying the rings.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import functools
 import os
 import sys
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,8 @@ from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import MapInfo
 from perf_offcpu.collect.bpf.header import SharedHeader
 from perf_offcpu.collect.bpf.syscall import GracePeriod
+from perf_offcpu.collect.system.background import in_background
+from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.cpus import parse_cpu_list
 from perf_offcpu.errors import RecordingError
 
@@ -72,6 +76,21 @@ class UserStacks:
 _NO_STACKS = UserStacks(np.zeros(0, np.uint64), np.zeros(1, np.int64), np.zeros(0, np.uint64))
 
 
+class Drained(NamedTuple):
+    """Entries removed from the maps.
+
+    Args:
+        sums: a row per thread, state, system call, cgroup and stack, with the members of `struct
+            offcpu_sum_key` and `struct offcpu_sum` as fields. `stack` is a hash in `stacks`, 0 for none.
+        budgets: rows of `struct offcpu_budget` of threads that have ended; `ns` is indexed by `enum
+            offcpu_mode`.
+    """
+
+    sums: NDArray[np.void]
+    stacks: UserStacks
+    budgets: NDArray[np.void]
+
+
 class ProgramMaps:
     """The maps, by descriptors of its own.
 
@@ -79,17 +98,14 @@ class ProgramMaps:
         descriptors: of each map in MAP_NAMES; they are duplicated.
         header: layouts of the entries.
         control: the options, members of `struct offcpu_control`.
-
-    Attributes:
-        user_stacks: the stacks to which the sums drained last refer by their field `stack`.
     """
 
     def __init__(
         self, descriptors: Mapping[str, int], header: SharedHeader, control: Mapping[str, int]
     ) -> None:
-        self.user_stacks = _NO_STACKS
         self.header = header
         self._grace = GracePeriod()
+        self._stopped = False
         self._fds = {name: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for name, fd in descriptors.items()}
         self._control = np.zeros((), header.structs["control"])
         self.set_control(**control)
@@ -111,6 +127,13 @@ class ProgramMaps:
         for name, value in values.items():
             self._control[name] = value
         bpf_syscall.update(self._fds["control"], _u32(0), self._control.tobytes())
+
+    def stop(self) -> None:
+        """Stop recording; return when no program runs any more that has not seen it."""
+        if self._control["enabled"]:
+            self.set_control(enabled=0, end_ns=now_ns())
+        self.wait_for_programs()
+        self._stopped = True
 
     def wait_for_programs(self) -> None:
         """Return when no program runs any more that has read an earlier `struct offcpu_control`."""
@@ -170,42 +193,37 @@ class ProgramMaps:
         row = np.frombuffer(bpf_syscall.lookup(self._fds["rate"], _u32(0), dtype.itemsize), dtype)[0]
         return {name: int(row[name]) for name in dtype.names or ()}
 
-    def drain_budgets(self) -> NDArray[np.void]:
-        """Remove and return the budgets of the threads that have ended since the last call.
+    def drain(self) -> Drained:
+        """Remove and return sums and budgets; nothing is lost or counted twice while recording."""
+        return self.start_drain().result()
 
-        Returns:
-            Rows of `struct offcpu_budget`; `ns` is indexed by `enum offcpu_mode`.
-        """
-        if self._is_empty("budgets", "budget_key"):
-            return np.empty(0, self.header.structs["budget"])
-        return self._take("budgets", "budget_key", "budget", self._next_generation())[1]
+    def start_drain(self, *, end_of_file: bool = False) -> Future[Drained]:
+        """Begin to remove what was added up to now; the result is there when it is complete.
 
-    def drain_sums(self, *, end_of_file: bool = False) -> NDArray[np.void]:
-        """Remove and return the sums; nothing is lost or counted twice while recording.
+        The one before must have ended.
 
         Args:
             end_of_file: from here on the stacks of callers are sent again: those sent before are in the file
                 that these sums go to. The rings must have been emptied just before.
-
-        Returns:
-            One row per thread, state, system call, cgroup and stack, with the members of `struct
-            offcpu_sum_key` and `struct offcpu_sum` as fields. `stack` is a hash (`user_stacks`), 0 for none.
         """
-        if not end_of_file and self._is_empty("sums", "sum_key") and self._is_empty("stacks", "stack_key"):
-            self.user_stacks = _NO_STACKS
-            return _side_by_side(*(np.empty(0, self.header.structs[name]) for name in ("sum_key", "sum")))
-        past = self._next_generation(end_of_file)
-        keys, sums = self._take("sums", "sum_key", "sum", past)
-        stack_keys, stacks = self._take("stacks", "stack_key", "stack", past)
-        self.user_stacks = UserStacks.pack(stack_keys["hash"], stacks)
-        return _side_by_side(keys, sums)
-
-    def _next_generation(self, epoch: bool = False) -> int:
-        """Begin a new generation, with `epoch` also one of sent callers; return the former, now complete."""
+        maps = (("sums", "sum_key"), ("stacks", "stack_key"), ("budgets", "budget_key"))
+        if not end_of_file and all(self._is_empty(*one) for one in maps):
+            done: Future[Drained] = Future()
+            sums = _side_by_side(*(np.empty(0, self.header.structs[name]) for name in ("sum_key", "sum")))
+            done.set_result(Drained(sums, _NO_STACKS, np.empty(0, self.header.structs["budget"])))
+            return done
         past = int(self._control["generation"])
-        self.set_control(generation=past + 1, **({"epoch": past + 1} if epoch else {}))
-        self.wait_for_programs()
-        return past
+        self.set_control(generation=past + 1, **({"epoch": past + 1} if end_of_file else {}))
+        return in_background(lambda: self._drain_generation(past))
+
+    def _drain_generation(self, past: int) -> Drained:
+        """Wait until a generation is complete, and remove it."""
+        if self._control["enabled"] or not self._stopped:
+            self.wait_for_programs()
+        sums = _side_by_side(*self._take("sums", "sum_key", "sum", past))
+        stack_keys, stacks = self._take("stacks", "stack_key", "stack", past)
+        budgets = self._take("budgets", "budget_key", "budget", past)[1]
+        return Drained(sums, UserStacks.pack(stack_keys["hash"], stacks), budgets)
 
     def _is_empty(self, name: str, key: str) -> bool:
         return bpf_syscall.is_empty(self._fds[name], self.header.structs[key].itemsize)

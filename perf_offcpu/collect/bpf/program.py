@@ -9,8 +9,8 @@
         program.enable()
         ...                                  # samples arrive in the events' rings
         program.disable()
-        sums = program.maps.drain_sums()     # waits that were too short for a sample
-        offsets, ips = program.maps.user_stacks.find(sums["stack"])
+        sums, stacks, _ = program.maps.drain()     # waits that were too short for a sample
+        offsets, ips = stacks.find(sums["stack"])
 
 The C file describes what the program does. Here it is compiled for the running kernel (`kernel_facts`),
 loaded and attached through file descriptors only: nothing is pinned, so the kernel removes everything when
@@ -165,8 +165,7 @@ class OffCpuProgram:
 
     def disable(self) -> None:
         """Stop recording; when this returns no program runs any more and no sample follows."""
-        self.maps.set_control(enabled=0, end_ns=now_ns())
-        self.maps.wait_for_programs()
+        self.maps.stop()
 
     @property
     def filter_fd(self) -> int:

@@ -7,97 +7,98 @@ The maps in the kernel have limited room; they are drained before they are full.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from itertools import chain
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
+from perf_offcpu.collect.bpf.maps import Drained
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.kernel_totals.budgets import BATCH as BUDGETS_AT_ONCE
 from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, budget_samples
-from perf_offcpu.collect.kernel_totals.losses import Counter
 from perf_offcpu.collect.kernel_totals.still_blocked import still_blocked_samples, with_user_stacks
 from perf_offcpu.collect.kernel_totals.sums import BATCH as SUMS_AT_ONCE
 from perf_offcpu.collect.kernel_totals.sums import sum_samples
-from perf_offcpu.collect.output_file import OutputFile
+from perf_offcpu.collect.output_file import OutputFile, Piece
 from perf_offcpu.collect.rings.waiter import FLUSH_S
+from perf_offcpu.collect.system.background import stepping_until
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.errors import FileFullError
-from perf_offcpu.losses import LossCause
 
 LONGEST_PACE_S = 5.0
 """Longest time between two drains."""
-
-Piece = tuple[LossCause, Counter, bytes]
-"""(cause if the records are not written, how many they are, the records)."""
 
 
 class KernelTotals:
     """Totals that a BPF program has not sent.
 
+    Args:
+        drain: empties the rings, and is called again and again.
+
     Attributes:
         sums: number of sums written.
-        unwritten: sums that were taken out of the kernel and did not fit into the file.
     """
 
-    def __init__(self, collector: Collector) -> None:
-        self._collector, self._program = collector, collector.program
+    def __init__(self, collector: Collector, drain: Callable[[], object]) -> None:
+        self._collector, self._program, self._drain = collector, collector.program, drain
         self._waits, self._shares = collector.rings.owner.spec, BudgetShares()
+        self._pending: Future[Drained] | None = None
+        self._unwritten: Iterator[Piece] = iter(())
         self._pace_s = LONGEST_PACE_S
         self._due = time.monotonic() + self._pace_s
         self.sums = 0
-        self.unwritten = Counter(0)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the maps are being drained."""
+        return self._pending is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the maps have been drained, and their content can be written without waiting."""
+        return self._pending is not None and self._pending.done()
+
+    def start(self, *, end_of_file: bool = False) -> None:
+        """Begin to drain the maps; arguments as of `ProgramMaps.start_drain`."""
+        self._pending = self._program.maps.start_drain(end_of_file=end_of_file)
 
     def write_if_due(self, file: OutputFile) -> None:
-        """Write sums and budgets if it is time: when the fuller map is expected to be half full."""
-        if time.monotonic() < self._due:
-            return
-        config = self._program.config
-        filled = self.write_sums(file) / config.sum_entries
-        filled = max(filled, self.write_budgets(file) / config.budget_entries, 0.01)
-        self._pace_s = min(LONGEST_PACE_S, max(FLUSH_S, self._pace_s * 0.5 / filled))
-        self._due = time.monotonic() + self._pace_s
+        """Write sums and budgets if it is time: when the fuller map is expected to be half full.
 
-    def write_sums(self, file: OutputFile, *, end_of_file: bool = False) -> int:
-        """Write the sums gathered so far; return their number.
-
-        Args:
-            end_of_file: the records that are in the rings by then go to the next file.
+        The first call then begins to drain the maps, one of the next writes.
         """
-        sums = self._program.maps.drain_sums(end_of_file=end_of_file)
-        self.unwritten, written = _count(sums), 0
-        if not end_of_file:
-            self._collector.drain(file)  # copies of stacks precede the sums of their callers
-        try:
-            for records in self._sum_records(sums):
-                file.append(records)
-                written = min(written + SUMS_AT_ONCE, len(sums))
-        except FileFullError as problem:
-            self.unwritten = _count(sums[written + problem.records :])
-            raise
-        self.unwritten = Counter(0)
-        self.sums += len(sums)
-        return len(sums)
+        if not self.is_pending and time.monotonic() >= self._due:
+            self.start()
+        if self.is_ready:
+            self.write(file)
 
-    def write_budgets(self, file: OutputFile) -> int:
-        """Write the budgets of threads that have ended; return their number."""
-        budgets = self._program.maps.drain_budgets()
-        for records in self._budget_records(budgets):
-            file.append(records)
-        return len(budgets)
+    def write(self, file: OutputFile, last: LastTasks | None = None) -> None:
+        """Write the content of the maps, once it is complete; `last` as of `pieces`."""
+        assert self._pending is not None
+        drained = stepping_until(self._pending, self._drain)
+        self._pending = None
+        self._set_pace(drained)
+        self._drain()  # copies of stacks precede the sums of their callers
+        self._unwritten = pieces = self._pieces(drained, last)
+        for piece in pieces:
+            try:
+                file.append(piece.records)
+            except FileFullError as problem:
+                self._unwritten = chain([piece.rest(problem.taken, problem.records)], pieces)
+                raise
+            self.sums += len(piece.ns) if piece.cause is losses.SUMS_UNWRITTEN else 0
+            self._drain()
 
-    def write_last(self, file: OutputFile, last: LastTasks) -> None:
-        """Write the unfinished waits, and the budgets of threads that live."""
-        for _, records in still_blocked_samples(self._waits, last):
-            file.append(records)
-        for records in self._budget_records(last.budgets):
-            file.append(records)
-
-    def end_file(self, last: LastTasks) -> None:
-        """Note that `last` is written and that a new file follows, which gets what is added from here on."""
-        self._shares.note(last.budgets)
+    def _set_pace(self, drained: Drained) -> None:
+        config = self._program.config
+        filled = max(len(drained.sums) / config.sum_entries, len(drained.budgets) / config.budget_entries)
+        self._pace_s = min(LONGEST_PACE_S, max(FLUSH_S, self._pace_s * 0.5 / max(filled, 0.01)))
+        self._due = time.monotonic() + self._pace_s
 
     def last_tasks(self, *, copied: bool = True) -> LastTasks:
         """Return the states of tasks at the end.
@@ -116,32 +117,44 @@ class KernelTotals:
         """
         return self.last_tasks().unless_disturbed(self._program.last_tasks(), drained_ns)
 
-    def remaining(self) -> Iterator[Piece]:
-        """Yield what the kernel still has after the end, for a file that takes no more than a little.
+    def unwritten(self, last: LastTasks | None = None) -> Iterator[Piece]:
+        """Yield what was drained and is not written, for a file that takes no more than a little.
 
-        The most useful comes first: threads that wait now, then time budgets, then short waits.
+        Args:
+            last: as of `pieces`, if `write` was not called with it.
         """
-        last = self.last_tasks(copied=False)
-        for number, blocked in still_blocked_samples(self._waits, last):
-            yield losses.STILL_BLOCKED_UNWRITTEN, Counter(number), blocked
-        for budgets in (last.budgets, self._program.maps.drain_budgets()):
-            for at, records in enumerate(self._budget_records(budgets)):
-                rows = budgets[at * BUDGETS_AT_ONCE :][:BUDGETS_AT_ONCE]
-                yield losses.BUDGETS_UNWRITTEN, Counter(len(rows)), records
-        sums = self._program.maps.drain_sums()
-        for at, records in enumerate(self._sum_records(sums)):
-            yield losses.SUMS_UNWRITTEN, _count(sums[at * SUMS_AT_ONCE :][:SUMS_AT_ONCE]), records
+        if self._pending is not None:
+            drained, self._pending = self._pending.result(), None
+            return self._pieces(drained, last)
+        return self._unwritten
 
-    def _sum_records(self, sums: NDArray[Any]) -> Iterator[bytes]:
-        return sum_samples(self._waits, sums, self._program.maps.user_stacks.find(sums["stack"]))
+    def remaining(self) -> Iterator[Piece]:
+        """Yield what the kernel still has after the end, for a file that takes no more than a little."""
+        return self._pieces(self._program.maps.drain(), self.last_tasks(copied=False))
 
-    def _budget_records(self, budgets: NDArray[Any]) -> Iterator[bytes]:
-        """Return the records of budgets, without the shares that are in earlier files."""
-        maps = self._program.maps
-        shares, modes = self._shares.share(budgets), maps.header.enums["mode"]
-        return budget_samples(self._collector.counters_event, shares, modes, maps.end_ns or now_ns())
+    def _pieces(self, drained: Drained, last: LastTasks | None) -> Iterator[Piece]:
+        """Yield all records; the most useful come first: threads that wait now, then budgets, then sums.
 
+        Args:
+            last: the states of tasks at the end of the file; None: the file goes on.
+        """
+        end_ns = last.end_ns if last else now_ns()
+        if last is not None:
+            for number, blocked in still_blocked_samples(self._waits, last):
+                yield Piece(losses.STILL_BLOCKED_UNWRITTEN, np.zeros(number, np.uint64), blocked)
+            yield from self._budget_pieces(last.budgets, end_ns)
+            # Budgets that are drained from here on, also of threads that ended at that moment, are shared.
+            self._shares.note(last.budgets)
+        yield from self._budget_pieces(drained.budgets, end_ns)
+        packed = sum_samples(self._waits, drained.sums, drained.stacks.find(drained.sums["stack"]))
+        for at, records in enumerate(packed):
+            rows = drained.sums[at * SUMS_AT_ONCE :][:SUMS_AT_ONCE]
+            yield Piece(losses.SUMS_UNWRITTEN, rows["total_ns"], records)
 
-def _count(sums: NDArray[Any]) -> Counter:
-    """Return the number of sums and their time."""
-    return Counter(len(sums), int(sums["total_ns"].sum()))
+    def _budget_pieces(self, budgets: NDArray[Any], time_ns: int) -> Iterator[Piece]:
+        """Yield the records of budgets, without the shares that are in earlier files."""
+        shares, modes = self._shares.share(budgets), self._program.maps.header.enums["mode"]
+        packed = budget_samples(self._collector.counters_event, shares, modes, time_ns)
+        for at, records in enumerate(packed):
+            number = len(budgets[at * BUDGETS_AT_ONCE :][:BUDGETS_AT_ONCE])
+            yield Piece(losses.BUDGETS_UNWRITTEN, np.zeros(number, np.uint64), records, batched=True)

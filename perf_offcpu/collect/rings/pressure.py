@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find out why rings were full: what the recorder did meanwhile, and what helps.
+"""Measure how long rings fill while the recorder does not look, and what it does meanwhile.
 
-A ring that is found full filled up since the recorder began to drain it the time before. That time is added
-up here, and what it was spent on: waiting for the file to take bytes (a disk), work (a CPU), or neither.
+From one drain to the next the recorder writes, works, waits for a CPU or waits in the kernel. Sleep until a
+ring wakes the recorder does not count. The longest of these times is shown; those in which a ring became full
+are added up, because what they were spent on is the cause of losses.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,47 +23,98 @@ FULL = 0.9
 _MUCH = 0.3
 """Part of the time from which on something is the cause."""
 
+_AT_ONCE_S = 0.001
+"""Time in which clocks are read that are read together."""
+
 
 class TimeSpent(NamedTuple):
-    """Seconds: in all, in writes, in writes on a CPU, and on a CPU in all."""
+    """Seconds: in all, of these waiting for the file to take bytes, on a CPU, and runnable without one."""
 
     elapsed_s: float = 0.0
-    write_s: float = 0.0
-    write_cpu_s: float = 0.0
+    file_s: float = 0.0
     cpu_s: float = 0.0
+    runnable_s: float = 0.0
+
+    @property
+    def kernel_s(self) -> float:
+        """The rest: waiting in the kernel, for something else than the file."""
+        return max(0.0, self.elapsed_s - self.file_s - self.cpu_s - self.runnable_s)
+
+    def __str__(self) -> str:
+        """Return the whole and its parts."""
+        parts = (
+            f"{self.cpu_s * 1e3:.0f} busy",
+            f"{self.runnable_s * 1e3:.0f} without a CPU",
+            f"{self.file_s * 1e3:.0f} for the file",
+            f"{self.kernel_s * 1e3:.0f} for the kernel",
+        )
+        return f"{self.elapsed_s * 1e3:.0f} ms ({', '.join(parts)})"
+
+
+class RunDelay:
+    """Clock of the seconds in which this thread was runnable and had no CPU; 0 where the kernel has none."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        with contextlib.suppress(OSError):
+            # direct: a file of /proc
+            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def __call__(self) -> float:
+        """Return the seconds since the thread began."""
+        if self._fd < 0:
+            return 0.0
+        return int(os.pread(self._fd, 128, 0).split()[1]) / 1e9
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 class Pressure:
-    """Measure how the recorder spends the time in which rings fill up.
+    """Measure what the recorder's thread does from one drain of the rings to the next.
 
     Args:
-        wall, cpu: clocks of elapsed and of CPU seconds.
+        wall, cpu, runnable: clocks of elapsed seconds, of those on a CPU, and of those without one.
 
     Attributes:
         full: the time in which rings became full.
+        longest: the longest time.
     """
 
     def __init__(
-        self, wall: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.thread_time
+        self,
+        wall: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
+        runnable: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._wall, self._cpu = wall, cpu
-        self._write_s = self._write_cpu_s = 0.0
-        self._drained = self._now()
-        self.full = TimeSpent()
+        self._wall, self._cpu, self._runnable = wall, cpu, runnable
+        self._file_s = self._asleep_s = 0.0
+        self.begin()
 
     def begin(self) -> None:
         """Note that rings begin to fill up."""
         self._drained = self._now()
+        self.full = self.longest = TimeSpent()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Measure a write."""
-        wall, cpu = self._wall(), self._cpu()
+        before = self._waited()
         try:
             yield
         finally:
-            self._write_s += self._wall() - wall
-            self._write_cpu_s += self._cpu() - cpu
+            self._file_s += max(0.0, self._waited() - before)  # less than 0: the host had the CPU
+
+    @contextmanager
+    def sleeping(self) -> Iterator[None]:
+        """Leave out a sleep until a ring or something else wakes the recorder."""
+        before = self._waited()
+        try:
+            yield
+        finally:
+            self._asleep_s += self._waited() - before
 
     @contextmanager
     def draining(self, fill: Callable[[], float]) -> Iterator[None]:
@@ -70,16 +124,25 @@ class Pressure:
             fill: returns the fill of the fullest ring that has just been drained, 0 to 1.
         """
         now = self._now()
+        spent = TimeSpent(*(end - begin for end, begin in zip(now, self._drained, strict=True)))
+        self.longest = max(self.longest, spent)
         try:
             yield
         finally:
             if fill() >= FULL:
-                times = zip(self.full, now, self._drained, strict=True)
-                self.full = TimeSpent(*(full + end - begin for full, end, begin in times))
+                self.full = TimeSpent(*map(sum, zip(self.full, spent, strict=True)))
             self._drained = now
 
+    def _waited(self) -> float:
+        """Return a clock of the time that this thread was not runnable."""
+        while True:
+            wall = self._wall()
+            waited = wall - self._cpu() - self._runnable()
+            if self._wall() - wall < _AT_ONCE_S:  # else the thread lost its CPU between two clocks
+                return waited
+
     def _now(self) -> TimeSpent:
-        return TimeSpent(self._wall(), self._write_s, self._write_cpu_s, self._cpu())
+        return TimeSpent(self._wall() - self._asleep_s, self._file_s, self._cpu(), self._runnable())
 
 
 def remedy(full: TimeSpent, copies: bool, compressed: bool) -> str:
@@ -91,21 +154,17 @@ def remedy(full: TimeSpent, copies: bool, compressed: bool) -> str:
         compressed: the recorder compresses.
     """
     smaller = "smaller copies (--call-graph cfi,2048) or none (--call-graph fp), " if copies else ""
-    waited_s = full.write_s - full.write_cpu_s
-    if waited_s > _MUCH * full.elapsed_s and waited_s > full.cpu_s:
-        compress = "" if compressed else "compress (-z), "
-        return (
-            f"the file took no bytes for {waited_s:.2f} of the {full.elapsed_s:.2f} s in which rings filled: "
-            f"write to memory (-o /dev/shm/perf.data), {compress}take {LARGER_RINGS}, "
-            f"{smaller}{FEWER_SAMPLES}"
-        )
-    if full.cpu_s > _MUCH * full.elapsed_s:
+    faster = "" if compressed else "compress (-z), "
+    most = max(full.file_s, full.cpu_s, full.runnable_s, full.kernel_s)
+    time_s = f"for {most:.2f} of the {full.elapsed_s:.2f} s in which rings filled: "
+    if most <= _MUCH * full.elapsed_s:
+        return f"rings filled before the recorder looked: {LARGER_RINGS}, {smaller}{FEWER_SAMPLES}"
+    if most == full.file_s:
+        memory = f"write to memory (-o /dev/shm/perf.data), {faster}take {LARGER_RINGS}"
+        return f"the file took no bytes {time_s}{memory}, {smaller}{FEWER_SAMPLES}"
+    if most == full.cpu_s:
         without = "no -z, " if compressed else ""
-        return (
-            f"the recorder was busy for {full.cpu_s:.2f} of the {full.elapsed_s:.2f} s in which rings filled:"
-            f" {without}{smaller}{FEWER_SAMPLES}"
-        )
-    return (
-        f"rings filled before the recorder came to a CPU or looked: {LARGER_RINGS}, -r 1, "
-        f"{smaller}{FEWER_SAMPLES}"
-    )
+        return f"the recorder was busy {time_s}{without}{smaller}{FEWER_SAMPLES}"
+    if most == full.runnable_s:
+        return f"the recorder had no CPU {time_s}-r 1, {LARGER_RINGS}, {smaller}{FEWER_SAMPLES}"
+    return f"the recorder waited for the kernel {time_s}{LARGER_RINGS}, {smaller}{FEWER_SAMPLES}"

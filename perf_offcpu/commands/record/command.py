@@ -125,6 +125,7 @@ def _details(summary: Summary) -> list[str]:
     counters = ", ".join(f"{cause.name} {counter.events}" for cause, counter in summary.counters.items())
     lines = [
         f"recorded for {seconds:.3f} s with {summary.cpu_s:.3f} s of CPU; rings of {rings}",
+        f"longest time between two drains of the rings: {summary.longest}",
         f"counters: {counters}",
     ]
     runs = [f"{name} {ns / n:.0f} ns in {n} runs" for name, (n, ns) in summary.programs.items() if n]

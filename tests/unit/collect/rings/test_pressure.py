@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 
-from perf_offcpu.collect.rings.pressure import Pressure, TimeSpent, remedy
+from perf_offcpu.collect.rings.pressure import Pressure, RunDelay, TimeSpent, remedy
 
 
 class Clock:
@@ -30,7 +33,43 @@ def test_the_time_before_a_full_ring_is_counted_with_the_writes_in_it() -> None:
             wall.now += 10.0 * number
             cpu.now += number
     # Ring 1 filled while 0 was written and a second of waiting, ring 2 while 1 was.
-    assert pressure.full == TimeSpent(elapsed_s=1 + 11, write_s=10, write_cpu_s=1, cpu_s=0.125 + 1.125)
+    assert pressure.full == TimeSpent(elapsed_s=1 + 11, file_s=9, cpu_s=0.125 + 1.125)
+    assert pressure.longest == TimeSpent(elapsed_s=21, file_s=18, cpu_s=2.125)
+
+
+def test_sleep_until_a_ring_wakes_does_not_count_but_the_way_to_a_cpu_does() -> None:
+    wall, cpu, runnable = Clock(), Clock(), Clock()
+    pressure = Pressure(wall, cpu, runnable)
+    with pressure.sleeping():
+        wall.now += 7.0
+        runnable.now += 2.0
+    wall.now += 1.0
+    with pressure.draining(lambda: 1.0):
+        pass
+    assert pressure.longest == pressure.full == TimeSpent(elapsed_s=3.0, runnable_s=2.0)
+    assert (
+        str(pressure.longest) == "3000 ms (0 busy, 2000 without a CPU, 0 for the file, 1000 for the kernel)"
+    )
+
+
+def test_a_thread_without_a_cpu_is_seen() -> None:
+    """Two threads on one CPU: the measured one runs about half of the time."""
+    cpus, end = os.sched_getaffinity(0), time.monotonic() + 0.5
+    os.sched_setaffinity(0, [min(cpus)])
+    delay = RunDelay()
+    try:
+        before, other = delay(), os.fork()
+        if not other:
+            while time.monotonic() < end:
+                pass
+            os._exit(0)
+        while time.monotonic() < end:
+            pass
+        os.waitpid(other, 0)
+        assert 0.1 < delay() - before <= 0.6
+    finally:
+        os.sched_setaffinity(0, cpus)
+        delay.close()
 
 
 def test_a_failed_write_counts_too() -> None:
@@ -41,26 +80,29 @@ def test_a_failed_write_counts_too() -> None:
         raise OSError
     with pressure.draining(lambda: 1.0):
         pass
-    assert pressure.full.write_s == 3.0
+    assert pressure.full.file_s == 3.0
 
 
 @pytest.mark.parametrize(
     ("full", "begin"),
     [
-        (TimeSpent(1.2, 0.95, 0.05, 0.1), "the file took no bytes for 0.90 of the 1.20 s"),
-        (TimeSpent(1.2, 0.9, 0.85, 1.1), "the recorder was busy for 1.10 of the 1.20 s"),
-        (TimeSpent(2.0, 0.1, 0.05, 0.1), "rings filled before the recorder came to a CPU or looked: "),
-        (TimeSpent(), "rings filled before the recorder came to a CPU or looked: "),
+        (TimeSpent(1.2, 0.9, 0.1), "the file took no bytes for 0.90 of the 1.20 s"),
+        (TimeSpent(1.2, 0.05, 1.1), "the recorder was busy for 1.10 of the 1.20 s"),
+        (TimeSpent(1.2, 0.05, 0.1, 0.95), "the recorder had no CPU for 0.95 of the 1.20 s"),
+        (TimeSpent(2.0, 0.05, 0.1), "the recorder waited for the kernel for 1.85 of the 2.00 s"),
+        (TimeSpent(), "rings filled before the recorder looked: "),
     ],
 )
-def test_a_disk_a_cpu_and_neither_are_told_apart(full: TimeSpent, begin: str) -> None:
+def test_the_cause_is_named_that_took_most_of_the_time(full: TimeSpent, begin: str) -> None:
     assert remedy(full, copies=False, compressed=False).startswith(begin)
 
 
 def test_only_what_can_be_changed_is_proposed() -> None:
-    disk, busy = TimeSpent(1.0, 1.0, 0.0, 0.0), TimeSpent(1.0, 0.5, 0.5, 1.0)
+    disk, busy = TimeSpent(1.0, 1.0), TimeSpent(1.0, 0.0, 1.0)
     assert "(-z)" in remedy(disk, copies=False, compressed=False)
     assert "(-z)" not in remedy(disk, copies=False, compressed=True)
     assert "no -z" in remedy(busy, copies=False, compressed=True)
     assert "copies" in remedy(busy, copies=True, compressed=False)
     assert "copies" not in remedy(busy, copies=False, compressed=False)
+    assert "-r 1" in remedy(TimeSpent(1.0, 0.0, 0.0, 1.0), copies=False, compressed=False)
+    assert "-r 1" not in remedy(disk, copies=False, compressed=False)

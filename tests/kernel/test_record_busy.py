@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`perf-offcpu record` on a busy machine: the recorder waits for nothing while rings fill."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from builders.program import PATIENCE
+from kernel.recorder import run
+
+from perf_offcpu.decode.load import load_recording
+
+LONGEST_MS = 100 * PATIENCE
+PIPES = 16
+
+
+@contextmanager
+def many_switches() -> Iterator[None]:
+    """Run pairs of tasks that do nothing but wake each other: an RCU grace period takes up to a minute."""
+    command = ["perf", "bench", "sched", "pipe", "-l", "1000000000"]
+    benches = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(PIPES)]
+    try:
+        yield
+    finally:
+        for bench in benches:
+            bench.kill()
+            bench.wait()
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        (["--off-cpu-thresh", "0", "--call-graph", "fp"], 10),
+        ([], 8),
+        (["--switch-output=2s", "--call-graph", "fp"], 8),
+    ],
+    ids=["every wait", "defaults", "several files"],
+)
+def test_rings_are_emptied_all_the_time(tmp_path: Path, options: list[str], seconds: int) -> None:
+    with many_switches():
+        done = run("-v", "-a", *options, "--duration", str(seconds), cwd=tmp_path)
+    assert done.status == 0
+    longest = re.search(r"longest time between two drains of the rings: (\d+) ms", done.stderr)
+    recorded = re.search(r"recorded for ([\d.]+) s", done.stderr)
+    assert longest and recorded and "lost in full rings" not in done.stderr
+    assert int(longest[1]) < LONGEST_MS, done.stderr
+    assert float(recorded[1]) < seconds + 1 * PATIENCE, "the wait for programs at the end is not recorded"
+    metas = [load_recording(path).meta for path in sorted(tmp_path.glob("perf.data*"))]
+    assert [one.end_ns for one in metas[:-1]] == [one.begin_ns for one in metas[1:]]
+    assert (len(metas) > 2) == ("--switch-output=2s" in options)
