@@ -63,8 +63,8 @@ PROGRAM_RULES = (
     ),
     ProgramRule(
         "postgres",
-        "the pace of a checkpoint or of a vacuum",
-        frames="CheckpointWriteDelay vacuum_delay_point",
+        "time to pass: pg_sleep(), the pace of a checkpoint or of a vacuum",
+        frames="pg_sleep CheckpointWriteDelay vacuum_delay_point",
         waits=_BLOCKED,
         wait_class="sleep",
         for_work=False,
