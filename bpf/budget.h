@@ -57,6 +57,28 @@ static __always_inline bool is_newborn(struct task_struct *task)
 }
 
 #if OFFCPU_BUDGET
+/*
+ * Note the kernel's own figures of a thread that leaves its CPU. They are exact at a switch only,
+ * for which the time on the CPU was brought up to date. At the first switch-out of a budget the
+ * figures of its begin follow: 0 at birth, else those of now without what was accounted since.
+ */
+static __always_inline void note_kernel_figures(struct offcpu_budget *budget,
+						struct task_struct *task)
+{
+#ifdef TASK_SUM_EXEC_RUNTIME
+	u64 ran = FIELD(u64, task, TASK_SUM_EXEC_RUNTIME);
+	u64 queued = FIELD(u64, task, TASK_RUN_DELAY);
+
+	budget->ran_ns = ran;
+	budget->queued_ns = queued;
+	if (budget->switches || FIELD(u64, task, TASK_START_TIME) == budget->begin_ns)
+		return;
+	budget->ran_before_ns = ran - budget->ns[OFFCPU_RUNNING];
+	budget->queued_before_ns = queued - budget->ns[OFFCPU_RUNNABLE] -
+				   budget->ns[OFFCPU_PREEMPTED];
+#endif
+}
+
 /* Hand the budget of a thread to user space at its last switch-out. */
 static __always_inline void end_budget(struct offcpu_task *storage, struct task_struct *task,
 				       u32 generation)

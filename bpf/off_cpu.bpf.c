@@ -41,7 +41,7 @@
  *	OFFCPU_SUM_CALLERS			sums by callers without frame pointers (callers.h):
  *						650 bytes a task, a read of the stack every wait
  *	OFFCPU_WAKER_STACKS			stacks of wakers: 2 KB a task
- *	OFFCPU_BUDGET				where time goes: 160 bytes a task, and work in
+ *	OFFCPU_BUDGET				where time goes: 192 bytes a task, and work in
  *						every switch, whatever is a wait
  *	OFFCPU_KERNEL_EARLY			kernel stacks before the switch: a look at the
  *						incoming task every switch
@@ -140,6 +140,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *task, u32 
 	if (storage->wakeup_ns && storage->wakeup_ns + EARLY_WAKEUP_NS < now)
 		storage->wakeup_ns = 0;
 #if OFFCPU_BUDGET
+	note_kernel_figures(&storage->budget, task);
 	storage->budget.switches += 1;
 	if (mode == OFFCPU_DEAD)
 		end_budget(storage, task, ctl->generation);
@@ -327,6 +328,11 @@ static __always_inline void describe_task(struct offcpu_last *last,
 	last->switch_out_ns = storage->since_ns;
 	last->wakeup_ns = storage->wakeup_ns;
 	last->cgroup = cgroup_of(ctl, task);
+#ifdef TASK_RUN_DELAY
+	last->queued_ns = FIELD(u64, task, TASK_RUN_DELAY);
+#else
+	last->queued_ns = 0;
+#endif
 	last->nr_switches = FIELD(u64, task, TASK_NVCSW) + FIELD(u64, task, TASK_NIVCSW);
 	__builtin_memset(last->regs, 0, sizeof(last->regs));
 #if OFFCPU_USER_REGISTERS

@@ -162,13 +162,21 @@ struct offcpu_stack {
 
 #define OFFCPU_BUCKETS 16		/* a power of two, at least OFFCPU_MODES */
 
-/* How a thread spent its time. The sum of `ns` is end_ns - begin_ns. */
+/*
+ * How a thread spent its time. The sum of `ns` is end_ns - begin_ns. If the thread has switched,
+ * user space corrects `ns` by the kernel's own figures (collect/kernel_totals/reconcile.py), which
+ * are 0 where the kernel has none.
+ */
 struct offcpu_budget {
 	u32 pid;
 	u32 tid;
 	u64 begin_ns;			/* birth, or begin of the recording */
 	u64 end_ns;			/* death, or end of the recording */
 	u64 switches;			/* number of times that it left a CPU */
+	u64 ran_before_ns;		/* the kernel's own time on CPUs when the budget began */
+	u64 ran_ns;			/* the same when the thread last left a CPU */
+	u64 queued_before_ns;		/* the kernel's own run-queue delay, likewise */
+	u64 queued_ns;
 	u64 ns[OFFCPU_BUCKETS];		/* by enum offcpu_mode */
 };
 
@@ -199,6 +207,7 @@ struct offcpu_last {
 	u64 wakeup_ns;			/* 0 none */
 	u64 cgroup;
 	u64 nr_switches;		/* unchanged while it waits */
+	u64 queued_ns;			/* the kernel's own run-queue delay up to its last run */
 	u64 regs[OFFCPU_REGS];		/* struct pt_regs of user mode, 0 for kernel threads */
 	u32 nr_kernel;
 	u32 nr_user;

@@ -61,6 +61,11 @@ _CGROUP_ID = {
     "KERNFS_NODE_ID": "kernfs_node.id",
 }
 """The id of a task's cgroup v2 is task->cgroups->dfl_cgrp->kn->id."""
+_KERNEL_FIGURES = {
+    "TASK_SUM_EXEC_RUNTIME": "task_struct.se.sum_exec_runtime",
+    "TASK_RUN_DELAY": "task_struct.sched_info.run_delay",
+}
+"""The kernel's own time on CPUs and run-queue delay of a task; the latter with CONFIG_SCHED_INFO only."""
 _PROPERTIES = {
     "TASK_THREAD_PID": "task_struct.thread_pid",
     "TASK_GROUP_LEADER": "task_struct.group_leader",
@@ -134,6 +139,7 @@ def explore(btf: Btf) -> KernelFacts:
     defines = {
         **_task_offsets(btf),
         **_all_offsets(btf, _CGROUP_ID),
+        **_all_offsets(btf, _KERNEL_FIGURES),
         **_offsets(btf, _PROPERTIES),
         **(_all_offsets(btf, _CALLERS) if platform.machine() == "x86_64" else {}),
         **_registers(btf),

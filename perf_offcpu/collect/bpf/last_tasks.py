@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from perf_offcpu.collect.bpf.header import SharedHeader
 
 U64 = NDArray[np.uint64]
+WAITING_FOR_CPU = "runnable", "preempted"
+"""Modes in which a thread waits for a CPU only (`enum offcpu_mode`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,5 +127,9 @@ def _complete(budgets: NDArray[Any], tasks: NDArray[Any], header: SharedHeader, 
     rows = np.arange(len(tasks))
     budgets["ns"][rows, tasks["mode"]] += border - since
     budgets["ns"][rows, modes.index("runnable")] += end - border
+    running = tasks["mode"] == modes.index("running")
+    budgets["ran_ns"] += np.where(running, end - since, 0).astype(np.uint64)
+    waits_for_cpu = np.isin(tasks["mode"], [modes.index(name) for name in WAITING_FOR_CPU])
+    budgets["queued_ns"] = tasks["queued_ns"] + np.where(waits_for_cpu, end - since, end - border)
     budgets["pid"], budgets["tid"] = tasks["pid"], tasks["tid"]
     budgets["end_ns"] = end

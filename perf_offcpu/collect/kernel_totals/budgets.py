@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGETS, VERSION
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.collect.kernel_totals.reconcile import by_kernel_figures
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.write.columns import Column, pack_samples
 
@@ -75,13 +76,18 @@ def account_sample(event: EventSpec, payload: bytes, time_ns: int) -> bytes:
 
 
 class BudgetShares:
-    """Remember which part of each budget is in an earlier file."""
+    """Remember which part of each budget is in an earlier file.
 
-    def __init__(self) -> None:
+    Args:
+        modes: enumerators of `enum offcpu_mode`.
+    """
+
+    def __init__(self, modes: Sequence[str]) -> None:
+        self._modes = modes
         self._written: list[NDArray[Any]] = []
 
     def share(self, budgets: NDArray[Any]) -> NDArray[Any]:
-        """Return budgets without the parts that are in earlier files.
+        """Return budgets by the kernel's figures, without the parts that are in earlier files.
 
         Args:
             budgets: rows of `struct offcpu_budget`, of whole lives.
@@ -89,7 +95,7 @@ class BudgetShares:
         Returns:
             As many rows; those that are in an earlier file begin where that ended.
         """
-        shares = budgets.copy()
+        shares = by_kernel_figures(budgets, self._modes)
         if not self._written or not len(budgets):
             return shares
         written = np.concatenate(self._written)
@@ -108,7 +114,7 @@ class BudgetShares:
         Those of the last call are kept, too: a thread that has ended since is not among the new ones, and its
         budget comes later.
         """
-        self._written = [*self._written[-1:], budgets.copy()]
+        self._written = [*self._written[-1:], by_kernel_figures(budgets, self._modes)]
 
 
 def _difference(now: U64, before: U64) -> U64:

@@ -46,7 +46,8 @@ class KernelTotals:
 
     def __init__(self, collector: Collector, drain: Callable[[], object]) -> None:
         self._collector, self._program, self._drain = collector, collector.program, drain
-        self._waits, self._shares = collector.rings.owner.spec, BudgetShares()
+        self._waits = collector.rings.owner.spec
+        self._shares = BudgetShares(self._program.maps.header.enums["mode"])
         self._pending: Future[Drained] | None = None
         self._unwritten: Iterator[Piece] = iter(())
         self._pace_s = LONGEST_PACE_S

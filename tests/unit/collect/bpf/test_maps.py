@@ -41,9 +41,9 @@ def test_structures_have_the_sizes_that_c_gives_them() -> None:
         "sum": 96,
         "stack_key": 16,
         "stack": 1024,
-        "budget": 160,
+        "budget": 192,
         "budget_key": 16,
-        "last": 352,
+        "last": 360,
         "extension": 88,
     }
     assert structs["stack"].fields is not None

@@ -42,7 +42,7 @@ def told(shares: NDArray[Any]) -> list[tuple[int, ...]]:
 
 
 def test_files_share_a_life_without_gap_or_overlap() -> None:
-    shares = BudgetShares()
+    shares = BudgetShares(HEADER.enums["mode"])
     first = rows(budget(8, 5, 100, running=15), budget(9, 50, 100))
     assert told(shares.share(first)) == [(8, 5, 100, 15, 80, 95), (9, 50, 100, 0, 50, 50)]
     shares.note(first)
@@ -56,7 +56,7 @@ def test_files_share_a_life_without_gap_or_overlap() -> None:
 
 def test_what_is_known_better_later_makes_nothing_negative() -> None:
     """The wait seemed to be over at 60; a second wake-up showed that it was not."""
-    shares = BudgetShares()
+    shares = BudgetShares(HEADER.enums["mode"])
     shares.note(budget(8, 0, 100, runnable=40))
     share = shares.share(budget(8, 0, 110, runnable=5))
     assert share["ns"][0, RUNNABLE] == 0 and share["ns"][0].sum() == 10
