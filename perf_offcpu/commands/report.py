@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _THREADS, _STACKS, _GROUPS = 25, 10, 25
 
-SORT_KEYS = "comm pid tid cpu event dso symbol state class syscall waker cgroup".split()
+SORT_KEYS = "comm pid tid cpu event dso symbol state class syscall waker cgroup blocked".split()
 """Named as perf's sort keys where it has them; see `report.keys`."""
 _ALIASES = {"sym": "symbol", "prev_state": "state"}
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from perf_offcpu.analysis.classify import Waits
 from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.calls import calls_of
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.options import PathOptions
@@ -19,6 +20,8 @@ from perf_offcpu.report.keys import column_of
 from perf_offcpu.report.totals import Total, heaviest, totals_of
 from perf_offcpu.structs import frozen
 
+BLOCKED = "blocked"
+"""The key that sorts the rows of a table by the time blocked, without run queue."""
 EDGES = (0, *(step * 10**power for power in range(3, 16) for step in (1, 2, 5)))
 """ns: 0, 1 us, 2 us, 5 us, … Each bucket reaches from its edge to just below the next."""
 
@@ -30,16 +33,18 @@ class GroupRow:
     values: tuple[str, ...]  # printable, in the order of the keys
     total: Total
     runq: int  # ns of the weight between wake-up and running, as far as recorded
+    blocked: int  # the rest of the weight, without waits for a CPU alone
 
 
 @frozen
 class GroupTable:
-    """The groups of some keys, heaviest first."""
+    """The groups of some keys, heaviest first, or longest blocked first."""
 
     keys: tuple[str, ...]
     rows: list[GroupRow]
     more: tuple[int, int]  # (rows, weight) over the limit
     runq_known: bool  # any sample has a run-queue delay
+    by_blocked: bool = False  # sorted by time blocked
 
 
 def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int | None = None) -> GroupTable:
@@ -47,23 +52,27 @@ def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int 
 
     Args:
         waits: `classify(profile)`.
-        keys: see `keys.column_of`.
+        keys: see `keys.column_of`; BLOCKED sorts the rows, by class if it is the only key.
         limit: most rows; None for all.
     """
-    samples = profile.samples
+    samples, by_blocked = profile.samples, BLOCKED in keys
+    keys = [key for key in keys if key != BLOCKED] or ["class"]
     made = [column_of(key, profile, waits) for key in keys]
     first, of = group(*(column for column, _ in made))
-    kept, more = heaviest(sum_by(of, samples.period, len(first)), limit)
+    runq = np.maximum(samples.runq_ns, 0)
+    blocked_ns = np.where(waits.wait_class == WaitClass.RUNQUEUE, 0, samples.period - runq)
+    weight, blocked = (sum_by(of, values, len(first)) for values in (samples.period, blocked_ns))
+    kept, _ = heaviest(blocked if by_blocked else weight, limit)
     rank = np.full(len(first), -1, np.int64)
     rank[kept] = np.arange(len(kept))
     totals = totals_of(samples, rank[of], len(kept))
-    known = samples.runq_ns >= 0
-    runq = sum_by(np.where(known, rank[of], -1), np.where(known, samples.runq_ns, 0), len(kept)).tolist()
+    queued, blocked = sum_by(rank[of], runq, len(kept)).tolist(), blocked[kept].tolist()
     rows = [
-        GroupRow(tuple(label(row) for _, label in made), totals[at], runq[at])
+        GroupRow(tuple(label(row) for _, label in made), totals[at], queued[at], blocked[at])
         for at, row in enumerate(first[kept].tolist())
     ]
-    return GroupTable(tuple(keys), rows, more, bool(known.any()))
+    more = len(first) - len(kept), int(weight.sum()) - sum(total.weight for total in totals)
+    return GroupTable(tuple(keys), rows, more, bool((samples.runq_ns >= 0).any()), by_blocked)
 
 
 @frozen

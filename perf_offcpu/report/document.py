@@ -120,6 +120,7 @@ def _budget(table: BudgetTable) -> dict[str, Any]:
 def _groups(table: GroupTable) -> dict[str, Any]:
     rows = [
         {"values": list(row.values), **_total(row.total), "runq": row.runq if table.runq_known else None}
+        | {"blocked": row.blocked if table.runq_known else None}
         for row in table.rows
     ]
     return {"keys": list(table.keys), "rows": rows, "more": _cut(table.more)}

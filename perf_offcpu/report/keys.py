@@ -12,13 +12,17 @@ from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.analysis.classify import Waits
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.callpaths.names import Name, NameKind, name_frames
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.text import MISSED_STACK, UNKNOWN, id_text, printable, thread_label
+
+_INTERRUPT, _IDLE_TASK, _SUM = -1, -2, -3
+"""Wakers that are no threads, next to rows of strings."""
 
 Label = Callable[[int], str]
 """Row of the samples → text of its value."""
@@ -82,22 +86,16 @@ def _state(profile: Profile) -> tuple[I64, Label]:
 
 
 def _waker(profile: Profile) -> tuple[I64, Label]:
-    """Return the wakers: threads, and all interrupts as one waker."""
-    samples = profile.samples
-    interrupt = samples.has(SampleFlag.WAKER_INTERRUPT)
-    column = np.where(interrupt, -2, samples.waker_tid.astype(np.int64))
-
-    def label(row: int) -> str:
-        if column[row] == -2:
-            return "[interrupt]"
-        if column[row] < 0:
-            return UNKNOWN
-        tid, at = samples.waker_tid[row : row + 1], samples.wakeup_ns[row : row + 1]
-        comm = int(rows_at(profile.comms.tid, profile.comms.begin_ns, tid, at)[0])
-        name = profile.strings[profile.comms.comm[comm]] if comm >= 0 else ""
-        return f"{thread_label(name)} {int(tid[0])}" if tid[0] else "[idle task]"
-
-    return column, label
+    """Return the wakers by comm. All interrupts are one; the wakers of sums are not recorded."""
+    samples, comms = profile.samples, profile.comms
+    row = rows_at(comms.tid, comms.begin_ns, samples.waker_tid, samples.wakeup_ns)
+    column = np.append(comms.comm, 0).astype(np.int64)[row]
+    column[samples.waker_tid == 0] = _IDLE_TASK
+    column[samples.waker_tid < 0] = 0
+    column[(samples.waker_tid < 0) & samples.has(SUM_FLAGS)] = _SUM
+    column[samples.has(SampleFlag.WAKER_INTERRUPT)] = _INTERRUPT
+    marks = {_INTERRUPT: INTERRUPT, _IDLE_TASK: "[idle task]", _SUM: "(sum)"}
+    return column, lambda row: marks.get(int(column[row])) or thread_label(profile.strings[column[row]])
 
 
 def _syscall(profile: Profile, waits: Waits) -> tuple[I64, Label]:

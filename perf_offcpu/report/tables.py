@@ -139,6 +139,7 @@ def groups(summary: Summary, style: Style) -> Iterator[str]:
     if not table.rows or (table.keys == ("class",) and not summary.is_offcpu):
         return
     by = "what was waited for" if table.keys == ("class",) else ", ".join(table.keys)
+    by += ", longest blocked first" if table.by_blocked else ""
     yield from say.section(f"{say.subject_name(summary).capitalize()} by {by}", style)
     weights = [row.total.weight for row in table.rows]
     yield from _table(_group_columns(summary, style), style, weights, summary)
@@ -150,6 +151,8 @@ def _group_columns(summary: Summary, style: Style) -> list[Column]:
     columns = _total_columns([row.total for row in table.rows], summary, style)
     if table.runq_known:
         columns.append(_weights("Run queue", [row.runq for row in table.rows], summary, style, spare=5))
+    if table.by_blocked:
+        columns.append(_weights("Blocked", [row.blocked for row in table.rows], summary, style))
     for at, key in enumerate(table.keys):
         title, values = _TITLES.get(key, key.capitalize()), [row.values[at] for row in table.rows]
         columns.append(Column(title, values, left=key not in ("pid", "tid", "cpu")))

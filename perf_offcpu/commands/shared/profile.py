@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,7 @@ def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loa
         keep_ips: as in `SymbolizeOptions`.
         loading: options of `symbolize.load.load_profile`.
     """
+    from perf_offcpu.analysis.absent import absent_values
     from perf_offcpu.analysis.rules_file import read_rules, usual_rules
     from perf_offcpu.analysis.select import select_samples
     from perf_offcpu.symbolize.load import load_profile
@@ -113,7 +115,12 @@ def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loa
         check_ownership(path, args.force)
     joining = {"apart": args.apart, "from_start": args.from_start, "prefix": not args.no_prefix}
     profile = load_profile(paths, options, **loading, **joining)
-    return select_samples(dataclasses.replace(profile, rules=rules), selection)
+    profile = dataclasses.replace(profile, rules=rules)
+    selected = select_samples(profile, selection)
+    if not selected.is_offcpu().any():
+        for sentence in absent_values(profile, selection):
+            print(f"perf-offcpu: {sentence}", file=sys.stderr)
+    return selected
 
 
 def inputs(args: argparse.Namespace) -> list[str]:

@@ -54,6 +54,17 @@ def test_every_verb_selects_the_same(capsys: pytest.CaptureFixture[str], options
     assert (totals.pop() == folded_total(capsys)) == (options == [])
 
 
+@pytest.mark.parametrize("verb", [["report"], ["script"], ["convert", "--folded", "-o", "-"]])
+def test_a_name_that_is_not_there_is_answered_with_those_that_are(
+    capsys: pytest.CaptureFixture[str], verb: list[str]
+) -> None:
+    assert main([*verb, *DEMO, "--comm", "lockers", "--class", "lock"]) == 0
+    answer = "perf-offcpu: no comm lockers in the recording, which has locker-a, locker-b, "
+    assert capsys.readouterr().err.startswith(answer)
+    assert main([*verb, *DEMO, "--comm", "locker-a", "--class", "lock"]) == 0
+    assert "which has" not in capsys.readouterr().err
+
+
 def test_parts_of_the_time_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     parts = [report_total(capsys, "--time", f"25%/{number}") for number in (1, 2, 3, 4)]
     assert all(parts) and sum(parts) == report_total(capsys)

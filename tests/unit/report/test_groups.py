@@ -53,8 +53,8 @@ def weights(*keys: str) -> dict[str, int]:
         ("state", {"S": 3, "D": 4, "R": 8, "?": 16}),
         ("class", {"lock": 3, "fault": 4, "runqueue": 8, "other": 16}),
         ("syscall", {"futex": 3, "[none]": 4, "[unknown]": 24}),
-        # A waker that changed its name is one, called as at the first of its wake-ups.
-        ("waker", {"young 9": 3, "[interrupt]": 4, "[unknown]": 24}),
+        # A waker has the name of the time of the wake-up.
+        ("waker", {"young": 1, "old": 2, "[interrupt]": 4, "[unknown]": 24}),
         ("cgroup", {"[unknown]": 7, "/user.slice": 8, "6": 16}),
     ],
 )
@@ -74,6 +74,32 @@ def test_run_queue_delay_is_told_where_it_is_known() -> None:
     assert shown.runq_known
     assert {row.values[0]: row.runq for row in shown.rows} == {"1": 0, "2": 0, "100": 0, "3": 11}
     assert not table(ProfileBuilder().sample("a", [], 1).build(), "tid").runq_known
+
+
+def test_wakers_of_one_name_are_one() -> None:
+    builder = ProfileBuilder()
+    for waker in (7, 8):
+        builder.sample("a", [], waker, waker_tid=waker, waker_pid=7, wakeup_ns=5)
+    builder.sample("a", [], 30, flags=SampleFlag.AGGREGATED, count=9)
+    builder.sample("a", [], 50, waker_tid=0)
+    profile = builder.build()
+    worker = profile.strings.intern("worker")
+    profile.comms = Comms.from_rows([(7, 7, 0, worker), (8, 7, 0, worker)])
+    rows = {row.values: row.total.weight for row in table(profile, "waker").rows}
+    assert rows == {("worker",): 15, ("(sum)",): 30, ("[idle task]",): 50}
+
+
+def test_rows_by_the_time_blocked() -> None:
+    builder = ProfileBuilder()
+    builder.sample("queued", [], 30, state=1, runq_ns=28).sample("blocked", [], 20, state=1, runq_ns=1)
+    builder.sample("preempted", [], 40, state=0, flags=SampleFlag.PREEMPTED)
+    profile = builder.build()
+    assert [row.values for row in table(profile, "comm").rows] == [("preempted",), ("queued",), ("blocked",)]
+    shown = table(profile, "comm,blocked", limit=2)
+    rows = [(*row.values, row.total.weight, row.blocked) for row in shown.rows]
+    assert rows == [("blocked", 20, 19), ("queued", 30, 2)]
+    assert (shown.keys, shown.by_blocked, shown.more) == (("comm",), True, (1, 40))
+    assert table(profile, "blocked").keys == ("class",)
 
 
 def test_limits_say_what_they_cut() -> None:

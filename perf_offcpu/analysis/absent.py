@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Say what a recording has where a selection finds nothing: the most frequent names, PIDs or classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.select import Selection
+from perf_offcpu.analysis.states import STATES, state_codes
+from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.text import printable
+
+_SHOWN = 8
+
+
+def absent_values(profile: Profile, selection: Selection) -> Iterator[str]:
+    """Return a sentence for each option of a selection none of whose values a profile has.
+
+    Args:
+        profile: before the selection; its waits count, or all samples if it has none.
+    """
+    waits = profile.select(profile.is_offcpu())
+    profile = waits if len(waits.samples) else profile
+    samples, strings = profile.samples, profile.strings
+    comms = tuple(map(printable, selection.comms))
+    yield from _sentence("comm", comms, samples.comm, lambda row: printable(strings[row]))
+    yield from _sentence("pid", tuple(map(str, selection.pids)), samples.pid, str)
+    yield from _sentence("tid", tuple(map(str, selection.tids)), samples.tid, str)
+    yield from _sentence("cpu", tuple(map(str, selection.cpus)), samples.cpu, str)
+    yield from _sentence(
+        "state", selection.states, state_codes(samples), lambda code: STATES[code].letter or "unknown"
+    )
+    if selection.classes:
+        labels = tuple(one.label for one in selection.classes)
+        yield from _sentence("class", labels, classify(profile).wait_class, lambda one: WaitClass(one).label)
+
+
+def _sentence(
+    option: str, wanted: tuple[str, ...], column: NDArray[np.integer], label: Callable[[int], str]
+) -> Iterator[str]:
+    if not wanted or not len(column):
+        return
+    first, of = group(column)
+    frequent = np.argsort(-np.bincount(of), kind="stable")
+    there = [label(int(column[row])) for row in first[frequent].tolist()]
+    if not {*wanted} & {*there}:
+        more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
+        shown = ", ".join(there[:_SHOWN])
+        yield f"no {option} {' or '.join(wanted)} in the recording, which has {shown}{more}"

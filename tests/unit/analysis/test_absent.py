@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A selection that finds nothing is answered with what there is."""
+
+from __future__ import annotations
+
+import pytest
+from builders.profile import ProfileBuilder, kernel
+
+from perf_offcpu.analysis.absent import absent_values
+from perf_offcpu.analysis.select import Selection
+from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.model.profile import Profile
+
+
+def recorded() -> Profile:
+    builder = ProfileBuilder()
+    for _ in range(2):
+        builder.sample("postgres", ["main", kernel("futex_wait")], 5, tid=7, pid=7, state=1)
+    builder.sample("bad\nname", ["main", kernel("ext4_sync_file")], 500, tid=8, pid=7, state=2, cpu=3)
+    builder.sample("burner", ["main"], 5, event="cpu-clock", tid=9)
+    return builder.build()
+
+
+@pytest.mark.parametrize(
+    ("selection", "sentences"),
+    [
+        (Selection(), []),
+        (Selection(comms=("postgres", "x")), []),
+        (
+            Selection(comms=("x", "y\n")),
+            [r"no comm x or y\n in the recording, which has postgres, bad\nname"],
+        ),
+        (Selection(comms=("burner",)), [r"no comm burner in the recording, which has postgres, bad\nname"]),
+        (Selection(pids=(1,), tids=(8,)), ["no pid 1 in the recording, which has 7"]),
+        (Selection(cpus=(3,)), []),
+        (Selection(states=("T",)), ["no state T in the recording, which has S, D"]),
+        (Selection(classes=(WaitClass.POLL,)), ["no class poll in the recording, which has lock, disk"]),
+    ],
+)
+def test_absent_values(selection: Selection, sentences: list[str]) -> None:
+    assert list(absent_values(recorded(), selection)) == sentences
+
+
+def test_the_most_frequent_are_named() -> None:
+    builder = ProfileBuilder()
+    for tid in range(20):
+        for _ in range(tid):
+            builder.sample("a", [], 1, tid=tid)
+    (sentence,) = absent_values(builder.build(), Selection(tids=(99,)))
+    assert sentence.endswith("which has 19, 18, 17, 16, 15, 14, 13, 12 and 11 more")
+
+
+def test_an_empty_recording() -> None:
+    assert not list(absent_values(ProfileBuilder().build(), Selection(comms=("x",))))
