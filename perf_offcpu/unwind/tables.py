@@ -20,18 +20,21 @@ from perf_offcpu.cache import Array, cache_name
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.debug_files import open_debug
-from perf_offcpu.objects.elf.functions import file_offset_to_vaddr
+from perf_offcpu.objects.elf.functions import file_offset_to_vaddr, listed_symbols
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.files import Refused, open_dso
 from perf_offcpu.objects.search import Search
 from perf_offcpu.unwind.cfi.entries import Section
-from perf_offcpu.unwind.cfi.table import NO_RULES, CfiTable, build_table, frame_sections
+from perf_offcpu.unwind.cfi.program import Kind
+from perf_offcpu.unwind.cfi.table import NO_RULES, CfiTable, build_table, frame_sections, joined
 from perf_offcpu.unwind.lookup import FileTable
 
-KIND: Final = "frames1"
+KIND: Final = "frames2"
 """Kind of cache file; the number changes whenever the tables do, or how they are made."""
 MIN_ROWS: Final = 100
 """Rows of the smallest table that is kept: smaller ones are made as fast."""
+
+_GO_SWITCHES: Final = (b"runtime.mcall", b"runtime.systemstack", b"runtime.morestack", b"runtime.asmcgocall")
 
 
 class FrameTables:
@@ -52,15 +55,39 @@ class FrameTables:
     def _table(self, image: ElfImage, debug: ElfImage | None) -> CfiTable:
         registers, cache = REGISTERS[self.machine], self.search.cache
         if cache is None:
-            return build_table(_sections(image, debug), registers)
+            return _build(image, debug, registers)
         name = cache_name(KIND, image.build_id, image.source.identity, debug.source.identity if debug else ())
         columns = cache.read(name)
         table = None if columns is None else table_from_columns(columns, registers)
         if table is None:
-            table = build_table(_sections(image, debug), registers)
+            table = _build(image, debug, registers)
             if len(table) >= MIN_ROWS:
                 cache.write(name, table_columns(table))
         return table
+
+
+def _build(image: ElfImage, debug: ElfImage | None, registers: Registers) -> CfiTable:
+    table = build_table(_sections(image, debug), registers)
+    roots = _go_roots(image, registers)
+    return joined(roots, table) if len(roots) else table
+
+
+def _go_roots(image: ElfImage, registers: Registers) -> CfiTable:
+    """Return rules that end stacks at the functions of Go that switch to the stack of the thread.
+
+    Their caller is on the stack of the goroutine. Where their frame rules look for it, old words are.
+    """
+    symtab = image.section_of_type(elf.SectionType.SYMTAB)
+    if symtab is None or image.section_named(b".go.buildinfo") is None:
+        return CfiTable()
+    symbols, strings = listed_symbols(image, symtab)
+    names = [strings.find(b"\0%s%s\0" % (name, abi)) for name in _GO_SWITCHES for abi in (b"", b".abi0")]
+    found = symbols.take(np.isin(symbols.name, [at + 1 for at in names if at >= 0]) & (symbols.size > 0))
+    found = found.take(np.argsort(found.start))
+    start = np.column_stack([found.start, found.start + found.size]).reshape(-1)
+    rules = np.zeros((1, registers.count + 2), np.int64)
+    rules[0, registers.ra] = Kind.UNDEFINED
+    return CfiTable(start, np.tile(np.array([0, NO_RULES], np.int32), len(found)), rules)
 
 
 def _sections(image: ElfImage, debug: ElfImage | None) -> list[Section]:

@@ -60,6 +60,38 @@ def test_waits_of_bash_and_its_children_reach_the_root(tmp_path: Path) -> None:
     assert_whole(tmp_path / "x.data", "sleep", 5)
 
 
+GO = """
+package main
+import "time"
+func worker(c chan int) { for range c { time.Sleep(5 * time.Millisecond) } }
+func main() {
+	c := make(chan int)
+	for i := 0; i < 4; i++ { go worker(c) }
+	for i := 0; i < 60; i++ { c <- i; time.Sleep(2 * time.Millisecond) }
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("go") is None, reason="no go here (Debian: golang-go)")
+def test_stacks_of_gos_scheduler_end_where_it_left_the_goroutine(
+    perf_offcpu: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "main.go").write_text(GO)
+    environment = {**os.environ, "GOCACHE": str(tmp_path / "cache"), "CGO_ENABLED": "0"}
+    subprocess.run(
+        ["go", "build", "-o", "sleepers", "main.go"], cwd=tmp_path, env=environment, check=True, timeout=200
+    )
+    options = ["-e", "none", "--call-graph", "cfi", "--off-cpu-thresh", "1"]
+    done = perf_offcpu("record", *options, "--", "./sleepers", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = perf_offcpu("convert", "--folded", "-o", "-", cwd=tmp_path).stdout.splitlines()
+    stacks = [line.rpartition(" ")[0].split(";") for line in lines]
+    parked = [names for names in stacks if names[0] == "sleepers" and "runtime.park_m" in names]
+    assert len(parked) >= 2
+    assert {names[1] for names in parked} == {"runtime.mcall"}
+    assert not [names for names in stacks if "[truncated]" in names]
+
+
 def test_waits_of_a_cpp_program_reach_the_root(recorded: Path) -> None:
     assert_whole(recorded, "waits", 80)
     stacks = user_stacks(recorded)

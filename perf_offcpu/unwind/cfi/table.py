@@ -95,7 +95,7 @@ def build_table(sections: Iterable[Section], registers: Registers) -> CfiTable:
     """Build the table of a file; where sections overlap, the rules of the first are taken."""
     table = CfiTable(rules=np.empty((0, registers.count + 2), np.int64))
     for other in filter(len, (_section_table(section, registers) for section in sections)):
-        table = _joined(table, other) if len(table) else other
+        table = joined(table, other) if len(table) else other
     return table
 
 
@@ -133,8 +133,8 @@ def _with_ends(start: model.U64, rule: I32, ends: model.U64) -> tuple[model.U64,
     return both[new], rules[new]
 
 
-def _joined(first: CfiTable, second: CfiTable) -> CfiTable:
-    """Join two tables of one file: the second applies where the first has no rules."""
+def joined(first: CfiTable, second: CfiTable) -> CfiTable:
+    """Return two tables of one file as one: the second applies where the first has no rules."""
     starts = distinct(np.concatenate([first.start, second.start]))
     mine, other = first.lookup(starts), second.lookup(starts)
     base = len(first.rules)
