@@ -33,7 +33,7 @@ from perf_offcpu.abi.counters import COUNTERS, MAGIC
 from perf_offcpu.cli import main
 from perf_offcpu.collect.output_file import RESERVE
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.recording import Recording, SampleFlag
 
 pytestmark = pytest.mark.beside
 
@@ -236,6 +236,17 @@ DAMAGE = {
 DISK_BYTES = 1 << 20
 
 
+NAPPING = [sys.executable, "-c", "import time\nwhile True: time.sleep(1e-5)"]
+EVERY_NAP = ["-e", "none", "--off-cpu-thresh", "0", "--call-graph", "fp"]
+
+
+def sent(recording: Recording) -> int:
+    """Return the number of waits that BPF has sent as samples."""
+    flags = recording.samples.flags
+    apart = flags & (SampleFlag.AGGREGATED | SampleFlag.STILL_BLOCKED) == 0
+    return int((off_cpu(recording) & apart).sum())
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize("packed", [(), ("-z",)], ids=["plain", "compressed"])
 def test_full_disk_is_told_and_what_was_written_can_be_read(tmp_path: Path, packed: tuple[str, ...]) -> None:
@@ -243,9 +254,7 @@ def test_full_disk_is_told_and_what_was_written_can_be_read(tmp_path: Path, pack
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", disk], check=True)
     try:
-        napping = [sys.executable, "-c", "import time\nwhile True: time.sleep(1e-5)"]
-        options = ["-e", "none", "--off-cpu-thresh", "0", "--call-graph", "fp", *packed]
-        done = run("-o", disk / "perf.data", *options, "--", *napping, cwd=tmp_path)
+        done = run("-o", disk / "perf.data", *EVERY_NAP, *packed, "--", *NAPPING, cwd=tmp_path)
         assert done.status == 1
         assert done.stderr.startswith(
             f"perf-offcpu record: {disk}/perf.data: cannot write the recording: No space"
@@ -257,12 +266,33 @@ def test_full_disk_is_told_and_what_was_written_can_be_read(tmp_path: Path, pack
         # What fits of a ring is kept, and behind it what stood in the kernel, in room held for the end.
         assert (disk / "perf.data").stat().st_size > DISK_BYTES - RESERVE
         assert len(recording.budget.tid) > 0
-        flags = recording.samples.flags
-        sent = off_cpu(recording) & (flags & (SampleFlag.AGGREGATED | SampleFlag.STILL_BLOCKED) == 0)
-        missing = counter(disk / "perf.data", b"samples") - sent.sum()
+        missing = counter(disk / "perf.data", b"samples") - sent(recording)
         assert 0 < missing <= unwritten < missing + 5000  # and what else happened on the machine
         # Compressed, the file may end within a record: that is among the unwritten, and no damage besides.
         assert not DAMAGE & recording.losses.keys()
         assert "offcpu-time" in perf("report", "--header-only", "-i", disk / "perf.data")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.alone
+def test_full_disk_keeps_each_of_several_files(tmp_path: Path) -> None:
+    """It may be full while a file is begun and the one before still lacks its sums, or at another time."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={4 * DISK_BYTES}", "none", disk], check=True)
+    try:
+        options = [*EVERY_NAP, "--switch-output=300K"]
+        done = run("-o", disk / "perf.data", *options, "--", *NAPPING, cwd=tmp_path)
+        assert done.status == 1 and "cannot write the recording: No space" in done.stderr
+        paths = sorted(disk.iterdir())
+        recordings = [load_recording(path) for path in paths]
+        assert len(paths) > 2
+        assert all(not DAMAGE & recording.losses.keys() for recording in recordings)
+        *complete, last = (recording.losses.get(losses.RECORDS_UNWRITTEN, 0) for recording in recordings)
+        assert complete == [0] * len(complete) and last > 0
+        # A wait is counted in one file and may be in the next.
+        missing = sum(counter(path, b"samples") for path in paths) - sum(map(sent, recordings))
+        assert 0 <= missing <= last
     finally:
         subprocess.run(["umount", disk], check=True)
