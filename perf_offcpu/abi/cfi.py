@@ -161,5 +161,18 @@ REGISTERS: Final = {
 MACHINE_OF_ARCH: Final = {"x86_64": Machine.X86_64, "aarch64": Machine.AARCH64}
 """e_machine by `uname -m`, as recordings name it."""
 
+
+def arch_of_registers(mask: int) -> str:
+    """Return the `uname -m` of machines whose registers a sample_regs_user asks for; "" if none is known.
+
+    The numbers of x86's registers are a part of arm64's, so the machine with most registers is tried first.
+    """
+    for arch, machine in sorted(MACHINE_OF_ARCH.items(), key=lambda one: -REGISTERS[one[1]].sample_mask):
+        wanted = REGISTERS[machine].sample_mask
+        if mask & wanted == wanted:
+            return arch
+    return ""
+
+
 ABI_64: Final = 2
 """PERF_SAMPLE_REGS_ABI_64; 1 is a 32-bit task, 0 a task without user registers."""

@@ -8,12 +8,14 @@ side-band is replayed in time order and every sample gets its thread's comm and 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
+from perf_offcpu.abi.cfi import arch_of_registers
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RECORD_LAYOUTS, CpuMode, RecordType
 from perf_offcpu.decode.account import CollectorAccount
@@ -213,7 +215,7 @@ def _read_meta(
     return Meta(
         hostname=features.text(Feature.HOSTNAME),
         os_release=features.text(Feature.OSRELEASE),
-        arch=features.text(Feature.ARCH),
+        arch=recorded_arch(features, events.specs),
         version=features.text(Feature.VERSION),
         cmdline=features.cmdline(),
         cpu_desc=features.text(Feature.CPUDESC),
@@ -229,6 +231,15 @@ def _read_meta(
         kernel_build_id=next(kernel, ""),
         source=path,
     )
+
+
+def recorded_arch(features: Features, specs: Sequence[EventSpec]) -> str:
+    """Return `uname -m` of the recorded machine; "" if it is not known.
+
+    A killed recorder leaves no features. The registers of its samples tell the machine.
+    """
+    masks = [spec.attr.sample_regs_user for spec in specs]
+    return features.text(Feature.ARCH) or next(filter(None, map(arch_of_registers, masks)), "")
 
 
 def _evsel_of(spec: EventSpec) -> Evsel:

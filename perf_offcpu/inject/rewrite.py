@@ -22,10 +22,10 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import PerfType, SoftwareConfig
 from perf_offcpu.abi.cfi import MACHINE_OF_ARCH
-from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.batch import BatchCollector
 from perf_offcpu.decode.deferred import DeferredMatcher, decode_deferred
+from perf_offcpu.decode.load import recorded_arch
 from perf_offcpu.decode.samples import samples_by_event
 from perf_offcpu.decode.switches.events import may_hold_switches
 from perf_offcpu.decode.tasks.columns import task_records
@@ -212,7 +212,8 @@ class _Rewriter:
 
     def _unwinder(self) -> Unwinder | None:
         """Return the unwinder of copies of user stacks; None if it has nothing to unwind, or no rules to."""
-        tasks, search, arch = self.found.tasks, self.options.search, self.features.text(Feature.ARCH)
+        tasks, search = self.found.tasks, self.options.search
+        arch = recorded_arch(self.features, self.recorded.specs)
         if search is None or arch not in MACHINE_OF_ARCH or not any(map(has_stacks, self.recorded.specs)):
             return None
         spaces, maps = tasks.spaces.tables()
