@@ -20,11 +20,12 @@ from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.time_windows import Window, in_windows
 from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.errors import UsageError
 from perf_offcpu.losses import LossCause
-from perf_offcpu.model.columns import I32, Bool, distinct
+from perf_offcpu.model.columns import I32, I64, Bool, distinct, is_among
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
+from perf_offcpu.model.recording import SUM_FLAGS, Budget, SampleFlag
 from perf_offcpu.structs import frozen
 
 _SHOWN_CGROUPS = 10
@@ -65,7 +66,35 @@ def select(profile: Profile, selection: Selection) -> Profile:
 
 def select_samples(profile: Profile, selection: Selection) -> Profile:
     """Return the profile with the chosen samples of all events; its losses count the undecidable ones."""
-    profile = profile.select(_of_threads(profile, selection))
+    whole, profile = profile, profile.select(_of_threads(profile, selection))
+    selected = _select_waits(profile, selection)
+    if selected.samples is whole.samples:
+        return selected
+    return replace(selected, budget=_budgets(whole, selected, selection))
+
+
+def _budgets(whole: Profile, selected: Profile, selection: Selection) -> Budget:
+    """Return the budgets of threads with selected samples, and of chosen threads without any samples."""
+    budget, comms = whole.budget, whole.comms
+    pairs = _pairs(budget.pid, budget.tid)
+    rows = ~is_among(pairs, distinct(_pairs(whole.samples.pid, whole.samples.tid)))
+    rows &= selection.idle != "only"
+    for column, numbers in ((budget.pid, selection.pids), (budget.tid, selection.tids)):
+        if numbers:
+            rows &= np.isin(column, np.array([number for number in numbers if number < _IDS], np.int64))
+    if selection.comms:
+        last = rows_at(comms.tid, comms.begin_ns, budget.tid, budget.end_ns)
+        names = [row for row in map(whole.strings.find, selection.comms) if row >= 0]
+        rows &= np.isin(np.append(comms.comm, 0)[last], np.array(names, np.uint32))
+    rows |= is_among(pairs, distinct(_pairs(selected.samples.pid, selected.samples.tid)))
+    return budget.take(rows)
+
+
+def _pairs(pid: I32, tid: I32) -> I64:
+    return (pid.astype(np.int64) << 32) + tid
+
+
+def _select_waits(profile: Profile, selection: Selection) -> Profile:
     if selection.windows:
         profile = _in_time(profile, selection.windows)
     if selection.idle == "show" and not selection.is_of_waits:

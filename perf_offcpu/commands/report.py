@@ -61,6 +61,7 @@ _OUTPUT = f"""
 --no-call-graph: same as -g none
 -s, --sort KEYS: a table by these keys, separated by commas, instead of by class: {", ".join(SORT_KEYS)}
 --children: a table of functions, too: time of their own, and with their callees
+--budget-by: rows of the thread budget (default: thread)
 --limit N: rows of each table, 0 for all (default: {_THREADS}, {_STACKS} stacks; --json: all)
 --no-verdict: leave out the sentences on top that sum up the report
 --json: print a JSON document, weights as integers
@@ -90,6 +91,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         inverted=same | {"const": "caller"},
         no_call_graph=same | {"const": "none"},
         sort=LIST,
+        budget_by={"choices": ("thread", "comm", "pid", "cgroup"), "default": "thread"},
         limit={"type": int},
     )
     add_profile_arguments(parser)
@@ -117,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
         whole_lives=_whole_lives(args),
         verdict=not args.no_verdict,
         options=_kept_options(args),
+        budget_by=args.budget_by,
     )
     if args.json:
         import json

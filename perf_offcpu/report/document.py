@@ -13,7 +13,7 @@ from typing import Any
 from perf_offcpu.callpaths.names import Name, NameKind
 from perf_offcpu.report.breakdowns import FunctionTable, GroupTable, Histogram
 from perf_offcpu.report.summary import EventRow, StackRow, Summary, ThreadRow
-from perf_offcpu.report.thread_budgets import BudgetTable
+from perf_offcpu.report.thread_budgets import BudgetRow, BudgetTable
 from perf_offcpu.report.totals import Total
 from perf_offcpu.report.verdict import Cause, Place, Verdict
 from perf_offcpu.report.verdict_text import sentences_of
@@ -106,15 +106,21 @@ def _waiting(row: Cause | Place) -> dict[str, Any]:
 
 
 def _budget(table: BudgetTable) -> dict[str, Any]:
-    threads = [
-        {
+    def fields(row: BudgetRow) -> dict[str, Any]:
+        return {
             **_fields(row, "comm pid tid wall running runnable"),
             "blocked": {letter or "?": ns for letter, ns in row.blocked.items()},
-            "unknown": row.unknown,
+            **_fields(row, "unknown threads cgroup"),
         }
-        for row in table.rows
-    ]
-    return {"derived": table.derived, "threads": threads, "more_threads": table.more}
+
+    return {
+        "derived": table.derived,
+        "by": table.by,
+        "threads": list(map(fields, table.rows)),
+        "more_threads": table.more,
+        "rest": list(map(fields, table.rest)),
+        "total": table.total and fields(table.total),
+    }
 
 
 def _groups(table: GroupTable) -> dict[str, Any]:

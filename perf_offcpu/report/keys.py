@@ -38,7 +38,10 @@ def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:
         "cpu": (samples.cpu, lambda row: id_text(samples.cpu[row])),
         "event": (samples.evsel, lambda row: printable(profile.evsels[samples.evsel[row]].name)),
         "class": (waits.wait_class, lambda row: WaitClass(waits.wait_class[row]).label),
-        "cgroup": (samples.cgroup.view(np.int64), lambda row: _cgroup(profile, int(samples.cgroup[row]))),
+        "cgroup": (
+            samples.cgroup.view(np.int64),
+            lambda row: cgroup_label(profile, int(samples.cgroup[row])),
+        ),
     }
     if key in simple:
         column, label = simple[key]
@@ -47,7 +50,8 @@ def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:
     return made[key](profile) if key in made else _syscall(profile, waits)
 
 
-def _cgroup(profile: Profile, cgroup: int) -> str:
+def cgroup_label(profile: Profile, cgroup: int) -> str:
+    """Return the path of a cgroup, or its id."""
     path = profile.cgroups.get(cgroup)
     return printable(path) if path is not None else str(cgroup) if cgroup else UNKNOWN
 

@@ -120,6 +120,7 @@ def summarize(
     children: bool = False,
     verdict: bool = True,
     options: Sequence[tuple[str, str]] = (),
+    budget_by: str = "thread",
 ) -> Summary:
     """Sum up a profile.
 
@@ -131,6 +132,7 @@ def summarize(
         whole_lives: the profile has all samples of each thread, so that budgets mean something.
         verdict: make the verdict.
         options: see `verdict_of`.
+        budget_by: see `budget_table`.
 
     Raises:
         UsageError: an event is not in the recording, or their weights do not add up.
@@ -160,7 +162,7 @@ def summarize(
         more_threads=more_threads,
         stacks=stacks,
         more_stacks=more_stacks,
-        budget=budget_table(profile, limits.threads) if whole_lives and is_offcpu else None,
+        budget=budget_table(profile, limits.threads, budget_by) if whole_lives and is_offcpu else None,
         groups=breakdowns.group_table(subject, waits, keys, limits.groups),
         functions=breakdowns.function_table(subject, limits.groups) if children else None,
         histogram=breakdowns.histogram(subject.samples) if is_offcpu else None,

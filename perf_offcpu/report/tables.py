@@ -100,8 +100,6 @@ def budget(summary: Summary, style: Style) -> Iterator[str]:
     source = "derived from the recorded waits" if table.derived else "counted at every switch"
     yield from say.section(f"Thread budget: where the wall time went, {source}", style)
     yield from _table(_budget_columns(table, style), style)
-    if table.more:
-        yield say.comment(f"and {say.plural(table.more, 'more thread')}")
     parts = "runnable + blocked + rest" if table.derived else "running + runnable + blocked + unknown"
     yield say.comment(
         f"{parts} = wall" + ("; the rest was running, or is not known" if table.derived else "")
@@ -109,7 +107,8 @@ def budget(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def _budget_columns(table: BudgetTable, style: Style) -> list[Column]:
-    rows, derived = table.rows, table.derived
+    total = _shown_total(table)
+    rows, derived = [*table.rows, *table.rest, *total], table.derived
 
     def column(title: str, cell: Callable[[BudgetRow], int | None], spare: int = 0) -> Column:
         return Column(title, [say.amount(cell(row), "ns", style) for row in rows], spare=spare)
@@ -124,9 +123,33 @@ def _budget_columns(table: BudgetTable, style: Style) -> list[Column]:
         column("Runnable", lambda row: row.runnable),
         *map(blocked, letters),
         column("Rest" if derived else "Unknown", lambda row: row.unknown, spare=0 if derived else 2),
-        Column("TID", [id_text(row.tid) for row in rows]),
-        Column("Command", [thread_label(row.comm) for row in rows], left=True),
+        *_budget_names(table),
     ]
+
+
+def _budget_names(table: BudgetTable) -> Iterator[Column]:
+    """Return the columns that say whose budget a row is; the rows of sums come last."""
+    sums = [f"and {say.plural(row.threads, 'thread')} of {_of_comm(row)}" for row in table.rest]
+    sums += [f"total of {say.plural(row.threads, 'thread')}" for row in _shown_total(table)]
+    blank = [""] * len(sums)
+    if table.by == "thread":
+        yield Column("TID", [*(id_text(row.tid) for row in table.rows), *blank])
+    else:
+        yield Column("Threads", [*(str(row.threads) for row in table.rows), *blank])
+    if table.by == "pid":
+        yield Column("PID", [*(id_text(row.pid) for row in table.rows), *blank])
+    if table.by == "cgroup":
+        yield Column("Cgroup", [*(row.cgroup for row in table.rows), *sums], left=True)
+    else:
+        yield Column("Command", [*map(_of_comm, table.rows), *sums], left=True)
+
+
+def _shown_total(table: BudgetTable) -> list[BudgetRow]:
+    return [table.total] if table.total and len(table.rows) > 1 else []
+
+
+def _of_comm(row: BudgetRow) -> str:
+    return thread_label(row.comm) if row.comm or row.threads == 1 else "several names"
 
 
 def _state_rank(letter: str) -> int:

@@ -1,51 +1,146 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the time budgets of threads: running + runnable + blocked (by state) + unknown = wall.
 
-The collector counts switches and yields exact budgets (`model.recording.Budget`). For other recordings they
-are derived from the waits: then the time outside recorded waits, running or unknown, is one number.
+The collector counts switches and yields exact budgets (`model.recording.Budget`), of threads without any
+sample, too. For other recordings they are derived from the waits: then the time outside recorded waits,
+running or unknown, is one number. Rows are threads, or sums of threads by comm, process or cgroup; with the
+rows of `rest`, which sum up what is over the limit, they add up to `total`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.decode.tasks.lookup import rows_at
-from perf_offcpu.model.columns import I32, I64, distinct, is_among
+from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Budget
+from perf_offcpu.report.keys import cgroup_label
 from perf_offcpu.report.totals import heaviest, sums_by_state
 from perf_offcpu.structs import frozen
+from perf_offcpu.text import UNKNOWN
+
+BUDGETS_BY = ("thread", "comm", "pid", "cgroup")
+_REST_ROWS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetRow:
-    """One thread's life inside the recording, ns. All other columns add up to `wall`."""
+    """The life of a thread, or of several, inside the recording, ns. All other columns add up to `wall`."""
 
-    comm: str
-    pid: int
-    tid: int
+    comm: str  # of the longest waiting thread; "" also for threads of several comms
+    pid: int  # -1 for threads of several processes
+    tid: int  # -1 for several threads
     wall: int
     running: int | None  # None: part of `unknown`
     runnable: int  # waiting for a CPU: woken, preempted, or yielding
     blocked: dict[str, int]  # by state letter; "" unknown
     unknown: int  # negative where waits reach beyond the known life of the thread
+    threads: int = 1
+    cgroup: str = UNKNOWN  # path, else id
 
 
 @frozen
 class BudgetTable:
-    """The budgets of threads, the longest waiting first."""
+    """Budgets, the longest waiting first."""
 
     rows: list[BudgetRow]
     derived: bool  # derived from waits; else counted by the collector
-    more: int  # number of threads over the limit
+    by: str  # one of BUDGETS_BY: what the rows are
+    more: int  # number of rows over the limit
+    rest: list[BudgetRow]  # the sums of their threads, a row a comm (the smallest are one row without a comm)
+    total: BudgetRow | None  # of all threads; None if there are none
 
 
-def budget_table(profile: Profile, limit: int | None = None) -> BudgetTable | None:
-    """Return the budgets of the threads that have samples in a profile; None if their lives are unknown."""
-    return _counted(profile, limit) if len(profile.budget) else _derived(profile, limit)
+class _Lives(NamedTuple):
+    """The budgets of threads as columns, ns."""
+
+    pid: I32
+    tid: I32
+    comm: I64  # row in strings
+    wall: I64
+    running: I64 | None
+    runnable: I64
+    blocked: dict[str, I64]  # by state letter
+    cgroup: I64
+
+
+def budget_table(profile: Profile, limit: int | None = None, by: str = "thread") -> BudgetTable | None:
+    """Return the budgets of the threads of a profile; None if their lives are unknown.
+
+    Args:
+        profile: its budgets are those of the chosen threads (see `analysis.select`).
+        limit: most rows; None for all.
+        by: one of BUDGETS_BY.
+    """
+    lives = _counted(profile) if len(profile.budget) else _derived(profile)
+    if lives is None:
+        return None
+    each: I64 = np.arange(len(lives.tid))
+    first, of = group(each if by == "thread" else getattr(lives, by))
+    waiting: I64 = sum(lives.blocked.values(), np.zeros(len(lives.tid), np.int64))
+    ranks = (sum_by(of, column, len(first)) for column in (waiting, lives.runnable))
+    kept, (more, _) = heaviest(next(ranks), limit, next(ranks))
+    rank = np.full(len(first), -1, np.int64)
+    rank[kept] = np.arange(len(kept))
+    row_of = rank[of]
+    return BudgetTable(
+        rows=_rows(profile, lives, row_of, len(kept)),
+        derived=lives.running is None,
+        by=by,
+        more=more,
+        rest=_rest(profile, lives, row_of < 0, min(limit or _REST_ROWS, _REST_ROWS)),
+        total=next(iter(_rows(profile, lives, np.zeros(len(of), np.int64), min(1, len(of)))), None),
+    )
+
+
+def _rest(profile: Profile, lives: _Lives, cut: Bool, limit: int) -> list[BudgetRow]:
+    """Return the sums of some threads by comm, the longest lives first."""
+    first, of = group(lives.comm)
+    weight = sum_by(np.where(cut, of, -1), lives.wall, len(first))
+    there = np.bincount(of[cut], minlength=len(first)) > 0
+    order, _ = heaviest(np.where(there, weight, -1), int(there.sum()))
+    rank = np.full(len(first), limit - 1, np.int64)
+    shown = len(order) if len(order) <= limit else limit - 1
+    rank[order[:shown]] = np.arange(shown)
+    return _rows(profile, lives, np.where(cut, rank[of], -1), min(len(order), limit))
+
+
+def _rows(profile: Profile, lives: _Lives, of: I64, number: int) -> list[BudgetRow]:
+    """Return the sums of threads.
+
+    Args:
+        of: int64[threads], the row of each; -1 for none.
+        number: of rows, none of them empty.
+    """
+
+    def sums(column: I64) -> list[int]:
+        return list(sum_by(of, column, number).tolist())
+
+    def same(column: I32 | I64, other: int) -> list[int]:
+        """Return the value that all threads of a row have, or another."""
+        low, high = np.full(number, np.iinfo(np.int64).max), np.full(number, np.iinfo(np.int64).min)
+        np.minimum.at(low, of[of >= 0], column[of >= 0])
+        np.maximum.at(high, of[of >= 0], column[of >= 0])
+        return list(np.where(low == high, low, other).tolist())
+
+    threads = np.bincount(of[of >= 0], minlength=number).tolist()
+    ids = same(lives.pid, -1), same(lives.tid, -1), same(lives.comm, 0), same(lives.cgroup, 0)
+    wall, runnable = sums(lives.wall), sums(lives.runnable)
+    running = None if lives.running is None else sums(lives.running)
+    blocked = {letter: sums(column) for letter, column in lives.blocked.items()}
+    rows = []
+    for at, (pid, tid, comm, cgroup) in enumerate(zip(*ids, strict=True)):
+        states = {letter: column[at] for letter, column in blocked.items() if column[at]}
+        ran = None if running is None else running[at]
+        unknown = wall[at] - (ran or 0) - runnable[at] - sum(states.values())
+        times = wall[at], ran, runnable[at], states, unknown
+        label = cgroup_label(profile, cgroup)
+        rows.append(BudgetRow(profile.strings[comm], pid, tid, *times, threads[at], label))
+    return rows
 
 
 _BLOCKED = {
@@ -58,57 +153,59 @@ _BLOCKED = {
 """State letter → column of Budget."""
 
 
-def _counted(profile: Profile, limit: int | None) -> BudgetTable:
-    samples, budget = profile.samples, profile.budget
-    shown = distinct(_pairs(samples.pid, samples.tid))
-    budget = budget.take(is_among(_pairs(budget.pid, budget.tid), shown))
-    blocked: I64 = np.stack([getattr(budget, name) for name in _BLOCKED.values()]).sum(axis=0)
-    kept, (more, _) = heaviest(blocked, limit, budget.runnable_ns + budget.preempted_ns)
-    budget, blocked = budget.take(kept), blocked[kept]
-    runnable, wall = budget.runnable_ns + budget.preempted_ns, budget.end_ns - budget.begin_ns
-    unknown = wall - budget.running_ns - runnable - blocked
-    rows = []
-    for at, comm in enumerate(_comms(profile, budget)):
-        states = {letter: int(getattr(budget, name)[at]) for letter, name in _BLOCKED.items()}
-        ids = int(budget.pid[at]), int(budget.tid[at])
-        times = int(wall[at]), int(budget.running_ns[at]), int(runnable[at])
-        states = {letter: ns for letter, ns in states.items() if ns}
-        rows.append(BudgetRow(comm, *ids, *times, states, int(unknown[at])))
-    return BudgetTable(rows, False, more)
+def _counted(profile: Profile) -> _Lives:
+    budget, comms = profile.budget, profile.comms
+    at = rows_at(comms.tid, comms.begin_ns, budget.tid, budget.end_ns)
+    return _Lives(
+        budget.pid,
+        budget.tid,
+        np.append(comms.comm, 0).astype(np.int64)[at],
+        budget.end_ns - budget.begin_ns,
+        budget.running_ns,
+        budget.runnable_ns + budget.preempted_ns,
+        {letter: getattr(budget, name) for letter, name in _BLOCKED.items()},
+        _cgroups(profile, budget.tid),
+    )
 
 
-def _pairs(pid: I32, tid: I32) -> I64:
-    return (pid.astype(np.int64) << 32) + tid
+def _cgroups(profile: Profile, tids: I32) -> I64:
+    """Return int64[n], the cgroup of a sample of each thread; 0 for threads without any."""
+    samples = profile.samples
+    first, _ = group(samples.tid)
+    at = np.searchsorted(samples.tid[first], tids)
+    at = np.minimum(at, max(len(first) - 1, 0))
+    if not len(first):
+        return np.zeros(len(tids), np.int64)
+    found: I64 = np.where(samples.tid[first][at] == tids, samples.cgroup[first][at].view(np.int64), 0)
+    return found
 
 
-def _comms(profile: Profile, budget: Budget) -> list[str]:
-    at = rows_at(profile.comms.tid, profile.comms.begin_ns, budget.tid, budget.end_ns)
-    return [profile.strings[profile.comms.comm[row]] if row >= 0 else "" for row in at.tolist()]
-
-
-def _derived(profile: Profile, limit: int | None) -> BudgetTable | None:
+def _derived(profile: Profile) -> _Lives | None:
     samples, meta = profile.samples, profile.meta
     begin, end = meta.begin_ns or meta.first_ns, meta.end_ns or meta.last_ns
     offcpu = profile.is_offcpu()
     if end <= begin or begin < 0 or not offcpu.any():
         return None
     first, of = group(samples.tid, samples.pid)
-    waiting = sum_by(np.where(offcpu, of, -1), samples.period, len(first))
-    kept, (more, _) = heaviest(waiting, limit)
-    lives = _lives(profile, samples.tid[first], begin, end)
     of_waits = np.where(offcpu, of, -1)
     runq = np.maximum(samples.runq_ns, 0)
     states = sums_by_state(samples, of_waits, samples.period - runq, len(first))
-    queued = sum_by(of_waits, runq, len(first)).tolist()
-    rows = []
-    for row in kept.tolist():
-        blocked = dict(states[row])
-        runnable = blocked.pop("R", 0) + queued[row]
-        sample = int(first[row])
-        comm = profile.strings[samples.comm[sample]]
-        ids, life = (int(samples.pid[sample]), int(samples.tid[sample])), int(lives[row])
-        rows.append(BudgetRow(comm, *ids, life, None, runnable, blocked, life - int(waiting[row])))
-    return BudgetTable(rows, True, more)
+    letters = dict.fromkeys(letter for row in states for letter in row)
+
+    def column(letter: str) -> I64:
+        return np.array([row.get(letter, 0) for row in states], np.int64)
+
+    runnable = sum_by(of_waits, runq, len(first)) + column("R")
+    return _Lives(
+        samples.pid[first],
+        samples.tid[first],
+        samples.comm[first].astype(np.int64),
+        _lives(profile, samples.tid[first], begin, end),
+        None,
+        runnable,
+        {letter: column(letter) for letter in letters if letter != "R"},
+        samples.cgroup[first].view(np.int64),
+    )
 
 
 def _lives(profile: Profile, tids: I32, begin: int, end: int) -> I64:

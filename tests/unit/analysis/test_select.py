@@ -14,7 +14,7 @@ from perf_offcpu.analysis.time_windows import parse_windows
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.recording import Budget, Comms, SampleFlag
 
 EVENTS = {"cycles:u": "", "offcpu-time": "ns", "cpu-clock": "ns", "sched:sched_switch": ""}
 
@@ -138,6 +138,30 @@ CPU = 32
 def test_more_kinds(chosen: dict[str, Any], samples: int) -> None:
     found = select_samples(waits(), Selection(**chosen))
     assert int(found.samples.period.sum()) == samples << 20
+
+
+@pytest.mark.parametrize(
+    ("chosen", "tids"),
+    [
+        ({}, [10, 11, 20, 30]),
+        ({"pids": (10,)}, [10, 11]),
+        ({"pids": (30,)}, [30]),
+        ({"tids": (30, 20)}, [20, 30]),
+        ({"comms": ("ran",)}, [30]),
+        ({"comms": ("b",)}, [20]),
+        ({"pids": (10,), "comms": ("ran",)}, []),
+        ({"idle": "only"}, []),
+        ({"idle": "hide"}, [10, 11, 20, 30]),
+    ],
+)
+def test_budgets_of_the_chosen_threads_also_of_those_without_samples(
+    chosen: dict[str, Any], tids: list[int]
+) -> None:
+    profile = mixed()
+    columns = {"tid": [10, 11, 20, 30], "pid": [10, 10, 20, 30], "begin_ns": [0] * 4, "end_ns": [9] * 4}
+    profile.budget = Budget.filled(4, **columns)
+    profile.comms = Comms.from_rows([(30, 30, 0, profile.strings.intern("ran"))])
+    assert select_samples(profile, Selection(**chosen)).budget.tid.tolist() == tids
 
 
 def test_undecidable_samples_are_counted() -> None:

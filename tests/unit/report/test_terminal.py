@@ -71,10 +71,11 @@ def test_whole() -> None:
 # Thread budget: where the wall time went, derived from the recorded waits
 #
 #  Wall ms  Runnable  Blocked S  Blocked D  Blocked ?      Rest  TID  Command
-# ........  ........  .........  .........  .........  ........  ...  .......
+# ........  ........  .........  .........  .........  ........  ...  ..................
   2000.000     0.000     24.691      0.000      0.000  1975.309  101  locker
   2000.000     0.000      0.000      6.000      0.000  1994.000  102  deep
   2000.000     0.000      0.000      0.000      2.000  1998.000  103  old
+  6000.000     0.000     24.691      6.000      2.000  5967.309       total of 3 threads
 # runnable + blocked + rest = wall; the rest was running, or is not known
 #
 # Off-cpu time by what was waited for

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from builders.profile import ProfileBuilder
 
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget, Comms, SampleFlag, Tasks
-from perf_offcpu.report.thread_budgets import BudgetRow, budget_table
+from perf_offcpu.report.thread_budgets import BUDGETS_BY, BudgetRow, budget_table
 
 S, D = 1, 2
 
@@ -62,11 +64,70 @@ def test_counted_by_the_collector() -> None:
     assert table.rows == [
         BudgetRow("last", 1, 1, 1000, 600, 50, {"S": 250, "D": 70, "I": 5, "T": 3, "": 1}, 21),
         BudgetRow("", 1, 2, 400, 100, 10, {"S": 290}, 0),
-    ], "threads without samples here (3) were not selected"
+        BudgetRow("", 1, 3, 1000, 1000, 0, {}, 0),
+    ], "threads without samples have budgets, too"
+    assert table.total == BudgetRow(
+        "", 1, -1, 2400, 1700, 60, {"S": 540, "D": 70, "I": 5, "T": 3, "": 1}, 21, threads=3
+    )
     for row in table.rows:
         assert (row.running or 0) + row.runnable + sum(row.blocked.values()) + row.unknown == row.wall
     cut = budget_table(profile, limit=1)
-    assert cut is not None and (len(cut.rows), cut.more) == (1, 1)
+    assert cut is not None and (len(cut.rows), cut.more) == (1, 2)
+    assert cut.rest == [BudgetRow("", 1, -1, 1400, 1100, 10, {"S": 290}, 0, threads=2)]
+
+
+def crowd() -> Profile:
+    """Return a profile of 60 threads of 15 comms, one of which has samples."""
+    profile = ProfileBuilder().sample("t0", [], 5, tid=1, pid=1, state=S, cgroup=7).build()
+    tids = np.arange(1, 61)
+    profile.budget = Budget.filled(
+        60,
+        tid=tids,
+        pid=tids % 4,
+        begin_ns=[0] * 60,
+        end_ns=[1000] * 60,
+        running_ns=1000 - tids,
+        interruptible_ns=tids,
+    )
+    names = [profile.strings.intern(f"t{tid % 15}") for tid in tids.tolist()]
+    profile.comms = Comms.from_rows([(tid, 1, 0, names[tid - 1]) for tid in tids.tolist()])
+    profile.cgroups = {7: "/a"}
+    return profile
+
+
+@pytest.mark.parametrize("by", BUDGETS_BY)
+@pytest.mark.parametrize("limit", [None, 1, 4, 40])
+def test_rows_and_rest_add_up_to_the_total(by: str, limit: int | None) -> None:
+    table = budget_table(crowd(), limit, by)
+    assert table is not None and table.total is not None
+    shown = [*table.rows, *table.rest]
+    for name in ("wall", "running", "runnable", "unknown", "threads"):
+        assert sum(getattr(row, name) for row in shown) == getattr(table.total, name)
+    assert sum(row.blocked["S"] for row in shown) == table.total.blocked["S"] == 60 * 61 // 2
+    assert (table.total.threads, table.total.wall) == (60, 60_000)
+    assert (
+        bool(table.rest) == bool(table.more) == (limit is not None and limit < len(table.rows) + table.more)
+    )
+
+
+def test_sums_of_threads() -> None:
+    profile = crowd()
+
+    def rows(by: str, limit: int | None = None) -> list[tuple[object, ...]]:
+        table = budget_table(profile, limit, by)
+        assert table is not None
+        return [(row.comm, row.pid, row.cgroup, row.threads) for row in table.rows]
+
+    assert rows("comm")[0] == ("t0", -1, "[unknown]", 4)
+    assert len(rows("comm")) == 15
+    assert sorted((row[1], row[3]) for row in rows("pid")) == [(0, 15), (1, 15), (2, 15), (3, 15)]
+    assert [row[1:] for row in rows("cgroup")] == [(-1, "[unknown]", 59), (1, "/a", 1)]
+    table = budget_table(profile, 40)
+    assert table is not None
+    assert [(row.comm, row.threads) for row in table.rest][-1] == ("", 6)  # five comms have two
+    assert len(table.rest) == 10
+    limited = budget_table(profile, 2)
+    assert limited is not None and [(row.comm, row.threads) for row in limited.rest] == [("t1", 4), ("", 54)]
 
 
 def test_nothing_is_made_up() -> None:
