@@ -75,7 +75,7 @@ static __always_inline void note_kernel_figures(struct offcpu_budget *budget,
 		return;
 	budget->ran_before_ns = ran - budget->ns[OFFCPU_RUNNING];
 	budget->queued_before_ns = queued - budget->ns[OFFCPU_RUNNABLE] -
-				   budget->ns[OFFCPU_PREEMPTED];
+				   budget->ns[OFFCPU_THROTTLED] - budget->ns[OFFCPU_PREEMPTED];
 #endif
 }
 

@@ -55,6 +55,34 @@ static __always_inline u32 mode_of(u32 state, bool preempted)
 	return state & TASK_DEAD ? OFFCPU_DEAD : OFFCPU_OTHER;
 }
 
+/*
+ * Whether a runnable task leaves its CPU because its control group has used up its quota of CPU
+ * time. Since 6.18 each task of the group is throttled on its way to user space, before that its
+ * whole run queue.
+ */
+static __always_inline bool is_throttled(struct task_struct *task)
+{
+#if defined(TASK_THROTTLED)
+	return FIELD(u8, task, TASK_THROTTLED);
+#elif defined(CFS_RQ_THROTTLE_COUNT)
+	void *cfs = FIELD(void *, task, TASK_CFS_RQ);
+
+	return FIELD(s32, cfs, CFS_RQ_THROTTLE_COUNT) > 0;
+#else
+	return false;
+#endif
+}
+
+/* Flags of a wait that begins. */
+static __always_inline u32 flags_of(u32 mode, bool preempted)
+{
+	if (mode == OFFCPU_THROTTLED)
+		return OFFCPU_PREEMPTED_WAIT | OFFCPU_THROTTLED_WAIT;
+	if (mode != OFFCPU_PREEMPTED)
+		return 0;
+	return preempted ? OFFCPU_PREEMPTED_WAIT : OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED;
+}
+
 /* The id of the task's cgroup in the v2 hierarchy, 0 if it is not asked for or there is none. */
 static __always_inline u64 cgroup_of(const struct offcpu_control *ctl, struct task_struct *task)
 {

@@ -121,6 +121,8 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *task, u32 
 
 	if (!ctl || !is_candidate(ctl, task))
 		return;
+	if (mode == OFFCPU_PREEMPTED && is_throttled(task))
+		mode = OFFCPU_THROTTLED;
 	wanted = is_wanted(ctl, mode) && on_wanted_cpu(ctl);
 	if (!OFFCPU_BUDGET && !wanted)
 		return;
@@ -132,9 +134,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *task, u32 
 	end_run(ctl, storage, task, now);
 	storage->mode = mode;
 	storage->prev_state = prev_state;
-	storage->flags = 0;
-	if (mode == OFFCPU_PREEMPTED)
-		storage->flags = preempted ? OFFCPU_PREEMPTED_WAIT : SUM_FLAGS;
+	storage->flags = flags_of(mode, preempted);
 	if (!wanted)
 		storage->flags |= UNWANTED;
 	if (storage->wakeup_ns && storage->wakeup_ns + EARLY_WAKEUP_NS < now)
@@ -169,9 +169,9 @@ static __always_inline u64 end_pause(const struct offcpu_control *ctl, struct of
 		spend(storage, OFFCPU_UNKNOWN, now);
 		return OFFCPU_NOT_KNOWN;
 	}
-	if (mode == OFFCPU_PREEMPTED || mode == OFFCPU_RUNNABLE) {
+	if (mode <= OFFCPU_PREEMPTED) {
 		spend(storage, mode, now);
-		return pause;
+		return mode == OFFCPU_THROTTLED ? OFFCPU_NOT_KNOWN : pause;
 	}
 	if (!wakeup) {
 		spend(storage, mode, now);
@@ -302,12 +302,16 @@ static __always_inline void find_task(struct task_struct *task)
 		return;
 	begin_budget(ctl, storage, task);
 	mode = !state || state & (TASK_WAKING | TASK_NEW) ? OFFCPU_RUNNABLE : mode_of(state, false);
+	if (!state && is_throttled(task))
+		mode = OFFCPU_THROTTLED;
 	if (FIELD(TASK_ON_CPU_TYPE, task, TASK_ON_CPU))
 		mode = OFFCPU_RUNNING;
 	if (!OFFCPU_BUDGET && !is_wanted(ctl, mode))
 		return;
 	storage->prev_state = state;
-	storage->flags = mode > OFFCPU_PREEMPTED ? OFFCPU_BEGAN_BEFORE : 0;
+	storage->flags = flags_of(mode, false);
+	if (mode > OFFCPU_PREEMPTED || mode == OFFCPU_THROTTLED)
+		storage->flags |= OFFCPU_BEGAN_BEFORE;
 	storage->mode = mode;
 }
 

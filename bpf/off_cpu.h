@@ -63,13 +63,14 @@ struct offcpu_comm {
 };
 
 /*
- * What a thread does. Its time is accounted by mode. Those from OFFCPU_PREEMPTED on are waits if
- * control.states has their bit.
+ * What a thread does. Its time is accounted by mode. Those from OFFCPU_THROTTLED on are waits if
+ * control.states has their bit; those after OFFCPU_PREEMPTED end with a wake-up.
  */
 enum offcpu_mode {
 	OFFCPU_UNKNOWN,			/* not observed */
 	OFFCPU_RUNNING,			/* on a CPU */
 	OFFCPU_RUNNABLE,		/* waiting for a CPU after its wake-up or birth */
+	OFFCPU_THROTTLED,		/* its control group has used up its quota of CPU time */
 	OFFCPU_PREEMPTED,		/* waiting for a CPU after it was preempted, or yielded */
 	OFFCPU_INTERRUPTIBLE,
 	OFFCPU_UNINTERRUPTIBLE,
@@ -134,7 +135,7 @@ struct offcpu_sum {
 	u64 cgroup;			/* 0 unknown */
 	u32 state;			/* raw, at switch-out */
 	s32 syscall;			/* OFFCPU_SYSCALL_* */
-	u32 flags;			/* OFFCPU_PREEMPTED_WAIT, OFFCPU_YIELDED */
+	u32 flags;			/* PREEMPTED_WAIT, YIELDED, THROTTLED_WAIT */
 	u32 pid;			/* tgid */
 	u64 total_ns;
 	u64 count;
@@ -254,6 +255,7 @@ struct offcpu_extension {
 #define OFFCPU_WAKER_INTERRUPT 2	/* woken from an interrupt: the waker is the task it hit */
 #define OFFCPU_YIELDED 4		/* with PREEMPTED_WAIT: it gave up the CPU by itself */
 #define OFFCPU_BEGAN_BEFORE 8		/* the wait began before the recording */
+#define OFFCPU_THROTTLED_WAIT 16	/* with PREEMPTED_WAIT: for its group's quota of CPU time */
 
 /* lost */
 #define OFFCPU_LOST_USER_STACK 1

@@ -15,11 +15,11 @@
 
 #define RATE_WINDOW_NS 100000000ULL
 #define RATE_FIRST_NS 1000		/* the first step of a threshold of 0 */
-#define SUM_FLAGS (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED)
+#define SUM_FLAGS (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED | OFFCPU_THROTTLED_WAIT)
 
 static __always_inline struct offcpu_sum_key sum_key(struct offcpu_wait *wait)
 {
-	u32 state = wait->prev_state ^ (wait->flags & SUM_FLAGS) << 28;
+	u32 state = wait->prev_state ^ (wait->flags & SUM_FLAGS) << 27;
 	u64 what = (u64)(u32)wait->syscall << 32 | state;
 	u64 who = wait->caller ? wait->caller : wait->stack;
 	struct offcpu_sum_key key = {

@@ -25,6 +25,7 @@ EVENT_ID = int.from_bytes(b"offcpu-c", "big")
 MAGIC = int.from_bytes(b"OFCC", "little")
 BUDGET_MAGIC = int.from_bytes(b"OFCB", "little")
 VERSION = 1
+BUDGET_VERSION = 2
 NAME_SIZE = 48
 
 COUNTER = Layout(
@@ -61,6 +62,11 @@ BUDGET = Layout(
     Field("stopped_ns", U64, doc="ns stopped, T"),
     Field("traced_ns", U64, doc="ns stopped by a tracer, t"),
     Field("other_ns", U64, doc="ns off the CPU in any other state"),
+    Field(
+        "throttled_ns",
+        U64,
+        doc="ns waiting for the control group's quota of CPU time, and then for a CPU (version 2)",
+    ),
 )
 """The ns fields add up to end_ns - begin_ns."""
 

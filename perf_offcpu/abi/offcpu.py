@@ -46,13 +46,15 @@ class WaitFlag(enum.IntFlag):
     """Begin and end of the wait."""
 
     PREEMPTED = 1 << 0
-    """the thread stayed runnable (preempted, or it yielded): the whole wait is run-queue delay"""
+    """the thread stayed runnable (preempted, or it yielded): the wait is run-queue delay, or see THROTTLED"""
     WAKER_INTERRUPT = 1 << 1
     """woken from an interrupt: the waker is the task that the interrupt hit, 0 for an idle CPU"""
     YIELDED = 1 << 2
     """with PREEMPTED: the thread gave up its CPU by itself"""
     BEGAN_BEFORE = 1 << 3
     """the wait began before the recording"""
+    THROTTLED = 1 << 4
+    """with PREEMPTED: the thread's control group had used up its quota of CPU time"""
     UNTIMED = 1 << 15
     """the time of the sample is a guess, set by `inject` for sums without a time of their own"""
 

@@ -4,6 +4,7 @@
 The rules are applied once to each function, then to each stack, then to each distinct combination of a
 stack's evidence with system call, state and flags; samples look up the result. The rules, in order:
 
+    throttled by a quota of CPU time          throttled
     preempted, or runnable at switch-out      run queue
     functions of the kernel, leaf first       the first that means a class; storage below a page fault is
                                               a page fault
@@ -70,16 +71,16 @@ def classify(profile: Profile) -> Waits:
     programs = Rules(profile.rules)
     evidences, evidence_of = _evidences(profile, programs)
     judge = _Judge(profile.meta.arch)
-    preempted = samples.has(SampleFlag.PREEMPTED)
+    preempted, throttled = samples.has(SampleFlag.PREEMPTED), samples.has(SampleFlag.THROTTLED)
     comm = samples.comm if programs.by_comm else np.zeros(len(samples), np.uint32)
-    facts = (evidence_of, samples.syscall, samples.state, preempted, profile.is_offcpu(), comm)
+    facts = (evidence_of, samples.syscall, samples.state, preempted, throttled, profile.is_offcpu(), comm)
     columns = [fact.astype(np.int64) for fact in facts]
     first, of = group(*columns)
     classes, syscalls = np.empty(len(first), np.uint8), np.empty(len(first), np.int32)
     for_work, ruled = np.zeros(len(first), np.bool_), np.full(len(first), _NONE, np.int32)
     names: dict[str, int] = {"": 0}
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
-    for at, (row, number, state, was_preempted, is_wait, of_comm) in enumerate(rows):
+    for at, (row, number, state, was_preempted, was_throttled, is_wait, of_comm) in enumerate(rows):
         evidence = evidences[row]
         name = judge.syscall(evidence, number)
         syscalls[at] = names.setdefault(name, len(names))
@@ -87,7 +88,9 @@ def classify(profile: Profile) -> Waits:
         found = judge.wait_class(evidence, number, name, letter) if is_wait else WaitClass.OTHER
         is_for_work = is_wait and judge.is_for_work(evidence, found, name, letter)
         rule = programs.find(evidence.rules, found, name, profile.strings[of_comm]) if is_wait else None
-        if rule and rule.wait_class:
+        if was_throttled and is_wait:
+            found = WaitClass.THROTTLED
+        elif rule and rule.wait_class:
             found = BY_LABEL[rule.wait_class]
         if rule:
             ruled[at] = programs.rules.index(rule)

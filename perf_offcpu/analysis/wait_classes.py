@@ -208,6 +208,11 @@ class WaitClass(enum.IntEnum):
         syscalls="sched_yield",
         wrappers="_*sched_yield",
     )
+    THROTTLED = ClassRow(
+        "CPU time that the quota of its control group does not allow yet (cpu.max, cpu.cfs_quota_us)",
+        "red",
+        Work.NEVER,
+    )
 
 
 CLASSES = (*list(WaitClass)[1:], WaitClass.OTHER)

@@ -21,9 +21,11 @@ from perf_offcpu.structs import mutable
 
 _HEAD = BUDGETS.offset("budgets")
 BUDGET_SUMS = (
-    "running_ns", "runnable_ns", "preempted_ns", "interruptible_ns", "uninterruptible_ns", "idle_ns",
-    "other_ns", "switches",
+    "running_ns", "runnable_ns", "preempted_ns", "throttled_ns", "interruptible_ns", "uninterruptible_ns",
+    "idle_ns", "other_ns", "switches",
 )  # fmt: skip
+_BUDGET_1 = BUDGET.prefix(BUDGET.offset("throttled_ns"))
+"""A budget of version 1."""
 _LIMIT = np.uint64(2**62)
 
 
@@ -92,13 +94,14 @@ def read_budgets(payload: bytes, order: Order) -> Budget | None:
 
     Impossible rows (an end before the begin, times beyond the clock's) are left out.
     """
-    dtype = BUDGET.dtype(order)
     if len(payload) < _HEAD:
         return None
-    number = int(np.frombuffer(payload, f"{order}u2", 1, _HEAD - 2)[0])
+    version, number = np.frombuffer(payload, f"{order}u2", 2, _HEAD - 4).tolist()
+    dtype = (BUDGET if version > 1 else _BUDGET_1).dtype(order)
     if _HEAD + number * dtype.itemsize > len(payload):
         return None
-    rows = np.frombuffer(payload, dtype, number, _HEAD)
+    rows = np.zeros(number, BUDGET.dtype(order))
+    rows[list(dtype.names or ())] = np.frombuffer(payload, dtype, number, _HEAD)
     sound = (rows["begin_ns"] <= rows["end_ns"]) & (rows["end_ns"] < _LIMIT)
     for name in (*BUDGET_SUMS, "stopped_ns", "traced_ns"):
         sound &= rows[name] < _LIMIT

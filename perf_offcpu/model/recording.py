@@ -43,6 +43,7 @@ class SampleFlag(enum.IntFlag):
     NO_CFI = 1 << 13  # unwinding ended in code that says nothing of its frames (TRUNCATED, too)
     OUTSIDE_MAPS = 1 << 14  # unwinding led to no code (TRUNCATED, too)
     YIELDED = 1 << 15  # with PREEMPTED: gave up its CPU by itself
+    THROTTLED = 1 << 16  # with PREEMPTED: waited for its control group's quota of CPU time
 
 
 SUM_FLAGS = SampleFlag.AGGREGATED | SampleFlag.UNTIMED
@@ -156,6 +157,7 @@ class Budget(Table):
     running_ns: I64 = _spent("on a CPU")
     runnable_ns: I64 = _spent("waiting for a CPU after a wake-up or birth")
     preempted_ns: I64 = _spent("waiting for a CPU after preemption or yielding")
+    throttled_ns: I64 = _spent("waiting for the control group's quota of CPU time")
     interruptible_ns: I64 = _spent("blocked, S")
     uninterruptible_ns: I64 = _spent("blocked, D")
     idle_ns: I64 = _spent("blocked, I (uninterruptible, no load)")

@@ -21,7 +21,7 @@ _BAR = 40
 _BESIDE_BAR = 60
 """Terminal columns that a histogram's numbers take next to its bars."""
 _TITLES = {"comm": "Command", "pid": "PID", "tid": "TID", "cpu": "CPU", "dso": "Shared object"}
-_STATE_ORDER = "SDITtXZP"
+_STATE_ORDER = "QSDITtXZP"
 
 
 def threads(summary: Summary, style: Style) -> Iterator[str]:
@@ -114,7 +114,10 @@ def _budget_columns(table: BudgetTable, style: Style) -> list[Column]:
         return Column(title, [say.amount(cell(row), "ns", style) for row in rows], spare=spare)
 
     def blocked(letter: str) -> Column:
-        return column(f"Blocked {letter or '?'}", lambda row: row.blocked.get(letter, 0))
+        return column(
+            "Throttled" if letter == "Q" else f"Blocked {letter or '?'}",
+            lambda row: row.blocked.get(letter, 0),
+        )
 
     letters = sorted({letter for row in rows for letter in row.blocked}, key=_state_rank)
     return [

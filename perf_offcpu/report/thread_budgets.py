@@ -37,7 +37,7 @@ class BudgetRow:
     wall: int
     running: int | None  # None: part of `unknown`
     runnable: int  # waiting for a CPU: woken, preempted, or yielding
-    blocked: dict[str, int]  # by state letter; "" unknown
+    blocked: dict[str, int]  # by state letter; "Q" throttled, "" unknown
     unknown: int  # negative where waits reach beyond the known life of the thread
     threads: int = 1
     cgroup: str = UNKNOWN  # path, else id
@@ -148,6 +148,7 @@ _BLOCKED = {
     "D": "uninterruptible_ns",
     "I": "idle_ns",
     "T": "stopped_ns",
+    "Q": "throttled_ns",
     "": "other_ns",
 }
 """State letter → column of Budget."""

@@ -3,7 +3,7 @@
 
 States of a thread off the CPU have the letters of ps and perf. The BPF program defines them (`mode_of()` in
 bpf/facts.h): S and D include the freezable states, D also the killable ones; the raw state in the file tells
-these apart.
+these apart. Q, which ps has not, is a runnable thread whose control group has used up its quota of CPU time.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ MODES = {
     "t": "traced",
     "R": "preempted",
     "P": "other",
+    "Q": "throttled",
 }
 """Letter → enumerator of `enum offcpu_mode` (bpf/off_cpu.h)."""
 
-DEFAULT_STATES = "SDI"
+DEFAULT_STATES = "SDIQ"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,6 +66,8 @@ _KERNEL_FIGURES = {
     "TASK_RUN_DELAY": "task_struct.sched_info.run_delay",
 }
 """The kernel's own time on CPUs and run-queue delay of a task; the latter with CONFIG_SCHED_INFO only."""
+_THROTTLING = {"TASK_CFS_RQ": "task_struct.se.cfs_rq", "CFS_RQ_THROTTLE_COUNT": "cfs_rq.throttle_count"}
+"""Whether the control group of a task is throttled, before task_struct.throttled (Linux 6.18)."""
 _PROPERTIES = {
     "TASK_THREAD_PID": "task_struct.thread_pid",
     "TASK_GROUP_LEADER": "task_struct.group_leader",
@@ -140,6 +142,8 @@ def explore(btf: Btf) -> KernelFacts:
         **_task_offsets(btf),
         **_all_offsets(btf, _CGROUP_ID),
         **_all_offsets(btf, _KERNEL_FIGURES),
+        **_all_offsets(btf, _THROTTLING),
+        **_offsets(btf, {"TASK_THROTTLED": "task_struct.throttled"}),
         **_offsets(btf, _PROPERTIES),
         **(_all_offsets(btf, _CALLERS) if platform.machine() == "x86_64" else {}),
         **_registers(btf),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from perf_offcpu.collect.bpf.header import SharedHeader
 
 U64 = NDArray[np.uint64]
-WAITING_FOR_CPU = "runnable", "preempted"
+WAITING_FOR_CPU = "runnable", "throttled", "preempted"
 """Modes in which a thread waits for a CPU only (`enum offcpu_mode`)."""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGETS, VERSION
+from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGET_VERSION, BUDGETS
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.kernel_totals.reconcile import by_kernel_figures
@@ -42,7 +42,9 @@ def budget_samples(
     rows = _as_in_file(budgets, modes)
     for low in range(0, len(rows), BATCH):
         part = rows[low : low + BATCH]
-        head = BUDGETS.pack({"magic": BUDGET_MAGIC, "version": VERSION, "nr": 0, "budgets": []}, NATIVE)
+        head = BUDGETS.pack(
+            {"magic": BUDGET_MAGIC, "version": BUDGET_VERSION, "nr": 0, "budgets": []}, NATIVE
+        )
         raw = head[:6] + np.uint16(len(part)).tobytes() + part.tobytes()
         yield account_sample(event, raw, time_ns)
 

@@ -50,7 +50,7 @@ _WAITS = """
 --max-rate N: at most about N off-cpu samples per second: the threshold rises to keep to it, and the waits
   below it are summed (N is 10 or more)
 --switch-states STATES: task states that count as a wait: S, D, I (idle kernel threads), T, t, R (preempted or
-  yielding), P (parked) (default: S,D,I)
+  yielding), P (parked), Q (throttled by a quota of CPU time) (default: S,D,I,Q)
 --kernel-threads: record kernel threads, too
 --wakers: record waker and wake-up time, which separates blocked time from run-queue delay
 --waker-stacks: record the waker's stack for waits over the threshold
@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         short_waits={"choices": [one.value for one in ShortWaits], "default": ShortWaits.STACKS.value},
         min_block={"type": float, "default": 0.0},
         max_rate=_NUMBER,
-        switch_states={"default": "S,D,I"},
+        switch_states={"default": "S,D,I,Q"},
         wakers=_ON,
         budget=_ON,
     )

@@ -115,6 +115,8 @@ def test_a_runnable_thread_waits_for_a_cpu() -> None:
     sleeping = in_kernel("__x64_sys_futex", "futex_wait")
     assert class_of(sleeping, FUTEX, S, flags=SampleFlag.PREEMPTED) == "runqueue"
     assert class_of(sleeping, FUTEX, 0) == "runqueue"
+    throttled = SampleFlag.PREEMPTED | SampleFlag.THROTTLED
+    assert class_of(sleeping, FUTEX, 0, flags=throttled) == "throttled"
 
 
 def test_samples_that_are_no_waits_have_no_class() -> None:

@@ -11,7 +11,7 @@ import pytest
 from builders.recording import sample, write
 
 from perf_offcpu import losses
-from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGETS, VERSION
+from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGET_VERSION, BUDGETS
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.collect.events.evsels import Support
@@ -36,7 +36,7 @@ def row(tid: int, begin: int, end: int, **spent: int) -> dict[str, Any]:
 
 
 def block(*rows: dict[str, Any], order: Order = "<") -> bytes:
-    return BUDGETS.pack({"magic": BUDGET_MAGIC, "version": VERSION, "budgets": list(rows)}, order)
+    return BUDGETS.pack({"magic": BUDGET_MAGIC, "version": BUDGET_VERSION, "budgets": list(rows)}, order)
 
 
 def file(path: Path, *payloads: bytes, host: str = "here") -> Path:
@@ -44,6 +44,15 @@ def file(path: Path, *payloads: bytes, host: str = "here") -> Path:
     clock = feature_body(Feature.CLOCK_DATA, version=1, clockid=1, wall_clock=WALL_NS, clockid_time=0)
     features = {Feature.HOSTNAME: text_body(host), Feature.CLOCK_DATA: clock}
     return write(path, [COUNTERS], records, features)
+
+
+def test_budgets_of_version_1_have_no_throttled_time() -> None:
+    rows = BUDGET.prefix(BUDGET.offset("throttled_ns")).dtype("<")
+    old = np.array([(7, 8, 5, 15, 3, 0, 10, *[0] * 8), (7, 9, 5, 25, 3, 0, 0, 20, *[0] * 7)], rows)
+    budget = read_budgets(b"OFCB" + bytes([1, 0, 2, 0]) + old.tobytes(), "<")
+    assert budget is not None
+    assert (budget.tid.tolist(), budget.throttled_ns.tolist()) == ([8, 9], [0, 0])
+    assert (budget.running_ns.tolist(), budget.runnable_ns.tolist()) == ([10, 0], [0, 20])
 
 
 @pytest.mark.parametrize("order", ["<", ">"])

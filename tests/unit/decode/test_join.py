@@ -24,7 +24,7 @@ from builders.recording import (
 )
 
 from perf_offcpu.abi.attr import AttrFlag
-from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGETS, VERSION
+from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGET_VERSION, BUDGETS
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.collect.events.evsels import Support
@@ -339,7 +339,7 @@ def budget(path: Path, *rows: tuple[int, int, int, dict[str, int]], name: str = 
         | spent
         for tid, begin, end, spent in rows
     ]
-    payload = BUDGETS.pack({"magic": BUDGET_MAGIC, "version": VERSION, "budgets": made}, "<")
+    payload = BUDGETS.pack({"magic": BUDGET_MAGIC, "version": BUDGET_VERSION, "budgets": made}, "<")
     records = [sample(COUNTERS, time=100, pid=1, tid=1, raw=payload + bytes(4))]
     return write(path, [COUNTERS], records, host(name, 10**18))
 

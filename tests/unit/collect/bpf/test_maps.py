@@ -85,6 +85,7 @@ def test_the_header_agrees_with_the_payload_format() -> None:
     assert number["PREEMPTED_WAIT"] == offcpu.WaitFlag.PREEMPTED
     assert number["WAKER_INTERRUPT"] == offcpu.WaitFlag.WAKER_INTERRUPT
     assert number["YIELDED"] == offcpu.WaitFlag.YIELDED
+    assert number["THROTTLED_WAIT"] == offcpu.WaitFlag.THROTTLED
     assert number["BEGAN_BEFORE"] == offcpu.WaitFlag.BEGAN_BEFORE
     assert number["LOST_USER_STACK"] == offcpu.Lost.USER_STACK
     assert number["LOST_KERNEL_STACK"] == offcpu.Lost.KERNEL_STACK
