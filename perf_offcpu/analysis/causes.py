@@ -34,6 +34,7 @@ _FILES = r"""
     lib(jvm|java|jli|net|nio|zip|jimage|uv|node)\.so.* python[\d.]* libpython.* node(js)?
 """
 FUNCTIONS = {
+    "interpreters, folded": r"\[(CPython|V8|JVM\sinterpreter)\]",
     "libc": r"_start _*libc_start_\w+ start_thread _*clone3? _*(clock_)?nanosleep u?sleep",
     "C++ and Rust": r"<?(std|core|alloc|__gnu_cxx|__cxxabiv1|parking_lot|parking_lot_core)::.* __gthread_.*",
     "Go": r"(runtime|syscall|sync|time|internal/.*|runtime/.*|golang\.org/x/sys/.*)\.[^/]*",

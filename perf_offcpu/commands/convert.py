@@ -61,6 +61,7 @@ _OUTPUT = f"""
 --wakers: callgraph: wake-ups between threads
 --waker-stack: folded, flamegraph: append the waker's stack, root last, to each stack
 --svg: callgraph: draw it with graphviz
+--fold-interpreters: functions of an interpreter as one frame: [CPython] (default: yes)
 --min-share PERCENT: callgraph: leave out functions with a smaller share (default: {MIN_SHARE})
 """
 
@@ -81,7 +82,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(form="")
     unit, share = {"choices": UNITS, "default": ""}, {"type": float, "default": MIN_SHARE}
     output = parser.add_argument_group("output")
-    add_options(output, _OUTPUT, unit=unit, title={"default": ""}, min_share=share)
+    fold = {"action": argparse.BooleanOptionalAction, "default": True}
+    add_options(output, _OUTPUT, fold_interpreters=fold, unit=unit, title={"default": ""}, min_share=share)
     add_profile_arguments(parser, showing=_SHOWING)
 
 
@@ -133,13 +135,15 @@ def convert(args: argparse.Namespace, load: Callable[[], Profile]) -> int:
 
 def _chosen(args: argparse.Namespace, load: Callable[[], Profile]) -> Profile:
     """Return the samples of the events that the command line names."""
+    from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.analysis.select import select_events
     from perf_offcpu.analysis.wall_clock import wall_clock
 
     with busy("reading"):
         profile = load()
     events = split_list(args.event)
-    return wall_clock(profile, events) if args.all_events else select_events(profile, events)
+    profile = wall_clock(profile, events) if args.all_events else select_events(profile, events)
+    return fold_interpreters(profile) if args.fold_interpreters else profile
 
 
 def _options(args: argparse.Namespace) -> Options:

@@ -62,6 +62,7 @@ _OUTPUT = f"""
 -s, --sort KEYS: a table by these keys, separated by commas, instead of by class: {", ".join(SORT_KEYS)}
 --children: a table of functions, too: time of their own, and with their callees
 --budget-by: rows of the thread budget (default: thread)
+--fold-interpreters: functions of an interpreter as one frame: [CPython] (default: yes)
 --limit N: rows of each table, 0 for all (default: {_THREADS}, {_STACKS} stacks; --json: all)
 --no-verdict: leave out the sentences on top that sum up the report
 --json: print a JSON document, weights as integers
@@ -92,6 +93,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         no_call_graph=same | {"const": "none"},
         sort=LIST,
         budget_by={"choices": ("thread", "comm", "pid", "cgroup"), "default": "thread"},
+        fold_interpreters={"action": argparse.BooleanOptionalAction, "default": True},
         limit={"type": int},
     )
     add_profile_arguments(parser)
@@ -108,10 +110,12 @@ def _order(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
+    from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.report.summary import summarize
 
+    profile = profile_from_args(args)
     summary = summarize(
-        profile_from_args(args),
+        fold_interpreters(profile) if args.fold_interpreters else profile,
         split_list(args.event),
         _limits(args),
         keys=parse_keys(args.sort) or ("class",),

@@ -54,6 +54,23 @@ def test_waits_of_python_reach_the_root(tmp_path: Path) -> None:
     assert_whole(tmp_path / "x.data", "python3", 100)
 
 
+def test_frames_of_an_interpreter_are_one_but_for_script(perf_offcpu: Command, tmp_path: Path) -> None:
+    record(tmp_path / "perf.data", "/usr/bin/python3", STACKS / "waits.py", "3")
+    own = re.compile(r"_PyEval_EvalFrameDefault|_?PyObject_Vectorcall|_?PyFunction_Vectorcall")
+    totals = []
+    for option in ("--fold-interpreters", "--no-fold-interpreters"):
+        done = perf_offcpu("convert", "--folded", option, "-o", "-", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        is_folded = option == "--fold-interpreters"
+        assert bool(own.search(done.stdout)) != is_folded
+        assert ("[CPython]" in done.stdout) == is_folded and "[CPython];[CPython]" not in done.stdout
+        totals.append(sum(int(line.rpartition(" ")[2]) for line in done.stdout.splitlines()))
+    assert totals[0] == totals[1] > 0
+    assert "[CPython]" in perf_offcpu("report", "--limit", "0", cwd=tmp_path).stdout
+    shown = perf_offcpu("script", cwd=tmp_path).stdout
+    assert own.search(shown) and "[CPython]" not in shown
+
+
 def test_waits_of_bash_and_its_children_reach_the_root(tmp_path: Path) -> None:
     record(tmp_path / "x.data", "bash", "-c", BASH)
     assert_whole(tmp_path / "x.data", "bash", 5)

@@ -58,7 +58,7 @@ OFFERED = [
     ("report -s comm,sy", ["comm,symbol", "comm,syscall"]),
     ("script --fields sym", ["sym", "symoff"]),
     ("convert --speed", ["--speedscope"]),
-    ("convert --state --fold", ["--folded"]),
+    ("convert --state --fold", ["--fold-interpreters", "--folded"]),
     ("convert --callgraph --sv", ["--svg"]),
     ("convert --state D,", [f"D,{letter}" for letter in "RSDITtXZP"]),
     ("report --idle ", ["show", "hide", "only"]),

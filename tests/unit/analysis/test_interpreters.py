@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of an interpreter's functions are one frame. The page that lists the functions is made of their table:
+
+.venv/bin/python tests/unit/analysis/test_interpreters.py
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders.profile import Code, ProfileBuilder, kernel
+
+from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.interpreters import INTERPRETERS, fold_interpreters
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.stacks import frames_of
+
+PAGE = Path(__file__).resolve().parents[3] / "Documentation" / "user-stacks.md"
+EVAL, CALL, NODE = "_PyEval_EvalFrameDefault", "PyObject_Vectorcall", "Builtins_InterpreterEntryTrampoline"
+
+
+def rows() -> str:
+    lines = ["| frame | functions |", "|---|---|"]
+    for frame, functions in INTERPRETERS.items():
+        names = " ".join(f"`{one}`" for one in functions.split()).replace("|", "\\|")
+        lines.append(f"| `{frame}` | {names} |")
+    return "\n".join(lines) + "\n"
+
+
+def made() -> str:
+    return re.sub(r"^\| frame \| f.*\n(?:\|.*\n)*", lambda _: rows(), PAGE.read_text(), flags=re.MULTILINE)
+
+
+def test_the_page_lists_the_functions() -> None:
+    assert rows() in PAGE.read_text() and PAGE.read_text() == made(), __doc__
+
+
+def profile_of(*paths: list[str | Code]) -> Profile:
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    for weight, path in enumerate(paths, 1):
+        builder.sample("a", path, weight, state=1)
+    return builder.build()
+
+
+def shown(profile: Profile) -> list[list[str]]:
+    tree = profile.stacks
+    return [
+        [profile.strings[profile.frames.symbol[frame]] for frame in frames_of(tree.parent, tree.frame, stack)]
+        for stack in profile.samples.stack.tolist()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "folded"),
+    [
+        (["main", EVAL, CALL, EVAL, "time_sleep"], ["main", "[CPython]", "time_sleep"]),
+        ([EVAL, "py::work:/a.py", EVAL, CALL], ["[CPython]", "py::work:/a.py", "[CPython]"]),
+        ([EVAL, "list_sort", CALL, EVAL], ["[CPython]", "list_sort", "[CPython]"]),
+        (["_PyEval_EvalFrameDefault.cold", "method_vectorcall_VARARGS_KEYWORDS"], ["[CPython]"]),
+        (["Builtins_JSEntry", NODE, NODE, "JS:~f a.js:1", NODE], ["[V8]", "JS:~f a.js:1", "[V8]"]),
+        (
+            [
+                "v8::internal::(anonymous namespace)::Invoke(v8::internal::Isolate*)",
+                "Builtins_JSEntryTrampoline",
+            ],
+            ["[V8]"],
+        ),
+        (["call_stub", "Interpreter", "Interpreter", "LA;::f"], ["[JVM interpreter]", "LA;::f"]),
+        (["call_stub", EVAL], ["[JVM interpreter]", "[CPython]"]),
+        (["take_gil", "PyEval_RestoreThread"], ["take_gil", "PyEval_RestoreThread"]),
+        ([EVAL, kernel("call_function")], ["[CPython]", "call_function"]),
+    ],
+)
+def test_runs_are_one_frame(path: list[str | Code], folded: list[str]) -> None:
+    profile = fold_interpreters(profile_of(path))
+    profile.check()
+    assert shown(profile) == [folded]
+
+
+def test_paths_that_become_the_same_share_their_nodes_and_keep_their_weights() -> None:
+    paths: list[list[str | Code]] = [
+        ["main", EVAL, "read"],
+        ["main", CALL, EVAL, CALL, "read"],
+        ["main", EVAL],
+        ["main", "other"],
+        [],
+    ]
+    before = profile_of(*paths)
+    profile = fold_interpreters(before)
+    profile.check()
+    assert shown(profile) == [["main", "[CPython]", "read"]] * 2 + [
+        ["main", "[CPython]"],
+        ["main", "other"],
+        [],
+    ]
+    assert len(profile.stacks) == 4 and profile.samples.stack[0] == profile.samples.stack[1]
+    np.testing.assert_array_equal(profile.samples.period, before.samples.period)
+    assert len(before.stacks) == 8 and before.strings.find("[CPython]") < 0
+
+
+def test_a_profile_without_interpreters_is_as_it_was() -> None:
+    profile = profile_of(["main", "read"])
+    assert fold_interpreters(profile) is profile
+
+
+def test_classes_are_the_same() -> None:
+    futex = [kernel("do_syscall_64"), kernel("futex_wait")]
+    paths = [[EVAL, CALL, "lock_acquire", "PyThread_acquire_lock_timed", *futex], [EVAL, "take_gil", *futex]]
+    profile = profile_of(*paths)
+    one, other = classify(profile), classify(fold_interpreters(profile))
+    np.testing.assert_array_equal(one.wait_class, other.wait_class)
+    np.testing.assert_array_equal(one.for_work, other.for_work)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(made())
