@@ -127,7 +127,7 @@ def _complete(budgets: NDArray[Any], tasks: NDArray[Any], header: SharedHeader, 
     rows = np.arange(len(tasks))
     budgets["ns"][rows, tasks["mode"]] += border - since
     budgets["ns"][rows, modes.index("runnable")] += end - border
-    running = tasks["mode"] == modes.index("running")
+    running = (tasks["mode"] == modes.index("running")) & (budgets["ran_ns"] > 0)
     budgets["ran_ns"] += np.where(running, end - since, 0).astype(np.uint64)
     waits_for_cpu = np.isin(tasks["mode"], [modes.index(name) for name in WAITING_FOR_CPU])
     budgets["queued_ns"] = tasks["queued_ns"] + np.where(waits_for_cpu, end - since, end - border)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.collect.bpf.header import read_header
+from perf_offcpu.collect.bpf.last_tasks import parse_tasks
 from perf_offcpu.collect.kernel_totals.reconcile import by_kernel_figures
 from perf_offcpu.resources import bpf_dir
 
@@ -66,6 +67,20 @@ def test_own_counts_stay_where_the_kernel_has_none() -> None:
         row[name] = 0
     assert corrected(row) == {"running": 990, "runnable": 10}
     assert corrected(budget(0, 5, 5, running=990, runnable=10)) == {"running": 990, "runnable": 10}
+
+
+def test_threads_that_run_or_wait_for_a_cpu_at_the_end() -> None:
+    """The kernel's figures go up to the last switch, and the program adds the time from there."""
+    tasks = np.zeros(3, HEADER.structs["last"])
+    tasks["mode"] = [MODES.index(name) for name in ("running", "preempted", "interruptible")]
+    tasks["switch_out_ns"], tasks["wakeup_ns"], tasks["queued_ns"] = 1000, [0, 0, 1060], 30
+    row = budget(5, 500, 0, running=600, runnable=50, interruptible=100)
+    lasts = [tasks[at : at + 1].tobytes() + row.tobytes() for at in range(3)]
+    row["ran_before_ns"] = row["ran_ns"] = 0
+    lasts.append(tasks[:1].tobytes() + row.tobytes())
+    found = parse_tasks(b"".join(lasts), HEADER, 1100, with_budget=True).budgets
+    assert found["ran_ns"].tolist() == [1100, 1000, 1000, 0]
+    assert found["queued_ns"].tolist() == [30, 130, 70, 30]
 
 
 def test_proportions_of_long_lives_add_up_to_the_ns() -> None:
