@@ -79,7 +79,9 @@ def test_selections_and_labels(recording: Path, capsys: pytest.CaptureFixture[st
 
 def test_an_empty_selection_is_reported(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "--folded", "-o", "-", "--comm", "nobody"]) == 0
-    assert capsys.readouterr() == ("", "perf-offcpu convert: no sample was selected; the output is empty\n")
+    out, err = capsys.readouterr()
+    assert out == "" and err.endswith("perf-offcpu convert: no sample was selected; the output is empty\n")
+    assert err.startswith("perf-offcpu: no comm nobody in the recording, which has ")
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_totals_and_threads(capsys: pytest.CaptureFixture[str]) -> None:
 def test_units_and_limit(capsys: pytest.CaptureFixture[str]) -> None:
     shown = report(capsys, "--unit", "ns", "--limit", "2")
     assert "Off-cpu ns" in shown and " 273231404 " in shown
-    assert "# and 16 more threads: " in shown and "total of 18 threads\n" in shown
+    assert "# and 16 more threads: " in shown and "total of 11 threads\n" in shown
     assert shown.count("            |\n") == 2
     assert "more threads" not in report(capsys, "--limit", "0")
     assert main(["report", "-f", "-i", RECORDING, "--limit", "-1"]) == 129
