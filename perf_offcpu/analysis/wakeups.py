@@ -103,7 +103,7 @@ def _sorted_by(tracks: I64, times: I64) -> I64:
 class WakerGraph:
     """Threads and the wake-ups between them; run-queue delays, which the scheduler causes, are left out."""
 
-    labels: list[str]  # the k threads, the last one INTERRUPT
+    labels: list[str]  # the k threads or comms, the last one INTERRUPT
     off_cpu_ns: I64  # int64[k], all off-cpu time of each
     waker: I64  # int64[m], the thread of each pair that woke the other
     sleeper: I64  # int64[m], the other thread
@@ -112,22 +112,28 @@ class WakerGraph:
     longest_ns: I64  # int64[m], the longest of them
 
 
-def waker_graph_of(profile: Profile) -> WakerGraph:
-    """Return the wake-ups of all off-cpu samples of a profile whose waker is known."""
+def waker_graph_of(profile: Profile, per_thread: bool) -> WakerGraph:
+    """Return the wake-ups of all off-cpu samples of a profile whose waker is known.
+
+    Args:
+        per_thread: show each thread; otherwise threads of one comm are one.
+    """
     samples, timeline = profile.samples, timeline_of(profile)
     tracks, waker = with_wakers(profile, timeline)
-    interrupt = samples.has(SampleFlag.WAKER_INTERRUPT)
-    waker = np.where(interrupt, len(tracks), waker)
-    offcpu = profile.is_offcpu()
-    off_cpu = sum_by(timeline.track, np.where(offcpu, samples.period, 0), len(tracks) + 1)
+    names = [f"{track.comm}-{track.pid}/{track.tid}" if per_thread else track.comm for track in tracks]
+    rows_of = {name: row for row, name in enumerate(dict.fromkeys(names))}
+    of_track = np.array([*(rows_of[name] for name in names), len(rows_of), -1], np.int64)
+    waker = of_track[np.where(samples.has(SampleFlag.WAKER_INTERRUPT), len(tracks), waker)]
+    sleeper, offcpu = of_track[timeline.track], profile.is_offcpu()
+    off_cpu = sum_by(sleeper, np.where(offcpu, samples.period, 0), len(rows_of) + 1)
     rows = np.flatnonzero(offcpu & (waker >= 0))
-    first, of = group(waker[rows], timeline.track[rows])
+    first, of = group(waker[rows], sleeper[rows])
     blocked = samples.period[rows] - np.maximum(samples.runq_ns[rows], 0)
     return WakerGraph(
-        [*(f"{track.comm}-{track.pid}/{track.tid}" for track in tracks), INTERRUPT],
+        [*rows_of, INTERRUPT],
         off_cpu,
         waker[rows[first]],
-        timeline.track[rows[first]],
+        sleeper[rows[first]],
         sum_by(of, samples.count[rows], len(first)),
         sum_by(of, blocked, len(first)),
         max_by(of, blocked, len(first)),

@@ -59,6 +59,7 @@ _OUTPUT = f"""
 --all-events: off-CPU and on-CPU time together: a CPU sample weighs its sampling interval
 --diff OLD: compare with an older recording: folded, flamegraph, callgraph
 --wakers: callgraph: wake-ups between threads
+--per-thread: with --wakers: each thread by itself; default: threads of one name are one
 --waker-stack: folded, flamegraph: append the waker's stack, root last, to each stack
 --svg: callgraph: draw it with graphviz
 --fold-interpreters: functions of an interpreter as one frame: [CPython] (default: yes)
@@ -157,7 +158,18 @@ def _options(args: argparse.Namespace) -> Options:
         raise UsageError(f"--svg draws what --callgraph dot writes, not {args.form}")
     if not 0 <= args.min_share <= 100:
         raise UsageError(f"--min-share: {args.min_share:g} is no percentage")
-    for name in ("unit", "kernel", "addrs", "form", "waker_stack", "wakers", "svg", "min_share", "title"):
+    for name in (
+        "unit",
+        "kernel",
+        "addrs",
+        "form",
+        "waker_stack",
+        "wakers",
+        "per_thread",
+        "svg",
+        "min_share",
+        "title",
+    ):
         given[name] = getattr(args, name)
     return Options(**given)
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write graphs for graphviz, Gephi, yEd, networkx and the terminal.
 
-The graph is of calls between functions, or (`wakers`) of wake-ups between threads. Functions have their own
-and their inclusive time (`callpaths.calls`). Nodes and edges of less than `min_share` of the total are left
-out, because they would hide the others; the graph says how many. With `wakers`, strongly connected threads,
-which wait for each other in turn, are numbered as knots, and the critical chain is the heaviest path through
-the graph with each knot taken as one node: the path that a delay at its begin takes.
+The graph is of calls between functions, or (`wakers`) of wake-ups between threads, of which those of one comm
+are one unless they are wanted `per_thread`. Functions have their own and their inclusive time
+(`callpaths.calls`). Nodes and edges of less than `min_share` of the total are left out, because they would
+hide the others; the graph says how many. With `wakers`, strongly connected threads, which wait for each other
+in turn, are numbered as knots, and the critical chain is the heaviest path through the graph with each knot
+taken as one node: the path that a delay at its begin takes.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def wakeups(profile: Profile, options: Options) -> Any:
     """Return the graph of wake-ups, a `networkx.DiGraph`, with knots and the critical chain marked."""
     import networkx
 
-    found = waker_graph_of(profile)
+    found = waker_graph_of(profile, options.per_thread)
     total = int(found.blocked_ns.sum())
     least = max(total * options.min_share / 100, 1)
     graph = networkx.DiGraph(title=title_of(profile, options.title), unit="ns", total=total, kind="wakers")

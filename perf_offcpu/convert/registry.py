@@ -94,7 +94,7 @@ _ROWS = (
         "callgraph",
         ".callgraph",
         "graph of calls, or (--wakers) of wake-ups between threads",
-        _TITLED | {"form", "wakers", "svg", "min_share", "diff"},
+        _TITLED | {"form", "wakers", "per_thread", "svg", "min_share", "diff"},
         forms=("dot", "graphml", "gexf", "json", "text"),
     ),
 )

@@ -24,7 +24,7 @@ from perf_offcpu.errors import CapabilityError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
-ALL = Options(min_share=0)
+ALL = Options(min_share=0, per_thread=True)
 
 
 def text(profile: Profile, **options: Any) -> str:
@@ -92,12 +92,14 @@ def test_text() -> None:
 def test_networkx_reads_what_it_should(wakers: bool) -> None:
     profile = waking() if wakers else simple()
     graph = wakeups(profile, ALL) if wakers else calls(profile, ALL)
-    document = json.loads(text(profile, form="json", wakers=wakers))
+    document = json.loads(text(profile, form="json", wakers=wakers, per_thread=wakers))
     edges = {frozenset((one, other, facts["weight"])) for one, other, facts in graph.edges(data=True)}
     assert {frozenset((e["source"], e["target"], e["weight"])) for e in document["edges"]} == edges
     assert document["graph"]["total"] == graph.graph["total"]
-    graphml = networkx.parse_graphml(text(profile, form="graphml", wakers=wakers))
-    gexf = networkx.read_gexf(io.BytesIO(text(profile, form="gexf", wakers=wakers).encode()))
+    graphml = networkx.parse_graphml(text(profile, form="graphml", wakers=wakers, per_thread=wakers))
+    gexf = networkx.read_gexf(
+        io.BytesIO(text(profile, form="gexf", wakers=wakers, per_thread=wakers).encode())
+    )
     for read in (graphml, gexf):
         assert {
             frozenset((one, other, facts["weight"])) for one, other, facts in read.edges(data=True)
@@ -177,9 +179,27 @@ def test_wakers_knots_and_the_critical_chain() -> None:
     }
     assert graph.graph["chain"] == ["[interrupt]", f"{a} {b}", c, d]
     assert [edge["critical"] for edge in (graph.edges[b, c], graph.edges[a, b])] == [True, False]
-    shown = text(waking(), form="text", wakers=True)
+    shown = text(waking(), form="text", wakers=True, per_thread=True)
     assert f"Knot 1, threads that wait for each other: {a} {b}" in shown
     assert f"Critical chain (*): [interrupt] -> {a} {b} -> {c} -> {d}" in shown
+
+
+def test_threads_of_one_comm_are_one() -> None:
+    builder = ProfileBuilder()
+    for comm, tid, waker, period in (
+        ("make", 1, 11, 30),
+        ("make", 1, 12, 20),
+        ("cc", 11, 1, 7),
+        ("cc", 12, 11, 5),
+    ):
+        builder.sample(comm, ["f"], period, tid=tid, pid=tid, waker_tid=waker, waker_pid=waker, runq_ns=1)
+    graph = wakeups(builder.build(), Options(min_share=0))
+    found = {
+        (*ends, edge["weight"], edge["count"], edge["longest"]) for *ends, edge in graph.edges(data=True)
+    }
+    assert found == {("cc", "make", 48, 2, 29), ("make", "cc", 6, 1, 6), ("cc", "cc", 4, 1, 4)}
+    assert {id_: node["off_cpu"] for id_, node in graph.nodes(data=True)} == {"make": 50, "cc": 12}
+    assert graph.graph["knots"] == ["cc make"] and graph.graph["total"] == 58
 
 
 def test_changes_since_an_older_profile() -> None:
