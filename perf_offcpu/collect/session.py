@@ -70,12 +70,15 @@ Say = Callable[[str], None]
 T = TypeVar("T")
 
 
-def record(options: RecordOptions, say: Say, show: Say | None = None) -> Summary:
+def record(
+    options: RecordOptions, say: Say, show: Say | None = None, ready: Callable[[], None] = lambda: None
+) -> Summary:
     """Make a recording; return when it is complete and the command, if any, has ended.
 
     Args:
         say: is called with a short sentence for whatever differs from what was asked for.
         show: is called now and then with a line on the progress.
+        ready: is called once, when everything from then on is recorded.
 
     Raises:
         TargetError: the target is not there, or the command cannot be run.
@@ -93,7 +96,7 @@ def record(options: RecordOptions, say: Say, show: Say | None = None) -> Summary
             RecordingSignals(rotating=options.rotation is not None) as signals,
             _open_collector(options, say) as collector,
         ):
-            summary = _Session(options, collector, signals, say, show).run(workload, watch)
+            summary = _Session(options, collector, signals, say, show, ready).run(workload, watch)
         # The file is complete; a further signal ends the recorder at once.
         if workload:
             summary.status = workload.end(GRACE_S if signals.received in TERMINAL_SIGNALS else 0)
@@ -133,7 +136,9 @@ class _Session:
         signals: RecordingSignals,
         say: Say,
         show: Say | None,
+        ready: Callable[[], None],
     ) -> None:
+        self.ready = ready
         self.options, self.collector, self.signals = options, collector, signals
         self.say, self.show = say, show
         self.names = FileNames(options.output, options.rotation or Rotation())
@@ -171,6 +176,7 @@ class _Session:
         if workload:
             workload.start()
         self._while_draining(self.file.commit)
+        self.ready()
 
     def _record(self, workload: Workload | None, watch: TargetWatch) -> None:
         endings = [workload.pidfd] if workload else []

@@ -299,3 +299,28 @@ def test_full_disk_keeps_each_of_several_files(tmp_path: Path) -> None:
         assert 0 <= missing <= last
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+def test_ready_is_said_when_everything_is_recorded(tmp_path: Path) -> None:
+    """What begins after READY is in the recording."""
+    readable, writable = os.pipe()
+    process = subprocess.Popen(
+        [*PROGRAM, "-a", "--ready-fd", str(writable)],
+        cwd=tmp_path, stderr=subprocess.PIPE, text=True, pass_fds=[writable],
+    )  # fmt: skip
+    os.close(writable)
+    with open(readable, "rb") as pipe:
+        assert pipe.read() == b"READY\n"  # to its end: the recorder has closed it
+    with subprocess.Popen(["sleep", "0.05"]) as sleeper:
+        pass
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert said.startswith("[ perf-offcpu record: recording ]\n")
+    recording = load_recording(tmp_path / "perf.data")
+    assert waits(recording, sleeper.pid)[0] >= 1
+
+
+@pytest.mark.parametrize("fd", ["99", "-1", "99999999999999999999"])
+def test_a_descriptor_that_cannot_be_written(tmp_path: Path, fd: str) -> None:
+    done = run(f"--ready-fd={fd}", "--", "true", cwd=tmp_path)
+    assert done.status == 129 and "not a descriptor that is open for writing" in done.stderr

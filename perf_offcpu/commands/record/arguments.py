@@ -68,6 +68,7 @@ _RECORDING = """
   stacks 16M; less on many CPUs)
 --buildid-cache: copy the files with recorded addresses to ~/.debug (or $PERF_BUILDID_DIR), in case programs
   are removed or replaced
+--ready-fd FD: write READY to this open descriptor when recording has begun, and close it
 -r, --realtime PRIO: run the recorder as SCHED_FIFO
 -q, --quiet: print errors only
 -v, --verbose: print losses and resources in detail
@@ -107,6 +108,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=argparse.SUPPRESS if level else "compress with zstd; -zN: at level N, 1 to 22",
         )
     signal = {"nargs": "?", "const": "signal"}
-    numbers = {"compression_level": _NUMBER, "switch_max_files": _NUMBER, "realtime": _NUMBER}
+    numbers = {
+        "compression_level": _NUMBER,
+        "switch_max_files": _NUMBER,
+        "realtime": _NUMBER,
+        "ready_fd": {"type": int},
+    }
     add_options(recording, _RECORDING, switch_output=signal, **numbers)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)

@@ -8,6 +8,7 @@ and its summary printed in perf's manner.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, Self, TextIO
@@ -56,11 +57,19 @@ def run(args: argparse.Namespace) -> int:
     from perf_offcpu.text import printable
 
     options = options_of(args, sys.argv)
+
+    def ready() -> None:
+        if not (args.quiet or options.command or sys.stderr.isatty()):
+            _say("[ perf-offcpu record: recording ]")
+        if args.ready_fd is not None:
+            with contextlib.suppress(BrokenPipeError), open(args.ready_fd, "wb", buffering=0) as pipe:
+                pipe.write(b"READY\n")
+
     if args.quiet or not sys.stderr.isatty():
-        summary = record(options, (lambda text: None) if args.quiet else _say)
+        summary = record(options, (lambda text: None) if args.quiet else _say, ready=ready)
     else:
         with LiveLine(sys.stderr) as live:
-            summary = record(options, live.say, live.show)
+            summary = record(options, live.say, live.show, ready)
     if not args.quiet:
         for line in summary_lines(summary, args.verbose):
             _say(line)

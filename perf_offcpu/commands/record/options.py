@@ -7,6 +7,8 @@ Only the texts are checked here; `collect` examines the machine.
 from __future__ import annotations
 
 import argparse
+import fcntl
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +43,8 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         raise UsageError("-o -: standard output is closed")
     if args.output == STANDARD_OUTPUT and args.buildid_cache:
         raise UsageError("--buildid-cache needs a file to read back, -o - is a pipe")
+    if args.ready_fd is not None:
+        _check_writable(args.ready_fd)
     command = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
     target = choose_target(
         bool(command),
@@ -153,3 +157,12 @@ def _at_least(option: str, least: int, value: int, most: int | None = None) -> i
     if most is not None and value > most:
         raise UsageError(f"{option} {value}: at most {most}, or 0 for any number")
     return value
+
+
+def _check_writable(fd: int) -> None:
+    try:
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    except (OSError, OverflowError, ValueError):
+        flags = os.O_RDONLY
+    if flags & os.O_ACCMODE == os.O_RDONLY:
+        raise UsageError(f"--ready-fd {fd}: not a descriptor that is open for writing")
