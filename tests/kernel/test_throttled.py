@@ -59,7 +59,7 @@ def test_a_quota_of_cpu_time_is_a_class_and_a_mode_of_its_own(
     quota: Quota, perf_offcpu: Command, tmp_path: Path
 ) -> None:
     """The kernel counts the time of the group on each CPU, from the last thread that stops to the first that
-    goes on: with one thread they agree within the switches."""
+    goes on. Ours is longer, by the waits for a CPU after that."""
     before = quota.throttled_ns()
     script = f"echo $$ > {quota.path}/cgroup.procs; exec sh -c '{BURN}'"
     done = perf_offcpu("record", "-e", "none", "--", "sh", "-c", script, cwd=tmp_path)
@@ -69,7 +69,7 @@ def test_a_quota_of_cpu_time_is_a_class_and_a_mode_of_its_own(
     budget = recording.budget
     throttled = int(budget.throttled_ns.sum())
     assert kernel > 200_000_000
-    assert abs(throttled - kernel) < 0.02 * kernel + 10_000_000
+    assert -0.01 * kernel - 5_000_000 < throttled - kernel < 0.1 * kernel
     assert int((budget.runnable_ns + budget.preempted_ns).sum()) < 0.5 * throttled
     profile: Profile = symbolize(recording)
     flagged = profile.samples.has(SampleFlag.THROTTLED)
