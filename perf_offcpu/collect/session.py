@@ -263,7 +263,7 @@ class _Session:
         self.past = None
         self._while_draining(past.file.close)
         self._while_draining(self.names.forget_oldest)
-        self.say(f"[ perf-offcpu record: dump {past.file.path} ]")
+        self._while_draining(lambda: self.say(f"[ perf-offcpu record: dump {past.file.path} ]"))
 
     def _progress(self) -> str:
         collector, summary = self.collector, self.summary

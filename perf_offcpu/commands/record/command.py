@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import select
 import sys
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -153,7 +154,14 @@ class LiveLine:
         self._shown = False
 
     def show(self, progress: str) -> None:
-        """Replace the line, cut to the terminal's width: a wrapped line cannot be removed."""
+        """Replace the line, cut to the terminal's width: a wrapped line cannot be removed.
+
+        Rings fill meanwhile: a terminal that takes nothing (Ctrl-S) is left out.
+        """
+        poll = select.poll()
+        poll.register(self._out, select.POLLOUT)
+        if not poll.poll(0):
+            return
         text = f"recording {progress}"
         self._write(f"{_CLEAR}{text[: self._width() - 1]}")
         self._shown = True

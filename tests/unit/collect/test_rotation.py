@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import termios
 from pathlib import Path
 
 import pytest
@@ -49,14 +52,27 @@ def test_names_are_never_given_twice_and_the_oldest_go(tmp_path: Path) -> None:
 
 def test_live_line_makes_way_for_what_stays() -> None:
     out = io.StringIO()
-    out.fileno = lambda: -1  # type: ignore[method-assign]
     progress = progress_line(12.3, 5, 6, 0, 0.25, 1_000_000, 3 << 20)
-    with LiveLine(out) as live:
+    with open(os.devnull, "w") as device, LiveLine(out) as live:
+        out.fileno = device.fileno  # type: ignore[method-assign]
         live.show(progress)
         live.say("something")
         live.show(progress)
     line = "\r\x1b[Krecording 12 s: 5 samples, 6 sums, none lost, rings 25%, from 1 ms, 3.0 MB"
     assert out.getvalue() == f"{line}\r\x1b[Ksomething\n{line}\r\x1b[K"
+
+
+def test_a_terminal_that_takes_nothing_does_not_hold_the_recorder_up() -> None:
+    """After Ctrl-S; the line comes again after Ctrl-Q."""
+    leader, follower = pty.openpty()
+    with open(leader, "rb", buffering=0) as shown, open(follower, "w") as out:
+        live = LiveLine(out)
+        termios.tcflow(out, termios.TCOOFF)
+        for _ in range(1000):
+            live.show("not to be seen")
+        termios.tcflow(out, termios.TCOON)
+        live.show("to be seen")
+        assert shown.read(100) == b"\r\x1b[Krecording to be seen"
 
 
 def test_line_fits_a_terminal_after_days_of_recording() -> None:
