@@ -20,6 +20,8 @@ from kernel.recorder import run, until
 from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
 
+pytestmark = pytest.mark.beside
+
 HUNG = Path(__file__).parent / "hung"
 KERNEL_HALF = 1 << 63
 Stack = tuple[int, ...]

@@ -15,7 +15,7 @@ from kernel.recorder import run
 
 from perf_offcpu.decode.load import load_recording
 
-LONGEST_MS = 100 * PATIENCE
+LONGEST_MS = 250 * PATIENCE  # 26 to 75 ms were measured; a host may take the CPU away for as long again
 PIPES = 16
 
 
@@ -35,13 +35,13 @@ def many_switches() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("options", "seconds"),
     [
-        (["--off-cpu-thresh", "0", "--call-graph", "fp"], 10),
-        ([], 8),
-        (["--switch-output=2s", "--call-graph", "fp"], 8),
+        (["--off-cpu-thresh", "0", "--call-graph", "fp"], 5),
+        ([], 4),
+        (["--switch-output=2s", "--call-graph", "fp"], 5.5),
     ],
     ids=["every wait", "defaults", "several files"],
 )
-def test_rings_are_emptied_all_the_time(tmp_path: Path, options: list[str], seconds: int) -> None:
+def test_rings_are_emptied_all_the_time(tmp_path: Path, options: list[str], seconds: float) -> None:
     with many_switches():
         done = run("-v", "-a", *options, "--duration", str(seconds), cwd=tmp_path)
     assert done.status == 0

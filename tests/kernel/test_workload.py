@@ -254,6 +254,7 @@ def test_the_report_accounts_for_each_threads_life(run: Run) -> None:
         row = rows[thread.tid]
         assert row.running is not None
         assert row.running + row.runnable + sum(row.blocked.values()) + row.unknown == row.wall, row
-        assert abs(row.unknown) <= row.wall // 100, row
+        # Neither running nor waiting to the kernel: taken by the host, or before the thread was queued first.
+        assert abs(row.unknown) <= max(row.wall // 100, 1_000_000), row
         # The recorder sees the thread's life from clone to exit, the thread itself a part of it.
         assert row.wall >= thread.end_ns - thread.begin_ns
