@@ -13,7 +13,7 @@ at the end of the recording.
 
 from __future__ import annotations
 
-from perf_offcpu.binary.fields import BYTE, U16, U32, U64, Field
+from perf_offcpu.binary.fields import BYTE, U16, U32, U64, Field, Order
 from perf_offcpu.binary.layout import Layout
 
 EVENT_NAME = "offcpu-counters"
@@ -70,9 +70,16 @@ BUDGET = Layout(
 )
 """The ns fields add up to end_ns - begin_ns."""
 
-BUDGETS = Layout(
-    "offcpu-counters budgets",
-    Field("magic", U32, doc='"OFCB"'),
-    ("version nr", U16),
-    Field("budgets", BUDGET, count="nr"),
-)
+_HEAD = (Field("magic", U32, doc='"OFCB"'), ("version nr", U16))
+BUDGETS = Layout("offcpu-counters budgets", *_HEAD, Field("budgets", BUDGET, count="nr"))
+
+
+def budget_layout(payload: bytes, order: Order) -> Layout:
+    """Return the layout of a budget in a payload: in version 1 it ends before `throttled_ns`."""
+    version = int.from_bytes(payload[4:6], "little" if order == "<" else "big")
+    return BUDGET.prefix(BUDGET.offset("throttled_ns")) if version == 1 else BUDGET
+
+
+def budgets_layout(payload: bytes, order: Order) -> Layout:
+    """Return the layout of a payload of budgets."""
+    return Layout(BUDGETS.name, *_HEAD, Field("budgets", budget_layout(payload, order), count="nr"))

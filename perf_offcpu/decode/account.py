@@ -11,7 +11,15 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import PerfType, SoftwareConfig
-from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGETS, COUNTERS, EVENT_NAME, MAGIC
+from perf_offcpu.abi.counters import (
+    BUDGET,
+    BUDGET_MAGIC,
+    BUDGETS,
+    COUNTERS,
+    EVENT_NAME,
+    MAGIC,
+    budget_layout,
+)
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, Stage
@@ -24,8 +32,6 @@ BUDGET_SUMS = (
     "running_ns", "runnable_ns", "preempted_ns", "throttled_ns", "interruptible_ns", "uninterruptible_ns",
     "idle_ns", "other_ns", "switches",
 )  # fmt: skip
-_BUDGET_1 = BUDGET.prefix(BUDGET.offset("throttled_ns"))
-"""A budget of version 1."""
 _LIMIT = np.uint64(2**62)
 
 
@@ -96,8 +102,8 @@ def read_budgets(payload: bytes, order: Order) -> Budget | None:
     """
     if len(payload) < _HEAD:
         return None
-    version, number = np.frombuffer(payload, f"{order}u2", 2, _HEAD - 4).tolist()
-    dtype = (BUDGET if version > 1 else _BUDGET_1).dtype(order)
+    number = int(np.frombuffer(payload, f"{order}u2", 1, _HEAD - 2)[0])
+    dtype = budget_layout(payload, order).dtype(order)
     if _HEAD + number * dtype.itemsize > len(payload):
         return None
     rows = np.zeros(number, BUDGET.dtype(order))

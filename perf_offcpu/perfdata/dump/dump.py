@@ -158,7 +158,8 @@ class _Dump:
         """Yield the raw bytes of off-cpu events, this project's and upstream's, by their layouts."""
         if spec.name == counters.EVENT_NAME:
             magic = counters.BUDGET_MAGIC.to_bytes(4, "little" if self.order == "<" else "big")
-            layout = counters.BUDGETS if raw.startswith(magic) else counters.COUNTERS
+            is_budgets = raw.startswith(magic)
+            layout = counters.budgets_layout(raw, self.order) if is_budgets else counters.COUNTERS
             yield f"  {layout.name}"
             yield from self._structure(layout, raw, 0, len(raw), indent="    ")
         elif spec.name == offcpu.EVENT_NAME:

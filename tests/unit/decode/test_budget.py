@@ -11,7 +11,7 @@ import pytest
 from builders.recording import sample, write
 
 from perf_offcpu import losses
-from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGET_VERSION, BUDGETS
+from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGET_VERSION, BUDGETS, budgets_layout
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.collect.events.evsels import Support
@@ -49,10 +49,14 @@ def file(path: Path, *payloads: bytes, host: str = "here") -> Path:
 def test_budgets_of_version_1_have_no_throttled_time() -> None:
     rows = BUDGET.prefix(BUDGET.offset("throttled_ns")).dtype("<")
     old = np.array([(7, 8, 5, 15, 3, 0, 10, *[0] * 8), (7, 9, 5, 25, 3, 0, 0, 20, *[0] * 7)], rows)
-    budget = read_budgets(b"OFCB" + bytes([1, 0, 2, 0]) + old.tobytes(), "<")
+    payload = b"OFCB" + bytes([1, 0, 2, 0]) + old.tobytes()
+    budget = read_budgets(payload, "<")
     assert budget is not None
     assert (budget.tid.tolist(), budget.throttled_ns.tolist()) == ([8, 9], [0, 0])
     assert (budget.running_ns.tolist(), budget.runnable_ns.tolist()) == ([10, 0], [0, 20])
+    values, end, problem = budgets_layout(payload, "<").unpack_sound(payload, "<", None, 0, len(payload))
+    assert (end, problem) == (len(payload), None)
+    assert [(one["tid"], one["end_ns"]) for one in values["budgets"]] == [(8, 15), (9, 25)]
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
