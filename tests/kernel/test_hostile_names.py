@@ -17,7 +17,7 @@ from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording
 
 HERE = Path(__file__).parent
-SECONDS = float(os.environ.get("PERF_OFFCPU_HOSTILE_SECONDS", "5"))
+SECONDS = float(os.environ.get("PERF_OFFCPU_HOSTILE_SECONDS", "3"))
 PROGRAM = Path(sys.executable).with_name("perf-offcpu")
 
 
