@@ -83,7 +83,7 @@ static __always_inline u32 flags_of(u32 mode, bool preempted)
 	return preempted ? OFFCPU_PREEMPTED_WAIT : OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED;
 }
 
-/* The id of the task's cgroup in the v2 hierarchy, 0 if it is not asked for or there is none. */
+/* Return the id of the task's cgroup in the v2 hierarchy; 0 if not recorded or without a cgroup. */
 static __always_inline u64 cgroup_of(const struct offcpu_control *ctl, struct task_struct *task)
 {
 #ifdef TASK_CGROUPS

@@ -23,7 +23,7 @@ from perf_offcpu.files import FileRefusedError, is_shared, open_regular
 _HANDLE: Final = os.O_PATH | os.O_CLOEXEC
 _NEW: Final = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAX_LINKS: Final = 40
-"""As many as the kernel follows (MAXSYMLINKS)."""
+"""The kernel's limit of symbolic links in one path (MAXSYMLINKS)."""
 
 
 class Directory:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class Stage(enum.Enum):
-    """Where losses are counted; the value heads the rows in Documentation/losses.md."""
+    """The stages at which losses are counted; the value heads the rows in Documentation/losses.md."""
 
     BPF = "Counted by the BPF program"
     RECORDER = "Counted by the recorder"

@@ -195,7 +195,7 @@ PROGRAM_RULES = (
 )
 
 DECORATION = re.compile(r"(?:\(.*|@.*|\.(?:abi0|abiinternal|constprop|isra|part|cold|llvm|lto_priv)\b.*)")
-"""What follows the name of a function: parameters, a version, a suffix of a compiler."""
+"""Suffixes of the name of a function: parameters, a symbol version, a compiler's suffix."""
 _NEVER = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.FAULT)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class ProgramRule(NamedTuple):
-    """What the functions of a program say of its waits; see Documentation/wait-classes.md.
+    """Class and idleness of waits by the functions of a program; see Documentation/wait-classes.md.
 
     Args:
         program: the program or library, for people.

@@ -67,7 +67,7 @@ _KERNEL_FIGURES = {
 }
 """The kernel's own time on CPUs and run-queue delay of a task; the latter with CONFIG_SCHED_INFO only."""
 _THROTTLING = {"TASK_CFS_RQ": "task_struct.se.cfs_rq", "CFS_RQ_THROTTLE_COUNT": "cfs_rq.throttle_count"}
-"""Whether the control group of a task is throttled, before task_struct.throttled (Linux 6.18)."""
+"""Members that show a throttled control group on kernels without task_struct.throttled (Linux 6.18)."""
 _PROPERTIES = {
     "TASK_THREAD_PID": "task_struct.thread_pid",
     "TASK_GROUP_LEADER": "task_struct.group_leader",

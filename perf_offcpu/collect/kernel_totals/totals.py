@@ -56,12 +56,12 @@ class KernelTotals:
 
     @property
     def is_pending(self) -> bool:
-        """Whether the maps are being drained."""
+        """Return True while the maps are being drained, and until their content is written."""
         return self._pending is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether the maps have been drained, and their content can be written without waiting."""
+        """Return True if the maps have been drained, so that their content can be written without waiting."""
         return self._pending is not None and self._pending.done()
 
     def start(self, *, end_of_file: bool = False) -> None:

@@ -35,7 +35,7 @@ _SAMPLE_TYPE = (
     | SampleType.PERIOD
     | SampleType.CALLCHAIN
 )
-"""As perf 5.19 to 6.15 write off-cpu time, and `inject` that of any other recorder."""
+"""The sample_type of off-cpu time that perf 5.19 to 6.15 and `inject` write."""
 
 
 def has_switches(switches: Switches) -> bool:
