@@ -37,3 +37,10 @@ def test_only_figures_and_blanks_may_differ(shown: list[str], printed: list[str]
 def test_a_command_that_fails_is_no_documentation(tmp_path: Path) -> None:
     assert "exit status 3" in run(Step(1, "exit 3", ()), tmp_path, os.environ)
     assert not run(Step(1, "echo hello", ("hello",)), tmp_path, os.environ)
+
+
+def test_a_column_that_is_printed_only_sometimes_is_passed_over() -> None:
+    shown = ("#  Wall ms  Unknown  Command", "  2000.1    0.0    sleeper", "…")
+    printed = ["#  Wall ms  Blocked D  Unknown  Command", "  2007.3      0.200    6.1    sleeper", "#"]
+    assert not difference(shown, printed)
+    assert difference((shown[0].replace("Wall", "CPU"), "…"), printed)
