@@ -76,15 +76,20 @@ def by_function(path: Path) -> tuple[Counter[str], Counter[str]]:
     return waits, times
 
 
+def nearly_all(waits: Counter[str]) -> bool:
+    """Return whether both have their 400 naps, but for those whose timer fires before the switch."""
+    return waits.keys() == set(FUNCTIONS) and all(390 <= count <= 400 for count in waits.values())
+
+
 @pytest.mark.alone
 def test_sums_tell_two_callers_apart_that_frame_pointers_do_not(
     callers: Path, summed: tuple[Path, dict[str, int]], tmp_path: Path
 ) -> None:
     path, spent = summed
     waits, times = by_function(path)
-    assert waits == {"from_one": 400, "from_two": 400}
+    assert nearly_all(waits)
     for name, each_ns in zip(FUNCTIONS, (100_000, 300_000), strict=True):
-        assert 400 * each_ns <= times[name] <= spent[name]
+        assert waits[name] * each_ns <= times[name] <= spent[name]
     recorded(tmp_path / "fp.data", callers, options=("--call-graph", "fp"))
     assert by_function(tmp_path / "fp.data") == (Counter(), Counter())
 
@@ -131,7 +136,7 @@ def test_inject_gives_sums_whole_stacks_and_no_stack_bytes(
 ) -> None:
     source, injected = summed[0], tmp_path / "i.data"
     expected, total = by_function(source), int(load_recording(source).samples.period.sum())
-    assert expected[0] == {"from_one": 400, "from_two": 400}
+    assert nearly_all(expected[0])
     for keep in ([], ["--keep-stack-bytes"]):
         assert perf_offcpu("inject", "-i", source, "-o", injected, *keep).returncode == 0
         assert by_function(injected) == expected
