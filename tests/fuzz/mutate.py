@@ -2,9 +2,9 @@
 """Read and show damaged recordings: `python tests/fuzz/mutate.py [--count N] [--seed S] [--jobs J]`.
 
 Each number from the seed on makes one damaged copy of one small recording (tests/builders/zoo.py). It is
-read; every fourth is dumped and injected, every eighth printed in several forms, too. Printed is
-what raised anything but our own errors, took longer than `--seconds`, or more memory than `--memory`; the
-exit status is the number of such failures (at most 100). `--only N` runs one number again, with a traceback;
+read; every 16th is dumped and injected, every 32nd printed in several forms, too. Printed is what raised
+anything but our own errors, took longer than `--seconds`, or more memory than `--memory`; the exit status
+is the number of such failures (at most 100). `--only N` runs one number again, with a traceback;
 `--save DIR` keeps what failed.
 """
 
@@ -39,7 +39,7 @@ def damaged(number: int) -> tuple[str, bytes]:
 def check(number: int) -> tuple[str, float]:
     """Return the name of the recording and the longest time of a step, s."""
     name, data = damaged(number)
-    return name, survive(data, rewriting=number % 4 == 0, showing=number % 8 == 1)
+    return name, survive(data, rewriting=number % 16 == 0, showing=number % 32 == 1)
 
 
 def main() -> int:
