@@ -6,7 +6,8 @@ through these stages:
 
 * records of types that perf 6.1 does not know, or that do not fit their type, are left out and counted;
 * samples are read, re-typed, completed, unwound (`stages`), and written (`samples`);
-* sums that had no time, and waits between context switches, are put where their time lies (`TimedSamples`).
+* sums that had no time, waits between context switches, and EXITs before a last wait (`late_exits`) are put
+  where their time lies (`TimedRecords`).
 
 Compressed input comes out decompressed, attrs are cut to the 128 bytes that perf 6.1 knows (`header`).
 Everything else stays as it is, byte for byte and in its order. The byte order stays that of the input.
@@ -26,11 +27,12 @@ from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.batch import BatchCollector
 from perf_offcpu.decode.deferred import DeferredMatcher, decode_deferred
 from perf_offcpu.decode.load import recorded_arch
-from perf_offcpu.decode.samples import samples_by_event
+from perf_offcpu.decode.samples import is_offcpu, samples_by_event
 from perf_offcpu.decode.switches.events import may_hold_switches
 from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
 from perf_offcpu.inject.header import has_stacks, written_events, written_features
+from perf_offcpu.inject.late_exits import LateExits
 from perf_offcpu.inject.options import RewriteOptions, Rewritten
 from perf_offcpu.inject.samples import SampleRewriter, Stage, is_untimed
 from perf_offcpu.inject.stages import Completer, Retyper, StackUnwinder, cut_user_parts
@@ -78,7 +80,7 @@ def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | Non
     """
     options, counters, waits = options or RewriteOptions(), Losses(), None
     with PerfDataReader.repeatable(path) as again:
-        found = Survey(again())
+        found = Survey(again(), options.switches)
         if options.switches and may_hold_switches(found.reader.events):
             waits = wait_records(again(), counters)
         reader = again()
@@ -95,13 +97,15 @@ class Survey:
 
     Attributes:
         tasks: the threads, if there is off-cpu time; the maps too, if samples have copies of user stacks.
+        exits: the EXITs of these threads, and their last waits.
         untimed: off-cpu samples with a dummy time, as they were recorded.
         first_ns, last_ns: times of the first and last sample; -1 without any.
         end_ns: the last moment of the recording.
     """
 
-    def __init__(self, reader: PerfDataReader) -> None:
-        self.reader, self.tasks = reader, TaskReplay(Strings())
+    def __init__(self, reader: PerfDataReader, adds_waits: bool) -> None:
+        self.reader, self.tasks, self.exits = reader, TaskReplay(Strings()), LateExits()
+        self._adds_waits = adds_waits
         self.untimed: list[Chunk] = []
         self.first_ns = self.last_ns = -1
         self.end_ns = 0
@@ -118,15 +122,19 @@ class Survey:
         stacks = any(map(has_stacks, events.specs))
         # In a pipe, the name of off-cpu time comes after its attr.
         bpf = (PerfType.SOFTWARE, SoftwareConfig.BPF_OUTPUT)
-        if stacks or any((spec.attr.type, spec.attr.config) == bpf for spec in events.specs):
-            kinds = SIDE_TYPES if stacks else _TASK_TYPES
-            self.tasks.notes.take(task_records(chunk, kinds, events, Losses()))
+        offcpu = self._adds_waits or any((spec.attr.type, spec.attr.config) == bpf for spec in events.specs)
+        if stacks or offcpu:
+            records = task_records(chunk, SIDE_TYPES if stacks else _TASK_TYPES, events, Losses())
+            self.exits.take_exits(chunk, records, events)
+            self.tasks.notes.take(records)
         timed = times[(chunk.types == RecordType.SAMPLE) & (times > 0)]
         if len(timed):
             first, last = int(timed.min()), int(timed.max())
             self.first_ns = first if self.first_ns < 0 else min(self.first_ns, first)
             self.last_ns = max(self.last_ns, last)
         for number, rows in samples_by_event(chunk, events, Losses()):
+            if is_offcpu(events.specs[number]):
+                self.exits.take_waits(chunk, rows, events.specs[number], events.order)
             untimed = rows[is_untimed(chunk, rows, events, number)]
             if len(untimed):
                 self.untimed.append(woven([(untimed, chunk.take(untimed))]))
@@ -138,33 +146,27 @@ class Survey:
         return DeferredMatcher(batch.deferred, batch.callchains)
 
 
-class TimedSamples:
-    """Samples that are inserted by their time: sums that had none of their own, and waits that are added.
+class TimedRecords:
+    """Records that are inserted by their time: sums that had none, added waits, moved EXITs.
 
     perf sorts as it reads: at each FINISHED_ROUND it delivers the records up to the highest time before the
     previous FINISHED_ROUND, and warns of earlier records that follow. So a sum goes before the first
     FINISHED_ROUND with a time before it that is not lower than its own.
 
     Args:
-        parts: (times int64[n] ns, samples) each.
+        parts: (times int64[n] ns, records) each.
         events: of the recording that they are inserted into.
     """
 
     def __init__(self, parts: Iterable[tuple[I64, Chunk]], events: Events) -> None:
         self.events, whole = events, [part for part in parts if len(part[0])]
         self._times = np.sort(np.concatenate([np.empty(0, np.int64), *(times for times, _ in whole)]))
-        self._samples = woven(whole) if whole else None
+        self._records = woven(whole) if whole else None
         self._done = self._highest = 0
 
-    def span(self, first_ns: int, last_ns: int) -> tuple[int, int]:
-        """Extend the times of the first and last of other samples by these; -1 without any."""
-        times = [*self._times[:1].tolist(), *self._times[-1:].tolist(), first_ns, last_ns]
-        known = [time for time in times if time >= 0]
-        return min(known, default=-1), max(known, default=-1)
-
     def inserted(self, chunk: Chunk) -> Chunk:
-        """Return the chunk with the samples that have to stand before one of its FINISHED_ROUNDs."""
-        if self._samples is None or self._done == len(self._times):
+        """Return the chunk with the records that have to stand before one of its FINISHED_ROUNDs."""
+        if self._records is None or self._done == len(self._times):
             return chunk
         rounds = np.flatnonzero(chunk.types == RecordType.FINISHED_ROUND)
         highest = np.maximum.accumulate(np.maximum(record_times(chunk, self.events), self._highest))
@@ -175,11 +177,11 @@ class TimedSamples:
             return chunk
         self._done += len(due)
         places = rounds[np.searchsorted(upto, due, side="right")]
-        return woven([(places, self._samples.take(due)), (np.arange(len(chunk)), chunk)])
+        return woven([(places, self._records.take(due)), (np.arange(len(chunk)), chunk)])
 
     def rest(self) -> Chunk | None:
-        """Return the samples left after the last FINISHED_ROUND; None without any."""
-        return None if self._samples is None else self._samples.take(slice(self._done, None))
+        """Return the records left after the last FINISHED_ROUND; None without any."""
+        return None if self._records is None else self._records.take(slice(self._done, None))
 
 
 class _Rewriter:
@@ -194,7 +196,7 @@ class _Rewriter:
         self.recorded = readable_events(found.reader.events)
         self.written = written_events(self.recorded.specs, options, self.features)
         self.samples = SampleRewriter(self.recorded, self.written, self._stages(), options.merge, self.done)
-        self.timed = TimedSamples(self._timed(), self.recorded)
+        self.added = self._added()
 
     def _stages(self) -> list[Stage]:
         """Return the stages of samples, in order."""
@@ -223,30 +225,49 @@ class _Rewriter:
         )
         return Unwinder(recording, search)
 
-    def _timed(self) -> list[tuple[I64, Chunk]]:
+    def _added(self) -> list[tuple[I64, Chunk]]:
         """Return (times, samples) of the samples that get another place."""
         parts = [(self.waits.times, self.waits.records)] if self.waits else []
         for chunk in self.found.untimed if self.options.retype else ():
             parts += self.samples.rewrite_all(chunk)
         return parts
 
+    def _moved_exits(self) -> list[tuple[I64, Chunk]]:
+        """Return (times, records) of the EXITs that get another place."""
+        exits = self.found.exits
+        if self.waits:
+            every = np.arange(len(self.waits.times))
+            exits.take_waits(self.waits.records, every, self.waits.spec, self.recorded.order)
+        changes = self.options.retype or self.waits
+        return exits.moved(self.found.tasks.tasks(), self.recorded) if changes else []
+
     def run(self, out_fd: int, out_path: str) -> Rewritten:
         """Copy the recording, and return what was done."""
         events = [*self.written, *([self.waits.spec] if self.waits else [])]
-        span = self.timed.span(self.found.first_ns, self.found.last_ns)
+        span = self._span()
         features = written_features(self.features, events, span, self.recorded.order, self.counters)
         writer = self._writer(out_fd, out_path, events, features)
+        timed = TimedRecords([*self.added, *self._moved_exits()], self.recorded)
         samples = functools.partial(self.samples.rewrite, with_untimed=not self.options.retype)
-        stages = (self._of_known_types, self._readable, samples, self.timed.inserted)
+        left = self.found.exits.left_out
+        stages = (left, self._of_known_types, self._readable, samples, timed.inserted)
         for chunk in self.reader.chunks():
             records = chunk
             for stage in stages:
                 records = stage(records) if len(records) else records
             writer.append(bytes_of(records))
-        if (rest := self.timed.rest()) is not None:
+        if (rest := timed.rest()) is not None:
             writer.append(bytes_of(rest))
         writer.finish(features)
         return self.done
+
+    def _span(self) -> tuple[int, int]:
+        """Return the times of the first and last sample; -1 without any."""
+        times = [self.found.first_ns, self.found.last_ns]
+        for added, _ in self.added:
+            times += [int(added.min()), int(added.max())] if len(added) else []
+        known = [time for time in times if time >= 0]
+        return min(known, default=-1), max(known, default=-1)
 
     def _writer(
         self, fd: int, path: str, events: Sequence[EventSpec], features: Mapping[int, bytes]

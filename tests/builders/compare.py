@@ -51,8 +51,8 @@ def table_rows(table: Any, recording: Recording, texts: Iterable[str] = ()) -> l
 
 
 def assert_same_surroundings(before: Recording, after: Recording) -> None:
-    """Everything but the samples: tasks, comms, maps, symbols, cgroups, machine, event names."""
-    for name, texts in (("comms", ["comm"]), ("tasks", []), ("kernel_symbols", ["name"])):
+    """Everything but the samples and tasks: comms, maps, symbols, cgroups, machine, event names."""
+    for name, texts in (("comms", ["comm"]), ("kernel_symbols", ["name"])):
         rows = [table_rows(getattr(one, name), one, texts) for one in (before, after)]
         assert rows[0] == rows[1], name
     assert _maps_of_spaces(before).get(-1) == _maps_of_spaces(after).get(-1)
@@ -69,17 +69,22 @@ def assert_same_surroundings(before: Recording, after: Recording) -> None:
 def assert_same(before: Recording, after: Recording) -> None:
     """Equal in all that a Recording says, samples in the same order."""
     assert sample_rows(before) == sample_rows(after)
+    assert table_rows(before.tasks, before) == table_rows(after.tasks, after)
     assert_same_surroundings(before, after)
 
 
 def assert_same_but_retyped(before: Recording, after: Recording) -> None:
     """Equal but for flags that say how things were recorded; sums without a time may stand in another order.
 
+    A thread ends after its last wait.
     Address spaces of samples are not compared: a deferred callchain may have been walked after an exec.
     """
     timed = [one.samples.time_ns >= 0 for one in (before, after)]
     assert _rows(before, timed[0]) == _rows(after, timed[1])
     assert Counter(_rows(before, ~timed[0])) == Counter(_rows(after, ~timed[1]))
+    tasks = [table_rows(one.tasks, one) for one in (before, after)]
+    assert [row[:3] for row in tasks[0]] == [row[:3] for row in tasks[1]]
+    assert all(new[3] >= old[3] and (new[3] < 0) == (old[3] < 0) for old, new in zip(*tasks, strict=True))
     assert_same_surroundings(before, after)
 
 

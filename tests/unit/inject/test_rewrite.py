@@ -426,3 +426,38 @@ def test_sums_without_a_time_have_none_when_they_are_read_again(path: Path) -> N
     assert_same_but_retyped(load_recording(path), load_recording(out))
     flags = int(load_recording(out).samples.flags[0])
     assert flags & SampleFlag.AGGREGATED and flags & SampleFlag.UNTIMED
+
+
+def test_an_exit_stands_after_its_threads_last_wait(path: Path) -> None:
+    """A killed thread waits again after its EXIT, where perf 6.12 forgets it; its id's next life stays."""
+    exits, fork = RecordType.EXIT, RecordType.FORK
+    other = raw_wait(7, 9, 5, [USER, 0x1000])
+    records = [
+        *THREAD, comm(CLOCK, 7, 9, "other"), wait(time=800), task(CLOCK, exits, 7, 8, 1000),
+        task(CLOCK, exits, 7, 9, 1100), round_end(), sample(CLOCK, tid=7, pid=7, time=1400),
+        wait(time=1500, pid=1, tid=1), wait(time=900, raw=other), round_end(),
+        task(CLOCK, fork, 7, 8, 1501), comm(CLOCK, 7, 8, "second", time=1502),
+        sample(CLOCK, tid=7, pid=7, time=3 * 10**9), wait(time=2 * 10**9), round_end(),
+        task(CLOCK, exits, 7, 8, 4 * 10**9), round_end(),
+    ]  # fmt: skip
+    out, done = inject(write(path, [CLOCK, OFFCPU], records))
+    assert (done.retyped, done.losses) == (4, {})
+    before, after = load_recording(path), load_recording(out)
+    rows = [
+        list(zip(one.tasks.tid.tolist(), one.tasks.end_ns.tolist(), strict=True)) for one in (before, after)
+    ]
+    assert rows[0] == [(7, -1), (8, 1000), (8, 4 * 10**9), (9, 1100)]
+    assert rows[1] == [(7, -1), (8, 1500), (8, 4 * 10**9), (9, 1100)], "before the next life"
+    shown = perf(out, "comm,time,period,event")
+    waits = [line[:2] for line in shown if "offcpu-time:" in line]
+    assert waits == [
+        ["worker", "0.000000800:"], ["other", "0.000000900:"], ["worker", "0.000001500:"],
+        ["second", "2.000000000:"],
+    ]  # fmt: skip
+    kinds = [kind for kind in types(out) if kind in (exits, fork, RecordType.FINISHED_ROUND)]
+    rounds = RecordType.FINISHED_ROUND
+    assert kinds == [exits, rounds, exits, rounds, fork, rounds, exits, rounds], "with the round of its time"
+    again, _ = inject(out.rename(out.with_name("first.data")))
+    assert types(again) == types(again.with_name("first.data")), "nothing is left to be moved"
+    untouched, _ = inject(path, retype=False)
+    assert load_recording(untouched).tasks.end_ns.tolist() == before.tasks.end_ns.tolist()

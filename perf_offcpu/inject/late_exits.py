@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Move the EXIT of a thread after its last wait.
+
+A thread that is killed waits some more while it exits, after the kernel has written its EXIT. perf 6.12
+forgets the thread at that record, and shows its last samples as those of ":TID". So the EXIT gets the time
+after the last wait, before the thread id is used again, and is inserted by that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from perf_offcpu.abi.offcpu import PAYLOAD
+from perf_offcpu.abi.records import RECORD_LAYOUTS, RecordType
+from perf_offcpu.abi.sample import TRAILER
+from perf_offcpu.binary.fields import Order
+from perf_offcpu.binary.gather import gather_fields, move_rows
+from perf_offcpu.decode.retype import repair_ids
+from perf_offcpu.decode.samples import sample_columns
+from perf_offcpu.decode.tasks.columns import TaskRecords
+from perf_offcpu.decode.tasks.lookup import rows_at
+from perf_offcpu.model.columns import I32, I64, distinct, is_among
+from perf_offcpu.model.recording import Samples, Tasks
+from perf_offcpu.perfdata.events import Events, EventSpec
+from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
+from perf_offcpu.perfdata.trailers import NO_TIME, read_trailers
+from perf_offcpu.perfdata.write.columns import woven
+
+_BODY_TIME = HEADER_SIZE + RECORD_LAYOUTS[RecordType.EXIT].offset("time")
+
+_INTERVAL = 27
+"""Binary digits of 0.13 s in ns: a thread id is not used again sooner."""
+
+
+class LateExits:
+    """Finds the EXITs to move, and takes them out of their places."""
+
+    def __init__(self) -> None:
+        self._exits: list[tuple[I64, I32, I64, Chunk]] = []  # numbers among all EXITs, tids, times, records
+        self._waits: list[tuple[I32, I32, I64]] = []  # pids, tids, times of waits
+        self._seen = self._passed = 0  # EXITs of the first and of the second pass
+        self._moved = np.empty(0, np.int64)
+
+    def take_exits(self, chunk: Chunk, tasks: Iterable[TaskRecords], events: Events) -> None:
+        """Keep the EXITs among the records of tasks of a chunk, if perf sorts them by a time."""
+        exits = np.flatnonzero(chunk.types == RecordType.EXIT)
+        for records in tasks:
+            if records.kind == RecordType.EXIT:
+                timed = np.flatnonzero(read_trailers(chunk, records.rows, events).time)
+                rows = records.rows[timed]
+                numbers = self._seen + np.searchsorted(exits, rows)
+                own = woven([(rows, chunk.take(rows))])
+                tids = records.own["tid"][timed].view(np.int32)
+                self._exits.append((numbers, tids, records.time_ns[timed], own))
+        self._seen += len(exits)
+
+    def take_waits(self, chunk: Chunk, rows: I64, spec: EventSpec, order: Order) -> None:
+        """Note samples of an off-cpu event: the last of each thread in each interval."""
+        columns = sample_columns(chunk, rows, spec, order)
+        if "time" not in columns.scalars:
+            return
+        ok = columns.ok & (columns.scalars["time"] < NO_TIME)
+        if "raw" in columns.arrays:  # the sleeper is in the payload
+            ok &= columns.arrays["raw"].counts >= 8
+            ids = gather_fields(chunk.data, columns.arrays["raw"].starts[ok], PAYLOAD.fields[:2], order)
+        else:
+            ids = {name: columns.scalars[name][ok] for name in ("pid", "tid")}
+        times = columns.scalars["time"][ok].astype(np.int64)
+        threads = ids["pid"].astype(np.uint64) << np.uint64(32) | ids["tid"]
+        by_thread = np.lexsort((times, threads))
+        threads, times = threads[by_thread], times[by_thread]
+        follows = (threads[1:] == threads[:-1]) & (times[1:] >> _INTERVAL == times[:-1] >> _INTERVAL)
+        last = np.flatnonzero(~np.append(follows, False)[: len(times)])
+        pids, tids = (
+            (threads[last] >> np.uint64(shift)).astype(np.uint32).view(np.int32) for shift in (32, 0)
+        )
+        self._waits.append((pids, tids, times[last]))
+
+    def moved(self, tasks: Tasks, events: Events) -> list[tuple[I64, Chunk]]:
+        """Return (times, records) of the EXITs that are to be inserted, with their new times."""
+        if not self._waits or not self._exits:
+            return []
+        pid, tid, time_ns = map(np.concatenate, zip(*self._waits, strict=True))
+        waits = repair_ids(
+            Samples.sparse(len(pid), pid=pid, tid=tid, time_ns=time_ns), np.ones(len(pid), np.bool_), tasks
+        )
+        last = np.full(len(tasks) + 1, -1)  # also of threads that no record names
+        np.maximum.at(last, rows_at(tasks.tid, tasks.begin_ns, waits.tid, waits.time_ns), waits.time_ns)
+        reused = np.append(tasks.tid[1:] == tasks.tid[:-1], False)
+        limit = np.where(reused, np.append(tasks.begin_ns[1:], 0), np.iinfo(np.int64).max)
+        latest = np.append(np.minimum(last[:-1] + 1, limit - 1), -1)
+        parts = []
+        for numbers, tids, times, chunk in self._exits:
+            later = latest[rows_at(tasks.tid, tasks.begin_ns, tids, times)]
+            rows = np.flatnonzero(later > times)
+            if len(rows):
+                self._moved = np.append(self._moved, numbers[rows])
+                parts.append((later[rows], _with_times(chunk.take(rows), later[rows], events)))
+        return parts
+
+    def left_out(self, chunk: Chunk) -> Chunk:
+        """Return a chunk of the second pass without the EXITs that are inserted elsewhere."""
+        exits = np.flatnonzero(chunk.types == RecordType.EXIT)
+        numbers = self._passed + np.arange(len(exits))
+        self._passed += len(exits)
+        rows = exits[is_among(numbers, self._moved)] if len(self._moved) else exits[:0]
+        return chunk.take(np.delete(np.arange(len(chunk)), rows)) if len(rows) else chunk
+
+
+def _with_times(chunk: Chunk, times: I64, events: Events) -> Chunk:
+    """Return EXITs with these times in their bodies and trailers."""
+    chunk = woven([(np.arange(len(chunk)), chunk)])
+    trailers = read_trailers(chunk, np.arange(len(chunk)), events)
+    words = times.astype(f"{events.order}i8").view(np.uint8)
+    in_trailer = chunk.starts + chunk.sizes - trailers.size
+    for number in distinct(trailers.evsel).tolist():
+        kind = events.specs[number].attr.sample_type
+        in_trailer[trailers.evsel == number] += TRAILER.offset("time", kind)
+    for at in (chunk.starts + _BODY_TIME, in_trailer):
+        move_rows(chunk.data, at, words, 8 * np.arange(len(times)), np.full(len(times), 8))
+    return chunk
