@@ -31,6 +31,8 @@ EXAMPLES = """examples:
 SYMBOLS: Final = "symbols"
 _MODES: Final = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".txz": "w:xz", ".bz2": "w:bz2", ".tar": "w:"}
 
+_GZIP_LEVEL: Final = 4
+"""Symbols of 160 MB: 3.6 s of CPU, 60 MB; at tarfile's own level, 9: 22 s, 58 MB."""
 
 _OPTIONS = """
 -o, --output FILE: default: the input's name with .tar.gz
@@ -94,6 +96,7 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
     if args.input == "-" or (os.path.exists(args.input) and not is_there):  # direct: asks whether it exists
         raise UsageError(f"{args.input}: only a recording in a file or directory can be packed")
     check_ownership(args.input, args.force)
+    level = {"compresslevel": _GZIP_LEVEL} if mode == "w:gz" else {}
     symbols = SymbolizeOptions(
         kallsyms=args.kallsyms,
         symfs=args.symfs,
@@ -107,7 +110,7 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
     with AtomicFile(output) as made:
         with (
             NamedFile(os.dup(made.fd), output) as file,
-            tarfile.open(fileobj=file, mode=mode) as archive,  # type: ignore[call-overload]
+            tarfile.open(fileobj=file, mode=mode, **level) as archive,  # type: ignore[call-overload]
         ):
             if copies and not args.keep_stack_bytes:
                 _add_without_stacks(archive, args.input, output, search)
