@@ -3,11 +3,13 @@
 
 A wheel installs the pages in PREFIX/share/man/man1, where `man` looks for programs in PREFIX/bin. asciidoctor
 makes them, as it makes perf's and git's. A source distribution holds them ready-made, so that installing from
-it needs no asciidoctor; a wheel built from a checkout without asciidoctor has none, and the build says so.
+it needs no asciidoctor. Without asciidoctor a wheel from a checkout has plainer pages: the same text, with
+the marks of asciidoc inside lines.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
@@ -30,11 +32,12 @@ class BuildHook(BuildHookInterface[Any]):
             return
         self.made = tempfile.mkdtemp(prefix="perf-offcpu-man.")
         pages = man_pages(Path(self.root), Path(self.made))
-        if not pages:
-            self.app.display_warning("no man pages: install asciidoctor and build again to have them")
         if self.target_name == "sdist":
+            if not pages:
+                self.app.display_warning("no man pages: install asciidoctor and build again to have them")
             build_data["force_include"].update({str(page): f"{MAN}/{page.name}" for page in pages})
             return
+        pages = pages or plain_pages(Path(self.root), Path(self.made))
         build_data["shared_data"].update({str(page): f"share/man/man1/{page.name}" for page in pages})
         build_data["shared_data"].update(
             {str(Path(self.root, name)): place for name, place in SCRIPTS.items()}
@@ -53,6 +56,51 @@ def man_pages(root: Path, directory: Path) -> list[Path]:
     if shutil.which("asciidoctor") is None:
         return []
     sources = sorted((root / "Documentation").glob("perf-offcpu*.txt"))
-    command = ["asciidoctor", "--backend=manpage", "--failure-level=WARN", "--destination-dir", directory]
-    subprocess.run([*command, *sources], check=True)
+    command = ["asciidoctor", "--backend=manpage", "--failure-level=WARN", f"--destination-dir={directory}"]
+    subprocess.run([*command, *map(str, sources)], check=True)
     return [directory / source.with_suffix(".1").name for source in sources]
+
+
+def plain_pages(root: Path, directory: Path) -> list[Path]:
+    """Make the pages in a directory without asciidoctor."""
+    sources = sorted((root / "Documentation").glob("perf-offcpu*.txt"))
+    for source in sources:
+        (directory / f"{source.stem}.1").write_text(plain_page(source.read_text("utf-8")), "utf-8")
+    return [directory / f"{source.stem}.1" for source in sources]
+
+
+def plain_page(text: str) -> str:
+    """Return asciidoc as requests of man(7): headings, terms, items, and blocks that keep their lines."""
+    text = re.sub(r"linkperf:([\w-]+)\[1\]", r"\1(1)", text.replace("\\", "\\e"))
+    text = re.sub(r"(\n\t.*\n)(?=\S.*::\n)", r"\1\n", text)  # a term after the text of another
+    title, *paragraphs = re.split(r"\n\n+", text.strip())
+    page = [f'.TH "{title.partition("(")[0].upper()}" 1']
+    for paragraph in paragraphs:
+        lines = paragraph.split("\n")
+        if re.fullmatch("-+|~+", "".join(lines[1:2])):
+            page.append(f".{'SH' if lines[1][0] == '-' else 'SS'} {lines[0]}")
+            lines = lines[2:]
+        terms = [line for line in lines if line.endswith("::")]
+        lines = lines[len(terms) :]
+        if terms:
+            page += [".TP", f".B {', '.join(terms).replace('::', '')}"]
+        elif re.match(r"\t|\[|\||----", "".join(lines[:1])):
+            kept = (line for line in lines if not re.fullmatch(r"\[.*\]|\|=+|-+", line))
+            page += [".PP", ".nf", *map(_text, kept), ".fi"]
+            continue
+        elif page[-1][:3] not in (".SH", ".SS"):
+            page.append(".PP")
+        for line in map(str.strip, lines):
+            page += (
+                [".br"]
+                if line == "+"
+                else [".br", rf"\(bu {line[2:]}"]
+                if line[:2] == "* "
+                else [_text(line)]
+            )
+    return "\n".join(page).replace("-", "\\-") + "\n"
+
+
+def _text(line: str) -> str:
+    """Return a line of text that man(7) does not take for a request."""
+    return rf"\&{line}" if line.startswith((".", "'")) else line

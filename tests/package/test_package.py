@@ -89,14 +89,32 @@ def test_source_distribution_builds_the_same_wheel_without_asciidoctor(built: Bu
         archive.extractall(tmp_path)
     top = next(tmp_path.iterdir())
     assert {path.name for path in (top / "man").iterdir()} == PAGES
+    with zipfile.ZipFile(wheel_without_asciidoctor(top, tmp_path)) as again:
+        assert again.namelist() == zipfile.ZipFile(built.wheel).namelist()
+
+
+def wheel_without_asciidoctor(source: Path, directory: Path) -> Path:
     path = os.pathsep.join(p for p in os.get_exec_path() if not Path(p, "asciidoctor").exists())
     assert shutil.which("asciidoctor") and not shutil.which("asciidoctor", path=path)
     run(
-        *(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, top),
+        *(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", directory, source),
         env={"PATH": path},
     )
-    again = next(tmp_path.glob("*.whl"))
-    assert zipfile.ZipFile(again).namelist() == zipfile.ZipFile(built.wheel).namelist()
+    return next(directory.glob("*.whl"))
+
+
+def test_a_wheel_from_a_checkout_without_asciidoctor_has_all_text_of_the_pages(tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel_without_asciidoctor(ROOT, tmp_path)) as wheel:
+        pages = {Path(name).name: wheel.read(name) for name in wheel.namelist() if name.endswith(".1")}
+    assert pages.keys() == PAGES
+    for page, content in pages.items():
+        (tmp_path / page).write_bytes(content)
+        text = man(page.removesuffix(".1"), "--warnings=all", "-l", tmp_path / page)
+        source = (ROOT / "Documentation" / page).with_suffix(".txt").read_text()
+        for mark in (r"^\[.*\]$", r"^[-~=|]+$", "[|*+]", "::$", r"^=+", r"linkperf:|(?<=[a-z])\[1\]"):
+            source = re.sub(mark, " ", source, flags=re.MULTILINE)
+        missing = set(re.findall(r"[\w/-]+", source)) - set(re.findall(r"[\w/-]+", text))
+        assert not missing, page
 
 
 def test_installed_program_is_not_the_checkouts(prefix: Path) -> None:
@@ -113,15 +131,21 @@ def test_installed_program_reads_and_converts(prefix: Path, tmp_path: Path) -> N
 
 
 def test_man_finds_the_pages_by_the_program_on_the_path(prefix: Path) -> None:
-    env = {"PATH": f"{prefix}/bin:{os.environ['PATH']}", "MANWIDTH": "100", "LANG": "C.UTF-8"}
+    env = {"PATH": f"{prefix}/bin:{os.environ['PATH']}"}
     env |= {"MANPATH": ""} if "MANPATH" not in os.environ else {}
     for page in PAGES:
         name = page.removesuffix(".1")
         assert Path(run("man", "-w", name, env=env).strip()).resolve() == prefix / "share/man/man1" / page
-        text = run("man", name, env=env)
-        verb = name.removeprefix("perf-offcpu").lstrip("-")
-        assert re.search(rf"^NAME\n +{name} - \S", text, re.MULTILINE)
-        assert re.search(rf"^SYNOPSIS\n +perf-offcpu {verb}", text, re.MULTILINE)
+        man(name, name, env=env)
+
+
+def man(name: str, *arguments: str | Path, env: dict[str, str] | None = None) -> str:
+    """Return the text of the page of a program, whose first sections are as man(7) wants them."""
+    text = run("man", "--nh", *arguments, env={"MANWIDTH": "1000", "LANG": "C.UTF-8"} | (env or {}))
+    verb = name.removeprefix("perf-offcpu").lstrip("-")
+    assert re.search(rf"^NAME\n +{name} - \S", text, re.MULTILINE)
+    assert re.search(rf"^SYNOPSIS\n +'?perf-offcpu\b'? ?{verb}", text, re.MULTILINE)
+    return text
 
 
 def test_installed_script_works_by_hand_and_inside_perf(prefix: Path) -> None:
