@@ -50,6 +50,15 @@ class Window:
             inside &= times < math.ceil(end) if self.is_part and self.end < 1 else times <= math.floor(end)
         return inside
 
+    def bounds(self, first_ns: int, last_ns: int) -> tuple[float, float]:
+        """Return begin and end in ns; infinite where it is open."""
+        edges = (self.begin, -math.inf), (self.end, math.inf)
+        begin, end = (
+            unknown if edge is None else float(self._absolute(edge, first_ns, last_ns))
+            for edge, unknown in edges
+        )
+        return begin, end
+
     def _absolute(self, edge: Fraction, first_ns: int, last_ns: int) -> Fraction:
         return first_ns + edge * (last_ns - first_ns) if self.is_part else edge
 

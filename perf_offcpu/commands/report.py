@@ -17,6 +17,7 @@ from perf_offcpu.commands.shared.perf_habits import accept_without_effect, advic
 from perf_offcpu.commands.shared.profile import (
     add_profile_arguments,
     profile_from_args,
+    selection_from_args,
     split_list,
     split_words,
 )
@@ -24,6 +25,8 @@ from perf_offcpu.commands.shared.streams import columns
 from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
+    from perf_offcpu.model.recording import Meta
+    from perf_offcpu.report.diff.sides import Per
     from perf_offcpu.report.style import Style
     from perf_offcpu.report.summary import Limits
 
@@ -50,6 +53,8 @@ EXAMPLES = """examples:
   perf-offcpu report --class disk --min-dur 10ms   long waits for the disk
   perf-offcpu report --event cpu-clock      by CPU samples instead
   perf-offcpu report -i run1.data -i run2.data     two runs as one; hosts are kept apart: web1:nginx
+  perf-offcpu report --diff old.data        what grew and shrank since then, and what of it is noise
+  perf-offcpu report --diff old.data --per 8000,12000   the same, per request: 8000 before, 12000 now
   perf-offcpu report --json | jq '.threads[] | [.comm, .tid, .weight]'
 """
 
@@ -61,6 +66,9 @@ _OUTPUT = f"""
 --no-call-graph: same as -g none
 -s, --sort KEYS: a table by these keys, separated by commas, instead of by class: {", ".join(SORT_KEYS)}
 --children: a table of functions, too: time of their own, and with their callees
+--diff OLD: compare with an older recording: by class, function, comm and stack, and what is noise
+--per WORK: with --diff: weights per 'second' recorded, of a 'run', or per unit of work: OLD,NEW units
+  (default: run if both recorded the same command, else second)
 --budget-by: rows of the thread budget (default: thread)
 --fold-interpreters: functions of an interpreter as one frame: [CPython] (default: yes)
 --limit N: rows of each table, 0 for all (default: {_THREADS}, {_STACKS} stacks; --json: all)
@@ -113,6 +121,10 @@ def run(args: argparse.Namespace) -> int:
     from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.report.summary import summarize
 
+    if args.diff is not None:
+        return _compare(args)
+    if args.per is not None:
+        raise UsageError("--per has a meaning with --diff OLD only")
     profile = profile_from_args(args)
     summary = summarize(
         fold_interpreters(profile) if args.fold_interpreters else profile,
@@ -126,17 +138,84 @@ def run(args: argparse.Namespace) -> int:
         budget_by=args.budget_by,
     )
     if args.json:
-        import json
-
         from perf_offcpu.report.document import document
 
-        json.dump(document(summary), sys.stdout, indent=1)
-        print()
-        return 0
+        return _print_json(document(summary))
     from perf_offcpu.report.terminal import render
 
+    return _print_lines(render(summary, _style(args)), args)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    """Print the comparison with an older recording and return the exit status."""
+    from perf_offcpu.analysis.interpreters import fold_interpreters
+    from perf_offcpu.report.diff.compare import compare
+    from perf_offcpu.report.diff.sides import side_of
+    from perf_offcpu.report.diff.verdict import verdict_of
+
+    if args.children or args.budget_by != "thread":
+        raise UsageError("--diff compares neither functions with their callees nor budgets")
+    windows = selection_from_args(args).windows
+    before = argparse.Namespace(**vars(args) | {"input": [args.diff]})
+    old, new = map(profile_from_args, (before, args))
+    if args.fold_interpreters:
+        old, new = map(fold_interpreters, (old, new))
+    per = _per(args.per, old.meta, new.meta)
+    before_side, now = (
+        side_of(profile, split_list(args.event), per, units, windows, whole=_whole_lives(args))
+        for profile, units in zip((old, new), per.units, strict=True)
+    )
+    limits, keys = _limits(args), parse_keys(args.sort) or ("class",)
+    if "blocked" in keys:
+        raise UsageError("--diff sorts by the change: --sort blocked does not apply")
+    comparison = compare(before_side, now, per, keys=keys, limits=(limits.groups, limits.stacks))
+    verdict = None if args.no_verdict else verdict_of(comparison, _kept_options(args), args.diff)
+    if args.json:
+        from perf_offcpu.report.diff.document import document
+
+        return _print_json(document(comparison, verdict))
+    from perf_offcpu.report.diff.text import render
+
+    return _print_lines(render(comparison, verdict, _style(args)), args)
+
+
+def _per(text: str | None, old: Meta, new: Meta) -> Per:
+    """Return the amount of work of `--per`; by default a run if both recorded the same program."""
+    from perf_offcpu.report.diff.sides import Per
+
+    if text is None:
+        program, other = (_program(meta) for meta in (old, new))
+        return Per("run", program) if program and program == other else Per("second")
+    if text in ("second", "run"):
+        return Per(text)
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?),(\d{1,15}(?:\.\d{1,9})?)", text, re.ASCII)
+    units = [float(number) for number in match.groups()] if match else []
+    if not all(units) or not units:
+        raise UsageError(
+            f"--per {text}: give second, run, or units of work of OLD and of the input: 800,1200"
+        )
+    return Per("unit", units=(units[0], units[1]))
+
+
+def _program(meta: Meta) -> str:
+    """Return the program whose one run was recorded; "" if there is none: `sleep` is no workload."""
+    command = () if meta.joined else meta.cmdline
+    words = command[command.index("--") + 1 :] if "--" in command else ()
+    name = words[0] if words else ""
+    return "" if os.path.basename(name) == "sleep" else name
+
+
+def _print_json(document: object) -> int:
+    import json
+
+    json.dump(document, sys.stdout, indent=1)
+    print()
+    return 0
+
+
+def _print_lines(lines: Iterable[str], args: argparse.Namespace) -> int:
     with paged(not args.no_pager) as out:
-        for line in render(summary, _style(args)):
+        for line in lines:
             _print(line, out)
     return 0
 

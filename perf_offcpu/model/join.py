@@ -120,6 +120,7 @@ def _joined_meta(metas: Sequence[Meta], nr_cpus: int) -> Meta:
         last_ns=max(meta.last_ns for meta in metas),
         kernel_build_id=builds.pop() if len(builds) == 1 else "",
         source=_listed([meta.source for meta in metas]),
+        joined=tuple(span for meta in metas for span in meta.recorded),
     )
 
 

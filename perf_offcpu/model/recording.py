@@ -216,6 +216,12 @@ class Meta:
     last_ns: int = -1
     kernel_build_id: str = ""
     source: str = ""  # the file, as the user named it
+    joined: tuple[tuple[int, int], ...] = ()  # (begin, end) of each recording that was joined to this one
+
+    @property
+    def recorded(self) -> tuple[tuple[int, int], ...]:
+        """Return (begin, end) of the time that was recorded; of several recordings each."""
+        return self.joined or ((self.begin_ns or self.first_ns, self.end_ns or self.last_ns),)
 
     @property
     def duration_ns(self) -> int:

@@ -25,14 +25,14 @@ VERSION = 1
 def document(summary: Summary) -> dict[str, Any]:
     """Return the summary as dicts, lists, integers and printable texts."""
     meta = summary.meta
-    recording = {"file": printable(meta.source), **_fields(meta, "hostname os_release arch")}
+    recording = {"file": printable(meta.source), **fields(meta, "hostname os_release arch")}
     recording |= {"cpus": meta.nr_cpus, "command": list(map(printable, meta.cmdline))}
     subject = {"events": list(map(printable, summary.subject)), "offcpu": summary.is_offcpu}
     return {
         "version": VERSION,
-        "recording": recording | _fields(meta, "first_ns last_ns"),
-        "events": [_fields(row, "name unit samples") | _total(row.total) for row in summary.events],
-        "subject": subject | {"unit": summary.unit} | _total(summary.total),
+        "recording": recording | fields(meta, "first_ns last_ns"),
+        "events": [fields(row, "name unit samples") | total_fields(row.total) for row in summary.events],
+        "subject": subject | {"unit": summary.unit} | total_fields(summary.total),
         "verdict": summary.verdict and _verdict(summary.verdict),
         "threads": [_thread(row, summary.beside) for row in summary.threads],
         "more_threads": _cut(summary.more_threads),
@@ -47,36 +47,37 @@ def document(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _fields(row: object, names: str) -> dict[str, Any]:
+def fields(row: object, names: str) -> dict[str, Any]:
     """Return the named fields of a row, texts printable."""
     values = ((name, getattr(row, name)) for name in names.split())
     return {name: printable(value) if isinstance(value, str) else value for name, value in values}
 
 
-def _total(total: Total) -> dict[str, Any]:
+def total_fields(total: Total) -> dict[str, Any]:
     """Return a total; `count` is a lower bound and `average` null if sums of unknown numbers are in it."""
-    return _fields(total, "weight count count_is_exact average longest")
+    return fields(total, "weight count count_is_exact average longest")
 
 
 def _thread(row: ThreadRow, event: EventRow | None) -> dict[str, Any]:
     beside = None
     if event is not None:
-        beside = {"event": printable(event.name), **_fields(row.beside, "weight count")}
-    return _fields(row, "comm pid tid") | _total(row.total) | {"beside": beside}
+        beside = {"event": printable(event.name), **fields(row.beside, "weight count")}
+    return fields(row, "comm pid tid") | total_fields(row.total) | {"beside": beside}
 
 
 def _stack(row: StackRow) -> dict[str, Any]:
     return {
         "comm": row.comm,
-        **_total(row.total),
-        **_fields(row, "states classes"),
+        **total_fields(row.total),
+        **fields(row, "states classes"),
         "syscalls": {printable(name): weight for name, weight in row.syscalls.items() if name},
         "still_blocked": row.still_blocked,
-        "frames": [_frame(name) for name in row.frames],
+        "frames": [frame(name) for name in row.frames],
     }
 
 
-def _frame(name: Name) -> dict[str, str]:
+def frame(name: Name) -> dict[str, str]:
+    """Return a frame."""
     return {"name": name.label, "dso": name.dso, "kind": NameKind(name.kind).name.lower()}
 
 
@@ -88,17 +89,17 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     blocked = "comm pid tid wait_class function weight since began_before"
     return {
         "sentences": sentences_of(verdict),
-        **_fields(verdict, "weight threads others runq idle_threads idle still_blocked command"),
+        **fields(verdict, "weight threads others runq idle_threads idle still_blocked command"),
         "causes": [_cause(cause) for cause in verdict.causes],
-        "longest_blocked": [_fields(one, blocked) for one in verdict.longest_blocked],
-        "loss": verdict.loss and _fields(verdict.loss, "cause count percent of causes"),
+        "longest_blocked": [fields(one, blocked) for one in verdict.longest_blocked],
+        "loss": verdict.loss and fields(verdict.loss, "cause count percent of causes"),
     }
 
 
 def _cause(cause: Cause) -> dict[str, Any]:
-    places = [_fields(place, "function weight") | _waiting(place) for place in cause.places]
-    fields = _fields(cause, "wait_class program meaning weight functions")
-    return fields | _waiting(cause) | {"places": places}
+    places = [fields(place, "function weight") | _waiting(place) for place in cause.places]
+    facts = fields(cause, "wait_class program meaning weight functions")
+    return facts | _waiting(cause) | {"places": places}
 
 
 def _waiting(row: Cause | Place) -> dict[str, Any]:
@@ -106,26 +107,30 @@ def _waiting(row: Cause | Place) -> dict[str, Any]:
 
 
 def _budget(table: BudgetTable) -> dict[str, Any]:
-    def fields(row: BudgetRow) -> dict[str, Any]:
+    def cells(row: BudgetRow) -> dict[str, Any]:
         return {
-            **_fields(row, "comm pid tid wall running runnable"),
+            **fields(row, "comm pid tid wall running runnable"),
             "blocked": {letter or "?": ns for letter, ns in row.blocked.items()},
-            **_fields(row, "unknown threads cgroup"),
+            **fields(row, "unknown threads cgroup"),
         }
 
     return {
         "derived": table.derived,
         "by": table.by,
-        "threads": list(map(fields, table.rows)),
+        "threads": list(map(cells, table.rows)),
         "more_threads": table.more,
-        "rest": list(map(fields, table.rest)),
-        "total": table.total and fields(table.total),
+        "rest": list(map(cells, table.rest)),
+        "total": table.total and cells(table.total),
     }
 
 
 def _groups(table: GroupTable) -> dict[str, Any]:
     rows = [
-        {"values": list(row.values), **_total(row.total), "runq": row.runq if table.runq_known else None}
+        {
+            "values": list(row.values),
+            **total_fields(row.total),
+            "runq": row.runq if table.runq_known else None,
+        }
         | {"blocked": row.blocked if table.runq_known else None}
         for row in table.rows
     ]
@@ -133,10 +138,10 @@ def _groups(table: GroupTable) -> dict[str, Any]:
 
 
 def _functions(table: FunctionTable) -> dict[str, Any]:
-    rows = [_frame(row.name) | _fields(row, "inclusive own") for row in table.rows]
+    rows = [frame(row.name) | fields(row, "inclusive own") for row in table.rows]
     return {"rows": rows, "more": table.more}
 
 
 def _histogram(table: Histogram) -> dict[str, Any]:
-    buckets = [{"from": one.low, "below": one.high, **_fields(one, "count weight")} for one in table.buckets]
-    return {"buckets": buckets, "sums": {"samples": table.sums, **_total(table.summed)}}
+    buckets = [{"from": one.low, "below": one.high, **fields(one, "count weight")} for one in table.buckets]
+    return {"buckets": buckets, "sums": {"samples": table.sums, **total_fields(table.summed)}}

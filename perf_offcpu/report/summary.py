@@ -147,7 +147,7 @@ def summarize(
     threads, more_threads = _threads(profile, chosen, beside_row, limits.threads)
     waits = classify(subject)
     stacks, more_stacks = _stacks(subject, waits, limits.stacks)
-    is_offcpu, counts = _is_offcpu(subject, chosen_events), losses.by_text(profile.losses)
+    is_offcpu, counts = shows_waits(subject, chosen_events), losses.by_text(profile.losses)
     lost = {cause: count for cause, count in counts.items() if cause.is_loss}
     judged = verdict and is_offcpu
     return Summary(
@@ -174,7 +174,7 @@ def summarize(
     )
 
 
-def _is_offcpu(subject: Profile, events: list[Evsel]) -> bool:
+def shows_waits(subject: Profile, events: list[Evsel]) -> bool:
     """Return True if all samples are waits; an event without samples is known by its name."""
     if len(subject.samples):
         return bool(subject.is_offcpu().all())

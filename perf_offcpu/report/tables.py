@@ -20,7 +20,7 @@ from perf_offcpu.text import id_text, printable, thread_label
 _BAR = 40
 _BESIDE_BAR = 60
 """Terminal columns that a histogram's numbers take next to its bars."""
-_TITLES = {"comm": "Command", "pid": "PID", "tid": "TID", "cpu": "CPU", "dso": "Shared object"}
+TITLES = {"comm": "Command", "pid": "PID", "tid": "TID", "cpu": "CPU", "dso": "Shared object"}
 _STATE_ORDER = "QSDITtXZP"
 
 
@@ -180,7 +180,7 @@ def _group_columns(summary: Summary, style: Style) -> list[Column]:
     if table.by_blocked:
         columns.append(_weights("Blocked", [row.blocked for row in table.rows], summary, style))
     for at, key in enumerate(table.keys):
-        title, values = _TITLES.get(key, key.capitalize()), [row.values[at] for row in table.rows]
+        title, values = TITLES.get(key, key.capitalize()), [row.values[at] for row in table.rows]
         columns.append(Column(title, values, left=key not in ("pid", "tid", "cpu")))
     if table.keys == ("class",):
         meanings = [BY_LABEL[row.values[0]].row.meaning for row in table.rows]
@@ -210,7 +210,7 @@ def _function_columns(table: FunctionTable, summary: Summary, style: Style) -> l
         Column("Self", [say.share(weight, summary) for weight in own]),
         _weights("Children", inclusive, summary, style, spare=1),
         _weights("Self", own, summary, style, spare=2),
-        Column(_TITLES["dso"], [row.name.dso for row in rows], left=True, spare=3),
+        Column(TITLES["dso"], [row.name.dso for row in rows], left=True, spare=3),
         Column("Symbol", [symbol_label(row.name) for row in rows], left=True),
     ]
 

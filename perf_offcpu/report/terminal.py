@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from perf_offcpu.abi.task_state import STATE_NAMES
 from perf_offcpu.callpaths.names import Name, NameKind
@@ -20,7 +20,7 @@ from perf_offcpu.report.text_table import cut
 from perf_offcpu.report.verdict_text import sentences_of, wrapped
 from perf_offcpu.text import printable
 
-_INDENT = " " * 12
+INDENT = " " * 12
 
 
 def render(summary: Summary, style: Style) -> Iterator[str]:
@@ -88,10 +88,10 @@ def _stack(row: StackRow, summary: Summary, style: Style) -> Iterator[str]:
         say.share_colour(row.total.weight, summary), f"{say.share(row.total.weight, summary):>9}"
     )
     yield f"{part}  {_stack_facts(row, summary, style)}"
-    yield f"{_INDENT}|"
+    yield f"{INDENT}|"
     lead = "---"
-    for text in _collapsed(row, style):
-        yield cut(f"{_INDENT}{lead}{text}", style.width)
+    for text in collapsed(row.frames, style):
+        yield cut(f"{INDENT}{lead}{text}", style.width)
         lead = "   "
     yield ""
 
@@ -119,10 +119,9 @@ def _shares(weights: dict[str, int]) -> str:
     return " ".join(f"{name} {100 * part / (whole or 1):.0f}%" for name, part in weights.items())
 
 
-def _collapsed(row: StackRow, style: Style) -> Iterator[str]:
-    """Return the frames as lines; adjacent frames of one name are one line, with their number."""
-    frames = row.frames[::-1] if style.leaf_first else row.frames
-    for name, same in itertools.groupby(frames):
+def collapsed(frames: Sequence[Name], style: Style) -> Iterator[str]:
+    """Return frames, root first, as lines; adjacent frames of one name are one line, with their number."""
+    for name, same in itertools.groupby(frames[::-1] if style.leaf_first else frames):
         times = sum(1 for _ in same)
         yield _frame(name, style) + (f" ({times} frames)" if times > 1 else "")
 

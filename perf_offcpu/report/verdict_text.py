@@ -43,7 +43,8 @@ def _waits(verdict: Verdict) -> str:
 
 
 def _cause(cause: Cause, whole: int) -> str:
-    text = f"{_percent(cause.weight, whole)} {_words(cause)}"
+    words = cause_words(cause.wait_class, cause.program, cause.meaning)
+    text = f"{_percent(cause.weight, whole)} {words}"
     places = [place for place in cause.places if place.function]
     if not places:
         where = f" in {cause.functions} functions" if cause.functions > 1 else ""
@@ -54,12 +55,11 @@ def _cause(cause: Cause, whole: int) -> str:
     return f"{text}, {lead}{_listed([_place(place, whole) for place in places], ', ')}"
 
 
-def _words(cause: Cause) -> str:
-    if cause.meaning:
-        return (
-            f"waits for {printable(re.split(r'[:(]', cause.meaning)[0].strip())} ({printable(cause.program)})"
-        )
-    return "waits for a CPU" if cause.wait_class == "runqueue" else f"{cause.wait_class} waits"
+def cause_words(wait_class: str, program: str, meaning: str) -> str:
+    """Return `lock waits`, or what the rule of a program says: `waits for a heavyweight lock (postgres)`."""
+    if meaning:
+        return f"waits for {printable(re.split(r'[:(]', meaning)[0].strip())} ({printable(program)})"
+    return "waits for a CPU" if wait_class == "runqueue" else f"{wait_class} waits"
 
 
 def _place(place: Place, whole: int) -> str:
@@ -67,10 +67,14 @@ def _place(place: Place, whole: int) -> str:
 
 
 def _threads(threads: Threads) -> str:
-    shown = threads.comms if len(threads.comms) <= _COMMS + 1 else threads.comms[:_COMMS]
-    more = len(threads.comms) - len(shown)
-    names = [*shown, *([f"{more} other names"] if more else [])]
-    return f"{_listed(names, ', ')}, {plural(threads.number, 'thread')}"
+    return f"{names_text(threads.comms)}, {plural(threads.number, 'thread')}"
+
+
+def names_text(comms: Sequence[str]) -> str:
+    """Return the first names, and the number of the others."""
+    shown = comms if len(comms) <= _COMMS + 1 else comms[:_COMMS]
+    more = len(comms) - len(shown)
+    return _listed([*shown, *([f"{more} other names"] if more else [])], ", ")
 
 
 def _runq(verdict: Verdict) -> str:

@@ -73,7 +73,7 @@ _ADVICE: Mapping[str, Mapping[tuple[str, ...], str]] = {
 VERBS = {
     "version": "perf-offcpu --version",
     "help": "perf-offcpu --help, and perf-offcpu VERB --help",
-    "diff": "perf-offcpu convert --flamegraph --diff OLD",
+    "diff": "perf-offcpu report --diff OLD, or convert --flamegraph --diff OLD",
     "merge": "several -i of perf-offcpu report, script or convert, which show recordings as one",
     "evlist": "perf-offcpu script --header-only",
     "buildid-list": "perf-offcpu archive, which packs files by build-id",

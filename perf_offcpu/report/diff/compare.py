@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare the waits of two recordings: by class or sort keys, by function, by comm, by stack.
+
+Recordings differ in length, so weights are compared per second of recorded time, per unit of work, or as they
+are, of one run each. A row whose change is as small as chance makes it is noise (`report.diff.noise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.callpaths.names import Name
+from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.report.diff.groups import FUNCTION_KEYS, Groups, by_function, by_keys, by_stack, everything
+from perf_offcpu.report.diff.noise import (
+    ERRORS,
+    F64,
+    errors_needed,
+    variance_between_slices,
+    variance_by_length,
+)
+from perf_offcpu.report.diff.sides import Per, Side, common_unit
+from perf_offcpu.report.totals import Total, totals_of
+from perf_offcpu.structs import frozen
+
+_CLOCK_ERROR = 1e-3
+"""Relative error of each weight, by the edges of the recording."""
+_FOR_VERDICT = 25
+
+
+@frozen
+class Row:
+    """Samples with the same values; weights per second, unit or run are `before` and `after`."""
+
+    values: tuple[str, ...]
+    frames: tuple[Name, ...]  # of a stack, root first
+    old: Total
+    new: Total
+    threads: tuple[int, int]
+    before: float
+    after: float
+    busy_change: float  # of the change, by threads that are not idle
+    noise: float  # changes up to this one are noise
+    number: int  # of its group
+
+    @property
+    def change(self) -> float:
+        """Return how much it grew."""
+        return self.after - self.before
+
+    @property
+    def is_noise(self) -> bool:
+        """Return True if chance explains the change."""
+        return abs(self.change) <= self.noise
+
+
+@frozen
+class Cut:
+    """Rows that are not shown."""
+
+    rows: int
+    before: float  # their weight
+    after: float
+    grown: float  # sum of the changes above 0
+    shrunk: float  # sum of those below 0
+    largest: float  # largest absolute change
+
+
+@frozen
+class Table:
+    """Rows by absolute change; those that are noise come last, if at all."""
+
+    keys: tuple[str, ...]
+    rows: list[Row]
+    more: Cut  # over the limit, not noise
+    noise: Cut
+    errors: float  # standard errors that a change needs
+    groups: Groups
+
+
+@frozen
+class Comparison:
+    """Two recordings, compared."""
+
+    old: Side
+    new: Side
+    per: Per
+    unit: str  # of weights: "ns", or "" for occurrences
+    total: Row
+    groups: Table
+    causes: Table | None  # classes and functions, for the verdict; of waits only
+    functions: Table | None  # the same, as many rows as wanted
+    threads: Table
+    stacks: Table
+
+
+def compare(
+    old: Side,
+    new: Side,
+    per: Per,
+    *,
+    keys: Sequence[str] = ("class",),
+    limits: tuple[int | None, int | None] = (None, None),
+) -> Comparison:
+    """Compare two recordings.
+
+    Args:
+        keys: of the first table, see `report.keys`.
+        limits: most rows of tables, and of stacks; None for all, also those that are noise.
+
+    Raises:
+        UsageError: the recordings have no samples of one kind.
+    """
+    unit = common_unit(old, new)
+    rows_limit, stacks_limit = limits
+    comparer = _Comparer(old, new, per)
+    causes = (
+        comparer.table(FUNCTION_KEYS, by_function(old, new), rows_limit and max(rows_limit, _FOR_VERDICT))
+        if new.is_offcpu
+        else None
+    )
+    return Comparison(
+        old=old,
+        new=new,
+        per=per,
+        unit=unit,
+        total=comparer.table((), everything(old, new), None).rows[0],
+        groups=comparer.table(tuple(keys), by_keys(old, new, keys), rows_limit),
+        causes=causes,
+        functions=causes and comparer.table(FUNCTION_KEYS, causes.groups, rows_limit),
+        threads=comparer.table(("comm",), by_keys(old, new, ("comm",)), rows_limit),
+        stacks=comparer.table(("comm",), by_stack(old, new), stacks_limit),
+    )
+
+
+class _Comparer:
+    def __init__(self, old: Side, new: Side, per: Per) -> None:
+        self.sides, self.per = (old, new), per
+
+    def table(self, keys: tuple[str, ...], groups: Groups, limit: int | None) -> Table:
+        """Compare the groups. Without a limit, rows that are noise stay."""
+        of = groups.old, groups.new
+        before, after = (
+            sum_by(part, side.subject.samples.period, groups.number).astype(np.float64) * side.scale
+            for part, side in zip(of, self.sides, strict=True)
+        )
+        change, whole = after - before, before + after
+        error = self._error(of, groups.number, before, after)
+        errors = errors_needed(int((whole >= ERRORS * error).sum()))
+        error = np.maximum(error, self._error_of_slices(of, np.abs(change) > errors * error))
+        noise = errors * error
+        is_noise = np.abs(change) <= noise
+        order = np.lexsort((-whole, -np.abs(change), is_noise))
+        real = int((~is_noise).sum())
+        shown = order if limit is None else order[: min(limit, real)]
+        return Table(
+            keys,
+            self._rows(groups, shown, before, after, noise),
+            _cut(before, after, order[len(shown) : real]),
+            _cut(before, after, np.flatnonzero(is_noise)),
+            errors,
+            groups,
+        )
+
+    def _error(self, of: tuple[I64, I64], groups: int, before: F64, after: F64) -> F64:
+        """Return the standard error of each change, by the lengths of waits."""
+        variance, doubtful = (before**2 + after**2) * _CLOCK_ERROR**2, np.zeros(groups)
+        for part, side, sign in zip(of, self.sides, (-1, 1), strict=True):
+            steady = self.per.is_steady and side.is_offcpu
+            known, unproven = variance_by_length(
+                side.subject.samples,
+                part,
+                groups,
+                threshold_ns=side.profile.meta.threshold_ns,
+                whole_ns=max(side.recorded.total_ns, 1.0) if steady else np.inf,
+            )
+            variance += side.scale**2 * known
+            doubtful += side.scale**2 * unproven * sign
+        return np.sqrt(variance + np.abs(doubtful))
+
+    def _error_of_slices(self, of: tuple[I64, I64], wanted: Bool) -> F64:
+        """Return the standard error of each change, by slices of time; 0 where it is not wanted."""
+        error = np.zeros(len(wanted))
+        if not self.per.is_steady or not wanted.any():
+            return error
+        rank = np.where(wanted, np.cumsum(wanted) - 1, -1)
+        for part, side in zip(of, self.sides, strict=True):
+            if side.recorded.total_ns:
+                error[wanted] += side.scale**2 * variance_between_slices(
+                    side.subject.samples, rank[part], int(wanted.sum()), side.recorded
+                )
+        return np.sqrt(error)
+
+    def _rows(self, groups: Groups, shown: I64, before: F64, after: F64, noise: F64) -> list[Row]:
+        rank = np.full(groups.number, -1, np.int64)
+        rank[shown] = np.arange(len(shown))
+        totals, threads, busy = [], [], []
+        for part, side in zip((groups.old, groups.new), self.sides, strict=True):
+            samples, of = side.subject.samples, rank[part]
+            totals.append(totals_of(samples, of, len(shown)))
+            first, _ = group(of, samples.pid, samples.tid)
+            threads.append(np.bincount(of[first] + 1, minlength=len(shown) + 1)[1:].tolist())
+            busy.append(sum_by(np.where(side.idle, -1, of), samples.period, len(shown)) * side.scale)
+        numbers: list[int] = shown.tolist()
+        columns: Iterable[tuple[Total, Total, int, int]] = zip(*totals, *threads, strict=True)
+        rows = zip(numbers, groups.values(numbers), columns, (busy[1] - busy[0]).tolist(), strict=True)
+        return [
+            Row(
+                *values,
+                old=one,
+                new=other,
+                threads=(of_old, of_new),
+                before=float(before[at]),
+                after=float(after[at]),
+                busy_change=busy_change,
+                noise=float(noise[at]),
+                number=at,
+            )
+            for at, values, (one, other, of_old, of_new), busy_change in rows
+        ]
+
+
+def _cut(before: F64, after: F64, rows: I64) -> Cut:
+    change = (after - before)[rows]
+    return Cut(
+        len(rows),
+        float(before[rows].sum()),
+        float(after[rows].sum()),
+        float(change[change > 0].sum()),
+        float(change[change < 0].sum()),
+        float(np.abs(change).max(initial=0)),
+    )

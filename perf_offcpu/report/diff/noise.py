@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Estimate by how much sums of waits differ between recordings of the same load, by chance alone.
+
+Waits come at random, with random lengths: the variance of the sum of n independent waits is the sum of their
+squares (a compound Poisson process). A sum of short waits counts as waits of its longest one, which is an
+upper bound; where that is not known, of the recorder's threshold.
+
+Two properties of a steady load change this. A thread that waits nearly all the time cannot wait longer by
+chance: if it spends the share p of the time in waits of a row, their variance is (1 - p)^2 times the sum of
+squares (an alternating renewal process). One wait does not prove that, so of n waits 1 / (n + 1) of the
+reduction is doubtful; it counts as far as the other recording has no such waits. And waits of several threads
+have causes in common, such as one checkpoint: so the weights of slices of the recorded time are compared,
+too, each with the next one, and the larger variance counts. Phases of a program that runs from start to end
+are not chance; for whole runs only the squares count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.time_windows import Window
+from perf_offcpu.model.columns import I64
+from perf_offcpu.model.profile import ProfileSamples
+from perf_offcpu.model.recording import SUM_FLAGS, Meta, SampleFlag
+from perf_offcpu.structs import mutable
+
+F64 = NDArray[np.float64]
+
+SLICES = 20
+ERRORS = 3.0
+"""Smallest change that is not noise, in standard errors."""
+_FALSE_TABLES = 0.05
+"""Share of tables with any false row, of recordings of the same load."""
+
+
+def errors_needed(rows: int) -> float:
+    """Return the standard errors from which on a change is not noise in a table of so many rows."""
+    return max(ERRORS, NormalDist().inv_cdf(1 - _FALSE_TABLES / 2 / max(rows, 1)))
+
+
+@mutable
+class RecordedTime:
+    """The recorded time without gaps: between joined recordings, or outside of the selected windows."""
+
+    edges: F64  # float64[2k], ns of the recording's clock: begin and end of each span, ascending
+    total_ns: float
+
+    @classmethod
+    def of(cls, meta: Meta, windows: Sequence[Window] = ()) -> RecordedTime:
+        """Return the time that was recorded, as far as it lies in one of the windows (none: all of it)."""
+        spans = _united([(float(begin), float(end)) for begin, end in meta.recorded])
+        if windows:
+            chosen = _united([window.bounds(meta.first_ns, meta.last_ns) for window in windows])
+            both = ((max(a, c), min(b, d)) for a, b in spans for c, d in chosen)
+            spans = [(begin, end) for begin, end in both if begin < end]
+        edges = np.array([edge for span in spans for edge in span], np.float64)
+        return cls(edges, float((edges[1::2] - edges[::2]).sum()))
+
+    def slices(self, times: I64) -> F64:
+        """Return the place of each time in the recorded time, in slices: from 0 to SLICES."""
+        lengths = np.diff(self.edges, prepend=self.edges[:1])
+        lengths[::2] = 0  # gaps
+        passed = np.cumsum(lengths)
+        place: F64 = np.interp(times.astype(np.float64), self.edges, passed / self.total_ns * SLICES)
+        return place
+
+
+def _united(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        elif begin < end:
+            found.append((begin, end))
+    return found
+
+
+def variance_by_length(
+    samples: ProfileSamples, of: I64, groups: int, *, threshold_ns: int = -1, whole_ns: float = math.inf
+) -> tuple[F64, F64]:
+    """Return the variance of the weight of each group, by number and lengths of waits.
+
+    Args:
+        of: int64[n], the group of each sample.
+        threshold_ns: no wait in a sum is longer; -1 not known.
+        whole_ns: recorded time that a thread can at most wait; infinite for a load that is not steady.
+
+    Returns:
+        (variance, doubtful): float64[groups] each; the second is to be added where only one of two recordings
+        has it.
+    """
+    first, cell = group(of, samples.pid, samples.tid)
+    weight, waits = (sum_by(cell, values, len(first)) for values in (samples.period, samples.count))
+    squares = np.bincount(cell, _squares(samples, threshold_ns), len(first))
+    left = squares * (1 - np.clip(weight / whole_ns, 0, 1)) ** 2
+    doubtful = (squares - left) / (waits + 1)
+    by_group = [np.zeros(groups) + np.bincount(of[first], values, groups) for values in (left, doubtful)]
+    return by_group[0], by_group[1]
+
+
+def _squares(samples: ProfileSamples, threshold_ns: int) -> F64:
+    period = samples.period.astype(np.float64)
+    bound = np.where(samples.longest_ns >= 0, samples.longest_ns, threshold_ns)
+    shorter = samples.has(SUM_FLAGS) & (bound >= 0)
+    return period * np.where(shorter, np.minimum(bound, period), period)
+
+
+def variance_between_slices(samples: ProfileSamples, of: I64, groups: int, recorded: RecordedTime) -> F64:
+    """Return float64[groups]: the variance of the weight of each group, by slices of the recorded time.
+
+    The weight of a wait is spread over its time, that of a sum over the time from its first to its last wait.
+    Half the mean square of the difference of neighbours is the variance of one slice, whatever the trend.
+
+    Args:
+        of: int64[n], the group of each sample; -1 for none.
+    """
+    rows = np.flatnonzero((of >= 0) & (samples.time_ns >= 0))
+    samples, of = samples.take(rows), of[rows]
+    is_sum = samples.has(SUM_FLAGS) & (samples.switch_out_ns >= 0)
+    begins = np.where(is_sum, samples.switch_out_ns, samples.time_ns - samples.period)
+    begins = np.where(samples.has(SampleFlag.OFFCPU), begins, samples.time_ns)
+    begin, end = recorded.slices(begins), recorded.slices(samples.time_ns)
+    last = np.minimum(end.astype(np.int64), SLICES - 1)
+    within = np.minimum(begin.astype(np.int64), SLICES - 1) == last
+    weight = samples.period.astype(np.float64)
+    sums = np.zeros(groups * SLICES) + np.bincount(
+        (of * SLICES + last)[within], weight[within], groups * SLICES
+    )
+    begin, end, of, weight = begin[~within], end[~within], of[~within], weight[~within]
+    for at in range(SLICES):
+        part = np.clip(np.minimum(end, at + 1) - np.maximum(begin, at), 0, None) / (end - begin)
+        sums[at::SLICES] += np.bincount(of, part * weight, groups)
+    fine = sums.reshape(groups, SLICES)
+    return np.maximum(_of_neighbours(fine), _of_neighbours(fine[:, ::2] + fine[:, 1::2]))
+
+
+def _of_neighbours(sums: F64) -> F64:
+    """Return float64[groups]: the variance of the sum of each row, by the differences of neighbours."""
+    slices = sums.shape[1]
+    found: F64 = (np.diff(sums, axis=1) ** 2).sum(axis=1) * (slices / (2 * (slices - 1)))
+    return found

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Say in a few sentences what changed between two recordings: what grew and shrank most, what is noise.
+
+Waits of threads that merely wait for work are no cost: a cause is named only if at least half of its change
+is of other threads.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from perf_offcpu import losses
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.report.diff.compare import Comparison, Row
+from perf_offcpu.report.diff.sides import Per, Side
+from perf_offcpu.report.style import plural
+from perf_offcpu.report.totals import Total
+from perf_offcpu.report.verdict_text import cause_words, names_text, time_text
+from perf_offcpu.structs import frozen
+from perf_offcpu.text import thread_label
+
+_CAUSES = 3
+_OF_LARGEST = 10
+"""A cause is named if its change is at least a tenth of the largest."""
+
+
+@frozen
+class Idle:
+    """Threads that merely wait for work."""
+
+    threads: int
+    weight: float  # per second, unit or run
+
+
+@frozen
+class Verdict:
+    """What changed; rows are of `Comparison.causes`, the largest change first."""
+
+    worse: list[Row]
+    better: list[Row]
+    idle: tuple[Idle, Idle]  # of the old recording and of the new one
+    lost: tuple[int, int]  # number of causes of losses
+    comms: dict[int, list[str]]  # number of a row → threads, the longest waiting first
+    command: str  # shows what changed, as a picture
+
+
+def verdict_of(comparison: Comparison, options: Sequence[tuple[str, str]], diff: str) -> Verdict | None:
+    """Return the verdict; None if the samples are no waits.
+
+    Args:
+        options: (option, value) of the command line that `command` keeps.
+        diff: the older recording.
+    """
+    table = comparison.causes
+    if table is None:
+        return None
+    costs = [row for row in table.rows if not row.is_noise and 2 * _busy_share(row) >= 1]
+    largest = abs(costs[0].change) if costs else 0.0
+    costs = [row for row in costs if _OF_LARGEST * abs(row.change) >= largest]
+    worse, better = ([row for row in costs if (row.change > 0) == up][:_CAUSES] for up in (True, False))
+    old, new = comparison.old, comparison.new
+    return Verdict(
+        worse,
+        better,
+        (_idle(old), _idle(new)),
+        (_lost(old), _lost(new)),
+        {row.number: _comms(comparison, row.number) for row in (*worse, *better)},
+        _command(costs, options, diff),
+    )
+
+
+def _busy_share(row: Row) -> float:
+    return row.busy_change / row.change
+
+
+def _idle(side: Side) -> Idle:
+    samples = side.subject.samples.take(side.idle)
+    hidden, hidden_ms = (side.profile.losses.get(one, 0) for one in (losses.IDLE_THREADS, losses.IDLE_MS))
+    weight = int(samples.period.sum()) + hidden_ms * 10**6
+    return Idle(len(group(samples.pid, samples.tid)[0]) + hidden, weight * side.scale)
+
+
+def _lost(side: Side) -> int:
+    return sum(cause.is_loss for cause in side.profile.losses)
+
+
+def _comms(comparison: Comparison, number: int) -> list[str]:
+    groups = comparison.causes.groups if comparison.causes else comparison.groups.groups
+    weights: dict[str, float] = {}
+    for side, of in ((comparison.old, groups.old), (comparison.new, groups.new)):
+        samples = side.subject.samples.take(of == number)
+        first, of_comm = group(samples.comm)
+        sums = sum_by(of_comm, samples.period, len(first)).tolist()
+        for comm, weight in zip(samples.comm[first].tolist(), sums, strict=True):
+            label = thread_label(side.subject.strings[comm])
+            weights[label] = weights.get(label, 0.0) + weight * side.scale
+    return sorted(weights, key=lambda label: -weights[label])
+
+
+def _command(costs: Sequence[Row], options: Sequence[tuple[str, str]], diff: str) -> str:
+    kept = [word for pair in options if pair[0] != "--class" or not costs for word in pair]
+    narrowed = ["--class", costs[0].values[0]] if costs else []
+    return shlex.join(["perf-offcpu", "convert", "--flamegraph", "--diff", diff, *kept, *narrowed])
+
+
+def sentences_of(comparison: Comparison, verdict: Verdict) -> list[str]:
+    """Return the sentences; the last one names a command."""
+    per = comparison.per
+    return [
+        _total(comparison.total, per),
+        *(f"Worse: {text}." for text in [_causes(verdict.worse, verdict, per)] if text),
+        *(f"Better: {text}." for text in [_causes(verdict.better, verdict, per)] if text),
+        *_nothing(comparison, verdict),
+        *_noise(comparison),
+        *_idle_threads(verdict, per),
+        *_losses(verdict),
+        f"Next: {verdict.command}",
+    ]
+
+
+def _total(row: Row, per: Per) -> str:
+    percent = f", {_percent(row)}" if row.before else ""
+    change = f"{signed(row.change)}{percent}"
+    judged = (
+        f"noise, which is up to {_time(row.noise)}" if row.is_noise else f"noise: up to {_time(row.noise)}"
+    )
+    return (
+        f"Off-cpu time {per_text(per)}: {_time(row.after)}, before {_time(row.before)} ({change}; {judged})."
+    )
+
+
+def per_text(per: Per) -> str:
+    """Return `per second`, `per run`, `per unit`."""
+    return f"per {per.name}"
+
+
+def _causes(rows: Sequence[Row], verdict: Verdict, per: Per) -> str:
+    return "; ".join(_cause(row, verdict.comms[row.number], per) for row in rows)
+
+
+def _cause(row: Row, comms: Sequence[str], per: Per) -> str:
+    wait_class, program, meaning, function = row.values
+    where = f" in {function}" if function else ""
+    return (
+        f"{cause_words(wait_class, program, meaning)}{where} ({names_text(comms)}) {signed(row.change)} "
+        f"{per_text(per)}, {_time(row.before)} to {_time(row.after)}: {_counts(row)}"
+    )
+
+
+def _counts(row: Row) -> str:
+    """Return the number of waits and their average before and after."""
+    if not row.old.count or not row.new.count:
+        one, when = (row.new, "before") if row.new.count else (row.old, "now")
+        return f"{_waits(one)}, none {when}"
+    return f"{_waits(row.old)} before, {_waits(row.new)} now"
+
+
+def _waits(total: Total) -> str:
+    mean = "" if total.average is None else f" of {time_text(total.average)}"
+    return f"{plural(total.count, 'wait')}{mean}"
+
+
+def _nothing(comparison: Comparison, verdict: Verdict) -> Iterator[str]:
+    if verdict.worse or verdict.better:
+        return
+    table = comparison.causes
+    of_idle = table is not None and (table.rows or table.more.rows) and table.noise.rows < table.groups.number
+    yield "Only threads that merely wait for work changed." if of_idle else "No change is more than noise."
+
+
+def _noise(comparison: Comparison) -> Iterator[str]:
+    table = comparison.causes
+    if table is None or not table.noise.rows:
+        return
+    cut = table.noise
+    whole = plural(table.groups.number, "cause")
+    yield (
+        f"Noise: {cut.rows} of {whole}: {signed(cut.grown)} and {signed(cut.shrunk)} "
+        f"{per_text(comparison.per)}, the largest {_time(cut.largest)}."
+    )
+
+
+def _idle_threads(verdict: Verdict, per: Per) -> Iterator[str]:
+    old, new = verdict.idle
+    if old.threads or new.threads:
+        yield (
+            f"Merely waited for work, not judged: {plural(old.threads, 'thread')} before "
+            f"({_time(old.weight)} {per_text(per)}), {new.threads} now ({_time(new.weight)})."
+        )
+
+
+def _losses(verdict: Verdict) -> Iterator[str]:
+    if all(verdict.lost):
+        yield "Lost: in both recordings, see the end."
+    elif any(verdict.lost):
+        yield f"Lost: in the {'old' if verdict.lost[0] else 'new'} recording, see the end."
+    else:
+        yield "Nothing was lost."
+
+
+def _percent(row: Row) -> str:
+    return f"{100 * row.change / row.before:+.1f} %"
+
+
+def signed(ns: float) -> str:
+    """Return a change of time with its sign."""
+    return f"{'-' if ns < 0 else '+'}{_time(abs(ns))}"
+
+
+def _time(ns: float) -> str:
+    return time_text(round(ns)) if round(ns) else "0"

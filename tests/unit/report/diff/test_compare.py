@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparison of a simulated service with itself, and with one whose lock is held twice as long."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from builders.profile import Code, ProfileBuilder, kernel
+from builders.simulated import LENGTH_NS, load
+
+from perf_offcpu.errors import UsageError
+from perf_offcpu.losses import LossCause, Stage
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.report.diff.compare import Comparison, compare
+from perf_offcpu.report.diff.document import document
+from perf_offcpu.report.diff.sides import Per, side_of
+from perf_offcpu.report.diff.text import render
+from perf_offcpu.report.diff.verdict import Verdict, sentences_of, verdict_of
+from perf_offcpu.report.style import Style
+
+LOCK: list[str | Code] = ["main", "serve", "book", "pthread_mutex_lock", kernel("futex_wait")]
+DISK: list[str | Code] = ["main", "serve", "save", "fdatasync", kernel("io_schedule")]
+POLL: list[str | Code] = ["main", "loop", "epoll_wait", kernel("ep_poll")]
+
+
+def service(
+    rng: np.random.Generator, lock_ns: float = 4e6, idle: int = 3, source: str = "x.data", **losses: int
+) -> Profile:
+    """Return 10 s of four workers that wait for a lock and for a disk, and of idle threads."""
+    counts = {LossCause(Stage.FILE, name, name): count for name, count in losses.items()}
+    meta = {"begin_ns": 1, "end_ns": LENGTH_NS + 1, "first_ns": 1, "last_ns": LENGTH_NS, "source": source}
+    builder = ProfileBuilder(meta=meta, losses=counts)
+    kinds = [
+        ("worker", LOCK, load(rng, threads=4, wait_ns=lock_ns, pause_ns=4e7)),
+        ("worker", DISK, load(rng, threads=4, wait_ns=1e6, pause_ns=4e7)),
+    ]
+    if idle:
+        sleepers = load(rng, threads=idle, wait_ns=5e8, pause_ns=1e5)
+        sleepers.tid[:] += 100
+        kinds.append(("idler", POLL, sleepers))
+    for comm, path, samples in kinds:
+        rows = (samples.period.tolist(), samples.tid.tolist(), samples.time_ns.tolist())
+        for weight, tid, time_ns in zip(*rows, strict=True):
+            builder.sample(comm, path, weight, tid=tid, time_ns=time_ns)
+    return builder.build()
+
+
+def compared(
+    old: Profile,
+    new: Profile,
+    per: Per | None = None,
+    limit: int | None = 10,
+    keys: tuple[str, ...] = ("class",),
+) -> Comparison:
+    per = per or Per("second")
+    sides = [
+        side_of(profile, (), per, units, (), whole=True)
+        for profile, units in zip((old, new), per.units, strict=True)
+    ]
+    return compare(sides[0], sides[1], per, keys=keys, limits=(limit, limit))
+
+
+def judged(comparison: Comparison) -> Verdict:
+    verdict = verdict_of(comparison, [("-i", "new.data")], "old.data")
+    assert verdict is not None
+    return verdict
+
+
+def shown(comparison: Comparison, **style: Any) -> str:
+    return "\n".join(render(comparison, judged(comparison), Style(**style)))
+
+
+def test_the_same_load_has_not_changed() -> None:
+    rng = np.random.default_rng(9)
+    for _ in range(5):
+        comparison = compared(service(rng), service(rng))
+        tables = comparison.groups, comparison.threads, comparison.stacks
+        assert [len(table.rows) for table in tables] == [0, 0, 0]
+        assert [table.noise.rows for table in tables] == [3, 2, 3]
+        assert comparison.total.is_noise
+        words = sentences_of(comparison, judged(comparison))
+        assert "No change is more than noise." in words
+        assert any(one.startswith("Noise: 3 of 3 causes: ") for one in words)
+
+
+def test_a_lock_held_twice_as_long_comes_first() -> None:
+    rng = np.random.default_rng(9)
+    old, new = service(rng, lock_ns=4e6), service(rng, lock_ns=8e6, lost=3)
+    comparison = compared(old, new)
+    row, *others = comparison.groups.rows
+    assert (row.values, others) == (("lock",), [])
+    weights = [
+        sum(period for period, tid, path in rows_of(profile) if path == "futex_wait")
+        for profile in (old, new)
+    ]
+    assert [row.old.weight, row.new.weight] == weights
+    assert row.before == pytest.approx(weights[0] / 10) and row.after == pytest.approx(weights[1] / 10)
+    # 4 threads: 4 / 44 of 10 s, then 8 / 48
+    assert row.before == pytest.approx(4e9 * 4 / 44, rel=0.1)
+    assert row.after == pytest.approx(4e9 * 8 / 48, rel=0.1)
+    assert row.old.average == pytest.approx(4e6, rel=0.1) and row.new.average == pytest.approx(8e6, rel=0.1)
+    assert row.threads == (4, 4)
+    assert [stack.frames[-1].label for stack in comparison.stacks.rows] == ["futex_wait"]
+    verdict = judged(comparison)
+    assert [cause.values for cause in verdict.worse] == [("lock", "", "", "book")]
+    assert (verdict.better, verdict.lost) == ([], (0, 1))
+    assert verdict.command == ("perf-offcpu convert --flamegraph --diff old.data -i new.data --class lock")
+    words = sentences_of(comparison, verdict)
+    assert words[1].startswith("Worse: lock waits in book (worker) +3") and " ms per second, " in words[1]
+    assert "Lost: in the new recording, see the end." in words
+    text = shown(comparison)
+    assert text.index("Worse: ") < text.index("by what was waited for") < text.index("futex_wait [k]")
+    assert f"{row.change / 1e6:+.3f}" in text
+    assert "# Noise, left out: 2 rows: " in text
+    assert "         0          3  lost" in text
+    assert judged(compared(new, old)).better[0].values == ("lock", "", "", "book")
+
+
+def rows_of(profile: Profile) -> list[tuple[int, int, str]]:
+    samples, leaf = profile.samples, profile.frames.symbol[profile.stacks.frame[profile.samples.stack]]
+    names = [profile.strings[row] for row in leaf.tolist()]
+    return list(zip(samples.period.tolist(), samples.tid.tolist(), names, strict=True))
+
+
+def test_more_idle_threads_are_not_worse() -> None:
+    rng = np.random.default_rng(9)
+    comparison = compared(service(rng, idle=3), service(rng, idle=30))
+    assert comparison.groups.rows[0].values == ("poll",) and comparison.groups.rows[0].threads == (3, 30)
+    verdict = judged(comparison)
+    assert (verdict.worse, verdict.better) == ([], [])
+    assert [one.threads for one in verdict.idle] == [3, 30]
+    words = sentences_of(comparison, verdict)
+    assert "Only threads that merely wait for work changed." in words
+    assert any(one.startswith("Merely waited for work, not judged: 3 threads before (2.9") for one in words)
+
+
+def test_without_a_limit_noise_is_shown_and_marked() -> None:
+    rng = np.random.default_rng(9)
+    old, new = service(rng), service(rng, lock_ns=8e6)
+    everything, cut = compared(old, new, limit=None), compared(old, new, limit=1)
+    assert [row.is_noise for row in everything.stacks.rows] == [False, True, True]
+    assert cut.stacks.rows[0].values == everything.stacks.rows[0].values
+    noise = everything.stacks.noise
+    rows = everything.stacks.rows[1:]
+    assert noise.rows == 2 and noise.grown + noise.shrunk == pytest.approx(sum(row.change for row in rows))
+    assert noise.before == pytest.approx(sum(row.before for row in rows))
+    text = shown(everything)
+    assert "Noise, marked ~: 2 rows: " in text and "  ~" in text
+    assert "---" not in shown(everything, stacks=False)
+
+
+def test_weights_per_run_and_per_unit_of_work() -> None:
+    rng = np.random.default_rng(9)
+    old, new = service(rng, idle=0), service(rng, idle=0)
+    whole = compared(old, new, Per("run")).total
+    assert (whole.before, whole.after) == (whole.old.weight, whole.new.weight)
+    # The same waiting time for a quarter of the work: four times as much for each unit.
+    comparison = compared(old, new, Per("unit", units=(1000, 250)))
+    assert [row.values for row in judged(comparison).worse] == [
+        ("lock", "", "", "book"),
+        ("disk", "", "", "save"),
+    ]
+    assert comparison.total.after == pytest.approx(comparison.total.before * 4, rel=0.1)
+    assert "1000 before, 250 now" in shown(comparison) and "Change ms/unit" in shown(comparison)
+
+
+def test_one_long_wait_proves_nothing() -> None:
+    def hung(*weights: int) -> Profile:
+        meta = {"begin_ns": 1, "end_ns": LENGTH_NS, "source": "x"}
+        builder = ProfileBuilder(meta=meta).sample("a", DISK, 1000, tid=1, time_ns=5000)
+        for tid, weight in enumerate(weights):
+            builder.sample("a", LOCK, weight, tid=10 + tid, time_ns=weight)
+        return builder.build()
+
+    assert judged(compared(hung(), hung(8 * 10**9))).worse == []
+    assert len(judged(compared(hung(), hung(*[8 * 10**9] * 12))).worse) == 1
+
+
+def test_the_document_is_json_and_has_every_row() -> None:
+    rng = np.random.default_rng(9)
+    comparison = compared(service(rng), service(rng, lock_ns=8e6), limit=None, keys=("comm", "class"))
+    made = json.loads(json.dumps(document(comparison, judged(comparison))))
+    assert made["groups"]["keys"] == ["comm", "class"] and len(made["groups"]["rows"]) == 3
+    row = made["groups"]["rows"][0]
+    assert row["values"] == ["worker", "lock"] and not row["is_noise"] and row["change"] > row["noise"]
+    assert row["old"]["weight"] == round(row["before"] * 10) and row["old"]["threads"] == 4
+    assert made["verdict"]["worse"][0]["comms"] == ["worker"]
+    assert made["stacks"]["rows"][0]["frames"][-1] == {
+        "name": "futex_wait",
+        "dso": "[kernel.kallsyms]",
+        "kind": "kernel",
+    }
+    assert document(comparison, None)["verdict"] is None
+
+
+def test_recordings_that_cannot_be_compared() -> None:
+    rng = np.random.default_rng(9)
+    cpu = ProfileBuilder(events={"cpu-clock": "ns"}, meta={"source": "cpu.data", "end_ns": 10})
+    cpu_only = cpu.sample("a", ["f"], 3, event="cpu-clock").build()
+    for pair in ((cpu_only, service(rng)), (service(rng), cpu_only)):
+        with pytest.raises(
+            UsageError, match=r"cpu.data has no off-cpu samples to compare .its events: cpu-clock."
+        ):
+            compared(*pair)
+    empty = ProfileBuilder(meta={"source": "none.data", "end_ns": 10}).build()
+    with pytest.raises(UsageError, match=r"none.data and none.data have no samples to compare"):
+        compared(empty, empty)
+    timeless = ProfileBuilder(meta={"source": "sums.data"}).sample("a", ["f"], 3).build()
+    with pytest.raises(UsageError, match=r"sums.data: its duration is not known: compare with --per run"):
+        compared(timeless, service(rng))
+    assert compared(timeless, service(rng), Per("run")).total.before == 3
+    assert compared(empty, service(rng)).total.before == 0
+    assert compared(cpu_only, cpu_only).functions is None
