@@ -125,16 +125,42 @@ def test_deadlock_in_python_is_shown_as_by_gdb(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("javac") is None, reason="no javac here (Debian: default-jdk-headless)")
-def test_deadlock_in_java_is_what_remains_without_idle_threads(tmp_path: Path) -> None:
+def test_deadlock_in_java_is_shown_as_by_jstack(tmp_path: Path) -> None:
+    """Compiled functions have their names; each interpreted one is a frame of the interpreter."""
     subprocess.run(["javac", "-d", tmp_path, HUNG / "Abba.java"], check=True)
-    with hanging("java", "-cp", tmp_path, "Abba", threads=12) as pid:
-        time.sleep(1.5)
+    compiled = ["-Xcomp", "-XX:CompileCommand=quiet", "-XX:CompileCommand=compileonly,Abba::*"]
+    flags = [
+        "-XX:TieredStopAtLevel=1",
+        "-XX:-Inline",
+        "-XX:+PreserveFramePointer",
+    ]  # a frame of each function
+    with hanging("java", *compiled, *flags, "-cp", tmp_path, "Abba", threads=12) as pid:
+        until(lambda: "Found 1 deadlock" in jdk("jstack", pid))
+        jdk("jcmd", pid, "Compiler.perfmap")
         done = run("-p", str(pid), "--duration", "1", cwd=tmp_path)
+        expected = {name: java_frames(jdk("jstack", pid), name) for name in ("one", "two")}
+        samples = script(tmp_path / "perf.data", "--idle", "hide")
+        Path(f"/tmp/perf-{pid}.map").unlink()
     assert done.status == 0, done.stderr
-    samples = script(tmp_path / "perf.data", "--idle", "hide")
-    assert {head.split()[0] for head, *_ in samples} == {"one", "two"}
-    for _, *frames in samples:
+    assert {head.split()[0] for head, *_ in samples} == {"one", "two"}, "without idle threads"
+    assert expected["one"][:2] == ["Abba.take", "Abba.lambda$main$0"] and len(expected["two"]) >= 4
+    for head, *frames in samples:
         text = "\n".join(frames)
-        # The functions of the program between the call from Java's start and the monitor are interpreted.
-        assert re.search(r"ObjectMonitor::enter[^$]*InterpreterRuntime::monitorenter", text), text
-        assert "JavaThread::thread_main_inner" in text and "start_thread" in text, text
+        shown = [re.sub(r".*\b(Abba\.[\w$]+).*", r"\1", frame).split()[-1] for frame in frames]
+        java = [name for name in shown if name == "Interpreter" or name.startswith("Abba.")]
+        of_thread = expected[head.split()[0]]
+        assert java == [name if "Abba." in name else "Interpreter" for name in of_thread], text
+        assert re.search(r"ObjectMonitor::enter", text) and "JavaThread::thread_main_inner" in text, text
+        assert re.search(r"start_thread\n.*\bclone3$", text), text
+
+
+def jdk(tool: str, pid: int, *arguments: str) -> str:
+    """Return the output of a tool of the JDK on a process."""
+    command = [tool, str(pid), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+
+
+def java_frames(text: str, thread: str) -> list[str]:
+    """Return the functions of a thread by jstack, leaf first."""
+    (block,) = re.findall(rf'^"{thread}" #.*\n((?:[ \t].*\n)+)', text, re.MULTILINE)
+    return re.findall(r"\tat ([^(]+)", block)
