@@ -4,12 +4,14 @@
 The innermost function says how a thread sleeps (`epoll_wait`), not why. One rule finds the name, leaf first:
 
     where a rule of the program decided (`analysis.program_rules`)    only frames outside of the rule's count
-    the innermost named function of the program                        no library or runtime, see below
+    the next event or command of a loop, by a rule                     the function of the rule
+    else the innermost named function of the program                        no library or runtime, see below
     else the function of the rule                                      `take_gil`
-    else the dso of the innermost code without a name                  `[postgres]`
+    else the system call and the dso of the innermost code without a name   `write() of [dash]`
     else the system call                                               `read()`
     else none
 
+Waits for a CPU, run queue or throttled, have none: a thread may be stopped anywhere.
 Libraries and runtimes are known by file (libc, libstdc++, interpreters, the JVM) and by function (wrappers of
 `analysis.wait_classes`, and FUNCTIONS: what is linked into programs, and what leads to their locks).
 """
@@ -22,16 +24,17 @@ import numpy as np
 
 from perf_offcpu.analysis.classify import Waits
 from perf_offcpu.analysis.group import group
-from perf_offcpu.analysis.program_rules import DECORATION, pattern
-from perf_offcpu.analysis.wait_classes import SYMBOL_VERSION, class_of_wrapper
+from perf_offcpu.analysis.program_rules import fits, pattern
+from perf_offcpu.analysis.wait_classes import SYMBOL_VERSION, WaitClass, class_of_wrapper
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.objects.perf_map import is_jit_memory
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import basename, frame_label, printable
 
 _FILES = r"""
     ld[-.].* lib(c|m|pthread|rt|dl|stdc\+\+|gcc_s|c\+\+|c\+\+abi|unwind|musl)[-.].* \[v(dso|syscall)\]
-    lib(jvm|java|jli|net|nio|zip|jimage|uv|node)\.so.* python[\d.]* libpython.* node(js)?
+    lib(jvm|java|jli|net|nio|zip|jimage|uv|node)\.so.* python[\d.]* libpython.* _queue\.cpython.* node(js)?
 """
 FUNCTIONS = {
     "interpreters, folded": r"\[(CPython|V8|JVM\sinterpreter)\]",
@@ -64,27 +67,33 @@ def causes_of(profile: Profile, waits: Waits) -> Causes:
         waits: `classify(profile)`.
     """
     samples, frames, strings = profile.samples, profile.frames, profile.strings
-    first, of = group(samples.stack, waits.rule, waits.syscall)
+    is_loop = waits.for_work & np.isin(waits.wait_class, (WaitClass.POLL, WaitClass.NETWORK))
+    first, of = group(samples.stack, waits.rule, waits.syscall, is_loop.view(np.uint8))
     leaf, rule = samples.stack[first].astype(np.int64), waits.rule[first].astype(np.int64)
     of_rule, start = _of_rules(profile, waits, leaf, rule)
     is_plain, is_nameless = _kinds(profile)
-    found = _innermost(profile, start, is_plain)
+    is_named = ~frames.is_kernel() & (frames.symbol > 0)
+    of_rule = np.where(np.append(is_named[profile.stacks.frame], False)[of_rule], of_rule, -1)
+    found = np.where(is_loop[first] & (of_rule >= 0), of_rule, _innermost(profile, start, is_plain))
     found = np.where(found < 0, of_rule, found)
     found = np.where(found < 0, _innermost(profile, leaf, is_nameless), found)
     frame = np.append(profile.stacks.frame, -1).astype(np.int64)[found]
+    calls = [f"{printable(name)}()" if name else "" for name in waits.syscall_names]
     names: dict[str, int] = {"": 0}
     numbers = np.empty(len(first), np.int64)
     for at, (row, call) in enumerate(zip(frame.tolist(), waits.syscall[first].tolist(), strict=True)):
-        if row >= 0:
-            name = _short(frame_label(strings[frames.symbol[row]], strings[frames.dso[row]]))
-        else:
-            name = f"{printable(waits.syscall_names[call])}()" if waits.syscall_names[call] else ""
+        symbol, dso = (strings[frames.symbol[row]], strings[frames.dso[row]]) if row >= 0 else ("", "")
+        name = _short(symbol, dso, calls[call])
         numbers[at] = names.setdefault(name, len(names))
-    return Causes(list(names), numbers[of])
+    for_cpu = np.isin(waits.wait_class, (WaitClass.RUNQUEUE, WaitClass.THROTTLED))
+    return Causes(list(names), np.where(for_cpu, 0, numbers[of]))
 
 
-def _short(label: str) -> str:
-    name = _PARAMETERS.sub("", SYMBOL_VERSION.sub("", label))
+def _short(symbol: str, dso: str, call: str) -> str:
+    if not symbol:
+        file = frame_label("", dso) if dso and not is_jit_memory(dso) else ""
+        return " of ".join(filter(None, (call, file)))
+    name = _PARAMETERS.sub("", SYMBOL_VERSION.sub("", printable(symbol)))
     return name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 3]}..."
 
 
@@ -95,18 +104,18 @@ def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64
         (node, start): int64[n] each; node is -1 where no rule decided.
     """
     node, start = np.full(len(leaf), -1, np.int64), leaf.copy()
-    symbols = profile.frames.symbol
+    frames, strings = profile.frames, profile.strings
     for number in np.unique(rule[rule >= 0]).tolist():
         expressions = pattern(waits.rules[number].frames)
         mine = np.flatnonzero(rule == number)
-        used = np.unique(symbols[profile.stacks.frame[_nodes(profile, leaf[mine])]]).tolist()
-        names = ((symbol, profile.strings[symbol]) for symbol in used)
-        met = [
-            symbol
-            for symbol, name in names
-            if expressions.fullmatch(name) or expressions.fullmatch(DECORATION.sub("", name))
-        ]
-        node[mine] = _outermost(profile, leaf[mine], np.isin(symbols, np.array(met, np.uint32)))
+        used = np.unique(profile.stacks.frame[_nodes(profile, leaf[mine])])
+        names = (
+            strings[symbol] or frame_label("", strings[dso])
+            for symbol, dso in zip(frames.symbol[used].tolist(), frames.dso[used].tolist(), strict=True)
+        )
+        met = np.zeros(len(frames), np.bool_)
+        met[used] = [fits(expressions, name) for name in names]
+        node[mine] = _outermost(profile, leaf[mine], met)
         start[mine] = np.where(node[mine] >= 0, np.append(profile.stacks.parent, -1)[node[mine]], leaf[mine])
     return node, start
 

@@ -45,6 +45,7 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.program_rule import ProgramRule
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import mutable
+from perf_offcpu.text import frame_label
 
 _WRAPPER_DEPTH = 4
 """Number of user frames, from the leaf on, that can be wrappers: further up a `read` is the program's own."""
@@ -245,11 +246,22 @@ class _Walk:
         """Return distinct sets of rules (bits), the last of them empty, and int32[n]: the one of each."""
         known: dict[int, int] = {}
 
-        def number(function: str) -> int | None:
-            met = programs.of_function(function)
-            return known.setdefault(met, len(known)) if met else None
+        def number(met: int) -> int:
+            return known.setdefault(met, len(known)) if met else _NONE
 
-        found = self._every(self._judged(number, self.used, _NO_SUFFIX))
+        def of_function(function: str) -> int:
+            return number(programs.of_function(function))
+
+        met = self._judged(of_function, self.used, _NO_SUFFIX)[self.profile.stacks.frame]
+        asks = np.array([*(bool(one & programs.by_caller) for one in known), False])
+        if asks.any():
+            nodes = np.flatnonzero(asks[met])
+            sets, (allowed, caller) = list(known), self._callers(programs, nodes)
+            first, of = group(met[nodes], caller)
+            pairs = zip(met[nodes[first]].tolist(), caller[first].tolist(), strict=True)
+            left = [number(sets[one] & (~programs.by_caller | allowed[other])) for one, other in pairs]
+            met[nodes] = np.array(left, np.int32)[of]
+        found = self._every(met)
         if not known:
             return [0], np.zeros(len(found), np.int32)
         different, of = np.unique(found, axis=0, return_inverse=True)
@@ -258,12 +270,27 @@ class _Walk:
         ]
         return [*sets, 0], of.reshape(-1).astype(np.int32)
 
+    def _callers(self, programs: Rules, nodes: I64) -> tuple[list[int], I32]:
+        """Return distinct sets of rules (bits) that callers allow, and int32[nodes]: the one of each node."""
+        known = {0: 0}  # without a caller
+
+        def of_caller(function: str) -> int:
+            return known.setdefault(programs.of_caller(function), len(known))
+
+        set_of_frame = np.maximum(self._judged(of_caller, self.used, _NO_SUFFIX), 0)
+        parent, frame = self.profile.stacks.parent[nodes], self.profile.stacks.frame
+        return list(known), np.where(parent >= 0, set_of_frame[frame[parent]], 0)
+
     def _judged(self, judge: Callable[[str], int | None], wanted: Bool, suffix: re.Pattern[str]) -> I32:
         frames, strings = self.profile.frames, self.profile.strings
         values = np.full(len(frames), _NONE, np.int32)
         rows = np.flatnonzero(wanted)
-        symbols, of = np.unique(frames.symbol[rows], return_inverse=True)
-        judged = (judge(suffix.sub("", strings[symbol])) for symbol in symbols.tolist())
+        symbol, dso = frames.symbol[rows], frames.dso[rows]
+        first, of = group(symbol, np.where(symbol > 0, 0, dso))
+        names = zip(symbol[first].tolist(), dso[first].tolist(), strict=True)
+        judged = (
+            judge(suffix.sub("", strings[one] or frame_label("", strings[file]))) for one, file in names
+        )
         values[rows] = np.array([_NONE if value is None else value for value in judged], np.int32)[of]
         return values
 
@@ -284,13 +311,13 @@ class _Walk:
             live, at = live[on], above[on].astype(np.int64)
         return found
 
-    def _every(self, value_of_frame: I32) -> Bool:
+    def _every(self, value_of_node: I32) -> Bool:
         """Return bool[n, values]: the values (0, 1, …) that some frame of each stack has."""
-        parent, frame = self.profile.stacks.parent, self.profile.stacks.frame
-        found = np.zeros((len(self.stacks), int(value_of_frame.max(initial=_NONE)) + 1), np.bool_)
+        parent = self.profile.stacks.parent
+        found = np.zeros((len(self.stacks), int(value_of_node.max(initial=_NONE)) + 1), np.bool_)
         live, at = np.arange(len(self.stacks)), self.stacks
         while found.shape[1] and len(live):
-            value = value_of_frame[frame[at]]
+            value = value_of_node[at]
             met = value >= 0
             found[live[met], value[met]] = True
             above = parent[at]

@@ -30,6 +30,38 @@ PROGRAM_RULES = (
         for_work=False,
     ),
     ProgramRule(
+        "kernel",
+        "a file system that is frozen (fsfreeze, a snapshot)",
+        frames="percpu_rwsem_wait __percpu_down_read",
+        callers=r"k?vfs_\w+ mnt_want_write\w* sb_start_\w+ \w+_(start_write|page_mkwrite) do_iter_\w+ io_\w+",
+        waits="lock",
+        wait_class="disk",
+        for_work=False,
+    ),
+    ProgramRule(
+        "JVM",
+        "the end of the program, in the thread that started it",
+        frames=r"\[libjli\.so\] CallJavaMainInNewThread JVMInit",
+        waits="lock",
+        for_work=True,
+    ),
+    ProgramRule(
+        "glibc",
+        "a thread to end",
+        frames=r"_*pthread_(timed|clock)?join\w*",
+        waits="lock",
+        wait_class="child",
+        for_work=False,
+    ),
+    ProgramRule(
+        "make",
+        "a job to end",
+        frames="jobserver_acquire",
+        waits="poll pipe",
+        wait_class="child",
+        for_work=False,
+    ),
+    ProgramRule(
         "postgres",
         "a lightweight lock of shared memory",
         frames="LWLockAcquire(OrWait)? LWLockWaitForVar",
@@ -129,6 +161,21 @@ PROGRAM_RULES = (
     ),
     ProgramRule(
         "CPython",
+        "the GIL",  # of an interpreter without symbols: nothing else in it waits for a condition of pthreads
+        frames="pthread_cond_(timed|clock)?wait",
+        callers=r"\[(lib)?python3\S*\]",
+        waits="lock",
+        for_work=False,
+    ),
+    ProgramRule(
+        "CPython",
+        "the next item of a SimpleQueue: thread pools of concurrent.futures",
+        frames=r"\[_queue\.cpython\S*\] _queue_SimpleQueue_get\w*",
+        waits="lock",
+        for_work=True,
+    ),
+    ProgramRule(
+        "CPython",
         "a condition, event or queue of threading (frames of Python where perf trampolines are on)",
         frames=r"py::(Condition\.wait|Event\.wait|Queue\.get|SimpleQueue\.get|Semaphore\.acquire)\b.*",
         waits="lock",
@@ -136,7 +183,7 @@ PROGRAM_RULES = (
     ),
     ProgramRule(
         "CPython",
-        "a lock of threading: native frames do not tell a mutex from a queue, so it is not idle",
+        "a lock, condition or queue of threading: native frames do not tell them apart, so it is not idle",
         frames=r"PyThread_acquire_lock(_timed)? _?PyMutex_Lock\w* _PySemaphore_\w+ _PyParkingLot_Park",
         waits="lock",
         for_work=False,
@@ -174,7 +221,7 @@ PROGRAM_RULES = (
     ProgramRule(
         "nginx",
         "the next event, or work for the pool",
-        frames=r"ngx_(epoll|poll|select)_process_events ngx_thread_pool_cycle",
+        frames=r"ngx_(epoll|poll|select)_process_events ngx_process_events_and_timers ngx_thread_pool_cycle",
         waits="lock poll",
         for_work=True,
     ),
@@ -207,24 +254,33 @@ class Rules:
 
     Attributes:
         by_comm: whether some rule asks for the name of the thread.
+        by_caller: the rules that ask for the caller of a function, a bit each.
     """
 
     def __init__(self, rules: Sequence[ProgramRule] = ()) -> None:
         self.rules = (*rules, *PROGRAM_RULES)
         self.by_comm = any(rule.comm for rule in self.rules)
+        self.by_caller = sum(1 << at for at, rule in enumerate(self.rules) if rule.callers)
         self._frames = [pattern(rule.frames) for rule in self.rules]
         self._any_frame = pattern(" ".join(rule.frames for rule in self.rules if rule.frames))
         self._without_frames = sum(1 << at for at, rule in enumerate(self.rules) if not rule.frames)
 
     def of_function(self, function: str) -> int:
         """Return the rules whose condition on frames a function meets: bit i for the rule i."""
-        name = DECORATION.sub("", function)
-        if not (self._any_frame.fullmatch(name) or self._any_frame.fullmatch(function)):
+        if not fits(self._any_frame, function):
             return 0
         return sum(
             1 << at
             for at, pattern in enumerate(self._frames)
-            if self.rules[at].frames and (pattern.fullmatch(name) or pattern.fullmatch(function))
+            if self.rules[at].frames and fits(pattern, function)
+        )
+
+    def of_caller(self, function: str) -> int:
+        """Return the rules of `by_caller` whose condition on callers a function meets."""
+        return sum(
+            1 << at
+            for at, rule in enumerate(self.rules)
+            if rule.callers and fits(pattern(rule.callers), function)
         )
 
     def find(self, met: int, wait_class: WaitClass, syscall: str, comm: str) -> ProgramRule | None:
@@ -254,6 +310,11 @@ def _fits(rule: ProgramRule, wait_class: WaitClass, syscall: str, comm: str) -> 
     if rule.syscall and not pattern(rule.syscall).fullmatch(syscall):
         return False
     return not rule.comm or pattern(rule.comm).fullmatch(comm) is not None
+
+
+def fits(expressions: re.Pattern[str], function: str) -> bool:
+    """Return True if a pattern matches the name of a function, with or without its suffixes."""
+    return bool(expressions.fullmatch(DECORATION.sub("", function)) or expressions.fullmatch(function))
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from perf_offcpu.model.program_rule import ProgramRule
 
 MAX_BYTES = 1 << 20
 _TEXTS = ("program", "meaning")
-_EXPRESSIONS = ("frames", "comm", "syscall")
+_EXPRESSIONS = ("frames", "callers", "comm", "syscall")
 _KEYS = (*_TEXTS, *_EXPRESSIONS, "waits", "class", "idle")
 
 

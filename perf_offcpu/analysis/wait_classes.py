@@ -194,7 +194,7 @@ class WaitClass(enum.IntEnum):
         Work.NEVER,
     )
     CHILD = ClassRow(
-        "a child process (wait4, waitid, vfork)",
+        "the end of a child process or of a thread (wait4, waitid, vfork, pthread_join)",
         "brown",
         Work.NEVER,
         functions=r"do_wait kernel_wait4 kernel_waitid do_wait_\w+ wait_for_vfork_done",

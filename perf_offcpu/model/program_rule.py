@@ -12,8 +12,10 @@ class ProgramRule(NamedTuple):
     Args:
         program: the program or library, for people.
         meaning: what is waited for, for people.
-        frames: functions, one of which is in the stack; "" any stack. This and the next three are regular
-            expressions for whole names, separated by blanks.
+        frames: functions, one of which is in the stack; "" any stack. Code without a name is called by its
+            file, `[python3.11]`. This and the next four are regular expressions for whole names, separated
+            by blanks.
+        callers: functions, one of which called that of `frames`; "" any.
         comm: names of threads; "" any.
         syscall: system calls; "" any.
         waits: labels of the classes by the general rules that the rule is about; "" all but run queue and
@@ -25,6 +27,7 @@ class ProgramRule(NamedTuple):
     program: str
     meaning: str
     frames: str = ""
+    callers: str = ""
     comm: str = ""
     syscall: str = ""
     waits: str = ""

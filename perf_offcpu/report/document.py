@@ -15,7 +15,7 @@ from perf_offcpu.report.breakdowns import FunctionTable, GroupTable, Histogram
 from perf_offcpu.report.summary import EventRow, StackRow, Summary, ThreadRow
 from perf_offcpu.report.thread_budgets import BudgetRow, BudgetTable
 from perf_offcpu.report.totals import Total
-from perf_offcpu.report.verdict import Cause, Place, Verdict
+from perf_offcpu.report.verdict import Cause, Place, Preempted, Verdict
 from perf_offcpu.report.verdict_text import sentences_of
 from perf_offcpu.text import printable
 
@@ -89,7 +89,9 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     blocked = "comm pid tid wait_class function weight since began_before"
     return {
         "sentences": sentences_of(verdict),
-        **fields(verdict, "weight threads others runq idle_threads idle still_blocked command"),
+        **fields(verdict, "weight threads others runq goroutines idle_threads idle still_blocked command"),
+        "preempted": verdict.preempted
+        and fields(verdict.preempted, "weight running") | _waiting(verdict.preempted),
         "causes": [_cause(cause) for cause in verdict.causes],
         "longest_blocked": [fields(one, blocked) for one in verdict.longest_blocked],
         "loss": verdict.loss and fields(verdict.loss, "cause count percent of causes"),
@@ -98,11 +100,11 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 
 def _cause(cause: Cause) -> dict[str, Any]:
     places = [fields(place, "function weight") | _waiting(place) for place in cause.places]
-    facts = fields(cause, "wait_class program meaning weight functions")
+    facts = fields(cause, "wait_class program meaning weight for_work functions")
     return facts | _waiting(cause) | {"places": places}
 
 
-def _waiting(row: Cause | Place) -> dict[str, Any]:
+def _waiting(row: Cause | Place | Preempted) -> dict[str, Any]:
     return {"threads": row.threads.number, "comms": row.threads.comms}
 
 

@@ -2,9 +2,11 @@
 """Say in a few sentences what a report's numbers mean: the verdict on top of it.
 
 It is about the threads that are not idle: what share of their off-cpu time is which cause in which function
-(`analysis.causes`) of which threads, what of it was waiting for a CPU; how many threads were idle; who is
-still blocked; what was lost; and the command that shows the largest cause alone. A cause is a wait class, or
-a rule of a program, whose words it then has. The same profile yields the same words.
+(`analysis.causes`) of which threads, what of it was waiting for a CPU; how long preempted threads waited for
+one, by their budgets, where such waits are not recorded; how many threads were idle; who is still blocked;
+what was lost; and the command that shows the first cause alone. A cause is a wait class, or a rule of a
+program, whose words it then has. Waits for the end of other threads and processes, or, by a rule, for the
+next piece of work, stand last: what they wait for is elsewhere. The same profile yields the same words.
 
 `verdict_of` makes the numbers, `sentences_of` the words.
 """
@@ -23,6 +25,7 @@ from perf_offcpu.analysis.causes import Causes, causes_of
 from perf_offcpu.analysis.classify import Waits, of_idle_threads
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.losses import LossCause, Stage
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile, ProfileSamples
@@ -60,9 +63,19 @@ class Cause:
     program: str  # of the rule; "" for none
     meaning: str  # of the rule; "" for none
     weight: int
+    for_work: bool  # by a rule of the program
     threads: Threads
     functions: int  # number of functions in which they wait
     places: list[Place]  # functions with much of the weight, the largest first
+
+
+@frozen
+class Preempted:
+    """Waits of preempted threads for a CPU, by their budgets."""
+
+    weight: int
+    threads: Threads
+    running: int  # ns that these threads ran
 
 
 @frozen
@@ -96,15 +109,17 @@ class Verdict:
 
     weight: int  # off-cpu time of the threads that are not idle
     threads: int
-    causes: list[Cause]  # the largest first, until the rest is small
+    causes: list[Cause]  # the largest, until the rest is small; see above for their order
     others: int  # weight of all other causes
     runq: int | None  # of `weight`, waiting for a CPU; None if not recorded
+    preempted: Preempted | None  # None if it is little next to `weight`, or such waits are recorded
     idle_threads: int
     idle: int  # off-cpu time of idle threads
     still_blocked: int  # number of threads
     longest_blocked: list[BlockedThread]
+    goroutines: bool  # Go's scheduler waited: goroutines that wait are no threads
     loss: Loss | None
-    command: str  # shows the largest cause
+    command: str  # shows the first cause
 
 
 def verdict_of(
@@ -128,7 +143,8 @@ def verdict_of(
         options: (option, value) of the command line that `command` keeps.
         whole_lives: the profile has all samples of each thread; else no thread is judged idle.
     """
-    if not len(subject.samples):
+    preempted = _preempted(profile, subject, waits) if whole_lives else None
+    if not len(subject.samples) and not preempted:
         return None
     idle = _idle(profile, chosen, waits) if whole_lives else np.zeros(len(subject.samples), np.bool_)
     causes = causes_of(subject, waits)
@@ -144,10 +160,12 @@ def verdict_of(
         causes=found,
         others=weight - sum(cause.weight for cause in found),
         runq=int(busy.runq.sum()) if _knows_runq(subject.samples, waits) else None,
+        preempted=preempted,
         idle_threads=_number(cells.take(cells.idle == 1)) + hidden,
         idle=int((cells.weight * cells.idle).sum()) + hidden_ms * 10**6,
         still_blocked=blocked,
         longest_blocked=longest,
+        goroutines="Go" in {waits.rules[row].program for row in np.unique(waits.rule).tolist() if row >= 0},
         loss=_loss(counts, int(subject.samples.count.sum()), len(profile.frames)),
         command=_command(found, int(period.sum()), options),
     )
@@ -178,17 +196,30 @@ class _Cells(NamedTuple):
 
 
 def _cells(samples: ProfileSamples, waits: Waits, causes: Causes, idle: Bool) -> _Cells:
-    queued = waits.wait_class == WaitClass.RUNQUEUE
-    function = np.where(queued, 0, causes.function)  # a thread may be preempted anywhere
-    facts = (samples.pid, samples.tid, samples.comm, waits.wait_class, waits.rule, function, idle)
+    who = (samples.pid, samples.tid, samples.comm)
+    facts = (*who, waits.wait_class, waits.rule, causes.function, idle)
     first, of = group(*facts[:-1])
     columns = [fact[first].astype(np.int64) for fact in facts]
-    delay = np.where(queued, samples.period, np.maximum(samples.runq_ns, 0))
+    delay = np.where(waits.wait_class == WaitClass.RUNQUEUE, samples.period, np.maximum(samples.runq_ns, 0))
     return _Cells(*columns, *(sum_by(of, values, len(first)) for values in (samples.period, delay)))
 
 
 def _knows_runq(samples: ProfileSamples, waits: Waits) -> bool:
     return bool((samples.runq_ns >= 0).any() or (waits.wait_class == WaitClass.RUNQUEUE).any())
+
+
+def _preempted(profile: Profile, subject: Profile, waits: Waits) -> Preempted | None:
+    budget, queued = profile.budget, waits.wait_class == WaitClass.RUNQUEUE
+    weight, known = int(budget.preempted_ns.sum()), int(subject.samples.period.sum())
+    if not weight or queued.any() or 100 * weight < _CAUSE_PERCENT * (weight + known):
+        return None
+    much = budget.take(100 * budget.preempted_ns >= weight)  # 1 % of it
+    at = rows_at(profile.comms.tid, profile.comms.begin_ns, much.tid, much.end_ns)
+    comm = np.append(profile.comms.comm, 0)[at]
+    first, of = group(comm)
+    order = np.argsort(-sum_by(of, much.preempted_ns, len(first)), kind="stable")
+    comms = [thread_label(profile.strings[one]) for one in comm[first[order]].tolist()]
+    return Preempted(weight, Threads(len(much), comms), int(much.running_ns.sum()))
 
 
 def _number(cells: _Cells) -> int:
@@ -204,7 +235,7 @@ def _causes(profile: Profile, waits: Waits, causes: Causes, cells: _Cells) -> li
         if total[at] <= 0 or (found and 100 * int(total[at]) < _CAUSE_PERCENT * int(total.sum())):
             break
         found.append(_cause(profile, waits, causes, cells.take(of == at)))
-    return found
+    return sorted(found, key=lambda cause: (cause.for_work, cause.wait_class == WaitClass.CHILD.label))
 
 
 def _cause(profile: Profile, waits: Waits, causes: Causes, cells: _Cells) -> Cause:
@@ -221,6 +252,7 @@ def _cause(profile: Profile, waits: Waits, causes: Causes, cells: _Cells) -> Cau
         rule.program if rule else "",
         rule.meaning if rule else "",
         whole,
+        bool(rule and rule.for_work),
         _threads(profile, cells),
         len(first),
         [
@@ -278,10 +310,11 @@ def _loss(counts: Mapping[LossCause, int], waits: int, frames: int) -> Loss | No
 
 
 def _command(causes: Sequence[Cause], whole: int, options: Sequence[tuple[str, str]]) -> str:
-    """Return a command that shows the largest cause: its tables, or its flame graph if it is nearly all."""
+    """Return a command that shows the first cause: its tables, or its flame graph if it is nearly all."""
     if not causes:
         kept = [word for pair in options for word in pair]
-        return shlex.join(["perf-offcpu", "report", *kept, "--sort", "comm,class"])
+        view = ["--sort", "comm,class"] if whole else ["--budget-by", "comm"]
+        return shlex.join(["perf-offcpu", "report", *kept, *view])
     cause = causes[0]
     alone = 100 * cause.weight >= _SOLE_PERCENT * whole
     verb = ["convert", "--flamegraph"] if alone else ["report"]

@@ -78,19 +78,33 @@ def names_text(comms: Sequence[str]) -> str:
 
 
 def _runq(verdict: Verdict) -> str:
-    if verdict.runq is None or not verdict.weight:
-        return ""
-    percent = _percent(verdict.runq, verdict.weight)
-    return f"{percent[0].upper()}{percent[1:]} of this time was waiting for a CPU (run queue)."
+    parts = []
+    if verdict.runq is not None and verdict.weight:
+        share = _percent(verdict.runq, verdict.weight)
+        parts.append(f"{share} of this time was waiting for a CPU (run queue)")
+    if one := verdict.preempted:
+        more = "apart from it, " if parts else ""
+        waited, ran = time_text(one.weight), time_text(one.running)
+        parts.append(
+            f"{more}preempted threads waited {waited} for a CPU and ran {ran} ({_threads(one.threads)})"
+        )
+    return _sentence(parts)
+
+
+def _sentence(parts: Sequence[str]) -> str:
+    text = _listed(parts, "; ")
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def _idle(verdict: Verdict) -> str:
-    if not verdict.idle_threads:
-        return ""
     apart = ", not counted above" if verdict.weight else ""
-    return (
-        f"{plural(verdict.idle_threads, 'thread')} merely waited for work ({time_text(verdict.idle)}{apart})."
-    )
+    parts = []
+    if verdict.idle_threads:
+        threads = plural(verdict.idle_threads, "thread")
+        parts.append(f"{threads} merely waited for work ({time_text(verdict.idle)}{apart})")
+    if verdict.goroutines:
+        parts.append("goroutines that wait are no threads: Go's own profiles (block, mutex) show their waits")
+    return _sentence(parts)
 
 
 def _blocked(verdict: Verdict) -> str:

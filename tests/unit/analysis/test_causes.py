@@ -9,6 +9,7 @@ from builders.profile import Code, ProfileBuilder, kernel
 from perf_offcpu.abi.syscalls import syscall_names
 from perf_offcpu.analysis.causes import FUNCTIONS, causes_of
 from perf_offcpu.analysis.classify import classify
+from perf_offcpu.model.recording import SampleFlag
 
 FUTEX = [kernel("do_syscall_64"), kernel("futex_wait")]
 EPOLL = [kernel("do_syscall_64"), kernel("ep_poll")]
@@ -53,7 +54,9 @@ def named(path: list[str | Code], syscall: str = "") -> str:
             + ["WaitLatch", "WaitEventSetWait", libc("epoll_wait"), *EPOLL],
             "XactLockTableWait",
         ),
-        (["PostgresMain", "ReadCommand", "SocketBackend", "secure_read", *EPOLL], "PostgresMain"),
+        # the loop of a program has no caller to blame
+        (["PostgresMain", "ReadCommand", "SocketBackend", "secure_read", *EPOLL], "ReadCommand"),
+        (["main.produce", "runtime.mcall", "runtime.findRunnable", *FUTEX], "runtime.findRunnable"),
         # Python's functions where they are known; else the rule's own
         (
             [
@@ -74,6 +77,23 @@ def named(path: list[str | Code], syscall: str = "") -> str:
 )
 def test_the_innermost_function_of_the_program(path: list[str | Code], function: str) -> None:
     assert named(path) == function
+
+
+def test_waits_for_a_cpu_have_no_function() -> None:
+    builder = ProfileBuilder()
+    for flags in (SampleFlag.THROTTLED, SampleFlag.PREEMPTED):
+        builder.sample("a", ["main", "crunch"], 5, state=0, flags=flags)
+    profile = builder.build()
+    assert causes_of(profile, classify(profile)).function.tolist() == [0, 0]
+
+
+def test_code_without_a_name_has_its_system_call() -> None:
+    write = [libc("write"), kernel("ext4_file_write_iter")]
+    assert named(["main", libc("f"), Code("", "/bin/dash"), *write], "write") == "main"
+    assert named([Code("", "/bin/dash"), *write], "write") == "write() of [dash]"
+    assert named([Code("", "//anon"), *write], "write") == "write()"
+    frozen = [kernel("vfs_write"), kernel("percpu_rwsem_wait")]
+    assert named([Code("", "/bin/dash"), libc("write"), *frozen], "write") == "write() of [dash]"
 
 
 def test_only_the_system_call_is_known() -> None:

@@ -22,6 +22,11 @@ from perf_offcpu.model.program_rule import ProgramRule
 S, D = 1, 2
 EPOLL = (kernel("__x64_sys_epoll_wait"), kernel("ep_poll"))
 FUTEX = (kernel("__x64_sys_futex"), kernel("futex_wait"))
+STRIPPED = Code("", "/usr/bin/python3.11")
+"""A function of an interpreter without symbols."""
+QUEUE = Code("", "/usr/lib/python3.11/lib-dynload/_queue.cpython-311-x86_64-linux-gnu.so")
+LAUNCHER = Code("", "/usr/lib/jvm/lib/libjli.so")
+FROZEN = (kernel("ksys_write"), kernel("vfs_write"), kernel("percpu_rwsem_wait"))
 COND = ("pthread_cond_wait@@GLIBC_2.3.2", *FUTEX)
 SEM = ("sem_wait@@GLIBC_2.34", *FUTEX)
 
@@ -68,6 +73,16 @@ def judged(profile: Profile) -> tuple[str, bool]:
         (("main", "aeMain", "aeApiPoll", *EPOLL), "poll", True),
         (("main", "bioDrainWorker", *COND), "lock", False),
         (("f", "pthread_cond_wait", "__pthread_mutex_cond_lock", "__lll_lock_wait", *FUTEX), "lock", False),
+        (("main", "__pthread_clockjoin_ex", "__futex_abstimed_wait_common64", *FUTEX), "child", False),
+        ((LAUNCHER, "__pthread_clockjoin_ex", "__futex_abstimed_wait_common64", *FUTEX), "lock", True),
+        (("eval", STRIPPED, *COND), "lock", False),
+        (("eval", STRIPPED, "native_pool", *COND), "lock", True),
+        ((STRIPPED, QUEUE, "PyThread_acquire_lock_timed", *SEM), "lock", True),
+        ((STRIPPED, QUEUE, STRIPPED, *COND), "lock", False),
+        (("main", "ngx_process_events_and_timers", Code("", "/usr/sbin/nginx"), *EPOLL), "poll", True),
+        (("new_job", "jobserver_acquire", "pselect", kernel("do_select")), "child", False),
+        (("main", "__GI___libc_write", *FROZEN), "disk", False),
+        (("main", kernel("cgroup_procs_write"), kernel("percpu_rwsem_wait")), "lock", False),
     ],
     ids=lambda value: value[-3] if isinstance(value, tuple) else None,
 )  # fmt: skip
@@ -75,6 +90,24 @@ def test_the_functions_of_programs_say_what_a_wait_is_for(
     path: tuple[str | Code, ...], wait_class: str, idle: bool
 ) -> None:
     assert judged(profile_of(*path)) == (wait_class, idle)
+
+
+def test_conditions_on_callers_are_those_of_the_rule_alone() -> None:
+    rules = tuple(
+        ProgramRule("p", name, frames="take", callers=name, wait_class=label)
+        for name, label in (("one", "network"), ("two", "pipe"))
+    )
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    for path in (
+        ["one", "take"],
+        ["two", "take"],
+        ["two", "other", "take"],
+        ["take"],
+        ["two", "one", "take"],
+    ):
+        builder.sample("a", path, 1, state=S)
+    classes = classify(replace(builder.build(), rules=rules)).wait_class.tolist()
+    assert [WaitClass(one).label for one in classes] == ["network", "pipe", "other", "other", "network"]
 
 
 def test_no_rule_changes_waits_for_a_cpu_or_a_page() -> None:
@@ -130,6 +163,7 @@ def test_a_file_of_rules() -> None:
 [[rule]]
 program = "ours"
 frames = ["a", "b.*"]
+callers = "c"
 waits = "lock poll"
 class = "network"
 idle = true
@@ -138,8 +172,8 @@ comm = "x"
 idle = false
 """
     assert parse_rules(text, "f") == (
-        ProgramRule("ours", "", "a b.*", "", "", "lock poll", "network", True),
-        ProgramRule("", "", "", "x", for_work=False),
+        ProgramRule("ours", "", "a b.*", "c", waits="lock poll", wait_class="network", for_work=True),
+        ProgramRule("", "", comm="x", for_work=False),
     )
     assert parse_rules(b"", "f") == ()
 

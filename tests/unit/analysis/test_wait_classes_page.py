@@ -47,11 +47,16 @@ def rows() -> str:
 def program_rows() -> str:
     lines = ["| program | waits for | functions | class | idle |", "|---|---|---|---|---|"]
     for rule in PROGRAM_RULES:
-        frames = " ".join(f"`{one}`" for one in rule.frames.split()).replace("|", "\\|")
+        frames, callers = (_code(names) for names in (rule.frames, rule.callers))
+        frames = f"{frames} called by {callers}" if callers else frames
         idle = {True: "yes", False: "no", None: ""}[rule.for_work]
         found = f"`{rule.wait_class}`" if rule.wait_class else "as found"
         lines.append(f"| {rule.program} | {rule.meaning} | {frames} | {found} | {idle} |")
     return "\n".join(lines) + "\n"
+
+
+def _code(names: str) -> str:
+    return " ".join(f"`{one}`" for one in names.split()).replace("|", "\\|")
 
 
 def entry() -> str:

@@ -12,7 +12,7 @@ from builders.profile import Code, ProfileBuilder, kernel
 from perf_offcpu import losses
 from perf_offcpu.analysis.select import Selection, select_samples
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.recording import Budget, Comms, SampleFlag
 from perf_offcpu.report.document import document
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import summarize
@@ -124,6 +124,60 @@ def test_preempted_threads_wait_for_a_cpu() -> None:
     ]
 
 
+def hogs(builder: ProfileBuilder) -> Profile:
+    """Three threads that run on two CPUs, and one that waits."""
+    profile = builder.sample("hog", ["main"], 5 * MS, event="cpu-clock").build()
+    profile.budget = Budget.filled(
+        4,
+        tid=[1, 2, 3, 4],
+        pid=[1, 1, 1, 1],
+        begin_ns=[0] * 4,
+        end_ns=[100 * MS] * 4,
+        running_ns=[50 * MS, 50 * MS, 40 * MS, 0],
+        preempted_ns=[50 * MS, 50 * MS, 60 * MS, 1],
+        interruptible_ns=[0, 0, 0, 100 * MS],
+    )
+    comms = zip((1, 2, 3, 4), ("hog", "hog", "other", "none"), strict=True)
+    profile.comms = Comms.from_rows([(tid, 1, 0, profile.strings.intern(comm)) for tid, comm in comms])
+    return profile
+
+
+def test_preempted_threads_without_any_wait() -> None:
+    assert sentences_of(verdict_of(hogs(ProfileBuilder()))) == [
+        "Preempted threads waited 160.000 ms for a CPU and ran 140.000 ms (hog and other, 3 threads).",
+        "Nothing was lost.",
+        "Next: perf-offcpu report --budget-by comm",
+    ]
+
+
+def test_preempted_threads_next_to_waits() -> None:
+    builder = ProfileBuilder()
+    builder.sample("a", ["main", *FUTEX], 500 * MS, tid=4, pid=1, state=1, runq_ns=5 * MS)
+    profile = hogs(builder)
+    assert sentences_of(verdict_of(profile))[1] == (
+        "1 % of this time was waiting for a CPU (run queue); apart from it, preempted threads waited "
+        "160.000 ms for a CPU and ran 140.000 ms (hog and other, 3 threads)."
+    )
+    few = profile.budget.preempted_ns // 10
+    profile.budget = profile.budget.with_columns(preempted_ns=few)
+    assert verdict_of(profile).preempted is None, "3 % of the time"
+
+
+def test_waits_that_end_elsewhere_come_last() -> None:
+    builder = ProfileBuilder()
+    builder.sample("prog", ["runtime.mcall", "runtime.findRunnable", *EPOLL], 60 * MS, tid=1, state=1)
+    builder.sample("prog", ["main", "__pthread_clockjoin_ex", *FUTEX], 20 * MS, tid=2, state=1)
+    builder.sample("prog", ["main.store", kernel("ext4_sync_file")], 20 * MS, tid=1, state=2)
+    assert sentences(builder) == [
+        "100.000 ms off the CPU in 2 threads: 20 % disk waits in main.store (prog, 1 thread); 20 % waits "
+        "for a thread to end (glibc) in main (prog, 1 thread); 60 % waits for a goroutine to run (Go) in "
+        "runtime.findRunnable (prog, 1 thread).",
+        "Goroutines that wait are no threads: Go's own profiles (block, mutex) show their waits.",
+        "Nothing was lost.",
+        "Next: perf-offcpu report --class disk --comm prog",
+    ]
+
+
 def test_still_blocked() -> None:
     builder = ProfileBuilder()
     still = SampleFlag.STILL_BLOCKED
@@ -218,6 +272,7 @@ def test_the_document_of_a_verdict() -> None:
         "program": "postgres",
         "meaning": "a heavyweight lock: a row, a table, a transaction, a buffer pin",
         "weight": 880 * MS,
+        "for_work": False,
         "functions": 1,
         "threads": 8,
         "comms": ["postgres"],
