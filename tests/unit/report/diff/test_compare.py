@@ -109,7 +109,7 @@ def test_a_lock_held_twice_as_long_comes_first() -> None:
     assert (verdict.better, verdict.lost) == ([], (0, 1))
     assert verdict.command == ("perf-offcpu convert --flamegraph --diff old.data -i new.data --class lock")
     words = sentences_of(comparison, verdict)
-    assert words[1].startswith("Worse: lock waits in book (worker): +3") and " ms per second, " in words[1]
+    assert words[1].startswith("Worse: lock waits in book (worker): +3") and " ms per second (" in words[1]
     assert "Lost: in the new recording, see the end." in words
     text = shown(comparison)
     assert text.index("Worse: ") < text.index("by what was waited for") < text.index("futex_wait [k]")
