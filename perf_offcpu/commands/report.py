@@ -180,12 +180,11 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _per(text: str | None, old: Meta, new: Meta) -> Per:
-    """Return the amount of work of `--per`; by default a run if both recorded the same program."""
+    """Return the amount of work of `--per`."""
     from perf_offcpu.report.diff.sides import Per
 
     if text is None:
-        program, other = (_program(meta) for meta in (old, new))
-        return Per("run", program) if program and program == other else Per("second")
+        return usual_work(old, new)
     if text in ("second", "run"):
         return Per(text)
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?),(\d{1,15}(?:\.\d{1,9})?)", text, re.ASCII)
@@ -195,6 +194,14 @@ def _per(text: str | None, old: Meta, new: Meta) -> Per:
             f"--per {text}: give second, run, or units of work of OLD and of the input: 800,1200"
         )
     return Per("unit", units=(units[0], units[1]))
+
+
+def usual_work(old: Meta, new: Meta) -> Per:
+    """Return a run if both recordings are one of the same program, else a second."""
+    from perf_offcpu.report.diff.sides import Per
+
+    program, other = _program(old), _program(new)
+    return Per("run", program) if program and program == other else Per("second")
 
 
 def _program(meta: Meta) -> str:

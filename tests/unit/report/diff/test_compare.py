@@ -150,6 +150,8 @@ def test_without_a_limit_noise_is_shown_and_marked() -> None:
     text = shown(everything)
     assert "Noise, marked ~: 2 rows: " in text and "  ~" in text
     assert "---" not in shown(everything, stacks=False)
+    rows = [line for line in shown(everything, width=80).splitlines() if line.startswith(("  ", "# .."))]
+    assert len(rows) > 10 and max(map(len, rows)) <= 80
 
 
 def test_weights_per_run_and_per_unit_of_work() -> None:
