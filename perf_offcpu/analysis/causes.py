@@ -74,9 +74,9 @@ def causes_of(profile: Profile, waits: Waits) -> Causes:
     is_plain, is_nameless = _kinds(profile)
     is_named = ~frames.is_kernel() & (frames.symbol > 0)
     of_rule = np.where(np.append(is_named[profile.stacks.frame], False)[of_rule], of_rule, -1)
-    found = np.where(is_loop[first] & (of_rule >= 0), of_rule, innermost(profile, start, is_plain))
+    found = np.where(is_loop[first] & (of_rule >= 0), of_rule, _innermost(profile, start, is_plain))
     found = np.where(found < 0, of_rule, found)
-    found = np.where(found < 0, innermost(profile, leaf, is_nameless), found)
+    found = np.where(found < 0, _innermost(profile, leaf, is_nameless), found)
     frame = np.append(profile.stacks.frame, -1).astype(np.int64)[found]
     calls = [f"{printable(name)}()" if name else "" for name in waits.syscall_names]
     names: dict[str, int] = {"": 0}
@@ -137,7 +137,7 @@ def _kinds(profile: Profile) -> tuple[Bool, Bool]:
     return of_program & own_name[of_symbol], of_program & (frames.symbol == 0)
 
 
-def innermost(profile: Profile, node: I64, wanted: Bool) -> I64:
+def _innermost(profile: Profile, node: I64, wanted: Bool) -> I64:
     """Return int64[n]: from each node towards the root, the first one with a wanted frame; -1 for none."""
     return _walk(profile, node, wanted, first=True)
 

@@ -13,7 +13,7 @@ import numpy as np
 from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.analysis.timeline import Timeline, Track, comm_of, timeline_of
 from perf_offcpu.model.columns import I64, Bool
-from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import mutable
 
@@ -63,15 +63,16 @@ def wakeups_of(profile: Profile, timeline: Timeline) -> Wakeups:
     samples = profile.samples
     tracks, waker = with_wakers(profile, timeline)
     interrupt = samples.has(SampleFlag.WAKER_INTERRUPT)
-    queued = _queued(profile, timeline)
+    queued = queued_ns(samples, timeline)
     woken = timeline.waits & (samples.wakeup_ns >= 0) & (waker >= 0) & ~interrupt
     arrows = np.flatnonzero(woken & (waker != timeline.track))
     marks = _mark_lengths(timeline, queued, waker[arrows], queued[arrows])
     return Wakeups(tracks, waker, interrupt, queued, arrows, marks)
 
 
-def _queued(profile: Profile, timeline: Timeline) -> I64:
-    samples, end = profile.samples, timeline.end_ns
+def queued_ns(samples: ProfileSamples, timeline: Timeline) -> I64:
+    """Return int64[n]: ns since the origin, when each sleeper began to wait for a CPU; its end if unknown."""
+    end = timeline.end_ns
     woken = np.where(samples.wakeup_ns >= 0, samples.wakeup_ns - timeline.origin_ns, end)
     queued = np.where(samples.runq_ns >= 0, end - samples.runq_ns, woken)
     return np.where(timeline.waits, np.clip(queued, timeline.begin_ns, end), end)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.commands.shared.busy import busy
+from perf_offcpu.commands.shared.critical import HELP as CRITICAL_PATH
+from perf_offcpu.commands.shared.critical import critical_path_from_args
 from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct, open_output
 from perf_offcpu.commands.shared.profile import (
@@ -61,6 +63,7 @@ _OUTPUT = f"""
 --wakers: callgraph: wake-ups between threads
 --per-thread: with --wakers: each thread by itself; default: threads of one name are one
 --waker-stack: folded, flamegraph: append the waker's stack, root last, to each stack
+{CRITICAL_PATH.strip()}
 --svg: callgraph: draw it with graphviz
 --fold-interpreters: functions of an interpreter as one frame: [CPython] (default: yes)
 --min-share PERCENT: callgraph: leave out functions with a smaller share (default: {MIN_SHARE})
@@ -108,7 +111,21 @@ def _form_of(format_: Format) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
+    if args.critical_path:
+        return convert(args, lambda: _critical_path(args))
     return convert(args, lambda: profile_from_args(args))
+
+
+def _critical_path(args: argparse.Namespace) -> Profile:
+    from perf_offcpu.causality.path_stacks import path_profile
+
+    if args.diff is not None or args.all_events or args.waker_stack or args.wakers:
+        raise UsageError("--critical-path shows one thread: no --diff, --all-events, --waker-stack, --wakers")
+    if FORMATS[args.format].needs_times:
+        raise UsageError(
+            f"--critical-path has no form with times for --{args.format}; --folded, --flamegraph"
+        )
+    return path_profile(*critical_path_from_args(args))
 
 
 def convert(args: argparse.Namespace, load: Callable[[], Profile]) -> int:

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
 from perf_offcpu.callpaths.options import UNITS
+from perf_offcpu.commands.shared.critical import HELP as CRITICAL_PATH
+from perf_offcpu.commands.shared.critical import critical_path_from_args
 from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.pager import paged
 from perf_offcpu.commands.shared.perf_habits import accept_without_effect, advice_of
@@ -55,6 +57,7 @@ EXAMPLES = """examples:
   perf-offcpu report -i run1.data -i run2.data     two runs as one; hosts are kept apart: web1:nginx
   perf-offcpu report --diff old.data        what grew and shrank since then, and what of it is noise
   perf-offcpu report --diff old.data --per 8000,12000   the same, per request: 8000 before, 12000 now
+  perf-offcpu report --critical-path --comm client   what this thread waited for, and on whom
   perf-offcpu report --json | jq '.threads[] | [.comm, .tid, .weight]'
 """
 
@@ -71,6 +74,7 @@ _OUTPUT = f"""
   (default: run if both recorded the same command, else second)
 --budget-by: rows of the thread budget (default: thread)
 --fold-interpreters: functions of an interpreter as one frame: [CPython] (default: yes)
+{CRITICAL_PATH.strip()}
 --limit N: rows of each table, 0 for all (default: {_THREADS}, {_STACKS} stacks; --json: all)
 --no-verdict: leave out the sentences on top that sum up the report
 --json: print a JSON document, weights as integers
@@ -121,6 +125,8 @@ def run(args: argparse.Namespace) -> int:
     from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.report.summary import summarize
 
+    if args.critical_path:
+        return _critical_path(args)
     if args.diff is not None:
         return _compare(args)
     if args.per is not None:
@@ -144,6 +150,19 @@ def run(args: argparse.Namespace) -> int:
     from perf_offcpu.report.terminal import render
 
     return _print_lines(render(summary, _style(args)), args)
+
+
+def _critical_path(args: argparse.Namespace) -> int:
+    """Print the critical path of a thread and return the exit status."""
+    from perf_offcpu.report.path_report import document, render, report_of
+
+    if args.diff is not None:
+        raise UsageError("--diff does not compare critical paths")
+    limit = _limits(args).threads
+    report = report_of(*critical_path_from_args(args))
+    if args.json:
+        return _print_json(document(report))
+    return _print_lines(render(report, _style(args), limit), args)
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -180,11 +199,12 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _per(text: str | None, old: Meta, new: Meta) -> Per:
-    """Return the amount of work of `--per`."""
+    """Return the amount of work of `--per`; by default a run if both recorded the same program."""
     from perf_offcpu.report.diff.sides import Per
 
     if text is None:
-        return usual_work(old, new)
+        program, other = (_program(meta) for meta in (old, new))
+        return Per("run", program) if program and program == other else Per("second")
     if text in ("second", "run"):
         return Per(text)
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?),(\d{1,15}(?:\.\d{1,9})?)", text, re.ASCII)
@@ -194,14 +214,6 @@ def _per(text: str | None, old: Meta, new: Meta) -> Per:
             f"--per {text}: give second, run, or units of work of OLD and of the input: 800,1200"
         )
     return Per("unit", units=(units[0], units[1]))
-
-
-def usual_work(old: Meta, new: Meta) -> Per:
-    """Return a run if both recordings are one of the same program, else a second."""
-    from perf_offcpu.report.diff.sides import Per
-
-    program, other = _program(old), _program(new)
-    return Per("run", program) if program and program == other else Per("second")
 
 
 def _program(meta: Meta) -> str:

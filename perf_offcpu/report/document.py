@@ -44,7 +44,6 @@ def document(summary: Summary) -> dict[str, Any]:
         "histogram": summary.histogram and _histogram(summary.histogram),
         "notes": {str(cause): count for cause, count in summary.notes.items()},
         "losses": {printable(str(cause)): count for cause, count in summary.losses.items()},
-        "unnamed": summary.unnamed and fields(summary.unnamed, "dso build_id addresses weight commands"),
     }
 
 

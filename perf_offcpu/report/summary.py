@@ -30,7 +30,6 @@ from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
 from perf_offcpu.report import breakdowns
 from perf_offcpu.report.thread_budgets import BudgetTable, budget_table
 from perf_offcpu.report.totals import Total, heaviest, sums_by_label, sums_by_state, totals_of
-from perf_offcpu.report.unnamed import Unnamed, unnamed_of
 from perf_offcpu.report.verdict import Verdict, verdict_of
 from perf_offcpu.structs import frozen
 
@@ -100,7 +99,6 @@ class Summary:
     verdict: Verdict | None  # of off-cpu time only; None unless asked for
     losses: dict[LossCause, int]
     notes: dict[LossCause, int] = field(default_factory=dict)  # causes that lose nothing → samples
-    unnamed: Unnamed | None = None  # the file whose debug symbols would name most
 
 
 @frozen
@@ -173,7 +171,6 @@ def summarize(
         else None,
         losses=lost,
         notes=_notes(subject.samples) | {one: count for one, count in counts.items() if not one.is_loss},
-        unnamed=unnamed_of(subject),
     )
 
 

@@ -17,7 +17,6 @@ from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import StackRow, Summary
 from perf_offcpu.report.tables import budget, functions, groups, histogram, threads
 from perf_offcpu.report.text_table import cut
-from perf_offcpu.report.unnamed import advice
 from perf_offcpu.report.verdict_text import sentences_of, wrapped
 from perf_offcpu.text import printable
 
@@ -144,6 +143,3 @@ def _losses(summary: Summary, style: Style) -> Iterator[str]:
         yield from (say.comment(f"{count:>10}  {cause}") for cause, count in summary.losses.items())
     else:
         yield say.comment("Nothing was lost.")
-    if summary.unnamed:
-        share = f"{say.share(summary.unnamed.weight, summary)} of the {say.subject_name(summary)}"
-        yield say.comment(advice(summary.unnamed, share))

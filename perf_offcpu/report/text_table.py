@@ -23,7 +23,7 @@ class Column:
     title: str  # its heading
     cells: Sequence[str]  # the texts, a line each, printable
     left: bool = False  # align to the left; numbers are aligned to the right
-    spare: int = 0  # rank: when the room is short, columns of the highest rank go first, together; 0 stays
+    spare: int = 0  # rank in which columns go when the room is short, the highest first; 0 stays
 
     @property
     def width(self) -> int:
@@ -46,10 +46,10 @@ def lay_out(columns: Sequence[Column], width: int | None) -> Iterator[str]:
 
 def _fitting(columns: list[Column], width: int | None) -> list[Column]:
     while width is not None and sum(len(_GAP) + column.width for column in columns) > width:
-        spare = max(column.spare for column in columns)
-        if not spare:
+        spare = max(columns, key=lambda column: column.spare)
+        if not spare.spare:
             break
-        columns = [column for column in columns if column.spare != spare]
+        columns = [column for column in columns if column is not spare]
     return columns
 
 

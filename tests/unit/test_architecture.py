@@ -32,7 +32,7 @@ LAYERS = (
     ("unwind",),
     ("inject", "symbolize"),
     ("analysis", "archive"),
-    ("callpaths",),
+    ("callpaths", "causality"),
     ("convert", "script"),
     ("report", "api"),
     ("commands",),

@@ -103,11 +103,22 @@ def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loa
         loading: options of `symbolize.load.load_profile`.
     """
     from perf_offcpu.analysis.absent import absent_values
-    from perf_offcpu.analysis.rules_file import read_rules, usual_rules
     from perf_offcpu.analysis.select import select_samples
-    from perf_offcpu.symbolize.load import load_profile
 
     selection = selection_from_args(args)  # first: it may be wrong
+    profile = whole_profile_from_args(args, keep_ips=keep_ips, **loading)
+    selected = select_samples(profile, selection)
+    if not selected.is_offcpu().any():
+        for sentence in absent_values(profile, selection):
+            print(f"perf-offcpu: {sentence}", file=sys.stderr)
+    return selected
+
+
+def whole_profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loading: bool) -> Profile:
+    """Read and symbolize without selecting; arguments as in `profile_from_args`."""
+    from perf_offcpu.analysis.rules_file import read_rules, usual_rules
+    from perf_offcpu.symbolize.load import load_profile
+
     rules = (*(read_rules(args.rules) if args.rules else ()), *usual_rules())
     options = dataclasses.replace(symbol_options(args), keep_ips=keep_ips)
     paths = inputs(args)
@@ -115,12 +126,7 @@ def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loa
         check_ownership(path, args.force)
     joining = {"apart": args.apart, "from_start": args.from_start, "prefix": not args.no_prefix}
     profile = load_profile(paths, options, **loading, **joining)
-    profile = dataclasses.replace(profile, rules=rules)
-    selected = select_samples(profile, selection)
-    if not selected.is_offcpu().any():
-        for sentence in absent_values(profile, selection):
-            print(f"perf-offcpu: {sentence}", file=sys.stderr)
-    return selected
+    return dataclasses.replace(profile, rules=rules)
 
 
 def inputs(args: argparse.Namespace) -> list[str]:

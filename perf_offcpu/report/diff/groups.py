@@ -55,7 +55,9 @@ def by_function(old: Side, new: Side) -> Groups:
     """Group by FUNCTION_KEYS."""
 
     def values(side: Side) -> tuple[I64, list[tuple[str, ...]]]:
-        waits, names, function = side.waits, side.causes.names, side.causes.function
+        waits, names = side.waits, side.causes.names
+        queued = waits.wait_class == WaitClass.RUNQUEUE
+        function = np.where(queued, 0, side.causes.function)  # a thread may be preempted anywhere
         first, of = group(waits.wait_class, waits.rule, function)
         found = []
         for row in first.tolist():

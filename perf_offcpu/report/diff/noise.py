@@ -105,7 +105,7 @@ def variance_by_length(
 
 
 def _squares(samples: ProfileSamples, threshold_ns: int) -> F64:
-    period = np.maximum(samples.period, 0).astype(np.float64)  # damaged weights may be negative
+    period = samples.period.astype(np.float64)
     bound = np.where(samples.longest_ns >= 0, samples.longest_ns, threshold_ns)
     shorter = samples.has(SUM_FLAGS) & (bound >= 0)
     return period * np.where(shorter, np.minimum(bound, period), period)

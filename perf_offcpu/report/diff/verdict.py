@@ -2,7 +2,7 @@
 """Say in a few sentences what changed between two recordings: what grew and shrank most, what is noise.
 
 Waits of threads that merely wait for work are no cost: a cause is named only if at least half of its change
-is of other threads. As in the report's verdict, waits whose cause is elsewhere stand last.
+is of other threads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 
 from perf_offcpu import losses
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.report.diff.compare import Comparison, Row
 from perf_offcpu.report.diff.sides import Per, Side
 from perf_offcpu.report.style import plural
@@ -36,7 +35,7 @@ class Idle:
 
 @frozen
 class Verdict:
-    """What changed; rows are of `Comparison.causes`, the largest changes."""
+    """What changed; rows are of `Comparison.causes`, the largest change first."""
 
     worse: list[Row]
     better: list[Row]
@@ -59,7 +58,6 @@ def verdict_of(comparison: Comparison, options: Sequence[tuple[str, str]], diff:
     costs = [row for row in table.rows if not row.is_noise and 2 * _busy_share(row) >= 1]
     largest = abs(costs[0].change) if costs else 0.0
     costs = [row for row in costs if _OF_LARGEST * abs(row.change) >= largest]
-    costs.sort(key=lambda row: _is_elsewhere(comparison, row))
     worse, better = ([row for row in costs if (row.change > 0) == up][:_CAUSES] for up in (True, False))
     old, new = comparison.old, comparison.new
     return Verdict(
@@ -74,14 +72,6 @@ def verdict_of(comparison: Comparison, options: Sequence[tuple[str, str]], diff:
 
 def _busy_share(row: Row) -> float:
     return row.busy_change / row.change
-
-
-def _is_elsewhere(comparison: Comparison, row: Row) -> bool:
-    """Return True for waits for the end of others or, by a rule, for work: the cause is another's."""
-    wait_class, program, meaning, _ = row.values
-    rules = {rule for side in (comparison.old, comparison.new) for rule in side.waits.rules}
-    by_rule = any(rule.for_work and (rule.program, rule.meaning) == (program, meaning) for rule in rules)
-    return wait_class == WaitClass.CHILD.label or by_rule
 
 
 def _idle(side: Side) -> Idle:
@@ -153,8 +143,8 @@ def _cause(row: Row, comms: Sequence[str], per: Per) -> str:
     wait_class, program, meaning, function = row.values
     where = f" in {function}" if function else ""
     return (
-        f"{cause_words(wait_class, program, meaning)}{where} ({names_text(comms)}): {signed(row.change)} "
-        f"{per_text(per)} ({_time(row.before)} before, {_time(row.after)} now; {_counts(row)})"
+        f"{cause_words(wait_class, program, meaning)}{where} ({names_text(comms)}) {signed(row.change)} "
+        f"{per_text(per)}, {_time(row.before)} to {_time(row.after)}: {_counts(row)}"
     )
 
 

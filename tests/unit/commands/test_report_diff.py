@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from perf_offcpu.cli import main
-from perf_offcpu.commands.report import usual_work
-from perf_offcpu.model.recording import Meta
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "perf-7.2"
 DIRECT, COMPRESSED, HYBRID, SCHED = (
@@ -96,31 +94,6 @@ def test_work_is_counted_by_second_run_or_unit(capsys: pytest.CaptureFixture[str
         assert capsys.readouterr().err.startswith(f"perf-offcpu report: --per {wrong}: give second, run, ")
     assert main(["report", "-f", "-i", HYBRID, "--per", "run"]) == 129
     assert "--per has a meaning with --diff OLD only" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "per"),
-    [
-        (
-            ["perf-offcpu", "record", "-o", "x", "--", "./bench", "1"],
-            ["perf", "record", "--", "./bench"],
-            "run",
-        ),
-        (["perf-offcpu", "record", "--", "./bench"], ["perf-offcpu", "record", "--", "./other"], "second"),
-        (
-            ["perf-offcpu", "record", "-a", "--", "sleep", "9"],
-            ["perf", "record", "--", "/bin/sleep"],
-            "second",
-        ),
-        (["perf-offcpu", "record", "-p", "7"], ["perf-offcpu", "record", "-p", "7"], "second"),
-        (["perf", "record", "--"], ["perf", "record", "--"], "second"),
-        ([], [], "second"),
-    ],
-)
-def test_runs_of_one_program_are_compared_as_a_whole(old: list[str], new: list[str], per: str) -> None:
-    assert usual_work(*(Meta(cmdline=tuple(words)) for words in (old, new))).name == per
-    joined = Meta(cmdline=tuple(new), joined=((1, 2), (3, 4)))
-    assert usual_work(Meta(cmdline=tuple(old)), joined).name == "second"
 
 
 def test_several_recordings_are_compared_as_one(capsys: pytest.CaptureFixture[str]) -> None:

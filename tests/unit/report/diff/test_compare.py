@@ -109,7 +109,7 @@ def test_a_lock_held_twice_as_long_comes_first() -> None:
     assert (verdict.better, verdict.lost) == ([], (0, 1))
     assert verdict.command == ("perf-offcpu convert --flamegraph --diff old.data -i new.data --class lock")
     words = sentences_of(comparison, verdict)
-    assert words[1].startswith("Worse: lock waits in book (worker): +3") and " ms per second (" in words[1]
+    assert words[1].startswith("Worse: lock waits in book (worker) +3") and " ms per second, " in words[1]
     assert "Lost: in the new recording, see the end." in words
     text = shown(comparison)
     assert text.index("Worse: ") < text.index("by what was waited for") < text.index("futex_wait [k]")
@@ -150,8 +150,6 @@ def test_without_a_limit_noise_is_shown_and_marked() -> None:
     text = shown(everything)
     assert "Noise, marked ~: 2 rows: " in text and "  ~" in text
     assert "---" not in shown(everything, stacks=False)
-    rows = [line for line in shown(everything, width=80).splitlines() if line.startswith(("  ", "# .."))]
-    assert len(rows) > 10 and max(map(len, rows)) <= 80
 
 
 def test_weights_per_run_and_per_unit_of_work() -> None:

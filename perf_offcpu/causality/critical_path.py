@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the critical path of a thread: for each moment of a window, the thread and state that it waited for.
+
+The path is a partition of the window. Where the thread itself ran, or waited for a CPU, it is on the path. A
+wait that another thread ended is explained by what that thread did during the wait, and so on: its own waits
+may have been ended by a third one. A wait that an interrupt ended (timer, disk, network), or that has not
+ended, explains itself. Source of the definition: Perfetto, stdlib `sched/thread_executing_span.sql`.
+
+All waits of one depth are followed at once. At each depth the spans to explain lie apart and end earlier than
+the wait that led to them, so the walk ends. Short waits that were summed have no place in time: they count as
+running, and `summed_ns` says how long they were.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from perf_offcpu.analysis.timeline import Timeline, Track
+from perf_offcpu.analysis.wakeups import queued_ns, with_wakers
+from perf_offcpu.model.columns import I64, U8, Bool, distinct
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
+from perf_offcpu.structs import mutable
+
+MAX_DEPTH = 1000
+"""Wake-ups that are followed one after the other; deeper waits explain themselves."""
+
+
+_NEVER = np.iinfo(np.int64).max
+
+
+class Doing(enum.IntEnum):
+    """State of the thread of a segment."""
+
+    RUNNING = 0  # on a CPU, or in a wait that was only summed
+    RUNNABLE = 1  # waiting for a CPU
+    WAITING = 2  # in a wait that no other recorded thread explains
+    NOT_RECORDED = 3  # nothing is known of the thread: it was not recorded, or not born yet
+
+
+@mutable
+class Hops:
+    """Waits that lead from the root to other threads; a hop is a wait that another thread ended."""
+
+    parent: I64  # int64[h], the hop that led to the waiting thread; -1 for the root's waits
+    wait: I64  # int64[h], row in samples
+    waker: I64  # int64[h], row in `tracks` of the thread that ended it
+
+
+@mutable
+class CriticalPath:
+    """k segments that cover a window without gap or overlap, in the order of time."""
+
+    tracks: list[Track]  # the recorded threads, and threads that only woke others
+    root: int  # row in `tracks`
+    begin_ns: I64  # int64[k], ns in the recording's clock
+    end_ns: I64  # int64[k]
+    track: I64  # int64[k], row in `tracks`
+    doing: U8  # uint8[k], Doing
+    wait: I64  # int64[k], row in samples of the wait that the segment is part of; -1 for none
+    hop: I64  # int64[k], row in `hops` of the wait that led to the thread; -1 for the root itself
+    hops: Hops
+    summed_ns: I64  # int64[tracks], time of summed waits, ns: may be part of RUNNING
+
+    @property
+    def length_ns(self) -> I64:
+        """Return int64[k]: the lengths of the segments."""
+        return self.end_ns - self.begin_ns
+
+
+def critical_path(
+    profile: Profile, timeline: Timeline, root: int, begin_ns: int, end_ns: int
+) -> CriticalPath:
+    """Return the critical path of a thread.
+
+    Args:
+        profile: all samples of all threads.
+        timeline: `timeline_of(profile)`.
+        root: row of the thread in `timeline.tracks`.
+        begin_ns, end_ns: the window, in the recording's clock.
+    """
+    waits = _Waits(profile, timeline)
+    origin = timeline.origin_ns
+    level, woke = _Spans.of_root(root, begin_ns - origin, end_ns - origin), np.full(1, _NEVER)
+    parts, hops, number = list[_Spans](), list[Hops](), 0
+    for depth in range(MAX_DEPTH + 1):
+        found, level, woke, hop = waits.explain(level, woke, number, follow=depth < MAX_DEPTH)
+        parts.append(found)
+        hops.append(hop)
+        number += len(hop.wait)
+        if not len(level.begin):
+            break
+    whole = _Spans.concat(parts)
+    order = np.argsort(whole.begin, kind="stable")
+    samples = profile.samples
+    sums = profile.is_offcpu() & samples.has(SUM_FLAGS)
+    summed = np.bincount(timeline.track[sums], samples.period[sums], len(waits.tracks)).astype(np.int64)
+    return CriticalPath(
+        waits.tracks,
+        root,
+        whole.begin[order] + origin,
+        whole.end[order] + origin,
+        whole.track[order],
+        whole.doing[order],
+        whole.wait[order],
+        whole.hop[order],
+        Hops(*(np.concatenate([getattr(one, name) for one in hops]) for name in ("parent", "wait", "waker"))),
+        summed,
+    )
+
+
+@mutable
+class _Spans:
+    """Spans of time of threads, to be explained or explained."""
+
+    track: I64
+    begin: I64  # ns since the origin
+    end: I64
+    hop: I64
+    doing: U8
+    wait: I64
+
+    @classmethod
+    def of_root(cls, track: int, begin: int, end: int) -> _Spans:
+        one = [np.array([number], np.int64) for number in (track, begin, end, -1)]
+        return cls(one[0], one[1], one[2], one[3], np.zeros(1, np.uint8), one[3])
+
+    @classmethod
+    def concat(cls, parts: list[_Spans]) -> _Spans:
+        names = ("track", "begin", "end", "hop", "doing", "wait")
+        return cls(*(np.concatenate([getattr(one, name) for one in parts]) for name in names))
+
+    def take(self, rows: Bool | I64) -> _Spans:
+        names = ("track", "begin", "end", "hop", "doing", "wait")
+        return _Spans(*(getattr(self, name)[rows] for name in names))
+
+
+class _Waits:
+    """The waits of all threads by (track, time), not overlapping."""
+
+    def __init__(self, profile: Profile, timeline: Timeline) -> None:
+        samples = profile.samples
+        self.tracks, waker = with_wakers(profile, timeline)
+        rows = np.flatnonzero(timeline.waits)
+        rows = rows[np.argsort(timeline.end_ns[rows], kind="stable")]
+        rows = rows[np.argsort(timeline.track[rows], kind="stable")]
+        self.row, self.track, self.end = rows, timeline.track[rows], timeline.end_ns[rows]
+        begin = timeline.begin_ns[rows]
+        before = np.append(np.int64(0), self.end[:-1])
+        same = np.append(False, self.track[1:] == self.track[:-1]) if len(rows) else np.zeros(0, np.bool_)
+        self.begin = np.where(same, np.maximum(begin, before[: len(rows)]), begin)
+        preempted = samples.has(SampleFlag.PREEMPTED)[rows]
+        queued = np.where(preempted, self.begin, queued_ns(samples, timeline)[rows])
+        self.queued = np.clip(queued, self.begin, self.end)
+        explains_itself = SampleFlag.PREEMPTED | SampleFlag.STILL_BLOCKED | SampleFlag.WAKER_INTERRUPT
+        waker = waker[rows]
+        followed = (waker >= 0) & (waker != self.track) & ~samples.has(explains_itself)[rows]
+        self.waker = np.where(followed, waker, -1)
+        self.born = _births(profile, self.tracks) - timeline.origin_ns
+        self.known = np.zeros(len(self.tracks), np.bool_)
+        self.known[timeline.track] = True
+        # Places of times among all ends and begins, so that (track, place) is one number.
+        self._ends, self._begins = distinct(self.end), distinct(self.begin)
+        self._size = len(rows) + 1
+        self._by_end = self.track * self._size + np.searchsorted(self._ends, self.end)
+        self._by_begin = self.track * self._size + np.searchsorted(self._begins, self.begin)
+
+    def explain(
+        self, spans: _Spans, woke: I64, first_hop: int, *, follow: bool
+    ) -> tuple[_Spans, _Spans, I64, Hops]:
+        """Return the segments of spans that explain themselves, the spans of wakers, and the hops there.
+
+        Args:
+            woke: int64[spans], when the thread of each span woke the one that waits for it.
+            first_hop: the number of the first hop.
+
+        Returns:
+            (segments, spans, woke, hops): the latter three for the next depth.
+        """
+        unknown, spans, woke = self._not_recorded(spans, woke)
+        first, last = self._overlapping(spans)
+        of, wait = _ranges(first, last)
+        begin = np.maximum(self.begin[wait], spans.begin[of])
+        end = np.minimum(self.end[wait], spans.end[of])
+        queued = np.clip(self.queued[wait], begin, end)
+        # A thread that woke another one was not asleep then; such a wait is not followed.
+        to_waker = (self.waker[wait] >= 0) & (queued > begin) & follow
+        to_waker &= self.queued[wait] < woke[of]
+        own = _Spans(
+            spans.track[of],
+            begin,
+            queued,
+            spans.hop[of],
+            np.full(len(of), Doing.WAITING, np.uint8),
+            self.row[wait],
+        )
+        hop = np.full(len(of), -1)
+        hop[to_waker] = first_hop + np.arange(int(to_waker.sum()))
+        hops = Hops(spans.hop[of[to_waker]], self.row[wait[to_waker]], self.waker[wait[to_waker]])
+        deeper = own.take(to_waker)
+        deeper = _Spans(hops.waker, deeper.begin, deeper.end, hop[to_waker], deeper.doing, deeper.wait)
+        runnable = _Spans(
+            own.track, queued, end, own.hop, np.full(len(of), Doing.RUNNABLE, np.uint8), self.row[wait]
+        )
+        found = _Spans.concat([unknown, own.take(~to_waker), runnable, _gaps(spans, of, begin, end)])
+        return found.take(found.end > found.begin), deeper, self.queued[wait[to_waker]], hops
+
+    def _not_recorded(self, spans: _Spans, woke: I64) -> tuple[_Spans, _Spans, I64]:
+        """Return the parts of spans of which nothing is known, and the other parts with their `woke`."""
+        begin = np.where(self.known[spans.track], np.maximum(spans.begin, self.born[spans.track]), spans.end)
+        begin = np.minimum(begin, spans.end)
+        doing = np.full(len(begin), Doing.NOT_RECORDED, np.uint8)
+        unknown = _Spans(spans.track, spans.begin, begin, spans.hop, doing, np.full(len(begin), -1))
+        rest = _Spans(spans.track, begin, spans.end, spans.hop, spans.doing, spans.wait)
+        known = rest.end > rest.begin
+        return unknown.take(unknown.end > unknown.begin), rest.take(known), woke[known]
+
+    def _overlapping(self, spans: _Spans) -> tuple[I64, I64]:
+        """Return (first, last), int64[spans]: the first wait in each span, and the one after the last."""
+        place = np.searchsorted(self._ends, spans.begin, "right")
+        first = np.searchsorted(self._by_end, spans.track * self._size + place)
+        place = np.searchsorted(self._begins, spans.end, "left")
+        last = np.searchsorted(self._by_begin, spans.track * self._size + place)
+        return first, np.maximum(first, last)
+
+
+def _ranges(first: I64, last: I64) -> tuple[I64, I64]:
+    """Return (of, at): the numbers first[i] … last[i] - 1 of all i after each other, and the i of each."""
+    count = last - first
+    of = np.repeat(np.arange(len(first)), count)
+    return of, np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count) + first[of]
+
+
+def _gaps(spans: _Spans, of: I64, begin: I64, end: I64) -> _Spans:
+    """Return the parts of spans outside of the waits in them."""
+    owner = np.concatenate([of, np.arange(len(spans.begin))])
+    order = np.argsort(owner, kind="stable")  # the waits of each span, then its end
+    owner = owner[order]
+    ends = np.concatenate([begin, spans.end])[order]
+    begins = np.append(np.int64(0), np.concatenate([end, spans.end])[order][:-1])[: len(owner)]
+    is_first = np.append(True, owner[1:] != owner[:-1])[: len(owner)]
+    begins = np.where(is_first, spans.begin[owner], begins)
+    running = np.full(len(owner), Doing.RUNNING, np.uint8)
+    return _Spans(spans.track[owner], begins, ends, spans.hop[owner], running, np.full(len(owner), -1))
+
+
+def _births(profile: Profile, tracks: list[Track]) -> I64:
+    """Return int64[tracks]: the time of birth of each thread, 0 if it is before the recording or unknown."""
+    tasks = profile.tasks
+    first = dict(zip(tasks.tid[::-1].tolist(), tasks.begin_ns[::-1].tolist(), strict=True))
+    return np.array([first.get(track.tid, 0) for track in tracks], np.int64)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sum up a critical path in rows: by thread, state, class and function; and by hops, as a tree."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perf_offcpu.analysis.causes import causes_of
+from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.timeline import Timeline
+from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.causality.critical_path import CriticalPath, Doing
+from perf_offcpu.causality.path_stacks import Chains, running_samples, shared_out
+from perf_offcpu.model.columns import I64, distinct
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.structs import frozen
+from perf_offcpu.text import printable
+
+DOING = {Doing.RUNNING: "running", Doing.RUNNABLE: "runnable", Doing.NOT_RECORDED: "not recorded"}
+
+
+@frozen
+class PathRow:
+    """Time of a critical path that threads of one comm spent in one way."""
+
+    comm: str
+    doing: Doing
+    wait_class: str  # label; "" for no wait
+    function: str  # of the program, where it waited or ran; "" unknown
+    ns: int
+    segments: int
+
+
+@frozen
+class HopRow:
+    """Threads of one comm that were reached through the same comms; a node of a tree, parents first."""
+
+    depth: int  # 0 the root
+    comm: str
+    wakeups: int  # number of waits that led here
+    total_ns: int  # with all hops below
+    own_ns: dict[Doing, int]
+
+
+def path_rows(profile: Profile, timeline: Timeline, path: CriticalPath) -> list[PathRow]:
+    """Return the rows of a path, the longest first; their times sum to the window."""
+    names, comm = _comms(path)
+    labels, label = _labels(profile, path)
+    first, of = group(comm[path.track], path.doing, label)
+    ns, segments = sum_by(of, path.length_ns, len(first)), np.bincount(of, minlength=len(first))
+    rows, segment = running_samples(profile, timeline, path)
+    functions, function = _functions(profile, rows)
+    one, each = group(of[segment], function)
+    cell = of[segment][one]
+    parts = shared_out(ns, cell, np.bincount(each, minlength=len(one)))
+    found = list[PathRow]()
+    sampled = set(cell.tolist())
+    for at, row in enumerate(first.tolist()):
+        if at not in sampled:
+            which = labels[label[row]]
+            doing = Doing(path.doing[row])
+            name = names[comm[path.track[row]]]
+            found.append(PathRow(name, doing, which[0], which[1], int(ns[at]), int(segments[at])))
+    for at, part, row in zip(cell.tolist(), parts.tolist(), function[one].tolist(), strict=True):
+        name = names[comm[path.track[first[at]]]]
+        found.append(PathRow(name, Doing.RUNNING, "", functions[row], part, int(segments[at])))
+    return sorted(found, key=lambda row: (-row.ns, row.comm, row.doing, row.wait_class, row.function))
+
+
+def hop_rows(path: CriticalPath, chains: Chains) -> list[HopRow]:
+    """Return the tree of hops, parents first, siblings by time, the longest first."""
+    # Node 0 is the root; a chain's node is that of its parent and its comm.
+    node_of: dict[tuple[int, int], int] = {}
+    parents, comms = [-1], [-1]
+    of_chain = list[int]()
+    for above, comm in zip(chains.parent.tolist(), chains.comm.tolist(), strict=True):
+        key = (of_chain[above] if above >= 0 else 0, comm)
+        if key not in node_of:
+            node_of[key] = len(parents)
+            parents.append(key[0])
+            comms.append(comm)
+        of_chain.append(node_of[key])
+    nodes = np.append(np.array(of_chain, np.int64), 0)
+    size = len(parents)
+    wakeups = np.bincount(nodes[chains.of_hop], minlength=size).tolist()
+    of = nodes[np.append(chains.of_hop, -1)[path.hop]]
+    own = sum_by(of * len(Doing) + path.doing, path.length_ns, size * len(Doing)).reshape(size, len(Doing))
+    total = own.sum(axis=1).tolist()
+    for node in range(size - 1, 0, -1):
+        total[parents[node]] += total[node]
+    below: dict[int, list[int]] = {}
+    for node in range(1, size):
+        below.setdefault(parents[node], []).append(node)
+    rows, waiting = list[HopRow](), [(0, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        comm = path.tracks[path.root].comm if node == 0 else chains.comms[comms[node]]
+        spent = {doing: int(own[node, doing]) for doing in Doing}
+        rows.append(HopRow(depth, comm, wakeups[node] if node else 0, total[node], spent))
+        waiting += [(one, depth + 1) for one in sorted(below.get(node, ()), key=lambda one: total[one])]
+    return rows
+
+
+def rivals(profile: Profile, timeline: Timeline, path: CriticalPath) -> dict[str, int]:
+    """Return comm → CPU samples on the CPU for which a thread of the path waited then, the most first."""
+    samples = profile.samples
+    waiting = np.flatnonzero((path.doing == Doing.RUNNABLE) & (path.wait >= 0))
+    cpu = samples.cpu[path.wait[waiting]].astype(np.int64)
+    moments = np.flatnonzero(timeline.moments & (samples.cpu >= 0) & (samples.tid > 0))
+    at = timeline.begin_ns[moments] + timeline.origin_ns
+    segment = np.searchsorted(path.begin_ns[waiting], at, "right") - 1
+    hit = segment >= 0
+    if len(waiting):
+        hit &= (at < path.end_ns[waiting][segment]) & (cpu[segment] == samples.cpu[moments])
+    first, of = group(samples.comm[moments[hit]])
+    number = np.bincount(of, minlength=len(first)).tolist()
+    names = [printable(profile.strings[int(row)]) for row in samples.comm[moments[hit]][first]]
+    return dict(sorted(zip(names, number, strict=True), key=lambda one: (-one[1], one[0])))
+
+
+def _comms(path: CriticalPath) -> tuple[list[str], I64]:
+    """Return the distinct comms, and int64[tracks], the comm of each track."""
+    names = {name: row for row, name in enumerate(dict.fromkeys(track.comm for track in path.tracks))}
+    return list(names), np.array([names[track.comm] for track in path.tracks], np.int64)
+
+
+def _labels(profile: Profile, path: CriticalPath) -> tuple[list[tuple[str, str]], I64]:
+    """Return the distinct (class, function) of waits, and int64[segments], which of them; first: no wait."""
+    waiting = path.doing == Doing.WAITING
+    rows = distinct(path.wait[waiting])
+    subject = profile.select(rows)
+    waits = classify(subject)
+    causes = causes_of(subject, waits)
+    first, of = group(waits.wait_class, causes.function)
+    pairs = zip(waits.wait_class[first].tolist(), causes.function[first].tolist(), strict=True)
+    labels = [("", ""), *((WaitClass(one).label, causes.names[two]) for one, two in pairs)]
+    label = np.zeros(len(path.wait), np.int64)
+    label[waiting] = of[np.searchsorted(rows, path.wait[waiting])] + 1
+    return labels, label
+
+
+def _functions(profile: Profile, rows: I64) -> tuple[list[str], I64]:
+    """Return names of functions, and int64[rows], the one in which each CPU sample was taken."""
+    subject = profile.select(rows)
+    causes = causes_of(subject, classify(subject))
+    return causes.names, causes.function

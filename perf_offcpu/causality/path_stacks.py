@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make a Profile of a critical path: each stack tells what the thread waited for, and on whom.
+
+    main ─ request ─ recv ─ [woken by] server ─ main ─ query ─ fsync
+    main ─ request ─ recv ─ [woken by] server ─ [running] ─ main ─ parse
+    [running] ─ main ─ render
+    [runnable]
+
+A stack holds, for each hop, the stack in which a thread waited and the comm of the thread that woke it, then
+the state of the last thread: the stack of its own wait, or of its CPU samples below `[running]`. The time
+that it ran is shared out by the CPU samples that lie in it. Weights sum to the window, in ns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.timeline import Timeline
+from perf_offcpu.causality.critical_path import CriticalPath, Doing
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import I64
+from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.stacks import build_stack_tree, depths, frames_of
+from perf_offcpu.structs import mutable
+
+WOKEN_BY = "[woken by]"
+_STATES = {Doing.RUNNING: "[running]", Doing.RUNNABLE: "[runnable]", Doing.NOT_RECORDED: "[not recorded]"}
+
+
+@mutable
+class Chains:
+    """Hops of a path merged by stack and comm of the waker, as a tree: c chains."""
+
+    parent: I64  # int64[c]; -1 for the waits of the root
+    stack: I64  # int64[c], row in the profile's stacks: where the thread waited; -1 unknown
+    comm: I64  # int64[c], index into `comms`: the waker
+    of_hop: I64  # int64[hops], the chain of each hop
+    comms: list[str]  # printable
+
+
+def chains_of(profile: Profile, path: CriticalPath) -> Chains:
+    """Merge the hops of a path."""
+    hops = path.hops
+    names = {name: row for row, name in enumerate(dict.fromkeys(track.comm for track in path.tracks))}
+    comm_of = np.array([names[track.comm] for track in path.tracks], np.int64)
+    stack, comm = profile.samples.stack[hops.wait].astype(np.int64), comm_of[hops.waker]
+    level = depths(hops.parent.astype(np.int32))
+    of_hop, parts = np.full(len(level) + 1, -1), list[tuple[I64, I64, I64]]()
+    total = 0
+    for depth in range(1, int(level.max(initial=0)) + 1):
+        mine = np.flatnonzero(level == depth)
+        parent = of_hop[hops.parent[mine]]
+        first, of = group(parent, stack[mine], comm[mine])
+        of_hop[mine] = of + total
+        parts.append((parent[first], stack[mine][first], comm[mine][first]))
+        total += len(first)
+    none = np.empty(0, np.int64)
+    columns = [np.concatenate([none, *(part[at] for part in parts)]) for at in range(3)]
+    return Chains(columns[0], columns[1], columns[2], of_hop[:-1], list(names))
+
+
+def path_profile(profile: Profile, timeline: Timeline, path: CriticalPath) -> Profile:
+    """Return a profile whose samples are the sums of a critical path: one for each distinct stack."""
+    chains = chains_of(profile, path)
+    chain, doing, stack, weight = _cells(profile, timeline, path, chains)
+    strings = profile.strings.copy()
+    texts = [*_STATES.values(), *(f"{WOKEN_BY} {comm}" for comm in chains.comms)]
+    added = Frames.filled(
+        len(texts), symbol=strings.intern_all(texts), cpumode=np.full(len(texts), CpuMode.USER)
+    )
+    rows = _frame_rows(profile, chains, chain, doing, stack)
+    parent, frame, leaf = build_stack_tree(Ragged.from_lists(list(rows)))
+    root = path.tracks[path.root]
+    samples = ProfileSamples.filled(
+        len(weight),
+        period=weight,
+        stack=leaf,
+        evsel=np.full(len(weight), max(0, _offcpu_event(profile))),
+        pid=np.full(len(weight), root.pid),
+        tid=np.full(len(weight), root.tid),
+        comm=np.full(len(weight), strings.intern(root.comm)),
+        flags=np.full(len(weight), SampleFlag.OFFCPU | SampleFlag.AGGREGATED),
+    )
+    frames = Frames.concat([profile.frames, added])
+    return replace(profile, samples=samples, stacks=Stacks(parent, frame), frames=frames, strings=strings)
+
+
+def running_samples(profile: Profile, timeline: Timeline, path: CriticalPath) -> tuple[I64, I64]:
+    """Return (rows, segment): the CPU samples of running threads on the path, and the segment of each."""
+    moments = np.flatnonzero(timeline.moments)
+    if len(moments):
+        moments = moments[profile.samples.evsel[moments] == profile.samples.evsel[moments].min()]
+    if not len(path.begin_ns):
+        return moments[:0], moments[:0]
+    at = timeline.begin_ns[moments] + timeline.origin_ns
+    segment = np.searchsorted(path.begin_ns, at, "right") - 1
+    hit = (segment >= 0) & (at < path.end_ns[-1])
+    hit &= (path.track[segment] == timeline.track[moments]) & (path.doing[segment] == Doing.RUNNING)
+    return moments[hit], segment[hit]
+
+
+def _cells(
+    profile: Profile, timeline: Timeline, path: CriticalPath, chains: Chains
+) -> tuple[I64, I64, I64, I64]:
+    """Return (chain, doing, stack, ns) of each distinct stack: int64[m] each."""
+    chain = np.append(chains.of_hop, -1)[path.hop]
+    stack = np.where(path.doing == Doing.WAITING, profile.samples.stack[path.wait], -1).astype(np.int64)
+    doing, length = path.doing.astype(np.int64), path.length_ns
+    first, of = group(chain, doing, stack)
+    cells = [chain[first], doing[first], stack[first], sum_by(of, length, len(first))]
+    rows, segment = running_samples(profile, timeline, path)
+    if not len(rows):
+        return cells[0], cells[1], cells[2], cells[3]
+    cell, stacks = of[segment], profile.samples.stack[rows].astype(np.int64)
+    first, of = group(cell, stacks)
+    cell, stacks, number = cell[first], stacks[first], np.bincount(of)
+    parts = shared_out(cells[3], cell, number)
+    rest = cells[3].copy()
+    rest[cell] = 0
+    kept = np.flatnonzero(rest)
+    sampled = [cells[0][cell], cells[1][cell], stacks, parts]
+    whole = [np.concatenate([column[kept], more]) for column, more in zip(cells, sampled, strict=True)]
+    return whole[0], whole[1], whole[2], whole[3]
+
+
+def shared_out(weight: I64, of: I64, number: I64) -> I64:
+    """Return int64[n]: parts of the weights of cells in proportion to numbers, exact in sum.
+
+    Args:
+        of: int64[n], the cell of each part, ascending.
+        number: int64[n], CPU samples.
+    """
+    whole = np.bincount(of, number, len(weight)).astype(np.int64)
+    # The share of all samples up to and with each part, rounded down, minus the share up to the one before.
+    before = np.cumsum(number) - number
+    start = np.searchsorted(of, of)
+    before -= before[start]
+    ends = [_product(weight[of], upto, whole[of]) for upto in (before + number, before)]
+    return ends[0] - ends[1]
+
+
+def _product(weight: I64, part: I64, whole: I64) -> I64:
+    """Return weight * part // whole without leaving 63 bits."""
+    quotient, rest = np.divmod(weight, whole)
+    exact: I64 = quotient * part + rest * part // whole
+    return exact
+
+
+def _frame_rows(profile: Profile, chains: Chains, chain: I64, doing: I64, stack: I64) -> Iterator[list[int]]:
+    """Yield the frames of each stack, leaf first."""
+    known = len(profile.frames)
+    state_frame = {state: known + row for row, state in enumerate(_STATES)}
+    first_comm = known + len(_STATES)
+    parent, frame = profile.stacks.parent, profile.stacks.frame
+    prefixes = list[list[int]]()
+    for above, at, comm in zip(
+        chains.parent.tolist(), chains.stack.tolist(), chains.comm.tolist(), strict=True
+    ):
+        before = prefixes[above] if above >= 0 else []
+        prefixes.append([*before, *frames_of(parent, frame, at), first_comm + comm])
+    for above, state, leaf in zip(chain.tolist(), doing.tolist(), stack.tolist(), strict=True):
+        prefix = prefixes[above] if above >= 0 else []
+        marks = [state_frame[Doing(state)]] if Doing(state) in state_frame else []
+        yield [*prefix, *marks, *frames_of(parent, frame, leaf)][::-1]
+
+
+def _offcpu_event(profile: Profile) -> int:
+    rows = profile.samples.evsel[profile.is_offcpu()]
+    return int(rows[0]) if len(rows) else -1

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The critical path of a client whose requests pass through two servers; the last one sleeps and computes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Command
+
+pytestmark = pytest.mark.beside
+
+REQUESTS, SLEEP_MS, BACKEND_MS, FRONTEND_MS = 10, 20, 8, 4
+CHAIN = f"""
+import os, time
+
+def named(comm):
+    with open("/proc/self/comm", "w") as file:
+        file.write(comm)
+
+def compute(ms):
+    end = time.thread_time() + ms / 1000
+    while time.thread_time() < end:
+        pass
+
+def server(comm, work):
+    (there, to), (back, reply) = os.pipe(), os.pipe()
+    if os.fork() == 0:
+        named(comm)
+        os.close(to)
+        while os.read(there, 1):
+            work()
+            os.write(reply, b"x")
+        os._exit(0)
+    os.close(there), os.close(reply)
+    return lambda: (os.write(to, b"x"), os.read(back, 1))
+
+def sleep_and_compute():
+    time.sleep({SLEEP_MS / 1000})
+    compute({BACKEND_MS})
+
+backend = server("backend", sleep_and_compute)
+frontend = server("frontend", lambda: (compute({FRONTEND_MS}), backend()))
+named("client")
+for _ in range({REQUESTS}):
+    frontend()
+"""
+
+
+def test_the_time_of_a_client_is_that_of_the_servers_behind_it(perf_offcpu: Command, tmp_path: Path) -> None:
+    options = ["-q", "--off-cpu-thresh", "0", "-F", "999"]
+    done = perf_offcpu("record", *options, "--", sys.executable, "-c", CHAIN, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = perf_offcpu("report", "--critical-path", "--comm", "client", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    path = json.loads(done.stdout)
+    assert sum(row["time"] for row in path["rows"]) == path["total"]
+    comms = {row["comm"]: row for row in path["hops"] if row["wakeups"] >= REQUESTS}
+    assert [(comm, row["depth"]) for comm, row in comms.items()] == [("frontend", 1), ("backend", 2)]
+    frontend, backend = comms["frontend"]["own"], comms["backend"]["own"]
+    # A busy machine adds time to each of them, and takes none away.
+    assert backend["waiting"] >= REQUESTS * SLEEP_MS * 1_000_000
+    assert backend["running"] >= 0.98 * REQUESTS * BACKEND_MS * 1_000_000
+    assert frontend["running"] >= 0.98 * REQUESTS * FRONTEND_MS * 1_000_000
+    assert frontend["waiting"] <= 0.02 * path["total"]
+    waits = {(row["comm"], row["class"]) for row in path["rows"] if row["time"] > 0.02 * path["total"]}
+    assert ("backend", "sleep") in waits and not {("client", "pipe"), ("frontend", "pipe")} & waits
+    folded = perf_offcpu(
+        "convert", "--folded", "--critical-path", "--comm", "client", "-o", "-", cwd=tmp_path
+    )
+    lines = [line.rpartition(" ") for line in folded.stdout.splitlines()]
+    assert sum(int(weight) for _, _, weight in lines) == path["total"]
+    chained = sum(int(ns) for stack, _, ns in lines if "by] frontend;" in stack and "by] backend;" in stack)
+    assert chained >= REQUESTS * (SLEEP_MS + 0.98 * BACKEND_MS) * 1_000_000

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Critical paths: known chains, and what holds of every path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders.profile import ProfileBuilder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perf_offcpu.analysis.select import Selection
+from perf_offcpu.analysis.time_windows import parse_windows
+from perf_offcpu.analysis.timeline import timeline_of
+from perf_offcpu.causality.critical_path import CriticalPath, Doing, critical_path
+from perf_offcpu.causality.path_rows import hop_rows, path_rows, rivals
+from perf_offcpu.causality.path_stacks import chains_of, path_profile
+from perf_offcpu.causality.window import choose_thread, window_of
+from perf_offcpu.convert.folded import folded_totals
+from perf_offcpu.convert.options import Options
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.symbolize.load import load_profile
+from perf_offcpu.symbolize.options import SymbolizeOptions
+
+DATA = Path(__file__).parents[2] / "data"
+COMMS = {1: "client", 2: "server", 3: "disk"}
+
+
+def wait(
+    builder: ProfileBuilder,
+    tid: int,
+    begin: int,
+    end: int,
+    *,
+    waker: int = -1,
+    queued: int = 0,
+    **other: object,
+) -> ProfileBuilder:
+    """Add a wait from `begin` to `end`, at the end of which it was `queued` ns on a run queue."""
+    return builder.sample(
+        COMMS.get(tid, f"t{tid}"),
+        [f"main{tid}", f"sleep_in_{tid}"],
+        end - begin,
+        tid=tid,
+        pid=tid,
+        time_ns=end,
+        switch_out_ns=begin,
+        wakeup_ns=end - queued,
+        runq_ns=queued,
+        waker_tid=waker,
+        waker_pid=waker,
+        **other,
+    )
+
+
+def follow(profile: Profile, tid: int = 1, window: tuple[int, int] | None = None) -> CriticalPath:
+    timeline = timeline_of(profile)
+    thread = choose_thread(timeline, Selection(tids=(tid,)))
+    path = critical_path(profile, timeline, thread, *(window or window_of(profile, timeline, thread, ())))
+    length = path.length_ns
+    assert bool((length > 0).all()) and np.array_equal(path.begin_ns[1:], path.end_ns[:-1])
+    if window:
+        assert (path.begin_ns[0], path.end_ns[-1]) == window
+    return path
+
+
+def segments(path: CriticalPath) -> list[tuple[int, str, int, int]]:
+    """(tid, doing, begin, end) of each segment."""
+    columns = (path.track.tolist(), path.doing.tolist(), path.begin_ns.tolist(), path.end_ns.tolist())
+    return [
+        (path.tracks[track].tid, Doing(doing).name, begin, end)
+        for track, doing, begin, end in zip(*columns, strict=True)
+    ]
+
+
+@pytest.fixture
+def chain() -> ProfileBuilder:
+    """1 waits for 2, which waits for 3, which sleeps and then computes; an interrupt ends that sleep."""
+    builder = ProfileBuilder()
+    wait(builder, 3, 100, 1100, waker=9, flags=SampleFlag.WAKER_INTERRUPT)
+    wait(builder, 2, 100, 1600, waker=3)
+    wait(builder, 1, 100, 1900, waker=2, queued=50)
+    return wait(builder, 1, 2000, 2100)
+
+
+def test_a_chain_is_followed_to_its_end(chain: ProfileBuilder) -> None:
+    path = follow(chain.build(), window=(0, 2050))
+    assert segments(path) == [
+        (1, "RUNNING", 0, 100),
+        (3, "WAITING", 100, 1100),
+        (3, "RUNNING", 1100, 1600),
+        (2, "RUNNING", 1600, 1850),
+        (1, "RUNNABLE", 1850, 1900),
+        (1, "RUNNING", 1900, 2000),
+        (1, "WAITING", 2000, 2050),
+    ]
+    assert path.hops.parent.tolist() == [-1, 0]
+
+
+def test_time_before_a_wait_began_is_what_the_waker_did_before(chain: ProfileBuilder) -> None:
+    """The waker slept before the wait began, too: only the part in the wait counts."""
+    path = follow(chain.build(), window=(500, 1200))
+    assert segments(path) == [(3, "WAITING", 500, 1100), (3, "RUNNING", 1100, 1200)]
+
+
+def test_a_preempted_thread_waits_for_a_cpu_and_who_has_it_is_said() -> None:
+    builder = ProfileBuilder()
+    wait(builder, 1, 100, 500, flags=SampleFlag.PREEMPTED, state=0, cpu=1)
+    for at, cpu in ((200, 1), (300, 1), (400, 0), (600, 1)):
+        builder.sample("hog", ["spin"], 100, event="cpu-clock", tid=7, pid=7, time_ns=at, cpu=cpu)
+    profile = builder.build()
+    path = follow(profile, window=(0, 700))
+    assert segments(path) == [(1, "RUNNING", 0, 100), (1, "RUNNABLE", 100, 500), (1, "RUNNING", 500, 700)]
+    assert rivals(profile, timeline_of(profile), path) == {"hog": 2}
+
+
+def test_a_waker_without_samples_is_not_recorded() -> None:
+    profile = wait(ProfileBuilder(), 1, 100, 500, waker=8).build()
+    assert segments(follow(profile, window=(100, 500))) == [(8, "NOT_RECORDED", 100, 500)]
+
+
+def test_waits_that_contradict_each_other_end_the_walk() -> None:
+    builder = ProfileBuilder()
+    wait(builder, 1, 0, 1000, waker=2)
+    wait(builder, 2, 0, 1000, waker=1)
+    assert segments(follow(builder.build(), window=(0, 1000))) == [(2, "WAITING", 0, 1000)]
+
+
+def test_stacks_name_each_hop_and_running_time_is_shared_out_by_samples(chain: ProfileBuilder) -> None:
+    for at in (1200, 1300, 1400):
+        chain.sample(
+            "disk", ["main3", "sum" if at < 1400 else "sort"], 1, event="cpu-clock", tid=3, pid=3, time_ns=at
+        )
+    profile = chain.build()
+    path = follow(profile, window=(0, 2000))
+    shown = path_profile(profile, timeline_of(profile), path)
+    shown.check()
+    first, second = "client;main1;sleep_in_1;[woken by] server", ";main2;sleep_in_2;[woken by] disk"
+    assert folded_totals(shown, Options()) == {
+        "client;[running]": 200,
+        "client;[runnable]": 50,
+        f"{first};[running]": 250,
+        f"{first}{second};main3;sleep_in_3": 1000,
+        f"{first}{second};[running];main3;sum": 333,
+        f"{first}{second};[running];main3;sort": 167,
+    }
+    rows = path_rows(profile, timeline_of(profile), path)
+    assert sum(row.ns for row in rows) == 2000
+    assert [(row.comm, row.doing, row.function, row.ns) for row in rows[:3]] == [
+        ("disk", Doing.WAITING, "sleep_in_3", 1000),
+        ("disk", Doing.RUNNING, "sum", 333),
+        ("server", Doing.RUNNING, "", 250),
+    ]
+    tree = hop_rows(path, chains_of(profile, path))
+    assert [(row.depth, row.comm, row.wakeups, row.total_ns) for row in tree] == [
+        (0, "client", 0, 2000),
+        (1, "server", 1, 1750),
+        (2, "disk", 1, 1500),
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 5), st.integers(0, 300), st.integers(0, 60), st.integers(-1, 7), st.integers(0, 60)
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+    st.integers(1, 5),
+)
+def test_a_path_covers_its_window_whatever_was_recorded(
+    waits: list[tuple[int, int, int, int, int]], tid: int
+) -> None:
+    """Waits that overlap and wakers that sleep are what damaged files hold."""
+    builder = ProfileBuilder()
+    for sleeper, begin, length, waker, queued in waits:
+        wait(builder, sleeper, begin, begin + length, waker=waker, queued=min(queued, length))
+    profile = builder.build()
+    if tid not in {one[0] for one in waits}:
+        return
+    path = follow(profile, tid, (0, 400))
+    assert int(path_profile(profile, timeline_of(profile), path).samples.period.sum()) == 400
+    assert sum(row.ns for row in path_rows(profile, timeline_of(profile), path)) == 400
+    assert hop_rows(path, chains_of(profile, path))[0].total_ns == 400
+
+
+@pytest.mark.parametrize(
+    "path", [DATA / "demo.data", *sorted((DATA / "perf-7.2").glob("*.data"))], ids=lambda path: path.name
+)
+def test_paths_of_recordings_sum_to_their_windows(path: Path) -> None:
+    profile = load_profile([str(path)], SymbolizeOptions())
+    timeline = timeline_of(profile)
+    for track in timeline.tracks:
+        if track.tid <= 0 or not timeline.placed[track.rows].any():
+            continue
+        thread = choose_thread(timeline, Selection(tids=(track.tid,), pids=(track.pid,)))
+        try:
+            window = window_of(profile, timeline, thread, ())
+        except UsageError:  # a thread with one moment has no window
+            continue
+        found = critical_path(profile, timeline, thread, *window)
+        assert int(found.length_ns.sum()) == window[1] - window[0]
+        shown = path_profile(profile, timeline, found)
+        shown.check()
+        assert int(shown.samples.period.sum()) == window[1] - window[0]
+
+
+def test_the_main_thread_of_the_first_process_is_the_default() -> None:
+    builder = ProfileBuilder()
+    wait(builder, 5, 50, 90)
+    wait(builder, 4, 10, 20, count=1)
+    timeline = timeline_of(builder.build())
+    assert timeline.tracks[choose_thread(timeline, Selection())].tid == 4
+    with pytest.raises(UsageError, match="no such thread"):
+        choose_thread(timeline, Selection(comms=("nobody",)))
+
+
+def test_a_window_lies_within_the_life_of_the_thread(chain: ProfileBuilder) -> None:
+    chain.meta = {"first_ns": 1100, "last_ns": 2100}
+    profile = chain.build()
+    timeline = timeline_of(profile)
+    thread = choose_thread(timeline, Selection(tids=(1,)))
+    assert window_of(profile, timeline, thread, ()) == (100, 2100)
+    assert window_of(profile, timeline, thread, parse_windows("0%-50%")) == (1100, 1600)
+    assert window_of(profile, timeline, thread, parse_windows("0.0000005,0.0000012")) == (500, 1200)
+    with pytest.raises(UsageError, match="no samples in that time"):
+        window_of(profile, timeline, thread, parse_windows("5,6"))
+    with pytest.raises(UsageError, match="more than one window"):
+        window_of(profile, timeline, thread, parse_windows("0,1 2,3"))
