@@ -110,9 +110,9 @@ FORMS: dict[str, Callable[[], AbstractContextManager[Stats]]] = {
     "sums by stack": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **BARE)),
     "sums by stack, budget": lambda: ours(OffCpuConfig(threshold_ns=NEVER, wakers=False)),
     "sums by stack, budget, wakers": lambda: ours(OffCpuConfig(threshold_ns=NEVER)),
-    "sums by stack and caller": lambda: ours(OffCpuConfig(threshold_ns=NEVER, sum_callers=True, **BARE)),
+    "sums by stack and caller": lambda: ours(OffCpuConfig(threshold_ns=NEVER, copy_bytes=8192, **BARE)),
     "sums by stack and caller, budget, wakers": lambda: ours(
-        OffCpuConfig(threshold_ns=NEVER, sum_callers=True)
+        OffCpuConfig(threshold_ns=NEVER, copy_bytes=8192)
     ),
     "sums without stacks": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **THREADS, **BARE)),
     "sums without stacks, budget": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **THREADS, wakers=False)),

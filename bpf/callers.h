@@ -21,61 +21,9 @@
 #ifndef OFFCPU_CALLERS_H
 #define OFFCPU_CALLERS_H
 
-#include "stacks.h"
+#include "copies.h"
 
 #if OFFCPU_SUM_CALLERS
-#define LIBRARIES (1ULL << 30)		/* libraries are mapped this near below mm->mmap_base */
-#define MAPPED (1ULL << 40)		/* and other code, generated at run time, this near */
-
-/* The value is the epoch in which a wait of this hash was sent. */
-BPF_TABLE("lru_hash", u64, u64, snapshots, OFFCPU_CALLERS);
-
-/* Whether a word may be a return address into the program's text or the `span` below mmap_base. */
-static __always_inline bool may_return(const struct offcpu_layout *at, u64 word, u64 span)
-{
-	if (word - at->code < at->code_size)
-		return true;
-	if (word - (at->top - span) >= span || !(word & WORD_MASK))
-		return false;
-	return word - at->sp + NEAR_STACK >= 2 * NEAR_STACK;
-}
-
-static __always_inline u64 mix(u64 hash, u64 word)
-{
-	hash = (hash ^ word) * 0xff51afd7ed558ccdULL;
-	return hash ^ hash >> 32;
-}
-
-/* Hash a chain of frame pointers, without the words in it that are no code addresses. */
-static __always_inline u64 hash_chain(const struct offcpu_layout *at, struct offcpu_stack *stack)
-{
-	u64 hash = 1;
-	u32 i;
-
-#pragma clang loop unroll(disable)
-	for (i = 1; i < OFFCPU_FRAMES; i++) {
-		barrier_var(i);
-		if (i >= OFFCPU_FRAMES || i >= stack->nr)
-			break;
-		if (may_return(at, stack->ips[i], MAPPED))
-			hash = mix(hash, stack->ips[i]);
-	}
-	return hash;
-}
-
-static __always_inline struct offcpu_layout layout_of(struct task_struct *task, void *mm, u64 sp)
-{
-	struct offcpu_layout at = {
-		.code = FIELD(u64, mm, MM_START_CODE),
-		.code_size = FIELD(u64, mm, MM_END_CODE) - FIELD(u64, mm, MM_START_CODE),
-		.top = FIELD(u64, mm, MM_MMAP_BASE),
-		.sp = sp,
-		.thread = FIELD(u64, task, TASK_THREAD_POINTER),
-	};
-
-	return at;
-}
-
 static __always_inline bool is_same(const struct offcpu_layout *a, const struct offcpu_layout *b)
 {
 	return !(a->code ^ b->code | a->code_size ^ b->code_size | a->top ^ b->top |
@@ -150,19 +98,6 @@ static __always_inline u64 hash_callers(struct offcpu_wait *wait)
 		hash_top(top, &at, wait->user);
 	/* For the verifier, both paths go on as one. */
 	return *(volatile u64 *)&top->caller;
-}
-
-/* Whether no stack of this hash was copied since the output file began. */
-static __always_inline bool is_first(const struct offcpu_control *ctl, u64 caller)
-{
-	u64 *sent = snapshots.lookup(&caller);
-
-	return !sent || *sent < ctl->epoch;
-}
-
-static __always_inline void note_sent(struct offcpu_control *ctl, u64 caller)
-{
-	snapshots.update(&caller, &ctl->epoch);
 }
 #endif
 

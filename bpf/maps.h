@@ -20,12 +20,8 @@
 
 struct task_struct;
 
-#if OFFCPU_SUM_CALLERS
-#define TOP_WORDS 64		/* 32 do not reach the callers in redis (jemalloc, a buffer) */
-#define TOP_BYTES (TOP_WORDS * sizeof(u64))
+#if OFFCPU_COPIES
 #define BLOCK_WORDS 8
-#define TOP_BLOCKS (TOP_WORDS / BLOCK_WORDS)
-#define ALL_BLOCKS ((1ULL << TOP_BLOCKS) - 1)
 
 /* Where a task's code may be, and how far its stack pointer is from the end of the stack. */
 struct offcpu_layout {
@@ -35,6 +31,13 @@ struct offcpu_layout {
 	u64 sp;
 	u64 thread;			/* the thread pointer */
 };
+#endif
+
+#if OFFCPU_SUM_CALLERS
+#define TOP_WORDS 64		/* 32 do not reach the callers in redis (jemalloc, a buffer) */
+#define TOP_BYTES (TOP_WORDS * sizeof(u64))
+#define TOP_BLOCKS (TOP_WORDS / BLOCK_WORDS)
+#define ALL_BLOCKS ((1ULL << TOP_BLOCKS) - 1)
 
 /* The top of a user stack at the last wait, and the hashes made of it. */
 struct offcpu_top {
@@ -123,6 +126,8 @@ struct offcpu_wait {
 	u64 caller;			/* hash of the callers for its sum, 0 unknown */
 	u32 lost;			/* OFFCPU_LOST_* for its sum */
 	bool first;			/* first of its callers: sent with a copy of the stack */
+	u64 copied;			/* hash of the stack for its sample, 0 unknown */
+	u32 copy;			/* enum offcpu_copy */
 };
 
 #define CHAIN_WORDS (2 * (1 + OFFCPU_FRAMES))	/* two parts, each a marker and its frames */
@@ -174,7 +179,11 @@ BPF_TABLE("hash", struct offcpu_budget_key, struct offcpu_budget, budgets, OFFCP
 BPF_TABLE("hash", struct offcpu_target_key, u32, targets, OFFCPU_TARGETS_MAX);
 BPF_TABLE("hash", struct offcpu_comm, u32, comms, OFFCPU_TARGETS_MAX);
 BPF_TABLE("hash", u64, u32, groups, OFFCPU_TARGETS_MAX);
-BPF_PERF_OUTPUT(events);
+BPF_PERF_OUTPUT(events);		/* with copies of control.copy_bytes, if any */
+BPF_PERF_OUTPUT(events_bare);		/* the same rings, with other sizes: copies.h */
+BPF_PERF_OUTPUT(events_quarter);
+BPF_PERF_OUTPUT(events_double);
+BPF_PERF_OUTPUT(events_fourfold);
 
 static __always_inline void count(u32 which, u64 ns)
 {

@@ -40,6 +40,7 @@
  *	OFFCPU_SUM_STACKS			sums by user stack: 1 KB a task, a walk every wait
  *	OFFCPU_SUM_CALLERS			sums by callers without frame pointers (callers.h):
  *						650 bytes a task, a read of the stack every wait
+ *	OFFCPU_COPIES				copies of stacks by need (copies.h)
  *	OFFCPU_WAKER_STACKS			stacks of wakers: 2 KB a task
  *	OFFCPU_BUDGET				where time goes: 192 bytes a task, and work in
  *						every switch, whatever is a wait

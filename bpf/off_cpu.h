@@ -82,6 +82,16 @@ enum offcpu_mode {
 	OFFCPU_MODES			/* number of modes */
 };
 
+/* The event that sends a sample, by the size of its copy of the user stack. */
+enum offcpu_copy {
+	OFFCPU_COPY_FIRST,		/* control.copy_bytes */
+	OFFCPU_COPY_BARE,		/* one word: a sample before has the copy */
+	OFFCPU_COPY_QUARTER,
+	OFFCPU_COPY_DOUBLE,
+	OFFCPU_COPY_FOURFOLD,
+	OFFCPU_COPIES_NR
+};
+
 /* The options that user space sets; it may change them while the program is attached. */
 struct offcpu_control {
 	u32 enabled;
@@ -93,6 +103,7 @@ struct offcpu_control {
 	u64 epoch;			/* increases with each output file: see callers.h */
 	u64 max_rate;			/* samples in a window of the rate, 0 unlimited */
 	u32 states;			/* which modes are waits: bits by enum offcpu_mode */
+	u32 copy_bytes;			/* size of copies of stacks, 0 none */
 	u8 everybody;			/* all tasks are targets */
 	u8 by_process;			/* the map `targets` holds such ids */
 	u8 by_thread;
@@ -105,6 +116,7 @@ struct offcpu_control {
 	u8 cgroups;			/* samples and sums have the id of the cgroup */
 	u8 wakers;			/* wake-ups are traced */
 	u8 drop_short;			/* waits under the threshold are left out */
+	u8 copy_all;			/* samples do not refer to copies sent before */
 };
 
 /* A second threshold, which rises while there are more samples than control.max_rate. */
@@ -237,7 +249,7 @@ struct offcpu_extension {
 	u64 count;			/* number of waits */
 	u64 longest_ns;
 	u64 runq_ns;
-	u64 caller;			/* hash of the callers (callers.h), 0 unknown */
+	u64 caller;			/* hash of the stack or the callers, 0 unknown */
 	u8 end[];
 };
 

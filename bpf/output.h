@@ -190,8 +190,24 @@ static __always_inline void describe_wait(struct offcpu_extension *to, struct of
 		.count = 1,
 		.longest_ns = wait->ns,
 		.runq_ns = wait->runq_ns,
-		.caller = wait->first ? wait->caller : 0,
+		.caller = wait->copied,
 	};
+}
+
+/* Submit a sample to the event whose copies of the user stack have the size. */
+static __always_inline long submit(void *ctx, u32 copy, struct offcpu_payload *sample, u64 bytes)
+{
+#if OFFCPU_COPIES
+	if (copy == OFFCPU_COPY_BARE)
+		return events_bare.perf_submit(ctx, sample, bytes);
+	if (copy == OFFCPU_COPY_QUARTER)
+		return events_quarter.perf_submit(ctx, sample, bytes);
+	if (copy == OFFCPU_COPY_DOUBLE)
+		return events_double.perf_submit(ctx, sample, bytes);
+	if (copy == OFFCPU_COPY_FOURFOLD)
+		return events_fourfold.perf_submit(ctx, sample, bytes);
+#endif
+	return events.perf_submit(ctx, sample, bytes);
 }
 
 /* Send a wait as a sample; false if the ring did not take it. */
@@ -218,8 +234,8 @@ static __always_inline bool send_sample(void *ctx, const struct offcpu_control *
 		      end - nr - 1 - OFFCPU_EXTENSION_WORDS);
 	if (end > SAMPLE_WORDS)
 		return false;
-	error = events.perf_submit(ctx, sample,
-				   offsetof(struct offcpu_payload, words) + end * sizeof(u64));
+	error = submit(ctx, wait->copy, sample,
+		       offsetof(struct offcpu_payload, words) + end * sizeof(u64));
 	if (wait->first)
 		count(error ? OFFCPU_SNAPSHOTS_LOST : OFFCPU_SNAPSHOTS, wait->ns);
 	else if (!error)
@@ -334,6 +350,30 @@ static __always_inline bool sum_wait(struct offcpu_control *ctl, struct offcpu_w
 	return false;
 }
 
+#if OFFCPU_COPIES
+/* Pass what the verifier may know of a wait through memory: see via_memory(). */
+static __always_inline void forget_values(struct offcpu_wait *wait)
+{
+	struct offcpu_task *storage = wait->storage;
+
+	wait->wakeup_ns = via_memory(storage, wait->wakeup_ns);
+	wait->runq_ns = via_memory(storage, wait->runq_ns);
+	wait->prev_state = via_memory(storage, wait->prev_state);
+	wait->syscall = via_memory(storage, wait->syscall);
+	wait->cgroup = via_memory(storage, wait->cgroup);
+	wait->stack = via_memory(storage, wait->stack);
+	wait->caller = via_memory(storage, wait->caller);
+	wait->lost = via_memory(storage, wait->lost);
+	wait->flags = via_memory(storage, wait->flags);
+	wait->ns = via_memory(storage, wait->ns);
+	wait->pid = via_memory(storage, wait->pid);
+	wait->tid = via_memory(storage, wait->tid);
+	wait->switch_out_ns = via_memory(storage, wait->switch_out_ns);
+	wait->switch_in_ns = via_memory(storage, wait->switch_in_ns);
+	wait->generation = via_memory(storage, wait->generation);
+}
+#endif
+
 /* Account a completed wait: sum it or send it, and if one fails do the other. */
 static __always_inline void account(void *ctx, struct offcpu_control *ctl,
 				    struct offcpu_wait *wait)
@@ -364,10 +404,15 @@ static __always_inline void account(void *ctx, struct offcpu_control *ctl,
 		take_user_stack(ctx, wait->task, wait->user, NULL, false);
 	}
 #endif
+#if OFFCPU_COPIES
+	forget_values(wait);
+	sampled = via_memory(wait->storage, sampled);
+	plan_copy(ctl, wait);
+#endif
 	if (send_sample(ctx, ctl, wait, to)) {
-#if OFFCPU_SUM_CALLERS
-		if (wait->first)
-			note_sent(ctl, wait->caller);
+#if OFFCPU_COPIES
+		if (wait->copied && wait->copy != OFFCPU_COPY_BARE)
+			note_sent(ctl, wait->copied);
 #endif
 		return;
 	}

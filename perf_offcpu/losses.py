@@ -164,7 +164,7 @@ BACKWARDS = _decode("backwards", "counts that were lower than before, left out")
 GARBAGE = _decode("garbage", "words cut off at the root of callchains because they are no code addresses")
 CALLERS_NOT_COPIED = _decode(
     "callers-not-copied",
-    "sums whose callers' stack was not copied: their stacks end where frame pointers do",
+    "waits whose stack should be in another sample, and is not: their stacks end where frame pointers do",
 )
 NO_ROOM_FOR_STACKS = _decode(
     "no-room-for-stacks", "user stacks not kept for unwinding: no room for them in TMPDIR"

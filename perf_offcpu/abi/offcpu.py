@@ -77,6 +77,9 @@ SYSCALL_UNKNOWN = -2
 UNKNOWN_U32 = 2**32 - 1
 UNKNOWN_U64 = 2**64 - 1
 
+REFERENCE_BYTES = 8
+"""Size of the copy of the user stack in samples that refer, by `caller`, to the copy of another."""
+
 PAYLOAD = Layout(
     "offcpu-time raw payload",
     Field("pid", U32, doc="tgid"),
@@ -107,7 +110,7 @@ EXTENSION = Layout(
     Field("count", U64, unknown=1, doc="number of waits"),
     Field("longest_ns", U64, unknown=UNKNOWN_U64, doc="ns of the longest wait of a sum"),
     Field("runq_ns", U64, unknown=UNKNOWN_U64, doc="ns of run-queue delay in the wait(s)"),
-    Field("caller", U64, doc="of sums: a hash of who called"),
+    Field("caller", U64, doc="a hash of the stack, or of sums: of who called"),
     source="bpf/off_cpu.h: struct offcpu_extension",
 )
 """The fixed part of the extension.

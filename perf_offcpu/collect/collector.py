@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Self
 
 from perf_offcpu import losses
@@ -26,6 +27,7 @@ from perf_offcpu.abi.attr import AttrFlag, PerfType
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.events import evsels, perf_event
+from perf_offcpu.collect.events.copies import CopyEvents
 from perf_offcpu.collect.events.evsels import CpuEvent, Support
 from perf_offcpu.collect.events.parser import SamplingEvent
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
@@ -86,6 +88,8 @@ class Collector:
             for event in options.events:
                 self._sampling.append(self._open_sampling(event, support, options.target.cpus or cpus))
                 stack.callback(self._sampling[-1].close)
+            self._copies = CopyEvents(self.rings.owner, self.program.maps.set_output)
+            stack.callback(self._copies.close)
             stack.callback(self.program.close)  # before the events that it writes to
             self.counters_event = counters_event(support)
             self._failures = self.program.maps.output_failures()
@@ -172,10 +176,13 @@ class Collector:
     @property
     def events(self) -> list[EventSpec]:
         """The events as the file describes them, in its order."""
-        return [event.spec for event in self._cpu_events()] + [self.counters_event]
+        waits = self.rings.owner.spec
+        waits = replace(waits, ids=(*waits.ids, *(one for event in self._copies for one in event.ids)))
+        sampling = [event.spec for event in self._sampling]
+        return [*sampling, waits, self._side_rings.owner.spec, self.counters_event]
 
     def _cpu_events(self) -> list[CpuEvent]:
-        return [*self._sampling, self.rings.owner, self._side_rings.owner]
+        return [*self._sampling, self.rings.owner, *self._copies, self._side_rings.owner]
 
     @property
     def ring_fds(self) -> list[int]:
@@ -192,7 +199,8 @@ class Collector:
         Args:
             command_pid: the process that will become the command, if that is the target.
         """
-        self.rings.owner.enable()
+        for event in (self.rings.owner, *self._copies):
+            event.enable()
         self._add_targets()
         if command_pid is not None:
             self.program.maps.add_target(command_pid, mode="target_armed")
@@ -227,8 +235,8 @@ class Collector:
         self.program.disable()
         end_ns = min(now_ns(), self.program.maps.end_ns + LAST_RUN_NS)
         self.span = Span(self.span.begin_ns, end_ns, self.options.threshold_ns)
-        self._side_rings.owner.disable()
-        self.rings.owner.disable()
+        for event in (self._side_rings.owner, self.rings.owner, *self._copies):
+            event.disable()
 
     def drain(self, sink: Sink) -> None:
         """Move the content of all rings to `sink`; errors as of the sink, with nothing lost."""
@@ -257,6 +265,7 @@ class Collector:
         for fd in fds:
             perf_event.enable(fd)
         self.program.maps.set_output(cpu, self.rings.owner.fds[cpu])
+        self._copies.reopen(cpu)
         self._failures = self.program.maps.output_failures()
         if not self.options.target.cpus or cpu in self.options.target.cpus:
             for event in self._sampling:

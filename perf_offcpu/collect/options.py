@@ -72,7 +72,7 @@ def bpf_config(options: RecordOptions, deferred_stacks: bool) -> OffCpuConfig:
         by_user=bool(target.users),
         by_comm=bool(target.comms),
         by_group=target.groups[0].controller if target.groups else None,
-        sum_callers=options.stack_bytes > 0,
+        copy_bytes=options.stack_bytes,
         deferred_stacks=deferred_stacks,
         in_sleeper=options.stack_bytes > 0,
         cgroups=True,

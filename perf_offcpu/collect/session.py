@@ -239,6 +239,7 @@ class _Session:
         path = self.names.next()
         new = self._while_draining(lambda: self._open_next(path))
         old, drained_ns = self.file, now_ns()
+        self.collector.program.maps.copy_all()  # what comes between is in the new file, its copy would not be
         self._drain()
         self.totals.start(end_of_file=True)
         counts = Counts.of(self.collector)

@@ -120,6 +120,7 @@ def read_recording(
         tasks.notes.take(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
         _count_losses(chunk, reader)
     batch = reads.split(collector.release(), reader.events, reader.counters)
+    batch.samples.snapshot = store.callers.settled(batch.samples.snapshot, reader.counters)
     return assemble(reader, batch, tasks, account).replaced(snapshots=store.release())
 
 

@@ -171,11 +171,6 @@ class Payload:
         values = gather_u64(self.data, np.where(inside, self.at + 8 * place, 0), self.order)
         return np.where(inside, values, np.uint64(0))
 
-    def callers(self) -> U64:
-        """Return the callers of sums, uint64[n]; 0 of other samples."""
-        is_sum = self.extension["kind"] == np.uint32(abi.Kind.SUM)
-        return np.where(is_sum, self.extension["caller"], np.uint64(0))
-
     def waker_chains(self) -> Ragged:
         """Return the callchains of wakers; none where they do not lie inside their sample."""
         counts = self.extension["waker_nr"].astype(np.int64)

@@ -25,7 +25,7 @@ from perf_offcpu.decode.account import CollectorAccount, is_counters
 from perf_offcpu.decode.batch import Batch, in_table
 from perf_offcpu.decode.counter_reads import CounterReads, has_reads
 from perf_offcpu.decode.retype import retype
-from perf_offcpu.decode.stacks.snapshot_store import SnapshotStore, sum_callers, with_callers
+from perf_offcpu.decode.stacks.snapshot_store import SnapshotStore, callers_of, with_callers
 from perf_offcpu.decode.switches.events import SwitchDecoder
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
@@ -135,8 +135,8 @@ class SampleDecoder:
             mask = spec.attr.sample_regs_user
             snapshot = self.snapshots.add(chunk, columns, mask, ok, order)
             if is_offcpu(spec):
-                callers = np.where(ok, sum_callers(chunk.data, columns, order), np.uint64(0))
-                snapshot = with_callers(snapshot, callers, self.snapshots.callers, self.counters)
+                callers = np.where(ok, callers_of(chunk.data, columns, order), np.uint64(0))
+                snapshot = with_callers(snapshot, callers, self.snapshots.callers)
             batch.samples.snapshot = snapshot
         if self.reads is not None and has_reads(spec):
             self.reads.add(chunk.data, columns, np.flatnonzero(ok), self.events, number)

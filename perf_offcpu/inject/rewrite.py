@@ -32,10 +32,11 @@ from perf_offcpu.decode.switches.events import may_hold_switches
 from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
 from perf_offcpu.inject.header import has_stacks, written_events, written_features
+from perf_offcpu.inject.late_copies import LateCopies
 from perf_offcpu.inject.late_exits import LateExits
 from perf_offcpu.inject.options import RewriteOptions, Rewritten
 from perf_offcpu.inject.samples import SampleRewriter, Stage, is_untimed
-from perf_offcpu.inject.stages import Completer, Retyper, StackUnwinder, cut_user_parts
+from perf_offcpu.inject.stages import Completer, Retyper, StackUnwinder, cut_user_parts, drop_references
 from perf_offcpu.inject.switch_waits import WaitRecords, wait_records
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I64
@@ -98,6 +99,7 @@ class Survey:
     Attributes:
         tasks: the threads, if there is off-cpu time; the maps too, if samples have copies of user stacks.
         exits: the EXITs of these threads, and their last waits.
+        late: copies of user stacks that samples refer to before they come.
         untimed: off-cpu samples with a dummy time, as they were recorded.
         first_ns, last_ns: times of the first and last sample; -1 without any.
         end_ns: the last moment of the recording.
@@ -110,6 +112,7 @@ class Survey:
         self.first_ns = self.last_ns = -1
         self.end_ns = 0
         self._deferred = BatchCollector()
+        self.late = LateCopies(reader.reopen)
         for chunk in reader.chunks():
             self._read(chunk)
         self.tasks.replay()
@@ -139,6 +142,7 @@ class Survey:
             if len(untimed):
                 self.untimed.append(woven([(untimed, chunk.take(untimed))]))
         self._deferred.add(decode_deferred(chunk, events, Losses()))
+        self.late.note(chunk, events)
 
     def matcher(self) -> DeferredMatcher:
         """Return the matcher of samples with their deferred callchains."""
@@ -208,8 +212,10 @@ class _Rewriter:
         unwinder = self._unwinder()
         if options.keep_stacks:
             stages.append(cut_user_parts)
-        elif unwinder is not None:
-            stages.append(StackUnwinder(unwinder, found.tasks, self.done))
+        if unwinder is not None:
+            stages.append(StackUnwinder(unwinder, found.tasks, found.late, options.keep_stacks, self.done))
+        if options.keep_stacks:
+            stages.append(drop_references)
         return stages
 
     def _unwinder(self) -> Unwinder | None:

@@ -27,17 +27,19 @@ from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.decode.stacks.snapshot_store import (
     CallerRows,
     SnapshotStore,
+    callers_of,
     has_snapshot,
-    sum_callers,
     with_callers,
 )
 from perf_offcpu.decode.stacks.user_parts import join_parts, kernel_parts, without_user_parts
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.inject.header import has_stacks, is_raw_offcpu
+from perf_offcpu.inject.late_copies import LateCopies
 from perf_offcpu.inject.options import Rewritten
 from perf_offcpu.inject.payload_words import made_extensions, recorded_extensions, with_walk_ends
 from perf_offcpu.inject.samples import SampleBatch, model_fields
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64
 from perf_offcpu.unwind.unwinder import Unwinder, Unwound
@@ -122,35 +124,58 @@ def cut_user_parts(batch: SampleBatch) -> SampleBatch:
     return replace(batch, chains=without_user_parts(batch.chains, has_snapshot(batch.columns)))
 
 
+def drop_references(batch: SampleBatch) -> SampleBatch:
+    """Drop the registers of samples whose copy is in another sample: perf would unwind their one word."""
+    if not has_stacks(batch.spec):
+        return batch
+    columns, kept = batch.columns, has_snapshot(batch.columns)
+    arrays, scalars = dict(columns.arrays), dict(columns.scalars)
+    for name in ("regs_user", "stack_user"):
+        arrays[name] = replace(arrays[name], counts=np.where(kept, arrays[name].counts, 0))
+    for name in ("regs_user_abi", "stack_user_size", "stack_user_dyn_size"):
+        scalars[name] = np.where(kept, scalars[name], np.uint64(0))
+    return replace(batch, columns=replace(columns, arrays=arrays, scalars=scalars))
+
+
 class StackUnwinder:
     """Unwinds copies of user stacks.
 
     Args:
         unwinder: of the recording.
         tasks: the whole recording's tasks and maps, replayed.
+        late: copies that samples refer to before they come.
+        keep: samples with a copy keep it; only those that refer to one are unwound.
         done: stacks that were unwound, and those that could not be to their root, are counted here.
     """
 
-    def __init__(self, unwinder: Unwinder, tasks: TaskReplay, done: Rewritten) -> None:
-        self.unwinder, self.tasks, self.done = unwinder, tasks, done
-        self._callers, self._of_callers = CallerRows(), Unwound()
-        """Rows of callers of sums, and their user callchains."""
+    def __init__(
+        self, unwinder: Unwinder, tasks: TaskReplay, late: LateCopies, keep: bool, done: Rewritten
+    ) -> None:
+        self.unwinder, self.tasks, self.keep, self.done = unwinder, tasks, keep, done
+        snapshots, samples, callers = late.release()
+        spaces = tasks.attribute(samples).space
+        self._callers, self._of_callers = CallerRows(), unwinder.unwind_all(snapshots, spaces, Losses())
+        """Rows of callers, and their user callchains."""
+        self._callers.note(callers, np.arange(len(callers)))
 
     def __call__(self, batch: SampleBatch) -> SampleBatch:
-        """Unwind a batch; sums without a copy get the stack of their caller."""
+        """Unwind a batch; samples without a copy get the stack of their caller."""
         if batch.chains is None or not has_stacks(batch.spec):
             return batch
-        store = SnapshotStore(self.done.losses)
+        counters = Losses() if self.keep else self.done.losses
+        store = SnapshotStore(counters)
         valid, mask = np.ones(len(batch), np.bool_), batch.spec.attr.sample_regs_user
         snapshot = store.add(batch.chunk, batch.columns, mask, valid, batch.order)
         rows = np.flatnonzero(snapshot >= 0)
         spaces = self.tasks.attribute(batch.samples).space[rows]
-        found = self.unwinder.unwind_all(store.release(), spaces, self.done.losses)
-        self.done.unwound += len(rows)
+        found = self.unwinder.unwind_all(store.release(), spaces, counters)
         of_caller = self._note_callers(batch, snapshot, found)
         others = np.flatnonzero((snapshot < 0) & (of_caller >= 0))
-        rows = np.concatenate([rows, others])
-        found = Unwound.concat([found, self._of_callers.take(of_caller[others])])
+        shared = self._of_callers.take(of_caller[others])
+        rows, found = (
+            (others, shared) if self.keep else (np.append(rows, others), Unwound.concat([found, shared]))
+        )
+        self.done.unwound += len(rows)
         whole = join_parts(kernel_parts(batch.chains.take(rows)), found.chains)
         batch = replace(batch, chains=batch.chains.replaced(rows, whole))
         if batch.extensions is not None:
@@ -158,10 +183,12 @@ class StackUnwinder:
         return batch
 
     def _note_callers(self, batch: SampleBatch, snapshot: I32, found: Unwound) -> I32:
-        """Keep the stacks of new callers; return int32[n], rows of `_of_callers`, -1 where there is none."""
-        callers = sum_callers(batch.chunk.data, batch.columns, batch.order)
+        """Keep the stacks of new callers; return int32[n], rows of `_of_callers`, negative without one."""
+        callers = callers_of(batch.chunk.data, batch.columns, batch.order)
         new = np.flatnonzero((callers != 0) & (snapshot >= 0))
         row = np.full(len(batch), -1, np.int32)
         row[new] = len(self._of_callers) + np.arange(len(new))
         self._of_callers = Unwound.concat([self._of_callers, found.take(snapshot[new])])
-        return with_callers(row, callers, self._callers, self.done.losses)
+        rows = with_callers(row, callers, self._callers)
+        self.done.losses.add(losses.CALLERS_NOT_COPIED, int((rows < -1).sum()))
+        return rows

@@ -225,7 +225,7 @@ def test_a_refused_program_leaves_the_kprobe_open_for_the_next(
     monkeypatch.setattr(bpf_defines, "_ON_EXIT", {})
     if not kprobe.TYPE.exists():
         monkeypatch.setattr(bpf, "Kprobe", StandIn)
-    config, cache = OffCpuConfig(in_sleeper=True, sum_callers=True), ProgramCache(DiskCache(str(place)))
+    config, cache = OffCpuConfig(in_sleeper=True, copy_bytes=8192), ProgramCache(DiskCache(str(place)))
     recipe = recipe_of(config, monkeypatch)
     assert SWITCHED in recipe.functions
     keep(recipe, cache, bpf_compile.compiler(), functions=dict.fromkeys(recipe.functions, REFUSED))

@@ -27,7 +27,7 @@ STATISTICS = 4  # BPF_LOG_STATS, include/linux/bpf_verifier.h
 
 EVERYTHING = {
     "targets": Targets.ALL, "cgroups": True, "waker_stacks": True, "by_cpu": True, "by_user": True,
-    "by_comm": True, "by_group": "", "max_rate": 1000, "kernel_threads": True, "sum_callers": True,
+    "by_comm": True, "by_group": "", "max_rate": 1000, "kernel_threads": True, "copy_bytes": 8192,
 }  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def load_followed(
 
 @both_forms
 @pytest.mark.parametrize(
-    "asked", [{}, {"sum_callers": True}, EVERYTHING], ids=["default", "callers", "everything"]
+    "asked", [{}, {"copy_bytes": 8192}, EVERYTHING], ids=["default", "callers", "everything"]
 )
 def test_programs_stay_far_from_the_verifiers_limit(
     asked: dict[str, Any], in_switch: bool, monkeypatch: pytest.MonkeyPatch
@@ -75,7 +75,7 @@ def test_programs_stay_far_from_the_verifiers_limit(
 
 
 @pytest.mark.parametrize(
-    "asked", [{}, {"sum_callers": True}, EVERYTHING], ids=["default", "callers", "everything"]
+    "asked", [{}, {"copy_bytes": 8192}, EVERYTHING], ids=["default", "callers", "everything"]
 )
 def test_the_form_for_a_kprobe_is_taken_even_where_there_are_none(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -88,9 +88,10 @@ class OffCpuConfig(WaitOptions):
     """Configuration of the BPF program."""
 
     targets: Targets = Targets.ALL
-    sum_callers: bool = False
-    """Keep sums by their callers without frame pointers, and send the first wait of each, with a copy of its
-    stack (`defines.option_defines`)."""
+    copy_bytes: int = 0
+    """Size of copies of user stacks in samples, 0 for none. With copies, sums are kept by their callers
+    without frame pointers, the first wait of each is sent, and a stack is copied once, as far as it reaches
+    (`defines.option_defines`)."""
     deferred_stacks: bool = False
     """Leave the user stacks of samples to the perf core, where samples are sent by the sleeper."""
     cgroups: bool = False

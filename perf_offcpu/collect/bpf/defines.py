@@ -40,14 +40,16 @@ def option_defines(
 ) -> dict[str, int | str]:
     """Return the constants for off_cpu.bpf.c that depend on the config."""
     follows_callers = {"TASK_MM", "OFFCPU_FRAME_POINTERS"} <= facts.defines.keys()
+    copies = at_exit and config.copy_bytes > 0 and follows_callers
     sum_stacks = config.short_waits is ShortWaits.STACKS
     return {
         "OFFCPU_AT_EXIT": int(at_exit),
         "OFFCPU_BY_PROBE": int(by_probe),
         "OFFCPU_KERNEL_EARLY": int(at_exit and config.kernel_stacks and config.threshold_ns < EARLY_BELOW_NS),
         "OFFCPU_SUM_STACKS": int(sum_stacks),
-        "OFFCPU_SUM_CALLERS": int(at_exit and sum_stacks and config.sum_callers and follows_callers),
-        "OFFCPU_CALLERS": config.caller_entries if config.sum_callers else 1,
+        "OFFCPU_SUM_CALLERS": int(copies and sum_stacks),
+        "OFFCPU_COPIES": int(copies),
+        "OFFCPU_CALLERS": config.caller_entries if copies else 1,
         "OFFCPU_WAKER_STACKS": int(config.wakers and config.waker_stacks),
         "OFFCPU_BUDGET": int(config.budget),
         "OFFCPU_BUDGETS": config.budget_entries if config.budget else 1,
@@ -76,6 +78,7 @@ def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) ->
         "by_user": config.by_user,
         "by_cpu": config.by_cpu,
         "by_comm": config.by_comm,
+        "copy_bytes": config.copy_bytes,
         "kernel_threads": config.kernel_threads,
         "kernel_stacks": config.kernel_stacks,
         "defer_user": at_exit and config.deferred_stacks,

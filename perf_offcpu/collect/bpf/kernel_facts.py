@@ -89,6 +89,7 @@ _CALLERS = {
     "MM_START_CODE": "mm_struct.start_code",
     "MM_END_CODE": "mm_struct.end_code",
     "MM_MMAP_BASE": "mm_struct.mmap_base",
+    "MM_START_STACK": "mm_struct.start_stack",
 }
 """The code, libraries and stack of a task, on x86-64."""
 

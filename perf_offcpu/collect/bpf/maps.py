@@ -36,7 +36,8 @@ from perf_offcpu.collect.system.cpus import parse_cpu_list
 from perf_offcpu.errors import RecordingError
 
 MAP_NAMES = (
-    "budgets", "comms", "control", "counters", "events", "groups", "rate", "stacks", "sums", "targets",
+    "budgets", "comms", "control", "counters", "events", "events_bare", "events_double", "events_fourfold",
+    "events_quarter", "groups", "rate", "stacks", "sums", "targets",
 )  # fmt: skip
 
 
@@ -139,9 +140,13 @@ class ProgramMaps:
         """Return when no program runs any more that has read an earlier `struct offcpu_control`."""
         self._grace.wait()
 
-    def set_output(self, cpu: int, perf_event_fd: int) -> None:
-        """Send the samples of waits that end on `cpu` to this perf event (bpf-output, of the same CPU)."""
-        self._set("events", _u32(cpu), perf_event_fd)
+    def set_output(self, cpu: int, perf_event_fd: int, name: str = "events") -> None:
+        """Send the samples of waits that end on `cpu` to this perf event (bpf-output, of the same CPU).
+
+        Args:
+            name: the map, of samples with one size of copies of stacks (`collect.events.copies`).
+        """
+        self._set(name, _u32(cpu), perf_event_fd)
 
     def add_target(self, target: int, kind: str = "process", mode: str = "target_active") -> None:
         """Record a target, as the config asks for.
@@ -197,14 +202,18 @@ class ProgramMaps:
         """Remove and return sums and budgets; nothing is lost or counted twice while recording."""
         return self.start_drain().result()
 
+    def copy_all(self) -> None:
+        """Let each sample of a wait have its own copy of the stack, until a new file begins."""
+        self.set_control(copy_all=1)
+
     def start_drain(self, *, end_of_file: bool = False) -> Future[Drained]:
         """Begin to remove what was added up to now; the result is there when it is complete.
 
         The one before must have ended.
 
         Args:
-            end_of_file: from here on the stacks of callers are sent again: those sent before are in the file
-                that these sums go to. The rings must have been emptied just before.
+            end_of_file: from here on stacks are sent again: those sent before are in the file that these sums
+                go to. The rings must have been emptied just before, after `copy_all`.
         """
         maps = (("sums", "sum_key"), ("stacks", "stack_key"), ("budgets", "budget_key"))
         if not end_of_file and all(self._is_empty(*one) for one in maps):
@@ -213,7 +222,8 @@ class ProgramMaps:
             done.set_result(Drained(sums, _NO_STACKS, np.empty(0, self.header.structs["budget"])))
             return done
         past = int(self._control["generation"])
-        self.set_control(generation=past + 1, **({"epoch": past + 1} if end_of_file else {}))
+        changes = {"epoch": past + 1, "copy_all": 0} if end_of_file else {}
+        self.set_control(generation=past + 1, **changes)
         return in_background(lambda: self._drain_generation(past))
 
     def _drain_generation(self, past: int) -> Drained:

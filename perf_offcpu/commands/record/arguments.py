@@ -36,9 +36,9 @@ _RATE = """
 _STACKS = """
 --kernel-callchains: record kernel callchains
 --call-graph MODE: how user stacks are taken: fp, along frame pointers; fp,defer, the same when the thread
-  returns to user mode, where the kernel can do that; cfi[,BYTES], copied (default: 8192 bytes, at most 32768)
-  and unwound when read, without frame pointers; auto, fp if the target's files are known to have frame
-  pointers, else cfi (default: auto)
+  returns to user mode, where the kernel can do that; cfi[,BYTES], copied (default: 8192 bytes, more for deep
+  stacks, at most 32768) and unwound when read, without frame pointers; auto, fp if the target's files are
+  known to have frame pointers, else cfi (default: auto)
 -g: accepted as in perf: callchains are always recorded
 --no-stack-bytes: copy no stacks, which can hold secrets: --call-graph auto chooses fp
 --all-cgroups: record the cgroup of on-CPU samples

@@ -5,8 +5,9 @@ Stacks are the bulk of a recording that has them. They stay in the file, if it c
 (`decode.stacks.positions`). Otherwise all bytes after the first `MEMORY` go to an unnamed temporary file (in
 TMPDIR), so that memory stays bounded.
 
-The BPF program distinguishes short waits of programs without frame pointers by a number (`caller` in the
-payload). Only the first wait of each has a stack, as a sum of one wait, before the other sums in the file.
+The BPF program copies a stack once: samples and sums with the same number (`caller` in the payload) share
+the copy in one of them. The rings of several CPUs are read one after the other, so that a sample may come
+before the one with its copy.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.cfi import ABI_64
+from perf_offcpu.abi.offcpu import REFERENCE_BYTES
 from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import Rows, gather_rows
@@ -39,7 +41,8 @@ def has_snapshot(columns: Columns) -> Bool:
     """Return bool[n]: which samples of one evsel have a copy of the user stack that can be unwound."""
     if "regs_user" not in columns.arrays or "stack_user" not in columns.arrays:
         return np.zeros(len(columns.ok), np.bool_)
-    found: Bool = (columns.scalars["regs_user_abi"] == ABI_64) & (_stack_words(columns) > 0)
+    has_bytes = _stack_words(columns) > REFERENCE_BYTES // 8
+    found: Bool = (columns.scalars["regs_user_abi"] == ABI_64) & has_bytes
     return found
 
 
@@ -173,10 +176,15 @@ class _Words:
 
 
 class CallerRows:
-    """A map from callers to rows of snapshots, or of callchains."""
+    """A map from callers to rows of snapshots, or of callchains.
+
+    Attributes:
+        awaited: callers of samples whose copy has not come yet, in the order of their numbers.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}
+        self.awaited: dict[int, int] = {}
 
     def note(self, callers: U64, rows: I64 | I32) -> None:
         """Add rows; the first row of a caller stays."""
@@ -185,40 +193,55 @@ class CallerRows:
             self._rows.setdefault(caller, row)
 
     def find(self, callers: U64) -> I64:
-        """Return int64[n]: the row of each caller, -1 unknown."""
+        """Return int64[n]: the row of each caller, -2 - its number in `awaited` if that is unknown."""
         unique, place = np.unique(callers, return_inverse=True)
-        rows = [self._rows.get(caller, -1) for caller in unique.tolist()]
+        rows = [
+            self._rows[caller]
+            if caller in self._rows
+            else -2 - self.awaited.setdefault(caller, len(self.awaited))
+            for caller in unique.tolist()
+        ]
         return np.array(rows, np.int64)[place]
 
+    def settled(self, rows: I32, counters: Losses) -> I32:
+        """Return rows as of `with_callers` once all samples are known; missing copies are counted, and -1."""
+        waiting = np.flatnonzero(rows < -1)
+        if not len(waiting):
+            return rows
+        found = np.array([self._rows.get(caller, -1) for caller in self.awaited], np.int32)
+        result = rows.copy()
+        result[waiting] = found[-2 - rows[waiting]]
+        counters.add(losses.CALLERS_NOT_COPIED, int((result[waiting] < 0).sum()))
+        return result
 
-def sum_callers(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
-    """Return uint64[n]: the callers of sums; 0 for other samples, and for evsels without copies of stacks.
+
+def callers_of(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
+    """Return uint64[n]: the callers of samples; 0 for evsels without copies of stacks.
 
     Args:
         columns: the fields of raw or re-typed off-cpu samples of one evsel.
     """
     if "raw" not in columns.arrays or "stack_user" not in columns.arrays:
         return np.zeros(len(columns.ok), np.uint64)
-    return Payload(data, columns, order).callers()
+    return Payload(data, columns, order).extension["caller"]
 
 
-def with_callers(snapshot: I32, callers: U64, known: CallerRows, counters: Losses) -> I32:
-    """Return the snapshots of n samples; sums without one get that of their caller.
+def with_callers(snapshot: I32, callers: U64, known: CallerRows) -> I32:
+    """Return the snapshots of n samples; those without one get that of their caller.
 
     Args:
         snapshot: int32[n], the row in snapshots of each sample's own, -1 none.
-        callers: uint64[n], as from `sum_callers`.
+        callers: uint64[n], as from `callers_of`.
         known: the callers so far, extended by these.
-        counters: where sums without a snapshot are counted.
+
+    Returns:
+        int32[n]: less than -1 where the copy may still come, for `CallerRows.settled`.
     """
     if not callers.any():
         return snapshot
     own = np.flatnonzero((callers != 0) & (snapshot >= 0))
     known.note(callers[own], snapshot[own])
     others = np.flatnonzero((callers != 0) & (snapshot < 0))
-    if not len(others):
-        return snapshot
     result = snapshot.copy()
     result[others] = known.find(callers[others])
-    counters.add(losses.CALLERS_NOT_COPIED, int((result[others] < 0).sum()))
     return result

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums take the snapshot of their caller, wherever in earlier samples it came."""
+"""Samples take the snapshot of their caller, wherever in the recording it came."""
 
 from __future__ import annotations
 
@@ -21,30 +21,33 @@ def snapshots(*rows: int) -> I32:
     return np.array(rows, np.int32)
 
 
-def test_sums_get_the_snapshot_of_their_caller_and_others_stay_as_they_are() -> None:
-    counters = Losses()
-    found = with_callers(
-        snapshots(7, -1, -1, 3, -1), callers(HIGHEST, HIGHEST, 0, 0, HIGHEST), CallerRows(), counters
-    )
+def test_samples_get_the_snapshot_of_their_caller_and_others_stay_as_they_are() -> None:
+    found = with_callers(snapshots(7, -1, -1, 3, -1), callers(HIGHEST, HIGHEST, 0, 0, HIGHEST), CallerRows())
     assert found.tolist() == [7, 7, -1, 3, 7]
-    assert found.dtype == np.int32 and not counters
+    assert found.dtype == np.int32
 
 
 def test_callers_are_known_from_earlier_samples_and_the_first_one_counts() -> None:
+    known = CallerRows()
+    assert with_callers(snapshots(0, 1, 2), callers(5, 6, 5), known).tolist() == [0, 1, 2]
+    assert with_callers(snapshots(-1, 3, -1), callers(5, 6, 6), known).tolist() == [0, 3, 1]
+
+
+def test_a_copy_may_come_after_the_samples_that_refer_to_it() -> None:
     known, counters = CallerRows(), Losses()
-    assert with_callers(snapshots(0, 1, 2), callers(5, 6, 5), known, counters).tolist() == [0, 1, 2]
-    assert with_callers(snapshots(-1, 3, -1), callers(5, 6, 6), known, counters).tolist() == [0, 3, 1]
+    early = [with_callers(snapshots(-1, -1), callers(5, 6), known) for _ in range(2)]
+    late = with_callers(snapshots(0, -1, 1), callers(6, 0, 5), known)
+    found = known.settled(np.concatenate([*early, late]), counters)
+    assert found.tolist() == [1, 0, 1, 0, 0, -1, 1]
+    assert found.dtype == np.int32 and not counters
 
 
-def test_sums_whose_caller_sent_nothing_are_counted() -> None:
-    counters = Losses()
-    assert with_callers(snapshots(-1, 1, -1), callers(4, 5, 4), CallerRows(), counters).tolist() == [
-        -1,
-        1,
-        -1,
-    ]
+def test_samples_whose_copy_never_came_are_counted() -> None:
+    known, counters = CallerRows(), Losses()
+    found = with_callers(snapshots(-1, 1, -1), callers(4, 5, 4), known)
+    assert known.settled(found, counters).tolist() == [-1, 1, -1]
     assert dict(counters) == {losses.CALLERS_NOT_COPIED: 2}
 
 
 def test_no_samples_at_all() -> None:
-    assert with_callers(snapshots(), callers(), CallerRows(), Losses()).tolist() == []
+    assert with_callers(snapshots(), callers(), CallerRows()).tolist() == []

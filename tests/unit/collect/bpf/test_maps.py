@@ -34,7 +34,7 @@ def test_structures_have_the_sizes_that_c_gives_them() -> None:
     assert sizes == {
         "target_key": 8,
         "comm": 16,
-        "control": 72,
+        "control": 80,
         "rate": 48,
         "count": 16,
         "sum_key": 16,

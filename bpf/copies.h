@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * How much of the user stack a sample copies, and whether at all.
+ *
+ * The perf core makes the copy, with a size that belongs to the event. So there are several events
+ * that write to one ring, and their samples differ in the size of the copy only:
+ *
+^ *	the end of the stack is known		a quarter of control.copy_bytes, all, double or
+ *						four times, whichever reaches the end
+ *	it is not known (goroutines)		control.copy_bytes
+ *	a stack that was copied before		one word, and the hash of the stack
+ *
+ * The stack of a main thread ends at mm->start_stack, that of other threads below the thread
+ * pointer, where libc puts their descriptor.
+ *
+ * The hash is made of all words of the copy that may be return addresses, because data on the stack
+ * changes from wait to wait. Two stacks with one hash have the same callers, except for calls in
+ * libraries without frame pointers whose return address is a multiple of 8, as are most pointers
+ * that are no code.
+ */
+#ifndef OFFCPU_COPIES_H
+#define OFFCPU_COPIES_H
+
+#include "stacks.h"
+
+#if OFFCPU_COPIES
+#define LIBRARIES (1ULL << 30)		/* libraries are mapped this near below mm->mmap_base */
+#define MAPPED (1ULL << 40)		/* and other code, generated at run time, this near */
+#define MOST_COPIED (32ULL << 10)	/* LARGEST in perf_offcpu/collect/events/copies.py */
+#define PIECE_WORDS 128			/* read at once */
+#define PIECE_BYTES (PIECE_WORDS * sizeof(u64))
+#define SLACK 64			/* what the outermost frame may have beyond the end */
+
+struct offcpu_piece {
+	volatile u64 from;		/* address; in memory: see via_memory() */
+	volatile u64 left;		/* bytes from there on */
+	u64 words[2 * PIECE_WORDS];	/* for the verifier, which only knows of the mask */
+};
+
+/* The value is the epoch in which a copy of this hash was sent. */
+BPF_TABLE("lru_hash", u64, u64, snapshots, OFFCPU_CALLERS);
+BPF_TABLE("percpu_array", u32, struct offcpu_piece, pieces, 1);
+
+/* Whether a word may be a return address into the program's text or the `span` below mmap_base. */
+static __always_inline bool may_return(const struct offcpu_layout *at, u64 word, u64 span)
+{
+	if (word - at->code < at->code_size)
+		return true;
+	if (word - (at->top - span) >= span || !(word & WORD_MASK))
+		return false;
+	return word - at->sp + NEAR_STACK >= 2 * NEAR_STACK;
+}
+
+static __always_inline u64 mix(u64 hash, u64 word)
+{
+	hash = (hash ^ word) * 0xff51afd7ed558ccdULL;
+	return hash ^ hash >> 32;
+}
+
+/* Hash a chain of frame pointers, without the words in it that are no code addresses. */
+static __always_inline u64 hash_chain(const struct offcpu_layout *at, struct offcpu_stack *stack)
+{
+	u64 hash = 1;
+	u32 i;
+
+#pragma clang loop unroll(disable)
+	for (i = 1; i < OFFCPU_FRAMES; i++) {
+		barrier_var(i);
+		if (i >= OFFCPU_FRAMES || i >= stack->nr)
+			break;
+		if (may_return(at, stack->ips[i], MAPPED))
+			hash = mix(hash, stack->ips[i]);
+	}
+	return hash;
+}
+
+static __always_inline struct offcpu_layout layout_of(struct task_struct *task, void *mm, u64 sp)
+{
+	struct offcpu_layout at = {
+		.code = FIELD(u64, mm, MM_START_CODE),
+		.code_size = FIELD(u64, mm, MM_END_CODE) - FIELD(u64, mm, MM_START_CODE),
+		.top = FIELD(u64, mm, MM_MMAP_BASE),
+		.sp = sp,
+		.thread = FIELD(u64, task, TASK_THREAD_POINTER),
+	};
+
+	return at;
+}
+
+/* Whether no stack of this hash was copied since the output file began. */
+static __always_inline bool is_first(const struct offcpu_control *ctl, u64 caller)
+{
+	u64 *sent = snapshots.lookup(&caller);
+
+	return !sent || *sent < ctl->epoch;
+}
+
+static __always_inline void note_sent(struct offcpu_control *ctl, u64 caller)
+{
+	snapshots.update(&caller, &ctl->epoch);
+}
+
+/* Choose the size of the copy. Set the number of bytes up to the end of the stack or the copy. */
+static __always_inline u32 choose_copy(const struct offcpu_control *ctl,
+				       const struct offcpu_layout *at, void *mm, u64 *bytes)
+{
+	u64 end = FIELD(u64, mm, MM_START_STACK) - at->sp, first = ctl->copy_bytes;
+
+	if (end >= NEAR_STACK)
+		end = at->thread - at->sp;
+	*bytes = end < NEAR_STACK ? end : first;
+	if (*bytes > MOST_COPIED)
+		*bytes = MOST_COPIED;
+	if (end >= NEAR_STACK)
+		return OFFCPU_COPY_FIRST;
+	end += SLACK;
+	if (end <= first)
+		return end <= first / 4 ? OFFCPU_COPY_QUARTER : OFFCPU_COPY_FIRST;
+	if (*bytes > 4 * first)
+		*bytes = 4 * first;
+	return end <= 2 * first ? OFFCPU_COPY_DOUBLE : OFFCPU_COPY_FOURFOLD;
+}
+
+/* All bits set if the top bit is, else 0; clang makes no branch of it. */
+static __always_inline u64 sign_of(u64 word)
+{
+	word = (s64)word >> 63;
+	barrier_var(word);
+	return word;
+}
+
+/*
+ * Hash words that may be return addresses: into the program's text, or, unless they are aligned,
+ * into what is mapped below mmap_base. There are thousands of words, and a verifier follows at most
+ * 8192 branches in a row, so that this has none: the top bit of ~x & (x - n) says whether x < n.
+ */
+static __always_inline u64 hash_words(const struct offcpu_layout *at, const u64 *words, u64 hash)
+{
+	u64 word, text, mapped, is_code;
+	u32 i;
+
+#pragma clang loop unroll(full)
+	for (i = 0; i < BLOCK_WORDS; i++) {
+		word = words[i];
+		text = word - at->code;
+		mapped = word - (at->top - MAPPED);
+		is_code = ~text & (text - at->code_size);
+		is_code |= ~mapped & (mapped - MAPPED) & -(word & WORD_MASK);
+		hash = (hash + (word & (u64)((s64)is_code >> 63))) * 0xff51afd7ed558ccdULL;
+	}
+	return hash;
+}
+
+/*
+ * Hash so many bytes from the stack pointer on, or up to where the mapping ends, as the copy does;
+ * 0 if none can be read. A piece ends at a multiple of its size, so that it lies in one page.
+ */
+static __always_inline u64 hash_bytes(const struct offcpu_layout *at, u64 bytes, u64 hash)
+{
+	struct offcpu_piece *piece;
+	u32 zero = 0, block, i;
+	u64 from, size, more;
+
+	piece = pieces.lookup(&zero);
+	if (!piece)
+		return 0;
+	piece->from = at->sp;
+	piece->left = bytes;
+#pragma clang loop unroll(disable)
+	for (i = 0; i <= MOST_COPIED / PIECE_BYTES; i++) {
+		barrier_var(i);
+		if (!piece->left)
+			break;
+		from = piece->from;
+		size = PIECE_BYTES - (from & (PIECE_BYTES - 1));
+		/* The lesser of both, without a branch for the verifier to follow. */
+		more = piece->left - size;
+		size += more & sign_of(more);
+		size &= 2 * PIECE_BYTES - 1;
+		barrier_var(size);
+		__builtin_memset(piece->words, 0, PIECE_BYTES);
+		if (bpf_probe_read_user(piece->words, size, (void *)from))
+			break;
+		piece->left -= size;
+		piece->from = from + size;
+#pragma clang loop unroll(disable)
+		for (block = 0; block < PIECE_WORDS; block += BLOCK_WORDS)
+			hash = hash_words(at, &piece->words[block], hash);
+		hash ^= hash >> 32;
+	}
+	if (piece->left == bytes)
+		return 0;
+	return hash ? hash : 1;
+}
+
+/*
+ * Decide on the copy of the stack of `current` in the sample of a wait: its size, and the hash by
+ * which a later wait refers to it. Kernel threads have none.
+ */
+static __always_inline void plan_copy(const struct offcpu_control *ctl, struct offcpu_wait *wait)
+{
+	struct task_struct *task = wait->task;
+	struct offcpu_layout at;
+	void *regs, *mm;
+	u64 bytes, hash, fp;
+
+	if (!ctl->copy_bytes || is_kernel_thread(task))
+		return;
+	regs = (void *)bpf_task_pt_regs(task);
+	mm = FIELD(void *, task, TASK_MM);
+	if (!mm || FIELD(u64, regs, REGS_CS) != USER_CS)
+		return;
+	at = layout_of(task, mm, FIELD(u64, regs, REGS_SP));
+	wait->copy = via_memory(wait->storage, choose_copy(ctl, &at, mm, &bytes));
+	if (wait->first) {
+		wait->copied = wait->caller;
+		return;
+	}
+	bytes = via_memory(wait->storage, bytes);
+	fp = FIELD(u64, regs, REGS_FP) - at.sp;
+	hash = mix(hash_chain(&at, wait->user), at.code ^ at.top ^ at.code_size << 20);
+	hash = mix(hash, FIELD(u64, regs, REGS_IP));
+	hash = mix(hash, (fp < NEAR_STACK ? fp : 0) ^ bytes << 32);
+	wait->copied = hash_bytes(&at, bytes, hash);
+	if (wait->copied && !ctl->copy_all && !is_first(ctl, wait->copied))
+		wait->copy = OFFCPU_COPY_BARE;
+}
+#endif
+
+#endif /* OFFCPU_COPIES_H */

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of user stacks by need: each stack once, and as far as it reaches."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from builders.program import run
+from conftest import Command
+from kernel.whole_stacks import ROOTS, STACKS, user_stacks
+
+from perf_offcpu import losses
+from perf_offcpu.decode.load import load_recording
+
+pytestmark = pytest.mark.beside
+
+FUNCTIONS = ("from_one", "from_two")
+
+
+def compiled(name: str, directory: Path) -> Path:
+    """Build a program of tests/workload/stacks without frame pointers."""
+    flags = ("-O2", "-fomit-frame-pointer", "-pthread")
+    subprocess.run(["gcc", *flags, "-o", directory / name, STACKS / f"{name}.c"], check=True)
+    return directory / name
+
+
+def record(output: Path, *command: str | Path, options: tuple[str, ...] = ()) -> None:
+    """Record every wait of a command."""
+    how = ("-q", "-e", "none", "--off-cpu-thresh", "0", *options, "-o", output)
+    done = run("record", *how, "--", *command, timeout_s=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def by_function(path: Path) -> Counter[str]:
+    """Count the waits of callers.c with a whole stack, by the function that waited."""
+    found: Counter[str] = Counter()
+    for stack, count in user_stacks(path).items():
+        if "in_turn" in stack and stack[-1] in ROOTS:
+            found.update({name: count for name in FUNCTIONS if name in stack})
+    return found
+
+
+def test_waits_in_one_place_share_a_copy_and_each_has_its_own_caller(
+    perf_offcpu: Command, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.data"
+    record(path, compiled("callers", tmp_path))
+    recording = load_recording(path, snapshots=True)
+    assert len(recording.samples) >= 800
+    assert len(recording.snapshots) < 100
+    assert losses.CALLERS_NOT_COPIED not in recording.losses
+    assert path.stat().st_size < 800 * 2048
+    expected = {"from_one": 400, "from_two": 400}
+    assert by_function(path) == expected
+    for keep in ([], ["--keep-stack-bytes"]):
+        injected = tmp_path / "i.data"
+        assert perf_offcpu("inject", "-i", path, "-o", injected, *keep).returncode == 0
+        assert by_function(injected) == expected
+        assert by_perf(injected) == expected
+
+
+def by_perf(path: Path) -> Counter[str]:
+    """Count them as stock perf shows them."""
+    text = subprocess.run(
+        ["perf", "script", "-i", path, "--no-inline", "-F", "event,ip,sym"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    blocks = [block.split() for block in text.split("\n\n") if "in_turn" in block]
+    return Counter(name for block in blocks for name in FUNCTIONS if name in block)
+
+
+def test_deep_stacks_are_copied_to_their_end(tmp_path: Path) -> None:
+    path = tmp_path / "x.data"
+    record(path, compiled("deep", tmp_path))
+    stacks = user_stacks(path)
+    for name, frames in (("of_12_kb", 13), ("of_24_kb", 25)):
+        whole = {stack: count for stack, count in stacks.items() if name in stack}
+        assert sum(whole.values()) == 20
+        assert {stack.count("descend") for stack in whole} == {frames}
+        assert {stack[-1] for stack in whole} <= ROOTS
+    deeper = {stack: count for stack, count in stacks.items() if stack.count("descend") > 25}
+    assert sum(deeper.values()) == 20
+    assert {stack[-1] for stack in deeper} == {"descend"}
+    assert {30 <= stack.count("descend") <= 32 for stack in deeper} == {True}  # of 32 KB
+
+
+@pytest.mark.alone
+def test_each_file_of_a_recording_has_the_copies_that_its_samples_refer_to(tmp_path: Path) -> None:
+    callers = compiled("callers", tmp_path)
+    again = f"for i in $(seq 12); do {callers}; done"
+    record(tmp_path / "x.data", "sh", "-c", again, options=("--switch-output=1s",))
+    files = sorted(tmp_path.glob("x.data*"))
+    assert len(files) >= 2
+    for path in files:
+        recording = load_recording(path, snapshots=True)
+        assert losses.CALLERS_NOT_COPIED not in recording.losses
+        assert len(recording.snapshots) < 200
+    # Processes that end as the last file begins have no maps there.
+    for path in files[:-1]:
+        assert min(by_function(path)[name] for name in FUNCTIONS) >= 100
