@@ -116,7 +116,7 @@ class Verdict:
     idle_threads: int
     idle: int  # off-cpu time of idle threads
     still_blocked: int  # number of threads
-    longest_blocked: list[BlockedThread]
+    longest_blocked: list[BlockedThread]  # waits that end elsewhere (see above) last
     goroutines: bool  # Go's scheduler waited: goroutines that wait are no threads
     loss: Loss | None
     command: str  # shows the first cause
@@ -276,7 +276,8 @@ def _still_blocked(
 ) -> tuple[int, list[BlockedThread]]:
     samples = profile.samples
     rows = np.flatnonzero(busy & samples.has(SampleFlag.STILL_BLOCKED))
-    order = rows[np.argsort(-samples.period[rows], kind="stable")]
+    elsewhere = waits.for_work[rows] | (waits.wait_class[rows] == WaitClass.CHILD)
+    order = rows[np.lexsort((-samples.period[rows], elsewhere))]
     before = samples.has(SampleFlag.BEGAN_BEFORE)
     longest = [
         BlockedThread(

@@ -189,6 +189,17 @@ def test_still_blocked() -> None:
     )
 
 
+def test_a_thread_that_waits_for_blocked_ones_is_named_after_them() -> None:
+    builder, still = ProfileBuilder(), SampleFlag.STILL_BLOCKED
+    builder.sample("abba", ["main", "pthread_join", *FUTEX], 9 * MS, tid=1, state=1, flags=still)
+    for tid in (2, 3):
+        builder.sample("abba", ["main", "take", *FUTEX], (9 - tid) * MS, tid=tid, state=1, flags=still)
+    assert sentences(builder)[1] == (
+        "Still blocked at the end: abba 2 in take (lock) for 7.000 ms, abba 3 in take (lock) for 6.000 ms "
+        "and 1 more thread."
+    )
+
+
 @pytest.mark.parametrize(
     ("counts", "sentence"),
     [
