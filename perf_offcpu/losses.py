@@ -124,6 +124,7 @@ _FULL = "not written because the file took no more (disk full)"
 RECORDS_UNWRITTEN = _recorder("records-unwritten", f"records {_FULL}")
 SUMS_UNWRITTEN = _recorder("sums-unwritten", f"sums of short waits {_FULL}")
 STILL_BLOCKED_UNWRITTEN = _recorder("still-blocked-unwritten", f"threads still blocked {_FULL}")
+PYTHON_UNWRITTEN = _recorder("python-unwritten", f"Python functions of threads {_FULL}")
 BUDGETS_UNWRITTEN = _recorder("budgets-unwritten", f"budgets of threads {_FULL}")
 
 _file = partial(LossCause, Stage.FILE)

@@ -8,12 +8,12 @@ the data: perf shows an event of period 0, and keeps it in inject and pipes.
 
 Budgets state how threads spent their time. They share the event, and the magic tells the two apart. A sample
 holds the budgets of some threads: of ended ones as the collector drains them from the kernel, of the others
-at the end of the recording.
+at the end of the recording. A third kind holds the Python functions of a thread that is still blocked then.
 """
 
 from __future__ import annotations
 
-from perf_offcpu.binary.fields import BYTE, U16, U32, U64, Field, Order
+from perf_offcpu.binary.fields import BYTE, TEXT, U16, U32, U64, Field, Order
 from perf_offcpu.binary.layout import Layout
 
 EVENT_NAME = "offcpu-counters"
@@ -24,6 +24,7 @@ EVENT_ID = int.from_bytes(b"offcpu-c", "big")
 
 MAGIC = int.from_bytes(b"OFCC", "little")
 BUDGET_MAGIC = int.from_bytes(b"OFCB", "little")
+PYTHON_MAGIC = int.from_bytes(b"OFCP", "little")
 VERSION = 1
 BUDGET_VERSION = 2
 NAME_SIZE = 48
@@ -83,3 +84,29 @@ def budget_layout(payload: bytes, order: Order) -> Layout:
 def budgets_layout(payload: bytes, order: Order) -> Layout:
     """Return the layout of a payload of budgets."""
     return Layout(BUDGETS.name, *_HEAD, Field("budgets", budget_layout(payload, order), count="nr"))
+
+
+PYTHON = Layout(
+    "offcpu-counters Python functions of a thread",
+    Field("magic", U32, doc='"OFCP"'),
+    Field("version", U16),
+    Field("nr", U16, doc="functions in the text"),
+    Field("pid", U32, doc="tgid"),
+    Field("tid", U32),
+    Field("switch_out_ns", U64, doc="CLOCK_MONOTONIC: begin of the wait that they belong to"),
+    Field(
+        "text",
+        TEXT,
+        doc="a line each, leaf first: name, file, line and, counted from 1 at the root, the call of the "
+        "interpreter's C function, separated by tabs",
+    ),
+)
+"""Functions of one thread, by `record --python-stacks`."""
+
+
+def payload_layout(payload: bytes, order: Order) -> Layout:
+    """Return the layout of a payload, by its magic."""
+    magic = int.from_bytes(payload[:4], "little" if order == "<" else "big")
+    if magic == BUDGET_MAGIC:
+        return budgets_layout(payload, order)
+    return PYTHON if magic == PYTHON_MAGIC else COUNTERS

@@ -39,6 +39,7 @@ from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.hotplug import Hotplug
 from perf_offcpu.collect.kernel_totals.losses import Counter
+from perf_offcpu.collect.kernel_totals.python_stacks import with_python_functions
 from perf_offcpu.collect.kernel_totals.totals import KernelTotals
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
 from perf_offcpu.collect.output_file import Counts, OutputFile
@@ -288,6 +289,9 @@ class _Session:
             self.totals.write(self.file)
         self.totals.start()
         last = self.totals.last_tasks()
+        if self.options.pystack:
+            again = self.collector.program.last_tasks
+            last = with_python_functions(last, again, self.options.pystack, self.say)
         self.totals.write(self.file, last)
         self.summary.still_blocked = len(last.waiting())
         self.file.finish(self.collector.span)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode the `offcpu-counters` samples: the collector's losses and limits, and the budgets of threads."""
+"""Decode the `offcpu-counters` samples: the collector's losses and limits, and what it says of threads."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import field
 from typing import Any
@@ -18,12 +19,15 @@ from perf_offcpu.abi.counters import (
     COUNTERS,
     EVENT_NAME,
     MAGIC,
+    PYTHON,
+    PYTHON_MAGIC,
     budget_layout,
 )
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, Stage
-from perf_offcpu.model.recording import Budget
+from perf_offcpu.model.recording import Budget, PythonFrames
+from perf_offcpu.model.strings import Strings
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.structs import mutable
 
@@ -33,6 +37,9 @@ BUDGET_SUMS = (
     "idle_ns", "other_ns", "switches",
 )  # fmt: skip
 _LIMIT = np.uint64(2**62)
+_FUNCTION = re.compile(r"(?P<name>[^\t]*)\t(?P<file>[^\t]*)\t(?P<line>[0-9]{1,9})\t(?P<call>[0-9]{1,9})")
+PythonRow = tuple[int, int, str, str, int, int]
+"""A row of `PythonFrames`, with texts."""
 
 
 def is_counters(spec: EventSpec) -> bool:
@@ -51,6 +58,7 @@ class CollectorAccount:
     threshold_ns: int = 0  # waits of at least this length are samples of their own
     counted: Losses = field(default_factory=Losses)  # losses by cause
     budgets: list[Budget] = field(default_factory=list)  # of threads, in the order of the file
+    python: list[PythonRow] = field(default_factory=list)  # functions of threads, leaf first
 
     def take(self, payloads: Iterable[bytes], order: Order, counters: Losses) -> None:
         """Read the payloads of an `offcpu-counters` event; damaged ones are counted."""
@@ -61,6 +69,11 @@ class CollectorAccount:
                 else:
                     self.budgets.append(budgets)
                 continue
+            if payload[:4] == PYTHON_MAGIC.to_bytes(4, "little" if order == "<" else "big"):
+                rows = read_python(payload, order)
+                counters.add(losses.BAD_SAMPLE, int(not rows))
+                self.python += rows
+                continue
             try:
                 values = COUNTERS.unpack(payload, order)
             except LayoutError:
@@ -68,6 +81,14 @@ class CollectorAccount:
                 continue
             if values["magic"] == MAGIC:
                 self._read(values)
+
+    def python_frames(self, strings: Strings) -> PythonFrames:
+        """Return the Python functions of threads."""
+        rows = [
+            (tid, since, strings.intern(name), strings.intern(file), line, call)
+            for tid, since, name, file, line, call in self.python
+        ]
+        return PythonFrames.from_rows(rows)
 
     def _read(self, values: dict[str, Any]) -> None:
         names = ("begin_ns", "end_ns", "threshold_ns")
@@ -88,6 +109,22 @@ def _cause(name: str) -> LossCause:
     if cause is not None and cause.stage in (Stage.BPF, Stage.RECORDER):
         return cause
     return LossCause(Stage.RECORDER, name, f"collector: {name}")
+
+
+def read_python(payload: bytes, order: Order) -> list[PythonRow]:
+    """Return the functions in a payload; none if it is damaged."""
+    try:
+        values = PYTHON.unpack(payload, order)
+    except LayoutError:
+        return []
+    rows: list[PythonRow] = []
+    for text in values["text"].decode("utf-8", "replace").strip("\0\n").split("\n"):
+        match = _FUNCTION.fullmatch(text)
+        if match is None or values["tid"] >= 1 << 31 or values["switch_out_ns"] >= _LIMIT:
+            return []
+        numbers = int(match["line"]), int(match["call"])
+        rows.append((values["tid"], values["switch_out_ns"], match["name"], match["file"], *numbers))
+    return rows
 
 
 def is_budget(payload: bytes, order: Order) -> bool:

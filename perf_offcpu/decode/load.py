@@ -178,6 +178,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
         comms=tasks.comms(),
         tasks=tasks.tasks(),
         budget=joined_budget(account.budgets)[0],
+        python=account.python_frames(tasks.strings),
         kernel_symbols=tasks.kernel_symbols(),
         deferred=deferred.with_columns(comm=walked.comm, space=walked.space),
         cgroups=tasks.cgroups,

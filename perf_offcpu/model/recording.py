@@ -166,6 +166,17 @@ class Budget(Table):
     switches: I64 = column("i8", "times that it left a CPU")
 
 
+class PythonFrames(Table):
+    """Python functions of threads that were still blocked at the end, leaf first, thread by thread."""
+
+    tid: I32 = _task("thread id")
+    switch_out_ns: I64 = _time("begin of the wait")
+    name: U32 = _text("string: function")
+    file: U32 = _text("string: source file")
+    line: I32 = column("i4", "source line", sentinel=0)
+    call: I32 = column("i4", "call of the interpreter's C function, counted from 1 at the root")
+
+
 class DeferredChains(Table):
     """User callchains sent when their thread returned to user space, sorted by (time, place in the file)."""
 
@@ -244,6 +255,7 @@ class Recording:
     comms: Comms = field(default_factory=Comms)
     tasks: Tasks = field(default_factory=Tasks)
     budget: Budget = field(default_factory=Budget)  # empty if the recording does not hold it
+    python: PythonFrames = field(default_factory=PythonFrames)
     kernel_symbols: KernelSymbols = field(default_factory=KernelSymbols)
     deferred: DeferredChains = field(default_factory=DeferredChains)  # empty once they are merged
     cgroups: dict[int, str] = field(default_factory=dict)

@@ -30,6 +30,7 @@ from perf_offcpu.symbolize.kernel.names import KernelNames
 from perf_offcpu.symbolize.lines.names import LineNames
 from perf_offcpu.symbolize.locations import Locations, find_locations
 from perf_offcpu.symbolize.options import SymbolizeOptions
+from perf_offcpu.symbolize.python_functions import with_python_functions
 from perf_offcpu.symbolize.user import UserNames
 
 COOKIE = "(cookie)"
@@ -52,7 +53,10 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
     if options.demangle:
         _demangle(names, inlined, strings)
     frames, frames_of_location = build_frames(names, inlined, locations, keep_ips=options.keep_ips)
-    parent, frame, stack = build_stack_tree(expand(rows, frames_of_location))
+    chains = expand(rows, frames_of_location)
+    if len(recording.python):
+        frames, chains, pair_of = with_python_functions(recording, frames, chains, pair_of, strings)
+    parent, frame, stack = build_stack_tree(chains)
     stack_of = (np.where(pair_of >= 0, stack[pair_of], -1) if len(stack) else pair_of).astype(np.int32)
     shared = {name: getattr(samples, name) for name in SampleColumns.columns}
     return Profile(

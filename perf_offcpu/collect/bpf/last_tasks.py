@@ -31,6 +31,7 @@ class LastTasks:
         budgets: rows of `struct offcpu_budget`, complete up to `end_ns` or a little later; empty without
             budgets.
         copies: the top of each row's user stack, b"" where it was not copied.
+        python: payloads that name the Python functions of waiting tasks (`abi.counters.PYTHON`).
     """
 
     end_ns: int
@@ -39,6 +40,7 @@ class LastTasks:
     user: tuple[U64, ...]
     budgets: NDArray[Any]
     copies: tuple[bytes, ...] = ()
+    python: tuple[bytes, ...] = ()
 
     def waiting(self) -> NDArray[np.int64]:
         """Return the rows of tasks that wait in a recorded state."""

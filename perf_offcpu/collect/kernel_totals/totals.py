@@ -20,7 +20,7 @@ from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.bpf.maps import Drained
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.kernel_totals.budgets import BATCH as BUDGETS_AT_ONCE
-from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, budget_samples
+from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, account_sample, budget_samples
 from perf_offcpu.collect.kernel_totals.still_blocked import still_blocked_samples, with_user_stacks
 from perf_offcpu.collect.kernel_totals.sums import BATCH as SUMS_AT_ONCE
 from perf_offcpu.collect.kernel_totals.sums import sum_samples
@@ -143,6 +143,9 @@ class KernelTotals:
         if last is not None:
             for number, blocked in still_blocked_samples(self._waits, last):
                 yield Piece(losses.STILL_BLOCKED_UNWRITTEN, np.zeros(number, np.uint64), blocked)
+            for payload in last.python:
+                record = account_sample(self._collector.counters_event, payload, end_ns)
+                yield Piece(losses.PYTHON_UNWRITTEN, np.zeros(1, np.uint64), record)
             yield from self._budget_pieces(last.budgets, end_ns)
             # Budgets that are drained from here on, also of threads that ended at that moment, are shared.
             self._shares.note(last.budgets)

@@ -82,10 +82,20 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         budget=args.budget,
         ring_bytes=parse_ring_size(args.mmap_pages) if args.mmap_pages else 0,
         realtime_priority=_at_least("--realtime", 0, args.realtime),
+        pystack=_pystack() if args.python_stacks else "",
         duration_s=args.duration,
     )
     _check_tracepoints(options)
     return options
+
+
+def _pystack() -> str:
+    from perf_offcpu.collect.kernel_totals.python_stacks import pystack_directory
+
+    directory = pystack_directory()
+    if directory is None:
+        raise UsageError("--python-stacks needs pystack: pip install pystack")
+    return directory
 
 
 def _rotation(args: argparse.Namespace) -> Rotation | None:

@@ -157,9 +157,7 @@ class _Dump:
     def _payload(self, spec: EventSpec, raw: bytes) -> Lines:
         """Yield the raw bytes of off-cpu events, this project's and upstream's, by their layouts."""
         if spec.name == counters.EVENT_NAME:
-            magic = counters.BUDGET_MAGIC.to_bytes(4, "little" if self.order == "<" else "big")
-            is_budgets = raw.startswith(magic)
-            layout = counters.budgets_layout(raw, self.order) if is_budgets else counters.COUNTERS
+            layout = counters.payload_layout(raw, self.order)
             yield f"  {layout.name}"
             yield from self._structure(layout, raw, 0, len(raw), indent="    ")
         elif spec.name == offcpu.EVENT_NAME:

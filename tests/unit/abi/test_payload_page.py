@@ -29,6 +29,7 @@ LAYOUTS = {
         counters.COUNTER,
         counters.BUDGETS,
         counters.BUDGET,
+        counters.PYTHON,
     )
 }
 ENUMS = {kind.__name__: kind for kind in (offcpu.Kind, offcpu.WaitFlag, offcpu.Lost)}

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the Python functions of threads that are still blocked at the end, by pystack (`--python-stacks`).
+
+pystack runs in a process of its own, with the rights of the owner of the process that it reads, and with
+bounds for time, memory and output (`python_child.py`). Its output is the work of that process: it may name
+functions that do not exist, but only for its own threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from perf_offcpu.abi.counters import PYTHON, PYTHON_MAGIC, VERSION
+from perf_offcpu.collect.bpf.last_tasks import LastTasks
+from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.files import read_kernel
+
+_CHILD: Final = os.path.join(os.path.dirname(__file__), "python_child.py")
+_MOST_PROCESSES: Final = 8
+_MOST_OUTPUT: Final = 1 << 20
+_MOST_TEXT: Final = 48 << 10
+"""Size of a thread's functions that leaves room for the rest of a record, bytes."""
+_MOST_NAME: Final = 1000
+_MOST_NUMBER: Final = 10**9 - 1
+_CPYTHON: Final = re.compile(rb"/(?:lib)?python3[^/\n]*\n")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+Say = Callable[[str], None]
+Functions = list[tuple[Any, ...]]
+"""Name, file, line and call of each function of a thread, as `python_child.py` prints them."""
+
+
+def pystack_directory() -> str | None:
+    """Return where pystack is installed; None if it is not."""
+    found = importlib.util.find_spec("pystack")
+    places = found.submodule_search_locations if found else None
+    return os.path.dirname(next(iter(places))) if places else None
+
+
+def with_python_functions(
+    last: LastTasks, again: Callable[[], LastTasks], directory: str, say: Say
+) -> LastTasks:
+    """Add the payloads that name the Python functions of waiting tasks.
+
+    Args:
+        again: runs the iterator once more: functions of a task that has run meanwhile are not those of its
+            wait.
+        directory: where pystack is.
+        say: is called with a sentence for each process that cannot be read.
+    """
+    tasks = last.tasks[last.waiting()]
+    functions: dict[tuple[int, int], Functions] = {}
+    pids = [pid for pid in np.unique(tasks["pid"]).tolist() if _is_python(pid)]
+    for pid in pids[:_MOST_PROCESSES]:
+        found = functions_of(pid, directory)
+        if not found:
+            say(f"perf-offcpu record: Python functions of process {pid} could not be read")
+        functions |= {(pid, tid): frames for tid, frames in found.items()}
+    if len(pids) > _MOST_PROCESSES:
+        say(f"perf-offcpu record: Python functions of {_MOST_PROCESSES} of {len(pids)} processes were read")
+    sound = last.stand_still(again())[last.waiting()] if functions else ()
+    python = tuple(
+        python_payload(task, functions[int(task["pid"]), int(task["tid"])])
+        for task, is_sound in zip(tasks, sound, strict=False)
+        if is_sound and (int(task["pid"]), int(task["tid"])) in functions
+    )
+    return replace(last, python=python)
+
+
+def _is_python(pid: int) -> bool:
+    try:
+        return bool(_CPYTHON.search(read_kernel(f"/proc/{pid}/maps")))
+    except OSError:
+        return False
+
+
+def functions_of(pid: int, directory: str, patience_s: float = 3) -> dict[int, Functions]:
+    """Return tid → functions of a process, root first; none if they cannot be read.
+
+    Args:
+        directory: where pystack is.
+        patience_s: time after which its process is killed.
+    """
+    python = sys.executable or f"{sys.exec_prefix}/bin/python3"
+    fd = os.memfd_create("python-stacks")  # a file, whose size the process has a limit for
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # threads that were printed before count
+        subprocess.run(
+            [python, "-I", "-S", _CHILD, directory, str(pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=fd,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={},
+            timeout=patience_s,
+            check=False,
+        )
+    output = os.pread(fd, _MOST_OUTPUT, 0)
+    os.close(fd)
+    return _parsed(output)
+
+
+def _parsed(output: bytes) -> dict[int, Functions]:
+    """Return tid → functions of the lines that have the right form."""
+    found: dict[int, Functions] = {}
+    for line in output.split(b"\n"):
+        try:
+            tid, frames = json.loads(line)
+            found[int(tid)] = [
+                (*(_CONTROL.sub("?", text)[:_MOST_NAME] for text in (name, file)), *map(_bounded, numbers))
+                for name, file, *numbers in frames
+                if len(numbers) == len(("line", "call"))
+            ]
+        except (ValueError, TypeError, RecursionError, OverflowError):
+            continue
+    return {tid: frames for tid, frames in found.items() if frames}
+
+
+def _bounded(number: Any) -> int:
+    return min(max(int(number), 0), _MOST_NUMBER)
+
+
+def python_payload(task: Any, frames: Functions) -> bytes:
+    """Return the payload of one thread, with the functions next to its leaf if there are too many."""
+    lines: list[bytes] = []
+    size = 0
+    for name, file, line, call in reversed(frames):
+        text = f"{name}\t{file}\t{line}\t{call}\n".encode("utf-8", "replace")
+        size += len(text)
+        if size > _MOST_TEXT:
+            break
+        lines.append(text)
+    values = {
+        "magic": PYTHON_MAGIC,
+        "version": VERSION,
+        "nr": len(lines),
+        "pid": int(task["pid"]),
+        "tid": int(task["tid"]),
+        "switch_out_ns": int(task["switch_out_ns"]),
+        "text": b"".join(lines),
+    }
+    return PYTHON.pack(values, NATIVE)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python functions of programs that hang, read by pystack with the rights of the owner of the program."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from builders import program
+from kernel.recorder import run, until
+
+from perf_offcpu.collect.kernel_totals.python_stacks import functions_of
+
+pytestmark = pytest.mark.beside
+
+HUNG = Path(__file__).parent / "hung"
+NOBODY = 65534
+AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+WITH_FEWER_RIGHTS = ["setpriv", "--bounding-set=-sys_boot", "--inh-caps=-all"]
+IN_A_CONTAINER = ["unshare", "--mount"]
+LOOK = """
+from types import SimpleNamespace as Any
+
+def get_process_threads(pid, stop_process):
+    wanted = ("Uid", "Gid", "Groups", "Cap", "No")
+    found = [line.strip() for line in open("/proc/self/status") if line.startswith(wanted)]
+    try:
+        found.append(open({secret!r}).read())
+    except OSError as problem:
+        found.append(type(problem).__name__)
+    place = Any(lineno=1)
+    frames = [Any(is_entry=1, is_shim=0, code=Any(scope=one, filename="", location=place)) for one in found]
+    return [Any(tid=pid, all_frames=frames)]
+"""
+"""A pystack that shows its rights."""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that everybody can reach."""
+    path = Path(tempfile.mkdtemp(prefix="python.", dir="/tmp"))
+    path.chmod(0o755)
+    shutil.copy(HUNG / "abba.py", path)
+    yield path
+    shutil.rmtree(path)
+
+
+@contextmanager
+def running(*command: str | Path, threads: int = 1) -> Iterator[int]:
+    """Yield the pid of a program that waits by now."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        try:
+            until(lambda: len(list(Path(f"/proc/{process.pid}/task").iterdir())) >= threads)
+            time.sleep(0.5)
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_functions_of_a_deadlock_stand_in_the_stacks_of_both_threads(place: Path, tmp_path: Path) -> None:
+    with running(*AS_NOBODY, "/usr/bin/python3", place / "abba.py", threads=3) as pid:
+        done = run("--python-stacks", "-p", str(pid), "--duration", "1", cwd=tmp_path)
+    assert done.status == 0 and "could not be read" not in done.stderr, done.stderr
+    text = program.run("script", "-i", "perf.data", "-F", "tid,sym", cwd=tmp_path).stdout
+    stacks = [block.splitlines()[1:] for block in text.strip().split("\n\n")]
+    found = 0
+    for stack in stacks:
+        functions = [line.strip() for line in stack if line.endswith("y)")]
+        if "take (abba.py)" not in functions:
+            continue
+        found += 1
+        assert functions[0] == "take (abba.py)" and functions[-1] == "_bootstrap (threading.py)", text
+        names = [line.strip() for line in stack]
+        take = names.index("take (abba.py)")
+        assert "_PyEval_EvalFrameDefault" in names[take + 1], text
+        assert any("lock" in name for name in names[:take]), text
+    assert found == 2, text
+
+
+def test_it_has_the_rights_of_the_owner_of_the_program(place: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("of root")
+    secret.chmod(0o600)
+    (tmp_path / "pystack").mkdir()
+    (tmp_path / "pystack" / "engine.py").write_text(LOOK.format(secret=str(secret)))
+    with running(*AS_NOBODY, "cat") as pid:
+        shown = [name for name, *_ in functions_of(pid, str(tmp_path))[pid]]
+    rights = dict(line.split(":") for line in shown[:-1])
+    assert rights["Uid"].split("?") == rights["Gid"].split("?") == ["", *[str(NOBODY)] * 4]
+    assert not rights["Groups"].strip("? ") and rights["NoNewPrivs"] == "?1"
+    assert int(rights["CapEff"][1:], 16) == int(rights["CapPrm"][1:], 16) == 0
+    assert shown[-1] == "PermissionError"
+    with running("cat") as pid:
+        assert functions_of(pid, str(tmp_path))[pid][-1][0] == "of root", "root's own program"
+
+
+@pytest.mark.parametrize("confined", [WITH_FEWER_RIGHTS, IN_A_CONTAINER], ids=["fewer rights", "container"])
+def test_programs_of_root_that_are_confined_are_not_read(confined: list[str], tmp_path: Path) -> None:
+    (tmp_path / "pystack").mkdir()
+    (tmp_path / "pystack" / "engine.py").write_text(LOOK.format(secret="/"))
+    with running(*confined, "cat") as pid:
+        assert functions_of(pid, str(tmp_path)) == {}
