@@ -61,9 +61,7 @@ WAYS = {
     "every wait, fp": FP,
     "every wait, no kernel stacks": [*FP, "--no-kernel-callchains"],
     "every wait, fp, wakers' stacks": [*FP, "--waker-stacks"],
-    "every wait, copies of 2 KB": [*EVERY, "--call-graph", "cfi,2048"],
-    "every wait, copies of 4 KB": [*EVERY, "--call-graph", "cfi,4096"],
-    "every wait, copies of 8 KB": [*EVERY, "--call-graph", "cfi,8192"],
+    "every wait, copies by need": [*EVERY, "--call-graph", "cfi"],
 }
 REFERENCES = {
     "(programs that do nothing)": references.doing_nothing,

@@ -100,20 +100,28 @@ static __always_inline void note_sent(struct offcpu_control *ctl, u64 caller)
 	snapshots.update(&caller, &ctl->epoch);
 }
 
+/* Where a user stack ends, 0 if that is not known. */
+static __always_inline u64 stack_end(struct task_struct *task, void *mm, u64 sp)
+{
+	u64 end = FIELD(u64, mm, MM_START_STACK);
+
+	if (end - sp >= NEAR_STACK)
+		end = FIELD(u64, task, TASK_THREAD_POINTER);
+	return end - sp < NEAR_STACK ? end : 0;
+}
+
 /* Choose the size of the copy. Set the number of bytes up to the end of the stack or the copy. */
 static __always_inline u32 choose_copy(const struct offcpu_control *ctl,
-				       const struct offcpu_layout *at, void *mm, u64 *bytes)
+				       struct task_struct *task, void *mm, u64 sp, u64 *bytes)
 {
-	u64 end = FIELD(u64, mm, MM_START_STACK) - at->sp, first = ctl->copy_bytes;
+	u64 end = stack_end(task, mm, sp), first = ctl->copy_bytes;
 
-	if (end >= NEAR_STACK)
-		end = at->thread - at->sp;
-	*bytes = end < NEAR_STACK ? end : first;
+	*bytes = end ? end - sp : first;
 	if (*bytes > MOST_COPIED)
 		*bytes = MOST_COPIED;
-	if (end >= NEAR_STACK)
+	if (!end)
 		return OFFCPU_COPY_FIRST;
-	end += SLACK;
+	end += SLACK - sp;
 	if (end <= first)
 		return end <= first / 4 ? OFFCPU_COPY_QUARTER : OFFCPU_COPY_FIRST;
 	if (*bytes > 4 * first)
@@ -211,7 +219,7 @@ static __always_inline void plan_copy(const struct offcpu_control *ctl, struct o
 	if (!mm || FIELD(u64, regs, REGS_CS) != USER_CS)
 		return;
 	at = layout_of(task, mm, FIELD(u64, regs, REGS_SP));
-	wait->copy = via_memory(wait->storage, choose_copy(ctl, &at, mm, &bytes));
+	wait->copy = via_memory(wait->storage, choose_copy(ctl, task, mm, at.sp, &bytes));
 	if (wait->first) {
 		wait->copied = wait->caller;
 		return;

@@ -320,6 +320,10 @@ static __always_inline void describe_task(struct offcpu_last *last,
 					  const struct offcpu_control *ctl,
 					  struct task_struct *task, struct offcpu_task *storage)
 {
+#if OFFCPU_COPIES
+	void *mm;
+
+#endif
 	last->pid = pid_of(task);
 	last->tid = tid_of(task);
 	last->mode = FIELD(u32, task, TASK_EXIT_STATE) ? OFFCPU_UNKNOWN : storage->mode;
@@ -338,11 +342,17 @@ static __always_inline void describe_task(struct offcpu_last *last,
 #else
 	last->queued_ns = 0;
 #endif
+	last->stack_end = 0;
 	last->nr_switches = FIELD(u64, task, TASK_NVCSW) + FIELD(u64, task, TASK_NIVCSW);
 	__builtin_memset(last->regs, 0, sizeof(last->regs));
 #if OFFCPU_USER_REGISTERS
 	if (!is_kernel_thread(task))
 		bpf_probe_read_kernel(last->regs, REGS_SIZE, (void *)bpf_task_pt_regs(task));
+#endif
+#if OFFCPU_COPIES
+	mm = FIELD(void *, task, TASK_MM);
+	if (mm && !is_kernel_thread(task))
+		last->stack_end = stack_end(task, mm, last->regs[REGS_SP / sizeof(u64)]);
 #endif
 	last->nr_kernel = last->nr_user = 0;
 }

@@ -221,6 +221,7 @@ struct offcpu_last {
 	u64 cgroup;
 	u64 nr_switches;		/* unchanged while it waits */
 	u64 queued_ns;			/* the kernel's own run-queue delay up to its last run */
+	u64 stack_end;			/* of user mode, 0 unknown */
 	u64 regs[OFFCPU_REGS];		/* struct pt_regs of user mode, 0 for kernel threads */
 	u32 nr_kernel;
 	u32 nr_user;

@@ -31,10 +31,6 @@ U64 = NDArray[np.uint64]
 _KERNEL = np.array([CallchainContext.KERNEL], np.uint64)
 _USER = np.array([CallchainContext.USER], np.uint64)
 
-
-MOST_COPIED = 56 << 10
-"""Size of a copy that still leaves room for the rest of a record, bytes."""
-
 BATCH = 512
 """Tasks whose records are packed at once: some MB of copies."""
 
@@ -46,12 +42,12 @@ def with_user_stacks(last: LastTasks, again: Callable[[], LastTasks], copy_bytes
 
     Args:
         again: runs the iterator once more.
-        copy_bytes: size of the copies, 0 for none.
+        copy_bytes: usual size of the copies, 0 for none.
     """
     tasks, user, copies = last.tasks.copy(), list(last.user), [b""] * len(last.tasks)
     empty = np.array([not len(stack) for stack in user], np.bool_)
     wanted = (empty | (copy_bytes > 0)) & (tasks["waits"] != 0) & (registers_of(tasks)["ip"] != 0)
-    stacks = take_user_stacks(tasks[wanted], min(copy_bytes, MOST_COPIED))
+    stacks = take_user_stacks(tasks[wanted], copy_bytes)
     sound = last.stand_still(again())
     for row, stack in zip(np.flatnonzero(wanted).tolist(), stacks, strict=True):
         taken = stack if sound[row] else UserStack()

@@ -24,12 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.collect.bpf.kernel_facts import MAX_FRAMES
+from perf_offcpu.collect.events.copies import LARGEST
 
 U64 = NDArray[np.uint64]
 
 TIME_S = 2.0
 """Time for all threads together."""
 
+_SLACK = 64  # as in bpf/copies.h
 _TOP = 16 << 10  # bytes of stack read at once: most stacks are shorter
 _USER_HALF = 1 << 63
 _FRAME = struct.Struct("=QQ")
@@ -81,16 +83,30 @@ def registers_of(tasks: NDArray[Any]) -> dict[str, U64]:
     }
 
 
+def sizes_of_copies(tasks: NDArray[Any], copy_bytes: int) -> NDArray[np.int64]:
+    """Return int64[n]: the size of each task's copy, which is as far as its stack reaches if that is known.
+
+    Args:
+        tasks: rows of `struct offcpu_last`.
+        copy_bytes: usual size of a copy, 0 for none.
+    """
+    end, sp = tasks["stack_end"], registers_of(tasks)["sp"]
+    most = min(4 * copy_bytes, LARGEST)
+    reach = np.minimum(end - np.minimum(sp, end) + np.uint64(_SLACK), np.uint64(most)).astype(np.int64)
+    return np.where(end > sp, reach, copy_bytes)
+
+
 def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, time_s: float = TIME_S) -> list[UserStack]:
     """Return the user stack of each task.
 
     Args:
         tasks: rows of `struct offcpu_last`.
-        copy_bytes: size of a copy; a shorter one reaches the end of the stack.
+        copy_bytes: as of `sizes_of_copies`.
         time_s: time after which the stacks that are still missing stay empty.
     """
     stacks = [UserStack() for _ in range(len(tasks))]
     registers = registers_of(tasks)
+    sizes = sizes_of_copies(tasks, copy_bytes).tolist()
     pids, ips, sps, fps = (
         column.tolist() for column in (tasks["pid"], registers["ip"], registers["sp"], registers["fp"])
     )
@@ -101,7 +117,7 @@ def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, time_s: float = TIME_
             if time.monotonic() > end:
                 return
             if ips[at]:
-                stacks[at] = _take(pids[at], ips[at], sps[at], fps[at], copy_bytes)
+                stacks[at] = _take(pids[at], ips[at], sps[at], fps[at], sizes[at])
 
     worker = threading.Thread(target=take_all, daemon=True)
     worker.start()

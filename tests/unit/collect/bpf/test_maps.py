@@ -43,7 +43,7 @@ def test_structures_have_the_sizes_that_c_gives_them() -> None:
         "stack": 1024,
         "budget": 192,
         "budget_key": 16,
-        "last": 360,
+        "last": 368,
         "extension": 88,
     }
     assert structs["stack"].fields is not None
