@@ -143,14 +143,14 @@ def verdict_of(
         options: (option, value) of the command line that `command` keeps.
         whole_lives: the profile has all samples of each thread; else no thread is judged idle.
     """
-    preempted = _preempted(profile, subject, waits) if whole_lives else None
-    if not len(subject.samples) and not preempted:
-        return None
     idle = _idle(profile, chosen, waits) if whole_lives else np.zeros(len(subject.samples), np.bool_)
     causes = causes_of(subject, waits)
     cells = _cells(subject.samples, waits, causes, idle)
     busy, period = cells.take(cells.idle == 0), subject.samples.period
     weight = int(busy.weight.sum())
+    preempted = _preempted(profile, waits, weight) if whole_lives else None
+    if not len(subject.samples) and not preempted:
+        return None
     found = _causes(subject, waits, causes, busy)
     blocked, longest = _still_blocked(subject, waits, causes, ~idle)
     hidden, hidden_ms = (profile.losses.get(one, 0) for one in (losses.IDLE_THREADS, losses.IDLE_MS))
@@ -208,10 +208,10 @@ def _knows_runq(samples: ProfileSamples, waits: Waits) -> bool:
     return bool((samples.runq_ns >= 0).any() or (waits.wait_class == WaitClass.RUNQUEUE).any())
 
 
-def _preempted(profile: Profile, subject: Profile, waits: Waits) -> Preempted | None:
+def _preempted(profile: Profile, waits: Waits, others: int) -> Preempted | None:
     budget, queued = profile.budget, waits.wait_class == WaitClass.RUNQUEUE
-    weight, known = int(budget.preempted_ns.sum()), int(subject.samples.period.sum())
-    if not weight or queued.any() or 100 * weight < _CAUSE_PERCENT * (weight + known):
+    weight = int(budget.preempted_ns.sum())
+    if not weight or queued.any() or 100 * weight < _CAUSE_PERCENT * (weight + others):
         return None
     much = budget.take(100 * budget.preempted_ns >= weight)  # 1 % of it
     at = rows_at(profile.comms.tid, profile.comms.begin_ns, much.tid, much.end_ns)

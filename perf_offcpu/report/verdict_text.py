@@ -13,6 +13,7 @@ from perf_offcpu.text import printable
 
 _WIDTH = 108  # 110 with "# "
 _COMMS = 2
+_SHARE = "\N{NO-BREAK SPACE}%"
 
 
 def sentences_of(verdict: Verdict) -> list[str]:
@@ -24,11 +25,16 @@ def sentences_of(verdict: Verdict) -> list[str]:
 
 
 def wrapped(sentences: Sequence[str]) -> Iterator[str]:
-    """Return the lines of the sentences, each from the start of a line; a command is never broken."""
+    """Return the lines of the sentences, each from the start of a line; no command or share is broken."""
     for sentence in sentences[:-1]:
-        yield from textwrap.wrap(
-            sentence, _WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
-        )
+        for line in textwrap.wrap(
+            sentence.replace(" %", _SHARE),
+            _WIDTH,
+            subsequent_indent="  ",
+            break_on_hyphens=False,
+            break_long_words=False,
+        ):
+            yield line.replace(_SHARE, " %")
     yield from sentences[-1:]
 
 

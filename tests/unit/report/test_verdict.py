@@ -158,6 +158,10 @@ def test_preempted_threads_next_to_waits() -> None:
         "1 % of this time was waiting for a CPU (run queue); apart from it, preempted threads waited "
         "160.000 ms for a CPU and ran 140.000 ms (hog and other, 3 threads)."
     )
+    for tid in range(10, 40):
+        builder.sample("idle", ["main", *EPOLL], 500 * MS, tid=tid, pid=tid, state=1)
+    crowd = sentences_of(verdict_of(hogs(builder)))
+    assert crowd[1] == sentences_of(verdict_of(profile))[1], "idle threads make it no smaller"
     few = profile.budget.preempted_ns // 10
     profile.budget = profile.budget.with_columns(preempted_ns=few)
     assert verdict_of(profile).preempted is None, "3 % of the time"
@@ -264,6 +268,7 @@ def test_lines_and_document() -> None:
     words = sentences_of(summary.verdict)
     lines = [f"# {line}" for line in wrapped(words)]
     assert max(map(len, lines)) <= 110 and len(lines) > len(words)
+    assert not any(line.startswith("#   %") for line in lines)
     text = list(render(summary, Style()))
     at = text.index(lines[0])
     assert text[at : at + len(lines)] == lines
