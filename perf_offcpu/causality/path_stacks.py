@@ -68,7 +68,7 @@ def chains_of(profile: Profile, path: CriticalPath) -> Chains:
 def path_profile(profile: Profile, timeline: Timeline, path: CriticalPath) -> Profile:
     """Return a profile whose samples are the sums of a critical path: one for each distinct stack."""
     chains = chains_of(profile, path)
-    chain, doing, stack, weight = _cells(profile, timeline, path, chains)
+    chain, doing, stack, weight, count = _cells(profile, timeline, path, chains)
     strings = profile.strings.copy()
     texts = [*_STATES.values(), *(f"{WOKEN_BY} {comm}" for comm in chains.comms)]
     added = Frames.filled(
@@ -76,19 +76,23 @@ def path_profile(profile: Profile, timeline: Timeline, path: CriticalPath) -> Pr
     )
     rows = _frame_rows(profile, chains, chain, doing, stack)
     parent, frame, leaf = build_stack_tree(Ragged.from_lists(list(rows)))
-    root = path.tracks[path.root]
+    root, event = path.tracks[path.root], max(0, _offcpu_event(profile))
+    evsels = list(profile.evsels)
+    evsels[event] = replace(evsels[event], name=f"critical path of {root.label}")
     samples = ProfileSamples.filled(
         len(weight),
         period=weight,
         stack=leaf,
-        evsel=np.full(len(weight), max(0, _offcpu_event(profile))),
+        count=count,
+        evsel=np.full(len(weight), event),
         pid=np.full(len(weight), root.pid),
         tid=np.full(len(weight), root.tid),
         comm=np.full(len(weight), strings.intern(root.comm)),
         flags=np.full(len(weight), SampleFlag.OFFCPU | SampleFlag.AGGREGATED),
     )
     frames = Frames.concat([profile.frames, added])
-    return replace(profile, samples=samples, stacks=Stacks(parent, frame), frames=frames, strings=strings)
+    stacks = Stacks(parent, frame)
+    return replace(profile, samples=samples, stacks=stacks, frames=frames, strings=strings, evsels=evsels)
 
 
 def running_samples(profile: Profile, timeline: Timeline, path: CriticalPath) -> tuple[I64, I64]:
@@ -107,16 +111,17 @@ def running_samples(profile: Profile, timeline: Timeline, path: CriticalPath) ->
 
 def _cells(
     profile: Profile, timeline: Timeline, path: CriticalPath, chains: Chains
-) -> tuple[I64, I64, I64, I64]:
-    """Return (chain, doing, stack, ns) of each distinct stack: int64[m] each."""
+) -> tuple[I64, I64, I64, I64, I64]:
+    """Return (chain, doing, stack, ns, number of segments or CPU samples) of each stack: int64[m] each."""
     chain = np.append(chains.of_hop, -1)[path.hop]
     stack = np.where(path.doing == Doing.WAITING, profile.samples.stack[path.wait], -1).astype(np.int64)
     doing, length = path.doing.astype(np.int64), path.length_ns
     first, of = group(chain, doing, stack)
-    cells = [chain[first], doing[first], stack[first], sum_by(of, length, len(first))]
+    segments = np.bincount(of, minlength=len(first))
+    cells = chain[first], doing[first], stack[first], sum_by(of, length, len(first)), segments
     rows, segment = running_samples(profile, timeline, path)
     if not len(rows):
-        return cells[0], cells[1], cells[2], cells[3]
+        return cells
     cell, stacks = of[segment], profile.samples.stack[rows].astype(np.int64)
     first, of = group(cell, stacks)
     cell, stacks, number = cell[first], stacks[first], np.bincount(of)
@@ -124,9 +129,9 @@ def _cells(
     rest = cells[3].copy()
     rest[cell] = 0
     kept = np.flatnonzero(rest)
-    sampled = [cells[0][cell], cells[1][cell], stacks, parts]
+    sampled = cells[0][cell], cells[1][cell], stacks, parts, number
     whole = [np.concatenate([column[kept], more]) for column, more in zip(cells, sampled, strict=True)]
-    return whole[0], whole[1], whole[2], whole[3]
+    return whole[0], whole[1], whole[2], whole[3], whole[4]
 
 
 def shared_out(weight: I64, of: I64, number: I64) -> I64:
