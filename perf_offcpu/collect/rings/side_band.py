@@ -7,6 +7,9 @@ the recorder reads them from the files, once per file, when the record comes: fr
 its path if the process has ended already. The inode shows whether that still is the file. The claim is
 removed where another recorder's request has put it into our records.
 
+MMAP2 records of data are there for perf's own unwinder, which reads call frame information in files that are
+mapped for reading. Others (the heap, stacks, data segments) are left out: half of the records of an exec.
+
 KSYMBOL and BPF_EVENT records are cut to their size. When several recorders listen, the kernel adds the size
 of the trailer to the same header once for each (kernel/events/core.c: perf_event_ksymbol_output() and
 perf_event_bpf_output(), seen in 6.18): all but the first get records with old bytes of their ring after the
@@ -38,7 +41,17 @@ _MISC = RECORD_HEADER.offset("misc")
 _GROWING = (int(RecordType.KSYMBOL), int(RecordType.BPF_EVENT))
 _SYMBOL_NAME = _HEAD + RECORD_LAYOUTS[RecordType.KSYMBOL].offset("name", 0)
 _BPF_EVENT_SIZE = _HEAD + RECORD_LAYOUTS[RecordType.BPF_EVENT].size() + len(ZERO_TRAILER)
+_PROT = _HEAD + _LAYOUT.offset("prot", 0)
+_PROT_WRITE = 2
 _MMAP2, _FLAG = int(RecordType.MMAP2), int(Misc.MMAP_BUILD_ID)
+
+
+def _is_own_data(record: memoryview) -> bool:
+    """Return whether an MMAP2 record is of data that is not that of a file."""
+    if not int.from_bytes(record[_MISC : _MISC + 2], sys.byteorder) & Misc.MMAP_DATA:
+        return False
+    name = bytes(record[_NAME : _NAME + 2])
+    return name[:1] != b"/" or name == b"//" or bool(record.cast("I")[_PROT // 4] & _PROT_WRITE)
 
 
 def _true_size(kind: int, record: memoryview) -> int:
@@ -75,14 +88,17 @@ class SideBand:
             raise FileFullError(str(problem), 0, 0) from None
 
     def _sound_pieces(self, data: bytearray) -> list[Buffer]:
-        """Return the records as they should be, without old bytes after some of them."""
+        """Return the records as they should be, without maps of own data and old bytes after records."""
         pieces: list[Buffer] = []
         view = memoryview(data)
         types, shorts = view.cast("I"), view.cast("H")
         at = kept = 0
         while at < len(data) and (size := shorts[at // 2 + 3]):
             kind = types[at // 4]
-            if kind == _MMAP2:
+            if kind == _MMAP2 and _is_own_data(view[at : at + size]):
+                pieces.append(view[kept:at])
+                kept = at + size
+            elif kind == _MMAP2:
                 self._complete(view[at : at + size])
             elif kind in _GROWING and (true_size := _true_size(kind, view[at : at + size])) < size:
                 view[at + 6 : at + 8] = true_size.to_bytes(2, sys.byteorder)

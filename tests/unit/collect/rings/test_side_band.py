@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of maps on their way into the file: code and files that are read stay, own data goes."""
+
+from __future__ import annotations
+
+import pytest
+
+from perf_offcpu.abi.records import CpuMode, Misc, RecordType
+from perf_offcpu.binary.fields import Buffer
+from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
+from perf_offcpu.collect.existing.records import mmap2, synthesized
+from perf_offcpu.collect.rings.side_band import SideBand
+
+READ, WRITE, EXECUTE = 1, 2, 4
+COMM = synthesized(RecordType.COMM, 0, {"pid": 7, "tid": 7, "comm": b"main"})
+
+
+class Kept:
+    """A sink that keeps the records."""
+
+    def __init__(self) -> None:
+        self.records = b""
+
+    def append(self, *pieces: Buffer) -> None:
+        """Append whole records."""
+        self.records += b"".join(bytes(piece) for piece in pieces)
+
+
+def mapped(name: bytes, prot: int) -> bytes:
+    """A map of a process; the kernel marks those without code."""
+    place = {"pid": 7, "tid": 7, "addr": 0x1000, "len": 0x1000, "pgoff": 0}
+    values = {**place, "prot": prot, "flags": 2, "filename": name}
+    return mmap2(CpuMode.USER, values, misc=0 if prot & EXECUTE else Misc.MMAP_DATA)
+
+
+@pytest.mark.parametrize(
+    ("name", "prot", "stays"),
+    [
+        (b"/nowhere/libc.so.6", READ | EXECUTE, True),
+        (b"/nowhere/libc.so.6", READ, True),
+        (b"/nowhere/libc.so.6", READ | WRITE, False),
+        (b"//anon", READ | WRITE, False),
+        (b"//anon", READ, False),
+        (b"//anon", READ | WRITE | EXECUTE, True),
+        (b"[stack]", READ | WRITE, False),
+        (b"[vvar]", READ, False),
+        (b"[vdso]", READ | EXECUTE, True),
+    ],
+)
+def test_maps_of_own_data_are_left_out(name: bytes, prot: int, stays: bool) -> None:
+    side_band, kept = SideBand(MappedBuildIds()), Kept()
+    side_band.sink = kept
+    record = mapped(name, prot)
+    side_band.append(COMM + record, record + COMM)
+    assert kept.records == COMM + 2 * stays * record + COMM
