@@ -5,7 +5,7 @@
  * The perf core makes the copy, with a size that belongs to the event. So there are several events
  * that write to one ring, and their samples differ in the size of the copy only:
  *
-^ *	the end of the stack is known		a quarter of control.copy_bytes, all, double or
+ *	the end of the stack is known		a quarter of control.copy_bytes, all, double or
  *						four times, whichever reaches the end
  *	it is not known (goroutines)		control.copy_bytes
  *	a stack that was copied before		one word, and the hash of the stack
@@ -15,8 +15,7 @@
  *
  * The hash is made of all words of the copy that may be return addresses, because data on the stack
  * changes from wait to wait. Two stacks with one hash have the same callers, except for calls in
- * libraries without frame pointers whose return address is a multiple of 8, as are most pointers
- * that are no code.
+ * libraries whose return address is a multiple of 8, as are most pointers that are no code.
  */
 #ifndef OFFCPU_COPIES_H
 #define OFFCPU_COPIES_H
@@ -139,8 +138,9 @@ static __always_inline u64 sign_of(u64 word)
 
 /*
  * Hash words that may be return addresses: into the program's text, or, unless they are aligned,
- * into what is mapped below mmap_base. There are thousands of words, and a verifier follows at most
- * 8192 branches in a row, so that this has none: the top bit of ~x & (x - n) says whether x < n.
+ * into what is mapped near mmap_base (above it where the size of the stack has no limit). There are
+ * thousands of words, and a verifier follows at most 8192 branches in a row, so that this has none:
+ * the top bit of ~x & (x - n) says whether x < n.
  */
 static __always_inline u64 hash_words(const struct offcpu_layout *at, const u64 *words, u64 hash)
 {
@@ -153,7 +153,7 @@ static __always_inline u64 hash_words(const struct offcpu_layout *at, const u64 
 		text = word - at->code;
 		mapped = word - (at->top - MAPPED);
 		is_code = ~text & (text - at->code_size);
-		is_code |= ~mapped & (mapped - MAPPED) & -(word & WORD_MASK);
+		is_code |= ~mapped & (mapped - 2 * MAPPED) & -(word & WORD_MASK);
 		hash = (hash + (word & (u64)((s64)is_code >> 63))) * 0xff51afd7ed558ccdULL;
 	}
 	return hash;
