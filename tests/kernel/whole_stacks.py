@@ -42,6 +42,13 @@ def build(name: str, program: Path) -> Path:
     return program
 
 
+def compiled(name: str, directory: Path) -> Path:
+    """Build a C program of tests/workload/stacks without frame pointers."""
+    flags = ("-O2", "-fomit-frame-pointer", "-pthread")
+    subprocess.run(["gcc", *flags, "-o", directory / name, STACKS / f"{name}.c"], check=True)
+    return directory / name
+
+
 def record(output: Path, *arguments: str | Path, options: tuple[str, ...] = (), event: str = "none") -> None:
     """Record a command's waits of 0.1 ms and more, and an on-CPU event."""
     how = ("-q", "-e", event, "--off-cpu-thresh", "0.1", *options, "-o", output)
