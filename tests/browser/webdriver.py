@@ -37,26 +37,34 @@ KEYS = {
 }
 
 
+def _started() -> tuple[subprocess.Popen[str], int]:
+    """Return a running chromedriver and its port; it may lose the port that it chose to another program."""
+    said = ""
+    for _ in range(3):
+        driver = subprocess.Popen(
+            ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert driver.stdout is not None
+        for line in driver.stdout:
+            if "started successfully on port" in line:
+                return driver, int(line.rstrip(". \n").rsplit(" ", 1)[1])
+            said += line
+        driver.stdout.close()
+        driver.wait()
+    raise RuntimeError(f"chromedriver did not start: {said}")
+
+
 class Browser:
     """One chromedriver, one browser, one page, with a new user-data directory."""
 
     def __init__(self, width: int = 1280, height: int = 800) -> None:
         self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        self._driver = subprocess.Popen(
-            ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        self._url = f"http://127.0.0.1:{self._port()}"
+        self._driver, port = _started()
+        self._url = f"http://127.0.0.1:{port}"
         flags = [*_FLAGS, f"--user-data-dir={self._home.name}", f"--window-size={width},{height}"]
         wanted = {"goog:chromeOptions": {"args": flags}, "goog:loggingPrefs": {"browser": "ALL"}}
         session = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         self._url += f"/session/{session['sessionId']}"
-
-    def _port(self) -> int:
-        assert self._driver.stdout is not None
-        for line in self._driver.stdout:
-            if "started successfully on port" in line:
-                return int(line.rstrip(". \n").rsplit(" ", 1)[1])
-        raise RuntimeError("chromedriver did not start")
 
     def __enter__(self) -> Self:
         return self
