@@ -180,7 +180,7 @@ class _Judge:
         self._names = {compat: syscall_names(arch, compat=compat) for compat in (False, True)}
 
     def syscall(self, evidence: _Evidence, number: int) -> str:
-        """Return the name of the system call; "" if there is none or it is unknown."""
+        """Return the name of the system call; "" outside of system calls, and if it is unknown."""
         if number == SYSCALL_UNKNOWN:
             return evidence.entry_name
         return self._names[evidence.compat >= 0].get(number, str(number)) if number >= 0 else ""

@@ -245,17 +245,17 @@ _ENTRY = re.compile(r"(?:__(?:x64|ia32|arm64|riscv|s390x?|loongarch|se|do)_(?:co
 
 
 def class_of_function(name: str) -> WaitClass | None:
-    """Return the class that a function of the kernel means; None if it means none."""
+    """Return the class that a function of the kernel means; None without a class."""
     return next((one for one in CLASSES if matches(one.row.functions, name)), None)
 
 
 def class_of_wrapper(name: str) -> WaitClass | None:
-    """Return the class that a function of libc or Go's runtime means; None if it means none."""
+    """Return the class that a function of libc or Go's runtime means; None without a class."""
     return next((one for one in CLASSES if matches(one.row.wrappers, name)), None)
 
 
 def syscall_of_function(name: str) -> str:
-    """Return the system call whose entry function of the kernel this is; "" if it is none."""
+    """Return the system call that a function of the kernel enters; "" for other functions."""
     match = _ENTRY.fullmatch(name)
     return match[1] if match else ""
 

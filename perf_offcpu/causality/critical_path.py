@@ -17,6 +17,7 @@ import enum
 
 import numpy as np
 
+from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.analysis.timeline import Timeline, Track
 from perf_offcpu.analysis.wakeups import queued_ns, with_wakers
 from perf_offcpu.model.columns import I64, U8, Bool, distinct
@@ -28,6 +29,7 @@ MAX_DEPTH = 1000
 """Wake-ups that are followed one after the other; deeper waits explain themselves."""
 
 
+_SPAN_COLUMNS = ("track", "begin", "end", "hop", "doing", "wait")
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -64,6 +66,11 @@ class CriticalPath:
     hops: Hops
     summed_ns: I64  # int64[tracks], time of summed waits, ns: may be part of RUNNING
 
+    def comms(self) -> tuple[list[str], I64]:
+        """Return the distinct comms, printable, and int64[tracks], the one of each track."""
+        rows = {comm: row for row, comm in enumerate(dict.fromkeys(track.comm for track in self.tracks))}
+        return list(rows), np.array([rows[track.comm] for track in self.tracks], np.int64)
+
     @property
     def length_ns(self) -> I64:
         """Return int64[k]: the lengths of the segments."""
@@ -96,7 +103,7 @@ def critical_path(
     order = np.argsort(whole.begin, kind="stable")
     samples = profile.samples
     sums = profile.is_offcpu() & samples.has(SUM_FLAGS)
-    summed = np.bincount(timeline.track[sums], samples.period[sums], len(waits.tracks)).astype(np.int64)
+    summed = sum_by(timeline.track[sums], samples.period[sums], len(waits.tracks))
     return CriticalPath(
         waits.tracks,
         root,
@@ -129,12 +136,10 @@ class _Spans:
 
     @classmethod
     def concat(cls, parts: list[_Spans]) -> _Spans:
-        names = ("track", "begin", "end", "hop", "doing", "wait")
-        return cls(*(np.concatenate([getattr(one, name) for one in parts]) for name in names))
+        return cls(*(np.concatenate([getattr(one, name) for one in parts]) for name in _SPAN_COLUMNS))
 
-    def take(self, rows: Bool | I64) -> _Spans:
-        names = ("track", "begin", "end", "hop", "doing", "wait")
-        return _Spans(*(getattr(self, name)[rows] for name in names))
+    def take(self, rows: Bool) -> _Spans:
+        return _Spans(*(getattr(self, name)[rows] for name in _SPAN_COLUMNS))
 
 
 class _Waits:

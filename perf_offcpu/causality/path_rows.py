@@ -45,7 +45,7 @@ class HopRow:
 
 def path_rows(profile: Profile, timeline: Timeline, path: CriticalPath) -> list[PathRow]:
     """Return the rows of a path, the longest first; their times sum to the window."""
-    names, comm = _comms(path)
+    names, comm = path.comms()
     labels, label = _labels(profile, path)
     first, of = group(comm[path.track], path.doing, label)
     ns, segments = sum_by(of, path.length_ns, len(first)), np.bincount(of, minlength=len(first))
@@ -117,12 +117,6 @@ def rivals(profile: Profile, timeline: Timeline, path: CriticalPath) -> dict[str
     number = np.bincount(of, minlength=len(first)).tolist()
     names = [printable(profile.strings[int(row)]) for row in samples.comm[moments[hit]][first]]
     return dict(sorted(zip(names, number, strict=True), key=lambda one: (-one[1], one[0])))
-
-
-def _comms(path: CriticalPath) -> tuple[list[str], I64]:
-    """Return the distinct comms, and int64[tracks], the comm of each track."""
-    names = {name: row for row, name in enumerate(dict.fromkeys(track.comm for track in path.tracks))}
-    return list(names), np.array([names[track.comm] for track in path.tracks], np.int64)
 
 
 def _labels(profile: Profile, path: CriticalPath) -> tuple[list[tuple[str, str]], I64]:

@@ -47,8 +47,7 @@ class Chains:
 def chains_of(profile: Profile, path: CriticalPath) -> Chains:
     """Merge the hops of a path."""
     hops = path.hops
-    names = {name: row for row, name in enumerate(dict.fromkeys(track.comm for track in path.tracks))}
-    comm_of = np.array([names[track.comm] for track in path.tracks], np.int64)
+    names, comm_of = path.comms()
     stack, comm = profile.samples.stack[hops.wait].astype(np.int64), comm_of[hops.waker]
     level = depths(hops.parent.astype(np.int32))
     of_hop, parts = np.full(len(level) + 1, -1), list[tuple[I64, I64, I64]]()
@@ -62,7 +61,7 @@ def chains_of(profile: Profile, path: CriticalPath) -> Chains:
         total += len(first)
     none = np.empty(0, np.int64)
     columns = [np.concatenate([none, *(part[at] for part in parts)]) for at in range(3)]
-    return Chains(columns[0], columns[1], columns[2], of_hop[:-1], list(names))
+    return Chains(columns[0], columns[1], columns[2], of_hop[:-1], names)
 
 
 def path_profile(profile: Profile, timeline: Timeline, path: CriticalPath) -> Profile:

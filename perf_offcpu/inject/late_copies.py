@@ -15,7 +15,7 @@ from perf_offcpu.decode.samples import is_offcpu, model_samples, sample_columns,
 from perf_offcpu.decode.stacks.snapshot_store import SnapshotStore, callers_of, has_snapshot
 from perf_offcpu.inject.header import has_stacks
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.columns import U64
+from perf_offcpu.model.columns import U64, distinct
 from perf_offcpu.model.recording import Samples
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.perfdata.events import Events
@@ -43,7 +43,7 @@ class LateCopies:
             columns = sample_columns(chunk, rows, spec, events.order)
             callers = np.where(columns.ok, callers_of(chunk.data, columns, events.order), np.uint64(0))
             own = has_snapshot(columns)
-            self._awaited.update(set(np.unique(callers[~own]).tolist()) - self._seen - {0})
+            self._awaited.update(set(distinct(callers[~own]).tolist()) - self._seen - {0})
             unique, first = np.unique(np.where(own, callers, np.uint64(0)), return_index=True)
             new = [
                 (caller, row)

@@ -145,7 +145,7 @@ class Tasks(Table):
 
 
 class Budget(Table):
-    """How each thread spent its life inside the recording, sorted by (tid, begin).
+    """Time of each thread inside the recording, by state; sorted by (tid, begin).
 
     wall = end_ns - begin_ns = running + runnable + the blocked columns + unknown.
     """

@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from perf_offcpu import losses
+from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.analysis.timeline import Timeline
 from perf_offcpu.causality.critical_path import CriticalPath, Doing
 from perf_offcpu.causality.path_rows import DOING, HopRow, PathRow, hop_rows, path_rows, rivals
@@ -52,11 +55,9 @@ class PathReport:
 
 def report_of(profile: Profile, timeline: Timeline, path: CriticalPath) -> PathReport:
     """Sum up a critical path."""
-    root, length = path.tracks[path.root], path.length_ns
-    summed = 0
-    for track in set(path.track.tolist()):
-        running = length[(path.track == track) & (path.doing == Doing.RUNNING)].sum()
-        summed += min(int(running), int(path.summed_ns[track]))
+    root, ran = path.tracks[path.root], path.doing == Doing.RUNNING
+    running = sum_by(path.track[ran], path.length_ns[ran], len(path.tracks))
+    summed = int(np.minimum(running, path.summed_ns).sum())
     lost = {
         printable(str(cause)): count
         for cause, count in losses.by_text(profile.losses).items()

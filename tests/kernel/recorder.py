@@ -61,6 +61,18 @@ def recorder(*arguments: str | Path, cwd: Path) -> Iterator[subprocess.Popen[str
         process.communicate()
 
 
+@contextmanager
+def hanging(*command: str | Path, threads: int = 1) -> Iterator[int]:
+    """Yield the pid of a program that waits by now, with so many threads or more."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        try:
+            until(lambda: len(list(Path(f"/proc/{process.pid}/task").iterdir())) >= threads)
+            time.sleep(0.5)
+            yield process.pid
+        finally:
+            process.kill()
+
+
 def until(condition: Callable[[], object], seconds: float = 20) -> None:
     end = time.monotonic() + seconds * PATIENCE
     while not condition():

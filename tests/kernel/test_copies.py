@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from builders.program import run
 from conftest import Command
-from kernel.whole_stacks import ROOTS, compiled, user_stacks
+from kernel.whole_stacks import ROOTS, blocks_of_perf, compiled, user_stacks
 
 from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
@@ -57,13 +56,7 @@ def test_waits_in_one_place_share_a_copy_and_each_has_its_own_caller(
 
 def by_perf(path: Path) -> Counter[str]:
     """Count them as stock perf shows them."""
-    text = subprocess.run(
-        ["perf", "script", "-i", path, "--no-inline", "-F", "event,ip,sym"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    blocks = [block.split() for block in text.split("\n\n") if "in_turn" in block]
+    blocks = blocks_of_perf(path, "in_turn")
     return Counter(name for block in blocks for name in FUNCTIONS if name in block)
 
 

@@ -6,16 +6,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from builders import program
 from kernel.gdb_stacks import stop
-from kernel.recorder import run, until
+from kernel.recorder import hanging, run, until
 
 from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
@@ -33,18 +30,6 @@ def abba(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = ["-O2", "-g", "-pthread", "-fomit-frame-pointer", "-fno-optimize-sibling-calls"]
     subprocess.run(["gcc", *flags, "-o", path, HUNG / "abba.c"], check=True)
     return path
-
-
-@contextmanager
-def hanging(*command: str | Path, threads: int = 3) -> Iterator[int]:
-    """Yield the pid of a program whose threads wait for each other by now."""
-    with subprocess.Popen(command) as process:
-        try:
-            until(lambda: len(list(Path(f"/proc/{process.pid}/task").iterdir())) >= threads)
-            time.sleep(0.5)
-            yield process.pid
-        finally:
-            process.kill()
 
 
 def script(path: Path, *options: str) -> list[list[str]]:
@@ -67,7 +52,7 @@ def gdb_stacks(pid: int) -> Counter[Stack]:
 
 
 def test_deadlock_in_c_without_frame_pointers_is_shown_as_by_gdb(abba: Path, tmp_path: Path) -> None:
-    with hanging(abba) as pid:
+    with hanging(abba, threads=3) as pid:
         done = run("-p", str(pid), "--duration", "1", cwd=tmp_path)
         expected = gdb_stacks(pid)
     assert done.status == 0, done.stderr
@@ -80,7 +65,7 @@ def test_deadlock_in_c_without_frame_pointers_is_shown_as_by_gdb(abba: Path, tmp
 
 
 def test_every_file_of_a_recording_has_whole_stacks(abba: Path, tmp_path: Path) -> None:
-    with hanging(abba) as pid:
+    with hanging(abba, threads=3) as pid:
         done = run("--switch-output=1s", "-p", str(pid), "--duration", "2.5", cwd=tmp_path)
         expected = gdb_stacks(pid)
     assert done.status == 0, done.stderr
@@ -91,7 +76,7 @@ def test_every_file_of_a_recording_has_whole_stacks(abba: Path, tmp_path: Path) 
 
 
 def test_recorded_from_the_start_and_by_system_wide_recordings(abba: Path, tmp_path: Path) -> None:
-    with hanging(abba) as pid:
+    with hanging(abba, threads=3) as pid:
         done = run("-a", "--duration", "1", cwd=tmp_path)
         expected = gdb_stacks(pid)
     assert done.status == 0, done.stderr
@@ -108,14 +93,14 @@ def test_recorded_from_the_start_and_by_system_wide_recordings(abba: Path, tmp_p
 
 
 def test_a_stack_that_frame_pointers_cannot_walk_stays_cut(abba: Path, tmp_path: Path) -> None:
-    with hanging(abba) as pid:
+    with hanging(abba, threads=3) as pid:
         done = run("-p", str(pid), "--call-graph", "fp", "--duration", "1", cwd=tmp_path)
     assert done.status == 0, done.stderr
     assert not any("take" in line for frames in script(tmp_path / "perf.data") for line in frames[:-3])
 
 
 def test_deadlock_in_python_is_shown_as_by_gdb(tmp_path: Path) -> None:
-    with hanging("/usr/bin/python3", HUNG / "abba.py") as pid:
+    with hanging("/usr/bin/python3", HUNG / "abba.py", threads=3) as pid:
         done = run("-p", str(pid), "--duration", "1", cwd=tmp_path)
         expected = gdb_stacks(pid)
     assert done.status == 0, done.stderr

@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from builders import program
-from kernel.recorder import run, until
+from kernel.recorder import hanging, run
 
 from perf_offcpu.collect.kernel_totals.python_stacks import functions_of
 
@@ -51,20 +48,8 @@ def place() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@contextmanager
-def running(*command: str | Path, threads: int = 1) -> Iterator[int]:
-    """Yield the pid of a program that waits by now."""
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-        try:
-            until(lambda: len(list(Path(f"/proc/{process.pid}/task").iterdir())) >= threads)
-            time.sleep(0.5)
-            yield process.pid
-        finally:
-            process.kill()
-
-
 def test_functions_of_a_deadlock_stand_in_the_stacks_of_both_threads(place: Path, tmp_path: Path) -> None:
-    with running(*AS_NOBODY, "/usr/bin/python3", place / "abba.py", threads=3) as pid:
+    with hanging(*AS_NOBODY, "/usr/bin/python3", place / "abba.py", threads=3) as pid:
         done = run("--python-stacks", "-p", str(pid), "--duration", "1", cwd=tmp_path)
     assert done.status == 0 and "could not be read" not in done.stderr, done.stderr
     text = program.run("script", "-i", "perf.data", "-F", "tid,sym", cwd=tmp_path).stdout
@@ -89,14 +74,14 @@ def test_it_has_the_rights_of_the_owner_of_the_program(place: Path, tmp_path: Pa
     secret.chmod(0o600)
     (tmp_path / "pystack").mkdir()
     (tmp_path / "pystack" / "engine.py").write_text(LOOK.format(secret=str(secret)))
-    with running(*AS_NOBODY, "cat") as pid:
+    with hanging(*AS_NOBODY, "cat") as pid:
         shown = [name for name, *_ in functions_of(pid, str(tmp_path))[pid]]
     rights = dict(line.split(":") for line in shown[:-1])
     assert rights["Uid"].split("?") == rights["Gid"].split("?") == ["", *[str(NOBODY)] * 4]
     assert not rights["Groups"].strip("? ") and rights["NoNewPrivs"] == "?1"
     assert int(rights["CapEff"][1:], 16) == int(rights["CapPrm"][1:], 16) == 0
     assert shown[-1] == "PermissionError"
-    with running("cat") as pid:
+    with hanging("cat") as pid:
         assert functions_of(pid, str(tmp_path))[pid][-1][0] == "of root", "root's own program"
 
 
@@ -104,5 +89,5 @@ def test_it_has_the_rights_of_the_owner_of_the_program(place: Path, tmp_path: Pa
 def test_programs_of_root_that_are_confined_are_not_read(confined: list[str], tmp_path: Path) -> None:
     (tmp_path / "pystack").mkdir()
     (tmp_path / "pystack" / "engine.py").write_text(LOOK.format(secret="/"))
-    with running(*confined, "cat") as pid:
+    with hanging(*confined, "cat") as pid:
         assert functions_of(pid, str(tmp_path)) == {}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from builders.program import run
 from conftest import Command
-from kernel.whole_stacks import ROOTS, STACKS, record, sum_wholeness, sums_by_stack
+from kernel.whole_stacks import ROOTS, STACKS, blocks_of_perf, record, sum_wholeness, sums_by_stack
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import SampleType
@@ -146,13 +146,7 @@ def test_inject_gives_sums_whole_stacks_and_no_stack_bytes(
         with PerfDataReader.open(injected) as reader:
             kinds = [spec.attr.sample_type & SampleType.STACK_USER for spec in reader.events.specs]
         assert any(kinds) == bool(keep)
-        text = subprocess.run(
-            ["perf", "script", "-i", injected, "--no-inline", "-F", "event,ip,sym"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        blocks = [block.split() for block in text.split("\n\n") if "from_" in block]
+        blocks = blocks_of_perf(injected, "from_")
         assert len(blocks) >= 8
         # perf's name for functions of libc that its table of symbols does not list (glibc 2.41: clone3).
         assert {block[-1].split("@")[0] for block in blocks} <= {*ROOTS, "[unknown]"}

@@ -55,6 +55,17 @@ def record(output: Path, *arguments: str | Path, options: tuple[str, ...] = (), 
     run("record", *how, "--", *arguments, timeout_s=120).check_returncode()
 
 
+def blocks_of_perf(path: Path, word: str) -> list[list[str]]:
+    """Return the words of each sample that stock perf prints with event and symbols, if `word` is in it."""
+    text = subprocess.run(
+        ["perf", "script", "-i", path, "--no-inline", "-F", "event,ip,sym"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return [block.split() for block in text.split("\n\n") if word in block]
+
+
 def waits(recording: Recording) -> np.ndarray:
     """Return the rows of waits that were recorded one by one."""
     flags = recording.samples.flags

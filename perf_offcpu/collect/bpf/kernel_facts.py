@@ -103,7 +103,7 @@ class KernelFacts:
     defines: Mapping[str, int | str]
     """Preprocessor constants."""
     task_iterator: int | None = None
-    """BTF id of the function that identifies iterators over tasks (Linux 5.8); None if there is none."""
+    """BTF id of the function that identifies iterators over tasks; None before Linux 5.8."""
     switch_end: str = ""
     """The function that a task runs first when it comes to a CPU, for a kprobe; "" if not known."""
 

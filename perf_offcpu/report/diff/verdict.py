@@ -35,7 +35,7 @@ class Idle:
 
 @frozen
 class Verdict:
-    """What changed; rows are of `Comparison.causes`, the largest change first."""
+    """Causes that became worse or better: rows of `Comparison.causes`, the largest change first."""
 
     worse: list[Row]
     better: list[Row]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import subprocess
 from collections import Counter
 from typing import Any
@@ -116,7 +115,6 @@ def test_every_form_is_deterministic_and_bears_nothing(form: str, wakers: bool) 
     text(ProfileBuilder().build(), form=form, wakers=wakers)
 
 
-@pytest.mark.skipif(shutil.which("dot") is None, reason="no graphviz here (Debian: graphviz)")
 def test_graphviz_reads_and_draws_hostile_names() -> None:
     dot = text(simple(), form="dot")
     plain = subprocess.run(["dot", "-Tplain"], input=dot, capture_output=True, text=True, check=True).stdout
