@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes, rights and system calls of the package stand in `Documentation/security.md`, with the reason.
+
+A table of that page has a row for each module that starts a process, changes rights, limits or the priority
+of one, signals one, calls the C library or the kernel without a function of Python, or loads code by a name.
+The row lists the calls. The test finds them in the sources with `ast`, by the names of modules and functions:
+a new call fails until its row says with whose rights it runs and why, and so does a row whose call is gone.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "perf_offcpu"
+PAGE = ROOT / "Documentation" / "security.md"
+HEADING = "## Processes, rights and system calls"
+
+CALLS = re.compile(
+    r"subprocess\.(run|call|check_call|check_output|Popen|getoutput|getstatusoutput)"
+    r"|os\.(fork|forkpty|exec\w+|posix_spawnp?|spawn\w+|system|popen|kill|killpg|set\w*[ug]id|setgroups|initgroups"
+    r"|setpgid|setpgrp|setns|unshare|setpriority|nice|sched_set\w+|pidfd_open|chroot)"
+    r"|signal\.(pidfd_send_signal|pthread_kill|raise_signal)"
+    r"|resource\.(setrlimit|prlimit)"
+    r"|fcntl\.ioctl"
+    r"|importlib\.(import_module|reload|util\.module_from_spec)|sys\.addaudithook"
+    r"|asyncio\.create_subprocess_\w+|webbrowser\.open\w*|faulthandler\.register"
+    r"|eval|exec|compile|__import__"
+)
+IMPORTS = frozenset("multiprocessing pty runpy code codeop cffi bcc pystack".split())
+"""Modules that start processes, run what they are given, or are code of others that follows raw pointers."""
+OTHER_MODULES = frozenset("subprocess ctypes os signal resource fcntl importlib asyncio webbrowser".split())
+"""Modules of which some functions count."""
+PROCESS_POOL = "concurrent.futures.ProcessPoolExecutor"
+LIBRARY = re.compile(r"ctypes\.(CDLL|PyDLL|cdll\.\w+|pydll\.\w+|pythonapi)")
+LIBRARY_OBJECT = frozenset({"ctypes.cdll", "ctypes.pydll", "ctypes.pythonapi"})
+
+
+def dotted(node: ast.AST) -> str:
+    """Return `os.path.exists` of such a node; "" of other expressions."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (base := dotted(node.value)):
+        return f"{base}.{node.attr}"
+    return ""
+
+
+def loads_library(node: ast.AST) -> bool:
+    """Return whether an expression is a C library: `ctypes.CDLL(None)`."""
+    return isinstance(node, ast.Call) and bool(LIBRARY.fullmatch(dotted(node.func)))
+
+
+def found_in(source: str) -> set[str]:
+    """Return the calls of a source that the page must list: `os.fork`, `libc.mount`, `import bcc`."""
+    tree = ast.parse(source)
+    libraries = {
+        dotted(target)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and loads_library(node.value)
+        for target in node.targets
+    } | LIBRARY_OBJECT
+    return {name for node in ast.walk(tree) for name in names_of(node, libraries)}
+
+
+def names_of(node: ast.AST, libraries: set[str]) -> Iterator[str]:
+    """Return the calls to list that a node makes: none, one, or several where it imports names."""
+    if isinstance(node, ast.Import):
+        yield from (f"import {one.name}" for one in node.names if one.name.partition(".")[0] in IMPORTS)
+        yield from (
+            f"{one.name} as {one.asname}" for one in node.names if one.asname and one.name in OTHER_MODULES
+        )
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        yield from imported_from(node.module or "", [one.name for one in node.names])
+    elif isinstance(node, ast.Attribute):  # also where it is not called here: handed to another function
+        if loads_library(node.value) or dotted(node.value) in libraries:
+            yield f"libc.{node.attr}"
+        elif CALLS.fullmatch(dotted(node)) or f"concurrent.{dotted(node)}" == PROCESS_POOL:
+            yield dotted(node)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and CALLS.fullmatch(node.func.id):
+        yield node.func.id
+
+
+def imported_from(module: str, names: list[str]) -> Iterator[str]:
+    """Return the calls to list among imported names."""
+    if module.partition(".")[0] in IMPORTS:
+        yield f"import {module}"
+    for name in (f"{module}.{one}" for one in names):
+        if name == PROCESS_POOL or CALLS.fullmatch(name) or LIBRARY.fullmatch(name):
+            yield name
+
+
+def listed() -> dict[str, tuple[set[str], str, str]]:
+    """Return the rows of the page by module: the calls, with whose rights they run, the reason."""
+    section = PAGE.read_text().partition(HEADING)[2].partition("\n## ")[0]
+    lines = [line.strip("| ") for line in section.splitlines() if line.startswith("| `")]
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in lines]
+    assert len({row[0] for row in rows}) == len(rows), "a module has one row"
+    return {row[0].strip("`"): (set(re.findall("`([^`]+)`", row[1])), row[2], row[3]) for row in rows}
+
+
+MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_page_lists_the_calls_of_each_module(module: str) -> None:
+    calls, rights, reason = listed().get(module, (set(), "", ""))
+    assert found_in(MODULES[module].read_text()) == calls, f"see the table {HEADING!r} of {PAGE.name}"
+    assert not calls or (rights and len(reason) > 8), "with whose rights it runs, and why"
+
+
+def test_the_page_lists_no_module_that_is_gone() -> None:
+    assert listed().keys() <= MODULES.keys()
+    assert len(listed()) > 5
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("import subprocess\nsubprocess.run(['true'])", "subprocess.run"),
+        ("from subprocess import Popen", "subprocess.Popen"),
+        ("start = subprocess.Popen", "subprocess.Popen"),
+        ("os.fork()", "os.fork"),
+        ("os.execve(path, argv, {})", "os.execve"),
+        ("os.posix_spawn(path, argv, {})", "os.posix_spawn"),
+        ("from os import system", "os.system"),
+        ("os.setuid(0)", "os.setuid"),
+        ("os.setresgid(0, 0, 0)", "os.setresgid"),
+        ("os.seteuid(0)", "os.seteuid"),
+        ("os.setns(fd)", "os.setns"),
+        ("os.killpg(pid, 9)", "os.killpg"),
+        ("import multiprocessing.pool", "import multiprocessing.pool"),
+        ("from multiprocessing import Process", "import multiprocessing"),
+        ("from concurrent.futures import ProcessPoolExecutor", PROCESS_POOL),
+        ("ctypes.CDLL(None).mount(a, b, c, 0, None)", "libc.mount"),
+        ("lib = ctypes.CDLL(None, use_errno=True)\nlib.syscall(321)", "libc.syscall"),
+        ("_LIB = ctypes.CDLL('libc.so.6')\ncall = _LIB.capset", "libc.capset"),
+        ("ctypes.pythonapi.PyRun_SimpleString(b'')", "libc.PyRun_SimpleString"),
+        ("from ctypes import CDLL", "ctypes.CDLL"),
+        ("resource.setrlimit(resource.RLIMIT_AS, (1, 1))", "resource.setrlimit"),
+        ("importlib.import_module(name)", "importlib.import_module"),
+        ("import subprocess as other", "subprocess as other"),
+        ("eval(text)", "eval"),
+    ],
+)
+def test_the_test_sees_a_call(source: str, name: str) -> None:
+    assert found_in(source) == {name}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "re.compile('x')",
+        "spaces.exec(pid, time_ns)",
+        "os.close(fd)",
+        "os.getuid()",
+        "subprocess.PIPE",
+        "signal.signal(1, handler)",
+        "from concurrent.futures import Future",
+        "ctypes.sizeof(attr)",
+    ],
+)
+def test_other_calls_need_no_row(source: str) -> None:
+    assert found_in(source) == set()
