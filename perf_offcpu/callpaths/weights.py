@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of a profile for an output: title, unit, and integers in a coarser unit."""
+"""Weights of a profile for an output: title, unit, integers in a coarser unit, buckets of lengths."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Evsel
 from perf_offcpu.text import printable
+
+EDGES = (0, *(step * 10**power for power in range(3, 16) for step in (1, 2, 5)))
+"""ns: 0, 1 us, 2 us, 5 us, … Each bucket reaches from its edge to just below the next."""
 
 
 def events_of(profile: Profile) -> list[Evsel]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _THREADS, _STACKS, _GROUPS = 25, 10, 25
 
 SORT_KEYS = "comm pid tid cpu event dso symbol state class syscall waker cgroup blocked".split()
-"""Named as perf's sort keys where it has them; see `report.keys`."""
+"""Named as perf's sort keys where it has them; see `callpaths.keys`."""
 _ALIASES = {"sym": "symbol", "prev_state": "state"}
 
 _KEPT = "kallsyms vmlinux symfs buildid_dir rules event comm pid tid cpu cgroup time state min_dur".split()

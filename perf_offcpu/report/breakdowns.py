@@ -12,18 +12,17 @@ from perf_offcpu.analysis.classify import Waits
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.calls import calls_of
+from perf_offcpu.callpaths.keys import column_of
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.weights import EDGES
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS
-from perf_offcpu.report.keys import column_of
 from perf_offcpu.report.totals import Total, heaviest, totals_of
 from perf_offcpu.structs import frozen
 
 BLOCKED = "blocked"
 """The key that sorts the rows of a table by the time blocked, without run queue."""
-EDGES = (0, *(step * 10**power for power in range(3, 16) for step in (1, 2, 5)))
-"""ns: 0, 1 us, 2 us, 5 us, … Each bucket reaches from its edge to just below the next."""
 
 
 @frozen

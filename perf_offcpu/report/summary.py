@@ -127,7 +127,7 @@ def summarize(
     Args:
         profile: all samples of the threads to report, of all events.
         events: names of the events to report on; by default those of `analysis.select`.
-        keys: keys of `groups`, see `report.keys`.
+        keys: keys of `groups`, see `callpaths.keys`.
         children: sum up functions with all that they call.
         whole_lives: the profile has all samples of each thread, so that budgets mean something.
         verdict: make the verdict.

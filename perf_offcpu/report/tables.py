@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from perf_offcpu.analysis.wait_classes import BY_LABEL
+from perf_offcpu.callpaths.keys import symbol_label
 from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.report import style as say
 from perf_offcpu.report.breakdowns import FunctionTable, Histogram
-from perf_offcpu.report.keys import symbol_label
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import Summary
 from perf_offcpu.report.text_table import Column, lay_out

@@ -108,7 +108,7 @@ def compare(
     """Compare two recordings.
 
     Args:
-        keys: of the first table, see `report.keys`.
+        keys: of the first table, see `callpaths.keys`.
         limits: most rows of tables, and of stacks; None for all, also those that are noise.
 
     Raises:

@@ -9,12 +9,12 @@ import numpy as np
 
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.callpaths.keys import column_of
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths, with_older
 from perf_offcpu.model.columns import I64
 from perf_offcpu.report.diff.sides import Side
-from perf_offcpu.report.keys import column_of
 from perf_offcpu.structs import frozen
 
 FUNCTION_KEYS = ("class", "program", "meaning", "function")
@@ -41,7 +41,7 @@ def everything(old: Side, new: Side) -> Groups:
 
 
 def by_keys(old: Side, new: Side, keys: Sequence[str]) -> Groups:
-    """Group by keys of `report.keys`."""
+    """Group by keys of `callpaths.keys`."""
 
     def values(side: Side) -> tuple[I64, list[tuple[str, ...]]]:
         made = [column_of(key, side.subject, side.waits) for key in keys]

@@ -7,8 +7,9 @@ from builders.profile import ProfileBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perf_offcpu.callpaths.weights import EDGES
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.report.breakdowns import EDGES, Bucket, Histogram, histogram
+from perf_offcpu.report.breakdowns import Bucket, Histogram, histogram
 from perf_offcpu.report.totals import Total
 
 SUM = SampleFlag.AGGREGATED
