@@ -251,6 +251,10 @@ struct offcpu_extension {
 	u64 longest_ns;
 	u64 runq_ns;
 	u64 caller;			/* hash of the stack or the callers, 0 unknown */
+	u64 object_id;			/* 0 none or unknown */
+	u64 asked_ns;			/* time after which the system call was to end by itself */
+	u32 holder_tid;			/* of the lock, or OFFCPU_NO_ID */
+	u32 object_lost;		/* OFFCPU_OBJECT_* */
 	u8 end[];
 };
 

@@ -191,6 +191,8 @@ static __always_inline void describe_wait(struct offcpu_extension *to, struct of
 		.longest_ns = wait->ns,
 		.runq_ns = wait->runq_ns,
 		.caller = wait->copied,
+		.asked_ns = OFFCPU_NOT_KNOWN,
+		.holder_tid = OFFCPU_NO_ID,
 	};
 }
 

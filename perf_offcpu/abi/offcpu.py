@@ -72,6 +72,19 @@ class Lost(enum.IntFlag):
     """the kernel stack was cut at the frame limit (127)"""
 
 
+class ObjectLost(enum.IntFlag):
+    """Reasons why the object of the wait, or a part of it, is not known."""
+
+    CLOSED = 1 << 0
+    """the descriptor was not open any more, or never"""
+    FAULT = 1 << 1
+    """memory of the kernel or of the program could not be read"""
+    COMPAT = 1 << 2
+    """a 32-bit program, whose arguments are not read"""
+    FULL = 1 << 3
+    """the queue of new objects was full"""
+
+
 SYSCALL_NONE = -1
 SYSCALL_UNKNOWN = -2
 UNKNOWN_U32 = 2**32 - 1
@@ -111,6 +124,10 @@ EXTENSION = Layout(
     Field("longest_ns", U64, unknown=UNKNOWN_U64, doc="ns of the longest wait of a sum"),
     Field("runq_ns", U64, unknown=UNKNOWN_U64, doc="ns of run-queue delay in the wait(s)"),
     Field("caller", U64, doc="a hash of the stack, or of sums: of who called"),
+    Field("object_id", U64, doc="id of the object waited for, 0 none or unknown"),
+    Field("asked_ns", U64, unknown=UNKNOWN_U64, doc="ns after which the system call was to end by itself"),
+    Field("holder_tid", U32, unknown=UNKNOWN_U32, doc="thread that held the lock waited for"),
+    Field("object_lost", U32, doc="ObjectLost"),
     source="bpf/off_cpu.h: struct offcpu_extension",
 )
 """The fixed part of the extension.

@@ -23,7 +23,9 @@ from perf_offcpu.abi.counters import (
     PYTHON_MAGIC,
     budget_layout,
 )
+from perf_offcpu.abi.wait_objects import MAGIC as OBJECTS_MAGIC
 from perf_offcpu.binary.fields import Order
+from perf_offcpu.decode.wait_objects import ObjectRow, read_objects
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, Stage
 from perf_offcpu.model.recording import Budget, PythonFrames
@@ -59,6 +61,7 @@ class CollectorAccount:
     counted: Losses = field(default_factory=Losses)  # losses by cause
     budgets: list[Budget] = field(default_factory=list)  # of threads, in the order of the file
     python: list[PythonRow] = field(default_factory=list)  # functions of threads, leaf first
+    objects: dict[int, ObjectRow] = field(default_factory=dict)  # wait objects by id
 
     def take(self, payloads: Iterable[bytes], order: Order, counters: Losses) -> None:
         """Read the payloads of an `offcpu-counters` event; damaged ones are counted."""
@@ -68,6 +71,11 @@ class CollectorAccount:
                     counters.add(losses.BAD_SAMPLE)
                 else:
                     self.budgets.append(budgets)
+                continue
+            if payload[:4] == OBJECTS_MAGIC.to_bytes(4, "little" if order == "<" else "big"):
+                found = read_objects(payload, order)
+                counters.add(losses.BAD_SAMPLE, int(not found))
+                self.objects.update(found)
                 continue
             if payload[:4] == PYTHON_MAGIC.to_bytes(4, "little" if order == "<" else "big"):
                 rows = read_python(payload, order)

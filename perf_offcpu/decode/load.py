@@ -31,6 +31,7 @@ from perf_offcpu.decode.switches.waits import has_switches, with_waits
 from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_garbage
+from perf_offcpu.decode.wait_objects import object_table
 from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.model.recording import Dsos, Evsel, Meta, Recording, Samples
 from perf_offcpu.model.strings import Strings
@@ -179,6 +180,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
         tasks=tasks.tasks(),
         budget=joined_budget(account.budgets)[0],
         python=account.python_frames(tasks.strings),
+        objects=object_table(account.objects, tasks.strings),
         kernel_symbols=tasks.kernel_symbols(),
         deferred=deferred.with_columns(comm=walked.comm, space=walked.space),
         cgroups=tasks.cgroups,

@@ -24,13 +24,14 @@ I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
+U16 = NDArray[np.uint16]
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 Bool = NDArray[np.bool_]
 
 Domain = Literal[
     "", "strings", "comm", "evsels", "callchains", "snapshots", "spaces", "dsos", "stacks", "frames",
-    "time", "since", "task", "cpu", "cgroup",
+    "time", "since", "task", "cpu", "cgroup", "objects",
 ]  # fmt: skip
 """Meaning of the values of a column: rows of that field of a Recording or Profile ("comm": rows of
 strings that are names of threads), times, times since when a row holds (0: before the recording), ids of

@@ -14,7 +14,7 @@ import numpy as np
 
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.losses import LossCause
-from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, column, tables_of
+from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Bool, Table, column, tables_of
 from perf_offcpu.model.program_rule import ProgramRule
 from perf_offcpu.model.recording import Budget, Comms, Evsel, Meta, SampleColumns, SampleFlag, Tasks
 from perf_offcpu.model.strings import Strings
@@ -54,6 +54,17 @@ class ProfileSamples(SampleColumns):
 
     stack: I32 = column("i4", "row in stacks: the leaf; -1 no stack", sentinel=-1, domain="stacks")
     waker_stack: I32 = column("i4", "row in stacks: where the waker was", sentinel=-1, domain="stacks")
+    object: I32 = column("i4", "row in objects: what was waited for", sentinel=-1, domain="objects")
+
+
+class Objects(Table):
+    """Objects that threads waited for."""
+
+    kind: U16 = column("u2", "abi.wait_objects.ObjectKind")
+    name: U32 = column("u4", "string: as it is shown to people; equal names are one object", domain="strings")
+    pid: I32 = column("i4", "of a futex: tgid of the process it is in", sentinel=-1, domain="task")
+    address: U64 = column("u8", "of a futex; 0 none")
+    peer_pid: I32 = column("i4", "tgid of the process at the other end", sentinel=-1, domain="task")
 
 
 @mutable
@@ -68,6 +79,7 @@ class Profile:
     comms: Comms = field(default_factory=Comms)
     tasks: Tasks = field(default_factory=Tasks)
     budget: Budget = field(default_factory=Budget)
+    objects: Objects = field(default_factory=Objects)
     cgroups: dict[int, str] = field(default_factory=dict)
     build_ids: dict[int, str] = field(default_factory=dict)  # dso (string) → hex build-id that never changed
     losses: dict[LossCause, int] = field(default_factory=dict)

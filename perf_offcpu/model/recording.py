@@ -18,7 +18,7 @@ import numpy as np
 from perf_offcpu.abi.attr import Attr
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, column, tables_of
+from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Bool, Table, column, tables_of
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.structs import frozen, mutable
@@ -82,6 +82,8 @@ class SampleColumns(Table):
     syscall: I32 = column("i4", "system call waited in; -1 none, -2 unknown", sentinel=-2)
     count: I64 = column("i8", "number of waits (1 for ordinary samples)", sentinel=1)
     cgroup: U64 = column("u8", "cgroup id, 0 unknown", domain="cgroup")
+    asked_ns: I64 = _spent("time after which the system call was to end by itself", sentinel=-1)
+    holder_tid: I32 = _task("thread that held the lock at the begin; if still blocked, at the end")
 
     def has(self, flags: SampleFlag) -> Bool:
         """Return bool[n]: the samples with any of these flags."""
@@ -98,6 +100,7 @@ class Samples(SampleColumns):
     callchain: I32 = _row("row in callchains", domain="callchains")
     waker_callchain: I32 = _row("row in callchains: where the waker was", domain="callchains")
     snapshot: I32 = _row("row in snapshots: the user stack, to be unwound", domain="snapshots")
+    object_id: U64 = column("u8", "id of the object waited for, of a row in objects; 0 none")
 
 
 class Maps(Table):
@@ -175,6 +178,28 @@ class PythonFrames(Table):
     file: U32 = _text("string: source file")
     line: I32 = column("i4", "source line", sentinel=0)
     call: I32 = column("i4", "call of the interpreter's C function, counted from 1 at the root")
+
+
+class WaitObjects(Table):
+    """Objects that threads waited for, sorted by id: see `abi.wait_objects`."""
+
+    id: U64 = column("u8", "as in samples; unique")
+    kind: U16 = column("u2", "abi.wait_objects.ObjectKind")
+    pid: I32 = _task("tgid of the first sleeper; of a futex, the process it is in")
+    device: U32 = column("u4", "of the file system: major * 2^20 + minor; 0 unknown")
+    inode: U64 = column("u8", "of the file, pipe or socket; 0 none")
+    number: I32 = column(
+        "i4", "child waited for, number of descriptors, id of a System V object", sentinel=-1
+    )
+    address: U64 = column("u8", "of the futex; 0 none")
+    peer_inode: U64 = column("u8", "of the Unix socket at the other end; 0 unknown")
+    peer_pid: I32 = _task("tgid of the process at the other end")
+    protocol: U32 = _text("string: of a socket, such as tcp")
+    local: U32 = _text("string: own address of a socket")
+    remote: U32 = _text("string: address of its other end")
+    name: U32 = _text('string: path or leaf name of a file; "" unknown')
+    place: U32 = _text("string: memory that a futex is in")
+    peer_comm: U32 = _comm("string: comm of the process at the other end")
 
 
 class DeferredChains(Table):
@@ -256,6 +281,7 @@ class Recording:
     tasks: Tasks = field(default_factory=Tasks)
     budget: Budget = field(default_factory=Budget)  # empty if the recording does not hold it
     python: PythonFrames = field(default_factory=PythonFrames)
+    objects: WaitObjects = field(default_factory=WaitObjects)
     kernel_symbols: KernelSymbols = field(default_factory=KernelSymbols)
     deferred: DeferredChains = field(default_factory=DeferredChains)  # empty once they are merged
     cgroups: dict[int, str] = field(default_factory=dict)

@@ -32,6 +32,7 @@ from perf_offcpu.symbolize.locations import Locations, find_locations
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.python_functions import with_python_functions
 from perf_offcpu.symbolize.user import UserNames
+from perf_offcpu.symbolize.wait_objects import named_objects, rows_of
 
 COOKIE = "(cookie)"
 """Symbol shown for the cookie of a deferred user callchain, as perf script prints it."""
@@ -61,7 +62,10 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
     shared = {name: getattr(samples, name) for name in SampleColumns.columns}
     return Profile(
         samples=ProfileSamples(
-            **shared, stack=stack_of[: len(samples)], waker_stack=stack_of[len(samples) :]
+            **shared,
+            stack=stack_of[: len(samples)],
+            waker_stack=stack_of[len(samples) :],
+            object=rows_of(samples.object_id, recording.objects),
         ),
         stacks=Stacks(parent, frame),
         frames=frames,
@@ -70,6 +74,7 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
         comms=recording.comms,
         tasks=recording.tasks,
         budget=recording.budget,
+        objects=named_objects(recording, strings),
         cgroups=recording.cgroups,
         build_ids=_build_ids(recording),
         losses={**recording.losses, **unresolved},

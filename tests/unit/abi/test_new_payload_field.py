@@ -12,14 +12,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 
 EDITS = {
-    "bpf/off_cpu.h": ("\tu8 end[];", "\tu32 object;\t\t\t/* what was waited for */\n"),
+    "bpf/off_cpu.h": ("\tu8 end[];", "\tu64 spare;\t\t\t/* something new */\n"),
     "perf_offcpu/abi/offcpu.py": (
         '    source="bpf/off_cpu.h: struct offcpu_extension"',
-        '    Field("object", U32, unknown=UNKNOWN_U32, doc="what was waited for"),\n',
+        '    Field("spare", U64, unknown=UNKNOWN_U64, doc="something new"),\n',
     ),
     "perf_offcpu/model/recording.py": (
         '    cgroup: U64 = column("u8", ',
-        '    object: I32 = column("i4", "what was waited for", sentinel=-1)\n',
+        '    spare: I64 = column("i8", "something new", sentinel=-1)\n',
     ),
 }
 """File → (before which text, the new line)."""
@@ -36,22 +36,22 @@ from perf_offcpu.decode.load import load_recording
 from perf_offcpu.inject.rewrite import rewrite
 
 here, header = Path(sys.argv[1]), read_header(Path("bpf/off_cpu.h"))
-assert header.structs["extension"].descr[:19] == EXTENSION.dtype("=").descr, "C is the table"
-assert EXTENSION.size() == 92 and header.structs["extension"].itemsize == 96
+assert header.structs["extension"].descr[:23] == EXTENSION.dtype("=").descr, "C is the table"
+assert EXTENSION.size() == 120 and header.structs["extension"].itemsize == 120
 
 waits = event("offcpu-time", (3,), BASE | S.RAW)
 old = load_recording(sys.argv[2]).samples
-assert len(old) and (old.object == -1).all(), "older recordings do not say"
+assert len(old) and (old.spare == -1).all(), "older recordings do not say"
 
-raw = raw_wait(70, 71, 900, [USER, 9])[:-4] + EXTENSION.pack(BLANK_EXTENSION | {"object": 7}) + bytes(8)
+raw = raw_wait(70, 71, 900, [USER, 9])[:-4] + EXTENSION.pack(BLANK_EXTENSION | {"spare": 7})
 (record,) = sum_samples(waits, np.zeros(1, [*header.structs["sum_key"].descr, *header.structs["sum"].descr]),
                         (np.array([0, 0]), np.empty(0, np.uint64)))
 recorded, injected = here / "recorded.data", here / "injected.data"
 write(recorded, [waits], [comm(waits, 70, 71, "thread"), sample(waits, time=5, raw=raw), record])
-assert sorted(load_recording(recorded).samples.object) == [-1, 7]
+assert sorted(load_recording(recorded).samples.spare) == [-1, 7]
 with open(injected, "wb") as out:
     rewrite(str(recorded), out.fileno(), str(injected))
-assert sorted(load_recording(injected).samples.object) == [-1, 7]
+assert sorted(load_recording(injected).samples.spare) == [-1, 7]
 """
 
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from perf_offcpu.abi import counters, offcpu
+from perf_offcpu.abi import counters, offcpu, wait_objects
 from perf_offcpu.binary.fields import Field, Int
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
@@ -30,9 +30,14 @@ LAYOUTS = {
         counters.BUDGETS,
         counters.BUDGET,
         counters.PYTHON,
+        wait_objects.OBJECTS,
+        wait_objects.OBJECT,
     )
 }
-ENUMS = {kind.__name__: kind for kind in (offcpu.Kind, offcpu.WaitFlag, offcpu.Lost)}
+ENUMS = {
+    kind.__name__: kind
+    for kind in (offcpu.Kind, offcpu.WaitFlag, offcpu.Lost, offcpu.ObjectLost, wait_objects.ObjectKind)
+}
 MARK = re.compile(r"^<!-- (table|values): (.+) -->\n(\n\|(?:.*\n)+?(?=\n))?", re.MULTILINE)
 
 

@@ -151,7 +151,7 @@ def test_of_a_fixed_part_that_does_not_fit_nothing_is_believed(size: int, tmp_pa
 
 @pytest.mark.parametrize("values", [{"waker_nr": 1}, {"waker_nr": 2**16 - 1, "waker_offset": 8}])
 def test_a_callchain_that_does_not_fit_is_none(values: dict[str, int], tmp_path: Path) -> None:
-    table = extended(tmp_path, **({"waker_offset": 88} | values), count=5).samples
+    table = extended(tmp_path, **({"waker_offset": offcpu.EXTENSION_SIZE} | values), count=5).samples
     assert (table.waker_callchain.tolist(), table.count.tolist()) == ([-1], [5])
 
 

@@ -44,7 +44,7 @@ def test_structures_have_the_sizes_that_c_gives_them() -> None:
         "budget": 192,
         "budget_key": 16,
         "last": 368,
-        "extension": 88,
+        "extension": 112,
     }
     assert structs["stack"].fields is not None
     assert structs["stack"].fields["ips"][1] == 8
