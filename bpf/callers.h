@@ -45,7 +45,8 @@ static __always_inline u64 hash_block(const struct offcpu_layout *at, const u64 
 }
 
 /* Hash the chain, the layout and the top of a stack again, as far as they have changed. */
-static __always_inline void hash_top(struct offcpu_top *top, const struct offcpu_layout *at,
+static __always_inline void hash_top(const struct offcpu_control *ctl, struct task_struct *task,
+				     struct offcpu_top *top, const struct offcpu_layout *at,
 				     struct offcpu_stack *stack)
 {
 	/* In memory: the verifier would follow every set of blocks. */
@@ -59,7 +60,7 @@ static __always_inline void hash_top(struct offcpu_top *top, const struct offcpu
 		top->stale = ALL_BLOCKS;
 	}
 	if (!stack->check || !top->chain) {
-		top->chain = hash_chain(at, stack);
+		top->chain = hash_chain(at, stack, seed_of(ctl, task));
 		stack->check = 1;
 	}
 	/* Addresses are those of a program and its forks. Stacks end near the thread pointer. */
@@ -77,10 +78,10 @@ static __always_inline void hash_top(struct offcpu_top *top, const struct offcpu
 }
 
 /*
- * Hash where `current` waits and its callers, alike for all threads of a program. Return 0 for
- * kernel threads and tasks that are not in 64-bit mode.
+ * Hash where `current` waits and its callers, alike for all threads of a program and user. Return 0
+ * for kernel threads and tasks that are not in 64-bit mode.
  */
-static __always_inline u64 hash_callers(struct offcpu_wait *wait)
+static __always_inline u64 hash_callers(const struct offcpu_control *ctl, struct offcpu_wait *wait)
 {
 	struct task_struct *task = wait->task;
 	struct offcpu_top *top = &wait->storage->top;
@@ -95,7 +96,7 @@ static __always_inline u64 hash_callers(struct offcpu_wait *wait)
 		return 0;
 	at = layout_of(task, mm, FIELD(u64, regs, REGS_SP));
 	if (top->stale || !wait->user->check || !top->caller || !is_same(&top->layout, &at))
-		hash_top(top, &at, wait->user);
+		hash_top(ctl, task, top, &at, wait->user);
 	/* For the verifier, both paths go on as one. */
 	return *(volatile u64 *)&top->caller;
 }

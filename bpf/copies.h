@@ -15,7 +15,8 @@
  *
  * The hash is made of all words of the copy that may be return addresses, because data on the stack
  * changes from wait to wait. Two stacks with one hash have the same callers, except for calls in
- * libraries whose return address is a multiple of 8, as are most pointers that are no code.
+ * libraries whose return address is a multiple of 8, as are most pointers that are no code. It begins
+ * with a number of its user: seed_of().
  */
 #ifndef OFFCPU_COPIES_H
 #define OFFCPU_COPIES_H
@@ -57,9 +58,9 @@ static __always_inline u64 mix(u64 hash, u64 word)
 }
 
 /* Hash a chain of frame pointers, without the words in it that are no code addresses. */
-static __always_inline u64 hash_chain(const struct offcpu_layout *at, struct offcpu_stack *stack)
+static __always_inline u64 hash_chain(const struct offcpu_layout *at, struct offcpu_stack *stack,
+				      u64 hash)
 {
-	u64 hash = 1;
 	u32 i;
 
 #pragma clang loop unroll(disable)
@@ -226,7 +227,8 @@ static __always_inline void plan_copy(const struct offcpu_control *ctl, struct o
 	}
 	bytes = via_memory(wait->storage, bytes);
 	fp = FIELD(u64, regs, REGS_FP) - at.sp;
-	hash = mix(hash_chain(&at, wait->user), at.code ^ at.top ^ at.code_size << 20);
+	hash = hash_chain(&at, wait->user, seed_of(ctl, task));
+	hash = mix(hash, at.code ^ at.top ^ at.code_size << 20);
 	hash = mix(hash, FIELD(u64, regs, REGS_IP));
 	hash = mix(hash, (fp < NEAR_STACK ? fp : 0) ^ bytes << 32);
 	wait->copied = hash_bytes(&at, bytes, hash);

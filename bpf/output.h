@@ -304,9 +304,10 @@ static __always_inline bool may_send(const struct offcpu_control *ctl, struct of
 
 #if OFFCPU_SUM_STACKS
 /* Keep the stack of a wait that begins a sum, or is told from others by its stack. */
-static __always_inline void keep_user_stack(struct offcpu_wait *wait)
+static __always_inline void keep_user_stack(const struct offcpu_control *ctl,
+					    struct offcpu_wait *wait)
 {
-	wait->stack = intern_stack(wait);
+	wait->stack = intern_stack(ctl, wait);
 	wait->lost = wait->stack || !wait->user->nr ? wait->user->lost : OFFCPU_LOST_USER_STACK;
 }
 #endif
@@ -320,11 +321,11 @@ static __always_inline bool sum_wait(struct offcpu_control *ctl, struct offcpu_w
 	wait->lost = 0;
 #if OFFCPU_SUM_CALLERS
 	wait->lost = wait->user->lost;
-	wait->caller = hash_callers(wait);
+	wait->caller = hash_callers(ctl, wait);
 	if (!wait->caller)
-		keep_user_stack(wait);
+		keep_user_stack(ctl, wait);
 #elif OFFCPU_SUM_STACKS
-	keep_user_stack(wait);
+	keep_user_stack(ctl, wait);
 #endif
 	key = sum_key(wait);
 	sum = sums.lookup(&key);
@@ -336,7 +337,7 @@ static __always_inline bool sum_wait(struct offcpu_control *ctl, struct offcpu_w
 	}
 #if OFFCPU_SUM_CALLERS
 	if (wait->caller) {
-		keep_user_stack(wait);
+		keep_user_stack(ctl, wait);
 		if (is_first(ctl, wait->caller)) {
 			/* A sum, even if of one wait: it has no waker. */
 			wait->first = true;

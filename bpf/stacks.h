@@ -82,11 +82,24 @@ static __always_inline void late_user_stack(void *ctx, struct task_struct *task,
 #endif
 }
 
+/*
+ * Begin the hash of a user stack. Processes of one user share hashes, because many have the same
+ * stacks (forks). What a user writes on a stack cannot lead to the hash of another user's stack:
+ * nobody but the recorder knows how far apart both begin.
+ */
+static __always_inline u64 seed_of(const struct offcpu_control *ctl, struct task_struct *task)
+{
+	void *cred = FIELD(void *, task, TASK_REAL_CRED);
+	u64 seed = (FIELD(u32, cred, CRED_EUID) + ctl->hash_key) * (ctl->hash_key | 1);
+
+	return seed ^ seed >> 32;
+}
+
 #if OFFCPU_SUM_STACKS
 /* Hash a stack twice: a 64-bit hash to find it by, and a check for stacks that share the first. */
-static __always_inline u64 hash_stack(struct offcpu_stack *stack)
+static __always_inline u64 hash_stack(struct offcpu_stack *stack, u64 seed)
 {
-	u64 hash = 0x9e3779b97f4a7c15ULL ^ stack->nr, check = 0;
+	u64 hash = seed ^ stack->nr, check = 0;
 	u32 i;
 
 #pragma clang loop unroll(disable)
@@ -120,7 +133,7 @@ static __always_inline bool keep_stack(struct offcpu_stack_key *key, struct offc
 }
 
 /* Keep a wait's user stack. Return its hash, 0 if it has none or could not be kept. */
-static __always_inline u64 intern_stack(struct offcpu_wait *wait)
+static __always_inline u64 intern_stack(const struct offcpu_control *ctl, struct offcpu_wait *wait)
 {
 	struct offcpu_stack_key key = {.generation = wait->generation};
 #if !OFFCPU_SUM_CALLERS
@@ -134,7 +147,7 @@ static __always_inline u64 intern_stack(struct offcpu_wait *wait)
 		return storage->kept_hash;
 	storage->kept_hash = 0;
 #endif
-	key.hash = hash_stack(wait->user);
+	key.hash = hash_stack(wait->user, seed_of(ctl, wait->task));
 	if (!keep_stack(&key, wait->user))
 		return 0;
 #if !OFFCPU_SUM_CALLERS

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import re
+import tempfile
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from builders.program import run
 from conftest import Command
@@ -89,3 +92,34 @@ def test_each_file_of_a_recording_has_the_copies_that_its_samples_refer_to(tmp_p
     # Processes that end as the last file begins have no maps there.
     for path in files[:-1]:
         assert min(by_function(path)[name] for name in FUNCTIONS) >= 100
+
+
+def test_processes_share_copies_only_with_those_of_their_user(tmp_path: Path) -> None:
+    """A stack of one user cannot stand for another's, even where all addresses are the same."""
+    path = tmp_path / "x.data"
+    with tempfile.TemporaryDirectory(prefix="copies.", dir="/tmp") as place:  # where all may enter
+        Path(place).chmod(0o755)
+        fixed = f"setarch -R {compiled('callers', Path(place))}"  # no random addresses
+        record(path, "sh", "-c", f"{fixed}; {fixed}; setpriv --reuid 65534 --clear-groups {fixed}")
+    first, second, other = copies_of_processes(path)
+    assert len(first & second) > len(first) / 2
+    assert other and not other & (first | second)
+
+
+def copies_of_processes(path: Path) -> list[set[int]]:
+    """Return the rows of copies to which the waits of callers.c refer, by process, in the order of pids."""
+    recording = load_recording(path, snapshots=True)
+    samples = recording.samples
+    named = samples.comm == list(recording.strings).index("callers")
+    return [
+        set(samples.snapshot[named & (samples.pid == pid)].tolist()) for pid in np.unique(samples.pid[named])
+    ]
+
+
+def test_each_recording_has_other_numbers_of_stacks(tmp_path: Path) -> None:
+    fixed = ("setarch", "-R", compiled("callers", tmp_path))
+    found = []
+    for path in (tmp_path / "x.data", tmp_path / "y.data"):
+        record(path, *fixed)
+        found.append(set(re.findall(r"\bcaller\W+(0x[0-9a-f]+|[0-9]{3,})", run("dump", "-i", path).stdout)))
+    assert min(map(len, found)) > 10 and not found[0] & found[1]

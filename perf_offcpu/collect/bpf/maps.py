@@ -109,7 +109,8 @@ class ProgramMaps:
         self._stopped = False
         self._fds = {name: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for name, fd in descriptors.items()}
         self._control = np.zeros((), header.structs["control"])
-        self.set_control(**control)
+        # Other users must not know it: with it they could choose the hashes of their stacks.
+        self.set_control(hash_key=int.from_bytes(os.urandom(8)), **control)
 
     def close(self) -> None:
         """Close the descriptors."""
