@@ -73,6 +73,23 @@ def select_samples(profile: Profile, selection: Selection) -> Profile:
     return replace(selected, budget=_budgets(whole, selected, selection))
 
 
+def selected_rows(profile: Profile, selection: Selection) -> Bool:
+    """Return bool[samples]: the samples of all events that `select_samples` chooses."""
+    rows = _of_threads(profile, selection)
+    if selection.windows:
+        meta = profile.meta
+        rows &= in_windows(selection.windows, profile.samples.time_ns, meta.first_ns, meta.last_ns)
+    if selection.idle == "show" and not selection.is_of_waits:
+        return rows
+    part = profile.select(np.flatnonzero(rows))
+    waits = classify(part) if selection.classes or selection.idle != "show" else None
+    chosen = _of_waits(part, selection, waits)
+    if selection.idle != "show" and waits is not None:
+        chosen &= of_idle_threads(part, waits.for_work) == (selection.idle == "only")
+    rows[rows] = chosen
+    return rows
+
+
 def _budgets(whole: Profile, selected: Profile, selection: Selection) -> Budget:
     """Return the budgets of threads with selected samples, and of chosen threads without any samples."""
     budget, comms = whole.budget, whole.comms

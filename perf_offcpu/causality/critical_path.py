@@ -19,10 +19,10 @@ import numpy as np
 
 from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.analysis.timeline import Timeline, Track
-from perf_offcpu.analysis.wakeups import queued_ns, with_wakers
-from perf_offcpu.model.columns import I64, U8, Bool, distinct
+from perf_offcpu.causality.wait_table import WaitTable
+from perf_offcpu.model.columns import I64, U8, Bool
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
+from perf_offcpu.model.recording import SUM_FLAGS
 from perf_offcpu.structs import mutable
 
 MAX_DEPTH = 1000
@@ -88,7 +88,7 @@ def critical_path(
         root: row of the thread in `timeline.tracks`.
         begin_ns, end_ns: the window, in the recording's clock.
     """
-    waits = _Waits(profile, timeline)
+    waits = _Walk(profile, timeline)
     origin = timeline.origin_ns
     level, woke = _Spans.of_root(root, begin_ns - origin, end_ns - origin), np.full(1, _NEVER)
     parts, hops, number = list[_Spans](), list[Hops](), 0
@@ -142,35 +142,8 @@ class _Spans:
         return _Spans(*(getattr(self, name)[rows] for name in _SPAN_COLUMNS))
 
 
-class _Waits:
-    """The waits of all threads by (track, time), not overlapping."""
-
-    def __init__(self, profile: Profile, timeline: Timeline) -> None:
-        samples = profile.samples
-        self.tracks, waker = with_wakers(profile, timeline)
-        rows = np.flatnonzero(timeline.waits)
-        rows = rows[np.argsort(timeline.end_ns[rows], kind="stable")]
-        rows = rows[np.argsort(timeline.track[rows], kind="stable")]
-        self.row, self.track, self.end = rows, timeline.track[rows], timeline.end_ns[rows]
-        begin = timeline.begin_ns[rows]
-        before = np.append(np.int64(0), self.end[:-1])
-        same = np.append(False, self.track[1:] == self.track[:-1]) if len(rows) else np.zeros(0, np.bool_)
-        self.begin = np.where(same, np.maximum(begin, before[: len(rows)]), begin)
-        preempted = samples.has(SampleFlag.PREEMPTED)[rows]
-        queued = np.where(preempted, self.begin, queued_ns(samples, timeline)[rows])
-        self.queued = np.clip(queued, self.begin, self.end)
-        explains_itself = SampleFlag.PREEMPTED | SampleFlag.STILL_BLOCKED | SampleFlag.WAKER_INTERRUPT
-        waker = waker[rows]
-        followed = (waker >= 0) & (waker != self.track) & ~samples.has(explains_itself)[rows]
-        self.waker = np.where(followed, waker, -1)
-        self.born = _births(profile, self.tracks) - timeline.origin_ns
-        self.known = np.zeros(len(self.tracks), np.bool_)
-        self.known[timeline.track] = True
-        # Places of times among all ends and begins, so that (track, place) is one number.
-        self._ends, self._begins = distinct(self.end), distinct(self.begin)
-        self._size = len(rows) + 1
-        self._by_end = self.track * self._size + np.searchsorted(self._ends, self.end)
-        self._by_begin = self.track * self._size + np.searchsorted(self._begins, self.begin)
+class _Walk(WaitTable):
+    """Explains spans of threads, all of one depth at once."""
 
     def explain(
         self, spans: _Spans, woke: I64, first_hop: int, *, follow: bool
@@ -185,8 +158,7 @@ class _Waits:
             (segments, spans, woke, hops): the latter three for the next depth.
         """
         unknown, spans, woke = self._not_recorded(spans, woke)
-        first, last = self._overlapping(spans)
-        of, wait = _ranges(first, last)
+        of, wait = self.overlapping(spans.track, spans.begin, spans.end)
         begin = np.maximum(self.begin[wait], spans.begin[of])
         end = np.minimum(self.end[wait], spans.end[of])
         queued = np.clip(self.queued[wait], begin, end)
@@ -222,21 +194,6 @@ class _Waits:
         known = rest.end > rest.begin
         return unknown.take(unknown.end > unknown.begin), rest.take(known), woke[known]
 
-    def _overlapping(self, spans: _Spans) -> tuple[I64, I64]:
-        """Return (first, last), int64[spans]: the first wait in each span, and the one after the last."""
-        place = np.searchsorted(self._ends, spans.begin, "right")
-        first = np.searchsorted(self._by_end, spans.track * self._size + place)
-        place = np.searchsorted(self._begins, spans.end, "left")
-        last = np.searchsorted(self._by_begin, spans.track * self._size + place)
-        return first, np.maximum(first, last)
-
-
-def _ranges(first: I64, last: I64) -> tuple[I64, I64]:
-    """Return (of, at): the numbers first[i] … last[i] - 1 of all i after each other, and the i of each."""
-    count = last - first
-    of = np.repeat(np.arange(len(first)), count)
-    return of, np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count) + first[of]
-
 
 def _gaps(spans: _Spans, of: I64, begin: I64, end: I64) -> _Spans:
     """Return the parts of spans outside of the waits in them."""
@@ -249,10 +206,3 @@ def _gaps(spans: _Spans, of: I64, begin: I64, end: I64) -> _Spans:
     begins = np.where(is_first, spans.begin[owner], begins)
     running = np.full(len(owner), Doing.RUNNING, np.uint8)
     return _Spans(spans.track[owner], begins, ends, spans.hop[owner], running, np.full(len(owner), -1))
-
-
-def _births(profile: Profile, tracks: list[Track]) -> I64:
-    """Return int64[tracks]: the time of birth of each thread, 0 if it is before the recording or unknown."""
-    tasks = profile.tasks
-    first = dict(zip(tasks.tid[::-1].tolist(), tasks.begin_ns[::-1].tolist(), strict=True))
-    return np.array([first.get(track.tid, 0) for track in tracks], np.int64)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.commands.shared.busy import busy
+from perf_offcpu.commands.shared.cascades import cascade_from_args
 from perf_offcpu.commands.shared.critical import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.critical import critical_path_from_args
 from perf_offcpu.commands.shared.option_tables import add_options
@@ -48,6 +49,7 @@ EXAMPLES = """examples:
   perf-offcpu convert --flamegraph --waker-stack         who wakes whom, and from where
   perf-offcpu convert --callgraph --svg                  a picture of who calls whom
   perf-offcpu convert --callgraph text --wakers -o -     who woke whom, knots and the critical chain
+  perf-offcpu convert --callgraph --cascade --svg        who holds up whom, and where it ends
   perf-offcpu convert --flamegraph --event cpu-clock     where the CPU samples of the same run went
 """
 
@@ -61,7 +63,8 @@ _OUTPUT = f"""
 --all-events: off-CPU and on-CPU time together: a CPU sample weighs its sampling interval
 --diff OLD: compare with an older recording: folded, flamegraph, callgraph
 --wakers: callgraph: wake-ups between threads
---per-thread: with --wakers: each thread by itself; default: threads of one name are one
+--cascade: callgraph: who waited for whom in the end; each wait weighs with those that it held up
+--per-thread: with --wakers, --cascade: each thread by itself; default: threads of one name are one
 --waker-stack: folded, flamegraph: append the waker's stack, root last, to each stack
 {CRITICAL_PATH.strip()}
 --svg: callgraph: draw it with graphviz
@@ -113,7 +116,24 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
     if args.critical_path:
         return convert(args, lambda: _critical_path(args))
+    if args.cascade:
+        return _cascade(args)
     return convert(args, lambda: profile_from_args(args))
+
+
+def _cascade(args: argparse.Namespace) -> int:
+    if args.diff is not None or args.all_events or args.critical_path or args.event:
+        raise UsageError("--cascade is about waits: no --diff, --all-events, --critical-path, --event")
+    if args.format != "callgraph":
+        raise UsageError(f"--cascade means nothing to --{args.format}")
+    made: list[Any] = []
+
+    def load() -> Profile:
+        profile, _, cascade = cascade_from_args(args)
+        made.append(cascade)
+        return profile
+
+    return convert(args, load, lambda options: replace(options, cascade=made[0]))
 
 
 def _critical_path(args: argparse.Namespace) -> Profile:
@@ -128,8 +148,16 @@ def _critical_path(args: argparse.Namespace) -> Profile:
     return path_profile(*critical_path_from_args(args))
 
 
-def convert(args: argparse.Namespace, load: Callable[[], Profile]) -> int:
-    """Write the Profile that `load` returns and return the exit status."""
+def convert(
+    args: argparse.Namespace,
+    load: Callable[[], Profile],
+    complete: Callable[[Options], Options] = lambda options: options,
+) -> int:
+    """Write the Profile that `load` returns and return the exit status.
+
+    Args:
+        complete: adds to the options what is known once the profile is loaded.
+    """
     format_, options = FORMATS[args.format], _options(args)
     format_.accept(options)
     if args.diff is not None and "diff" not in format_.options:
@@ -145,6 +173,7 @@ def convert(args: argparse.Namespace, load: Callable[[], Profile]) -> int:
     if args.diff is not None:
         old = argparse.Namespace(**vars(args) | {"input": [args.diff]})
         options = replace(options, diff=_chosen(old, lambda: profile_from_args(old)))
+    options = complete(options)
     with open_output(output, binary=format_.binary) as out, busy(f"writing {format_.name}"):
         format_.write(profile, out, options)
     _print_result(args, format_, output)

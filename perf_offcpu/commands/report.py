@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
 from perf_offcpu.callpaths.options import UNITS
+from perf_offcpu.commands.shared.cascades import cascade_from_args
 from perf_offcpu.commands.shared.critical import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.critical import critical_path_from_args
 from perf_offcpu.commands.shared.option_tables import LIST, add_options
@@ -58,6 +59,7 @@ EXAMPLES = """examples:
   perf-offcpu report --diff old.data        what grew and shrank since then, and what of it is noise
   perf-offcpu report --diff old.data --per 8000,12000   the same, per request: 8000 before, 12000 now
   perf-offcpu report --critical-path --comm client   what this thread waited for, and on whom
+  perf-offcpu report --bottlenecks          where the waits of all threads end, and in which functions
   perf-offcpu report --json | jq '.threads[] | [.comm, .tid, .weight]'
 """
 
@@ -75,6 +77,7 @@ _OUTPUT = f"""
 --budget-by: rows of the thread budget (default: thread)
 --fold-interpreters: functions of an interpreter as one frame: [CPython] (default: yes)
 {CRITICAL_PATH.strip()}
+--bottlenecks: the three threads or devices for which most was waited in the end, and their stacks
 --limit N: rows of each table, 0 for all (default: {_THREADS}, {_STACKS} stacks; --json: all)
 --no-verdict: leave out the sentences on top that sum up the report
 --json: print a JSON document, weights as integers
@@ -127,6 +130,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.critical_path:
         return _critical_path(args)
+    if args.bottlenecks:
+        return _bottlenecks(args)
     if args.diff is not None:
         return _compare(args)
     if args.per is not None:
@@ -163,6 +168,19 @@ def _critical_path(args: argparse.Namespace) -> int:
     if args.json:
         return _print_json(document(report))
     return _print_lines(render(report, _style(args), limit), args)
+
+
+def _bottlenecks(args: argparse.Namespace) -> int:
+    """Print where most waiting time ends and return the exit status."""
+    from perf_offcpu.report.bottlenecks import bottlenecks_of, document
+    from perf_offcpu.report.bottlenecks_text import render
+
+    if args.diff is not None or args.event:
+        raise UsageError("--bottlenecks is about the waits of one recording: no --diff, --event")
+    found = bottlenecks_of(*cascade_from_args(args))
+    if args.json:
+        return _print_json(document(found))
+    return _print_lines(render(found, _style(args)), args)
 
 
 def _compare(args: argparse.Namespace) -> int:

@@ -2,11 +2,12 @@
 """Write graphs for graphviz, Gephi, yEd, networkx and the terminal.
 
 The graph is of calls between functions, or (`wakers`) of wake-ups between threads, of which those of one comm
-are one unless they are wanted `per_thread`. Functions have their own and their inclusive time
-(`callpaths.calls`). Nodes and edges of less than `min_share` of the total are left out, because they would
-hide the others; the graph says how many. With `wakers`, strongly connected threads, which wait for each other
-in turn, are numbered as knots, and the critical chain is the heaviest path through the graph with each knot
-taken as one node: the path that a delay at its begin takes.
+are one unless they are wanted `per_thread`; or (`cascade`) of waits for each other (`convert.wait_graph`).
+Functions have their own and their inclusive time (`callpaths.calls`). Nodes and edges of less than
+`min_share` of the total are left out, because they would hide the others; the graph says how many. With
+`wakers`, strongly connected threads, which wait for each other in turn, are numbered as knots, and the
+critical chain is the heaviest path through the graph with each knot taken as one node: the path that a delay
+at its begin takes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from perf_offcpu.callpaths.calls import Calls, calls_of
 from perf_offcpu.callpaths.tree import with_older
 from perf_offcpu.callpaths.weights import title_of, unit_of
 from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.wait_graph import graph_of, text_of
 from perf_offcpu.errors import CapabilityError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import printable
@@ -40,7 +42,11 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
     """Write the graph in the form that `options.form` names: dot, graphml, gexf, json or text."""
     import networkx
 
-    graph = wakeups(profile, options) if options.wakers else calls(profile, options)
+    if options.cascade is not None:
+        title = title_of(profile, options.title)
+        graph = graph_of(options.cascade, title, options.per_thread, options.min_share)
+    else:
+        graph = wakeups(profile, options) if options.wakers else calls(profile, options)
     if options.svg:
         out.write(_drawn(dot_text(graph)))
         return
@@ -226,13 +232,15 @@ def _dot_lines(graph: Any) -> Iterator[str]:
     yield '  edge [fontname="sans-serif", fontsize=9, color="#60656a"];'
     for id_, node in graph.nodes(data=True):
         lines = "\\n".join(_node_lines(node, unit))
-        weight = node.get("inclusive", node.get("off_cpu", 0))
-        outline = ', color="#c0392b", penwidth=2' if node.get("critical") else ""
+        weight = node.get("inclusive", node.get("off_cpu", node.get("held", 0)))
+        is_marked = node.get("critical") or (facts["kind"] == "cascade" and node["knot"])
+        outline = ', color="#c0392b", penwidth=2' if is_marked else ""
         yield f"  {_quoted(id_)} [label={_quoted(lines)}, fillcolor={_fill(node, weight, facts)}{outline}];"
     for one, other, edge in graph.edges(data=True):
-        width = 0.6 + 5 * edge["share"] / 100
+        width = 0.6 + 5 * min(edge["share"], 100) / 100
         label = amount(edge["weight"], unit) + (f"\\n{edge['count']} x" if "count" in edge else "")
         colour = ', color="#c0392b"' if edge.get("critical") else ""
+        colour += ", style=dashed" if edge.get("dropped") else ""
         yield f"  {_quoted(one)} -> {_quoted(other)} [label={_quoted(label)}, penwidth={width:.2f}{colour}];"
     yield "}"
 
@@ -248,7 +256,8 @@ def _node_lines(node: dict[str, Any], unit: str) -> Iterator[str]:
             sign = "+" if node["change"] >= 0 else ""
             yield f"change {sign}{amount(node['change'], unit)}"
     else:
-        yield f"off-cpu {amount(node['off_cpu'], unit)}"
+        held = "held" in node
+        yield f"holds {amount(node['held'], unit)}" if held else f"off-cpu {amount(node['off_cpu'], unit)}"
         if node["knot"]:
             yield f"knot {node['knot']}"
 
@@ -272,7 +281,10 @@ def plain_text(graph: Any) -> str:
     lines = [f"# {facts['title']}", f"# total: {amount(facts['total'], unit)} ({facts['total']} {unit})"]
     if facts["left_out"]:
         lines.append(f"# {facts['left_out']} below {facts['min_share']:g} % left out")
-    lines += _wakers_text(graph) if facts["kind"] == "wakers" else _calls_text(graph)
+    if facts["kind"] == "cascade":
+        lines += text_of(graph, amount)
+    else:
+        lines += _wakers_text(graph) if facts["kind"] == "wakers" else _calls_text(graph)
     return "\n".join(lines) + "\n"
 
 

@@ -54,7 +54,7 @@ FORBIDDEN = {
 SOLE_IMPORTERS = {
     "bcc": "collect/",
     "elftools": "objects/elf/headers.py",
-    "networkx": "convert/callgraph.py",
+    "networkx": "convert/",
 }
 SOLE_IMPORTERS |= {"pandas": "convert/dataframe.py", "polars": "convert/dataframe.py"}
 SOLE_IMPORTERS |= {"shtab": "commands/completion.py"}

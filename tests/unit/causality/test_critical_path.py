@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.profile import ProfileBuilder
+from builders.waits import wait
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,34 +28,6 @@ from perf_offcpu.symbolize.load import load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions
 
 DATA = Path(__file__).parents[2] / "data"
-COMMS = {1: "client", 2: "server", 3: "disk"}
-
-
-def wait(
-    builder: ProfileBuilder,
-    tid: int,
-    begin: int,
-    end: int,
-    *,
-    waker: int = -1,
-    queued: int = 0,
-    **other: object,
-) -> ProfileBuilder:
-    """Add a wait from `begin` to `end`, at the end of which it was `queued` ns on a run queue."""
-    return builder.sample(
-        COMMS.get(tid, f"t{tid}"),
-        [f"main{tid}", f"sleep_in_{tid}"],
-        end - begin,
-        tid=tid,
-        pid=tid,
-        time_ns=end,
-        switch_out_ns=begin,
-        wakeup_ns=end - queued,
-        runq_ns=queued,
-        waker_tid=waker,
-        waker_pid=waker,
-        **other,
-    )
 
 
 def follow(profile: Profile, tid: int = 1, window: tuple[int, int] | None = None) -> CriticalPath:

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pass the weight of waits on to the threads that others waited for in the end.
+
+Where A waits for B, and B meanwhile for C, the time counts for A → B and, as long as B waits too, once more
+for B → C: a short wait that holds up forty threads weighs as much as forty. Source: wPerf (OSDI 2018),
+cascaded redistribution. wPerf walks from each wait through all waits behind it. Here each step adds up the
+number of waits that a thread holds up as a function of time and follows all of them at once, so that a
+thousand threads behind one are one step, not a thousand.
+
+What is conserved: at each moment a thread that waits for another one passes on its own wait and those that it
+holds up, and all other threads keep what they hold up. So for each thread
+
+    own waits + weight of edges to it = weight of edges from it + weight that it holds,
+
+and the own waits of all threads sum to what all threads and devices hold, exactly (`Cascade.check`).
+
+Interrupts wake on behalf of devices, which are nodes by kind: an edge to [disk] is a wait for the disk.
+Short waits that were summed have no place in time and are no part of it. A wake-up by a thread that was
+asleep itself, as in damaged files, is not followed. Waits behind each other end earlier and earlier, so the
+steps end; where there are more than MAX_DEPTH, or they have more than MAX_PARTS parts, the weight left over
+is held where it is, as CUT.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.timeline import Timeline, Track
+from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.causality.wait_table import WaitTable, ranges
+from perf_offcpu.model.columns import I64, Bool, distinct
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.structs import mutable
+
+MAX_DEPTH = 1000
+"""Threads that wait for each other at one moment, one behind the other."""
+MAX_PARTS = 100_000_000
+"""Parts of waits in all steps together: bounds time and memory for recordings of waits that all overlap."""
+
+DEVICES = ("[disk]", "[network]", "[timer]", "[interrupt]")
+"""The nodes of interrupts. The last one: of a device that the wait does not tell."""
+_DEVICE_OF = {
+    WaitClass.DISK: 0,
+    WaitClass.FAULT: 0,
+    WaitClass.NETWORK: 1,
+    WaitClass.SLEEP: 2,
+    WaitClass.LOCK: 2,  # no interrupt lets a lock go: the wait timed out
+}
+
+
+class Held(enum.IntEnum):
+    """State of a thread in which it holds up others, or itself."""
+
+    RUNNING = 0  # on a CPU, or in a wait that was only summed
+    RUNNABLE = 1  # waiting for a CPU
+    WAITING = 2  # in a wait of which nobody is known to have ended it; of a device: waited for
+    NOT_RECORDED = 3  # nothing is known of the thread: it was not recorded, or not born yet
+    CUT = 4  # waiting for another thread, deeper than is followed
+
+
+@mutable
+class Cascade:
+    """Waits with the weight that they pass on; nodes are the t tracks and, after them, the DEVICES."""
+
+    tracks: list[Track]  # the recorded threads, and threads that only woke others
+    waiter: I64  # int64[w], the track of each wait
+    target: I64  # int64[w], the node that it passes its weight on to; -1 none: the waiter itself holds it
+    row: I64  # int64[w], row in samples
+    own_ns: I64  # int64[w], its length until the wake-up; 0 if it is not among the chosen ones
+    carried_ns: I64  # int64[w], its length, times one for itself and for each wait that it holds up then
+    held_ns: I64  # int64[nodes, Held]
+    held_up: I64  # int64[samples], number of waits that the thread of a CPU sample held up at that moment
+    depth: int  # number of steps
+    unplaced_ns: int  # chosen waits that were only summed: no part of it
+
+    @property
+    def total_ns(self) -> int:
+        """Return the sum of the chosen waits, which is the sum of what all nodes hold."""
+        return int(self.own_ns.sum())
+
+    def check(self) -> None:
+        """Raise AssertionError unless weight is conserved at each node and as a whole."""
+        nodes = len(self.held_ns)
+        own, away = (sum_by(self.waiter, column, nodes) for column in (self.own_ns, self._passed_on()))
+        there = sum_by(self.target, self.carried_ns, nodes)
+        assert np.array_equal(own + there, away + self.held_ns.sum(axis=1)), "a node loses weight"
+        assert int(self.held_ns.sum()) == self.total_ns, "weight is lost"
+
+    def _passed_on(self) -> I64:
+        return np.where(self.target >= 0, self.carried_ns, 0)
+
+
+def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None) -> Cascade:
+    """Return the cascade of waits.
+
+    Args:
+        profile: all samples of all threads.
+        timeline: `timeline_of(profile)`.
+        chosen: bool[samples], the waits whose weight is passed on; default: all of them.
+    """
+    waits = _Steps(profile, timeline)
+    everyone = np.ones(len(profile.samples), np.bool_) if chosen is None else chosen
+    own = np.where(everyone[waits.row], waits.queued - waits.begin, 0)
+    mine = np.flatnonzero(own)
+    parts = _Parts(mine, waits.first[mine], waits.until[mine], np.ones(len(mine), np.int64))
+    depth, number = 0, 0
+    while len(parts.at):
+        number += len(parts.at)
+        deeper = depth < MAX_DEPTH and number <= MAX_PARTS
+        parts = waits.step(parts, follow=deeper)
+        depth += deeper
+    unplaced = everyone & profile.is_offcpu() & ~timeline.waits
+    rows = np.flatnonzero(waits.carried + own)
+    return Cascade(
+        waits.tracks,
+        waits.track[rows],
+        waits.target[rows],
+        waits.row[rows],
+        own[rows],
+        waits.carried[rows],
+        waits.held,
+        waits.held_up,
+        depth,
+        int(profile.samples.period[unplaced].sum()),
+    )
+
+
+@mutable
+class _Parts:
+    """Spans of time of waits, or of threads, each with the number of waits that are passed on then."""
+
+    at: I64  # row in the waits; or a track
+    begin: I64  # index into `_Steps.times`
+    end: I64
+    number: I64
+
+
+class _Steps(WaitTable):
+    """Passes weight on, one hop a step. All times at which a number changes are known: they are indices."""
+
+    def __init__(self, profile: Profile, timeline: Timeline) -> None:
+        super().__init__(profile, timeline)
+        self.waker = np.where(self._asleep_at_wakeup(), -1, self.waker)
+        self.born = np.where(self.known, self.born, np.iinfo(np.int64).max)
+        self.times = distinct(np.concatenate([self.begin, self.queued, self.end, self.born]))
+        self.size = len(self.times) + 1
+        self.first, self.until, self.last, self.birth = (
+            np.searchsorted(self.times, one) for one in (self.begin, self.queued, self.end, self.born)
+        )
+        self.by_end = self.track * self.size + self.last
+        self.by_begin = self.track * self.size + self.first
+        self.target = self._targets(profile)
+        self.carried = np.zeros(len(self.row), np.int64)
+        self.held = np.zeros((len(self.tracks) + len(DEVICES), len(Held)), np.int64)
+        self.held_up = np.zeros(len(profile.samples), np.int64)
+        self._add_moments(timeline)
+
+    def _asleep_at_wakeup(self) -> Bool:
+        """Return bool[w]: the waits whose waker was in a wait itself when it is said to have ended them."""
+        some = np.flatnonzero(self.waker >= 0)
+        of, wait = self.overlapping(self.waker[some], self.queued[some] - 1, self.queued[some])
+        wrong = (self.begin[wait] < self.queued[some[of]]) & (self.queued[wait] >= self.queued[some[of]])
+        asleep = np.zeros(len(self.row), np.bool_)
+        asleep[some[of[wrong]]] = True
+        return asleep
+
+    def _targets(self, profile: Profile) -> I64:
+        samples = profile.samples
+        by_interrupt = samples.has(SampleFlag.WAKER_INTERRUPT)[self.row] | (samples.waker_tid[self.row] == 0)
+        ended = ~samples.has(SampleFlag.STILL_BLOCKED | SampleFlag.PREEMPTED)[self.row]
+        rows = np.flatnonzero(by_interrupt & ended & (self.waker < 0))
+        device_of = np.full(len(WaitClass), len(DEVICES) - 1)
+        device_of[list(_DEVICE_OF)] = list(_DEVICE_OF.values())
+        target = self.waker.copy()
+        target[rows] = len(self.tracks) + device_of[classify(profile.select(self.row[rows])).wait_class]
+        return target
+
+    def _add_moments(self, timeline: Timeline) -> None:
+        """Note the CPU samples of running threads by (track, index of the last change before them)."""
+        rows = np.flatnonzero(timeline.moments)
+        track, at = timeline.track[rows], timeline.begin_ns[rows]
+        key = track * self.size + np.searchsorted(self.times, at, "right") - 1
+        before = np.searchsorted(self.by_begin, key, "right") - 1
+        running = np.ones(len(rows), np.bool_)
+        if len(self.row):
+            running = (before < 0) | (self.track[before] != track) | (self.end[before] <= at)
+        rows, key = rows[running & (at >= self.born[track])], key[running & (at >= self.born[track])]
+        order = np.argsort(key, kind="stable")
+        self.moment, self.moment_key = rows[order], key[order]
+
+    def step(self, parts: _Parts, *, follow: bool) -> _Parts:
+        """Pass on parts of waits, and return the parts of waits that the threads there are in meanwhile."""
+        target, weight = self.target[parts.at], self._weight(parts)
+        devices = target >= len(self.tracks)
+        self._hold(target[devices], Held.WAITING, weight[devices])
+        itself = self.track[parts.at]
+        self._hold(itself[target < 0], Held.WAITING, weight[target < 0])
+        followed = (target >= 0) & ~devices
+        if not follow:
+            self._hold(itself[followed], Held.CUT, weight[followed])
+        carried = followed & follow | ~followed
+        first, of = group(parts.at[carried])
+        self.carried[parts.at[carried][first]] += sum_by(of, weight[carried], len(first))
+        followed &= follow
+        there = _Parts(target[followed], parts.begin[followed], parts.end[followed], parts.number[followed])
+        return self._explained(self._merged(there))
+
+    def _weight(self, parts: _Parts) -> I64:
+        weight: I64 = (self.times[parts.end] - self.times[parts.begin]) * parts.number
+        return weight
+
+    def _hold(self, node: I64, how: Held, weight: I64) -> None:
+        self.held[:, how] += sum_by(node, weight, len(self.held))
+
+    def _merged(self, parts: _Parts) -> _Parts:
+        """Return parts of tracks that do not overlap, by (track, begin), with the sums of their numbers."""
+        key = np.concatenate([parts.at * self.size + parts.begin, parts.at * self.size + parts.end])
+        order = np.argsort(key, kind="stable")
+        key, change = key[order], np.concatenate([parts.number, -parts.number])[order]
+        last = np.append(key[1:] != key[:-1], True)[: len(key)]
+        number, key = np.cumsum(change)[last], key[last]
+        changes = np.append(True, number[1:] != number[:-1])[: len(key)]
+        number, key = number[changes], key[changes]
+        some = np.flatnonzero(number)
+        track, begin = np.divmod(key[some], self.size)
+        return _Parts(track, begin, key[some + 1] - track * self.size, number[some])
+
+    def _explained(self, parts: _Parts) -> _Parts:
+        """Let the threads hold what they do not pass on; return the parts of waits that they pass on."""
+        born = np.clip(self.birth[parts.at], parts.begin, parts.end)
+        self._hold(
+            parts.at, Held.NOT_RECORDED, self._weight(_Parts(parts.at, parts.begin, born, parts.number))
+        )
+        parts = _Parts(parts.at, born, parts.end, parts.number)
+        key = parts.at * self.size
+        first = np.searchsorted(self.by_end, key + parts.begin, "right")
+        last = np.searchsorted(self.by_begin, key + parts.end, "left")
+        of, wait = ranges(first, np.maximum(first, last))
+        begin, end = np.maximum(self.first[wait], parts.begin[of]), np.minimum(self.last[wait], parts.end[of])
+        until, number = np.clip(self.until[wait], begin, end), parts.number[of]
+        asleep, queued = _Parts(wait, begin, until, number), _Parts(wait, until, end, number)
+        whole, runnable = self._weight(parts), self._weight(queued)
+        running = whole - sum_by(of, runnable + self._weight(asleep), len(whole))
+        self._hold(parts.at, Held.RUNNING, running)
+        self._hold(parts.at[of], Held.RUNNABLE, runnable)
+        self._sample(parts)
+        some = until > begin
+        return _Parts(wait[some], begin[some], until[some], number[some])
+
+    def _sample(self, parts: _Parts) -> None:
+        """Add the numbers to the CPU samples in the parts."""
+        key = parts.at * self.size
+        part = np.searchsorted(key + parts.begin, self.moment_key, "right") - 1
+        if not len(parts.at):
+            return
+        hit = (part >= 0) & (self.moment_key < (key + parts.end)[part])
+        self.held_up[self.moment[hit]] += parts.number[part[hit]]

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hold the waits of all threads by (thread, time), with the thread that ended each of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perf_offcpu.analysis.timeline import Timeline, Track
+from perf_offcpu.analysis.wakeups import queued_ns, with_wakers
+from perf_offcpu.model.columns import I64, distinct
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+
+_EXPLAINS_ITSELF = SampleFlag.PREEMPTED | SampleFlag.STILL_BLOCKED | SampleFlag.WAKER_INTERRUPT
+
+
+class WaitTable:
+    """w waits, sorted by (track, end), those of one thread not overlapping; times are ns since the origin.
+
+    Attributes:
+        tracks: the recorded threads, and threads that only woke others.
+        row: int64[w], rows in samples.
+        track: int64[w], rows in `tracks`.
+        begin, end: int64[w], ns since the origin.
+        queued: int64[w], from then on the thread waited for a CPU; the end if unknown.
+        waker: int64[w], the track of the thread that ended the wait; -1 if none did that is known, or an
+            interrupt, or the idle task, which only interrupts wake others from.
+        known: bool[tracks], the threads that have samples.
+        born: int64[tracks], the birth of each thread; 0 or less if it is before the recording or unknown.
+    """
+
+    def __init__(self, profile: Profile, timeline: Timeline) -> None:
+        samples = profile.samples
+        self.tracks, waker = with_wakers(profile, timeline)
+        rows = np.flatnonzero(timeline.waits)
+        rows = rows[np.argsort(timeline.end_ns[rows], kind="stable")]
+        rows = rows[np.argsort(timeline.track[rows], kind="stable")]
+        self.row, self.track, self.end = rows, timeline.track[rows], timeline.end_ns[rows]
+        begin = timeline.begin_ns[rows]
+        before = np.append(np.int64(0), self.end[:-1])
+        same = np.append(False, self.track[1:] == self.track[:-1]) if len(rows) else np.zeros(0, np.bool_)
+        self.begin = np.where(same, np.maximum(begin, before[: len(rows)]), begin)
+        preempted = samples.has(SampleFlag.PREEMPTED)[rows]
+        queued = np.where(preempted, self.begin, queued_ns(samples, timeline)[rows])
+        self.queued = np.clip(queued, self.begin, self.end)
+        waker = waker[rows]
+        followed = (waker >= 0) & (waker != self.track) & (samples.waker_tid[rows] != 0)
+        followed &= ~samples.has(_EXPLAINS_ITSELF)[rows]
+        self.waker = np.where(followed, waker, -1)
+        self.born = _births(profile, self.tracks) - timeline.origin_ns
+        self.known = np.zeros(len(self.tracks), np.bool_)
+        self.known[timeline.track] = True
+        # Places of times among all ends and begins, so that (track, place) is one number.
+        self._ends, self._begins = distinct(self.end), distinct(self.begin)
+        self._size = len(rows) + 1
+        self._by_end = self.track * self._size + np.searchsorted(self._ends, self.end)
+        self._by_begin = self.track * self._size + np.searchsorted(self._begins, self.begin)
+
+    def overlapping(self, track: I64, begin: I64, end: I64) -> tuple[I64, I64]:
+        """Find the waits of threads in spans of time.
+
+        Args:
+            track, begin, end: int64[n], the spans.
+
+        Returns:
+            (of, wait): int64[k] each, the span and the wait of each pair that overlaps, in the order of spans
+            and, within a span, of time.
+        """
+        place = np.searchsorted(self._ends, begin, "right")
+        first = np.searchsorted(self._by_end, track * self._size + place)
+        place = np.searchsorted(self._begins, end, "left")
+        last = np.searchsorted(self._by_begin, track * self._size + place)
+        return ranges(first, np.maximum(first, last))
+
+
+def ranges(first: I64, last: I64) -> tuple[I64, I64]:
+    """Return (of, at): the numbers first[i] … last[i] - 1 of all i after each other, and the i of each."""
+    count = last - first
+    of = np.repeat(np.arange(len(first)), count)
+    return of, np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count) + first[of]
+
+
+def _births(profile: Profile, tracks: list[Track]) -> I64:
+    """Return int64[tracks]: the time of birth of each thread, 0 if it is before the recording or unknown."""
+    tasks = profile.tasks
+    first = dict(zip(tasks.tid[::-1].tolist(), tasks.begin_ns[::-1].tolist(), strict=True))
+    return np.array([first.get(track.tid, 0) for track in tracks], np.int64)

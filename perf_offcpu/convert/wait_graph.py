@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the wait-for graph of a cascade, find its knots, and write it as text.
+
+An edge A → B is the time that A waited for B, with the time of those that A held up meanwhile
+(`causality.cascade`). Each node has what it holds: the weight that ends there. A knot is a strongly connected
+component without outgoing edges: nothing of what is waited for lies behind it, so it is where time goes.
+
+Threads that serve each other in turn (client, server) wait for each other, too, if only for a moment: such
+light edges hide knots. So the lightest-edge rule of wPerf (OSDI 2018) applies, to all components: while one
+of several threads has edges of less than half the weight of its heaviest one, the lightest are dropped until
+it splits; what still holds together waits for each other in earnest, as threads that share a lock do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.causality.cascade import DEVICES, Cascade, Held
+from perf_offcpu.model.columns import I64
+from perf_offcpu.structs import frozen
+
+_LIGHT = 0.5
+"""Edges of less than this part of the heaviest edge of a component are light."""
+
+
+@frozen
+class Component:
+    """Threads, or comms, that wait for each other in turn; or a single one."""
+
+    members: tuple[str, ...]  # labels, those that hold most first
+    held: int  # ns: the weight that ends in them
+    is_knot: bool  # no edge leaves it, but light ones
+
+
+def labels_of(cascade: Cascade, per_thread: bool) -> tuple[list[str], I64]:
+    """Return the distinct labels of nodes, and int64[nodes], the label of each node."""
+    names = [
+        f"{track.comm}-{track.pid}/{track.tid}" if per_thread else track.comm for track in cascade.tracks
+    ]
+    names += DEVICES
+    rows = {name: row for row, name in enumerate(dict.fromkeys(names))}
+    return list(rows), np.array([rows[name] for name in names], np.int64)
+
+
+def graph_of(cascade: Cascade, title: str, per_thread: bool, min_share: float) -> Any:
+    """Return the wait-for graph, a `networkx.DiGraph`, with its knots marked.
+
+    Args:
+        min_share: edges, and nodes without edges, of less than this percentage of all waits are left out.
+    """
+    import networkx
+
+    labels, of = labels_of(cascade, per_thread)
+    total, least = cascade.total_ns, max(cascade.total_ns * min_share / 100, 1)
+    graph = networkx.DiGraph(title=title, unit="ns", total=total, kind="cascade", min_share=min_share)
+    rows = np.flatnonzero(cascade.target >= 0)
+    sleeper, target = of[cascade.waiter[rows]], of[cascade.target[rows]]
+    first, edge = group(sleeper, target)
+    columns = (
+        sleeper[first],
+        target[first],
+        sum_by(edge, cascade.carried_ns[rows], len(first)),
+        sum_by(edge, cascade.own_ns[rows], len(first)),
+        np.bincount(edge, minlength=len(first)),
+    )
+    edges = sorted(
+        zip(*(column.tolist() for column in columns), strict=True), key=lambda one: (-one[2], one[:2])
+    )
+    kept = [one for one in edges if one[2] >= least]
+    held = np.zeros((len(labels), len(Held)), np.int64)
+    np.add.at(held, of, cascade.held_ns)
+    waited = sum_by(of[cascade.waiter], cascade.own_ns, len(labels))
+    ends = {node for one in kept for node in one[:2]}
+    shown = [node for node in range(len(labels)) if node in ends or held[node].sum() >= least]
+    for node in sorted(shown, key=lambda node: (-int(held[node].sum()), labels[node])):
+        parts = {f"held_{how.name.lower()}": int(held[node, how]) for how in Held}
+        facts = {"label": labels[node], "waited": int(waited[node]), "held": int(held[node].sum())}
+        graph.add_nodes_from([(labels[node], facts | parts)])
+    for one, other, weight, own, count in kept:
+        facts = {"weight": weight, "share": _percent(weight, total), "waited": own, "count": count}
+        graph.add_edge(labels[one], labels[other], **facts, dropped=False)
+    graph.graph |= {"left_out": len(edges) - len(kept), "unplaced": cascade.unplaced_ns}
+    graph.graph["held_left_out"] = total - sum(facts["held"] for _, facts in graph.nodes(data=True))
+    _mark_knots(graph)
+    return graph
+
+
+def _percent(weight: int, total: int) -> float:
+    return round(100 * weight / max(total, 1), 3)
+
+
+def components(graph: Any) -> list[Component]:
+    """Return the components of a marked graph without its dropped edges, those that hold most first."""
+    import networkx
+
+    bare = _bare(graph)
+    bare.remove_edges_from([(one, other) for one, other, drop in graph.edges(data="dropped") if drop])
+    knots = {frozenset(knot) for knot in _knots(bare)}
+    held = dict(graph.nodes(data="held"))
+    found = [
+        Component(
+            tuple(sorted(part, key=lambda name: (-held[name], name))),
+            sum(held[name] for name in part),
+            frozenset(part) in knots,
+        )
+        for part in networkx.strongly_connected_components(bare)
+    ]
+    return sorted(found, key=lambda one: (-one.held, one.members))
+
+
+def _bare(graph: Any) -> Any:
+    """Return the graph without loops."""
+    bare = graph.copy()
+    bare.remove_edges_from([(node, node) for node in graph if graph.has_edge(node, node)])
+    return bare
+
+
+def _knots(graph: Any) -> list[set[str]]:
+    """Return the strongly connected components without outgoing edges."""
+    import networkx
+
+    parts = list(networkx.strongly_connected_components(graph))
+    of = {node: row for row, part in enumerate(parts) for node in part}
+    leaving = {of[one] for one, other in graph.edges if of[one] != of[other]}
+    return [part for row, part in enumerate(parts) if row not in leaving]
+
+
+def _mark_knots(graph: Any) -> None:
+    """Drop light edges within components, number the knots by what they hold, and list them."""
+    import networkx
+
+    bare = _bare(graph)
+    whole = set[frozenset[str]]()
+    while True:
+        parts = map(frozenset, networkx.strongly_connected_components(bare))
+        open_ = [part for part in parts if len(part) > 1 and part not in whole]
+        if not open_:
+            break
+        for part in open_:
+            light = _to_drop(bare.subgraph(part))
+            if not light:
+                whole.add(part)
+            for one, other in light:
+                graph.edges[one, other]["dropped"] = True
+            bare.remove_edges_from(light)
+    for _, at in graph.nodes(data=True):
+        at["knot"] = 0
+    knots = [one for one in components(graph) if one.is_knot and one.held > 0]
+    for number, knot in enumerate(knots, 1):
+        for name in knot.members:
+            graph.nodes[name]["knot"] = number
+    dropped = [weight for _, _, weight in _dropped(graph)]
+    graph.graph["knots"] = [" ".join(knot.members) for knot in knots]
+    graph.graph |= {"dropped": len(dropped), "dropped_weight": sum(dropped)}
+
+
+def _dropped(graph: Any) -> list[tuple[str, str, int]]:
+    return [(one, other, at["weight"]) for one, other, at in graph.edges(data=True) if at["dropped"]]
+
+
+def _to_drop(part: Any) -> list[tuple[str, str]]:
+    """Return the lightest edges of a component without which it splits; none if light ones do not do."""
+    import networkx
+
+    inner = sorted(part.edges(data="weight"), key=lambda edge: (edge[2], edge[:2]))
+    light = [edge[:2] for edge in inner if edge[2] < _LIGHT * inner[-1][2]]
+
+    def splits(number: int) -> bool:
+        rest = part.copy()
+        rest.remove_edges_from(light[:number])
+        return not networkx.is_strongly_connected(rest)
+
+    if not splits(len(light)):
+        return []
+    low, high = 0, len(light)  # dropping `low` edges does not split it, `high` does
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if splits(middle) else (middle, high)
+    return light[:high]
+
+
+def text_of(graph: Any, amount: Any) -> Iterator[str]:
+    """Return the lines of the tables of edges, nodes and knots.
+
+    Args:
+        amount: formats a weight and its unit.
+    """
+    facts = graph.graph
+    if facts["unplaced"]:
+        yield f"# not in it: {amount(facts['unplaced'], 'ns')} of short waits that were only summed"
+    yield f"#\n#  Share  {'Weight':>14}  {'Waited':>14}  {'Waits':>8}  Sleeper -> what it waited for"
+    for sleeper, target, edge in graph.edges(data=True):
+        times = f"{amount(edge['weight'], 'ns'):>14}  {amount(edge['waited'], 'ns'):>14}"
+        mark = "  (dropped)" if edge["dropped"] else ""
+        yield f"{edge['share']:6.2f} % {times}  {edge['count']:8}  {sleeper} -> {target}{mark}"
+    yield f"#\n#  Share  {'Held up':>14}  {'running':>14}  {'runnable':>14}  {'waiting':>14}  By"
+    for name, node in graph.nodes(data=True):
+        rest = node["held"] - node["held_running"] - node["held_runnable"]
+        held = [amount(node[key], "ns") for key in ("held", "held_running", "held_runnable")]
+        share = _percent(node["held"], facts["total"])
+        shown = "  ".join(f"{one:>14}" for one in (*held, amount(rest, "ns")))
+        yield f"{share:6.2f} % {shown}  {name}"
+    yield ""
+    for number, knot in enumerate(facts["knots"], 1):
+        ends = sum(node["held"] for _, node in graph.nodes(data=True) if node["knot"] == number)
+        yield f"Knot {number}, where {amount(ends, 'ns')} of waits end: {knot}"
+    if facts["dropped"]:
+        weight = amount(facts["dropped_weight"], "ns")
+        yield f"{facts['dropped']} light edges dropped to find the knots: {weight}"

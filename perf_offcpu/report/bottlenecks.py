@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the bottlenecks of a cascade: the threads and devices in which most waiting time ends, and where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from perf_offcpu.analysis.group import sum_by
+from perf_offcpu.analysis.timeline import Timeline
+from perf_offcpu.callpaths.names import Name
+from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.tree import build_paths
+from perf_offcpu.causality.cascade import DEVICES, Cascade, Held
+from perf_offcpu.causality.path_stacks import shared_out
+from perf_offcpu.convert.wait_graph import Component, components, graph_of, labels_of
+from perf_offcpu.model.columns import I64
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.structs import frozen
+from perf_offcpu.text import printable
+
+VERSION = 1
+MIN_SHARE = 0.5
+"""Percent of all waits below which an edge of the graph is left out."""
+_SHOWN, _STACKS = 3, 3
+
+
+@frozen
+class StackHeld:
+    """A stack in which a bottleneck holds up threads."""
+
+    comm: str
+    how: Held  # RUNNING: of CPU samples; WAITING: of a wait
+    frames: tuple[Name, ...]  # root first; empty if unknown
+    ns: int
+
+
+@frozen
+class Bottleneck:
+    """A component of the wait-for graph; times in ns."""
+
+    members: tuple[str, ...]
+    is_knot: bool
+    held: dict[Held, int]
+    behind: list[tuple[str, int]]  # threads that waited for it, or for each other in it, the longest first
+    passed_on: list[tuple[str, int]]  # threads and devices that it waited for
+    stacks: list[StackHeld]
+    other_stacks: int  # ns in further stacks
+    no_stack: int  # ns of running without a CPU sample
+
+    @property
+    def held_ns(self) -> int:
+        """Return the time of waits that end in it."""
+        return sum(self.held.values())
+
+
+@frozen
+class Bottlenecks:
+    """The bottlenecks that count."""
+
+    source: str
+    total_ns: int  # of all waits
+    unplaced_ns: int  # of waits that were only summed: no part of it
+    shown: list[Bottleneck]
+    others: int  # number of further threads and devices in which waits end
+    other_ns: int
+    dropped: int  # light edges that the search for knots dropped
+    has_wakers: bool
+
+
+def bottlenecks_of(profile: Profile, timeline: Timeline, cascade: Cascade) -> Bottlenecks:
+    """Return the components of the wait-for graph that hold most."""
+    graph = graph_of(cascade, "", per_thread=False, min_share=MIN_SHARE)
+    found = [one for one in components(graph) if one.held > 0]
+    stacks = _Stacks(profile, timeline, cascade)
+    shown = [_bottleneck(one, graph, stacks) for one in found[:_SHOWN]]
+    held = sum(one.held_ns for one in shown)
+    return Bottlenecks(
+        profile.meta.source,
+        cascade.total_ns,
+        cascade.unplaced_ns,
+        shown,
+        len(found) - len(shown),
+        cascade.total_ns - held,
+        graph.graph["dropped"],
+        bool((profile.samples.waker_tid >= 0).any()),
+    )
+
+
+def _bottleneck(component: Component, graph: Any, stacks: _Stacks) -> Bottleneck:
+    members = set(component.members)
+    behind, passed_on = dict[str, int](), dict[str, int]()
+    for one, other, facts in graph.edges(data=True):
+        if other in members:
+            behind[one] = behind.get(one, 0) + facts["weight"]
+        elif one in members:
+            passed_on[other] = passed_on.get(other, 0) + facts["weight"]
+    held = {how: sum(graph.nodes[one][f"held_{how.name.lower()}"] for one in members) for how in Held}
+    rows, others, bare = stacks.of(component.members)
+    return Bottleneck(
+        component.members,
+        component.is_knot,
+        held,
+        sorted(behind.items(), key=lambda one: (-one[1], one[0])),
+        sorted(passed_on.items(), key=lambda one: (-one[1], one[0])),
+        rows,
+        others,
+        bare,
+    )
+
+
+class _Stacks:
+    """The stacks of waits and CPU samples, with the weight that each holds."""
+
+    def __init__(self, profile: Profile, timeline: Timeline, cascade: Cascade) -> None:
+        self._profile = profile
+        labels, of = labels_of(cascade, per_thread=False)
+        self._label = {label: row for row, label in enumerate(labels)}
+        first_device = len(cascade.tracks)
+        ends = (cascade.target < 0) | (cascade.target >= first_device)
+        waits, weight = cascade.row[ends], cascade.carried_ns[ends]
+        node = np.where(cascade.target >= 0, cascade.target, cascade.waiter)[ends]
+        samples = np.flatnonzero(cascade.held_up)
+        if len(samples):  # of several events, one
+            events = profile.samples.evsel[samples]
+            samples = samples[events == events.min()]
+        samples = samples[np.argsort(timeline.track[samples], kind="stable")]
+        track = timeline.track[samples]
+        running = cascade.held_ns[:first_device, Held.RUNNING]
+        parts = shared_out(running, track, cascade.held_up[samples])
+        self._rows = np.append(waits, samples)
+        self._weight = np.append(weight, parts)
+        self._of = of[np.append(node, track)]
+        self._how = np.repeat([Held.WAITING, Held.RUNNING], [len(waits), len(samples)])
+        self._bare = sum_by(of[: len(running)], running, len(labels))
+        self._bare -= sum_by(of[track], parts, len(labels))
+
+    def of(self, members: tuple[str, ...]) -> tuple[list[StackHeld], int, int]:
+        """Return (the heaviest stacks, ns in others, ns of running without a sample)."""
+        numbers = [self._label[one] for one in members]
+        mine = np.flatnonzero(np.isin(self._of, numbers))
+        found = list[StackHeld]()
+        for how in (Held.WAITING, Held.RUNNING):
+            found += self._heaviest(mine[self._how[mine] == how], how)
+        found.sort(key=lambda one: (-one.ns, one.comm, one.frames))
+        found = found[:_STACKS]
+        others = int(self._weight[mine].sum()) - sum(one.ns for one in found)
+        return found, others, int(self._bare[numbers].sum())
+
+    def _heaviest(self, at: I64, how: Held) -> list[StackHeld]:
+        subject = self._profile.select(self._rows[at])
+        tree = build_paths(subject, PathOptions())
+        weight = sum_by(tree.of_sample.astype(np.int64), self._weight[at], len(tree))
+        nodes = np.argsort(-weight, kind="stable")[:_STACKS]
+        nodes = nodes[weight[nodes] > 0]
+        paths = tree.paths(nodes)
+        found = list[StackHeld]()
+        for row, node in enumerate(nodes.tolist()):
+            ids = paths.values[paths.offsets[row] : paths.offsets[row + 1]].tolist()
+            names = [tree.names[one] for one in ids]
+            found.append(StackHeld(names[0].label, how, tuple(names[1:]), int(weight[node])))
+        return found
+
+
+def document(found: Bottlenecks) -> dict[str, Any]:
+    """Return the bottlenecks as dicts, lists, integers and printable texts; times in ns."""
+    return {
+        "version": VERSION,
+        "recording": printable(found.source),
+        "total": found.total_ns,
+        "unplaced": found.unplaced_ns,
+        "bottlenecks": [_row(one) for one in found.shown],
+        "others": {"number": found.others, "held": found.other_ns},
+        "dropped_edges": found.dropped,
+    }
+
+
+def _row(one: Bottleneck) -> dict[str, Any]:
+    return {
+        "members": list(one.members),
+        "knot": one.is_knot,
+        "held": one.held_ns,
+        "held_by_state": {how.name.lower(): ns for how, ns in one.held.items()},
+        "behind": dict(one.behind),
+        "passed_on": dict(one.passed_on),
+        "stacks": [
+            {
+                "comm": stack.comm,
+                "state": stack.how.name.lower(),
+                "frames": [name.label for name in stack.frames],
+                "held": stack.ns,
+            }
+            for stack in one.stacks
+        ],
+        "other_stacks": one.other_stacks,
+        "running_without_sample": one.no_stack,
+    }
+
+
+def is_device(one: Bottleneck) -> bool:
+    """Return True for a bottleneck that is a device."""
+    return one.members[0] in DEVICES
