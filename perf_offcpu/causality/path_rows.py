@@ -50,7 +50,7 @@ def path_rows(profile: Profile, timeline: Timeline, path: CriticalPath) -> list[
     first, of = group(comm[path.track], path.doing, label)
     ns, segments = sum_by(of, path.length_ns, len(first)), np.bincount(of, minlength=len(first))
     rows, segment = running_samples(profile, timeline, path)
-    functions, function = _functions(profile, rows)
+    functions, function = functions_of(profile, rows)
     one, each = group(of[segment], function)
     cell = of[segment][one]
     parts = shared_out(ns, cell, np.bincount(each, minlength=len(one)))
@@ -134,7 +134,7 @@ def _labels(profile: Profile, path: CriticalPath) -> tuple[list[tuple[str, str]]
     return labels, label
 
 
-def _functions(profile: Profile, rows: I64) -> tuple[list[str], I64]:
+def functions_of(profile: Profile, rows: I64) -> tuple[list[str], I64]:
     """Return names of functions, and int64[rows], the one in which each CPU sample was taken."""
     subject = profile.select(rows)
     causes = causes_of(subject, classify(subject))

@@ -24,6 +24,7 @@ from perf_offcpu.commands.shared.profile import (
     split_list,
     split_words,
 )
+from perf_offcpu.commands.shared.serial import serial_from_args
 from perf_offcpu.commands.shared.streams import columns
 from perf_offcpu.errors import UsageError
 
@@ -60,6 +61,7 @@ EXAMPLES = """examples:
   perf-offcpu report --diff old.data --per 8000,12000   the same, per request: 8000 before, 12000 now
   perf-offcpu report --critical-path --comm client   what this thread waited for, and on whom
   perf-offcpu report --bottlenecks          where the waits of all threads end, and in which functions
+  perf-offcpu report --serial --comm server  what ran while few of its threads did
   perf-offcpu report --json | jq '.threads[] | [.comm, .tid, .weight]'
 """
 
@@ -78,6 +80,7 @@ _OUTPUT = f"""
 --fold-interpreters: functions of an interpreter as one frame: [CPython] (default: yes)
 {CRITICAL_PATH.strip()}
 --bottlenecks: the three threads or devices for which most was waited in the end, and their stacks
+--serial: what ran while few threads of the program did (--comm, --pid), and the waits that one thread ends
 --limit N: rows of each table, 0 for all (default: {_THREADS}, {_STACKS} stacks; --json: all)
 --no-verdict: leave out the sentences on top that sum up the report
 --json: print a JSON document, weights as integers
@@ -132,6 +135,8 @@ def run(args: argparse.Namespace) -> int:
         return _critical_path(args)
     if args.bottlenecks:
         return _bottlenecks(args)
+    if args.serial:
+        return _serial(args)
     if args.diff is not None:
         return _compare(args)
     if args.per is not None:
@@ -181,6 +186,18 @@ def _bottlenecks(args: argparse.Namespace) -> int:
     if args.json:
         return _print_json(document(found))
     return _print_lines(render(found, _style(args)), args)
+
+
+def _serial(args: argparse.Namespace) -> int:
+    """Print how much of the time was serial and return the exit status."""
+    from perf_offcpu.report.serial import document
+    from perf_offcpu.report.serial_text import render
+
+    limits = _limits(args)
+    found = serial_from_args(args, _STACKS if limits.stacks is None else limits.stacks)
+    if args.json:
+        return _print_json(document(found))
+    return _print_lines(render(found, _style(args), limits.threads), args)
 
 
 def _compare(args: argparse.Namespace) -> int:

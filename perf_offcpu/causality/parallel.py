@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Count the threads that run at each moment, and weigh the time of each by how few others ran.
+
+    time of a thread × 1 / number of the chosen threads that ran then
+
+So a thread that runs alone weighs its time in full, and of two that run together each weighs half: what the
+others wait for weighs most. Source: GAPP (2020). The weights of all threads and the time in which none ran
+sum to the window. Begins and ends of all runs are sorted once; the rest are cumulative sums.
+
+A thread runs from its birth to its exit, but for its waits, those on a run queue included. Waits that were
+only summed, and preemptions that were not recorded, have no place in time: they count as running.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.analysis.group import sum_by
+from perf_offcpu.analysis.timeline import Timeline
+from perf_offcpu.causality.wait_table import WaitTable
+from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.structs import mutable
+
+
+@mutable
+class Parallelism:
+    """The number of running threads as a function of time; times are ns since the origin."""
+
+    begin: int  # the window
+    end: int
+    time: I64  # int64[k], where the number changes; the first is `begin`, the last is `end`
+    number: I64  # int64[k - 1], threads that run from each time to the next
+    alone: I64  # int64[k], time since `begin` in which one thread ran
+    none: I64  # int64[k], time since `begin` in which no thread ran
+    weight: I64  # int64[tracks], ns: see above
+    alone_by: I64  # int64[tracks], ns in which no other thread ran
+
+    def numbers_at(self, at: I64) -> I64:
+        """Return int64[n]: the number of running threads from these times on; 0 outside of the window."""
+        if not len(self.number):
+            return np.zeros(len(at), np.int64)
+        row = np.searchsorted(self.time, at, "right") - 1
+        inside = (row >= 0) & (row < len(self.number))
+        return np.where(inside, self.number[np.clip(row, 0, len(self.number) - 1)], 0)
+
+    def levels(self) -> I64:
+        """Return int64[most + 1]: the time in which 0, 1, 2, … threads ran; the sum is the window."""
+        most = int(self.number.max(initial=0))
+        return sum_by(self.number, np.diff(self.time), most + 1)
+
+    def sum_until(self, sums: I64, at: I64) -> I64:
+        """Return int64[n]: `alone` or `none` up to each time."""
+        return _at(self.time, sums, np.clip(at, self.begin, self.end)).astype(np.int64)
+
+
+def parallelism_of(
+    profile: Profile, timeline: Timeline, waits: WaitTable, chosen: Bool, window: tuple[int, int] | None
+) -> Parallelism:
+    """Count the running threads.
+
+    Args:
+        waits: `WaitTable(profile, timeline)`.
+        chosen: bool[tracks], the threads that count.
+        window: (begin, end) in ns since the origin; default: from the first birth to the last exit.
+    """
+    track, begin, end = _lives(profile, timeline, chosen)
+    whole = (int(begin.min(initial=np.iinfo(np.int64).max)), int(end.max(initial=0)))
+    first, last = window or (whole if len(track) else (0, 0))
+    track, begin, end = _runs(waits, track, np.clip(begin, first, last), np.clip(end, first, last))
+    edges, step = np.concatenate([begin, end]), np.repeat([1, -1], [len(begin), len(end)])
+    order = np.argsort(edges, kind="stable")
+    time, number = edges[order], np.cumsum(step[order])
+    changes = np.append(time[1:] != time[:-1], True)[: len(time)]
+    time, number = time[changes], number[changes]
+    if not len(time) or time[0] > first:
+        time, number = np.append(first, time), np.append(0, number)
+    if time[-1] < last:
+        time, number = np.append(time, last), np.append(number, 0)
+    time, number = time.astype(np.int64), number[: len(time) - 1].astype(np.int64)
+    length = np.diff(time)
+    alone, none = (_running_sum(np.where(number == some, length, 0)) for some in (1, 0))
+    shares = np.append(0, np.cumsum(length / np.maximum(number, 1).astype(np.longdouble) * (number > 0)))
+    tracks = len(waits.tracks)
+    alone_by = sum_by(track, (_at(time, alone, end) - _at(time, alone, begin)).astype(np.int64), tracks)
+    weight = np.zeros(tracks, np.longdouble)
+    np.add.at(weight, track, _at(time, shares, end) - _at(time, shares, begin))
+    rounded = _rounded(weight, int(length[number > 0].sum()))
+    return Parallelism(first, last, time, number, alone, none, rounded, alone_by)
+
+
+def _lives(profile: Profile, timeline: Timeline, chosen: Bool) -> tuple[I64, I64, I64]:
+    """Return (track, begin, end) of each life of the chosen threads, ns since the origin.
+
+    From the thread budget, which knows births and exits; else from the first to the last appearance.
+    """
+    budget, origin = profile.budget, timeline.origin_ns
+    row_of = {(track.pid, track.tid): row for row, track in enumerate(timeline.tracks)}
+    ids = zip(budget.pid.tolist(), budget.tid.tolist(), strict=True)
+    track = np.array([row_of.get(one, -1) for one in ids], np.int64)
+    known = (track >= 0) & np.append(chosen, False)[track]
+    track, begin, end = track[known], budget.begin_ns[known] - origin, budget.end_ns[known] - origin
+    placed = np.flatnonzero(timeline.placed & chosen[timeline.track])
+    size = len(timeline.tracks)
+    first, last = np.full(size, np.iinfo(np.int64).max), np.full(size, -1, np.int64)
+    np.minimum.at(first, timeline.track[placed], timeline.begin_ns[placed])
+    np.maximum.at(last, timeline.track[placed], timeline.end_ns[placed])
+    others = (last >= 0) & chosen[:size]
+    others[track] = False
+    rest = np.flatnonzero(others)
+    return np.append(track, rest), np.append(begin, first[rest]), np.append(end, last[rest])
+
+
+def _runs(waits: WaitTable, track: I64, begin: I64, end: I64) -> tuple[I64, I64, I64]:
+    """Return (track, begin, end) of the parts of spans outside of waits."""
+    of, wait = waits.overlapping(track, begin, end)
+    since = np.append(begin, np.minimum(waits.end[wait], end[of]))
+    until = np.append(np.maximum(waits.begin[wait], begin[of]), end)
+    # A run begins with its span or after a wait, and ends with the next wait or the span.
+    starts = np.argsort(np.append(np.arange(len(track)), of), kind="stable")
+    ends = np.argsort(np.append(of, np.arange(len(track))), kind="stable")
+    since, until, owner = since[starts], until[ends], np.append(np.arange(len(track)), of)[starts]
+    some = until > since
+    return track[owner[some]], since[some], until[some]
+
+
+def _running_sum(values: I64) -> I64:
+    return np.append(0, np.cumsum(values)).astype(np.int64)
+
+
+def _at(time: I64, sums: NDArray[Any], at: I64) -> NDArray[Any]:
+    """Return the cumulative sums at some times, linear between the times at which they are known."""
+    row = np.clip(np.searchsorted(time, at, "right") - 1, 0, max(len(time) - 2, 0))
+    if len(time) < 2:
+        return np.zeros(len(at), sums.dtype)
+    length, step = time[row + 1] - time[row], sums[row + 1] - sums[row]
+    found: NDArray[Any] = sums[row] + np.where(at == time[row + 1], step, (at - time[row]) * (step / length))
+    return found
+
+
+def _rounded(weight: NDArray[np.longdouble], total: int) -> I64:
+    """Return integers next to the weights that sum to `total`."""
+    whole = np.floor(weight).astype(np.int64)
+    missing = total - int(whole.sum())
+    order = np.argsort(-(weight - whole), kind="stable")
+    whole[order[: max(missing, 0)]] += 1
+    return whole

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running threads as a function of time: against counting each nanosecond, and sums to wall time."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+from builders.profile import ProfileBuilder
+from builders.waits import wait
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perf_offcpu.analysis.timeline import timeline_of
+from perf_offcpu.causality.parallel import Parallelism, parallelism_of
+from perf_offcpu.causality.wait_table import WaitTable
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Budget
+
+
+def count(profile: Profile, window: tuple[int, int] | None = None) -> Parallelism:
+    timeline = timeline_of(profile)
+    chosen = np.ones(len(timeline.tracks), np.bool_)
+    table = WaitTable(profile, timeline)
+    if window:
+        window = (window[0] - timeline.origin_ns, window[1] - timeline.origin_ns)
+    return parallelism_of(profile, timeline, table, chosen, window)
+
+
+def test_two_threads_of_which_one_waits() -> None:
+    """1 lives from 0 to 1000 and waits from 100 to 500; 2 lives from 200 to 600."""
+    builder = ProfileBuilder()
+    wait(builder, 1, 100, 500)
+    builder.sample("b", ["f"], 1, event="cpu-clock", tid=2, pid=2, time_ns=300)
+    profile = builder.build()
+    lives = {"tid": [1, 2], "pid": [1, 2], "begin_ns": [0, 200], "end_ns": [1000, 600]}
+    profile.budget = Budget.filled(2, **{name: np.array(one) for name, one in lives.items()})
+    found = count(profile)
+    assert found.levels().tolist() == [100, 800, 100]
+    assert found.alone_by.tolist() == [500, 300] and found.weight.tolist() == [550, 350]
+    assert found.numbers_at(np.array([0, 99, 100, 199, 200]) - 100).tolist() == [1, 1, 0, 0, 1]
+    part = count(profile, (50, 150))
+    assert part.levels().tolist() == [50, 50] and part.weight.tolist() == [50, 0]
+
+
+def test_nobody() -> None:
+    found = count(ProfileBuilder().sample("a", ["f"], 5, time_ns=-1).build())
+    assert found.levels().tolist() == [0] and not found.weight.any()
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 90), st.integers(1, 40)), min_size=1, max_size=25),
+    st.one_of(st.none(), st.tuples(st.integers(0, 60), st.integers(61, 140))),
+)
+def test_weights_and_idle_time_sum_to_the_window(
+    waits: list[tuple[int, int, int]], window: tuple[int, int] | None
+) -> None:
+    builder = ProfileBuilder()
+    for tid, begin, length in waits:
+        wait(builder, tid, begin, begin + length)
+    profile = builder.build()
+    found = count(profile, window)
+    timeline, levels = timeline_of(profile), found.levels()
+    assert int(levels.sum()) == found.end - found.begin
+    assert int(found.weight.sum()) == int(levels[1:].sum())
+    assert int(found.alone_by.sum()) == (int(levels[1]) if len(levels) > 1 else 0)
+    # Nanosecond by nanosecond.
+    table = WaitTable(profile, timeline)
+    weight = [Fraction(0)] * len(timeline.tracks)
+    for at in range(found.begin, found.end):
+        running = []
+        for row in range(len(timeline.tracks)):
+            mine = table.track == row
+            its = timeline.track == row
+            alive = timeline.begin_ns[its].min() <= at < timeline.end_ns[its].max()
+            if alive and not ((table.begin[mine] <= at) & (at < table.end[mine])).any():
+                running.append(row)
+        assert int(found.numbers_at(np.array([at]))[0]) == len(running)
+        for row in running:
+            weight[row] += Fraction(1, len(running))
+    assert all(abs(one - int(other)) < 1 for one, other in zip(weight, found.weight, strict=True))
