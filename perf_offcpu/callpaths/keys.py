@@ -21,8 +21,10 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.text import MISSED_STACK, UNKNOWN, id_text, printable, thread_label
 
-_INTERRUPT, _IDLE_TASK, _SUM = -1, -2, -3
-"""Wakers that are no threads, next to rows of strings."""
+_INTERRUPT, _IDLE_TASK, _SUM, _NO_OBJECT = -1, -2, -3, -4
+"""Wakers that are no threads, and missing objects, next to rows of strings."""
+NO_OBJECT = "[none]"
+"""Shown where a wait has no object: a page fault, the run queue, a system call that names none."""
 
 Label = Callable[[int], str]
 """Row of the samples → text of its value."""
@@ -46,7 +48,7 @@ def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:
     if key in simple:
         column, label = simple[key]
         return column.astype(np.int64), label
-    made = {"symbol": _leaf, "dso": _leaf_dso, "state": _state, "waker": _waker}
+    made = {"symbol": _leaf, "dso": _leaf_dso, "state": _state, "waker": _waker, "object": _object}
     return made[key](profile) if key in made else _syscall(profile, waits)
 
 
@@ -100,6 +102,16 @@ def _waker(profile: Profile) -> tuple[I64, Label]:
     column[samples.has(SampleFlag.WAKER_INTERRUPT)] = _INTERRUPT
     marks = {_INTERRUPT: INTERRUPT, _IDLE_TASK: "[idle task]", _SUM: "(sum)"}
     return column, lambda row: marks.get(int(column[row])) or thread_label(profile.strings[column[row]])
+
+
+def _object(profile: Profile) -> tuple[I64, Label]:
+    """Return the objects waited for, by name. Sums have none."""
+    samples, objects, strings = profile.samples, profile.objects, profile.strings
+    named = samples.object >= 0
+    column = np.append(objects.name, 0).astype(np.int64)[samples.object]
+    column[~named] = np.where(samples.has(SUM_FLAGS), _SUM, _NO_OBJECT)[~named]
+    marks = {_SUM: "(sum)", _NO_OBJECT: NO_OBJECT}
+    return column, lambda row: marks.get(int(column[row])) or printable(strings[column[row]]) or UNKNOWN
 
 
 def _syscall(profile: Profile, waits: Waits) -> tuple[I64, Label]:

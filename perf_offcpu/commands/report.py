@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _THREADS, _STACKS, _GROUPS = 25, 10, 25
 
-SORT_KEYS = "comm pid tid cpu event dso symbol state class syscall waker cgroup blocked".split()
+SORT_KEYS = "comm pid tid cpu event dso symbol state class syscall object waker cgroup blocked".split()
 """Named as perf's sort keys where it has them; see `callpaths.keys`."""
 _ALIASES = {"sym": "symbol", "prev_state": "state"}
 
@@ -52,6 +52,7 @@ EXAMPLES = """examples:
   perf-offcpu report --unit ns --limit 0    everything, to the nanosecond
   perf-offcpu report --comm mysqld          only threads of this name
   perf-offcpu report --sort comm,class -g none   what each program waited for
+  perf-offcpu report --sort comm,object -g none  which lock, file or connection
   perf-offcpu report --children -g none     functions, with all that they call
   perf-offcpu report --idle hide            without threads that merely wait for work
   perf-offcpu report --class disk --min-dur 10ms   long waits for the disk

@@ -31,11 +31,12 @@ Bool = NDArray[np.bool_]
 
 Domain = Literal[
     "", "strings", "comm", "evsels", "callchains", "snapshots", "spaces", "dsos", "stacks", "frames",
-    "time", "since", "task", "cpu", "cgroup", "objects",
+    "time", "since", "task", "cpu", "cgroup", "objects", "object_ids",
 ]  # fmt: skip
 """Meaning of the values of a column: rows of that field of a Recording or Profile ("comm": rows of
 strings that are names of threads), times, times since when a row holds (0: before the recording), ids of
-processes and threads, CPUs, ids of cgroups. "": something that means the same in every recording."""
+processes and threads, CPUs, ids of cgroups and of wait objects. "": something that means the same in every
+recording."""
 
 Renumber = Callable[[NDArray[Any]], NDArray[Any]]
 """Return the new values of a column."""

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.attr import AttrFlag, SampleType
+from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.columns import Renumber, tables_of
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Evsel, Meta, Recording
+from perf_offcpu.model.recording import Evsel, Meta, Recording, WaitObjects
 from perf_offcpu.model.strings import Strings
 
 Part = TypeVar("Part", Recording, Profile)
@@ -56,13 +57,15 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
     strings, evsels, chains = Strings(), dict[tuple[object, ...], tuple[int, Evsel]](), ChainTable()
     first: Counter[str] = Counter()
     done: list[Part] = []
-    for part in parts:
+    tables = [part.objects for part in parts if isinstance(part, Recording)]
+    for number, part in enumerate(parts):
         text = to_rows(strings.intern_all(part.strings))
         event = [evsels.setdefault(_key(one), (len(evsels), one))[0] for one in part.evsels]
         changes = {"strings": text, "comm": text, "evsels": to_rows(np.array(event, np.int32))}
         changes |= {name: shifted(first[name]) for name in tables_of(part)}
         if isinstance(part, Recording):
             changes["callchains"] = to_rows(chains.add(part.callchains))
+            changes["object_ids"] = _to_object_ids(tables, number)
         done.append(renumbered(part, changes))
         first.update({name: len(table) for name, table in tables_of(part).items()})
     joined: dict[str, Any] = {
@@ -78,6 +81,26 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
     else:
         joined["build_ids"] = _joined_build_ids(parts, strings)
     return type(parts[0])(**joined)
+
+
+def _to_object_ids(tables: Sequence[WaitObjects], number: int) -> Renumber:
+    """Return a function from the ids of a recording to ids of the joined table: its rows, from 1 on.
+
+    Several recordings may give one id to different objects, so each keeps its own descriptions; an id that
+    another file of its recording describes means that one. Ids without description become 0.
+    """
+    first = offsets_of(np.array([len(table) for table in tables], np.int64))
+
+    def change(ids: NDArray[Any]) -> NDArray[Any]:
+        found = np.zeros(len(ids), np.uint64)
+        for other in [number, *(at for at in range(len(tables)) if at != number)]:
+            known = tables[other].id
+            place = np.searchsorted(known, ids)
+            hit = (found == 0) & (ids != 0) & (np.append(known, np.uint64(0))[place] == ids)
+            found[hit] = place[hit] + int(first[other]) + 1
+        return found
+
+    return change
 
 
 def _key(evsel: Evsel) -> tuple[object, ...]:

@@ -62,6 +62,10 @@ class Objects(Table):
 
     kind: U16 = column("u2", "abi.wait_objects.ObjectKind")
     name: U32 = column("u4", "string: as it is shown to people; equal names are one object", domain="strings")
+    stable: U32 = column(
+        "u4", "string: name without what differs from run to run: addresses, ids", domain="strings"
+    )
+    protocol: U32 = column("u4", "string: of a socket, such as tcp", domain="strings")
     pid: I32 = column("i4", "of a futex: tgid of the process it is in", sentinel=-1, domain="task")
     address: U64 = column("u8", "of a futex; 0 none")
     peer_pid: I32 = column("i4", "tgid of the process at the other end", sentinel=-1, domain="task")

@@ -100,7 +100,9 @@ class Samples(SampleColumns):
     callchain: I32 = _row("row in callchains", domain="callchains")
     waker_callchain: I32 = _row("row in callchains: where the waker was", domain="callchains")
     snapshot: I32 = _row("row in snapshots: the user stack, to be unwound", domain="snapshots")
-    object_id: U64 = column("u8", "id of the object waited for, of a row in objects; 0 none")
+    object_id: U64 = column(
+        "u8", "id of the object waited for, of a row in objects; 0 none", domain="object_ids"
+    )
 
 
 class Maps(Table):
@@ -183,7 +185,7 @@ class PythonFrames(Table):
 class WaitObjects(Table):
     """Objects that threads waited for, sorted by id: see `abi.wait_objects`."""
 
-    id: U64 = column("u8", "as in samples; unique")
+    id: U64 = column("u8", "as in samples; unique", domain="object_ids")
     kind: U16 = column("u2", "abi.wait_objects.ObjectKind")
     pid: I32 = _task("tgid of the first sleeper; of a futex, the process it is in")
     device: U32 = column("u4", "of the file system: major * 2^20 + minor; 0 unknown")

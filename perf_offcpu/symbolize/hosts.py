@@ -7,6 +7,7 @@ Numbers of the first host stay. Those of host k = 1, 2, … become
     CPU               + the CPUs of all hosts before
     cgroup id         + k 2^48
     comm, cgroup      web1:nginx, /web1/system.slice, if there are several names of hosts
+    wait object       web1:/var/log/syslog, likewise
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import Renumber, distinct
 from perf_offcpu.model.join import join, renumbered, shifted, to_rows
 from perf_offcpu.model.mappings import kernel_map
-from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.profile import Objects, Profile
 from perf_offcpu.model.recording import Recording
+from perf_offcpu.model.strings import Strings
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
 
@@ -88,7 +90,17 @@ def _moved(profile: Profile, number: int, first_cpu: int, prefix: str) -> Profil
         used = distinct(np.concatenate([profile.samples.comm, profile.comms.comm]))
         names[used] = strings.intern_all(f"{prefix}{strings[row]}" for row in used.tolist())
         changes["comm"] = to_rows(names)
+        profile = dataclasses.replace(profile, objects=_of_host(profile.objects, strings, prefix))
     return dataclasses.replace(renumbered(profile, changes), strings=strings, cgroups=cgroups)
+
+
+def _of_host(objects: Objects, strings: Strings, prefix: str) -> Objects:
+    """Return wait objects with the name of their host before their own, because each host has its own."""
+    texts = {
+        name: strings.intern_all(f"{prefix}{strings[row]}" for row in getattr(objects, name).tolist())
+        for name in ("name", "stable")
+    }
+    return objects.with_columns(**texts)
 
 
 def _joined(profiles: Sequence[Profile], nr_cpus: int) -> Profile:

@@ -32,7 +32,7 @@ from perf_offcpu.symbolize.locations import Locations, find_locations
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.python_functions import with_python_functions
 from perf_offcpu.symbolize.user import UserNames
-from perf_offcpu.symbolize.wait_objects import named_objects, rows_of
+from perf_offcpu.symbolize.wait_objects.names import with_objects
 
 COOKIE = "(cookie)"
 """Symbol shown for the cookie of a deferred user callchain, as perf script prints it."""
@@ -60,12 +60,12 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
     parent, frame, stack = build_stack_tree(chains)
     stack_of = (np.where(pair_of >= 0, stack[pair_of], -1) if len(stack) else pair_of).astype(np.int32)
     shared = {name: getattr(samples, name) for name in SampleColumns.columns}
-    return Profile(
+    profile = Profile(
         samples=ProfileSamples(
             **shared,
             stack=stack_of[: len(samples)],
             waker_stack=stack_of[len(samples) :],
-            object=rows_of(samples.object_id, recording.objects),
+            object=np.full(len(samples), -1, np.int32),
         ),
         stacks=Stacks(parent, frame),
         frames=frames,
@@ -74,12 +74,12 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
         comms=recording.comms,
         tasks=recording.tasks,
         budget=recording.budget,
-        objects=named_objects(recording, strings),
         cgroups=recording.cgroups,
         build_ids=_build_ids(recording),
         losses={**recording.losses, **unresolved},
         meta=recording.meta,
     )
+    return with_objects(profile, recording, options)
 
 
 def locations_of(recording: Recording) -> tuple[Samples, Locations, Ragged, I32]:

@@ -11,9 +11,10 @@ import numpy as np
 
 from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.losses import LossCause, Stage
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks
+from perf_offcpu.model.profile import Frames, Objects, Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
 from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.model.strings import Strings
@@ -59,6 +60,22 @@ class ProfileBuilder:
     _rows: list[dict[str, Any]] = field(default_factory=list)
     _chains: list[list[int]] = field(default_factory=list)
     _waker_chains: list[list[int]] = field(default_factory=list)
+    _objects: list[dict[str, Any]] = field(default_factory=list)
+
+    def thing(
+        self,
+        name: str,
+        kind: ObjectKind = ObjectKind.FUTEX,
+        *,
+        protocol: str = "",
+        stable: str = "",
+        **columns: Any,
+    ) -> int:
+        """Add an object to wait for; the result is the value of the column `object` of samples."""
+        texts = {"name": name, "stable": stable or name, "protocol": protocol}
+        rows = {column: self._strings.intern(text) for column, text in texts.items()}
+        self._objects.append({"kind": int(kind)} | rows | columns)
+        return len(self._objects) - 1
 
     def sample(
         self,
@@ -116,6 +133,7 @@ class ProfileBuilder:
             ),
             stacks=Stacks(parent, frame),
             frames=self._frames(),
+            objects=self._things(),
             strings=self._strings,
             evsels=[
                 Evsel(name, Attr(sample_type=SampleType.CALLCHAIN), unit)
@@ -127,6 +145,14 @@ class ProfileBuilder:
         )
         profile.check()
         return profile
+
+    def _things(self) -> Objects:
+        given = {name for row in self._objects for name in row}
+        blank = Objects.filled(1)
+        columns = {
+            name: [row.get(name, int(getattr(blank, name)[0])) for row in self._objects] for name in given
+        }
+        return Objects.filled(len(self._objects), **columns)
 
     def _frames(self) -> Frames:
         codes = list(self._codes)

@@ -33,12 +33,30 @@ def mixed() -> Profile:
     return profile
 
 
+def of_objects() -> Profile:
+    """Two locks, one of them twice under one name; a sum, and a wait without an object."""
+    builder = ProfileBuilder()
+    lock, same, file = (builder.thing(name) for name in ("m in a", "m in a", "/tmp/\x1b[31m"))
+    for weight, (comm, thing) in enumerate((("a", lock), ("b", same), ("b", lock), ("a", file)), 1):
+        builder.sample(comm, ["main"], weight, object=thing)
+    builder.sample("a", ["main"], 16, flags=SampleFlag.AGGREGATED)
+    return builder.sample("a", ["main"], 32).build()
+
+
 def table(profile: Profile, *keys: str, limit: int | None = None) -> GroupTable:
     return group_table(profile, classify(profile), parse_keys(keys), limit)
 
 
 def weights(*keys: str) -> dict[str, int]:
     return {" ".join(row.values): row.total.weight for row in table(mixed(), *keys).rows}
+
+
+def test_objects_are_one_by_name() -> None:
+    rows = {row.values: row.total.weight for row in table(of_objects(), "object").rows}
+    assert rows == {("[none]",): 32, ("(sum)",): 16, ("m in a",): 6, ("/tmp/\\x1b[31m",): 4}
+    by_comm = {row.values: row.total.weight for row in table(of_objects(), "comm,object").rows}
+    assert by_comm["b", "m in a"] == 5
+    assert sum(by_comm.values()) == 58
 
 
 @pytest.mark.parametrize(

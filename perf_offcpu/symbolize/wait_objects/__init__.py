@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Name the objects that threads waited for."""

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Name wait objects as people know them: tcp 10.0.0.7:5432, pipe to xz (1234), a path.
+
+An object has two names: one for people, and one that another run of the same program gives it, too, without
+addresses and ids of processes. Equal names are one object; where two objects would have the same name and
+are not the same, a mark tells them apart: the process of a lock, the inode of a file whose path is unknown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.model.profile import Objects, Profile
+from perf_offcpu.model.recording import Recording
+from perf_offcpu.structs import frozen
+from perf_offcpu.symbolize.options import SymbolizeOptions
+from perf_offcpu.symbolize.wait_objects.futexes import FutexName, futex_names
+from perf_offcpu.symbolize.wait_objects.other_ends import OtherEnds, direction, plain
+from perf_offcpu.symbolize.wait_objects.rows import (
+    ObjectRow,
+    User,
+    entries_of,
+    is_in,
+    object_rows,
+    rows_of,
+    users_of,
+)
+
+SLEEP = "sleep"
+"""Name of what a thread waits for in nanosleep() and clock_nanosleep()."""
+_SLEEPS = "nanosleep clock_nanosleep clock_nanosleep_time64"
+_EPHEMERAL = 32768
+"""First port that Linux gives to clients by itself (net.ipv4.ip_local_port_range)."""
+_PORT = re.compile(r"(.*):(\d{1,5})")
+
+
+@frozen
+class _Named:
+    """The names of one object."""
+
+    text: str
+    stable: str
+    mark: str = ""  # tells it from others of the same text
+
+
+def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptions) -> Profile:
+    """Return the profile of a recording with named objects, and the object of each sample."""
+    row = rows_of(recording.samples.object_id, recording.objects)
+    asleep = (row < 0) & is_in(recording, _SLEEPS) & profile.is_offcpu()
+    if not (row >= 0).any() and not asleep.any():
+        return profile
+    rows, pids, of = entries_of(recording, row)
+    known, users = object_rows(recording, np.unique(rows).tolist()), users_of(recording, row)
+    futexes = {number: one for number, one in known.items() if one.kind == ObjectKind.FUTEX}
+    namer = _Namer(
+        known,
+        users,
+        OtherEnds(recording, known, users),
+        futex_names(profile, recording, futexes, row, options),
+    )
+    named = [namer.name(*entry) for entry in zip(rows.tolist(), pids.tolist(), strict=True)]
+    named.append(_Named(SLEEP, SLEEP))
+    strings, table = profile.strings, recording.objects
+    at = np.append(rows, -1)
+    objects = Objects.filled(
+        len(named),
+        kind=np.append(table.kind, np.uint16(ObjectKind.UNKNOWN))[at],
+        name=strings.intern_all(_apart(named)),
+        stable=strings.intern_all(one.stable for one in named),
+        protocol=np.append(table.protocol, np.uint32(0))[at],
+        pid=np.append(table.pid, np.int32(-1))[at],
+        address=np.append(table.address, np.uint64(0))[at],
+        peer_pid=np.append(table.peer_pid, np.int32(-1))[at],
+    )
+    of = np.where(asleep, len(rows), of)
+    used = asleep.any() or len(named) - 1
+    samples = profile.samples.with_columns(object=of.astype(np.int32))
+    return dataclasses.replace(profile, samples=samples, objects=objects if used else objects.take([]))
+
+
+def _apart(named: Sequence[_Named]) -> list[str]:
+    """Return the texts, with marks where different objects have the same."""
+    marks: dict[str, set[str]] = {}
+    for one in named:
+        marks.setdefault(one.text, set()).add(one.mark)
+    return [f"{one.text} {one.mark}" if len(marks[one.text]) > 1 and one.mark else one.text for one in named]
+
+
+class _Namer:
+    def __init__(
+        self,
+        rows: Mapping[int, ObjectRow],
+        users: Mapping[int, Sequence[User]],
+        ends: OtherEnds,
+        futexes: Mapping[int, FutexName],
+    ) -> None:
+        self._rows, self._users, self._ends, self._futexes = rows, users, ends, futexes
+
+    def name(self, row: int, pid: int) -> _Named:
+        """Return the names of an object; of a pipe, to one process."""
+        one = self._rows[row]
+        if one.kind == ObjectKind.FUTEX:
+            name = self._futexes[row]
+            return _Named(name.text, name.stable, "" if name.is_shared else f"({one.pid})")
+        if one.kind == ObjectKind.PIPE:
+            return self._pipe(row, pid)
+        if one.kind == ObjectKind.SOCKET:
+            return self._socket(row)
+        return _numbered(one) or _file(one)
+
+    def _pipe(self, row: int, pid: int) -> _Named:
+        one, other = self._rows[row], self._ends.of_pipe(row, pid)
+        mine = next((user for user in self._users.get(row, ()) if user.pid == pid), None)
+        what = f"fifo {one.name}" if one.name.startswith("/") else "pipe"
+        if other is None:
+            text = what if what != "pipe" else f"pipe inode {one.inode}"
+            return _Named(text, what)
+        where = f"{what} {direction(mine)}"
+        return _Named(f"{where} {other.text()}", f"{where} {other.comm or 'a process'}")
+
+    def _socket(self, row: int) -> _Named:
+        one, other = self._rows[row], self._ends.of_socket(row)
+        local, remote = plain(one.local), plain(one.remote)
+        protocol = one.protocol or "socket"
+        end, stable_end = (f" ({other.comm} {other.pid})", f" ({other.comm})") if other else ("", "")
+        if protocol == "unix":
+            path = remote or local
+            text = f"unix {path}" if path else "unix socket"
+            apart = "" if path or other else f" inode {one.inode}"
+            return _Named(f"{text}{apart}{end}", f"{text}{stable_end}")
+        if remote:
+            return _Named(f"{protocol} {remote}{end}", f"{protocol} {_lasting(local, remote)}{stable_end}")
+        listens = protocol in ("tcp", "mptcp", "sctp") and local
+        text = f"{protocol}{' listen' if listens else ''} {local}".rstrip()
+        return _Named(text if local else f"{text} inode {one.inode}", text)
+
+
+def _lasting(local: str, remote: str) -> str:
+    """Return the remote address as the next run has it: clients have other ports then."""
+    ends = _PORT.fullmatch(local), _PORT.fullmatch(remote)
+    if ends[0] and ends[1] and int(ends[0][2]) < _EPHEMERAL <= int(ends[1][2]):
+        return f"{ends[1][1]} at :{ends[0][2]}"
+    return remote
+
+
+def _numbered(one: ObjectRow) -> _Named | None:
+    """Return the names of what a number tells; None for others."""
+    if one.kind == ObjectKind.PROCESS:
+        return _Named("any child", "any child") if one.number < 0 else _Named(f"child {one.number}", "child")
+    if one.kind == ObjectKind.DESCRIPTORS:
+        text = f"{one.number} descriptor{'' if one.number == 1 else 's'}"
+        return _Named(text, text)
+    for kind, words in (
+        (ObjectKind.SEMAPHORES, "System V semaphores"),
+        (ObjectKind.MESSAGES, "System V queue"),
+    ):
+        if one.kind == kind:
+            return _Named(f"{words} {one.number}", words)
+    return None
+
+
+def _file(one: ObjectRow) -> _Named:
+    if not one.name:
+        where = f"inode {one.inode} on {one.device >> 20}:{one.device & 0xFFFFF}"
+        return _Named(where if one.inode else "unknown", "file" if one.inode else "unknown")
+    whole = one.name.startswith(("/", "[")) or not one.inode
+    return _Named(one.name, one.name, "" if whole else f"(inode {one.inode})")

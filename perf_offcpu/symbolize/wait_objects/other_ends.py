@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the process at the other end of a pipe or socket.
+
+Two ends of one connection name each other: the addresses of TCP and UDP sockets are exchanged, a Unix socket
+has the inode of its peer, and a pipe is one inode for both. Where both processes waited, the samples say who
+they are. Else the recorder's word counts, if it had looked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.decode.tasks.lookup import rows_at
+from perf_offcpu.model.recording import Recording
+from perf_offcpu.symbolize.wait_objects.rows import ObjectRow, User
+
+_MAPPED = "[::ffff:"
+
+
+class Process(NamedTuple):
+    """A process at the other end."""
+
+    pid: int
+    comm: str
+
+    def text(self) -> str:
+        """Return `xz (1234)`."""
+        return f"{self.comm} ({self.pid})" if self.comm else f"process {self.pid}"
+
+
+class OtherEnds:
+    """Finds other ends among the objects of one recording.
+
+    Args:
+        rows: objects by row.
+        users: processes that waited for each.
+    """
+
+    def __init__(
+        self, recording: Recording, rows: Mapping[int, ObjectRow], users: Mapping[int, Sequence[User]]
+    ) -> None:
+        self._comms, self._strings = recording.comms, recording.strings
+        self._rows, self._users = rows, users
+        self._by_ends: dict[tuple[str, str, str], list[int]] = {}
+        self._by_inode: dict[int, list[int]] = {}
+        self._by_peer: dict[int, list[int]] = {}
+        for row, one in rows.items():
+            if one.kind != ObjectKind.SOCKET:
+                continue
+            if one.local and one.remote:
+                ends = one.protocol, plain(one.local), plain(one.remote)
+                self._by_ends.setdefault(ends, []).append(row)
+            for inode, index in ((one.inode, self._by_inode), (one.peer_inode, self._by_peer)):
+                if inode:
+                    index.setdefault(inode, []).append(row)
+
+    def of_socket(self, row: int) -> Process | None:
+        """Return the process at the other end of a socket; None if unknown."""
+        one = self._rows[row]
+        if one.protocol == "unix":
+            others = [*self._by_inode.get(one.peer_inode, ()), *self._by_peer.get(one.inode, ())]
+        elif one.local and one.remote:
+            others = self._by_ends.get((one.protocol, plain(one.remote), plain(one.local)), [])
+        else:
+            others = []
+        users = [user for other in others if other != row for user in self._users.get(other, ())]
+        if users:
+            return self._process(max(users, key=lambda user: (user.waits, -user.pid)).pid)
+        return self._recorded(one)
+
+    def of_pipe(self, row: int, pid: int) -> Process | None:
+        """Return the process at the other end of a pipe, seen from one process; None if unknown."""
+        one, users = self._rows[row], self._users.get(row, ())
+        mine = next((user for user in users if user.pid == pid), User(pid, 0, 0, 0))
+        others = [user for user in users if user.pid != pid and not _same_end(mine, user)]
+        if others:
+            return self._process(others[0].pid)
+        if pid == one.peer_pid and one.pid > 0:
+            return self._process(one.pid)
+        return self._recorded(one) if one.peer_pid != pid else None
+
+    def _recorded(self, one: ObjectRow) -> Process | None:
+        return Process(one.peer_pid, one.peer_comm or self._comm(one.peer_pid)) if one.peer_pid > 0 else None
+
+    def _process(self, pid: int) -> Process:
+        return Process(pid, self._comm(pid))
+
+    def _comm(self, pid: int) -> str:
+        """Return the last known name of a process's main thread."""
+        comms = self._comms
+        row = int(rows_at(comms.tid, comms.begin_ns, np.array([pid], np.int32), np.array([-1]))[0])
+        return self._strings[int(comms.comm[row])] if row >= 0 else ""
+
+
+def direction(user: User | None) -> str:
+    """Return the word for the other end of a pipe: from where only read was waited in, to, or with."""
+    if user is None or bool(user.reads) == bool(user.writes):
+        return "with"
+    return "from" if user.reads else "to"
+
+
+def plain(address: str) -> str:
+    """Return an address, an IPv4 address in the form of IPv6 as IPv4: `[::ffff:10.0.0.7]:80`."""
+    if not address.startswith(_MAPPED) or "." not in address:
+        return address
+    host, _, port = address.removeprefix(_MAPPED).partition("]")
+    return host + port
+
+
+def _same_end(one: User, other: User) -> bool:
+    words = {direction(one), direction(other)}
+    return len(words) == 1 and "with" not in words

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wait objects of a recording as rows of texts and numbers, and who waited for them how."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from perf_offcpu.abi.syscalls import syscall_names
+from perf_offcpu.abi.wait_objects import TEXTS, ObjectKind
+from perf_offcpu.model.columns import I32, I64, U64, Bool
+from perf_offcpu.model.recording import Recording, WaitObjects
+
+_READS = "read readv pread64 preadv preadv2 recvfrom recvmsg recvmmsg accept accept4"
+_WRITES = "write writev pwrite64 pwritev pwritev2 sendto sendmsg sendmmsg connect"
+
+
+class ObjectRow(NamedTuple):
+    """An object, as the recording describes it."""
+
+    kind: int
+    pid: int
+    device: int
+    inode: int
+    number: int
+    address: int
+    peer_inode: int
+    peer_pid: int
+    protocol: str
+    local: str
+    remote: str
+    name: str
+    place: str
+    peer_comm: str
+
+
+class User(NamedTuple):
+    """A process that waited for an object."""
+
+    pid: int
+    waits: int
+    reads: int  # waits in system calls that read
+    writes: int
+
+
+def object_rows(recording: Recording, rows: list[int]) -> dict[int, ObjectRow]:
+    """Return row in the recording's objects → the object, for some rows."""
+    table, strings = recording.objects.take(rows), recording.strings
+    columns = [getattr(table, name).tolist() for name in ObjectRow._fields]
+    for at, name in enumerate(ObjectRow._fields):
+        if name in TEXTS:
+            columns[at] = [strings[text] for text in columns[at]]
+    return {row: ObjectRow(*values) for row, values in zip(rows, zip(*columns, strict=True), strict=True)}
+
+
+def rows_of(ids: U64, objects: WaitObjects) -> I32:
+    """Return int32[n]: the row of each id in the table; -1 where it is 0 or unknown."""
+    place = np.searchsorted(objects.id, ids)
+    found = np.append(objects.id, np.uint64(0))[place] == ids
+    return np.where(found & (ids != 0), place, -1).astype(np.int32)
+
+
+def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
+    """Return row in objects → the processes that waited for it, most waits first.
+
+    Args:
+        row: int32[samples], the object of each sample; -1 for none.
+    """
+    samples = recording.samples
+    at = np.flatnonzero(row >= 0)
+    key = row[at].astype(np.int64) << 32 | (samples.pid[at].astype(np.int64) + 1)
+    distinct, of = np.unique(key, return_inverse=True)
+    reads, writes = (is_in(recording, names)[at] for names in (_READS, _WRITES))
+    counts = [_counts(of, part, len(distinct)) for part in (np.ones(len(at), np.bool_), reads, writes)]
+    found: dict[int, list[User]] = {}
+    for one, *numbers in zip(distinct.tolist(), *counts, strict=True):
+        found.setdefault(one >> 32, []).append(User((one & 0xFFFFFFFF) - 1, *numbers))
+    return {row: sorted(users, key=lambda user: (-user.waits, user.pid)) for row, users in found.items()}
+
+
+def is_in(recording: Recording, names: str) -> Bool:
+    """Return bool[samples]: the wait is in one of these system calls."""
+    known = syscall_names(recording.meta.arch)
+    numbers = [number for number, name in known.items() if name in names.split()]
+    return np.isin(recording.samples.syscall, np.array(numbers, np.int32))
+
+
+def entries_of(recording: Recording, row: I32) -> tuple[I64, I64, I64]:
+    """Split objects that several processes have at different ends.
+
+    Both ends of a pipe are one object to the kernel; to each process it is another one, named after the
+    process at the other end.
+
+    Returns:
+        (row, pid, of): int64[entries], the object and, of pipes, the process, else -1; int64[samples], the
+        entry of each sample, -1 for none.
+    """
+    kinds = np.append(recording.objects.kind, np.uint16(ObjectKind.UNKNOWN))
+    at = np.flatnonzero(row >= 0)
+    pid = np.where(kinds[row[at]] == ObjectKind.PIPE, recording.samples.pid[at].astype(np.int64), -1)
+    distinct, inverse = np.unique(row[at].astype(np.int64) << 32 | (pid + 1), return_inverse=True)
+    of = np.full(len(row), -1, np.int64)
+    of[at] = inverse
+    return distinct >> 32, (distinct & 0xFFFFFFFF) - 1, of
+
+
+def _counts(of: I64, chosen: Bool, groups: int) -> list[int]:
+    counts: list[int] = np.bincount(of[chosen], minlength=groups).tolist()
+    return counts

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of wait objects, and of waits for them, as a recorder writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from builders.recording import BASE, S, event, raw_wait, sample
+
+from perf_offcpu.abi import counters, offcpu
+from perf_offcpu.abi.wait_objects import MAGIC, OBJECT, OBJECTS, TEXTS, VERSION, ObjectKind
+
+COUNTERS = event(counters.EVENT_NAME, (9,), BASE | S.RAW, config=10)
+WAITS = event("offcpu-time", (3,), BASE | S.RAW)
+
+READ, WRITE, POLL, NANOSLEEP, RECVFROM, SENDTO, WAIT4, FUTEX = 0, 1, 7, 35, 45, 44, 61, 202
+"""System calls of x86-64."""
+
+
+def described(*objects: dict[str, Any]) -> bytes:
+    """A sample that describes objects: dicts with `id`, `kind` and other fields and texts."""
+    blank = {field.name: 0 for field in OBJECT.fields}
+    texts = b"".join(one.get(name, "").encode() + b"\0" for one in objects for name in TEXTS)
+    rows = [blank | {key: value for key, value in one.items() if key not in TEXTS} for one in objects]
+    values = {"magic": MAGIC, "version": VERSION, "nr": len(rows), "size": len(texts), "reserved": 0}
+    payload = OBJECTS.pack(values | {"objects": rows, "text": texts})
+    return sample(COUNTERS, time=1, raw=payload + bytes(-len(payload) % 8 + 4))
+
+
+def thing(id_: int, kind: ObjectKind, **fields: Any) -> dict[str, Any]:
+    """The description of one object."""
+    return {"id": id_, "kind": int(kind), **fields}
+
+
+def wait(
+    object_id: int, *, time: int, pid: int, tid: int, ns: int = 10, chain: tuple[int, ...] = (), **more: int
+) -> bytes:
+    """A wait for an object; `more` are fields of the extension."""
+    values = {"kind": int(offcpu.Kind.WAIT), "object_id": object_id, "syscall": FUTEX, "state": 1}
+    values |= {"switch_out_ns": time - ns} | more
+    raw = raw_wait(pid, tid, ns, list(chain))[:-4]
+    raw += offcpu.EXTENSION.pack(offcpu.BLANK_EXTENSION | values) + bytes(4)
+    return sample(WAITS, time=time, raw=raw)
