@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choices of how paths are shown, and units of time. Imports nothing: command lines need it, too."""
+"""Choices of how paths are shown, and units of time. Imports little: command lines need it, too."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from perf_offcpu.structs import frozen
+
+if TYPE_CHECKING:
+    from perf_offcpu.callpaths.chains import WakerChains
 
 UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 """Nanoseconds in each unit of time."""
@@ -25,3 +30,5 @@ class PathOptions:
     """Show the task state after the innermost frame: `[interruptible sleep]`. Default: no."""
     waker_stack: bool = False
     """Show the stack of the waker, upside down after the sleeper's. Default: no."""
+    chains: WakerChains | None = None
+    """Show these chains of wakers instead, of the samples of the profile. Default: none."""

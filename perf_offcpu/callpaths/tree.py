@@ -15,6 +15,8 @@ Below that may come the task state, as a node like a frame, and the waker, as in
 upside down, so that its leaf meets the sleeper's, and its name.
 
     comm ─ main ─ read ─ -- ─ try_to_wake_up_[w] ─ write_[w] ─ main_[w] ─ waker_[w]
+
+After it may come the waker of the waker in the same form, and so on (`callpaths.chains`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from numpy.typing import NDArray
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.binary.gather import offsets_of
-from perf_offcpu.callpaths.names import WAKER_DELIMITER, Name, NameKind, name_frames, waker_name, wakers_of
+from perf_offcpu.callpaths.chains import wakers_once
+from perf_offcpu.callpaths.names import WAKER_DELIMITER, Name, NameKind, name_frames, waker_name
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool
@@ -87,7 +90,7 @@ def build_paths(
     """Build the tree of all samples of a profile.
 
     Args:
-        options: choose roots (pid, tid), names (kernel, addrs) and leaves (state, waker_stack).
+        options: choose roots (pid, tid), names (kernel, addrs) and leaves (state, waker_stack, chains).
         rooted: without, threads share one tree, and its roots are the outermost frames and marks.
         merged: without, every address of a function is a name of its own.
     """
@@ -98,9 +101,8 @@ def build_paths(
     roots: list[NDArray[np.integer]] = [samples.comm, *pid, *([samples.tid] if options.tid else [])]
     roots = roots if rooted else []
     columns: list[NDArray[np.integer]] = [*roots, top, below, state]
-    if options.waker_stack:
-        waker_names, waker = wakers_of(profile, options)
-        columns += [waker, samples.waker_stack]
+    chains = options.chains or wakers_once(profile, options, known=options.waker_stack)
+    columns.append(chains.of)
     first, of = group(*columns, samples.stack)
     builder = _Builder(profile, options, merged)
     base = builder.add_roots([column[first] for column in roots], len(first))
@@ -110,11 +112,10 @@ def build_paths(
     if options.state:
         codes = (state[first] + 1).astype(np.uint8)
         leaf = builder.add_leaves(leaf, codes, ("", *(f"[{one.words}]" for one in STATES)))
-    if options.waker_stack:
-        known = waker[first]
+    for name, stack in chains.hops:
+        known = name[first]
         leaf = builder.add_leaves(leaf, np.minimum(known, 1), ("", WAKER_DELIMITER))
-        stack = np.where(known > 0, samples.waker_stack[first].astype(np.int64), -1)
-        leaf = builder.add_names(builder.add_inverted(leaf, stack), known, waker_names)
+        leaf = builder.add_names(builder.add_inverted(leaf, stack[first]), known, chains.names)
     return builder.tree(leaf[of])
 
 

@@ -72,6 +72,14 @@ class WaitTable:
         last = np.searchsorted(self._by_begin, track * self._size + place)
         return ranges(first, np.maximum(first, last))
 
+    def last_before(self, track: I64, at: I64) -> I64:
+        """Return int64[n]: the last wait of each thread that had ended at a time; -1 none."""
+        key = track * self._size + np.searchsorted(self._ends, at, "right")
+        wait = np.searchsorted(self._by_end, key) - 1
+        same = wait >= 0
+        same[same] = self.track[wait[same]] == track[same]
+        return np.where(same, wait, -1)
+
 
 def ranges(first: I64, last: I64) -> tuple[I64, I64]:
     """Return (of, at): the numbers first[i] … last[i] - 1 of all i after each other, and the i of each."""

@@ -22,7 +22,9 @@ from perf_offcpu.commands.shared.profile import (
     add_profile_arguments,
     inputs,
     profile_from_args,
+    selection_from_args,
     split_list,
+    whole_profile_from_args,
 )
 from perf_offcpu.convert.options import MIN_SHARE, Options
 from perf_offcpu.convert.registry import FORMATS, Format
@@ -46,7 +48,7 @@ EXAMPLES = """examples:
   perf-offcpu convert --flamegraph --all-events          waiting and running in one graph
   perf-offcpu convert --flamegraph -i web1.data -i web2.data -o web.html   several hosts, or runs, as one
   perf-offcpu convert --flamegraph --diff old.data       what grew and what shrank since then
-  perf-offcpu convert --flamegraph --waker-stack         who wakes whom, and from where
+  perf-offcpu convert --flamegraph --wakers              who wakes whom, and from where, in chains
   perf-offcpu convert --callgraph --svg                  a picture of who calls whom
   perf-offcpu convert --callgraph text --wakers -o -     who woke whom, knots and the critical chain
   perf-offcpu convert --callgraph --cascade --svg        who holds up whom, and where it ends
@@ -62,7 +64,8 @@ _OUTPUT = f"""
 --title TITLE: title of the picture
 --all-events: off-CPU and on-CPU time together: a CPU sample weighs its sampling interval
 --diff OLD: compare with an older recording: folded, flamegraph, callgraph
---wakers: callgraph: wake-ups between threads
+--wakers: callgraph: wake-ups between threads; folded, flamegraph: append the waker of each wait, with its
+  stack, the one that woke the waker before, and so on
 --cascade: callgraph: who waited for whom in the end; each wait weighs with those that it held up
 --per-thread: with --wakers, --cascade: each thread by itself; default: threads of one name are one
 --waker-stack: folded, flamegraph: append the waker's stack, root last, to each stack
@@ -118,6 +121,8 @@ def run(args: argparse.Namespace) -> int:
         return convert(args, lambda: _critical_path(args))
     if args.cascade:
         return _cascade(args)
+    if args.wakers and args.format != "callgraph":
+        return _chains(args)
     return convert(args, lambda: profile_from_args(args))
 
 
@@ -133,7 +138,36 @@ def _cascade(args: argparse.Namespace) -> int:
         made.append(cascade)
         return profile
 
-    return convert(args, load, lambda options: replace(options, cascade=made[0]))
+    return convert(args, load, lambda profile, options: (profile, replace(options, cascade=made[0])))
+
+
+def _chains(args: argparse.Namespace) -> int:
+    """Write the selected waits with chains of wakers, which pass through all threads."""
+    import numpy as np
+
+    from perf_offcpu.analysis.select import event_rows, selected_rows
+
+    if args.diff is not None or args.all_events:
+        raise UsageError("--wakers is about the waits of one recording: no --diff, --all-events")
+    selected: list[Any] = []
+
+    def load() -> Profile:
+        whole = whole_profile_from_args(args)
+        waits = whole.is_offcpu() & np.isin(whole.samples.evsel, event_rows(whole, split_list(args.event)))
+        selected.append(selected_rows(whole, selection_from_args(args))[waits])
+        return whole.select(waits)
+
+    def complete(profile: Profile, options: Options) -> tuple[Profile, Options]:
+        from perf_offcpu.callpaths.chains import waker_chains
+
+        chains = waker_chains(profile, options)
+        if len(profile.samples) and not any(name.any() for name, _ in chains.hops):
+            raise UsageError(
+                "--wakers: none was recorded (perf-offcpu record does unless --no-wakers is given)"
+            )
+        return profile.select(selected[0]), replace(options, chains=chains.take(selected[0]))
+
+    return convert(args, load, complete)
 
 
 def _critical_path(args: argparse.Namespace) -> Profile:
@@ -151,12 +185,12 @@ def _critical_path(args: argparse.Namespace) -> Profile:
 def convert(
     args: argparse.Namespace,
     load: Callable[[], Profile],
-    complete: Callable[[Options], Options] = lambda options: options,
+    complete: Callable[[Profile, Options], tuple[Profile, Options]] | None = None,
 ) -> int:
     """Write the Profile that `load` returns and return the exit status.
 
     Args:
-        complete: adds to the options what is known once the profile is loaded.
+        complete: changes the profile and the options once the profile is loaded.
     """
     format_, options = FORMATS[args.format], _options(args)
     format_.accept(options)
@@ -166,6 +200,8 @@ def convert(
     output = args.output or first + format_.suffix_for(options)
     check_distinct(inputs(args), output)
     profile = _chosen(args, load)
+    if complete is not None:
+        profile, options = complete(profile, options)
     if not len(profile.samples):
         print("perf-offcpu convert: no sample was selected; the output is empty", file=sys.stderr)
     if options.waker_stack and len(profile.samples) and not (profile.samples.waker_stack >= 0).any():
@@ -173,7 +209,6 @@ def convert(
     if args.diff is not None:
         old = argparse.Namespace(**vars(args) | {"input": [args.diff]})
         options = replace(options, diff=_chosen(old, lambda: profile_from_args(old)))
-    options = complete(options)
     with open_output(output, binary=format_.binary) as out, busy(f"writing {format_.name}"):
         format_.write(profile, out, options)
     _print_result(args, format_, output)

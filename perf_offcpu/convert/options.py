@@ -22,7 +22,7 @@ class Options(PathOptions):
 
     unit: str = ""  # unit of time of the weights, a key of UNITS; "" as counted (ns for time)
     form: str = ""  # one of the forms that the format has, see `Format.forms`; "" is the first
-    wakers: bool = False  # show wake-ups between threads instead of calls between functions
+    wakers: bool = False  # callgraph: wake-ups between threads instead of calls between functions
     per_thread: bool = False  # with wakers: each thread by itself, not those of one comm as one
     cascade: Cascade | None = None  # show waits with those that they hold up, instead of calls
     svg: bool = False  # let graphviz draw it

@@ -64,8 +64,8 @@ class Format:
 _FRAMES = frozenset({"addrs", "kernel", "state"})
 _NO_STATE = _FRAMES - {"state"}
 _TITLED = _FRAMES | {"title"}
-_FOLDED = _FRAMES | {"pid", "tid", "unit", "diff", "waker_stack"}
-_PICTURE = frozenset({"pid", "tid", "addrs", "state", "title", "diff", "waker_stack"})
+_FOLDED = _FRAMES | {"pid", "tid", "unit", "diff", "waker_stack", "wakers", "chains"}
+_PICTURE = frozenset({"pid", "tid", "addrs", "state", "title", "diff", "waker_stack", "wakers", "chains"})
 _V8_STRING = 2**29 - 24
 """The longest string of Chromium's JavaScript, and so the largest JSON text that a page can parse."""
 
