@@ -73,6 +73,20 @@ def timeline_of(profile: Profile) -> Timeline:
     return Timeline(*_tracks(profile), waits, moments, begin_ns, end_ns, origin)
 
 
+def with_origin(timeline: Timeline, origin_ns: int) -> Timeline:
+    """Return the timeline with times since a moment that is not after its origin."""
+    later = np.where(timeline.placed, timeline.origin_ns - origin_ns, 0)
+    return Timeline(
+        timeline.tracks,
+        timeline.track,
+        timeline.waits,
+        timeline.moments,
+        timeline.begin_ns + later,
+        timeline.end_ns + later,
+        origin_ns,
+    )
+
+
 def comm_of(profile: Profile, tid: int) -> str:
     """Return the last known name of a thread; printable."""
     if tid == 0:

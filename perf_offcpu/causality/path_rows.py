@@ -46,7 +46,7 @@ class HopRow:
 def path_rows(profile: Profile, timeline: Timeline, path: CriticalPath) -> list[PathRow]:
     """Return the rows of a path, the longest first; their times sum to the window."""
     names, comm = path.comms()
-    labels, label = _labels(profile, path)
+    labels, label = labels_of_waits(profile, path)
     first, of = group(comm[path.track], path.doing, label)
     ns, segments = sum_by(of, path.length_ns, len(first)), np.bincount(of, minlength=len(first))
     rows, segment = running_samples(profile, timeline, path)
@@ -119,7 +119,7 @@ def rivals(profile: Profile, timeline: Timeline, path: CriticalPath) -> dict[str
     return dict(sorted(zip(names, number, strict=True), key=lambda one: (-one[1], one[0])))
 
 
-def _labels(profile: Profile, path: CriticalPath) -> tuple[list[tuple[str, str]], I64]:
+def labels_of_waits(profile: Profile, path: CriticalPath) -> tuple[list[tuple[str, str]], I64]:
     """Return the distinct (class, function) of waits, and int64[segments], which of them; first: no wait."""
     waiting = path.doing == Doing.WAITING
     rows = distinct(path.wait[waiting])

@@ -118,7 +118,7 @@ def _form_of(format_: Format) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
     if args.critical_path:
-        return convert(args, lambda: _critical_path(args))
+        return _critical_path(args)
     if args.cascade:
         return _cascade(args)
     if args.wakers and args.format != "callgraph":
@@ -170,16 +170,25 @@ def _chains(args: argparse.Namespace) -> int:
     return convert(args, load, complete)
 
 
-def _critical_path(args: argparse.Namespace) -> Profile:
-    from perf_offcpu.causality.path_stacks import path_profile
-
+def _critical_path(args: argparse.Namespace) -> int:
+    """Write a critical path: as stacks, or next to all threads where the format has a time axis."""
     if args.diff is not None or args.all_events or args.waker_stack or args.wakers:
         raise UsageError("--critical-path shows one thread: no --diff, --all-events, --waker-stack, --wakers")
-    if FORMATS[args.format].needs_times:
-        raise UsageError(
-            f"--critical-path has no form with times for --{args.format}; --folded, --flamegraph"
-        )
-    return path_profile(*critical_path_from_args(args))
+    made: list[Any] = []
+
+    def load() -> Profile:
+        from perf_offcpu.causality.path_stacks import path_profile
+        from perf_offcpu.causality.path_track import path_track
+
+        profile, timeline, path = critical_path_from_args(args)
+        if not FORMATS[args.format].needs_times:
+            return path_profile(profile, timeline, path)
+        made.append(path_track(profile, path))
+        return profile
+
+    if not FORMATS[args.format].needs_times:
+        return convert(args, load)
+    return convert(args, load, lambda profile, options: (profile, replace(options, path=made[0])))
 
 
 def convert(

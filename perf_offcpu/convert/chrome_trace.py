@@ -10,6 +10,8 @@ chrome://tracing, which warns of each.
 Sums of short waits and samples without a time have a weight but no place: they stand in a process of their
 own, one after the other. So the durations of all slices of category "offcpu" add up to the profile.
 
+A critical path (`options.path`) is a process of its own with one track, its slices side by side.
+
 `ts` and `dur` are microseconds with three decimals, since the first wait's begin: readers multiply by 1000 in
 doubles, which is exact that way. Readers also add the two, and two ends at one moment could then come in the
 wrong order: so "run queue" ends a tenth of a nanosecond before its wait, and there is a microsecond between
@@ -27,11 +29,12 @@ from typing import TextIO
 
 import numpy as np
 
-from perf_offcpu.analysis.timeline import process_names, timeline_of
+from perf_offcpu.analysis.timeline import process_names, timeline_of, with_origin
 from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import wakeups_of
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.callpaths.weights import title_of, unit_of
+from perf_offcpu.causality.path_track import PathTrack
 from perf_offcpu.convert.encode import text_columns
 from perf_offcpu.convert.encode.text_columns import blocks, joined, microseconds, picked
 from perf_offcpu.convert.options import Options
@@ -42,6 +45,8 @@ from perf_offcpu.text import printable
 
 SUMS_PID = 2**22 + 1
 """The process of samples without a place; no real process can have this number (PID_MAX_LIMIT)."""
+PATH_PID = 2**22
+"""The process of a critical path; no real process can have this number either."""
 SUMS_NAME = "no time: sums of short waits"
 _BETWEEN_SUMS_NS = 1_000
 
@@ -71,7 +76,11 @@ class _Writer:
 
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.samples = profile, profile.samples
+        self.path = options.path
         self.timeline = timeline_of(profile)
+        if self.path is not None:
+            origin = min(self.timeline.origin_ns, int(self.path.begin_ns[0]))
+            self.timeline = with_origin(self.timeline, origin)
         self.track = self.timeline.track
         self.wakeups = wakeups_of(profile, self.timeline)
         self.details = details_of(profile, self.wakeups)
@@ -106,6 +115,10 @@ class _Writer:
         for rows in blocks(self.timeline.moments):
             yield self._moments(rows)
         yield from self._sums(~self.timeline.placed)
+        if self.path is not None:
+            yield [_named("process_name", PATH_PID, PATH_PID, self.path.title)]
+            for rows in blocks(np.ones(len(self.path.name), np.bool_)):
+                yield self._segments(self.path, rows)
 
     def _metadata(self) -> list[str]:
         tracks, without_place = self.timeline.tracks, ~self.timeline.placed
@@ -174,6 +187,20 @@ class _Writer:
             map(str, self.samples.period[rows].tolist()),
             ",",
             self._args(rows),
+        )
+
+    def _segments(self, path: PathTrack, rows: I64) -> list[str]:
+        begin = path.begin_ns[rows] - self.timeline.origin_ns
+        return joined(
+            f'{{"ph":"X","cat":"critical path","pid":{PATH_PID},"tid":{PATH_PID},"name":',
+            picked(list(map(json.dumps, path.names)), path.name[rows]),
+            ',"ts":',
+            microseconds(begin),
+            ',"dur":',
+            microseconds(path.end_ns[rows] - path.begin_ns[rows]),
+            ',"args":{"through":',
+            picked(list(map(json.dumps, path.chains)), path.chain[rows]),
+            "}}",
         )
 
     def _sums(self, chosen: Bool) -> Iterator[list[str]]:

@@ -10,6 +10,7 @@ from perf_offcpu.structs import frozen
 
 if TYPE_CHECKING:
     from perf_offcpu.causality.cascade import Cascade
+    from perf_offcpu.causality.path_track import PathTrack
     from perf_offcpu.model.profile import Profile
 
 MIN_SHARE = 0.5
@@ -25,6 +26,7 @@ class Options(PathOptions):
     wakers: bool = False  # callgraph: wake-ups between threads instead of calls between functions
     per_thread: bool = False  # with wakers: each thread by itself, not those of one comm as one
     cascade: Cascade | None = None  # show waits with those that they hold up, instead of calls
+    path: PathTrack | None = None  # a critical path, on a track of its own
     svg: bool = False  # let graphviz draw it
     min_share: float = MIN_SHARE  # leave out rows below this percentage of the total
     diff: Profile | None = None  # an older profile to compare with, its events selected alike

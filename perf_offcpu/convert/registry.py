@@ -70,7 +70,7 @@ _V8_STRING = 2**29 - 24
 """The longest string of Chromium's JavaScript, and so the largest JSON text that a page can parse."""
 
 _json = partial(Format, most_bytes=_V8_STRING)
-_timed = partial(Format, options=_NO_STATE, needs_times=True)
+_timed = partial(Format, options=_NO_STATE | {"path"}, needs_times=True)
 _timed_json = partial(_timed, most_bytes=_V8_STRING)
 _ROWS = (
     Format("folded", "folded", ".folded", "folded stacks: comm;root;…;leaf WEIGHT", _FOLDED),

@@ -20,6 +20,10 @@ from browser.programs import firefox_profiler
 from builders.profile import Code, ProfileBuilder, kernel
 from conftest import PATIENCE
 
+from perf_offcpu.analysis.timeline import timeline_of
+from perf_offcpu.causality.critical_path import critical_path
+from perf_offcpu.causality.path_track import PathTrack, path_track
+from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 
@@ -44,6 +48,14 @@ def profile() -> Profile:
     return builder.build()
 
 
+def path_of_reader() -> PathTrack:
+    found = profile()
+    timeline = timeline_of(found)
+    reader = next(row for row, track in enumerate(timeline.tracks) if track.tid == 101)
+    begin = timeline.origin_ns
+    return path_track(found, critical_path(found, timeline, reader, begin, begin + 100 * MS))
+
+
 def is_up(sessions: Path) -> bool:
     """Return True if the server has printed its name and accepts calls."""
     with socket.socket(socket.AF_UNIX) as one, contextlib.suppress(OSError):
@@ -59,7 +71,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
         pytest.skip("no node here (Debian: nodejs)")
     folder = tmp_path_factory.mktemp("ff")
     out = io.StringIO()
-    FORMATS["firefox"].write(profile(), out)
+    FORMATS["firefox"].write(profile(), out, Options(path=path_of_reader()))
     (folder / "written.json").write_text(out.getvalue(), "utf-8")
     environment = os.environ | {"PROFILER_CLI_SESSION_DIR": str(folder / "s")}
     program = ["node", str(firefox_profiler())]
@@ -100,6 +112,17 @@ def test_threads_and_totals(ask: Ask) -> None:
     assert [(one["name"], one["tid"]) for one in threads] == [("reader", 101), ("writer", 102)]
     assert functions(ask, "t-0") == {"futex_wait": (200, 200), "handle": (0, 200), "main": (0, 200)}
     assert functions(ask, "t-1") == {"io_schedule": (100, 100), HOSTILE: (0, 100), "main": (0, 100)}
+
+
+def test_a_critical_path_is_a_thread_of_markers(ask: Ask) -> None:
+    thread = ask("profile", "info", "--all")["processes"][1]["threads"][0]
+    assert thread["name"] == "critical path of reader (pid 100, tid 101)"
+    found = ask("thread", "markers", "--thread", "t-2", "--list")
+    assert sum(one["duration"] for one in found["flatMarkers"]) == pytest.approx(100)
+    names = {one["name"] for one in found["flatMarkers"]}
+    assert "reader: running" in names and "writer: running" in names
+    told = ask("marker", "info", found["flatMarkers"][0]["handle"])
+    assert {one["label"] for one in told["fields"]} == {"Through"}
 
 
 def test_waits_are_markers_with_details_and_stack(ask: Ask) -> None:

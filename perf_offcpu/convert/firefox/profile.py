@@ -6,7 +6,8 @@ Each thread has a track. A wait is a sample at its begin, with its stack and its
 ("tracing-ms"), and a marker from its begin to its end, named after its class; the time until the next wait is
 a sample without stack and weight. A wake-up is a marker on the waker's track, with the waker's stack. CPU
 samples are in a thread of their own next to the thread's, and so are samples that have a weight but no place
-in time (sums of short waits, samples without a time), so that no call tree mixes them.
+in time (sums of short waits, samples without a time), so that no call tree mixes them. A critical path is a
+thread of markers.
 
 Times and weights are milliseconds with six decimals: nanoseconds, exactly. All weights add up to the
 profile's. Source of the format: src/types/profile.ts and docs-developer/CHANGELOG-formats.md of
@@ -23,12 +24,14 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 
 from perf_offcpu.analysis.group import sum_by
-from perf_offcpu.analysis.timeline import Timeline, Track, process_names, timeline_of
+from perf_offcpu.analysis.timeline import Timeline, Track, process_names, timeline_of, with_origin
 from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import Wakeups, wakeups_of
 from perf_offcpu.callpaths.weights import title_of, unit_of
 from perf_offcpu.convert.encode.text_columns import joined, path_texts, picked, running_sums
 from perf_offcpu.convert.firefox.json_tables import array_items
+from perf_offcpu.convert.firefox.path import SCHEMA as PATH_SCHEMA
+from perf_offcpu.convert.firefox.path import PathThread
 from perf_offcpu.convert.firefox.shared import CATEGORIES, SharedTables
 from perf_offcpu.convert.options import Options
 from perf_offcpu.model.columns import I64, distinct
@@ -105,12 +108,18 @@ class _Writer:
         self.profile, self.samples = profile, profile.samples
         self.decimals = _MS_DIGITS if unit_of(profile) == "ns" else 0
         self.timeline = timeline_of(profile)
+        if options.path is not None:
+            origin = min(self.timeline.origin_ns, int(options.path.begin_ns[0]))
+            self.timeline = with_origin(self.timeline, origin)
         self.wakeups = wakeups_of(profile, self.timeline)
         self.tables = SharedTables(profile, options)
         self.stack = self.tables.stack
         self.markers = Markers(profile, self.tables, self.timeline, self.wakeups)
         self.processes = process_names(profile, self.wakeups.tracks)
         self.threads = list(self._threads())
+        self.path = None
+        if options.path is not None:
+            self.path = PathThread(options.path, self.tables.strings, self.timeline.origin_ns)
 
     def _threads(self) -> Iterator[_Thread]:
         timeline, begin = self.timeline, self.timeline.begin_ns
@@ -133,6 +142,9 @@ class _Writer:
         for at, thread in enumerate(self.threads):
             yield ",\n" if at else "\n"
             yield from self._thread(thread)
+        if self.path is not None:
+            yield ",\n"
+            yield from self.path.parts()
         yield '],\n"shared":'
         yield from self.tables.shared()
         yield "}\n"
@@ -143,6 +155,7 @@ class _Writer:
         weights = sum_by(self.timeline.track, self.samples.period, len(self.timeline.tracks))
         heaviest = np.argsort(-weights, kind="stable").tolist()[:_VISIBLE]
         visible = [[at for at, one in enumerate(self.threads) if one.track == track] for track in heaviest]
+        of_path = [] if self.path is None else [len(self.threads)]
         known = {
             "startTimeAsClockMonotonicNanosecondsSinceBoot": origin,
             "CPUName": printable(meta.cpu_desc),
@@ -165,8 +178,8 @@ class _Writer:
             "usesOnlyOneStackType": True,
             "sourceCodeIsNotOnSearchfox": True,
             "keepProfileThreadOrder": True,
-            "markerSchema": SCHEMA,
-            "initialVisibleThreads": sorted(chain.from_iterable(visible)),
+            "markerSchema": SCHEMA if self.path is None else [*SCHEMA, PATH_SCHEMA],
+            "initialVisibleThreads": sorted(chain.from_iterable(visible)) + of_path,
             "initialSelectedThreads": visible[0][:1] if visible else [],
         } | {name: value for name, value in known.items() if value}
 

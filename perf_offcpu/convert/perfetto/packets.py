@@ -30,7 +30,7 @@ _FIRST = field(10, 1) + field(13, 1)
 """trusted_packet_sequence_id; sequence_flags: SEQ_INCREMENTAL_STATE_CLEARED."""
 _LATER = field(10, 1) + field(13, 2)
 """trusted_packet_sequence_id; sequence_flags: SEQ_NEEDS_INCREMENTAL_STATE."""
-BLOCKED_UUID, RUNNABLE_UUID, _FIRST_UUID = 1, 2, 16
+BLOCKED_UUID, RUNNABLE_UUID, PATH_UUID, _FIRST_UUID = 1, 2, 3, 16
 _Tracks = TypeVar("_Tracks", int, I64)
 
 
@@ -81,6 +81,11 @@ def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) ->
             yield packet(field(60, ids + field(2, "sums of short waits: no time")))
     for uuid, name in ((BLOCKED_UUID, "threads blocked"), (RUNNABLE_UUID, "threads runnable")):
         yield packet(field(60, field(1, uuid) + field(2, name) + field(8, field(3, 2))))
+
+
+def path_packet(title: str) -> bytes:
+    """Return the track of a critical path."""
+    return packet(field(60, field(1, PATH_UUID) + field(2, title)))
 
 
 def events(time_ns: I64, kind: int, uuid: NDArray[np.integer], *more: Rows) -> bytes:

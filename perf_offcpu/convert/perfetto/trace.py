@@ -6,7 +6,8 @@ callstacks over any part of the trace; the part from wake-up to switch-in lies i
 leads from a mark on the waker's track to that part. The same times are thread states, from events of
 Perfetto's generic kernel: asleep, runnable, running on a CPU. Two counters show the number of blocked and of
 runnable threads. CPU samples are instants with callstacks. Sums of short waits and samples without a time lie
-one after the other on a track of their own next to their thread's. Times are in the recording's clock.
+one after the other on a track of their own next to their thread's. A critical path (`options.path`) is a
+track of slices without weights. Times are in the recording's clock.
 
 `callstack_weight` of all events of category "offcpu" adds up to the profile. Source of the format:
 protos/perfetto/trace of https://github.com/google/perfetto.
@@ -26,6 +27,7 @@ from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import Wakeups, wakeups_of
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.callpaths.weights import unit_of
+from perf_offcpu.causality.path_track import PathTrack
 from perf_offcpu.convert.encode import protobuf
 from perf_offcpu.convert.encode.protobuf import Rows, constant, field, fixed64, from_bytes, joined, numbers
 from perf_offcpu.convert.encode.text_columns import blocks, path_texts, running_sums
@@ -62,6 +64,7 @@ class _Writer:
         self.uuid = packets.thread_uuid(self.timeline.track)
         self.arrow = np.full(len(self.samples), -1, np.int64)
         self.arrow[self.wakeups.arrows] = np.arange(len(self.wakeups.arrows))
+        self.path = options.path
         self._intern(packets.Interned())
 
     def _intern(self, interned: packets.Interned) -> None:
@@ -76,6 +79,8 @@ class _Writer:
         wakes = [f"wakes {track.comm}-{track.tid}" for track in self.timeline.tracks]
         self.wakes = np.array([interned.iid(packets.EVENT_NAMES, name) for name in wakes], np.int64)
         self._intern_wakers(interned)
+        if self.path is not None:
+            self._intern_path(interned, self.path)
         events = [printable(event.name) for event in self.profile.evsels]
         # The last element is for evsel -1.
         self.event_names = np.array(
@@ -90,6 +95,12 @@ class _Writer:
         stacks = path_texts(self.tree, known)
         texts = [interned.annotation("waker stack", stack) for stack in stacks]
         self.waker_details = from_bytes([b""] * (len(nodes) - len(known)) + texts)
+
+    def _intern_path(self, interned: packets.Interned, path: PathTrack) -> None:
+        self.category["critical path"] = interned.iid(packets.CATEGORIES, "critical path")
+        names = [interned.iid(packets.EVENT_NAMES, name) for name in path.names]
+        self.path_names = np.array(names, np.int64)
+        self.path_chains = from_bytes([interned.annotation("through", chain) for chain in path.chains])
 
     def parts(self) -> Iterator[bytes]:
         """Return the whole trace, in parts."""
@@ -116,6 +127,19 @@ class _Writer:
             yield events(begin + self.samples.period[rows], SLICE_END, uuid)
         yield from state_packets(self.profile, self.timeline, self.wakeups)
         yield from counter_packets(self.timeline, self.wakeups)
+        if self.path is not None:
+            yield packets.path_packet(self.path.title)
+            for rows in blocks(np.ones(len(self.path.name), np.bool_), BLOCK):
+                yield self._segments(self.path, rows)
+
+    def _segments(self, path: PathTrack, rows: I64) -> bytes:
+        uuid = np.full(len(rows), packets.PATH_UUID)
+        names = numbers(10, self.path_names[path.name[rows]])
+        category = self._in_category("critical path", len(rows))
+        chains = self.path_chains.take(path.chain[rows])
+        begins = events(path.begin_ns[rows], SLICE_BEGIN, uuid, category, names, chains)
+        # An end and the next begin are at one time, and the order of the file decides: ends come first.
+        return events(path.end_ns[rows], SLICE_END, uuid) + begins
 
     def _time(self, since_origin_ns: I64) -> I64:
         return since_origin_ns + self.timeline.origin_ns

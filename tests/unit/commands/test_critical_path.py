@@ -33,6 +33,16 @@ def test_folded_stacks_sum_to_the_window(capsys: pytest.CaptureFixture[str]) -> 
     assert all(line.startswith("locker-b;") for line in lines)
 
 
+@pytest.mark.parametrize("form", ["perfetto", "chrome-trace", "firefox"])
+def test_views_of_time_have_a_track_of_it(form: str, tmp_path: Path) -> None:
+    plain, with_path = tmp_path / "plain", tmp_path / "path"
+    options = ["convert", "-f", "-i", DEMO, f"--{form}"]
+    assert main([*options, "-o", str(plain)]) == 0
+    assert main([*options, "-o", str(with_path), "--critical-path", "--comm", "locker-a"]) == 0
+    assert b"critical path of locker-a" not in plain.read_bytes()
+    assert b"critical path of locker-a" in with_path.read_bytes()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -43,7 +53,7 @@ def test_folded_stacks_sum_to_the_window(capsys: pytest.CaptureFixture[str]) -> 
         (("report", "--time", "0,1"), "no samples in that time"),
         (("report", "--diff", DEMO), "does not compare critical paths"),
         (("convert", "--folded", "--all-events"), "--critical-path shows one thread"),
-        (("convert", "--perfetto"), "no form with times"),
+        (("convert", "--perfetto", "--waker-stack"), "--critical-path shows one thread"),
     ],
 )
 def test_impossible_questions_are_answered_in_a_sentence(
