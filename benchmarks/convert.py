@@ -29,6 +29,7 @@ from perf_offcpu.report.summary import Limits, summarize  # noqa: E402
 from perf_offcpu.report.terminal import render  # noqa: E402
 
 MARKS_S = {
+    "html": 5.0,
     "folded": 1.0,
     "speedscope": 3.0,
     "pprof": 3.0,

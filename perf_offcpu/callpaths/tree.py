@@ -119,8 +119,13 @@ def build_paths(
     return builder.tree(leaf[of])
 
 
-def paths_with_wakers(profile: Profile, options: PathOptions, *, merged: bool = True) -> tuple[PathTree, I64]:
-    """Build a tree without roots that holds the stacks of wakers, too, so that one numbering serves both.
+def paths_with_wakers(
+    profile: Profile, options: PathOptions, *, rooted: bool = False, merged: bool = True
+) -> tuple[PathTree, I64]:
+    """Build a tree that holds the stacks of wakers, too, so that one numbering serves both.
+
+    Args:
+        rooted: as in `build_paths`; the stacks of wakers have one root, that of threads without a name.
 
     Returns:
         (tree, waker): its `of_sample` is that of the profile's samples; int64[samples], the node at which the
@@ -130,10 +135,10 @@ def paths_with_wakers(profile: Profile, options: PathOptions, *, merged: bool = 
     rows = np.flatnonzero(samples.waker_stack >= 0)
     stacks, of = np.unique(samples.waker_stack[rows], return_inverse=True)
     if not len(stacks):
-        return build_paths(profile, options, rooted=False, merged=merged), np.full(len(samples), -1)
+        return build_paths(profile, options, rooted=rooted, merged=merged), np.full(len(samples), -1)
     wakers = ProfileSamples.filled(len(stacks), stack=stacks, flags=np.full(len(stacks), SampleFlag.OFFCPU))
     both = replace(profile, samples=ProfileSamples.concat([samples, wakers]))
-    tree = build_paths(both, replace(options, state=False), rooted=False, merged=merged)
+    tree = build_paths(both, replace(options, state=False), rooted=rooted, merged=merged)
     node = np.full(len(samples), -1)
     node[rows] = tree.of_sample[len(samples) :][of]
     tree.of_sample = tree.of_sample[: len(samples)]

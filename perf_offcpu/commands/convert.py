@@ -17,6 +17,7 @@ from perf_offcpu.commands.shared.critical import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.critical import critical_path_from_args
 from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct, open_output
+from perf_offcpu.commands.shared.page import with_head
 from perf_offcpu.commands.shared.profile import (
     SHOW,
     add_profile_arguments,
@@ -41,6 +42,7 @@ _SHOWING = {
 """Options that select with a value and show without one."""
 
 EXAMPLES = """examples:
+  perf-offcpu convert --html                             perf.data.report.html: threads in time, for a browser
   perf-offcpu convert --flamegraph                       perf.data.html, for a browser
   perf-offcpu convert --folded -o - | flamegraph.pl --countname=ns --colors=io > out.svg
   perf-offcpu convert --folded --kernel --tid --unit us  microseconds, by thread, kernel frames marked
@@ -208,7 +210,11 @@ def convert(
     first = "stdin" if inputs(args)[0] == STDOUT else inputs(args)[0].rstrip("/")
     output = args.output or first + format_.suffix_for(options)
     check_distinct(inputs(args), output)
-    profile = _chosen(args, load)
+    with busy("reading"):
+        profile = load()
+    if "sentences" in format_.options:
+        options = with_head(options, args, profile)
+    profile = _chosen(args, profile)
     if complete is not None:
         profile, options = complete(profile, options)
     if not len(profile.samples):
@@ -217,21 +223,21 @@ def convert(
         raise UsageError("--waker-stack: there are none (perf-offcpu record --waker-stacks records them)")
     if args.diff is not None:
         old = argparse.Namespace(**vars(args) | {"input": [args.diff]})
-        options = replace(options, diff=_chosen(old, lambda: profile_from_args(old)))
+        with busy("reading"):
+            before = profile_from_args(old)
+        options = replace(options, diff=_chosen(old, before))
     with open_output(output, binary=format_.binary) as out, busy(f"writing {format_.name}"):
         format_.write(profile, out, options)
     _print_result(args, format_, output)
     return 0
 
 
-def _chosen(args: argparse.Namespace, load: Callable[[], Profile]) -> Profile:
+def _chosen(args: argparse.Namespace, profile: Profile) -> Profile:
     """Return the samples of the events that the command line names."""
     from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.analysis.select import select_events
     from perf_offcpu.analysis.wall_clock import wall_clock
 
-    with busy("reading"):
-        profile = load()
     events = split_list(args.event)
     profile = wall_clock(profile, events) if args.all_events else select_events(profile, events)
     return fold_interpreters(profile) if args.fold_interpreters else profile

@@ -15,10 +15,13 @@ from perf_offcpu.commands.shared.cascades import cascade_from_args
 from perf_offcpu.commands.shared.critical import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.critical import critical_path_from_args
 from perf_offcpu.commands.shared.option_tables import LIST, add_options
+from perf_offcpu.commands.shared.output import check_distinct, open_output
+from perf_offcpu.commands.shared.page import kept_options, whole_lives, with_head
 from perf_offcpu.commands.shared.pager import paged
 from perf_offcpu.commands.shared.perf_habits import accept_without_effect, advice_of
 from perf_offcpu.commands.shared.profile import (
     add_profile_arguments,
+    inputs,
     profile_from_args,
     selection_from_args,
     split_list,
@@ -40,9 +43,6 @@ SORT_KEYS = "comm pid tid cpu event dso symbol state class syscall object waker 
 """Named as perf's sort keys where it has them; see `callpaths.keys`."""
 _ALIASES = {"sym": "symbol", "prev_state": "state"}
 
-_KEPT = "kallsyms vmlinux symfs buildid_dir rules event comm pid tid cpu cgroup time state min_dur".split()
-"""Options that the command of the verdict keeps."""
-
 _ORDERS = ("caller", "callee", "none")
 _OTHER_WORDS = "graph flat fractal folded function address branch percent period count value".split()
 """Words of perf report -g that do not say the order; they are ignored."""
@@ -63,6 +63,7 @@ EXAMPLES = """examples:
   perf-offcpu report --critical-path --comm client   what this thread waited for, and on whom
   perf-offcpu report --bottlenecks          where the waits of all threads end, and in which functions
   perf-offcpu report --serial --comm server  what ran while few of its threads did
+  perf-offcpu report --html page.html       a page to look at: threads in time, and any part of it
   perf-offcpu report --json | jq '.threads[] | [.comm, .tid, .weight]'
 """
 
@@ -85,6 +86,7 @@ _OUTPUT = f"""
 --limit N: rows of each table, 0 for all (default: {_THREADS}, {_STACKS} stacks; --json: all)
 --no-verdict: leave out the sentences on top that sum up the report
 --json: print a JSON document, weights as integers
+--html OUT: write a page: threads in time, flame graph and tables of any part (as convert --html)
 --no-pager: use no pager ($PERF_PAGER, $PAGER, less)
 """
 
@@ -132,6 +134,8 @@ def run(args: argparse.Namespace) -> int:
     from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.report.summary import summarize
 
+    if args.html is not None:
+        return _page(args)
     if args.critical_path:
         return _critical_path(args)
     if args.bottlenecks:
@@ -149,9 +153,9 @@ def run(args: argparse.Namespace) -> int:
         _limits(args),
         keys=parse_keys(args.sort) or ("class",),
         children=args.children,
-        whole_lives=_whole_lives(args),
+        whole_lives=whole_lives(args),
         verdict=not args.no_verdict,
-        options=_kept_options(args),
+        options=kept_options(args),
         budget_by=args.budget_by,
     )
     if args.json:
@@ -161,6 +165,26 @@ def run(args: argparse.Namespace) -> int:
     from perf_offcpu.report.terminal import render
 
     return _print_lines(render(summary, _style(args)), args)
+
+
+def _page(args: argparse.Namespace) -> int:
+    """Write the page and return the exit status."""
+    from perf_offcpu.analysis.interpreters import fold_interpreters
+    from perf_offcpu.analysis.select import select_events
+    from perf_offcpu.convert.options import Options
+    from perf_offcpu.convert.registry import FORMATS
+
+    others = {"--json": args.json, "--diff": args.diff, "--critical-path": args.critical_path}
+    others |= {"--bottlenecks": args.bottlenecks, "--serial": args.serial}
+    if given := [name for name, value in others.items() if value]:
+        raise UsageError(f"{given[0]} means nothing to --html, which writes a page of one recording")
+    check_distinct(inputs(args), args.html)
+    profile = profile_from_args(args)
+    profile = fold_interpreters(profile) if args.fold_interpreters else profile
+    options = with_head(Options(), args, profile)
+    with open_output(args.html, binary=False) as out:
+        FORMATS["html"].write(select_events(profile, split_list(args.event)), out, options)
+    return 0
 
 
 def _critical_path(args: argparse.Namespace) -> int:
@@ -217,14 +241,14 @@ def _compare(args: argparse.Namespace) -> int:
         old, new = map(fold_interpreters, (old, new))
     per = _per(args.per, old.meta, new.meta)
     before_side, now = (
-        side_of(profile, split_list(args.event), per, units, windows, whole=_whole_lives(args))
+        side_of(profile, split_list(args.event), per, units, windows, whole=whole_lives(args))
         for profile, units in zip((old, new), per.units, strict=True)
     )
     limits, keys = _limits(args), parse_keys(args.sort) or ("class",)
     if "blocked" in keys:
         raise UsageError("--diff sorts by the change: --sort blocked does not apply")
     comparison = compare(before_side, now, per, keys=keys, limits=(limits.groups, limits.stacks))
-    verdict = None if args.no_verdict else verdict_of(comparison, _kept_options(args), args.diff)
+    verdict = None if args.no_verdict else verdict_of(comparison, kept_options(args), args.diff)
     if args.json:
         from perf_offcpu.report.diff.document import document
 
@@ -282,23 +306,6 @@ def parse_keys(texts: Iterable[str]) -> tuple[str, ...]:
         if key not in SORT_KEYS:
             raise UsageError(f"--sort: no key '{key}' (known: {', '.join(SORT_KEYS)})")
     return tuple(dict.fromkeys(keys))
-
-
-def _kept_options(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return the given options of input and selection that have values, for the command of the verdict."""
-    kept = [("-i", path) for path in args.input or ()]
-    for name in _KEPT:
-        value = getattr(args, name)
-        kept += [
-            (f"--{name.replace('_', '-')}", one)
-            for one in ([value] if isinstance(value, str) else value or ())
-        ]
-    return kept if args.idle == "show" else [*kept, ("--idle", args.idle)]
-
-
-def _whole_lives(args: argparse.Namespace) -> bool:
-    """Return True if threads were selected as a whole, with all their samples."""
-    return not (args.time or args.state or args.wait_class or args.min_dur or args.cpu or args.cgroup)
 
 
 def _limits(args: argparse.Namespace) -> Limits:

@@ -73,6 +73,14 @@ _json = partial(Format, most_bytes=_V8_STRING)
 _timed = partial(Format, options=_NO_STATE | {"path"}, needs_times=True)
 _timed_json = partial(_timed, most_bytes=_V8_STRING)
 _ROWS = (
+    Format(
+        "html",
+        "html.page",
+        ".report.html",
+        "threads in time, flame graph and tables of any part, one HTML file",
+        frozenset({"title", "sentences"}),
+        most_bytes=_V8_STRING,
+    ),
     Format("folded", "folded", ".folded", "folded stacks: comm;root;…;leaf WEIGHT", _FOLDED),
     Format("flamegraph", "flamegraph.page", ".html", "interactive flame graph, one HTML file", _PICTURE),
     _json("speedscope", "speedscope", ".speedscope.json", "speedscope.app: each thread in time", _TITLED),

@@ -174,6 +174,27 @@ def summarize(
     )
 
 
+def verdict_on(
+    profile: Profile,
+    events: Sequence[str] = (),
+    *,
+    options: Sequence[tuple[str, str]] = (),
+    whole_lives: bool = True,
+) -> Verdict | None:
+    """Return the verdict on a profile, without a summary; None if it shows no waits.
+
+    Arguments are those of `summarize`.
+    """
+    rows = event_rows(profile, events)
+    chosen = np.isin(profile.samples.evsel, rows)
+    subject = profile.select(chosen)
+    if not shows_waits(subject, [profile.evsels[row] for row in rows.tolist()]):
+        return None
+    lost = {cause: count for cause, count in losses.by_text(profile.losses).items() if cause.is_loss}
+    waits = classify(subject)
+    return verdict_of(profile, chosen, subject, waits, lost, options=options, whole_lives=whole_lives)
+
+
 def shows_waits(subject: Profile, events: list[Evsel]) -> bool:
     """Return True if all samples are waits; an event without samples is known by its name."""
     if len(subject.samples):

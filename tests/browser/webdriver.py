@@ -12,6 +12,7 @@ import base64
 import json
 import subprocess
 import tempfile
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any, Self
@@ -82,8 +83,11 @@ class Browser:
         request = urllib.request.Request(
             self._url + path, data, {"Content-Type": "application/json"}, method=method
         )
-        with _DIRECT.open(request, timeout=120) as answer:
-            return json.load(answer)["value"]
+        try:
+            with _DIRECT.open(request, timeout=120) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(json.load(error)["value"]["message"]) from None
 
     def open(self, url: str) -> None:
         """Load a page and wait for it."""

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write an interactive flame graph: one HTML file that needs nothing else, not even a web server.
 
-The page is three assets (HTML, CSS, JavaScript) and one JSON document in a script element. Names may be
-hostile: `<`, `>` and `&` are escapes in the JSON, the script hands names to textContent and fillText only,
-and a content security policy allows the one script and the one style whose hashes it names, and no network.
+The page is its assets (HTML, CSS, JavaScript) and one JSON document in a script element; `encode.html` says
+how hostile names stay data.
 
 Nodes are columns in preorder, siblings by name, so that a subtree is a range of nodes. A series is the weight
 of some samples at the nodes where they end; the page sums a range at once. Weights stay exact: JavaScript's
@@ -12,30 +11,27 @@ numbers are exact up to 2^53, so each weight is written as hi * 10^9 + lo.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
-from importlib import resources
-from string import Template
 from typing import Any, TextIO
 
 import numpy as np
 
+from perf_offcpu.analysis.classify import classify
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.states import RUNNING, STATES, UNKNOWN_STATE, state_codes
 from perf_offcpu.analysis.timeline import timeline_of
+from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.analysis.wakeups import with_wakers
 from perf_offcpu.callpaths.calls import subtree_sums
 from perf_offcpu.callpaths.tree import PathTree, build_paths, with_older
 from perf_offcpu.callpaths.weights import events_of, title_of, unit_of
+from perf_offcpu.convert.encode.html import write_page
 from perf_offcpu.convert.options import Options
 from perf_offcpu.losses import by_text
 from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import depths
-from perf_offcpu.text import for_script_element, printable
+from perf_offcpu.text import printable
 
 _GIGA = 10**9
 _WAKERS = 12
@@ -44,16 +40,9 @@ _OTHERS = "others"
 
 def write(profile: Profile, out: TextIO, options: Options) -> None:
     """Write all samples of the profile as a page."""
-    document = describe(profile, options)
-    style, script = _asset("flamegraph.css"), _asset("flamegraph.js")
-    page = Template(_asset("flamegraph.html")).substitute(
-        policy=_policy(style, script),
-        title=html.escape(document["title"]),
-        style=style,
-        script=script,
-        data=for_script_element(json.dumps(document, separators=(",", ":"))),
-    )
-    out.write(page)
+    scripts = ("flamegraph/text.js", "flamegraph/flame.js", "flamegraph/flamegraph.js")
+    styles = ("flamegraph/base.css", "flamegraph/flamegraph.css")
+    write_page(out, "flamegraph/flamegraph.html", styles, scripts, describe(profile, options))
 
 
 def describe(profile: Profile, options: Options) -> dict[str, Any]:
@@ -127,7 +116,7 @@ def _layer(kind: str, tree: PathTree, profile: Profile, rows: Bool, order: I64) 
 
 
 def breakdown(profile: Profile, place: I64, chosen: Bool) -> list[dict[str, Any]]:
-    """Return series of the chosen off-cpu samples, by task state and by the comm of the waker.
+    """Return series of the chosen off-cpu samples, by task state, class and the comm of the waker.
 
     Args:
         place: int64[samples], the node at which each ends, in preorder.
@@ -138,6 +127,11 @@ def breakdown(profile: Profile, place: I64, chosen: Bool) -> list[dict[str, Any]
         {"kind": "state", "name": STATES[code].words} | series(profile, place, rows[states == code])
         for code in distinct(states).tolist()
         if code not in {RUNNING, UNKNOWN_STATE}
+    ]
+    classes = classify(profile).wait_class[rows]
+    found += [
+        {"kind": "class", "name": WaitClass(one).label} | series(profile, place, rows[classes == one])
+        for one in distinct(classes).tolist()
     ]
     return found + _by_waker(profile, place, rows)
 
@@ -165,7 +159,15 @@ def _by_waker(profile: Profile, place: I64, rows: I64) -> list[dict[str, Any]]:
 
 
 def _facts(profile: Profile, old: Profile | None) -> list[tuple[str, str]]:
-    """Return the known facts about the recording as (term, text)."""
+    """Return the known facts about the recording as (term, text), and what was lost."""
+    compared = "" if old is None else printable(old.meta.source or "an older profile")
+    facts = [*recording_facts(profile), *([("Compared with", compared)] if compared else [])]
+    lost = [("Lost", printable(f"{count} {cause}")) for cause, count in by_text(profile.losses).items()]
+    return facts + (lost or [("Lost", "nothing")])
+
+
+def recording_facts(profile: Profile) -> list[tuple[str, str]]:
+    """Return the known facts about machine and run as (term, text)."""
     meta = profile.meta
     facts = [
         ("Events", ", ".join(event.name for event in events_of(profile))),
@@ -175,24 +177,5 @@ def _facts(profile: Profile, old: Profile | None) -> list[tuple[str, str]]:
         ("CPUs", f"{meta.nr_cpus} × {meta.cpu_desc}" if meta.nr_cpus else meta.cpu_desc),
         ("Duration", f"{meta.duration_ns / _GIGA:.3f} s" if meta.duration_ns else ""),
         ("File", meta.source),
-        ("Compared with", "" if old is None else old.meta.source or "an older profile"),
     ]
-    lost = [("Lost", f"{count} {cause}") for cause, count in by_text(profile.losses).items()]
-    return [(term, printable(text)) for term, text in facts + (lost or [("Lost", "nothing")]) if text]
-
-
-def _policy(style: str, script: str) -> str:
-    """Return the content security policy: these two texts, nothing else, and no network."""
-    return (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def _asset(name: str) -> str:
-    # direct: the package's own file
-    return resources.files("perf_offcpu.convert.flamegraph").joinpath("assets", name).read_text("utf-8")
+    return [(term, printable(text)) for term, text in facts if text]

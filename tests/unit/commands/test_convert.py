@@ -87,7 +87,7 @@ def test_an_empty_selection_is_reported(recording: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
-        ([], 129, "one of the arguments --folded --flamegraph "),
+        ([], 129, "one of the arguments --html --folded "),
         (["--folded", "--flamegraph"], 129, "not allowed with argument"),
         (["--folded", "--title", "x"], 129, "--title means nothing to --folded"),
         (["--folded", "--pid", "1,x"], 129, "--pid: 'x' is not a number"),

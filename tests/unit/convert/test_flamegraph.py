@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html.parser
 import io
-import json
 from typing import Any
 
 import numpy as np
 import pytest
+from builders.html_page import HOSTILE, Page
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 from hypothesis import given
@@ -24,44 +23,6 @@ from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
-
-HOSTILE = [
-    "<img src=x onerror=alert(1)>",
-    "</script><script>alert(2)</script>",
-    "<!--<script>",
-    "a\u2028b\u2029c",
-    "$data ${script} $$",
-    "quote\"'&amp;",
-    "\x00\x1b[2J",
-]
-
-
-class Page(html.parser.HTMLParser):
-    """The elements of a page and the texts of its scripts and styles."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.texts: dict[str, str] = {}
-        self.attributes: list[tuple[str, str | None]] = []
-        self._open = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        self._open = f"{tag}#{dict(attrs).get('id', '')}"
-
-    def handle_endtag(self, tag: str) -> None:
-        self._open = ""
-
-    def handle_data(self, data: str) -> None:
-        self.texts[self._open] = self.texts.get(self._open, "") + data
-
-    @property
-    def profile(self) -> dict[str, Any]:
-        parsed: dict[str, Any] = json.loads(self.texts["script#profile"])
-        return parsed
 
 
 def page_of(profile: Profile, options: Options | None = None) -> Page:
@@ -214,6 +175,7 @@ def test_states_and_wakers_of_the_tooltip() -> None:
     assert {key: totals_of(one) for key, one in parts.items()} == {
         ("state", "interruptible sleep"): 5,
         ("state", "uninterruptible sleep"): 107,
+        ("class", "other"): 112,
         ("waker", "w"): 5,
     }
     assert parts["state", "uninterruptible sleep"]["node"] == [1, 4], "main of a and of w, in preorder"

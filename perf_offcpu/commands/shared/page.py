@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The head of a page: the verdict, and the options that select the same samples again."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING
+
+from perf_offcpu.commands.shared.profile import split_list
+
+if TYPE_CHECKING:
+    from perf_offcpu.convert.options import Options
+    from perf_offcpu.model.profile import Profile
+
+_KEPT = "kallsyms vmlinux symfs buildid_dir rules event comm pid tid cpu cgroup time state min_dur".split()
+"""Options that the command of the verdict keeps."""
+
+
+def kept_options(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Return the given options of input and selection that have values, for the command of the verdict."""
+    kept = [("-i", path) for path in args.input or ()]
+    for name in _KEPT:
+        value = getattr(args, name)
+        kept += [
+            (f"--{name.replace('_', '-')}", one)
+            for one in ([value] if isinstance(value, str) else value or ())
+        ]
+    return kept if args.idle == "show" else [*kept, ("--idle", args.idle)]
+
+
+def whole_lives(args: argparse.Namespace) -> bool:
+    """Return True if threads were selected as a whole, with all their samples."""
+    return not (args.time or args.state or args.wait_class or args.min_dur or args.cpu or args.cgroup)
+
+
+def with_head(options: Options, args: argparse.Namespace, profile: Profile) -> Options:
+    """Return the options of a format with the verdict, and the words that select its samples.
+
+    Args:
+        profile: the selected samples of all events.
+    """
+    from perf_offcpu.report.summary import verdict_on
+    from perf_offcpu.report.verdict_text import sentences_of
+
+    kept = kept_options(args)
+    verdict = verdict_on(profile, split_list(args.event), options=kept, whole_lives=whole_lives(args))
+    switches = {"--no-prefix": args.no_prefix, "--apart": args.apart, "--from-start": args.from_start}
+    words = [word for option in kept for word in option] + [name for name, given in switches.items() if given]
+    words += [word for one in args.wait_class or () for word in ("--class", one)]
+    sentences = sentences_of(verdict) if verdict else ()
+    return dataclasses.replace(options, sentences=tuple(sentences), selected=tuple(words))

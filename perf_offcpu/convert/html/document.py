@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Describe a profile for the page: texts and small tables as JSON, everything by sample or node as columns.
+
+Stacks of sleepers and wakers are nodes of one tree, in preorder. Each key of a table (class, waker, …) has
+its labels here and a column of indices; labels are those of `report --sort`, so that a group has the same
+name and sum in both. A key that most recordings lack is left out where it has one value only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.analysis.classify import Waits, classify
+from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.timeline import Timeline, Track, process_names, timeline_of
+from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.analysis.wakeups import with_wakers
+from perf_offcpu.callpaths.keys import column_of
+from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.tree import PathTree, paths_with_wakers
+from perf_offcpu.callpaths.weights import EDGES, title_of, unit_of
+from perf_offcpu.convert.flamegraph.page import preorder, recording_facts
+from perf_offcpu.convert.html.rows import Rows
+from perf_offcpu.convert.options import Options
+from perf_offcpu.losses import by_text
+from perf_offcpu.model.columns import I64
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.stacks import depths
+from perf_offcpu.text import printable
+
+_KEYS = {
+    "class": "Wait class",
+    "waker": "Woken by",
+    "syscall": "System call",
+    "state": "Task state",
+    "cgroup": "Control group",
+    "event": "Event",
+}
+"""Keys of `callpaths.keys` with a table in the page, and the titles of their tables."""
+_OPTIONAL = {"cgroup", "event"}
+FLAGS = {
+    SampleFlag.OFFCPU: "wait",
+    SampleFlag.PREEMPTED: "preempted",
+    SampleFlag.STILL_BLOCKED: "still blocked when the recording ended",
+    SampleFlag.BEGAN_BEFORE: "began before the recording",
+    SampleFlag.WAKER_INTERRUPT: "ended by an interrupt",
+    SampleFlag.UNTIMED: "without a time",
+    SampleFlag.AGGREGATED: "a sum of waits",
+}
+
+Columns = dict[str, NDArray[np.integer]]
+
+
+def describe(profile: Profile, options: Options) -> tuple[dict[str, Any], Columns]:
+    """Return the JSON document and the columns of the page."""
+    timeline, waits = timeline_of(profile), classify(profile)
+    tracks, waker = with_wakers(profile, timeline)
+    rows = Rows(timeline, len(tracks))
+    tree, waker_node = paths_with_wakers(profile, PathOptions(), rooted=True)
+    order = preorder(tree)
+    place = np.empty(len(order) + 1, np.int64)
+    place[order], place[-1] = np.arange(len(order)), -1
+    of_sample = {"node": place[tree.of_sample], "waker_node": place[waker_node], "waker_track": waker}
+    keys, ranks = _keys(profile, waits)
+    document = {
+        "title": title_of(profile, options.title),
+        "sentences": list(map(printable, options.sentences)),
+        "facts": recording_facts(profile),
+        "lost": [[str(count), printable(str(cause))] for cause, count in _lost(profile)],
+        "unit": unit_of(profile),
+        "options": list(map(printable, options.selected)),
+        "origin": str(timeline.origin_ns),
+        "span": _span(profile, timeline),
+        "edges": list(map(str, EDGES)),
+        "classes": [{"label": one.label, "meaning": one.row.meaning} for one in WaitClass],
+        "flags": {name: int(flag) for flag, name in FLAGS.items()},
+        "keys": keys,
+        "tracks": _tracks(profile, timeline, tracks),
+        "firsts": rows.firsts.tolist(),
+        "names": _names(tree),
+    }
+    nodes: Columns = {"depth": depths(tree.parent)[order], "name": tree.name[order]}
+    columns: Columns = {**rows.columns(profile, timeline), **rows.take({**of_sample, **ranks}), **nodes}
+    return document, columns
+
+
+def _lost(profile: Profile) -> list[tuple[Any, int]]:
+    return [(cause, count) for cause, count in by_text(profile.losses).items() if cause.is_loss]
+
+
+def _span(profile: Profile, timeline: Timeline) -> list[float]:
+    """Return begin and end of the recording, ns since the origin; at least the span of its waits."""
+    known = [bounds for bounds in profile.meta.recorded if bounds[0] > 0]
+    begin = min([0, *(first - timeline.origin_ns for first, _ in known)])
+    end = max([timeline.duration_ns, *(last - timeline.origin_ns for _, last in known)])
+    return [float(begin), float(end)] if timeline.placed.any() else [0.0, float(max(end - begin, 1))]
+
+
+def _keys(profile: Profile, waits: Waits) -> tuple[list[dict[str, Any]], dict[str, I64]]:
+    """Return the keys with their labels, and for each the columns of indices by sample."""
+    keys, ranks = [], {}
+    for key, title in _KEYS.items():
+        column, label = column_of(key, profile, waits)
+        first, of = group(column)
+        labels = list(map(label, first.tolist()))
+        distinct = {text: row for row, text in enumerate(dict.fromkeys(labels))}
+        if len(distinct) < 2 and key in _OPTIONAL:
+            continue
+        keys.append({"key": key, "title": title, "labels": list(distinct)})
+        ranks[f"key.{key}"] = np.array([distinct[text] for text in labels], np.int64)[of]
+    return keys, ranks
+
+
+def _tracks(profile: Profile, timeline: Timeline, tracks: list[Track]) -> dict[str, Any]:
+    """Return ids, names and lives of threads; times in ns since the origin, null if unknown."""
+    names = process_names(profile, tracks)
+    tasks = profile.tasks
+    rows = zip(*(one.tolist() for one in (tasks.pid, tasks.tid, tasks.begin_ns, tasks.end_ns)), strict=True)
+    lives: dict[tuple[int, int], list[float | None]] = {}
+    for pid, tid, begin, end in rows:
+        if (pid, tid) in lives:
+            lives[pid, tid] = [None, None]  # one number, several lives
+            continue
+        lives[pid, tid] = [float(time - timeline.origin_ns) if time > 0 else None for time in (begin, end)]
+    return {
+        "pid": [track.pid for track in tracks],
+        "tid": [track.tid for track in tracks],
+        "comm": [track.comm for track in tracks],
+        "process": [names.get(track.pid, "") for track in tracks],
+        "life": [lives.get((track.pid, track.tid), [None, None]) for track in tracks],
+    }
+
+
+def _names(tree: PathTree) -> dict[str, Any]:
+    dsos = {dso: row for row, dso in enumerate(sorted({name.dso for name in tree.names}))}
+    return {
+        "label": [name.label for name in tree.names],
+        "dso": [dsos[name.dso] for name in tree.names],
+        "kind": [int(name.kind) for name in tree.names],
+        "dsos": list(dsos),
+    }

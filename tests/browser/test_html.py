@@ -1,0 +1,484 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of a recording in a real browser: sums, controls, names, screens, the network."""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser.webdriver import KEYS, Browser
+from builders.large import large_profile
+from builders.profile import ProfileBuilder, kernel
+from builders.program import run
+
+from perf_offcpu.analysis.select import Selection, select_samples
+from perf_offcpu.analysis.time_windows import parse_windows
+from perf_offcpu.analysis.wait_classes import BY_LABEL
+from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.registry import FORMATS
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.report.document import document
+from perf_offcpu.report.summary import summarize
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+MS = 10**6
+HOSTILE = [
+    "<img src=x onerror=hacked=1>",
+    "</script><script>hacked=1</script>",
+    "'; touch /tmp/hacked; '",
+    "\u2028hacked=1\u2029",
+    "<!--<script>",
+]
+Show = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if shutil.which("chromedriver") is None:
+        pytest.skip("no chromedriver here (Debian: chromium chromium-driver)")
+    with Browser() as opened:
+        yield opened
+
+
+def opened(browser: Browser, page: Path) -> None:
+    browser.resize(1200, 800)
+    browser.open(page.as_uri())
+    ready = "const done = arguments[0]; const ask = () => window.page ? done() : setTimeout(ask, 10); ask();"
+    browser.run_async(ready)
+    browser.settle()
+
+
+@pytest.fixture
+def show(browser: Browser, tmp_path: Path) -> Iterator[Show]:
+    """Write the page of a profile and open it, from a file URL."""
+
+    def shown(profile: Profile, options: Options | None = None) -> Path:
+        page = tmp_path / "page.html"
+        with page.open("w", encoding="utf-8", newline="\n") as out:
+            FORMATS["html"].write(profile, out, options)
+        opened(browser, page)
+        return page
+
+    yield shown
+    browser.screenshot(tmp_path / "screenshot.png")
+    assert browser.run("return performance.getEntriesByType('resource').map((one) => one.name)") == []
+    assert browser.console() == []
+
+
+def threads(number: int = 3) -> Profile:
+    """Threads that wait in turn for a lock, a disk and a pipe, 10 ms each, from 1 s on."""
+    builder = ProfileBuilder(meta={"hostname": "box", "arch": "x86_64", "source": "p.data"})
+    where = [("futex_wait", 202), ("io_schedule", 0), ("pipe_read", 0)]
+    for at in range(30):
+        for thread in range(number):
+            function, call = where[(at + thread) % 3]
+            end = 10**9 + (at + 1) * 20 * MS + thread
+            builder.sample(
+                f"t{thread}", ["main", f"work_{thread}", kernel(function)], 10 * MS + at, time_ns=end,
+                tid=101 + thread, pid=100 + thread // 2, state=1, syscall=call, runq_ns=MS,
+                wakeup_ns=end - MS, waker_tid=101 + (thread + 1) % number,
+                waker_pid=100 + (thread + 1) % number // 2, waker_path=["main", "unlock"], cpu=thread,
+            )  # fmt: skip
+    builder.sample("t0", ["main", kernel("futex_wait")], 3 * MS, tid=101, pid=100, count=50,
+                   flags=SampleFlag.AGGREGATED, time_ns=10**9 + 200 * MS)  # fmt: skip
+    return builder.build()
+
+
+def text(browser: Browser, id_: str) -> str:
+    return str(browser.run("return document.getElementById(arguments[0]).textContent", id_))
+
+
+def press(browser: Browser, selector: str) -> None:
+    """Click on an element, wherever it is in the window."""
+    script = """
+        const one = document.querySelector(arguments[0]);
+        one.scrollIntoView({ block: "center" });
+        const box = one.getBoundingClientRect();
+        return [box.x + Math.min(box.width / 2, 40), box.y + box.height / 2];
+    """
+    browser.click(*browser.run(script, selector))
+
+
+def place(browser: Browser, tid: int, at_ns: float) -> tuple[float, float]:
+    """Return where a thread's lane shows a time (ns since the origin)."""
+    script = """
+        const { lanes, rec } = page, box = document.getElementById("lanes").getBoundingClientRect();
+        const lane = lanes.view.lanes.findIndex((one) => rec.data.tracks.tid[one.track] === arguments[0]);
+        return [box.left + lanes.xOf(arguments[1]), box.top + lanes.laneTop(lane) + 8];
+    """
+    x, y = browser.run(script, tid, at_ns)
+    return x, y
+
+
+def drag(browser: Browser, begin: tuple[float, float], end: tuple[float, float]) -> None:
+    script = """
+        const [x0, y0, x1, y1, shift] = arguments;
+        const target = document.elementFromPoint(x0, y0);
+        const mouse = { button: 0, pointerId: 1, pointerType: "mouse", bubbles: true, shiftKey: shift };
+        const fire = (name, clientX, clientY) =>
+          target.dispatchEvent(new PointerEvent(name, { clientX, clientY, ...mouse }));
+        fire("pointerdown", x0, y0);
+        for (let i = 1; i <= 5; i++) fire("pointermove", x0 + (x1 - x0) * i / 5, y0 + (y1 - y0) * i / 5);
+        fire("pointerup", x1, y1);
+    """
+    browser.run(script, *begin, *end, False)
+    browser.settle()
+
+
+# ---- sums ----------------------------------------------------------------------------------------------
+
+
+def reported(profile: Profile, selection: Selection, key: str) -> dict[str, Any]:
+    return document(summarize(select_samples(profile, selection), keys=(key,), verdict=False))
+
+
+def check_sums(sums: dict[str, Any], profile: Profile, selection: Selection) -> None:
+    """Compare the page's sums with those of `report --json`: every weight to the unit."""
+    for key, rows in sums["keys"].items():
+        found = reported(profile, selection, key)
+        expected = {
+            row["values"][0]: (row["weight"], row["count"], row["runq"] or 0)
+            for row in found["groups"]["rows"]
+        }
+        assert {label: (int(w), c, int(r)) for label, w, c, r in rows} == expected, key
+    total = found["subject"]
+    assert [int(sums["total"][0]), sums["total"][1]] == [total["weight"], total["count"]]
+    stacks = {
+        (row["comm"], *(one["name"] for one in row["frames"])): row["weight"] for row in found["stacks"]
+    }
+    assert {tuple(path): int(weight) for path, weight, _ in sums["stacks"]} == stacks
+    histogram = found["histogram"]
+    buckets = {
+        str(one["from"]): (one["weight"], one["count"]) for one in histogram["buckets"] if one["count"]
+    }
+    assert {edge: (int(weight), count) for edge, weight, count in sums["lengths"]} == buckets
+    by_tid: dict[int, int] = {}
+    for row in found["threads"]:
+        by_tid[row["tid"]] = by_tid.get(row["tid"], 0) + row["weight"]
+    assert {tid: int(weight) for tid, weight, _ in sums["tracks"]} == {t: w for t, w in by_tid.items() if w}
+
+
+def selections(profile: Profile, number: int, seed: int) -> Iterator[tuple[list[Any], Selection]]:
+    """Return random (from, to, tids, classes) and the same for the report."""
+    rng = random.Random(seed)
+    times = profile.samples.time_ns[profile.samples.time_ns >= 0]
+    first, last = int(times.min()), int(times.max())
+    tids = sorted(set(profile.samples.tid.tolist()))
+    for _ in range(number):
+        span = sorted(rng.randint(first, last) for _ in range(2)) if rng.random() < 0.8 else None
+        chosen = rng.sample(tids, rng.randint(1, len(tids))) if rng.random() < 0.6 else None
+        classes = rng.sample(sorted(BY_LABEL), 3) if rng.random() < 0.5 else None
+        window = parse_windows(",".join(f"{t // 10**9}.{t % 10**9:09}" for t in span)) if span else ()
+        selection = Selection(
+            windows=window, tids=tuple(chosen or ()), classes=tuple(BY_LABEL[one] for one in classes or ())
+        )
+        yield [span, chosen, classes], selection
+
+
+@pytest.mark.parametrize("made", [threads, lambda: large_profile(4000, 300)], ids=["threads", "large"])
+def test_sums_of_random_selections_are_those_of_the_report(
+    browser: Browser, show: Show, made: Callable[[], Profile]
+) -> None:
+    profile = made()
+    show(profile)
+    script = """
+        const [span, tids, classes] = arguments, { rec } = page, origin = BigInt(rec.data.origin);
+        const since = (ns) => Number(BigInt(ns) - origin);
+        const tracks = tids && new Set([...rec.data.tracks.tid.keys()]
+          .filter((track) => tids.includes(rec.data.tracks.tid[track])));
+        const [from, to] = span ? span.map(since) : [null, null];
+        page.select({ from, to, tracks, classes: classes && new Set(classes) });
+        return page.sums();
+    """
+    seen = 0
+    for (span, tids, classes), selection in selections(profile, 12, 7):
+        sums = browser.run(script, span and list(map(str, span)), tids, classes)
+        check_sums(sums, profile, selection)
+        seen += int(sums["total"][1])
+    assert seen, "all selections were empty"
+
+
+def test_the_command_of_a_selection_has_its_sums(browser: Browser, tmp_path: Path) -> None:
+    """A page of the command line, with a real recording; its command, run as it stands."""
+    options = ["-i", str(DATA / "demo.data"), "--kallsyms", str(DATA / "demo.kallsyms")]
+    options += ["--symfs", str(DATA / "demo.symfs")]
+    page = tmp_path / "demo.html"
+    assert run("report", "--html", str(page), *options).returncode == 0
+    opened(browser, page)
+    assert text(browser, "verdict").startswith("2.010 s off the CPU in 14 threads: 40 % lock waits")
+    script = """
+        const [from, to, tracks, classes] = arguments;
+        page.select({ from, to, tracks: new Set(tracks), classes: new Set(classes) });
+        return [document.getElementById("command").value, page.sums()];
+    """
+    for span, tracks, classes in (
+        ((10 * MS, 90 * MS), [0, 1, 2, 5], ["sleep", "lock"]),
+        ((0, 60 * MS), [3, 4, 6], ["poll", "lock", "other"]),
+    ):
+        command, sums = browser.run(script, *span, tracks, classes)
+        program, verb, *words = shlex.split(command)
+        assert (program, verb) == ("perf-offcpu", "report")
+        done = run("report", "--json", *words)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert found["subject"]["weight"] == int(sums["total"][0]) > 0
+        expected = [[row["values"][0], str(row["weight"])] for row in found["groups"]["rows"]]
+        assert [row[:2] for row in sums["keys"]["class"]] == expected
+    assert browser.console() == []
+
+
+def test_weights_above_2_to_53_stay_exact(browser: Browser, show: Show) -> None:
+    builder = ProfileBuilder()
+    for tid in range(3):
+        builder.sample("a", ["f"], 2**53 + 1, tid=tid, time_ns=2**54)
+    show(builder.build())
+    assert browser.run("return page.sums()")["total"] == [str(3 * (2**53 + 1)), 3]
+    assert f"{3 * (2**53 + 1):,} ns" in text(browser, "sums")
+
+
+# ---- controls ------------------------------------------------------------------------------------------
+
+
+def test_a_drag_over_lanes_selects_time_and_threads(browser: Browser, show: Show) -> None:
+    show(threads())
+    drag(browser, place(browser, 101, 100 * MS), place(browser, 102, 300 * MS))
+    script = """
+        const { sel } = page.state;
+        return [sel.from, sel.to, [...sel.tracks].map((track) => page.rec.data.tracks.tid[track])];
+    """
+    sel = browser.run(script)
+    assert sel[0] == pytest.approx(100 * MS, abs=MS) and sel[1] == pytest.approx(300 * MS, abs=MS)
+    assert sorted(sel[2]) == [101, 102]
+    assert text(browser, "subject").startswith("2 threads · 2")
+    press(browser, "#zoomsel")
+    assert browser.run("return page.lanes.view.to - page.lanes.view.from") < 220 * MS
+    press(browser, "#clear")
+    assert text(browser, "subject") == "Everything"
+
+
+def test_a_drag_on_the_axis_selects_all_threads(browser: Browser, show: Show) -> None:
+    show(threads())
+    x0, _ = place(browser, 101, 100 * MS)
+    x1, _ = place(browser, 101, 200 * MS)
+    y = browser.run(
+        "const box = document.getElementById('axis').getBoundingClientRect(); return box.bottom - 6"
+    )
+    drag(browser, (x0, y), (x1, y))
+    assert browser.run("return page.state.sel.tracks") is None
+    assert text(browser, "subject").startswith("100")
+
+
+def test_a_click_shows_a_wait_its_stack_and_its_waker(browser: Browser, show: Show) -> None:
+    show(threads())
+    browser.click(*place(browser, 102, 27 * MS))
+    panel = text(browser, "panel")
+    assert "Thread" in panel and "t1 102 (pid 100)" in panel
+    assert "10 ms (10,000,001 ns)" in panel and "1 ms (1,000,000 ns): woken, not yet running" in panel
+    assert "Stack of the waker" in panel and "unlock" in panel and "pipe_read" in panel
+    assert "read" in panel and "t2 103 (pid 101)" in panel
+    press(browser, "#panel dd:last-of-type button")
+    assert browser.run("return page.rec.data.tracks.tid[page.state.cursor]") == 103
+
+
+def test_keys(browser: Browser, show: Show) -> None:
+    show(threads())
+    browser.run("document.getElementById('lanes').focus()")
+    span = "return page.lanes.view.to - page.lanes.view.from"
+    whole = browser.run(span)
+    browser.type("+")
+    assert browser.run(span) == pytest.approx(whole / 2)
+    begin = browser.run("return page.lanes.view.from")
+    browser.type(KEYS["left"])
+    assert browser.run("return page.lanes.view.from") == pytest.approx(begin - whole / 20)
+    browser.type("-0" + KEYS["down"] + KEYS["down"] + "]")
+    assert browser.run(span) == pytest.approx(whole)
+    first = browser.run("return page.state.wait")
+    browser.type("]]")
+    assert browser.run("return page.state.wait") == first + 2
+    browser.type("[")
+    assert browser.run("return page.state.wait") == first + 1
+    assert "woken by" in text(browser, "status"), "a screen reader hears the wait"
+    browser.type(KEYS["enter"])
+    assert browser.run("return page.state.sel.tracks.size") == 1
+    browser.type(KEYS["escape"])
+    assert text(browser, "subject") == "Everything" and browser.run("return page.state.wait") == -1
+
+
+def test_wheel_zooms_and_pans(browser: Browser, show: Show) -> None:
+    show(threads())
+    turn = """
+        const [x, y, options] = arguments;
+        document.getElementById("lanes").dispatchEvent(new WheelEvent("wheel",
+          { clientX: x, clientY: y, bubbles: true, cancelable: true, ...options }));
+        return [page.lanes.view.from, page.lanes.view.to];
+    """
+    x, y = place(browser, 101, 200 * MS)
+    from_, to = browser.run(turn, x, y, {"deltaY": -300, "ctrlKey": True})
+    assert place(browser, 101, 200 * MS)[0] == pytest.approx(x, abs=1), "the time under the pointer stays"
+    moved, _ = browser.run(turn, x, y, {"deltaY": 100, "shiftKey": True})
+    assert moved > from_ and to - from_ < 600 * MS
+    browser.run(turn, x, y, {"deltaY": 100})
+    assert browser.run("return page.lanes.view.from") == moved, "the bare wheel scrolls"
+
+
+def test_classes_of_the_legend_select(browser: Browser, show: Show) -> None:
+    profile = threads()
+    show(profile)
+    chips = "return [...document.querySelectorAll('#classes button')].map((one) => one.textContent)"
+    assert browser.run(chips) == [
+        "lock",
+        "disk",
+        "pipe",
+    ]
+    press(browser, "#classes button:nth-child(3)")
+    check_sums(browser.run("return page.sums()"), profile, Selection(classes=(BY_LABEL["pipe"],)))
+    assert browser.run("return document.querySelectorAll('#panel tr.chosen').length") == 1
+    press(browser, "#panel tbody tr:first-child button")
+    assert text(browser, "subject") == "Everything"
+
+
+def test_search_marks_waits_and_frames(browser: Browser, show: Show) -> None:
+    show(threads())
+    browser.type("/work_1")
+    assert text(browser, "matched") == "300 ms in 30 waits match"
+    assert browser.run("return page.state.dim.reduce((sum, one) => sum + one, 0)") == 61
+    browser.type(KEYS["escape"])
+    assert text(browser, "matched") == "" and browser.run("return page.state.dim") is None
+
+
+def test_lanes_by_process_and_in_other_orders(browser: Browser, show: Show) -> None:
+    show(threads())
+    lanes = """
+        const { tid } = page.rec.data.tracks;
+        return page.lanes.view.lanes.map((one) => (one.track < 0 ? -one.pid : tid[one.track]));
+    """
+    assert browser.run(lanes) == [101, 102, 103]
+    press(browser, "#group")
+    assert browser.run(lanes) == [-100, 101, 102, -101, 103]
+    x, y = place(browser, 101, 0)
+    left = browser.run("return document.getElementById('lanes').getBoundingClientRect().left")
+    browser.click(left + 6, y - 17)
+    assert browser.run(lanes) == [-100, -101, 103], "a click on the mark folds the process"
+    browser.click(left + 60, y - 17)
+    assert text(browser, "subject") == "2 threads"
+    order = (
+        "const s = document.getElementById('sort'); s.value = 'tid'; s.dispatchEvent(new Event('change'));"
+    )
+    browser.run(order)
+    assert browser.run(lanes) == [-100, -101, 103]
+
+
+def test_tables_flame_graph_and_histogram_follow_the_selection(browser: Browser, show: Show) -> None:
+    show(threads())
+    browser.run("page.selectTracks([1])")
+    browser.settle()
+    labels = {box["label"] for box in browser.run("return page.graph.boxes()")}
+    assert "work_1" in labels and "work_0" not in labels
+    weights = (
+        "return [...document.querySelectorAll('#panel tr[data-weight]')].map((row) => row.dataset.weight)"
+    )
+    for tab in ("waker", "syscall", "state", "thread", "stack"):
+        press(browser, f"#tab-{tab}")
+        assert sum(map(int, browser.run(weights))) == 300 * MS + sum(range(30)), tab
+    press(browser, "#tab-length")
+    assert "10 ms – 20 ms" in text(browser, "panel")
+    browser.run("page.select(page.everything())")
+    assert "Not in the buckets: 3 ms (3,000,000 ns) in sums of 50 waits" in text(browser, "panel")
+    assert "3 ms (3,000,000 ns) in sums of 50 short waits" in text(browser, "placeless")
+
+
+def test_buttons_of_the_flame_graph(browser: Browser, show: Show) -> None:
+    show(threads())
+    assert "lock" in text(browser, "flamelegend")
+    press(browser, "#byclass")
+    assert "waiting, kernel" in text(browser, "flamelegend")
+    before = {box["label"]: box["y"] for box in browser.run("return page.graph.boxes()")}
+    press(browser, "#icicle")
+    after = {box["label"]: box["y"] for box in browser.run("return page.graph.boxes()")}
+    assert before["all"] > before["main" if "main" in before else "t0"] and after["all"] < min(
+        y for label, y in after.items() if label != "all"
+    )
+
+
+def test_colours_of_lanes_and_themes(browser: Browser, show: Show) -> None:
+    show(threads())
+    script = """
+        const canvas = document.getElementById("lanes"), box = canvas.getBoundingClientRect();
+        const scale = canvas.width / box.width, pen = canvas.getContext("2d");
+        const [x, y] = [(arguments[0] - box.left) * scale, (arguments[1] - box.top - 6) * scale];
+        return [...pen.getImageData(x, y, 1, 1).data].slice(0, 3);
+    """
+    lock = browser.run(script, *place(browser, 101, 4 * MS))
+    queue = browser.run(script, *place(browser, 101, 9.5 * MS))
+    running = browser.run(script, *place(browser, 101, 14 * MS))
+    assert lock[0] > 180 > lock[1], "red"
+    assert queue[0] > 200 and queue[1] > 140 > queue[2], "waiting for a CPU has a colour of its own"
+    assert min(running) > 200, "running is pale"
+    press(browser, "#theme")
+    press(browser, "#theme")
+    assert text(browser, "theme") == "Theme: dark"
+    assert max(browser.run(script, *place(browser, 101, 14 * MS))) < 80
+
+
+# ---- names, screens ------------------------------------------------------------------------------------
+
+
+def test_hostile_names_stay_text(browser: Browser, show: Show) -> None:
+    builder = ProfileBuilder(meta={"hostname": HOSTILE[0], "source": HOSTILE[1]}, losses={HOSTILE[2]: 1})
+    for at, name in enumerate(HOSTILE):
+        builder.sample(name, [name, kernel(name)], MS, tid=at + 1, time_ns=10**9 + at * MS, waker_path=[name])
+    show(builder.build(), Options(title=HOSTILE[0], sentences=(HOSTILE[1],), selected=("-i", HOSTILE[2])))
+    browser.run("page.chooseWait(0)")
+    for tab in ("class", "waker", "thread", "stack", "length", "wait"):
+        press(browser, f"#tab-{tab}")
+    browser.hover(*place(browser, 1, 0))
+    assert browser.run("return [typeof hacked, document.querySelectorAll('img, svg').length]") == [
+        "undefined",
+        0,
+    ]
+    assert text(browser, "title") == HOSTILE[0] and HOSTILE[1] in text(browser, "verdict")
+    command = browser.run("return document.getElementById('command').value")
+    assert shlex.split(command) == ["perf-offcpu", "report", "-i", HOSTILE[2]]
+
+
+@pytest.mark.parametrize("size", [(320, 568), (768, 1024), (3840, 2160)], ids=str)
+def test_screens(browser: Browser, show: Show, size: tuple[int, int]) -> None:
+    show(threads(20))
+    browser.resize(*size)
+    browser.settle()
+    wide = browser.run("return [document.documentElement.scrollWidth, innerWidth]")
+    assert wide[0] <= wide[1], "nothing is wider than the screen"
+    x, _ = place(browser, 101, 40 * MS)
+    assert 0 < x < size[0]
+    hidden = """
+        return [...document.querySelectorAll("button, input, select")].filter((one) => {
+          const box = one.getBoundingClientRect();
+          return one.checkVisibility() && (box.right > innerWidth + 1 || box.left < -1 || box.width < 1);
+        }).map((one) => one.id || one.textContent);
+    """
+    assert browser.run(hidden) == []
+
+
+def test_names_for_screen_readers(browser: Browser, show: Show) -> None:
+    show(threads())
+    nameless = """
+        const named = (one) => one.ariaLabel || one.getAttribute("aria-labelledby") || one.textContent.trim();
+        return [...document.querySelectorAll("button, input, select, canvas, section, [role]")]
+          .filter((one) => !named(one) && one.ariaHidden !== "true" && !one.hidden)
+          .map((one) => one.outerHTML.slice(0, 80));
+    """
+    assert browser.run(nameless) == []
+    assert browser.run("return document.documentElement.lang") == "en"
+
+
+def test_an_empty_page(browser: Browser, show: Show) -> None:
+    show(ProfileBuilder().build())
+    assert browser.run("return page.sums().total") == ["0", 0]
+    assert "nothing is selected" in text(browser, "panel")

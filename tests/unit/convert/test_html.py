@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of a recording in time, as bytes; tests/browser opens it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from builders.html_page import HOSTILE, Page
+from builders.large import large_profile
+from builders.profile import Code, ProfileBuilder, kernel
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perf_offcpu.analysis.timeline import timeline_of
+from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.tree import build_paths
+from perf_offcpu.convert.html.columns import packed
+from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.registry import FORMATS
+from perf_offcpu.model.columns import I64
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+
+
+def unpacked(directory: dict[str, dict[str, int]], text: str) -> dict[str, list[int]]:
+    """Read columns by the page's own rule: the least value and byte planes."""
+    data = zlib.decompress(base64.b64decode(text))
+    columns = {}
+    for name, where in directory.items():
+        values = [where["least"]] * where["length"]
+        for plane in range(where["planes"]):
+            at = where["at"] + plane * where["length"]
+            values = [
+                value + (byte << 8 * plane)
+                for value, byte in zip(values, data[at : at + where["length"]], strict=True)
+            ]
+        columns[name] = values
+    return columns
+
+
+class Opened:
+    """A page's document and columns."""
+
+    def __init__(self, profile: Profile, options: Options | None = None) -> None:
+        out = io.StringIO()
+        FORMATS["html"].write(profile, out, options)
+        self.page = Page(out.getvalue())
+        self.document: dict[str, Any] = json.loads(self.page.texts["script#profile"])
+        self.columns = unpacked(self.document["columns"], self.page.texts["script#columns"])
+
+    def rows(self, kind: int) -> list[tuple[int, int]]:
+        """Return (tid, row) of all rows of a kind."""
+        firsts, tids = self.document["firsts"][kind], self.document["tracks"]["tid"]
+        return [(tid, row) for at, tid in enumerate(tids) for row in range(firsts[at], firsts[at + 1])]
+
+    def weight(self, row: int) -> int:
+        return self.columns["hi"][row] * 10**9 + self.columns["lo"][row]
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40)))
+def test_columns_come_back(columns: dict[str, list[int]]) -> None:
+    directory, text = packed({name: np.array(values, np.int64) for name, values in columns.items()})
+    assert unpacked(directory, text) == columns
+
+
+def test_a_plane_that_is_zero_is_not_there() -> None:
+    directory, _ = packed(
+        {"same": np.full(9, 10**15), "small": np.arange(200), "none": np.empty(0, np.int64)}
+    )
+    assert [directory[name]["planes"] for name in directory] == [0, 1, 0]
+
+
+def profile() -> Profile:
+    meta = {"hostname": "box", "source": "p.data", "arch": "x86_64"}
+    builder = ProfileBuilder(losses={"records lost": 3}, meta=meta)
+    builder.sample(
+        "b", ["main", kernel("futex_wait")], 5_000_000_007, tid=2, time_ns=9 * 10**9, syscall=202, runq_ns=7,
+        wakeup_ns=9 * 10**9 - 7, waker_tid=1, waker_pid=100, waker_path=["main", "unlock"],
+    )  # fmt: skip
+    builder.sample("b", ["main"], 40, tid=2, time_ns=3 * 10**9)
+    builder.sample("a", ["main", Code("f", "/lib/x.so")], 3, tid=1, event="cpu-clock", time_ns=8 * 10**9)
+    builder.sample("a", [], 4, tid=1, flags=SampleFlag.AGGREGATED, count=10, time_ns=5 * 10**9)
+    builder.sample("a", ["g"], 6, tid=1, flags=SampleFlag.UNTIMED, time_ns=-1)
+    return builder.build()
+
+
+def test_rows_are_by_kind_thread_and_begin() -> None:
+    opened = Opened(profile())
+    waits, moments, others = (opened.rows(kind) for kind in range(3))
+    assert [(tid, opened.weight(row)) for tid, row in waits] == [(2, 40), (2, 5_000_000_007)]
+    assert [(tid, opened.weight(row)) for tid, row in moments] == [(1, 3)]
+    assert [(tid, opened.weight(row)) for tid, row in others] == [(1, 4), (1, 6)]
+    assert opened.document["origin"] == str(3 * 10**9 - 40)
+    assert [opened.columns["gap"][row] for _, row in waits] == [0, 10**9 - 7]
+    assert opened.columns["lasts"] == [2 * 10**9 + 40, -1] and opened.columns["timed"] == [1, 0]
+    assert [opened.columns["runq"][row] for _, row in waits] == [0, 7]
+
+
+def test_stacks_and_wakers_are_nodes_of_one_tree() -> None:
+    opened = Opened(profile())
+    document, columns = opened.document, opened.columns
+
+    def path(node: int) -> list[str]:
+        depth, found = columns["depth"][node], []
+        for at in range(node, -1, -1):
+            if columns["depth"][at] == depth:
+                found.append(document["names"]["label"][columns["name"][at]])
+                depth -= 1
+        return found[::-1]
+
+    row = opened.rows(0)[1][1]
+    assert path(columns["node"][row]) == ["b", "main", "futex_wait"]
+    assert path(columns["waker_node"][row])[1:] == ["main", "unlock"]
+    assert document["tracks"]["tid"][columns["waker_track"][row]] == 1
+    labels = {key["key"]: key["labels"][columns[f"key.{key['key']}"][row]] for key in document["keys"]}
+    assert labels == {
+        "class": "lock",
+        "waker": "[unknown]",
+        "syscall": "futex",
+        "state": "?",
+        "event": "offcpu-time",
+    }
+
+
+def test_times_and_weights_of_many_waits_are_exact() -> None:
+    many = large_profile(3000, 200)
+    opened, timeline = Opened(many), timeline_of(many)
+    seen = set()
+    at = 0
+    for tid, row in opened.rows(0):
+        first = row in opened.document["firsts"][0]
+        begin = opened.columns["gap"][row] + (0 if first else at)
+        at = begin + opened.weight(row)
+        seen.add((tid, begin, at))
+    assert len(opened.rows(0)) == 3000
+    tids = many.samples.tid.tolist()
+    assert seen == set(zip(tids, timeline.begin_ns.tolist(), timeline.end_ns.tolist(), strict=True))
+    weights: I64 = build_paths(many, PathOptions()).total(many.samples.period)
+    by_node: dict[int, int] = {}
+    for row, node in enumerate(opened.columns["node"]):
+        by_node[node] = by_node.get(node, 0) + opened.weight(row)
+    assert sorted(by_node.values()) == sorted(weights[weights > 0].tolist())
+
+
+def test_head() -> None:
+    options = Options(title="Mine", sentences=("Nothing waits.",), selected=("-i", "p.data"))
+    document = Opened(profile(), options).document
+    assert (document["title"], document["sentences"], document["options"]) == (
+        "Mine",
+        ["Nothing waits."],
+        ["-i", "p.data"],
+    )
+    assert document["lost"] == [["3", "records lost"]] and ["File", "p.data"] in document["facts"]
+
+
+@pytest.mark.parametrize("empty", [ProfileBuilder(), ProfileBuilder().sample("a", ["f"], 7, time_ns=-1)])
+def test_without_times_there_is_a_page(empty: ProfileBuilder) -> None:
+    document = Opened(empty.build()).document
+    assert document["span"][0] < document["span"][1] and document["firsts"][0][-1] == 0
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_are_data(name: str) -> None:
+    """In every place where a recording can put a name."""
+    meta = {"hostname": name, "cmdline": (name,), "source": name, "os_release": name, "cpu_desc": name}
+    hostile = ProfileBuilder(events={name: "ns"}, losses={name: 1}, meta=meta)
+    hostile.sample(name, [name, Code("", name)], 5, event=name, waker_path=[name])
+    harmless = ProfileBuilder(events={"e": "ns"}).sample("a", ["f"], 5, event="e")
+    options = Options(title=name, sentences=(name,), selected=("-i", name))
+    opened = Opened(hostile.build(), options)
+    assert opened.page.tags == Opened(harmless.build()).page.tags, "a name became an element"
+    assert not any(key.startswith("on") or key == "style" for key, _ in opened.page.attributes)
+
+
+def test_the_policy_allows_no_network() -> None:
+    page = Opened(profile()).page
+    policies = [value or "" for key, value in page.attributes if key == "content"]
+    (policy,) = (value for value in policies if "default-src" in value)
+    assert policy.startswith("default-src 'none'; script-src 'sha256-") and "unsafe" not in policy
+    assert not any(key in {"src", "href"} for key, _ in page.attributes)
