@@ -134,16 +134,16 @@ def run(args: argparse.Namespace) -> int:
     from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.report.summary import summarize
 
-    if args.html is not None:
-        return _page(args)
-    if args.critical_path:
-        return _critical_path(args)
-    if args.bottlenecks:
-        return _bottlenecks(args)
-    if args.serial:
-        return _serial(args)
-    if args.diff is not None:
-        return _compare(args)
+    views = (
+        (args.html is not None, _page),
+        (args.critical_path, _critical_path),
+        (args.bottlenecks, _bottlenecks),
+        (args.serial, _serial),
+        (args.diff is not None, _compare),
+    )
+    for chosen, view in views:
+        if chosen:
+            return view(args)
     if args.per is not None:
         raise UsageError("--per has a meaning with --diff OLD only")
     profile = profile_from_args(args)

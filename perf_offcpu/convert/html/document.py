@@ -34,6 +34,7 @@ from perf_offcpu.text import printable
 
 _KEYS = {
     "class": "Wait class",
+    "object": "Object",
     "waker": "Woken by",
     "syscall": "System call",
     "state": "Task state",
@@ -41,7 +42,7 @@ _KEYS = {
     "event": "Event",
 }
 """Keys of `callpaths.keys` with a table in the page, and the titles of their tables."""
-_OPTIONAL = {"cgroup", "event"}
+_OPTIONAL = {"object", "cgroup", "event"}
 FLAGS = {
     SampleFlag.OFFCPU: "wait",
     SampleFlag.PREEMPTED: "preempted",
