@@ -176,6 +176,8 @@ def _critical_path(args: argparse.Namespace) -> int:
     """Write a critical path: as stacks, or next to all threads where the format has a time axis."""
     if args.diff is not None or args.all_events or args.waker_stack or args.wakers:
         raise UsageError("--critical-path shows one thread: no --diff, --all-events, --waker-stack, --wakers")
+    if args.format == "html":
+        raise UsageError("--critical-path has no form for --html; report --critical-path, --flamegraph")
     made: list[Any] = []
 
     def load() -> Profile:
