@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.analysis.classify import classify
 from perf_offcpu.analysis.group import group
-from perf_offcpu.analysis.select import Selection
+from perf_offcpu.analysis.select import Selection, select_samples
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.model.profile import Profile
@@ -36,6 +36,17 @@ def absent_values(profile: Profile, selection: Selection) -> Iterator[str]:
     yield from _sentence(
         "state", selection.states, state_codes(samples), lambda code: STATES[code].letter or "unknown"
     )
+    if selection.objects:
+        patterns = tuple(map(printable, selection.objects))
+        name = np.append(profile.objects.name, 0)[samples.object]
+        shown = samples.object >= 0
+        met = select_samples(profile, Selection(objects=selection.objects)).is_offcpu().any()
+        if not met:
+            yield from (
+                _sentence("object", patterns, name[shown], lambda row: printable(strings[row]))
+                if shown.any()
+                else ["no wait in the recording has an object"]
+            )
     if selection.classes:
         labels = tuple(one.label for one in selection.classes)
         yield from _sentence("class", labels, classify(profile).wait_class, lambda one: WaitClass(one).label)

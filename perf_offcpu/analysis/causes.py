@@ -89,6 +89,25 @@ def causes_of(profile: Profile, waits: Waits) -> Causes:
     return Causes(list(names), np.where(for_cpu, 0, numbers[of]))
 
 
+def program_functions(profile: Profile, leaf: I64) -> tuple[list[str], I64]:
+    """Name the innermost named function of the program of any stacks, those of wakers, too.
+
+    Args:
+        leaf: int64[n], rows in stacks; -1 for none.
+
+    Returns:
+        (names, of): printable names, the first "", not known; int64[n], index into them.
+    """
+    first, of = group(leaf)
+    node = _innermost(profile, leaf[first], _kinds(profile)[0])
+    frame = np.append(profile.stacks.frame, -1)[node].tolist()
+    numbers: dict[str, int] = {"": 0}
+    symbols, strings = profile.frames.symbol, profile.strings
+    named = ["" if row < 0 else _short(strings[symbols[row]], "", "") for row in frame]
+    number = np.array([numbers.setdefault(name, len(numbers)) for name in named], np.int64)
+    return list(numbers), number[of]
+
+
 def _short(symbol: str, dso: str, call: str) -> str:
     if not symbol:
         file = frame_label("", dso) if dso and not is_jit_memory(dso) else ""

@@ -7,6 +7,7 @@ event or cgroup that the recording does not have is a UsageError.
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,11 +53,13 @@ class Selection:
     states: tuple[str, ...] = ()  # letters. This and the fields below choose among waits; other samples stay
     classes: tuple[WaitClass, ...] = ()
     min_ns: int = 0  # the shortest wait; sums stay if they can hold one
+    objects: tuple[str, ...] = ()  # patterns of names of wait objects: parts of them, with * and ?
+    locks: tuple[int, ...] = ()  # addresses of futexes
 
     @property
     def is_of_waits(self) -> bool:
         """Return True if it asks for some waits only."""
-        return bool(self.states or self.classes or self.min_ns)
+        return bool(self.states or self.classes or self.min_ns or self.objects or self.locks)
 
 
 def select(profile: Profile, selection: Selection) -> Profile:
@@ -193,11 +196,28 @@ def _of_waits(profile: Profile, selection: Selection, waits: Waits | None) -> Bo
         rows &= np.array([one.letter in selection.states for one in STATES])[state_codes(samples)]
     if selection.classes and waits is not None:
         rows &= np.isin(waits.wait_class, np.array(selection.classes, np.uint8))
+    if selection.objects or selection.locks:
+        rows &= _of_objects(profile, selection)
     if selection.min_ns:
         known = samples.has(SUM_FLAGS) & (samples.longest_ns >= 0)
         longest = np.where(known, samples.longest_ns, samples.period)
         rows &= longest >= selection.min_ns
     return rows | ~profile.is_offcpu()
+
+
+def _of_objects(profile: Profile, selection: Selection) -> Bool:
+    """Return bool[samples]: the samples of the chosen objects. Sums of waits have no object."""
+    objects, strings = profile.objects, profile.strings
+    chosen = np.zeros(len(objects) + 1, np.bool_)  # the last row: no object
+    if selection.objects:
+        patterns = [re.compile(fnmatch.translate(f"*{one}*")) for one in selection.objects]
+        names = (strings[row] for row in objects.name.tolist())
+        chosen[:-1] = [any(one.match(name) for one in patterns) for name in names]
+    if selection.locks:
+        addresses = np.array([one for one in selection.locks if one < 1 << 64], np.uint64)
+        is_lock = np.isin(objects.address, addresses) & (objects.address != 0)
+        chosen[:-1] = is_lock & chosen[:-1] if selection.objects else is_lock
+    return chosen[profile.samples.object]
 
 
 def _undecided_sums(profile: Profile, min_ns: int) -> int:

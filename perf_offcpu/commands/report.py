@@ -61,6 +61,7 @@ EXAMPLES = """examples:
   perf-offcpu report --diff old.data        what grew and shrank since then, and what of it is noise
   perf-offcpu report --diff old.data --per 8000,12000   the same, per request: 8000 before, 12000 now
   perf-offcpu report --critical-path --comm client   what this thread waited for, and on whom
+  perf-offcpu report --locks                each lock: waiters, holders, queue
   perf-offcpu report --bottlenecks          where the waits of all threads end, and in which functions
   perf-offcpu report --serial --comm server  what ran while few of its threads did
   perf-offcpu report --html page.html       a page to look at: threads in time, and any part of it
@@ -83,6 +84,7 @@ _OUTPUT = f"""
 {CRITICAL_PATH.strip()}
 --bottlenecks: the three threads or devices for which most was waited in the end, and their stacks
 --serial: what ran while few threads of the program did (--comm, --pid), and the waits that one thread ends
+--locks: each lock: who waited, how many at once, and who held or released it
 --limit N: rows of each table, 0 for all (default: {_THREADS}, {_STACKS} stacks; --json: all)
 --no-verdict: leave out the sentences on top that sum up the report
 --json: print a JSON document, weights as integers
@@ -138,6 +140,7 @@ def run(args: argparse.Namespace) -> int:
         (args.html is not None, _page),
         (args.critical_path, _critical_path),
         (args.bottlenecks, _bottlenecks),
+        (args.locks, _locks),
         (args.serial, _serial),
         (args.diff is not None, _compare),
     )
@@ -208,6 +211,22 @@ def _bottlenecks(args: argparse.Namespace) -> int:
     if args.diff is not None or args.event:
         raise UsageError("--bottlenecks is about the waits of one recording: no --diff, --event")
     found = bottlenecks_of(*cascade_from_args(args))
+    if args.json:
+        return _print_json(document(found))
+    return _print_lines(render(found, _style(args)), args)
+
+
+def _locks(args: argparse.Namespace) -> int:
+    """Print the locks that were waited for and return the exit status."""
+    from perf_offcpu.analysis.interpreters import fold_interpreters
+    from perf_offcpu.report.objects.lock_report import document, hand_limit, render, report_of
+
+    if args.diff is not None or args.event:
+        raise UsageError("--locks is about the waits of one recording: no --diff, --event")
+    profile, limit = profile_from_args(args), _limits(args).stacks
+    found = report_of(
+        fold_interpreters(profile) if args.fold_interpreters else profile, limit, hand_limit(limit)
+    )
     if args.json:
         return _print_json(document(found))
     return _print_lines(render(found, _style(args)), args)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from perf_offcpu.callpaths.names import Name, NameKind
 from perf_offcpu.report.breakdowns import FunctionTable, GroupTable, Histogram
+from perf_offcpu.report.fields import cut_fields, fields, frame, total_fields
+from perf_offcpu.report.objects.document import dead_thread_fields, object_fields
 from perf_offcpu.report.summary import EventRow, StackRow, Summary, ThreadRow
 from perf_offcpu.report.thread_budgets import BudgetRow, BudgetTable
-from perf_offcpu.report.totals import Total
 from perf_offcpu.report.verdict import Cause, Place, Preempted, Verdict
 from perf_offcpu.report.verdict_text import sentences_of
 from perf_offcpu.text import printable
@@ -35,27 +35,18 @@ def document(summary: Summary) -> dict[str, Any]:
         "subject": subject | {"unit": summary.unit} | total_fields(summary.total),
         "verdict": summary.verdict and _verdict(summary.verdict),
         "threads": [_thread(row, summary.beside) for row in summary.threads],
-        "more_threads": _cut(summary.more_threads),
+        "more_threads": cut_fields(summary.more_threads),
         "stacks": [_stack(row) for row in summary.stacks],
-        "more_stacks": _cut(summary.more_stacks),
+        "more_stacks": cut_fields(summary.more_stacks),
         "budget": summary.budget and _budget(summary.budget),
         "groups": _groups(summary.groups),
+        "objects": object_fields(summary.objects),
+        "deadlocks": [list(map(dead_thread_fields, one)) for one in summary.deadlocks],
         "functions": summary.functions and _functions(summary.functions),
         "histogram": summary.histogram and _histogram(summary.histogram),
         "notes": {str(cause): count for cause, count in summary.notes.items()},
         "losses": {printable(str(cause)): count for cause, count in summary.losses.items()},
     }
-
-
-def fields(row: object, names: str) -> dict[str, Any]:
-    """Return the named fields of a row, texts printable."""
-    values = ((name, getattr(row, name)) for name in names.split())
-    return {name: printable(value) if isinstance(value, str) else value for name, value in values}
-
-
-def total_fields(total: Total) -> dict[str, Any]:
-    """Return a total; `count` is a lower bound and `average` null if sums of unknown numbers are in it."""
-    return fields(total, "weight count count_is_exact average longest")
 
 
 def _thread(row: ThreadRow, event: EventRow | None) -> dict[str, Any]:
@@ -74,15 +65,6 @@ def _stack(row: StackRow) -> dict[str, Any]:
         "still_blocked": row.still_blocked,
         "frames": [frame(name) for name in row.frames],
     }
-
-
-def frame(name: Name) -> dict[str, str]:
-    """Return a frame."""
-    return {"name": name.label, "dso": name.dso, "kind": NameKind(name.kind).name.lower()}
-
-
-def _cut(more: tuple[int, int]) -> dict[str, int]:
-    return {"rows": more[0], "weight": more[1]}
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:
@@ -136,7 +118,7 @@ def _groups(table: GroupTable) -> dict[str, Any]:
         | {"blocked": row.blocked if table.runq_known else None}
         for row in table.rows
     ]
-    return {"keys": list(table.keys), "rows": rows, "more": _cut(table.more)}
+    return {"keys": list(table.keys), "rows": rows, "more": cut_fields(table.more)}
 
 
 def _functions(table: FunctionTable) -> dict[str, Any]:

@@ -23,11 +23,14 @@ from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import unit_of
+from perf_offcpu.locks.deadlocks import DeadThread, deadlocks_of
+from perf_offcpu.locks.holders import holders_of
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, Bool, distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
 from perf_offcpu.report import breakdowns
+from perf_offcpu.report.objects.rows import ObjectTable, object_table
 from perf_offcpu.report.thread_budgets import BudgetTable, budget_table
 from perf_offcpu.report.totals import Total, heaviest, sums_by_label, sums_by_state, totals_of
 from perf_offcpu.report.verdict import Verdict, verdict_of
@@ -94,6 +97,8 @@ class Summary:
     more_stacks: tuple[int, int]
     budget: BudgetTable | None  # None if the threads' lives are unknown, or cut by a selection of samples
     groups: breakdowns.GroupTable  # by class, or by the sort keys
+    objects: ObjectTable  # what was waited for
+    deadlocks: list[list[DeadThread]]  # see `locks.deadlocks`
     functions: breakdowns.FunctionTable | None  # None unless asked for
     histogram: breakdowns.Histogram | None  # of off-cpu time only
     verdict: Verdict | None  # of off-cpu time only; None unless asked for
@@ -145,7 +150,7 @@ def summarize(
     beside_row = _beside(profile, rows)
     table = _event_table(profile)
     threads, more_threads = _threads(profile, chosen, beside_row, limits.threads)
-    waits = classify(subject)
+    waits, holders = classify(subject), holders_of(subject)
     stacks, more_stacks = _stacks(subject, waits, limits.stacks)
     is_offcpu, counts = shows_waits(subject, chosen_events), losses.by_text(profile.losses)
     lost = {cause: count for cause, count in counts.items() if cause.is_loss}
@@ -164,6 +169,8 @@ def summarize(
         more_stacks=more_stacks,
         budget=budget_table(profile, limits.threads, budget_by) if whole_lives and is_offcpu else None,
         groups=breakdowns.group_table(subject, waits, keys, limits.groups),
+        objects=object_table(subject, waits, holders, limits.stacks),
+        deadlocks=deadlocks_of(subject, waits, holders),
         functions=breakdowns.function_table(subject, limits.groups) if children else None,
         histogram=breakdowns.histogram(subject.samples) if is_offcpu else None,
         verdict=verdict_of(profile, chosen, subject, waits, lost, options=options, whole_lives=whole_lives)

@@ -30,18 +30,18 @@ def threads(summary: Summary, style: Style) -> Iterator[str]:
     if not rows:
         return
     columns = [
-        *_total_columns([row.total for row in rows], summary, style),
+        *total_columns([row.total for row in rows], summary, style),
         *_beside_columns(summary, style),
         Column("PID", [id_text(row.pid) for row in rows], spare=2),
         Column("TID", [id_text(row.tid) for row in rows]),
         Column("Command", [thread_label(row.comm) for row in rows], left=True),
     ]
     yield from say.section(f"Threads by {say.subject_name(summary)}", style)
-    yield from _table(columns, style, [row.total.weight for row in rows], summary)
+    yield from coloured_table(columns, style, [row.total.weight for row in rows], summary)
     yield from say.more_rows(summary.more_threads, "threads", summary, style)
 
 
-def _table(
+def coloured_table(
     columns: Sequence[Column], style: Style, weights: Sequence[int] = (), summary: Summary | None = None
 ) -> Iterator[str]:
     """Print a table; with weights its first column holds their shares, which are coloured."""
@@ -55,7 +55,7 @@ def _table(
         yield line.replace(text, style.paint(say.share_colour(weight, summary), text), 1)
 
 
-def _total_columns(totals: Sequence[Total], summary: Summary, style: Style) -> list[Column]:
+def total_columns(totals: Sequence[Total], summary: Summary, style: Style) -> list[Column]:
     """Return the columns of totals: say.share, weight, number, and for waits the average and the longest."""
     shares, counts = [say.share(one.weight, summary) for one in totals], list(map(say.count_text, totals))
     weights = [one.weight for one in totals]
@@ -99,7 +99,7 @@ def budget(summary: Summary, style: Style) -> Iterator[str]:
         return
     source = "derived from the recorded waits" if table.derived else "counted at every switch"
     yield from say.section(f"Thread budget: where the wall time went, {source}", style)
-    yield from _table(_budget_columns(table, style), style)
+    yield from coloured_table(_budget_columns(table, style), style)
     parts = "runnable + blocked + rest" if table.derived else "running + runnable + blocked + unknown"
     yield say.comment(
         f"{parts} = wall" + ("; the rest was running, or is not known" if table.derived else "")
@@ -168,13 +168,13 @@ def groups(summary: Summary, style: Style) -> Iterator[str]:
     by += ", longest blocked first" if table.by_blocked else ""
     yield from say.section(f"{say.subject_name(summary).capitalize()} by {by}", style)
     weights = [row.total.weight for row in table.rows]
-    yield from _table(_group_columns(summary, style), style, weights, summary)
+    yield from coloured_table(_group_columns(summary, style), style, weights, summary)
     yield from say.more_rows(table.more, "rows", summary, style)
 
 
 def _group_columns(summary: Summary, style: Style) -> list[Column]:
     table = summary.groups
-    columns = _total_columns([row.total for row in table.rows], summary, style)
+    columns = total_columns([row.total for row in table.rows], summary, style)
     if table.runq_known:
         columns.append(_weights("Run queue", [row.runq for row in table.rows], summary, style, spare=5))
     if table.by_blocked:
@@ -197,7 +197,7 @@ def functions(summary: Summary, style: Style) -> Iterator[str]:
         f"Functions by {say.subject_name(summary)}, with all that they call (rows overlap)", style
     )
     weights = [row.inclusive for row in table.rows]
-    yield from _table(_function_columns(table, summary, style), style, weights, summary)
+    yield from coloured_table(_function_columns(table, summary, style), style, weights, summary)
     if table.more:
         yield say.comment(f"and {say.plural(table.more, 'more function')}")
 
@@ -223,7 +223,7 @@ def histogram(summary: Summary, style: Style) -> Iterator[str]:
     whole = say.exact_amount(sum(one.weight for one in table.buckets), "ns", style)
     yield from say.section(f"Lengths of single waits; shares are of their {whole}", style)
     if table.buckets:
-        yield from _table(_histogram_columns(table, style), style)
+        yield from coloured_table(_histogram_columns(table, style), style)
     if table.sums:
         longest = f", none longer than {say.amount(table.summed.longest, 'ns', style)} {style.unit}"
         known = longest if table.summed.longest is not None else ""

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 
 from perf_offcpu.abi.task_state import STATE_NAMES
 from perf_offcpu.callpaths.names import Name, NameKind
+from perf_offcpu.locks.deadlocks import sentence_of
 from perf_offcpu.report import style as say
+from perf_offcpu.report.objects.text import objects
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import StackRow, Summary
 from perf_offcpu.report.tables import budget, functions, groups, histogram, threads
@@ -25,7 +27,8 @@ INDENT = " " * 12
 
 def render(summary: Summary, style: Style) -> Iterator[str]:
     """Return the lines of the report, without line ends."""
-    parts = [_recording, _verdict, _events, threads, budget, groups, functions, _stacks, histogram, _losses]
+    tables = [threads, budget, groups, objects, functions]
+    parts = [_recording, _deadlocks, _verdict, _events, *tables, _stacks, histogram, _losses]
     for lines in parts:
         yield from lines(summary, style)
 
@@ -41,6 +44,11 @@ def _recording(summary: Summary, _: Style) -> Iterator[str]:
         lasted = f"{meta.duration_ns / 1e9:.3f} s from first to last sample"
         yield say.comment(f"Time:      {lasted}{_begin(summary)}")
     yield "#"
+
+
+def _deadlocks(summary: Summary, _: Style) -> Iterator[str]:
+    if summary.deadlocks:
+        yield from map(say.comment, wrapped([*map(sentence_of, summary.deadlocks), ""]))
 
 
 def _verdict(summary: Summary, _: Style) -> Iterator[str]:

@@ -32,7 +32,7 @@ LAYERS = (
     ("unwind",),
     ("inject", "symbolize"),
     ("analysis", "archive"),
-    ("causality",),
+    ("causality", "locks"),
     ("callpaths",),
     ("convert", "script"),
     ("report", "api"),

@@ -18,7 +18,7 @@ HELP = """
 --critical-path: of the thread that --tid, --pid or --comm names (default: the first one): its time, and
   whom it waited for
 """
-_OTHERS = ("state", "class", "cpu", "cgroup", "min_dur", "event")
+_OTHERS = ("state", "class", "cpu", "cgroup", "min_dur", "object", "lock", "event")
 
 
 def critical_path_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, CriticalPath]:

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from perf_offcpu.convert.options import Options
     from perf_offcpu.model.profile import Profile
 
-_KEPT = "kallsyms vmlinux symfs buildid_dir rules event comm pid tid cpu cgroup time state min_dur".split()
+_PARTS = "time state wait_class min_dur cpu cgroup object lock".split()
+"""Options that select some samples of a thread."""
+_KEPT = (
+    "kallsyms vmlinux symfs buildid_dir rules event comm pid tid cpu cgroup time state min_dur object lock"
+).split()
 """Options that the command of the verdict keeps."""
 
 
@@ -31,7 +35,7 @@ def kept_options(args: argparse.Namespace) -> list[tuple[str, str]]:
 
 def whole_lives(args: argparse.Namespace) -> bool:
     """Return True if threads were selected as a whole, with all their samples."""
-    return not (args.time or args.state or args.wait_class or args.min_dur or args.cpu or args.cgroup)
+    return not any(getattr(args, name) for name in _PARTS)
 
 
 def with_head(options: Options, args: argparse.Namespace, profile: Profile) -> Options:

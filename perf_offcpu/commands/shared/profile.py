@@ -80,6 +80,12 @@ def add_profile_arguments(
         ("--cgroup", "PATHS", "tasks of these cgroups and of those below them, by path or id"),
         ("--state", "STATES", "waits in these task states, letters as in ps: S, D, I, T, R (preempted), …"),
         ("--class", "CLASSES", f"waits of these classes: {', '.join(BY_LABEL)}"),
+        (
+            "--object",
+            "PATTERN",
+            "waits for objects whose name contains this: ledger_lock, 10.0.0.7:*; not a list",
+        ),
+        ("--lock", "ADDRESSES", "waits for the locks at these addresses: 0x55d0c8a012c0"),
     ):
         shows = (showing or {}).get(option)
         bare: dict[str, Any] = {"nargs": "?", "const": SHOW} if shows else {}
@@ -154,6 +160,8 @@ def selection_from_args(args: argparse.Namespace) -> Selection:
         states=_known("state", args.state, STATE_NAMES),
         classes=tuple(BY_LABEL[label] for label in _known("class", args.wait_class, BY_LABEL)),
         min_ns=duration_ns("--min-dur", args.min_dur) if args.min_dur is not None else 0,
+        objects=tuple(args.object),
+        locks=tuple(map(_address, split_words(args.lock))),
     )
 
 
@@ -205,6 +213,13 @@ def _numbers(option: str, texts: list[str]) -> tuple[int, ...]:
     if wrong:
         raise UsageError(f"{option}: '{wrong[0]}' is not a number")
     return tuple(map(int, parts))
+
+
+def _address(text: str) -> int:
+    """Return the number of an address in hexadecimal, with or without 0x."""
+    if not re.fullmatch(r"(0x)?[0-9a-fA-F]{1,16}", text, re.ASCII):
+        raise UsageError(f"--lock: '{text}' is not an address in hexadecimal; --object takes names")
+    return int(text, 16)
 
 
 def _ranges(option: str, texts: list[str]) -> tuple[int, ...]:

@@ -46,6 +46,7 @@ class _Named:
     text: str
     stable: str
     mark: str = ""  # tells it from others of the same text
+    is_shared: bool = False  # a lock in memory that processes share
 
 
 def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptions) -> Profile:
@@ -73,6 +74,7 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
         name=strings.intern_all(_apart(named)),
         stable=strings.intern_all(one.stable for one in named),
         protocol=np.append(table.protocol, np.uint32(0))[at],
+        shared=[one.is_shared for one in named],
         pid=np.append(table.pid, np.int32(-1))[at],
         address=np.append(table.address, np.uint64(0))[at],
         peer_pid=np.append(table.peer_pid, np.int32(-1))[at],
@@ -106,7 +108,7 @@ class _Namer:
         one = self._rows[row]
         if one.kind == ObjectKind.FUTEX:
             name = self._futexes[row]
-            return _Named(name.text, name.stable, "" if name.is_shared else f"({one.pid})")
+            return _Named(name.text, name.stable, "" if name.is_shared else f"({one.pid})", name.is_shared)
         if one.kind == ObjectKind.PIPE:
             return self._pipe(row, pid)
         if one.kind == ObjectKind.SOCKET:

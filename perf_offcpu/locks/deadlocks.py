@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find deadlocks: threads that wait in a circle for locks that the next one holds.
+
+Only waits that were not over when the recording ended count, and only holders that are believed
+(`locks.holders`). A thread waits for one lock, and one thread holds it: so each thread has at most one
+successor, and following successors ends at a thread that is not blocked, at an unknown holder, or in a
+circle.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perf_offcpu.analysis.causes import causes_of
+from perf_offcpu.analysis.classify import Waits
+from perf_offcpu.locks.holders import Holders
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.structs import frozen
+from perf_offcpu.text import printable, thread_label
+
+
+@frozen
+class DeadThread:
+    """A thread of a deadlock: it waits for a lock of the next one, the last thread for one of the first."""
+
+    comm: str
+    pid: int
+    tid: int
+    lock: str  # name of the lock that it waits for
+    function: str  # in which it waits; "" not known
+    weight: int  # ns since when, inside the recording
+    began_before: bool  # before the recording did
+
+
+def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[DeadThread]]:
+    """Return the deadlocks of a profile, the largest first.
+
+    Args:
+        waits: `classify(profile)`.
+        holders: `holders_of(profile)`.
+    """
+    samples = profile.samples
+    blocked = samples.has(SampleFlag.STILL_BLOCKED)
+    rows = np.flatnonzero(blocked & (holders.held >= 0))
+    if not len(rows):
+        return []
+    last = dict(zip(samples.tid[blocked].tolist(), np.flatnonzero(blocked).tolist(), strict=True))
+    row_of = {tid: row for tid, row in last.items() if row in set(rows.tolist())}
+    holder_of = {tid: int(holders.held[row]) for tid, row in row_of.items()}
+    circles = circles_of(holder_of)
+    functions = causes_of(profile, waits) if circles else None
+    before, strings = samples.has(SampleFlag.BEGAN_BEFORE), profile.strings
+    names = np.append(profile.objects.name, 0)
+
+    def thread(tid: int) -> DeadThread:
+        row = row_of[tid]
+        name = strings[int(names[samples.object[row]])]
+        return DeadThread(
+            thread_label(strings[int(samples.comm[row])]),
+            int(samples.pid[row]),
+            tid,
+            printable(name) or "a lock",
+            functions.names[functions.function[row]] if functions else "",
+            int(samples.period[row]),
+            bool(before[row]),
+        )
+
+    return [[thread(tid) for tid in circle] for circle in circles]
+
+
+def circles_of(successor: dict[int, int]) -> list[list[int]]:
+    """Return the circles of a graph in which each node has at most one successor.
+
+    Returns:
+        Each from its smallest node on, in the order of successors; the longest first, then by first node.
+    """
+    circles, done = list[list[int]](), set[int]()
+    for start in sorted(successor):
+        path: dict[int, int] = {}
+        at = start
+        while at in successor and at not in done and at not in path:
+            path[at] = len(path)
+            at = successor[at]
+        if at in path:
+            circle = list(path)[path[at] :]
+            first = circle.index(min(circle))
+            circles.append(circle[first:] + circle[:first])
+        done |= path.keys()
+    return sorted(circles, key=lambda circle: (-len(circle), circle[0]))
+
+
+def sentence_of(deadlock: list[DeadThread]) -> str:
+    """Return what is said of a deadlock: each thread, its lock, and who holds it."""
+    if len(deadlock) == 1:
+        return f"Deadlock: {_waiting(deadlock[0])}, which it holds itself."
+    holders = [*deadlock[1:], deadlock[0]]
+    parts = [
+        f"{_waiting(one)}, held by {holder.comm} {holder.tid}"
+        for one, holder in zip(deadlock, holders, strict=True)
+    ]
+    return f"Deadlock of {len(deadlock)} threads: {'; '.join(parts)}."
+
+
+def _waiting(one: DeadThread) -> str:
+    where = f" in {one.function}" if one.function else ""
+    return f"{one.comm} {one.tid} waits{where} for {one.lock}"

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thread that held a lock while another one waited for it, and the thread that released it.
+
+Two sources, which are never mixed without saying so:
+
+    held       the lock's own word, read by the recorder when the wait began (`--lock-owners`), or at the end
+               of the recording for a wait that was not over
+    released   the waker of a finished wait: it held the lock at the end, or it signalled
+
+The word is a number that the program wrote. It is believed only if it is a thread of the sleeper's process
+that lived at that moment; a number that a runtime uses otherwise is none. A wake-up by an interrupt (a
+timeout, a signal from outside) releases nothing, nor does a thread of another process, unless the lock is in
+memory that both have.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.analysis.group import group
+from perf_offcpu.decode.tasks.lookup import rows_at
+from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
+from perf_offcpu.structs import mutable
+
+_LOCKS = (ObjectKind.FUTEX, ObjectKind.SEMAPHORES)
+
+
+@mutable
+class Holders:
+    """Holders and releasers of the locks that n samples waited for."""
+
+    held: I32  # int32[n], thread id of the holder; -1 unknown, or not believed
+    released: I32  # int32[n], thread id of the releaser; -1 unknown, or none
+    refused: int  # number of samples whose holder was not believed
+
+    def known(self) -> I32:
+        """Return int32[n]: the holder, else the releaser, else -1."""
+        return np.where(self.held >= 0, self.held, self.released)
+
+
+def holders_of(profile: Profile) -> Holders:
+    """Return the holders of all samples of a profile."""
+    samples, asked = profile.samples, profile.samples.holder_tid
+    blocked = samples.has(SampleFlag.STILL_BLOCKED)
+    at = np.where(blocked, samples.time_ns, samples.switch_out_ns)
+    believed = (asked > 0) & _lived(profile, asked, at) & (blocked | (asked != samples.tid))
+    kind = np.append(profile.objects.kind, np.uint16(ObjectKind.UNKNOWN))[samples.object]
+    woken = ~blocked & ~samples.has(SampleFlag.WAKER_INTERRUPT | SUM_FLAGS) & (samples.waker_tid > 0)
+    woken &= np.isin(kind, _LOCKS) & ((samples.waker_pid == samples.pid) | is_shared(profile))
+    return Holders(
+        np.where(believed, asked, -1).astype(np.int32),
+        np.where(woken, samples.waker_tid, -1).astype(np.int32),
+        int(((asked >= 0) & ~believed).sum()),
+    )
+
+
+def is_shared(profile: Profile) -> Bool:
+    """Return bool[samples]: several processes wait for objects of that name."""
+    samples = profile.samples
+    name = np.append(profile.objects.name, 0)[samples.object].astype(np.int64)
+    first, _ = group(name, samples.pid)
+    several = np.bincount(name[first], minlength=len(profile.strings)) > 1
+    shared: Bool = several[name] & (samples.object >= 0)
+    return shared | (np.append(profile.objects.shared, np.bool_(False))[samples.object])
+
+
+def _lived(profile: Profile, tid: I32, at: I64) -> Bool:
+    """Return bool[n]: there was such a thread in the process of the sample at that time."""
+    tasks = profile.tasks
+    row = rows_at(tasks.tid, tasks.begin_ns, tid, at)
+    begin, end, pid = (np.append(column, -1)[row] for column in (tasks.begin_ns, tasks.end_ns, tasks.pid))
+    lived: Bool = (row >= 0) & (pid == profile.samples.pid) & (begin <= at) & ((end < 0) | (end >= at))
+    return lived

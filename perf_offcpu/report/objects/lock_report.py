@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Report locks (`report --locks`): who waited for each, how many at once, and who held or released it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from perf_offcpu import losses
+from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.select import select_events
+from perf_offcpu.locks.deadlocks import DeadThread, deadlocks_of, sentence_of
+from perf_offcpu.locks.holders import holders_of
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.report import style as say
+from perf_offcpu.report.fields import cut_fields, fields
+from perf_offcpu.report.objects.document import dead_thread_fields, lock_fields
+from perf_offcpu.report.objects.rows import HELD, LockRow, LockTable, lock_table
+from perf_offcpu.report.style import Style
+from perf_offcpu.report.terminal import INDENT, collapsed
+from perf_offcpu.report.text_table import Column, cut, lay_out
+from perf_offcpu.report.verdict_text import wrapped
+from perf_offcpu.structs import frozen
+from perf_offcpu.text import id_text, printable
+
+VERSION = 1
+_HANDS = 5
+_FUNCTIONS = 2
+
+
+@frozen
+class LockReport:
+    """The locks of a recording; weights in ns."""
+
+    source: str  # the recording
+    total: int  # off-cpu time of all waits
+    weight: int  # of it, waits for locks
+    table: LockTable
+    deadlocks: list[list[DeadThread]]
+    losses: dict[str, int]
+
+
+def report_of(profile: Profile, limit: int | None, hand_limit: int | None) -> LockReport:
+    """Sum up the locks of a profile.
+
+    Args:
+        limit, hand_limit: most locks, and holders of each; None for all.
+    """
+    subject = select_events(profile)
+    subject = subject.select(subject.is_offcpu())
+    waits, holders = classify(subject), holders_of(subject)
+    table = lock_table(subject, waits, holders, limit, hand_limit)
+    lost = {
+        printable(str(cause)): count
+        for cause, count in losses.by_text(profile.losses).items()
+        if cause.is_loss
+    }
+    weight = sum(one.row.total.weight for one in table.rows) + table.more[1]
+    total = int(subject.samples.period.sum())
+    return LockReport(profile.meta.source, total, weight, table, deadlocks_of(subject, waits, holders), lost)
+
+
+def document(report: LockReport) -> dict[str, Any]:
+    """Return the report as dicts, lists, integers and printable texts."""
+    table = report.table
+    return {
+        "version": VERSION,
+        "recording": printable(report.source),
+        **fields(report, "total weight"),
+        "locks": list(map(lock_fields, table.rows)),
+        "more": cut_fields(table.more),
+        "deadlocks": [list(map(dead_thread_fields, one)) for one in report.deadlocks],
+        "refused_holders": table.refused,
+        "losses": report.losses,
+    }
+
+
+def render(report: LockReport, style: Style) -> Iterator[str]:
+    """Return the lines of the report, without line ends."""
+    yield say.comment(f"Recording: {report.source or '-'}")
+    yield "#"
+    yield from map(say.comment, wrapped([*map(sentence_of, report.deadlocks), _sentence(report, style)]))
+    if report.table.rows:
+        yield from say.section("Locks by off-cpu time", style)
+        yield from lay_out(_columns(report, style), style.width)
+        rows, weight = report.table.more
+        if rows:
+            yield say.comment(f"and {rows} more locks: {say.exact_amount(weight, 'ns', style)}")
+    for lock in report.table.rows:
+        yield from _hands(lock, style)
+    if report.table.refused:
+        yield "#"
+        yield say.comment(
+            f"{say.plural(report.table.refused, 'wait')} whose recorded holder was no thread of the process"
+        )
+    if report.losses:
+        yield "#"
+        yield say.heading("Lost or damaged", style)
+        yield from (say.comment(f"{count:>10}  {cause}") for cause, count in report.losses.items())
+
+
+def _sentence(report: LockReport, style: Style) -> str:
+    number = len(report.table.rows) + report.table.more[0]
+    if not number:
+        return "No wait for a lock has an object: sums of short waits and older recordings have none."
+    weights = [f"{say.amount(one, 'ns', style)} {style.unit}" for one in (report.weight, report.total)]
+    return f"{weights[0]} of {weights[1]} off the CPU were waits for {say.plural(number, 'lock')}."
+
+
+def _columns(report: LockReport, style: Style) -> list[Column]:
+    locks = report.table.rows
+    totals = [one.row.total for one in locks]
+    whole, unit = report.total or 1, f" {style.unit}"
+    return [
+        Column("Share", [f"{100 * one.weight / whole:.2f}%" for one in totals]),
+        Column(f"Off-cpu{unit}", [say.amount(one.weight, "ns", style) for one in totals]),
+        Column("Waits", [say.count_text(one) for one in totals]),
+        Column(f"Average{unit}", [say.amount(one.average, "ns", style) for one in totals], spare=4),
+        Column(f"Longest{unit}", [say.amount(one.longest, "ns", style) for one in totals], spare=3),
+        Column("Threads", [str(one.row.threads) for one in locks], spare=1),
+        Column("Queue", [str(one.queue) for one in locks], spare=2),
+        Column("Hand-overs", [str(one.hand_overs) for one in locks], spare=5),
+        Column("Lock", [one.row.name for one in locks], left=True),
+        Column("Waiting in", [_waiting_in(one) for one in locks], left=True, spare=6),
+    ]
+
+
+def _waiting_in(lock: LockRow) -> str:
+    whole = lock.row.total.weight or 1
+    parts = list(lock.waiting_in.items())
+    shown = [f"{name} {100 * weight / whole:.0f}%" for name, weight in parts[:_FUNCTIONS]]
+    return ", ".join([*shown, *([f"{len(parts) - _FUNCTIONS} more"] if len(parts) > _FUNCTIONS else [])])
+
+
+def _hands(lock: LockRow, style: Style) -> Iterator[str]:
+    """Print the holders, or releasers, of a lock, with the stacks in which they released it."""
+    if not lock.hands:
+        return
+    yield from say.section(_title(lock), style)
+    whole, unit = lock.row.total.weight or 1, f" {style.unit}"
+    yield from lay_out(
+        [
+            Column("Share", [f"{100 * one.weight / whole:.2f}%" for one in lock.hands]),
+            Column(f"Waited{unit}", [say.amount(one.weight, "ns", style) for one in lock.hands]),
+            Column("Waits", [str(one.waits) for one in lock.hands]),
+            Column("PID", [id_text(one.pid) for one in lock.hands], spare=1),
+            Column("TID", [id_text(one.tid) for one in lock.hands]),
+            Column("Command", [one.comm for one in lock.hands], left=True),
+            Column("Released in", [one.function for one in lock.hands], left=True),
+        ],
+        style.width,
+    )
+    rows, weight = lock.more_hands
+    if rows:
+        yield say.comment(f"and {rows} more threads: {say.exact_amount(weight, 'ns', style)}")
+    for hand in lock.hands:
+        if hand.frames and style.stacks:
+            yield ""
+            yield f"{INDENT}{hand.comm} {hand.tid}"
+            lead = "---"
+            for text in collapsed(hand.frames, style):
+                yield cut(f"{INDENT}{lead}{text}", style.width)
+                lead = "   "
+
+
+def _title(lock: LockRow) -> str:
+    if lock.row.role != HELD:
+        return f"{lock.row.name}: who released it while others waited"
+    changed = (
+        "" if lock.changed is None else f"; in {say.plural(lock.changed, 'wait')} another thread released it"
+    )
+    return f"{lock.row.name}: who held it when others began to wait{changed}"
+
+
+def hand_limit(limit: int | None) -> int | None:
+    """Return the most holders of each lock that are shown where at most `limit` locks are."""
+    return None if limit is None else _HANDS

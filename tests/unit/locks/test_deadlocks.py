@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deadlocks: circles of holders among threads that are still blocked, and nothing else."""
+
+from __future__ import annotations
+
+import networkx
+import pytest
+from builders.profile import ProfileBuilder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perf_offcpu.analysis.classify import classify
+from perf_offcpu.locks.deadlocks import circles_of, deadlocks_of, sentence_of
+from perf_offcpu.locks.holders import holders_of
+from perf_offcpu.model.recording import SampleFlag, Tasks
+
+BLOCKED = SampleFlag.STILL_BLOCKED
+
+
+def sentences(*waits: tuple[str, int, str, int, SampleFlag]) -> list[str]:
+    """Comm, tid, lock, holder and flags of waits at the end."""
+    builder = ProfileBuilder()
+    locks = {name: builder.thing(f"{name} in bank") for _, _, name, _, _ in waits}
+    for comm, tid, lock, holder, flags in waits:
+        path = ["main", f"take_{lock}", "pthread_mutex_lock"]
+        builder.sample(
+            comm, path, 5, pid=10, tid=tid, object=locks[lock], holder_tid=holder, flags=flags, time_ns=900,
+            switch_out_ns=100,
+        )  # fmt: skip
+    profile = builder.build()
+    profile.tasks = Tasks.from_rows([(tid, 10, 0, -1) for tid in range(11, 30)])
+    found = deadlocks_of(profile, classify(profile), holders_of(profile))
+    return list(map(sentence_of, found))
+
+
+def test_abba() -> None:
+    waits = ("transfer", 11, "b", 12, BLOCKED), ("audit", 12, "a", 11, BLOCKED)
+    assert sentences(*waits) == [
+        "Deadlock of 2 threads: transfer 11 waits in take_b for b in bank, held by audit 12; "
+        "audit 12 waits in take_a for a in bank, held by transfer 11."
+    ]
+
+
+def test_those_who_wait_for_a_deadlock_are_not_in_it() -> None:
+    waits = [("t", 11, "b", 12, BLOCKED), ("t", 12, "a", 11, BLOCKED), ("t", 13, "a", 11, BLOCKED)]
+    (found,) = sentences(*waits)
+    assert found.startswith("Deadlock of 2 threads")
+    assert " 13 " not in found
+
+
+def test_a_lock_taken_twice() -> None:
+    assert sentences(("t", 11, "a", 11, BLOCKED)) == [
+        "Deadlock: t 11 waits in take_a for a in bank, which it holds itself."
+    ]
+
+
+def test_two_circles_are_two() -> None:
+    circle = [("t", tid, "a", 11 + (tid - 10) % 3, BLOCKED) for tid in (11, 12, 13)]
+    other = [("u", 21, "b", 22, BLOCKED), ("u", 22, "c", 21, BLOCKED)]
+    found = sentences(*other, *circle)
+    assert [one[:23] for one in found] == ["Deadlock of 3 threads: ", "Deadlock of 2 threads: "]
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        [("t", 11, "b", 12, BLOCKED)],  # the holder is not blocked
+        [("t", 11, "b", 12, BLOCKED), ("t", 12, "a", 11, SampleFlag(0))],  # it was, but went on
+        [("t", 11, "b", 12, BLOCKED), ("t", 12, "a", -1, BLOCKED)],  # the holder of its lock is unknown
+        [("t", 11, "b", 12, BLOCKED), ("t", 12, "a", 99, BLOCKED)],  # or not believed
+    ],
+)
+def test_chains_that_end_are_none(waits: list[tuple[str, int, str, int, SampleFlag]]) -> None:
+    assert sentences(*waits) == []
+
+
+def test_what_a_thread_waited_for_before_does_not_count() -> None:
+    """A thread waits for one thing at the end, even where a joined recording ended earlier."""
+    builder = ProfileBuilder()
+    lock = builder.thing("a in bank")
+    for time, tid, holder in ((100, 12, 11), (900, 11, 12), (900, 12, 13)):
+        builder.sample(
+            "t", [], 5, pid=10, tid=tid, object=lock, holder_tid=holder, flags=BLOCKED, time_ns=time
+        )
+    profile = builder.build()
+    profile.tasks = Tasks.from_rows([(tid, 10, 0, -1) for tid in range(11, 14)])
+    assert deadlocks_of(profile, classify(profile), holders_of(profile)) == []
+
+
+@given(st.dictionaries(st.integers(0, 12), st.integers(0, 12)))
+def test_circles_are_those_of_networkx(successor: dict[int, int]) -> None:
+    graph = networkx.DiGraph(list(successor.items()))
+    expected = {frozenset(circle) for circle in networkx.simple_cycles(graph)}
+    found = circles_of(successor)
+    assert {frozenset(circle) for circle in found} == expected
+    assert len(found) == len(expected)
+    for circle in found:
+        assert [successor[node] for node in circle] == [*circle[1:], circle[0]]

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who held a lock: what is believed, and what is not."""
+
+from __future__ import annotations
+
+import pytest
+from builders.profile import ProfileBuilder
+
+from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.locks.holders import holders_of
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag, Tasks
+
+NONE, BLOCKED, INTERRUPT, SUM = (
+    SampleFlag(0),
+    SampleFlag.STILL_BLOCKED,
+    SampleFlag.WAKER_INTERRUPT,
+    SampleFlag.AGGREGATED,
+)
+
+TASKS = [(10, 10, 0, -1), (11, 10, 100, 500), (12, 10, 600, -1), (20, 20, 0, -1)]
+"""tid, pid, begin, end."""
+
+
+def profile(builder: ProfileBuilder) -> Profile:
+    made = builder.build()
+    made.tasks = Tasks.from_rows(TASKS)
+    return made
+
+
+def held(holder: int, flags: SampleFlag = NONE, *, begin: int = 300, end: int = 400, tid: int = 10) -> int:
+    builder = ProfileBuilder()
+    lock = builder.thing("m in a")
+    builder.sample(
+        "a", ["main"], end - begin, pid=10, tid=tid, object=lock, holder_tid=holder, switch_out_ns=begin,
+        time_ns=end, flags=flags,
+    )  # fmt: skip
+    return int(holders_of(profile(builder)).held[0])
+
+
+def test_a_thread_of_the_process_that_lived_is_believed() -> None:
+    assert held(11) == 11
+    assert held(11, begin=100) == 11
+    assert held(11, begin=499, end=700) == 11, "at the begin of the wait it lived"
+
+
+@pytest.mark.parametrize(
+    ("holder", "begin"),
+    [(-1, 300), (0, 300), (20, 300), (99, 300), (11, 99), (11, 501), (12, 300), (10, 300)],
+)
+def test_others_are_not(holder: int, begin: int) -> None:
+    """None, another process's, one that is unknown, dead, not born yet, and the sleeper itself."""
+    assert held(holder, begin=begin, end=max(begin + 1, 400)) == -1
+
+
+def test_of_a_wait_that_is_not_over_the_end_counts() -> None:
+    assert held(12, BLOCKED, begin=300, end=700) == 12
+    assert held(11, BLOCKED, begin=300, end=700) == -1
+    assert held(10, BLOCKED, end=700) == 10, "a thread can wait for a lock that it has itself"
+
+
+def test_refused_holders_are_counted() -> None:
+    builder = ProfileBuilder()
+    lock = builder.thing("m in a")
+    for holder in (11, 99, 20, -1):
+        builder.sample(
+            "a", [], 1, pid=10, tid=10, object=lock, holder_tid=holder, switch_out_ns=300, time_ns=400
+        )
+    assert holders_of(profile(builder)).refused == 2
+
+
+def released(**columns: object) -> int:
+    builder = ProfileBuilder()
+    things = {
+        "private": builder.thing("m in a"),
+        "shared": builder.thing("shared /dev/shm/x+0x0", shared=True),
+        "sem": builder.thing("System V semaphores 1", ObjectKind.SEMAPHORES),
+        "pipe": builder.thing("pipe to xz", ObjectKind.PIPE),
+    }
+    values = {"pid": 10, "tid": 10, "waker_tid": 11, "waker_pid": 10, "object": "private"} | columns
+    values["object"] = things.get(str(values["object"]), -1)
+    builder.sample("a", ["main"], 1, **values)  # type: ignore[arg-type]
+    return int(holders_of(profile(builder)).released[0])
+
+
+def test_the_waker_released_it() -> None:
+    assert released() == 11
+    assert released(object="sem") == 11
+    assert released(object="shared", waker_pid=20, waker_tid=20) == 20
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"flags": INTERRUPT},
+        {"flags": BLOCKED},
+        {"flags": SUM},
+        {"object": "pipe"},
+        {"object": ""},
+        {"waker_pid": 20, "waker_tid": 20},
+        {"waker_tid": 0, "waker_pid": 0},
+        {"waker_tid": -1},
+    ],
+)
+def test_no_other_wake_up_is_a_release(columns: dict[str, object]) -> None:
+    assert released(**columns) == -1
+
+
+def test_a_lock_of_two_processes_is_shared_by_its_name() -> None:
+    builder = ProfileBuilder()
+    lock = builder.thing("shared /q+0x0")
+    for pid, waker in ((10, 20), (20, 10)):
+        builder.sample("a", [], 1, pid=pid, tid=pid, object=lock, waker_tid=waker, waker_pid=waker)
+    assert holders_of(profile(builder)).released.tolist() == [20, 10]

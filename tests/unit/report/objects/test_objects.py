@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was waited for: the section of the report, the report on locks, and both as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from builders.profile import ProfileBuilder
+from builders.recording import BASE, S, comm, event, write
+from builders.wait_objects import COUNTERS, READ, WAITS, described, thing, wait
+
+from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.analysis.select import Selection, select_samples
+from perf_offcpu.cli import main
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Comms, SampleFlag, Tasks
+from perf_offcpu.report.document import document
+from perf_offcpu.report.objects import lock_report
+from perf_offcpu.report.style import Style
+from perf_offcpu.report.summary import Limits, summarize
+from perf_offcpu.report.terminal import render
+
+BLOCKED = SampleFlag.STILL_BLOCKED
+
+
+def bank(*, owners: bool) -> Profile:
+    """Threads 11 and 12 wait for a lock that 13 and 14 hold; 15 for a file; 16 for nothing known."""
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    lock, file = builder.thing("ledger in bank"), builder.thing("/var/\x1b[31m", ObjectKind.FILE)
+    waits = [(11, 0, 100, 13, 13), (12, 50, 80, 13, 13), (11, 200, 210, 14, 13), (12, 205, 215, 14, 14)]
+    for tid, begin, end, holder, waker in waits:
+        builder.sample(
+            "worker", ["main", "transfer", "pthread_mutex_lock"], (end - begin) * 1000, pid=10, tid=tid,
+            object=lock, holder_tid=holder if owners else -1, switch_out_ns=begin * 1000, time_ns=end * 1000,
+            waker_tid=waker, waker_pid=10, wakeup_ns=end * 1000, waker_path=["main", "commit", "unlock_it"],
+            syscall=202, state=1,
+        )  # fmt: skip
+    builder.sample("log", ["main", "flush"], 5000, pid=10, tid=15, object=file, time_ns=300_000, waker_tid=0,
+                   waker_pid=0, flags=SampleFlag.WAKER_INTERRUPT, state=2)  # fmt: skip
+    builder.sample("log", ["main"], 7000, pid=10, tid=16, time_ns=310_000)
+    profile = builder.build()
+    profile.tasks = Tasks.from_rows([(tid, 10, 0, -1) for tid in range(11, 17)])
+    text = profile.strings.intern
+    profile.comms = Comms.from_rows(
+        [(tid, 10, 0, text(name)) for tid, name in ((13, "holder"), (14, "other"))]
+    )
+    return profile
+
+
+def lines(profile: Profile, start: str) -> list[str]:
+    text = list(render(summarize(profile), Style(unit="us")))
+    at = next(row for row, line in enumerate(text) if start in line)
+    end = next(row for row in range(at + 2, len(text)) if text[row] == "#")
+    return [" ".join(line.split()) for line in text[at + 4 : end]]
+
+
+@pytest.mark.parametrize(
+    ("owners", "by"), [(True, "held by holder 87%, other 13%"), (False, "released by holder 93%, other 7%")]
+)
+def test_the_section(owners: bool, by: str) -> None:
+    assert lines(bank(owners=owners), "What was waited for: ") == [
+        f"92.59% 150.000 4 37.500 100.000 2 lock ledger in bank {by}",
+        "3.09% 5.000 1 5.000 5.000 1 other /var/\\x1b[31m ended by [interrupt] 100%",
+        "# without an object: 7.000 us (7000 ns)",
+    ]
+
+
+def test_without_objects_there_is_no_section() -> None:
+    profile = ProfileBuilder().sample("a", ["main"], 5).build()
+    assert "What was waited for: " not in "\n".join(render(summarize(profile), Style()))
+    assert document(summarize(profile))["objects"] == {
+        "rows": [], "more": {"rows": 0, "weight": 0}, "without": 5,
+    }  # fmt: skip
+
+
+def test_weights_of_the_table_add_up() -> None:
+    for limit in (None, 0, 1, 2):
+        table = summarize(bank(owners=True), limits=Limits(stacks=limit)).objects
+        assert sum(row.total.weight for row in table.rows) + table.more[1] + table.without == 162_000
+
+
+def test_locks_with_owners() -> None:
+    (lock,) = lock_report.report_of(bank(owners=True), None, None).table.rows
+    assert (lock.row.name, lock.queue, lock.hand_overs, lock.changed, lock.row.threads) == (
+        "ledger in bank",
+        2,
+        4,
+        1,
+        2,
+    )
+    assert lock.waiting_in == {"transfer": 150_000}
+    assert [(hand.comm, hand.tid, hand.weight, hand.waits) for hand in lock.hands] == [
+        ("holder", 13, 130_000, 2),
+        ("other", 14, 20_000, 2),
+    ]
+    assert lock.row.role == "held"
+
+
+def test_locks_without_owners_have_releasers_and_their_stacks() -> None:
+    report = lock_report.report_of(bank(owners=False), None, 1)
+    (lock,) = report.table.rows
+    assert (lock.changed, lock.row.role, lock.more_hands, lock.weight_known) == (
+        None,
+        "released",
+        (1, 10_000),
+        150_000,
+    )
+    (hand,) = lock.hands
+    assert (hand.comm, hand.weight, hand.function) == ("holder", 140_000, "unlock_it")
+    assert [name.label for name in hand.frames] == ["main", "commit", "unlock_it"]
+    text = "\n".join(lock_report.render(report, Style(unit="us")))
+    assert "150.000 us of 162.000 us off the CPU were waits for 1 lock." in text
+    assert "ledger in bank: who released it while others waited" in text
+    assert "---main\n               commit\n               unlock_it" in text
+    assert "---main" not in "\n".join(lock_report.render(report, Style(stacks=False)))
+
+
+def test_the_json_of_locks_can_be_written() -> None:
+    made = json.loads(json.dumps(lock_report.document(lock_report.report_of(bank(owners=True), None, None))))
+    assert made["locks"][0]["hands"][0]["comm"] == "holder"
+    assert made["weight"] + 12_000 == made["total"]
+    assert made["refused_holders"] == 0
+
+
+def test_a_deadlock_comes_before_the_verdict() -> None:
+    builder = ProfileBuilder()
+    a, b = builder.thing("a in bank"), builder.thing("b in bank")
+    for tid, lock, holder in ((11, b, 12), (12, a, 11)):
+        builder.sample(
+            "bank", ["main"], 10**9, pid=10, tid=tid, object=lock, holder_tid=holder, flags=BLOCKED
+        )
+    profile = builder.build()
+    profile.tasks = Tasks.from_rows([(tid, 10, 0, -1) for tid in (11, 12)])
+    first = next(line for line in list(render(summarize(profile), Style()))[2:])
+    assert first.startswith(
+        "# Deadlock of 2 threads: bank 11 waits in main for b in bank, held by bank 12; bank 12"
+    )
+    assert [one["lock"] for one in document(summarize(profile))["deadlocks"][0]] == ["b in bank", "a in bank"]
+    assert "Deadlock of 2" in "\n".join(render(summarize(profile, verdict=False), Style()))
+    assert "Deadlock of 2" in "\n".join(
+        lock_report.render(lock_report.report_of(profile, None, None), Style())
+    )
+
+
+@pytest.mark.parametrize(
+    ("selection", "weights"),
+    [
+        (Selection(objects=("ledger",)), [100, 30, 10, 10]),
+        (Selection(objects=("*in b?nk",)), [100, 30, 10, 10]),
+        (Selection(objects=("/var/",)), [5]),
+        (Selection(objects=("/var/", "ledger")), [100, 30, 10, 10, 5]),
+        (Selection(objects=("Ledger",)), []),
+        (Selection(locks=(0x40,)), [100, 30, 10, 10]),
+        (Selection(locks=(0,)), []),
+        (Selection(locks=(0x40,), objects=("/var",)), []),
+        (Selection(locks=(1 << 80,)), []),
+    ],
+)
+def test_selection(selection: Selection, weights: list[int]) -> None:
+    profile = bank(owners=True)
+    profile.objects.address[0] = 0x40
+    chosen = select_samples(profile, selection)
+    assert (chosen.samples.period // 1000).tolist() == weights
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = event("cpu-clock", (1,), BASE | S.CALLCHAIN)
+    objects = described(
+        thing(7, ObjectKind.FILE, pid=10, name="/var/log/x"),
+        thing(8, ObjectKind.FUTEX, pid=10, address=0x55AA, place="heap"),
+    )
+    names = [comm(clock, 10, 10, "bank"), comm(clock, 10, 11, "worker")]
+    waits = [wait(7, time=90, pid=10, tid=10, syscall=READ, ns=50), wait(8, time=95, pid=10, tid=11, ns=30)]
+    path = str(write(tmp_path / "x.data", [clock, WAITS, COUNTERS], [*names, objects, *waits]))
+    assert main(["report", "-i", path, "--object", "/var", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["objects"]["rows"]
+    assert [(row["name"], row["weight"]) for row in rows] == [("/var/log/x", 50)]
+    assert main(["report", "-i", path, "--lock", "55aa", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["objects"]["rows"][0]["name"] == "futex heap 0x55aa"
+    assert main(["report", "-i", path, "--locks"]) == 0
+    assert "futex heap 0x55aa" in capsys.readouterr().out
+    assert main(["report", "-i", path, "--object", "nothing"]) == 0
+    assert "no object nothing in the recording, which has" in capsys.readouterr().err
+    assert main(["report", "-i", path, "--lock", "ledger"]) == 129
+    assert "--lock: 'ledger' is not an address in hexadecimal" in capsys.readouterr().err
