@@ -73,9 +73,8 @@ def classify(profile: Profile) -> Waits:
     evidences, evidence_of = _evidences(profile, programs)
     judge = _Judge(profile.meta.arch)
     preempted, throttled = samples.has(SampleFlag.PREEMPTED), samples.has(SampleFlag.THROTTLED)
-    comm = samples.comm if programs.by_comm else np.zeros(len(samples), np.uint32)
-    facts = (evidence_of, samples.syscall, samples.state, preempted, throttled, profile.is_offcpu(), comm)
-    columns = [fact.astype(np.int64) for fact in facts]
+    comm = samples.comm if programs.by_comm else np.broadcast_to(np.uint32(0), len(samples))
+    columns = (evidence_of, samples.syscall, samples.state, preempted, throttled, profile.is_offcpu(), comm)
     first, of = group(*columns)
     classes, syscalls = np.empty(len(first), np.uint8), np.empty(len(first), np.int32)
     for_work, ruled = np.zeros(len(first), np.bool_), np.full(len(first), _NONE, np.int32)

@@ -39,8 +39,12 @@ def group(*columns: NDArray[Any]) -> tuple[I64, I64]:
             key, size = _ranked(key, size)
             if size * other_size > _table_size(len(key)):
                 other, other_size = _ranked(other, other_size)
-        key, size = key * other_size + other, size * other_size
+        key *= other_size
+        key += other
+        size *= other_size
+        del other  # columns of millions of rows: none is kept longer than it is needed
     of, groups = _ranked(key, size)
+    del key
     first = np.empty(groups, np.int64)
     first[of[::-1]] = np.arange(len(of) - 1, -1, -1)  # the last assignment stays
     return first, of
@@ -118,7 +122,9 @@ def _dense(column: NDArray[Any]) -> tuple[I64, int]:
     low, high = int(column.min()), int(column.max())
     if high - low < _table_size(len(column)):
         # Modular arithmetic keeps uint64 and int64 apart from float64 and ends up in the small range.
-        return (column - column.dtype.type(low)).astype(np.int64), high - low + 1
+        dense = column.astype(np.int64)
+        dense -= np.int64(low) if low < 1 << 63 else np.int64(low - (1 << 64))
+        return dense, high - low + 1
     values, rank = np.unique(column, return_inverse=True)
     return rank.astype(np.int64), len(values)
 

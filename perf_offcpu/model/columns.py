@@ -115,7 +115,13 @@ class Table:
         return cls(*(np.concatenate([getattr(t, name) for t in parts]) for name in cls.columns))
 
     def take(self, rows: Any) -> Self:
-        """Return the rows selected by an index array, slice or mask, in that order."""
+        """Return the rows selected by an index array, slice or mask, in that order.
+
+        Columns that take no memory take none afterwards.
+        """
+        if isinstance(rows, np.ndarray) and rows.ndim == 1:
+            count = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
+            return type(self)(*(_taken(getattr(self, name), rows, count) for name in self.columns))
         return type(self)(*(getattr(self, name)[rows] for name in self.columns))
 
     def reorder(self, rows: NDArray[np.int64]) -> None:
@@ -166,6 +172,12 @@ class Table:
             if rows is not None and len(array):
                 assert int(array.min()) >= -1, f"{where}: id {array.min()}"
                 assert int(array.max()) < len(rows), f"{where}: id {array.max()} of {len(rows)} rows"
+
+
+def _taken(values: NDArray[Any], rows: NDArray[Any], count: int) -> NDArray[Any]:
+    """Return `count` selected values of a column."""
+    is_repeated = len(values) > 1 and values.strides == (0,)
+    return np.broadcast_to(values[0], count) if is_repeated else values[rows]
 
 
 def tables_of(owner: Any) -> dict[str, Table]:

@@ -89,6 +89,46 @@ def _rounded(size: int) -> int:
 Kind = TypeVar("Kind", bound=Table)
 
 
+class GrowingColumn:
+    """A column that grows, and takes no memory as long as all of its values are the same.
+
+    In a recording with millions of samples, a third of the columns are so: fields that no sample has.
+    """
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._array = GrowingArray(dtype)
+        self._repeated = 0  # number of rows with the value of `_value`, while the array is empty
+        self._value = np.zeros(1, dtype)
+
+    def interleave(self, parts: Sequence[NDArray[Any]], runs: Sequence[I64 | slice], count: int) -> None:
+        """Add `count` values: those of each part at its places."""
+        if not len(self._array):
+            if not self._repeated:
+                self._value = next(part[:1].copy() for part in parts if len(part))
+            if all(_repeats(part, self._value) for part in parts):
+                self._repeated += count
+                return
+            if self._repeated:
+                self._array.extend(self._repeated)[:] = self._value
+        room = self._array.extend(count)
+        for part, run in zip(parts, runs, strict=True):
+            room[run] = part
+
+    def release(self) -> NDArray[Any]:
+        """Return the values, not copied, and leave the column empty; one repeated value cannot be set."""
+        repeated, self._repeated = self._repeated, 0
+        if repeated and not len(self._array):
+            return np.broadcast_to(self._value[0], repeated)
+        return self._array.release()
+
+
+def _repeats(part: NDArray[Any], value: NDArray[Any]) -> bool:
+    """Return whether all values of an array, which may have none, are one value."""
+    if part.strides == (0,) or not len(part):
+        return bool((part[:1] == value).all())
+    return bool(part[0] == value[0] and part[-1] == value[0] and (part == value).all())
+
+
 class GrowingTable(Generic[Kind]):
     """A table that grows.
 
@@ -98,12 +138,11 @@ class GrowingTable(Generic[Kind]):
 
     def __init__(self, kind: type[Kind]) -> None:
         self._kind = kind
-        self._columns = {name: GrowingArray(one.dtype) for name, one in kind.columns.items()}
+        self._columns = {name: GrowingColumn(one.dtype) for name, one in kind.columns.items()}
 
     def append(self, table: Kind) -> None:
         """Add rows."""
-        for name, column in self._columns.items():
-            column.append(getattr(table, name))
+        self.interleave([table], [np.arange(len(table))])
 
     def interleave(self, tables: Sequence[Kind], places: Sequence[I64]) -> None:
         """Add the rows of several tables, each at its place; together the places are 0 to the number of rows.
@@ -114,12 +153,10 @@ class GrowingTable(Generic[Kind]):
         count = sum(map(len, places))
         runs = [_as_run(place) for place in places]
         for name, column in self._columns.items() if count else ():
-            room = column.extend(count)
-            for table, run in zip(tables, runs, strict=True):
-                room[run] = getattr(table, name)
+            column.interleave([getattr(table, name) for table in tables], runs, count)
 
     def release(self) -> Kind:
-        """Return the rows, not copied, and leave the table empty."""
+        """Return the rows, not copied, and leave the table empty. Columns of one value cannot be set."""
         return self._kind(**{name: column.release() for name, column in self._columns.items()})
 
 

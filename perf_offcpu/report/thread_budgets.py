@@ -187,8 +187,8 @@ def _derived(profile: Profile) -> _Lives | None:
     offcpu = profile.is_offcpu()
     if end <= begin or begin < 0 or not offcpu.any():
         return None
-    first, of = group(samples.tid, samples.pid)
-    of_waits = np.where(offcpu, of, -1)
+    first, of_waits = group(samples.tid, samples.pid)
+    of_waits[~offcpu] = -1
     runq = np.maximum(samples.runq_ns, 0)
     states = sums_by_state(samples, of_waits, samples.period - runq, len(first))
     letters = dict.fromkeys(letter for row in states for letter in row)

@@ -33,7 +33,7 @@ def with_python_functions(
 
     Args:
         chains: rows of frames, leaf first.
-        pair_of: the chain of each sample, then of each sample's waker.
+        pair_of: the chain of each sample, then of each waker, if any has one.
     """
     samples, python = recording.samples, recording.python
     functions = Frames.filled(len(python), line=python.line, cpumode=np.full(len(python), CpuMode.USER))

@@ -18,7 +18,7 @@ from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, unique_rows
-from perf_offcpu.model.columns import I32, I64
+from perf_offcpu.model.columns import I32, I64, distinct
 from perf_offcpu.model.mappings import NO_MAP, find_mappings
 from perf_offcpu.model.profile import Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Recording, SampleColumns, Samples, Spaces
@@ -33,6 +33,9 @@ from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.python_functions import with_python_functions
 from perf_offcpu.symbolize.user import UserNames
 from perf_offcpu.symbolize.wait_objects.names import with_objects
+
+_BLOCK = 1 << 18
+"""Rows that are looked up at once."""
 
 COOKIE = "(cookie)"
 """Symbol shown for the cookie of a deferred user callchain, as perf script prints it."""
@@ -58,14 +61,15 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
     if len(recording.python):
         frames, chains, pair_of = with_python_functions(recording, frames, chains, pair_of, strings)
     parent, frame, stack = build_stack_tree(chains)
-    stack_of = (np.where(pair_of >= 0, stack[pair_of], -1) if len(stack) else pair_of).astype(np.int32)
+    stack_of = np.append(stack, -1).astype(np.int32)[pair_of]
+    waker_stack, none = stack_of[len(samples) :], np.broadcast_to(np.int32(-1), len(samples))
     shared = {name: getattr(samples, name) for name in SampleColumns.columns}
     profile = Profile(
         samples=ProfileSamples(
             **shared,
             stack=stack_of[: len(samples)],
-            waker_stack=stack_of[len(samples) :],
-            object=np.full(len(samples), -1, np.int32),
+            waker_stack=waker_stack if len(waker_stack) else none,
+            object=none,
         ),
         stacks=Stacks(parent, frame),
         frames=frames,
@@ -87,17 +91,16 @@ def locations_of(recording: Recording) -> tuple[Samples, Locations, Ragged, I32]
 
     Returns:
         (samples, locations, rows, pair_of): the samples, each with a callchain of at least its address;
-        their locations; the locations of each pair, leaf first; the pair of each sample, then of each
-        sample's waker, -1 for none.
+        their locations; the locations of each pair, leaf first; the pair of each sample, then, if any has
+        a waker with a callchain, of each sample's waker, -1 for none.
     """
     samples, callchains = _with_leaves(recording.samples, recording.callchains)
-    wakers = _waker_spaces(samples, recording.spaces)
-    chains, spaces, pair_of = _pairs(
-        np.concatenate([samples.space, wakers]),
-        np.concatenate([samples.callchain, samples.waker_callchain]),
-        callchains,
-    )
-    return samples, *find_locations(chains, spaces), pair_of
+    space, callchain = samples.space, samples.callchain
+    if bool((samples.waker_callchain >= 0).any()):
+        space = np.concatenate([space, _waker_spaces(samples, recording.spaces)])
+        callchain = np.concatenate([callchain, samples.waker_callchain])
+    chains, spaces, pair_of = _pairs(space, callchain)
+    return samples, *find_locations(callchains.take(chains), spaces), pair_of
 
 
 def _with_leaves(samples: Samples, callchains: Ragged) -> tuple[Samples, Ragged]:
@@ -138,15 +141,22 @@ def _waker_spaces(samples: Samples, spaces: Spaces) -> I32:
     return space
 
 
-def _pairs(space: I32, callchain: I32, callchains: Ragged) -> tuple[Ragged, I32, I32]:
-    """Return the distinct (space, callchain) pairs in use: (chains, spaces, pair of each row or -1)."""
-    has_chain = callchain >= 0
-    key = (space.astype(np.int64) + 1) << 32 | callchain.astype(np.int64)
-    pairs, inverse = np.unique(key[has_chain], return_inverse=True)
-    pair_of = np.full(len(callchain), -1, np.int32)
-    pair_of[has_chain] = inverse
-    chains: I64 = pairs & 0xFFFFFFFF
-    return callchains.take(chains), ((pairs >> 32) - 1).astype(np.int32), pair_of
+def _pairs(space: I32, callchain: I32) -> tuple[I64, I32, I32]:
+    """Return the distinct (space, callchain) pairs in use: (callchains, spaces, pair of each row or -1).
+
+    Works on blocks of rows: pairs are few, and sorting all rows at once takes several times their memory.
+    """
+
+    def keys(begin: int) -> I64:
+        chains = callchain[begin : begin + _BLOCK].astype(np.int64)
+        return np.where(chains < 0, -1, (space[begin : begin + _BLOCK].astype(np.int64) + 1) << 32 | chains)
+
+    begins = range(0, len(callchain), _BLOCK)
+    found = distinct(np.concatenate([np.full(1, -1), *(distinct(keys(begin)) for begin in begins)]))
+    pair_of = np.empty(len(callchain), np.int32)
+    for begin in begins:
+        pair_of[begin : begin + _BLOCK] = np.searchsorted(found, keys(begin)) - 1  # the first is -1
+    return found[1:] & 0xFFFFFFFF, ((found[1:] >> 32) - 1).astype(np.int32), pair_of
 
 
 def _name(

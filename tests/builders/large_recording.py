@@ -77,6 +77,8 @@ def write_large_recording(
     processes: int = 200,
     deferred: float = 0.1,
     storm: float = 0.006,
+    stacks: int = CHAINS,
+    depth: int = DEPTH,
     seed: int = 1,
 ) -> None:
     """Write a recording.
@@ -86,11 +88,14 @@ def write_large_recording(
         processes: how many live all the time, with 8 threads each.
         deferred: share of the cpu-clock samples whose user callchain comes later.
         storm: short-lived processes per sample; each brings 13 side-band records.
+        stacks: number of different callchains.
+        depth: frames of a callchain.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         writer = FileWriter(fd, EVENTS, str(path))
-        maker = _Maker(np.random.default_rng(seed), processes, deferred, storm)
+        rng = np.random.default_rng(seed)
+        maker = _Maker(rng, _chains(rng, stacks, depth), processes, deferred, storm)
         writer.append(*maker.existing())
         for number, begin in enumerate(range(0, samples, ROUND)):
             for piece in maker.round(number, min(ROUND, samples - begin)):
@@ -101,9 +106,11 @@ def write_large_recording(
 
 
 class _Maker:
-    def __init__(self, rng: np.random.Generator, processes: int, deferred: float, storm: float) -> None:
+    def __init__(
+        self, rng: np.random.Generator, chains: Ragged, processes: int, deferred: float, storm: float
+    ) -> None:
         self.rng, self.processes, self.deferred, self.storm = rng, processes, deferred, storm
-        self.chains = _chains(rng)
+        self.chains = chains
         self.next_pid = 100_000
         self.cookies = 0
 
@@ -206,16 +213,16 @@ def _padded(offsets: I64, words: U64) -> tuple[I64, np.ndarray]:
     return padded * 4, halves.view(np.uint8)
 
 
-def _chains(rng: np.random.Generator) -> Ragged:
+def _chains(rng: np.random.Generator, count: int, depth: int) -> Ragged:
     """Random walks, leaf first: KERNEL marker, kernel frames, USER marker, user frames."""
-    user = DEPTH - KERNEL_FRAMES
-    words = np.empty((CHAINS, DEPTH + 2), np.uint64)
+    user = depth - KERNEL_FRAMES
+    words = np.empty((count, depth + 2), np.uint64)
     words[:, 0] = CallchainContext.KERNEL
-    sites = rng.integers(0, 5000, (CHAINS, KERNEL_FRAMES), np.uint64)
+    sites = rng.integers(0, 5000, (count, KERNEL_FRAMES), np.uint64)
     words[:, 1 : 1 + KERNEL_FRAMES] = np.uint64(0xFFFFFFFF81000000) + np.uint64(64) * sites
     words[:, 1 + KERNEL_FRAMES] = CallchainContext.USER
-    words[:, 2 + KERNEL_FRAMES :] = 0x7F0000000000 + 16 * rng.integers(0, 60_000, (CHAINS, user))
-    return Ragged(np.arange(CHAINS + 1) * (DEPTH + 2), words.reshape(-1))
+    words[:, 2 + KERNEL_FRAMES :] = 0x7F0000000000 + 16 * rng.integers(0, 60_000, (count, user))
+    return Ragged(np.arange(count + 1) * (depth + 2), words.reshape(-1))
 
 
 def _with_cookies(chains: Ragged, cookies: U64) -> Ragged:

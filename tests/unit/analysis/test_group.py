@@ -46,6 +46,18 @@ def test_group_of_unsigned_addresses() -> None:
     assert group(high)[1].tolist() == [2, 1, 0, 2]
 
 
+def test_columns_of_any_integers_stay_as_they_are() -> None:
+    columns = [
+        np.array([2**64 - 1, 2**64 - 1, 2**64 - 3], np.uint64),
+        np.array([True, False, True]),
+        np.array([-128, 127, -128], np.int8),
+        np.broadcast_to(np.uint32(7), 3),
+    ]
+    before = [column.tolist() for column in columns]
+    check_grouping(columns)
+    assert [column.tolist() for column in columns] == before
+
+
 def test_group_of_nothing() -> None:
     nothing = np.empty(0, np.int32)
     first, of = group(nothing, nothing)

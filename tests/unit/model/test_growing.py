@@ -97,3 +97,31 @@ def test_columns_of_many_pages_stay_what_they_were() -> None:
     assert len(array) == 3_000_000
     assert np.array_equal(array.release(), np.arange(3_000_000))
     assert len(array) == 0
+
+
+@given(st.lists(st.lists(st.tuples(*[st.integers(0, 1)] * 4), max_size=4), max_size=6))
+def test_columns_grow_that_have_one_value_at_first(parts: list[list[tuple[int, int, int, int]]]) -> None:
+    growing = GrowingTable(Comms)
+    for part in parts:
+        table = Comms.from_rows(part)
+        growing.interleave(
+            [table.take(slice(1, None, 2)), table.take(slice(0, None, 2))],
+            [np.arange(1, len(part), 2), np.arange(0, len(part), 2)],
+        )
+    table = growing.release()
+    table.check()
+    expected = Comms.concat(Comms.from_rows(part) for part in parts)
+    for name in Comms.columns:
+        found = getattr(table, name)
+        assert np.array_equal(found, getattr(expected, name))
+        assert len(set(found.tolist())) > 1 or found.strides == (0,) or not len(found)
+    assert not len(growing.release())
+
+
+def test_selected_rows_of_a_column_of_one_value_take_no_memory() -> None:
+    table = Comms.sparse(5, tid=np.arange(5))
+    for rows in (np.array([3, 1, 1]), np.arange(5) > 1, slice(1, 4)):
+        taken = table.take(rows)
+        assert taken.tid.tolist() == np.arange(5)[rows].tolist()
+        assert taken.pid.strides == (0,) and len(taken.pid) == len(taken.tid)
+    assert Comms.sparse(0).take(np.empty(0, np.int64)).pid.shape == (0,)

@@ -16,6 +16,7 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Dsos, Evsel, Maps, Recording, Samples, Spaces
 from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.model.strings import Strings
+from perf_offcpu.symbolize import symbolizer
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import COOKIE, symbolize
 
@@ -118,3 +119,19 @@ def test_the_same_code_of_two_processes_is_one_frame_unless_addresses_are_kept()
     kept = symbolize(both, SymbolizeOptions(keep_ips=True))
     assert sorted(kept.frames.ip.tolist()) == [0x1500, 0x5500]
     assert kept.frames.address.tolist() == [0x500, 0x500]
+
+
+def test_blocks_of_samples_share_their_locations(monkeypatch: pytest.MonkeyPatch) -> None:
+    chains = [[USER, 0x1500], [USER, 0x5500, 0x1500], []]
+    columns = {"callchain": [0, 1, -1, 0, 1, 2, 1], "space": [0, 1, 0, 1, 1, 0, -1]}
+    wakers = {"waker_callchain": [-1, 0, 0, -1, 1, -1, -1]}
+    for more in ({}, wakers):
+        whole = symbolize(recording(chains, **columns, **more))
+        monkeypatch.setattr(symbolizer, "_BLOCK", 2)
+        profile = symbolize(recording(chains, **columns, **more))
+        monkeypatch.undo()
+        assert profile.samples.stack.tolist() == whole.samples.stack.tolist()
+        assert profile.samples.waker_stack.tolist() == whole.samples.waker_stack.tolist()
+        assert (profile.samples.stack >= 0).tolist() == [True, True, False, True, True, False, True]
+        assert (profile.samples.waker_stack >= 0).sum() == (3 if more else 0)
+        assert names(profile) == names(whole)
