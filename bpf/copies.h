@@ -51,12 +51,6 @@ static __always_inline bool may_return(const struct offcpu_layout *at, u64 word,
 	return word - at->sp + NEAR_STACK >= 2 * NEAR_STACK;
 }
 
-static __always_inline u64 mix(u64 hash, u64 word)
-{
-	hash = (hash ^ word) * 0xff51afd7ed558ccdULL;
-	return hash ^ hash >> 32;
-}
-
 /* Hash a chain of frame pointers, without the words in it that are no code addresses. */
 static __always_inline u64 hash_chain(const struct offcpu_layout *at, struct offcpu_stack *stack,
 				      u64 hash)

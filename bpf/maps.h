@@ -71,6 +71,9 @@ struct offcpu_task {
 	u32 flags;			/* of the present wait: OFFCPU_PREEMPTED_WAIT, ... */
 	u32 waker_flags;		/* OFFCPU_WAKER_INTERRUPT */
 	u64 scratch;			/* see via_memory() */
+#if OFFCPU_LOCK_OWNERS
+	u32 holder_tid;			/* who held the lock when the wait began, or OFFCPU_NO_ID */
+#endif
 #if OFFCPU_SUM_STACKS && !OFFCPU_SUM_CALLERS
 	u64 kept_hash;			/* of `user`, valid while user.check is not 0 */
 	u32 kept_generation;
@@ -103,6 +106,12 @@ static __always_inline u64 via_memory(struct offcpu_task *storage, u64 value)
 {
 	*(volatile u64 *)&storage->scratch = value;
 	return *(volatile u64 *)&storage->scratch;
+}
+
+static __always_inline u64 mix(u64 hash, u64 word)
+{
+	hash = (hash ^ word) * 0xff51afd7ed558ccdULL;
+	return hash ^ hash >> 32;
 }
 
 /* A wait that has ended. */
@@ -156,8 +165,17 @@ struct offcpu_scratch {
 	u32 nr_early;			/* frames in `kernel` taken before the switch, 0 none */
 	u32 early_task;			/* tid they belong to */
 	u64 early_since_ns;		/* begin of the wait they belong to */
+#if OFFCPU_OBJECTS
+	struct offcpu_object object;
+#endif
 	struct offcpu_payload sample;
 };
+
+#if OFFCPU_OBJECTS
+#define OBJECT_OF(scratch) (&(scratch)->object)
+#else
+#define OBJECT_OF(scratch) NULL
+#endif
 
 #if OFFCPU_IRQ_STACK
 #define IRQ_STACK_WORDS 96		/* process_backlog() is within the last 56 in 6.18 */

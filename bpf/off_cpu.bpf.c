@@ -46,6 +46,10 @@
  *						every switch, whatever is a wait
  *	OFFCPU_KERNEL_EARLY			kernel stacks before the switch: a look at the
  *						incoming task every switch
+ *	OFFCPU_OBJECTS, OFFCPU_NEW_OBJECTS	what was waited for (objects.h): code for samples;
+ *						the sizes of its table and queue, 0 without
+ *	OFFCPU_LOCK_OWNERS			who holds a lock (lock_owner.h): work in every wait
+ *						in a system call
  *	OFFCPU_BY_GROUP				control groups (targets.h): a loop that takes the
  *						verifier a third longer
  *	OFFCPU_PID_LEVEL, OFFCPU_PID_NAMESPACE	the recorder's pid namespace (targets.h): reads for
@@ -63,10 +67,13 @@
  *	OFFCPU_DO_SOFTIRQ, OFFCPU_BACKLOG, *_SIZE	where do_softirq() and process_backlog() are
  *	OFFCPU_SWITCH_HAS_STATE			whether sched_switch passes prev_state (since 5.18)
  *	OFFCPU_PREEMPT_COUNT, PREEMPT_COUNT	where the preemption count is
+ *	OFFCPU_SYSCALL_NUMBERS			size of the table of system calls
+ *	FILES_*, FDTABLE_*, FILE_*, INODE_*, SUPER_*, DENTRY_*, SOCKET_*, SOCK_*, UNIX_*,
  *	TASK_*, CSS_*, CGROUP_*, KERNFS_*, MM_*, PID_*, CRED_*, REGS_*	offsets of members
  */
 #include "output.h"
 #include "budget.h"
+#include "lock_owner.h"
 
 /* A wake-up may come before the switch-out that it ends, by this at most. */
 #define EARLY_WAKEUP_NS 1000000
@@ -145,6 +152,12 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *task, u32 
 	storage->budget.switches += 1;
 	if (mode == OFFCPU_DEAD)
 		end_budget(storage, task, ctl->generation);
+#endif
+#if OFFCPU_LOCK_OWNERS
+	if (wanted && mode != OFFCPU_PREEMPTED && mode != OFFCPU_THROTTLED)
+		storage->holder_tid = lock_owner(ctl, task);
+	else
+		storage->holder_tid = OFFCPU_NO_ID;
 #endif
 #if WALK_AT_SWITCH_OUT
 	if (wanted)
@@ -343,6 +356,10 @@ static __always_inline void describe_task(struct offcpu_last *last,
 	last->queued_ns = 0;
 #endif
 	last->stack_end = 0;
+	last->object_id = 0;
+	last->object_lost = 0;
+	last->asked_ns = OFFCPU_NOT_KNOWN;
+	last->holder_tid = OFFCPU_NO_ID;
 	last->nr_switches = FIELD(u64, task, TASK_NVCSW) + FIELD(u64, task, TASK_NIVCSW);
 	__builtin_memset(last->regs, 0, sizeof(last->regs));
 #if OFFCPU_USER_REGISTERS
@@ -373,6 +390,18 @@ static __always_inline void show_task(void *seq, struct task_struct *task)
 		return;
 	last = (void *)&to->sample;
 	describe_task(last, ctl, task, storage);
+#if OFFCPU_OBJECTS
+	if (last->waits) {
+		find_object(ctl, task, &to->object, last->syscall, last->state,
+			    last->switch_out_ns, last->pid, false);
+		last->object_id = to->object.id;
+		last->asked_ns = to->object.asked_ns;
+		last->object_lost = to->object.lost;
+#if OFFCPU_LOCK_OWNERS
+		last->holder_tid = storage->holder_tid;
+#endif
+	}
+#endif
 	if (last->waits && ctl->kernel_stacks) {
 		bytes = bpf_get_task_stack(task, to->kernel, sizeof(to->kernel), 0);
 		if (bytes <= 0)

@@ -36,6 +36,10 @@ enum offcpu_counter {
 	OFFCPU_BUDGETS_LOST,		/* ended threads whose budget found no room in its map */
 	OFFCPU_SNAPSHOTS,		/* short waits sent with a copy of their stack */
 	OFFCPU_SNAPSHOTS_LOST,		/* of these, summed because the ring was full */
+	OFFCPU_OBJECTS_CLOSED,		/* waits whose descriptor is not open */
+	OFFCPU_OBJECTS_UNREADABLE,	/* waits whose object could not be read */
+	OFFCPU_OBJECTS_COMPAT,		/* waits of 32-bit programs, whose arguments are not read */
+	OFFCPU_OBJECTS_FULL,		/* objects not described: the queue was full */
 	OFFCPU_COUNTERS			/* number of counters */
 };
 
@@ -117,7 +121,88 @@ struct offcpu_control {
 	u8 cgroups;			/* samples and sums have the id of the cgroup */
 	u8 wakers;			/* wake-ups are traced */
 	u8 drop_short;			/* waits under the threshold are left out */
-	u8 copy_all;			/* samples do not refer to copies sent before */
+	u8 copy_all;			/* samples do not rely on what was sent before */
+	u8 objects;			/* samples have the id of what was waited for */
+	u8 object_names;		/* descriptions of objects have names and paths */
+	u64 secret;			/* in the hashes of this recording: see objects.h */
+};
+
+/* What the arguments of a system call name. */
+enum offcpu_call_kind {
+	OFFCPU_CALL_NONE,
+	OFFCPU_CALL_DESCRIPTOR,		/* the first argument */
+	OFFCPU_CALL_SEND_FILE,		/* the first, or in a disk wait the second */
+	OFFCPU_CALL_POLL,		/* descriptors in memory, and their number */
+	OFFCPU_CALL_FUTEX,		/* the address of a word, and an operation */
+	OFFCPU_CALL_CHILD,		/* a pid, or which children (wait4) */
+	OFFCPU_CALL_CHILD_ID,		/* the kind of an id, and the id (waitid) */
+	OFFCPU_CALL_PATH,		/* the first argument */
+	OFFCPU_CALL_PATH_AT,		/* the second argument */
+	OFFCPU_CALL_SEMAPHORES,		/* id of a System V set */
+	OFFCPU_CALL_MESSAGES		/* id of a System V queue */
+};
+
+/* After which time a system call ends by itself: where the time is, and in which form. */
+enum offcpu_timeout {
+	OFFCPU_TIMEOUT_NONE,
+	OFFCPU_TIMEOUT_MS_2,		/* third argument, ms */
+	OFFCPU_TIMEOUT_MS_3,
+	OFFCPU_TIMEOUT_SPEC_0,		/* struct timespec at the first argument */
+	OFFCPU_TIMEOUT_SPEC_2,
+	OFFCPU_TIMEOUT_SPEC_3,
+	OFFCPU_TIMEOUT_CLOCK,		/* clock_nanosleep: clock, flags, struct timespec */
+	OFFCPU_TIMEOUT_FUTEX		/* as the operation says */
+};
+
+/* A system call: what its arguments are. */
+struct offcpu_call {
+	u16 what;			/* enum offcpu_call_kind */
+	u16 timeout;			/* enum offcpu_timeout */
+};
+
+/* Kinds of objects; ObjectKind in perf_offcpu/abi/wait_objects.py. */
+enum offcpu_object_kind {
+	OFFCPU_OBJECT_NONE,
+	OFFCPU_OBJECT_FILE,
+	OFFCPU_OBJECT_DIRECTORY,
+	OFFCPU_OBJECT_CHARACTER,
+	OFFCPU_OBJECT_BLOCK,
+	OFFCPU_OBJECT_PIPE,
+	OFFCPU_OBJECT_SOCKET,
+	OFFCPU_OBJECT_ANONYMOUS,
+	OFFCPU_OBJECT_FUTEX,
+	OFFCPU_OBJECT_DESCRIPTORS,
+	OFFCPU_OBJECT_PROCESS,
+	OFFCPU_OBJECT_SEMAPHORES,
+	OFFCPU_OBJECT_MESSAGES,
+	OFFCPU_OBJECT_PATH
+};
+
+#define OFFCPU_NAME_BYTES 256
+
+/* What a thread waits for. User space gets it once, when a file has the first wait for it. */
+struct offcpu_object {
+	u64 id;				/* 0 none */
+	u64 asked_ns;			/* of the wait: or OFFCPU_NOT_KNOWN */
+	u64 inode;
+	u64 address;			/* of a futex */
+	u64 peer_inode;			/* of a Unix socket's other end */
+	u64 where;			/* where the BPF program reads more */
+	u64 sp;				/* stack pointer of the thread */
+	u32 kind;			/* enum offcpu_object_kind */
+	u32 lost;			/* OFFCPU_OBJECT_* */
+	u32 pid;			/* tgid of the thread */
+	s32 fd;				/* its descriptor */
+	s32 number;			/* pid, number of descriptors, id of a System V object */
+	u32 device;			/* of the file system, as the kernel has it */
+	u32 in_sleeper;			/* memory of the thread can be read */
+	u16 family;			/* AF_* */
+	u16 protocol;			/* IPPROTO_* */
+	u16 local_port;
+	u16 remote_port;
+	u8 local[16];
+	u8 remote[16];
+	u8 name[OFFCPU_NAME_BYTES];	/* a file, its directory, ... up to the root */
 };
 
 /* A second threshold, which rises while there are more samples than control.max_rate. */
@@ -223,6 +308,10 @@ struct offcpu_last {
 	u64 nr_switches;		/* unchanged while it waits */
 	u64 queued_ns;			/* the kernel's own run-queue delay up to its last run */
 	u64 stack_end;			/* of user mode, 0 unknown */
+	u64 object_id;			/* 0 none */
+	u64 asked_ns;			/* or OFFCPU_NOT_KNOWN */
+	u32 object_lost;		/* OFFCPU_OBJECT_* */
+	u32 holder_tid;			/* or OFFCPU_NO_ID */
 	u64 regs[OFFCPU_REGS];		/* struct pt_regs of user mode, 0 for kernel threads */
 	u32 nr_kernel;
 	u32 nr_user;
@@ -280,6 +369,12 @@ struct offcpu_extension {
 #define OFFCPU_LOST_KERNEL_STACK 2
 #define OFFCPU_LOST_USER_CUT 4
 #define OFFCPU_LOST_KERNEL_CUT 8
+
+/* object_lost */
+#define OFFCPU_OBJECT_CLOSED 1
+#define OFFCPU_OBJECT_FAULT 2
+#define OFFCPU_OBJECT_COMPAT 4
+#define OFFCPU_OBJECT_FULL 8
 
 #define OFFCPU_NOT_KNOWN (~0ULL)
 #define OFFCPU_NO_ID (~0U)

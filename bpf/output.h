@@ -6,6 +6,7 @@
 #define OFFCPU_OUTPUT_H
 
 #include "callers.h"
+#include "objects.h"
 
 /* include/uapi/linux/perf_event.h */
 #define PERF_CONTEXT_KERNEL ((u64)-128)
@@ -166,7 +167,8 @@ static __always_inline u32 append_callchain(void *ctx, const struct offcpu_contr
 
 /* Fill in the extension of a sample: what is known of the wait beyond upstream's words. */
 static __always_inline void describe_wait(struct offcpu_extension *to, struct offcpu_wait *wait,
-					  u32 lost, u32 waker_nr)
+					  const struct offcpu_object *object, u32 lost,
+					  u32 waker_nr)
 {
 	bool woken = wait->wakeup_ns;
 
@@ -194,6 +196,16 @@ static __always_inline void describe_wait(struct offcpu_extension *to, struct of
 		.asked_ns = OFFCPU_NOT_KNOWN,
 		.holder_tid = OFFCPU_NO_ID,
 	};
+	if (!object || wait->first)
+		return;
+#if OFFCPU_OBJECTS
+	to->object_id = object->id;
+	to->asked_ns = object->asked_ns;
+	to->object_lost = object->lost;
+#endif
+#if OFFCPU_LOCK_OWNERS
+	to->holder_tid = wait->storage->holder_tid;
+#endif
 }
 
 /* Submit a sample to the event whose copies of the user stack have the size. */
@@ -232,7 +244,7 @@ static __always_inline bool send_sample(void *ctx, const struct offcpu_control *
 	sample->offcpu_ns = wait->ns;
 	sample->nr = nr;
 	sample->words[nr] = wait->cgroup;
-	describe_wait((void *)&sample->words[nr + 1], wait, lost,
+	describe_wait((void *)&sample->words[nr + 1], wait, OBJECT_OF(to), lost,
 		      end - nr - 1 - OFFCPU_EXTENSION_WORDS);
 	if (end > SAMPLE_WORDS)
 		return false;
@@ -398,6 +410,13 @@ static __always_inline void account(void *ctx, struct offcpu_control *ctl,
 	if (!to)
 		return;
 	wait->flags = via_memory(wait->storage, wait->flags);
+#if OFFCPU_OBJECTS
+	if (!wait->first)
+		find_object(ctl, wait->task, &to->object, wait->syscall, wait->prev_state,
+			    wait->switch_out_ns, wait->pid, OFFCPU_AT_EXIT);
+	if (!wait->first && to->object.lost)
+		count_unknown(to->object.lost, wait->ns);
+#endif
 #if !WALK_AT_SWITCH_OUT
 	wait->user = &to->user;
 	if (ctl->defer_user) {

@@ -109,6 +109,10 @@ SNAPSHOTS_LOST = _missing(
     "short waits summed without a copy of their stack because the ring was full",
     _RING_REMEDY,
 )
+OBJECTS_CLOSED = _bpf("objects-closed", "waits for descriptors that were not open: their object is not known")
+OBJECTS_UNREADABLE = _bpf("objects-unreadable", "waits whose object could not be read from memory")
+OBJECTS_COMPAT = _bpf("objects-compat", "waits of 32-bit programs, whose objects are not looked up")
+OBJECTS_FULL = _bpf("objects-full", "objects of waits not described because too many were new at once")
 
 _recorder = partial(LossCause, Stage.RECORDER)
 MISSED_RUNS = _recorder(
@@ -125,6 +129,7 @@ RECORDS_UNWRITTEN = _recorder("records-unwritten", f"records {_FULL}")
 SUMS_UNWRITTEN = _recorder("sums-unwritten", f"sums of short waits {_FULL}")
 STILL_BLOCKED_UNWRITTEN = _recorder("still-blocked-unwritten", f"threads still blocked {_FULL}")
 PYTHON_UNWRITTEN = _recorder("python-unwritten", f"Python functions of threads {_FULL}")
+OBJECTS_UNWRITTEN = _recorder("objects-unwritten", f"descriptions of wait objects {_FULL}")
 BUDGETS_UNWRITTEN = _recorder("budgets-unwritten", f"budgets of threads {_FULL}")
 
 _file = partial(LossCause, Stage.FILE)

@@ -52,6 +52,7 @@ from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.limits import raise_descriptor_limit, raise_priority, too_many_files
 from perf_offcpu.collect.system.signals import RecordingSignals
 from perf_offcpu.collect.targets import Target, TargetWatch
+from perf_offcpu.collect.wait_objects.table import ObjectTable
 from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload
 from perf_offcpu.errors import RecordingError
 
@@ -147,6 +148,7 @@ class _Session:
         self.file = OutputFile(options, collector, path, options.target)
         self.past: _PastFile | None = None
         self.totals = KernelTotals(collector, self._drain)
+        self.objects = ObjectTable(collector)
         self.hotplug = Hotplug(collector, options.output == STANDARD_OUTPUT, say)
         self.summary = Summary(self.file.shown, ring_bytes=collector.rings.data_bytes)
 
@@ -193,7 +195,7 @@ class _Session:
             span, unwritten = self.collector.span, Counter(self.collector.waiting_records())
             if self.past:
                 self.past.file.finish_somehow(span, {}, self.totals.unwritten(self.past.present))
-            rest = itertools.chain(self.totals.unwritten(), self.totals.remaining())
+            rest = itertools.chain(self.objects.unwritten(), self.totals.unwritten(), self.totals.remaining())
             self.file.finish_somehow(span, {losses.RECORDS_UNWRITTEN: unwritten}, rest)
             raise
 
@@ -203,6 +205,7 @@ class _Session:
         next_show = next_look + PROGRESS_S
         while not self._wait(waiter):
             self._drain()
+            self.objects.follow(self._files())
             if self.past is None:
                 self.totals.write_if_due(self.file)
             elif self.totals.is_ready:
@@ -221,6 +224,10 @@ class _Session:
     def _wait(self, waiter: Waiter) -> bool:
         with self.collector.pressure.sleeping():
             return waiter.wait()
+
+    def _files(self) -> list[OutputFile]:
+        """Return the files that lack something: while one takes over from another, both."""
+        return [self.file, self.past.file] if self.past else [self.file]
 
     def _drain(self) -> None:
         self.collector.drain(self.file)
@@ -259,6 +266,7 @@ class _Session:
     def _finish_past(self, past: _PastFile) -> None:
         """Write the end of a file that another has followed, and remove the oldest."""
         present, past.present = past.present, None
+        self.objects.finish(self._files(), self._drain)
         self.totals.write(past.file, present)
         past.file.finish(self.collector.span)
         self.summary.file_bytes += past.file.size
@@ -292,6 +300,7 @@ class _Session:
         if self.options.pystack:
             again = self.collector.program.last_tasks
             last = with_python_functions(last, again, self.options.pystack, self.say)
+        self.objects.finish([self.file], self._drain)
         self.totals.write(self.file, last)
         self.summary.still_blocked = len(last.waiting())
         self.file.finish(self.collector.span)

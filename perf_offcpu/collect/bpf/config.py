@@ -75,6 +75,12 @@ class WaitOptions:
     """Note wake-ups: blocked time apart from run-queue delay, and the waker."""
     waker_stacks: bool = False
     """Take the waker's stack, for waits that are over the threshold at the wake-up."""
+    objects: bool = True
+    """Note what each wait over the threshold was for: the file, socket, pipe, lock or process."""
+    object_names: bool = True
+    """Note names and paths of these objects."""
+    lock_owners: bool = False
+    """Note who holds a lock when a wait for it begins."""
     budget: bool = True
     """Account for all time of every thread."""
     states: str = DEFAULT_STATES
@@ -116,6 +122,10 @@ class OffCpuConfig(WaitOptions):
     budget_entries: int = 16384
     """Threads that may end between two calls of `drain`."""
     target_entries: int = 4096
+    object_entries: int = 16384
+    """Objects that are known to have been described; the least recently used are forgotten."""
+    new_object_entries: int = 4096
+    """Objects that may be found between two calls of `take_objects`."""
 
 
 def parse_states(text: str) -> str:

@@ -6,9 +6,11 @@ bpf/off_cpu.bpf.c and bpf/targets.h explain the constants at their top.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from perf_offcpu.abi.syscall_arguments import SYSCALL_NUMBERS
 from perf_offcpu.collect.bpf.config import MODES, OffCpuConfig, ShortWaits, Targets
 from perf_offcpu.collect.bpf.kernel_facts import KernelFacts, controller_offset, pid_namespace_level
 from perf_offcpu.collect.system.btf import Btf
@@ -56,6 +58,19 @@ def option_defines(
         "OFFCPU_SUMS": config.sum_entries,
         "OFFCPU_STACKS": config.stack_entries,
         "OFFCPU_TARGETS_MAX": config.target_entries,
+        **_object_defines(config, facts),
+    }
+
+
+def _object_defines(config: OffCpuConfig, facts: KernelFacts) -> dict[str, int | str]:
+    """Return the constants for objects.h and lock_owner.h."""
+    can = "TASK_FILES" in facts.defines and bool(facts.defines.get("OFFCPU_USER_REGISTERS"))
+    objects = config.objects and can
+    return {
+        "OFFCPU_OBJECTS": config.object_entries if objects else 0,
+        "OFFCPU_NEW_OBJECTS": config.new_object_entries,
+        "OFFCPU_LOCK_OWNERS": int(objects and config.lock_owners and "PID_LEVEL" in facts.defines),
+        "OFFCPU_SYSCALL_NUMBERS": SYSCALL_NUMBERS,
     }
 
 
@@ -85,6 +100,9 @@ def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) ->
         "cgroups": config.cgroups,
         "wakers": config.wakers,
         "drop_short": config.short_waits is ShortWaits.DROP,
+        "objects": config.objects,
+        "object_names": config.object_names,
+        "secret": int.from_bytes(os.urandom(8), "big"),
     }
 
 

@@ -93,6 +93,55 @@ _CALLERS = {
 }
 """The code, libraries and stack of a task, on x86-64."""
 
+_OBJECTS = {
+    "TASK_FILES": "task_struct.files",
+    "FILES_FDT": "files_struct.fdt",
+    "FDTABLE_MAX_FDS": "fdtable.max_fds",
+    "FDTABLE_FD": "fdtable.fd",
+    "FILE_INODE": "file.f_inode",
+    "FILE_OP": "file.f_op",
+    "FILE_PRIVATE_DATA": "file.private_data",
+    "FILE_DENTRY": "file.f_path.dentry",
+    "DENTRY_NAME": "dentry.d_name.name",
+    "DENTRY_PARENT": "dentry.d_parent",
+    "INODE_MODE": "inode.i_mode",
+    "INODE_INO": "inode.i_ino",
+    "INODE_SB": "inode.i_sb",
+    "SUPER_DEV": "super_block.s_dev",
+    "SUPER_MAGIC": "super_block.s_magic",
+    "SOCKET_SK": "socket.sk",
+    "SOCKET_INODE": "socket_alloc.vfs_inode",
+    "SOCK_FAMILY": "sock.__sk_common.skc_family",
+    "SOCK_NUM": "sock.__sk_common.skc_num",
+    "SOCK_DPORT": "sock.__sk_common.skc_dport",
+    "SOCK_DADDR": "sock.__sk_common.skc_daddr",
+    "SOCK_RCV_SADDR": "sock.__sk_common.skc_rcv_saddr",
+    "SOCK_PROTOCOL": "sock.sk_protocol",
+    "SOCK_SOCKET": "sock.sk_socket",
+}
+"""The way from a descriptor to the file, pipe or socket that it refers to."""
+_IPV6 = {
+    "SOCK_V6_DADDR": "sock.__sk_common.skc_v6_daddr",
+    "SOCK_V6_RCV_SADDR": "sock.__sk_common.skc_v6_rcv_saddr",
+}
+_UNIX = {
+    "UNIX_PEER": "unix_sock.peer",
+    "UNIX_ADDR": "unix_sock.addr",
+    "UNIX_ADDR_LEN": "unix_address.len",
+    "UNIX_ADDR_NAME": "unix_address.name",
+}
+_ARGUMENTS = {
+    "x86_64": {
+        "REGS_ARG_0": "pt_regs.di",
+        "REGS_ARG_1": "pt_regs.si",
+        "REGS_ARG_2": "pt_regs.dx",
+        "REGS_ARG_3": "pt_regs.r10",
+        "TASK_STATUS": "task_struct.thread_info.status",
+    },
+    "aarch64": {"REGS_ARG_0": "pt_regs.orig_x0", "REGS_PSTATE": "pt_regs.pstate"},
+}
+"""Arguments of a system call in the saved registers, and what shows a 32-bit program."""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
@@ -148,6 +197,7 @@ def explore(btf: Btf) -> KernelFacts:
         **_offsets(btf, _PROPERTIES),
         **(_all_offsets(btf, _CALLERS) if platform.machine() == "x86_64" else {}),
         **_registers(btf),
+        **_object_members(btf),
         **_text_ranges(symbols),
         **_preempt_count(btf),
         "OFFCPU_SWITCH_HAS_STATE": int(found["sched_switch"].args >= 4),  # fa2c3254d7cf, Linux 5.18
@@ -235,6 +285,20 @@ def _registers(btf: Btf) -> Defines:
         "REGS_SYSCALL_TYPE": f"s{8 * register.size}",
         **walkable,
     }
+
+
+def _object_members(btf: Btf) -> Defines:
+    """Return the offsets with which objects of waits are found; nothing if one is missing."""
+    machine = platform.machine()
+    files, protocol = _all_offsets(btf, _OBJECTS), btf.member("sock", "sk_protocol")
+    arguments = _all_offsets(btf, _ARGUMENTS.get(machine, {}))
+    registers = btf.member("pt_regs", "regs")
+    if machine == "aarch64" and arguments and registers:
+        arguments |= {f"REGS_ARG_{number}": registers.offset + 8 * number for number in (1, 2, 3)}
+    if not files or not protocol or "REGS_ARG_3" not in arguments:
+        return {}
+    optional = {**_all_offsets(btf, _IPV6), **_all_offsets(btf, _UNIX)}  # af_unix may be a module
+    return {**files, **arguments, **optional, "SOCK_PROTOCOL_SIZE": protocol.size}
 
 
 _INTERRUPT_MASK = {False: 0x00FF0100, True: 0x1F000100}

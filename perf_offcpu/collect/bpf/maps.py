@@ -36,8 +36,8 @@ from perf_offcpu.collect.system.cpus import parse_cpu_list
 from perf_offcpu.errors import RecordingError
 
 MAP_NAMES = (
-    "budgets", "comms", "control", "counters", "events", "events_bare", "events_double", "events_fourfold",
-    "events_quarter", "groups", "rate", "stacks", "sums", "targets",
+    "budgets", "calls", "comms", "control", "counters", "events", "events_bare", "events_double",
+    "events_fourfold", "events_quarter", "groups", "new_objects", "rate", "stacks", "sums", "targets",
 )  # fmt: skip
 
 
@@ -168,6 +168,23 @@ class ProgramMaps:
     def add_group(self, group: int) -> None:
         """Record tasks in this control group or below (`by_group`), by the inode of its directory."""
         self._set("groups", group.to_bytes(8, sys.byteorder), 1)
+
+    def describe_calls(self, calls: Mapping[int, tuple[str, str]]) -> None:
+        """Tell what the arguments of system calls are (`abi.syscall_arguments.call_numbers`)."""
+        kinds, timeouts = self.header.enums["call_kind"], self.header.enums["timeout"]
+        row = np.zeros((), self.header.structs["call"])
+        for number, (what, timeout) in calls.items():
+            row["what"], row["timeout"] = kinds.index(f"call_{what}"), timeouts.index(f"timeout_{timeout}")
+            bpf_syscall.update(self._fds["calls"], _u32(number), row.tobytes())
+
+    def take_objects(self) -> NDArray[np.void]:
+        """Remove and return the descriptions of objects that are new: rows of `struct offcpu_object`.
+
+        A sample that is in a ring had its object described before.
+        """
+        dtype = self.header.structs["object"]
+        rows = iter(lambda: bpf_syscall.pop(self._fds["new_objects"], dtype.itemsize), None)
+        return np.frombuffer(b"".join(rows), dtype)
 
     def _set(self, name: str, key: bytes, value: int) -> None:
         try:

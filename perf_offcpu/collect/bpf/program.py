@@ -20,10 +20,12 @@ this process ends, however it ends.
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from perf_offcpu.abi.syscall_arguments import call_numbers
 from perf_offcpu.collect.bpf import defines
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import AttachType, ProgramInfo, ProgramType
@@ -106,6 +108,7 @@ class OffCpuProgram:
                 for name in functions:
                     self._programs[name] = _load_program(name, code[name], self._tracepoints, facts)
                 self._maps = ProgramMaps({name: maps[name] for name in MAP_NAMES}, header, control)
+                self._maps.describe_calls(call_numbers(platform.machine()))
             except OSError:
                 self._unload()  # not the probe: if cached programs are refused, compiled ones follow
                 raise

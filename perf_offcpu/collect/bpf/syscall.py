@@ -174,6 +174,13 @@ def update(map_fd: int, key: bytes, value: bytes) -> None:
     call(Command.MAP_UPDATE_ELEM, Element(map_fd, addressof(key_buffer), addressof(value_buffer)))
 
 
+def pop(map_fd: int, value_bytes: int) -> bytes | None:
+    """Remove and return the oldest value of a queue; None if it is empty."""
+    value = ctypes.create_string_buffer(value_bytes)
+    found = _finds(Command.MAP_LOOKUP_AND_DELETE_ELEM, Element(map_fd, 0, addressof(value)))
+    return value.raw if found else None
+
+
 def is_empty(map_fd: int, key_bytes: int) -> bool:
     """Return whether a hash map has no entry."""
     first = ctypes.create_string_buffer(key_bytes)

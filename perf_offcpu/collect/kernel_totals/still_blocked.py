@@ -118,4 +118,5 @@ def _payload(tasks: NDArray[Any], end: U64) -> dict[str, Column]:
         "switch_out_ns": tasks["switch_out_ns"],
         "longest_ns": waited,
         "runq_ns": np.where(runnable, waited, delay),
+        **{name: tasks[name] for name in ("object_id", "asked_ns", "holder_tid", "object_lost")},
     }

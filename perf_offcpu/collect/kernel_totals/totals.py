@@ -28,6 +28,7 @@ from perf_offcpu.collect.output_file import OutputFile, Piece
 from perf_offcpu.collect.rings.waiter import FLUSH_S
 from perf_offcpu.collect.system.background import stepping_until
 from perf_offcpu.collect.system.clock import now_ns
+from perf_offcpu.collect.wait_objects.owners import with_holders
 from perf_offcpu.errors import FileFullError
 
 LONGEST_PACE_S = 5.0
@@ -108,7 +109,8 @@ class KernelTotals:
             copied: with copies of user stacks, if samples have them.
         """
         copy_bytes = self._waits.attr.sample_stack_user if copied else 0
-        return with_user_stacks(self._program.last_tasks(), self._program.last_tasks, copy_bytes)
+        last = with_user_stacks(self._program.last_tasks(), self._program.last_tasks, copy_bytes)
+        return with_holders(last)
 
     def present_tasks(self, drained_ns: int) -> LastTasks:
         """Return the states of tasks while recording goes on, without those that change at this moment.

@@ -56,6 +56,9 @@ _WAITS = """
 --kernel-threads: record kernel threads, too
 --wakers: record waker and wake-up time, which separates blocked time from run-queue delay
 --waker-stacks: record the waker's stack for waits over the threshold
+--objects: record what each wait over the threshold was for: file, socket, pipe, lock, process
+--object-names: with names and paths of these objects
+--lock-owners: record who holds a lock when a wait for it begins: some 100 ns for each wait in futex(2)
 --budget: account all time of every thread: running, runnable, blocked
 """
 _OUTPUT = """
@@ -96,6 +99,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         max_rate=_NUMBER,
         switch_states={"default": "S,D,I,Q"},
         wakers=_ON,
+        objects=_ON,
+        object_names=_ON,
         budget=_ON,
     )
     recording = parser.add_argument_group("recording")

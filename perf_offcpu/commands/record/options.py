@@ -39,6 +39,8 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         raise UsageError(f"--duration {args.duration:g}: not a time in seconds, more than 0")
     if args.waker_stacks and not args.wakers:
         raise UsageError("--waker-stacks and --no-wakers contradict each other")
+    if args.lock_owners and not args.objects:
+        raise UsageError("--lock-owners and --no-objects contradict each other")
     if args.output == STANDARD_OUTPUT and stdout_is_closed():
         raise UsageError("-o -: standard output is closed")
     if args.output == STANDARD_OUTPUT and args.buildid_cache:
@@ -79,6 +81,9 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         kernel_threads=args.kernel_threads,
         wakers=args.wakers,
         waker_stacks=args.waker_stacks,
+        objects=args.objects,
+        object_names=args.object_names,
+        lock_owners=args.lock_owners,
         budget=args.budget,
         ring_bytes=parse_ring_size(args.mmap_pages) if args.mmap_pages else 0,
         realtime_priority=_at_least("--realtime", 0, args.realtime),

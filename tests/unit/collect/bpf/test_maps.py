@@ -34,7 +34,9 @@ def test_structures_have_the_sizes_that_c_gives_them() -> None:
     assert sizes == {
         "target_key": 8,
         "comm": 16,
-        "control": 80,
+        "control": 88,
+        "call": 4,
+        "object": 384,
         "rate": 48,
         "count": 16,
         "sum_key": 16,
@@ -43,7 +45,7 @@ def test_structures_have_the_sizes_that_c_gives_them() -> None:
         "stack": 1024,
         "budget": 192,
         "budget_key": 16,
-        "last": 368,
+        "last": 392,
         "extension": 112,
     }
     assert structs["stack"].fields is not None

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Who holds the lock for which a thread begins to wait, by the word in memory that names the owner.
+ *
+ *	FUTEX_LOCK_PI			the futex: its low 30 bits are the owner
+ *	robust mutex			the same in the value that the thread waits to change
+ *	pthread_mutex_t			waits at 0 with the value 2; owner at 8, users 12, kind 16
+ *	pthread_rwlock_t		waits at 8 and 12 with the value 3, writer at 24
+ *
+ * (glibc, x86-64 and arm64: struct_mutex.h and struct_rwlock.h in sysdeps.) The layouts are those
+ * of glibc, and other programs have other words there: readers believe an id only if it is one of
+ * a thread of the same process at that time.
+ */
+#ifndef OFFCPU_LOCK_OWNER_H
+#define OFFCPU_LOCK_OWNER_H
+
+#include "objects.h"
+
+#if OFFCPU_LOCK_OWNERS
+#define MUTEX_CONTENDED 2
+#define RWLOCK_CONTENDED 3
+#define MUTEX_KINDS 0x1ff
+#define MOST_USERS (1 << 20)
+
+/* Ids in memory are those of the program's pid namespace. */
+static __always_inline bool in_our_namespace(struct task_struct *task)
+{
+	char *pid = FIELD(char *, task, TASK_THREAD_PID);
+
+	return FIELD(u32, pid, PID_LEVEL) == OFFCPU_PID_LEVEL;
+}
+
+/* The owner of a lock of glibc, from the words of memory that begin with the futex; 0 unknown. */
+static __always_inline u32 owner_in(const u32 *words, u32 value)
+{
+	bool is_mutex = words[4] <= MUTEX_KINDS && words[3] <= MOST_USERS;
+
+	if (value == MUTEX_CONTENDED && words[0] == value && words[2] && is_mutex)
+		return words[2];
+	if (value != RWLOCK_CONTENDED)
+		return 0;
+	if (!words[2])	/* padding of both */
+		return words[3] ? words[1] ? 0 : words[3] : words[4];
+	return 0;
+}
+
+/* Who holds the lock for which a task that leaves its CPU waits; OFFCPU_NO_ID unknown. */
+static __always_inline u32 lock_owner(const struct offcpu_control *ctl, struct task_struct *task)
+{
+	struct offcpu_arguments args;
+	struct offcpu_call *call;
+	u32 words[5] = {}, owner, command, value;
+	s32 syscall;
+
+	syscall = syscall_of(task, 0);
+	if (syscall < 0)
+		return OFFCPU_NO_ID;
+	call = call_of(syscall);
+	if (!call || call->what != OFFCPU_CALL_FUTEX || !read_arguments(task, &args) ||
+	    !in_our_namespace(task))
+		return OFFCPU_NO_ID;
+	if (bpf_probe_read_user(words, sizeof(words), (void *)args.words[0])) {
+		count(OFFCPU_OBJECTS_UNREADABLE, 0);
+		return OFFCPU_NO_ID;
+	}
+	command = args.words[1] & FUTEX_COMMAND;
+	value = args.words[2];
+	if (command == FUTEX_LOCK_PI || command == FUTEX_LOCK_PI2)
+		owner = words[0] & FUTEX_TID_MASK;
+	else if (command != FUTEX_WAIT && command != FUTEX_WAIT_BITSET)
+		owner = 0;
+	else if (value & FUTEX_WAITERS)
+		owner = value & FUTEX_TID_MASK;
+	else
+		owner = owner_in(words, value);
+	return owner ? owner : OFFCPU_NO_ID;
+}
+#endif
+
+#endif /* OFFCPU_LOCK_OWNER_H */

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Name wait objects from /proc, while the process lives: paths, memory that a futex is in, addresses.
+
+Nothing here opens a file of the process, nor asks its file system, which may hang: readlink() of
+/proc/PID/fd/N and the text of /proc/PID/fdinfo/N and /proc/PID/maps come from the kernel's own memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+from perf_offcpu.collect.existing.proc import Mapping, parse_maps
+from perf_offcpu.files import read_kernel
+
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError)
+_INODE: Final = re.compile(rb"^ino:\t(\d+)$", re.MULTILINE)
+_FLAGS: Final = re.compile(rb"^flags:\t([0-7]+)$", re.MULTILINE)
+_MOST_NAME: Final = 4096
+
+_FAMILIES = {1: "unix", 16: "netlink", 17: "packet", 38: "alg", 40: "vsock", 44: "xdp"}
+"""include/linux/socket.h: AF_*."""
+_PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp6", 132: "sctp", 262: "mptcp"}
+"""include/uapi/linux/in.h: IPPROTO_*."""
+_MAPPED: Final = bytes(10) + b"\xff\xff"
+"""The first bytes of an IPv6 address that stands for one of IPv4 (RFC 4291)."""
+
+
+def descriptor_path(pid: int, fd: int, inode: int) -> bytes:
+    """Return what /proc/PID/fd/FD refers to, if it is still the file with this inode; else b""."""
+    try:
+        found = _INODE.search(read_kernel(f"/proc/{pid}/fdinfo/{fd}", 1 << 20))
+        if found is None or int(found[1]) != inode:  # Linux before 5.14 does not tell
+            return b""
+        return os.readlink(f"/proc/{pid}/fd/{fd}".encode())[:_MOST_NAME]  # direct: not followed
+    except (*_GONE, OSError):
+        return b""
+
+
+def access_mode(pid: int, fd: int) -> int | None:
+    """Return os.O_RDONLY, O_WRONLY or O_RDWR of a descriptor; None if it is gone."""
+    try:
+        found = _FLAGS.search(read_kernel(f"/proc/{pid}/fdinfo/{fd}", 1 << 20))
+    except OSError:
+        return None
+    return int(found[1], 8) & os.O_ACCMODE if found else None
+
+
+def endpoint(family: int, address: bytes, port: int) -> bytes:
+    """Return `10.0.0.7:5432` or `[::1]:80`; b"" for no address."""
+    if not port and not any(address):
+        return b""
+    if family == socket.AF_INET6 and address.startswith(_MAPPED):
+        family, address = socket.AF_INET, address[12:]
+    if family == socket.AF_INET:
+        return f"{socket.inet_ntop(socket.AF_INET, address[:4])}:{port}".encode()
+    return f"[{socket.inet_ntop(socket.AF_INET6, address)}]:{port}".encode()
+
+
+def protocol(family: int, number: int) -> bytes:
+    """Return tcp, udp, unix, …"""
+    if family in (socket.AF_INET, socket.AF_INET6):
+        return _PROTOCOLS.get(number, f"ip protocol {number}").encode()
+    return _FAMILIES.get(family, f"family {family}").encode()
+
+
+def unix_path(name: bytes) -> bytes:
+    """Return the path of a Unix socket; abstract ones begin with @, as ss prints them."""
+    text = name.rstrip(b"\0")
+    return text.replace(b"\0", b"@") if text[:1] == b"\0" else text.split(b"\0")[0]
+
+
+def place_of(mappings: list[Mapping], address: int, sp: int) -> bytes:
+    """Return the memory that an address is in: heap, stack, or a file and the offset in it; b"" unknown.
+
+    Args:
+        mappings: of the process, ascending.
+        sp: stack pointer of a thread that waits for the address.
+    """
+    before: Mapping | None = None
+    for mapping in mappings:
+        if mapping.start <= address < mapping.end:
+            return _place(mapping, before, address, sp)
+        before = mapping
+    return b""
+
+
+def _place(mapping: Mapping, before: Mapping | None, address: int, sp: int) -> bytes:
+    if mapping.permissions.endswith(b"s"):
+        return b"%s+%#x" % (mapping.name[:_MOST_NAME], address - mapping.start + mapping.offset)
+    if mapping.inode:
+        return mapping.name[:_MOST_NAME]
+    if mapping.name == b"[stack]" or mapping.start <= sp < mapping.end:
+        return b"stack"
+    if not mapping.name and before and before.end == mapping.start and before.inode:
+        return before.name[:_MOST_NAME]  # .bss goes on after .data
+    return b"heap"
+
+
+def mappings_of(pid: int) -> list[Mapping]:
+    """Return the mappings of a process; none if it is gone."""
+    try:
+        return list(parse_maps(read_kernel(f"/proc/{pid}/maps")))
+    except (*_GONE, OSError):
+        return []
+
+
+def comm_of(pid: int) -> bytes:
+    """Return the comm of a process; b"" if it is gone."""
+    try:
+        return read_kernel(f"/proc/{pid}/comm", 64)[:-1]
+    except OSError:
+        return b""
+
+
+Texts = dict[str, bytes]
+MapsOf = Callable[[int], list[Mapping]]
+
+
+def socket_texts(row: Any) -> Texts:
+    """Return the texts of a socket, a row of `struct offcpu_object`."""
+    family = int(row["family"])
+    texts = {"protocol": protocol(family, int(row["protocol"]))}
+    if family == socket.AF_UNIX:
+        return texts | {"name": unix_path(bytes(row["name"]))}
+    if family in (socket.AF_INET, socket.AF_INET6):
+        local, remote = bytes(row["local"]), bytes(row["remote"])
+        texts["local"] = endpoint(family, local, int(row["local_port"]))
+        texts["remote"] = endpoint(family, remote, int(row["remote_port"])) if row["remote_port"] else b""
+    return texts

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read who holds the locks for which threads are still blocked, from the locks' own words in memory.
+
+The layouts are those of bpf/lock_owner.h. At the end of a wait the word has changed already, so that this is
+for waits that have not ended.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import struct
+import threading
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.abi.syscall_arguments import call_numbers
+from perf_offcpu.collect.bpf.last_tasks import LastTasks
+from perf_offcpu.collect.kernel_totals.user_stacks import REGISTER_WORDS
+from perf_offcpu.files import read_kernel
+
+TIME_S = 2.0
+"""Time for all threads together: a read of memory takes a lock that a thread may hold."""
+
+_WORDS = struct.Struct("=5I")
+_COMMAND, _WAIT, _LOCK_PI, _WAIT_BITSET, _LOCK_PI2 = 0x7F, 0, 6, 9, 13  # include/uapi/linux/futex.h
+_TID_MASK, _WAITERS = 0x3FFFFFFF, 0x80000000
+_MUTEX, _RWLOCK = 2, 3  # values of contended locks
+_MUTEX_KINDS, _MOST_USERS = 0x1FF, 1 << 20
+_NSPID: Final = re.compile(rb"^NSpid:\t([\d\t]+)$", re.MULTILINE)
+
+
+def owner_in(words: tuple[int, ...], operation: int, value: int) -> int:
+    """Return the thread id in the words of a lock that begin with its futex; 0 unknown.
+
+    Args:
+        operation: of futex(2).
+        value: the value that the caller expected in the futex.
+    """
+    command = operation & _COMMAND
+    if command in (_LOCK_PI, _LOCK_PI2):
+        return words[0] & _TID_MASK
+    if command not in (_WAIT, _WAIT_BITSET):
+        return 0
+    if value & _WAITERS:
+        return value & _TID_MASK
+    if value == _RWLOCK:
+        return _writer_in(words)
+    is_mutex = words[0] == value == _MUTEX and words[3] <= _MOST_USERS and words[4] <= _MUTEX_KINDS
+    return words[2] if is_mutex else 0
+
+
+def _writer_in(words: tuple[int, ...]) -> int:
+    """Return the writer of a pthread_rwlock_t, of which threads wait for one of two words."""
+    if words[2]:  # padding, whichever of both it is
+        return 0
+    if words[3]:
+        return 0 if words[1] else words[3]
+    return words[4]
+
+
+def with_holders(last: LastTasks, time_s: float = TIME_S) -> LastTasks:
+    """Set `holder_tid` of tasks that wait for a lock whose owner is known.
+
+    Args:
+        time_s: time after which no further lock is read.
+    """
+    futexes = [nr for nr, (what, _) in call_numbers(platform.machine()).items() if what == "futex"]
+    rows = last.waiting()
+    rows = rows[np.isin(last.tasks["syscall"][rows], futexes) & (last.tasks["object_id"][rows] != 0)]
+    holders: dict[int, int] = {}
+
+    def read_all() -> None:
+        for row in rows.tolist():
+            holders[row] = _holder(last.tasks[row])
+
+    worker = threading.Thread(target=read_all, daemon=True)
+    worker.start()
+    worker.join(time_s)
+    tasks = last.tasks.copy()
+    for row, tid in list(holders.items()):
+        if tid:
+            tasks["holder_tid"][row] = tid
+    return replace(last, tasks=tasks)
+
+
+def _holder(task: NDArray[Any]) -> int:
+    """Return the thread that holds the lock of a task, in the pid namespace of the recorder; 0 unknown."""
+    pid = int(task["pid"])
+    address, operation, value = (
+        int(task["regs"][word]) for word in REGISTER_WORDS[platform.machine()].arguments
+    )
+    try:
+        # direct: a file of /proc
+        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        words = os.pread(memory, _WORDS.size, address)
+    except (OSError, OverflowError):
+        return 0
+    finally:
+        os.close(memory)
+    if len(words) < _WORDS.size:
+        return 0
+    owner = owner_in(_WORDS.unpack(words), operation, value & 0xFFFFFFFF)
+    return _outer(pid, owner) if owner else 0
+
+
+def _outer(pid: int, tid: int) -> int:
+    """Return the id here of a thread of a process that knows it as `tid`; 0 if there is none."""
+    for name in os.listdir(f"/proc/{pid}/task"):
+        try:
+            ids = _NSPID.search(read_kernel(f"/proc/{pid}/task/{name}/status", 1 << 16))
+        except OSError:
+            continue
+        if ids and int(ids[1].split()[-1]) == tid:
+            return int(name)
+    return 0
