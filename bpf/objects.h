@@ -447,7 +447,7 @@ static __always_inline void find_object(const struct offcpu_control *ctl, struct
 		to->asked_ns = asked_of(to, call->timeout, &args, begin);
 	if (!call->what)
 		return;
-	to->id = ctl->secret;
+	to->id = ctl->hash_key;
 	describe_call(to, task, call->what, state, &args);
 	if (to->kind == OFFCPU_OBJECT_PATH)
 		read_path(ctl, to);

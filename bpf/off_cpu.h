@@ -124,7 +124,6 @@ struct offcpu_control {
 	u8 copy_all;			/* samples do not rely on what was sent before */
 	u8 objects;			/* samples have the id of what was waited for */
 	u8 object_names;		/* descriptions of objects have names and paths */
-	u64 secret;			/* in the hashes of this recording: see objects.h */
 };
 
 /* What the arguments of a system call name. */

@@ -6,7 +6,6 @@ bpf/off_cpu.bpf.c and bpf/targets.h explain the constants at their top.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -102,7 +101,6 @@ def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) ->
         "drop_short": config.short_waits is ShortWaits.DROP,
         "objects": config.objects,
         "object_names": config.object_names,
-        "secret": int.from_bytes(os.urandom(8), "big"),
     }
 
 

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What threads wait for, against the log of a program that knows: locks, sockets, pipes, a file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from kernel.recorder import Run, hanging, run
+
+from perf_offcpu import losses
+from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.recording import Recording, SampleFlag
+
+pytestmark = pytest.mark.beside
+
+SOURCE = Path(__file__).parents[1] / "workload" / "objects" / "objects.c"
+HUNG = Path(__file__).parent / "hung"
+ROUNDS = 100
+LOCKS = ("ledger", "journal", "heap", "pi", "rwlock")
+FUTEXES = (*LOCKS, "cond", "sem")
+CONDITION_BYTES = 48
+"""Size of pthread_cond_t, inside of which threads wait."""
+SYSCALLS = {"futex": 202, "read": 0, "fsync": 74}
+
+
+class Round(NamedTuple):
+    """A line of the program's log."""
+
+    kind: str
+    waiter: int
+    holder: int
+    begin_ns: int
+    end_ns: int
+    object: list[str]
+
+
+class Recorded(NamedTuple):
+    """A recording of the program, and its log."""
+
+    recording: Recording
+    rounds: list[Round]
+    file: Path
+
+    def waits(self, one: Round, syscall: str) -> I64:
+        """Return the rows of the single waits in a system call that began in a round."""
+        samples = self.recording.samples
+        inside = (samples.switch_out_ns >= one.begin_ns) & (samples.switch_out_ns < one.end_ns)
+        mine: Bool = (samples.tid == one.waiter) & (samples.syscall == SYSCALLS[syscall]) & inside
+        return np.flatnonzero(mine & ~samples.has(SampleFlag.AGGREGATED))
+
+
+def compiled(directory: Path) -> Path:
+    binary = directory / "objects"
+    subprocess.run(["gcc", "-O1", "-g", "-pthread", "-o", binary, SOURCE], check=True)
+    return binary
+
+
+def record(directory: Path, *options: str) -> Recorded:
+    binary, file = compiled(directory), directory / "block"
+    done = run("--off-cpu-thresh", "0", *options, "--", binary, file, str(ROUNDS), cwd=directory)
+    assert done.status == 0, done.stderr
+    rounds = []
+    for line in done.stdout.splitlines():
+        kind, *numbers = line.split()
+        rounds.append(Round(kind, *map(int, numbers[:4]), numbers[4:]))
+    assert Counter(one.kind for one in rounds) == dict.fromkeys(
+        [*FUTEXES, "tcp", "unix", "pipe", "fsync"], ROUNDS
+    )
+    return Recorded(load_recording(directory / "perf.data"), rounds, file)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return record(tmp_path_factory.mktemp("objects"), "--lock-owners")
+
+
+def objects_of(recorded: Recorded, kind: str, syscall: str) -> list[tuple[Round, int]]:
+    """Return the row of the object of each wait of the rounds of a kind."""
+    recording, found = recorded.recording, []
+    for one in recorded.rounds:
+        if one.kind != kind:
+            continue
+        for row in recorded.waits(one, syscall).tolist():
+            id_ = recording.samples.object_id[row]
+            (place,) = np.flatnonzero(recording.objects.id == id_)
+            found.append((one, int(place)))
+    assert len(found) >= 0.9 * ROUNDS, "nearly every round waits"
+    return found
+
+
+@pytest.mark.parametrize("kind", FUTEXES)
+def test_each_wait_for_a_lock_has_its_address_and_memory(kind: str, recorded: Recorded) -> None:
+    objects, strings = recorded.recording.objects, recorded.recording.strings
+    for one, row in objects_of(recorded, kind, "futex"):
+        assert objects.kind[row] == ObjectKind.FUTEX
+        if kind == "cond" and objects.address[row] - int(one.object[0], 16) >= CONDITION_BYTES:
+            continue  # for the mutex that belongs to it
+        beyond = {"cond": CONDITION_BYTES, "rwlock": 16}.get(kind, 1)
+        assert 0 <= int(objects.address[row]) - int(one.object[0], 16) < beyond
+        place = strings[objects.place[row]]
+        assert place == "heap" if kind == "heap" else place.endswith("/objects")
+
+
+@pytest.mark.parametrize("kind", LOCKS)
+def test_holder_when_the_wait_began_and_releaser(kind: str, recorded: Recorded) -> None:
+    samples = recorded.recording.samples
+    right, released, number = 0, 0, 0
+    for one in recorded.rounds:
+        if one.kind == kind:
+            for row in recorded.waits(one, "futex").tolist():
+                number += 1
+                right += int(samples.holder_tid[row] == one.holder)
+                released += int(samples.waker_tid[row] == one.holder)
+                assert samples.holder_tid[row] in (one.holder, -1)
+    assert number >= 0.9 * ROUNDS
+    assert (right, released) >= (0.99 * number, 0.99 * number)
+
+
+@pytest.mark.parametrize("kind", ["cond", "sem"])
+def test_what_nobody_holds_has_no_holder(kind: str, recorded: Recorded) -> None:
+    samples = recorded.recording.samples
+    for one in recorded.rounds:
+        if one.kind == kind:
+            assert set(samples.holder_tid[recorded.waits(one, "futex")].tolist()) <= {-1, one.holder}
+            for row in recorded.waits(one, "futex").tolist():
+                objects = recorded.recording.objects
+                (place,) = np.flatnonzero(objects.id == samples.object_id[row])
+                if objects.address[place] - int(one.object[0], 16) < CONDITION_BYTES:
+                    assert samples.holder_tid[row] == -1
+
+
+def check_tcp(recording: Recording, row: int, named: list[str]) -> None:
+    objects, strings = recording.objects, recording.strings
+    texts = [strings[getattr(objects, name)[row]] for name in ("protocol", "local", "remote")]
+    assert (objects.kind[row], texts) == (ObjectKind.SOCKET, ["tcp", *named])
+
+
+def check_unix(recording: Recording, row: int, named: list[str]) -> None:
+    objects, strings = recording.objects, recording.strings
+    assert strings[objects.protocol[row]] == "unix"
+    assert (objects.inode[row], strings[objects.name[row]]) == (int(named[0]), named[1])
+    assert strings[objects.peer_comm[row]] == "server"
+
+
+def check_pipe(recording: Recording, row: int, named: list[str]) -> None:
+    objects, strings = recording.objects, recording.strings
+    assert (objects.kind[row], objects.inode[row]) == (ObjectKind.PIPE, int(named[0]))
+    assert (strings[objects.place[row]], strings[objects.peer_comm[row]]) == ("read end", "server")
+
+
+def check_file(recording: Recording, row: int, named: list[str]) -> None:
+    objects, strings = recording.objects, recording.strings
+    assert (objects.kind[row], objects.inode[row]) == (ObjectKind.FILE, int(named[0]))
+    assert strings[objects.name[row]] == named[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "syscall", "check"),
+    [
+        ("tcp", "read", check_tcp),
+        ("unix", "read", check_unix),
+        ("pipe", "read", check_pipe),
+        ("fsync", "fsync", check_file),
+    ],
+)
+def test_each_wait_for_a_descriptor_names_what_it_refers_to(
+    kind: str, syscall: str, check: Callable[[Recording, int, list[str]], None], recorded: Recorded
+) -> None:
+    for one, row in objects_of(recorded, kind, syscall):
+        check(recorded.recording, row, one.object)
+
+
+def test_everything_that_is_named_is_described_and_nothing_was_lost(recorded: Recorded) -> None:
+    recording = recorded.recording
+    ids = recording.samples.object_id
+    assert np.isin(ids[ids != 0], recording.objects.id).all()
+    unknown = (losses.OBJECTS_CLOSED, losses.OBJECTS_UNREADABLE, losses.OBJECTS_COMPAT, losses.OBJECTS_FULL)
+    assert not set(unknown) & recording.losses.keys()
+
+
+def test_without_lock_owners_nobody_is_said_to_hold_a_lock(tmp_path: Path) -> None:
+    recording = record(tmp_path).recording
+    assert (recording.samples.holder_tid == -1).all() and (recording.samples.object_id != 0).any()
+
+
+def test_names_are_left_out_on_request(tmp_path: Path) -> None:
+    recording = record(tmp_path, "--no-object-names").recording
+    objects = recording.objects
+    assert len(objects) and not (objects.name.any() or objects.place.any() or objects.peer_comm.any())
+
+
+def test_a_deadlock_shows_both_holders(tmp_path: Path) -> None:
+    binary = tmp_path / "abba"
+    subprocess.run(["gcc", "-O2", "-g", "-pthread", "-o", binary, HUNG / "abba.c"], check=True)
+    with hanging(binary, threads=3) as pid:
+        done = run("-p", str(pid), "--duration", "1", cwd=tmp_path)
+        first, second = sorted(int(tid) for tid in os.listdir(f"/proc/{pid}/task") if int(tid) != pid)
+    assert done.status == 0, done.stderr
+    samples = load_recording(tmp_path / "perf.data").samples
+    blocked = samples.has(SampleFlag.STILL_BLOCKED)
+    holders = dict(zip(samples.tid[blocked].tolist(), samples.holder_tid[blocked].tolist(), strict=True))
+    assert (holders[first], holders[second]) == (second, first)
+
+
+CLOSED_MEANWHILE = """
+import os, threading, time
+there, to = os.pipe()
+copy = os.dup(there)
+threading.Timer(0.05, lambda: (os.close(there), time.sleep(0.05), os.write(to, b"x"))).start()
+os.read(there, 1)
+"""
+
+
+def record_python(program: str, directory: Path, *options: str) -> tuple[Run, Recording]:
+    done = run("--off-cpu-thresh", "1", *options, "--", sys.executable, "-c", program, cwd=directory)
+    assert done.status == 0, done.stderr
+    return done, load_recording(directory / "perf.data")
+
+
+def test_a_descriptor_closed_meanwhile_is_counted(tmp_path: Path) -> None:
+    _, recording = record_python(CLOSED_MEANWHILE, tmp_path)
+    samples = recording.samples
+    (read,) = np.flatnonzero((samples.period > 80_000_000) & (samples.syscall == SYSCALLS["read"]))
+    assert samples.object_id[read] == 0
+    assert recording.losses[losses.OBJECTS_CLOSED] == 1
+
+
+SLEEPS = "import time; [time.sleep(0.02) for _ in range(5)]"
+CLOCK_NANOSLEEP = 230
+
+
+def test_sleeps_say_what_they_asked_for(tmp_path: Path) -> None:
+    _, recording = record_python(SLEEPS, tmp_path)
+    samples = recording.samples
+    rows = np.flatnonzero((samples.syscall == CLOCK_NANOSLEEP) & (samples.period > 10_000_000))
+    assert len(rows) == 5
+    asked = samples.asked_ns[rows]
+    assert (asked > 19_000_000).all() and (asked <= 20_000_000).all()
+    assert (samples.period[rows] >= asked).all(), "a sleep never ends before its time"
+
+
+MOVED = """
+import os, sys, threading, time
+there, to = os.pipe()
+def child():
+    time.sleep(0.1)
+    os.write(to, b"x")
+    os._exit(0)
+if os.fork() == 0:
+    child()
+os.close(to)
+os.read(there, 1)
+os.execv(sys.executable, [sys.executable, "-c", "import os; os.open('/dev/null', 0)"])
+"""
+
+
+def test_forks_and_execs_replace_tables_without_harm(tmp_path: Path) -> None:
+    _, recording = record_python(MOVED, tmp_path)
+    samples, objects = recording.samples, recording.objects
+    (read,) = np.flatnonzero((samples.period > 80_000_000) & (samples.syscall == SYSCALLS["read"]))
+    (row,) = np.flatnonzero(objects.id == samples.object_id[read])
+    assert objects.kind[row] == ObjectKind.PIPE
+    assert losses.OBJECTS_UNREADABLE not in recording.losses
+
+
+def test_wrong_addresses_are_counted_and_never_fatal(tmp_path: Path) -> None:
+    binary = tmp_path / "wild"
+    (tmp_path / "wild.c").write_text(WILD)
+    subprocess.run(["gcc", "-O1", "-pthread", "-o", binary, tmp_path / "wild.c"], check=True)
+    done = run("--off-cpu-thresh", "1", "--", binary, cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    recording = load_recording(tmp_path / "perf.data")
+    assert recording.losses[losses.OBJECTS_UNREADABLE] >= 1
+
+
+WILD = r"""
+#include <poll.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static struct pollfd *fds;
+
+static void *unmap(void *unused)
+{
+	usleep(20000);
+	munmap(fds, 4096);
+	return unused;
+}
+
+int main(void)
+{
+	pthread_t thread;
+	int ends[2];
+
+	if (pipe(ends))
+		return 1;
+	fds = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	fds->fd = ends[0];
+	fds->events = POLLIN;
+	pthread_create(&thread, NULL, unmap, NULL);
+	poll(fds, 1, 60);
+	pthread_join(thread, NULL);
+	return 0;
+}
+"""
