@@ -137,11 +137,11 @@ def parse(body: bytes) -> Wait:
     (cgroup,) = struct.unpack_from("=Q", raw, 24 + 8 * nr)
     at = 24 + 8 * nr + 8
     magic, version, size = struct.unpack_from("=4sHH", raw, at)
-    assert (magic, version, size) == (b"OFCP", 2, 88)
+    assert (magic, version, size) == (b"OFCP", 2, 112)
     (
         kind, waker_at, waker_nr, flags, lost, state, syscall, waker_pid, waker_tid,
-        wakeup, out, count, longest, runq, _caller,
-    ) = struct.unpack_from("=IHHIIIiIIQQQQQQ", raw, at + 8)  # fmt: skip
+        wakeup, out, count, longest, runq, _caller, _object, _asked, _holder, _object_lost,
+    ) = struct.unpack_from("=IHHIIIiIIQQQQQQQQII", raw, at + 8)  # fmt: skip
     assert waker_at == (size if waker_nr else 0)
     assert at + size + 8 * waker_nr <= raw_size < at + size + 8 * waker_nr + 8  # perf pads the field
     waker_chain = struct.unpack_from(f"={waker_nr}Q", raw, at + size)
