@@ -7,12 +7,16 @@ stack's evidence with system call, state and flags; samples look up the result. 
     throttled by a quota of CPU time          throttled
     preempted, or runnable at switch-out      run queue
     functions of the kernel, leaf first       the first that means a class; storage below a page fault is
-                                              a page fault
-    the system call                           if it has one purpose; if it is of a file, in state D
+                                              a page fault; of poll() the object's, if it is a single one
+    the system call                           if it has one purpose; the object's class instead, where it
+                                              tells network, pipe, poll and sleep apart
+    the object                                `analysis.evidence.objects`
+    the system call                           if it is of a file, in state D
     no system call, and no kernel stack       a page fault
     a wrapper at the leaf of the user stack   if the system call is not known
     else                                      other
 
+A sum that is left with other gets the class of single waits like it (`analysis.evidence.sums`).
 A rule of the program (`analysis.program_rules`) may give the wait another class, or say that it is for work.
 
 A wait is *for work* if another thread, or the outside, ends it by handing in the next piece: poll and its
@@ -37,6 +41,8 @@ from perf_offcpu.abi.offcpu import SYSCALL_NONE, SYSCALL_UNKNOWN
 from perf_offcpu.abi.syscalls import is_compat_entry, syscall_names
 from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.analysis import wait_classes as rules
+from perf_offcpu.analysis.evidence.objects import BY_OBJECT, class_of, is_connected, object_codes
+from perf_offcpu.analysis.evidence.sums import like_single_waits
 from perf_offcpu.analysis.group import distinct, group, sum_by
 from perf_offcpu.analysis.program_rules import Rules
 from perf_offcpu.analysis.wait_classes import BY_LABEL, WaitClass, Work
@@ -50,6 +56,7 @@ from perf_offcpu.text import frame_label
 _WRAPPER_DEPTH = 4
 """Number of user frames, from the leaf on, that can be wrappers: further up a `read` is the program's own."""
 _NONE = -1
+_POLLS = frozenset(WaitClass.POLL.row.syscalls.split())
 _NO_SUFFIX = re.compile(r"(?!)")
 _IDLE_PERCENT = 99
 
@@ -74,19 +81,20 @@ def classify(profile: Profile) -> Waits:
     judge = _Judge(profile.meta.arch)
     preempted, throttled = samples.has(SampleFlag.PREEMPTED), samples.has(SampleFlag.THROTTLED)
     comm = samples.comm if programs.by_comm else np.broadcast_to(np.uint32(0), len(samples))
-    columns = (evidence_of, samples.syscall, samples.state, preempted, throttled, profile.is_offcpu(), comm)
+    facts = (evidence_of, samples.syscall, samples.state, preempted, throttled, profile.is_offcpu(), comm)
+    columns = (*facts, object_codes(profile))
     first, of = group(*columns)
     classes, syscalls = np.empty(len(first), np.uint8), np.empty(len(first), np.int32)
     for_work, ruled = np.zeros(len(first), np.bool_), np.full(len(first), _NONE, np.int32)
     names: dict[str, int] = {"": 0}
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
-    for at, (row, number, state, was_preempted, was_throttled, is_wait, of_comm) in enumerate(rows):
+    for at, (row, number, state, was_preempted, was_throttled, is_wait, of_comm, thing) in enumerate(rows):
         evidence = evidences[row]
         name = judge.syscall(evidence, number)
         syscalls[at] = names.setdefault(name, len(names))
         letter = state_letter(state, bool(was_preempted))
-        found = judge.wait_class(evidence, number, name, letter) if is_wait else WaitClass.OTHER
-        is_for_work = is_wait and judge.is_for_work(evidence, found, name, letter)
+        found = judge.wait_class(evidence, number, name, letter, thing) if is_wait else WaitClass.OTHER
+        is_for_work = is_wait and judge.is_for_work(evidence, found, name, letter, thing)
         rule = programs.find(evidence.rules, found, name, profile.strings[of_comm]) if is_wait else None
         if was_throttled and is_wait:
             found = WaitClass.THROTTLED
@@ -96,7 +104,8 @@ def classify(profile: Profile) -> Waits:
             ruled[at] = programs.rules.index(rule)
         classes[at] = found
         for_work[at] = is_for_work if rule is None or rule.for_work is None else rule.for_work
-    return Waits(classes[of], syscalls[of], list(names), for_work[of], ruled[of], programs.rules)
+    found_class, purpose = like_single_waits(profile, classes[of], for_work[of], ruled[of] == _NONE)
+    return Waits(found_class, syscalls[of], list(names), purpose, ruled[of], programs.rules)
 
 
 def of_idle_threads(profile: Profile, for_work: Bool) -> Bool:
@@ -184,18 +193,23 @@ class _Judge:
             return evidence.entry_name
         return self._names[evidence.compat >= 0].get(number, str(number)) if number >= 0 else ""
 
-    def wait_class(self, evidence: _Evidence, number: int, syscall: str, state: str) -> WaitClass:
-        """Return the class of waits with such a stack, in this system call and state."""
+    def wait_class(self, evidence: _Evidence, number: int, syscall: str, state: str, thing: int) -> WaitClass:
+        """Return the class of waits with such a stack, in this system call and state, for such an object."""
         if state == "R":
             return WaitClass.RUNQUEUE
         if evidence.fault >= 0 and evidence.in_kernel in (_NONE, WaitClass.DISK, WaitClass.OTHER):
             return WaitClass.FAULT
         if evidence.in_kernel >= 0:
-            return WaitClass(evidence.in_kernel)
-        return self._without_kernel(evidence, number, syscall, state)
+            found = WaitClass(evidence.in_kernel)
+            return class_of(thing) or found if found is WaitClass.POLL else found
+        return self._without_kernel(evidence, number, syscall, state, class_of(thing))
 
-    def is_for_work(self, evidence: _Evidence, wait_class: WaitClass, syscall: str, state: str) -> bool:
+    def is_for_work(
+        self, evidence: _Evidence, wait_class: WaitClass, syscall: str, state: str, thing: int
+    ) -> bool:
         """Return True if such waits end when there is something to do."""
+        if syscall in _POLLS and wait_class in (WaitClass.NETWORK, WaitClass.PIPE):
+            return not is_connected(thing)
         work = wait_class.row.work
         if work in (Work.NEVER, Work.ALWAYS):
             return work is Work.ALWAYS
@@ -207,9 +221,14 @@ class _Judge:
             return evidence.work_in_kernel == 1
         return wait_class == WaitClass.OTHER and state == "I"
 
-    def _without_kernel(self, evidence: _Evidence, number: int, syscall: str, state: str) -> WaitClass:
+    def _without_kernel(
+        self, evidence: _Evidence, number: int, syscall: str, state: str, by_object: WaitClass | None
+    ) -> WaitClass:
         if syscall in rules.CLASS_OF_SYSCALL:
-            return rules.CLASS_OF_SYSCALL[syscall]
+            found = rules.CLASS_OF_SYSCALL[syscall]
+            return by_object or found if found in BY_OBJECT else found
+        if by_object is not None and number >= 0:
+            return by_object
         if number == SYSCALL_NONE:
             in_user_mode = evidence.exists >= 0 and evidence.has_kernel < 0
             return WaitClass.FAULT if in_user_mode else WaitClass.OTHER

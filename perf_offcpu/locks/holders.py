@@ -44,9 +44,13 @@ class Holders:
 def holders_of(profile: Profile) -> Holders:
     """Return the holders of all samples of a profile."""
     samples, asked = profile.samples, profile.samples.holder_tid
+    if not len(profile.objects) and not (asked >= 0).any():
+        nobody = np.broadcast_to(np.int32(-1), len(samples))
+        return Holders(nobody, nobody, 0)
     blocked = samples.has(SampleFlag.STILL_BLOCKED)
     at = np.where(blocked, samples.time_ns, samples.switch_out_ns)
-    believed = (asked > 0) & _lived(profile, asked, at) & (blocked | (asked != samples.tid))
+    believed = (asked > 0) & (blocked | (asked != samples.tid))
+    believed[believed] = _lived(profile, np.flatnonzero(believed), asked, at)
     kind = np.append(profile.objects.kind, np.uint16(ObjectKind.UNKNOWN))[samples.object]
     woken = ~blocked & ~samples.has(SampleFlag.WAKER_INTERRUPT | SUM_FLAGS) & (samples.waker_tid > 0)
     woken &= np.isin(kind, _LOCKS) & ((samples.waker_pid == samples.pid) | is_shared(profile))
@@ -67,10 +71,10 @@ def is_shared(profile: Profile) -> Bool:
     return shared | (np.append(profile.objects.shared, np.bool_(False))[samples.object])
 
 
-def _lived(profile: Profile, tid: I32, at: I64) -> Bool:
-    """Return bool[n]: there was such a thread in the process of the sample at that time."""
-    tasks = profile.tasks
+def _lived(profile: Profile, rows: I64, tid: I32, at: I64) -> Bool:
+    """Return bool[rows]: there was such a thread in the process of the sample at that time."""
+    tasks, tid, at = profile.tasks, tid[rows], at[rows]
     row = rows_at(tasks.tid, tasks.begin_ns, tid, at)
     begin, end, pid = (np.append(column, -1)[row] for column in (tasks.begin_ns, tasks.end_ns, tasks.pid))
-    lived: Bool = (row >= 0) & (pid == profile.samples.pid) & (begin <= at) & ((end < 0) | (end >= at))
+    lived: Bool = (row >= 0) & (pid == profile.samples.pid[rows]) & (begin <= at) & ((end < 0) | (end >= at))
     return lived

@@ -41,6 +41,7 @@ def document(summary: Summary) -> dict[str, Any]:
         "budget": summary.budget and _budget(summary.budget),
         "groups": _groups(summary.groups),
         "objects": object_fields(summary.objects),
+        "oversleep": summary.oversleep and fields(summary.oversleep, "sleeps median longest interrupted"),
         "deadlocks": [list(map(dead_thread_fields, one)) for one in summary.deadlocks],
         "functions": summary.functions and _functions(summary.functions),
         "histogram": summary.histogram and _histogram(summary.histogram),

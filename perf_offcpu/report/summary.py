@@ -31,6 +31,7 @@ from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
 from perf_offcpu.report import breakdowns
 from perf_offcpu.report.objects.rows import ObjectTable, object_table
+from perf_offcpu.report.objects.sleeps import Oversleep, oversleep_of
 from perf_offcpu.report.thread_budgets import BudgetTable, budget_table
 from perf_offcpu.report.totals import Total, heaviest, sums_by_label, sums_by_state, totals_of
 from perf_offcpu.report.verdict import Verdict, verdict_of
@@ -98,6 +99,7 @@ class Summary:
     budget: BudgetTable | None  # None if the threads' lives are unknown, or cut by a selection of samples
     groups: breakdowns.GroupTable  # by class, or by the sort keys
     objects: ObjectTable  # what was waited for
+    oversleep: Oversleep | None  # None if the times asked for are not known
     deadlocks: list[list[DeadThread]]  # see `locks.deadlocks`
     functions: breakdowns.FunctionTable | None  # None unless asked for
     histogram: breakdowns.Histogram | None  # of off-cpu time only
@@ -170,6 +172,7 @@ def summarize(
         budget=budget_table(profile, limits.threads, budget_by) if whole_lives and is_offcpu else None,
         groups=breakdowns.group_table(subject, waits, keys, limits.groups),
         objects=object_table(subject, waits, holders, limits.stacks),
+        oversleep=oversleep_of(subject, waits),
         deadlocks=deadlocks_of(subject, waits, holders),
         functions=breakdowns.function_table(subject, limits.groups) if children else None,
         histogram=breakdowns.histogram(subject.samples) if is_offcpu else None,

@@ -27,7 +27,7 @@ def serial_from_args(args: argparse.Namespace, stacks: int) -> SerialReport:
     from perf_offcpu.report.serial import serial_of
 
     selection = selection_from_args(args)
-    if selection.states or selection.classes or selection.min_ns or selection.cpus or selection.cgroups:
+    if selection.is_of_waits or selection.cpus or selection.cgroups:
         raise UsageError("--serial counts threads: of the selection it takes --tid, --pid, --comm, --time")
     if args.event or args.diff is not None or args.idle != "show":
         raise UsageError("--serial is about all times of one recording: no --event, --diff, --idle")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from perf_offcpu.report import style as say
 from perf_offcpu.report.objects.rows import HELD, RELEASED
+from perf_offcpu.report.objects.sleeps import Oversleep
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import Summary
 from perf_offcpu.report.tables import coloured_table, total_columns
@@ -14,6 +15,7 @@ from perf_offcpu.report.text_table import Column
 
 _ROLES = {HELD: "held by", RELEASED: "released by"}
 _SHOWN = 2
+_SAID_FROM_NS = 1_000_000
 
 
 def objects(summary: Summary, style: Style) -> Iterator[str]:
@@ -35,6 +37,7 @@ def objects(summary: Summary, style: Style) -> Iterator[str]:
     if table.without:
         without = say.exact_amount(table.without, summary.unit, style)
         yield say.comment(f"without an object: {without}")
+    yield from _oversleep(summary.oversleep, style)
 
 
 def by_text(role: str, by: Mapping[str, int]) -> str:
@@ -45,3 +48,14 @@ def by_text(role: str, by: Mapping[str, int]) -> str:
     parts = [f"{name} {100 * weight / whole:.0f}%" for name, weight in list(by.items())[:_SHOWN]]
     more = f", {len(by) - _SHOWN} more" if len(by) > _SHOWN else ""
     return f"{_ROLES.get(role, 'ended by')} {', '.join(parts)}{more}"
+
+
+def _oversleep(oversleep: Oversleep | None, style: Style) -> Iterator[str]:
+    """Print what is worth knowing of sleeps: that some took at least a millisecond longer than asked."""
+    if oversleep is None or oversleep.longest < _SAID_FROM_NS:
+        return
+    median, longest = (
+        f"{say.amount(ns, 'ns', style)} {style.unit}" for ns in (oversleep.median, oversleep.longest)
+    )
+    sleeps = say.plural(oversleep.sleeps, "sleep")
+    yield say.comment(f"{sleeps} took longer than asked: {median} in the median, {longest} at most")

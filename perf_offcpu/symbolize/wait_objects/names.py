@@ -75,6 +75,7 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
         stable=strings.intern_all(one.stable for one in named),
         protocol=np.append(table.protocol, np.uint32(0))[at],
         shared=[one.is_shared for one in named],
+        connected=[*(_is_connected(known[row]) for row in rows.tolist()), False],
         pid=np.append(table.pid, np.int32(-1))[at],
         address=np.append(table.address, np.uint64(0))[at],
         peer_pid=np.append(table.peer_pid, np.int32(-1))[at],
@@ -140,6 +141,12 @@ class _Namer:
         listens = protocol in ("tcp", "mptcp", "sctp") and local
         text = f"{protocol}{' listen' if listens else ''} {local}".rstrip()
         return _Named(text if local else f"{text} inode {one.inode}", text)
+
+
+def _is_connected(one: ObjectRow) -> bool:
+    if one.kind == ObjectKind.SOCKET:
+        return bool(one.remote or one.peer_inode or one.peer_pid > 0)
+    return one.kind == ObjectKind.PIPE
 
 
 def _lasting(local: str, remote: str) -> str:

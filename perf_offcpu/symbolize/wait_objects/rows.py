@@ -56,6 +56,8 @@ def object_rows(recording: Recording, rows: list[int]) -> dict[int, ObjectRow]:
 
 def rows_of(ids: U64, objects: WaitObjects) -> I32:
     """Return int32[n]: the row of each id in the table; -1 where it is 0 or unknown."""
+    if not len(objects):
+        return np.broadcast_to(np.int32(-1), len(ids))
     place = np.searchsorted(objects.id, ids)
     found = np.append(objects.id, np.uint64(0))[place] == ids
     return np.where(found & (ids != 0), place, -1).astype(np.int32)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The classes that wait objects mean: a read of a socket is network, of a pipe pipe, of a file disk.
+
+An object says more than a system call that serves many kinds of files, and more than poll() with a single
+descriptor; less than the functions of the kernel, because a read of a file may also wait for a lock.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.model.columns import I16
+from perf_offcpu.model.profile import Profile
+
+_NONE = -1
+_CONNECTED = 1 << 8
+_OF_KIND = {
+    ObjectKind.FILE: WaitClass.DISK,
+    ObjectKind.DIRECTORY: WaitClass.DISK,
+    ObjectKind.BLOCK: WaitClass.DISK,
+    ObjectKind.PIPE: WaitClass.PIPE,
+    ObjectKind.MESSAGES: WaitClass.PIPE,
+    ObjectKind.SOCKET: WaitClass.NETWORK,
+    ObjectKind.ANONYMOUS: WaitClass.POLL,
+}
+_OF_NAME = {"[timerfd]": WaitClass.SLEEP}
+"""By name of an anonymous object."""
+
+BY_OBJECT = frozenset({WaitClass.NETWORK, WaitClass.PIPE, WaitClass.POLL, WaitClass.SLEEP})
+"""Classes of system calls that an object corrects: recvfrom() of a Unix socket, poll() of a pipe.
+
+System calls with another class (flock(), fsync(), futex()) say more than their object.
+"""
+
+
+def object_codes(profile: Profile) -> I16:
+    """Return int16[samples]: class and connection of the object of each sample, -1 without either."""
+    objects, strings = profile.objects, profile.strings
+    if not len(objects):
+        return np.broadcast_to(np.int16(_NONE), len(profile.samples))
+    codes = np.full(len(objects) + 1, _NONE, np.int16)
+    columns = (getattr(objects, name).tolist() for name in ("kind", "protocol", "name", "connected"))
+    for row, (kind, protocol, name, connected) in enumerate(zip(*columns, strict=True)):
+        found = _OF_KIND.get(kind)
+        if kind == ObjectKind.SOCKET and strings[protocol] == "unix":
+            found = WaitClass.PIPE
+        if kind == ObjectKind.ANONYMOUS:
+            found = _OF_NAME.get(strings[name], found)
+        if found is not None:
+            codes[row] = int(found) | (_CONNECTED if connected else 0)
+    return codes[profile.samples.object]
+
+
+def class_of(code: int) -> WaitClass | None:
+    """Return the class of a code; None without one."""
+    return WaitClass(code & ~_CONNECTED) if code >= 0 else None
+
+
+def is_connected(code: int) -> bool:
+    """Return True for a pipe, and for a socket that has another end."""
+    return code >= 0 and bool(code & _CONNECTED)

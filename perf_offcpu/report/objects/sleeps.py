@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare how long threads slept with how long they had asked to."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perf_offcpu.analysis.classify import Waits
+from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
+from perf_offcpu.structs import frozen
+
+
+@frozen
+class Oversleep:
+    """The sleeps that lasted as long as asked, or longer; ns."""
+
+    sleeps: int
+    median: int  # time over the time asked for
+    longest: int
+    interrupted: int  # sleeps that ended earlier: by a signal, or because the recording ended
+
+
+def oversleep_of(profile: Profile, waits: Waits) -> Oversleep | None:
+    """Return how much longer the single sleeps of a profile took than asked; None if no time is known.
+
+    Args:
+        waits: `classify(profile)`.
+    """
+    samples = profile.samples
+    asked = (samples.asked_ns >= 0) & (waits.wait_class == WaitClass.SLEEP)
+    asked &= ~samples.has(SUM_FLAGS | SampleFlag.BEGAN_BEFORE)
+    over = (samples.period - samples.asked_ns)[asked]
+    whole = ~samples.has(SampleFlag.STILL_BLOCKED)[asked] & (over >= 0)
+    if not len(over):
+        return None
+    slept = np.sort(over[whole])
+    median = int(slept[(len(slept) - 1) // 2]) if len(slept) else 0
+    return Oversleep(len(slept), median, int(slept.max(initial=0)), int((~whole).sum()))

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wait classes by object, and of sums by single waits like them."""
+
+from __future__ import annotations
+
+import pytest
+from builders.profile import Code, ProfileBuilder, kernel
+
+from perf_offcpu.abi.wait_objects import ObjectKind as K
+from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+
+READ, WRITE, POLL, IOCTL, FUTEX, RECV, FSYNC, FLOCK, EPOLL = 0, 1, 7, 16, 202, 45, 74, 73, 232
+SUM = SampleFlag.AGGREGATED
+S, D = 1, 2
+
+
+def classes(profile: Profile) -> list[str]:
+    return [WaitClass(number).label for number in classify(profile).wait_class.tolist()]
+
+
+def judged(
+    syscall: int, kind: K, *, protocol: str = "", name: str = "x", connected: bool = False,
+    path: tuple[str | Code, ...] = ("main",), state: int = S,
+) -> tuple[str, bool]:  # fmt: skip
+    """Class of a wait, and whether it is for work."""
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    thing = builder.thing(name, kind, protocol=protocol, connected=connected)
+    builder.sample("a", list(path), 5, syscall=syscall, state=state, object=thing)
+    waits = classify(builder.build())
+    return WaitClass(waits.wait_class[0]).label, bool(waits.for_work[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "protocol", "label"),
+    [
+        (K.SOCKET, "tcp", "network"),
+        (K.SOCKET, "netlink", "network"),
+        (K.SOCKET, "unix", "pipe"),
+        (K.PIPE, "", "pipe"),
+        (K.FILE, "", "disk"),
+        (K.CHARACTER, "", "other"),
+        (K.UNKNOWN, "", "other"),
+    ],
+)
+def test_a_read_without_kernel_functions_has_the_class_of_its_object(
+    kind: K, protocol: str, label: str
+) -> None:
+    assert judged(READ, kind, protocol=protocol) == (label, False)
+    assert judged(IOCTL, kind, protocol=protocol) == (label, False)
+
+
+@pytest.mark.parametrize(
+    ("syscall", "kind", "protocol", "label"),
+    [
+        (RECV, K.SOCKET, "unix", "pipe"),
+        (RECV, K.SOCKET, "tcp", "network"),
+        (FLOCK, K.FILE, "", "lock"),  # the system call says more
+        (FSYNC, K.FILE, "", "disk"),
+        (FUTEX, K.FUTEX, "", "lock"),
+        (POLL, K.DESCRIPTORS, "", "poll"),
+        (EPOLL, K.ANONYMOUS, "", "poll"),
+    ],
+)
+def test_system_calls_with_a_purpose(syscall: int, kind: K, protocol: str, label: str) -> None:
+    assert judged(syscall, kind, protocol=protocol)[0] == label
+
+
+POLLING = ("main", kernel("do_syscall_64"), kernel("do_sys_poll"), kernel("schedule_timeout"))
+
+
+@pytest.mark.parametrize("path", [POLLING, ("main",)])
+def test_poll_of_one_descriptor(path: tuple[str | Code, ...]) -> None:
+    """A connection or pipe is waited for as by a read; a listening socket or several descriptors for work."""
+    assert judged(POLL, K.SOCKET, protocol="tcp", connected=True, path=path) == ("network", False)
+    assert judged(POLL, K.SOCKET, protocol="tcp", path=path) == ("network", True)
+    assert judged(POLL, K.SOCKET, protocol="unix", connected=True, path=path) == ("pipe", False)
+    assert judged(POLL, K.PIPE, connected=True, path=path) == ("pipe", False)
+    assert judged(POLL, K.DESCRIPTORS, path=path) == ("poll", True)
+    assert judged(POLL, K.ANONYMOUS, name="[eventfd]", path=path) == ("poll", True)
+    assert judged(POLL, K.ANONYMOUS, name="[timerfd]", path=path) == ("sleep", False)
+
+
+def test_functions_of_the_kernel_say_more_than_the_object() -> None:
+    locked = ("main", kernel("ksys_write"), kernel("__mutex_lock"))
+    assert judged(WRITE, K.FILE, path=locked, state=D) == ("lock", False)
+    assert judged(READ, K.FILE, path=("main", kernel("exc_page_fault")), state=D) == ("fault", False)
+
+
+def sums(*waits: tuple[int, int, list[str | Code], SampleFlag]) -> list[str]:
+    """Classes of waits given by process, system call, stack and flags; single ones read from a pipe."""
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    pipe = builder.thing("pipe from find", K.PIPE)
+    for pid, syscall, path, flags in waits:
+        thing = {} if flags & SUM else {"object": pipe}
+        builder.sample("a", path, 5, pid=pid, tid=pid + 1, syscall=syscall, state=S, flags=flags, **thing)
+    return classes(builder.build())
+
+
+USER: list[str | Code] = ["main", "fill", "read"]
+NONE = SampleFlag(0)
+
+
+def test_a_sum_is_as_the_single_waits_of_its_process_there() -> None:
+    single = (10, READ, [*USER, kernel("ksys_read"), kernel("schedule")], NONE)
+    assert sums(single, (10, READ, USER, SUM)) == ["pipe", "pipe"]
+    assert sums((10, READ, USER, SUM), (10, READ, USER, NONE)) == ["pipe", "pipe"], "in any order"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (20, READ, USER, SUM),  # another process
+        (10, WRITE, USER, SUM),  # another system call
+        (10, READ, ["main", "read"], SUM),  # another place
+        (10, READ, [], SUM),  # no stack
+        (10, -1, USER, SUM),
+    ],
+)
+def test_others_are_not(other: tuple[int, int, list[str | Code], SampleFlag]) -> None:
+    assert sums((10, READ, USER, NONE), other)[1] in ("other", "fault")
+
+
+def test_of_several_classes_the_most_frequent_counts_and_waits_for_a_cpu_do_not() -> None:
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    pipe, file = builder.thing("p", K.PIPE), builder.thing("f", K.FILE)
+    for thing, flags in ((pipe, NONE), (file, NONE), (pipe, NONE), *((file, SampleFlag.PREEMPTED),) * 5):
+        builder.sample("a", USER, 1, syscall=READ, state=S, object=thing, flags=flags)
+    builder.sample("a", USER, 1, syscall=READ, state=S, flags=SUM)
+    assert classes(builder.build())[-1] == "pipe"
+
+
+def test_a_sum_with_a_class_keeps_it() -> None:
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    builder.sample("a", USER, 1, syscall=READ, state=S, object=builder.thing("p", K.PIPE))
+    builder.sample("a", USER, 1, syscall=READ, state=D, flags=SUM)
+    assert classes(builder.build()) == ["pipe", "disk"]
