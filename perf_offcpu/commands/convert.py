@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +15,7 @@ from perf_offcpu.commands.shared.cascades import cascade_from_args
 from perf_offcpu.commands.shared.critical import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.critical import critical_path_from_args
 from perf_offcpu.commands.shared.option_tables import add_options
-from perf_offcpu.commands.shared.output import STDOUT, check_distinct, open_output
+from perf_offcpu.commands.shared.output import STDOUT, check_distinct
 from perf_offcpu.commands.shared.page import with_head
 from perf_offcpu.commands.shared.profile import (
     SHOW,
@@ -27,6 +26,7 @@ from perf_offcpu.commands.shared.profile import (
     split_list,
     whole_profile_from_args,
 )
+from perf_offcpu.commands.shared.sized import check_sizes, write_sized
 from perf_offcpu.convert.options import MIN_SHARE, Options
 from perf_offcpu.convert.registry import FORMATS, Format
 from perf_offcpu.errors import UsageError
@@ -64,6 +64,8 @@ _OUTPUT = f"""
 --kernel: mark kernel functions with _[k]
 --addrs: show addresses without a symbol
 --title TITLE: title of the picture
+--max-size SIZE: formats with a time axis: sum the shortest waits until the file has at most this size (400M)
+--split TIME: formats with a time axis: a file for each such length of time (10s): OUT.001, OUT.002, …
 --all-events: off-CPU and on-CPU time together: a CPU sample weighs its sampling interval
 --diff OLD: compare with an older recording: folded, flamegraph, callgraph
 --wakers: callgraph: wake-ups between threads; folded, flamegraph: append the waker of each wait, with its
@@ -207,6 +209,7 @@ def convert(
     """
     format_, options = FORMATS[args.format], _options(args)
     format_.accept(options)
+    check_sizes(args, format_)
     if args.diff is not None and "diff" not in format_.options:
         raise UsageError(f"--diff: --{format_.name} does not compare recordings")
     first = "stdin" if inputs(args)[0] == STDOUT else inputs(args)[0].rstrip("/")
@@ -228,9 +231,7 @@ def convert(
         with busy("reading"):
             before = profile_from_args(old)
         options = replace(options, diff=_chosen(old, before))
-    with open_output(output, binary=format_.binary) as out, busy(f"writing {format_.name}"):
-        format_.write(profile, out, options)
-    _print_result(args, format_, output)
+    write_sized(args, format_, profile, options, output)
     return 0
 
 
@@ -270,17 +271,3 @@ def _options(args: argparse.Namespace) -> Options:
     ):
         given[name] = getattr(args, name)
     return Options(**given)
-
-
-def _print_result(args: argparse.Namespace, format_: Format, output: str) -> None:
-    if args.output is None:
-        print(f"perf-offcpu convert: wrote {output}", file=sys.stderr)
-    # direct: asks for the size that is shown
-    size, most = os.path.getsize(output) if os.path.isfile(output) else 0, format_.most_bytes
-    if size > most > 0:
-        advice = "write less with --min-dur or --time, or use --perfetto"
-        print(
-            f"perf-offcpu convert: {output} has {size >> 20} MB, more than the {most >> 20} MB that viewers "
-            f"open: {advice}",
-            file=sys.stderr,
-        )

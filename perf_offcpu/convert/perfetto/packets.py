@@ -64,12 +64,16 @@ def clock_packet(profile: Profile) -> bytes:
     return packet(field(8, at), field(6, clocks + field(2, MONOTONIC)))
 
 
-def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) -> Iterator[bytes]:
+def track_packets(
+    profile: Profile, tracks: list[Track], with_sums: set[int], note: str = ""
+) -> Iterator[bytes]:
     """Return processes, threads, the tracks of sums, and the two counters.
 
     Args:
         with_sums: the rows in `tracks` that have samples without a place.
+        note: appended to the names of tracks of sums.
     """
+    sums = "sums of short waits: no time" + (f" ({note})" if note else "")
     for row, (pid, name) in enumerate(process_names(profile, tracks).items()):
         process = field(1, pid) + field(6, name)
         yield packet(field(60, field(1, thread_uuid(len(tracks)) + row) + field(3, process)))
@@ -78,7 +82,7 @@ def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) ->
         yield packet(field(60, field(1, thread_uuid(row)) + field(4, thread)))
         if row in with_sums:
             ids = field(1, sums_uuid(row)) + field(5, thread_uuid(row))
-            yield packet(field(60, ids + field(2, "sums of short waits: no time")))
+            yield packet(field(60, ids + field(2, sums)))
     for uuid, name in ((BLOCKED_UUID, "threads blocked"), (RUNNABLE_UUID, "threads runnable")):
         yield packet(field(60, field(1, uuid) + field(2, name) + field(8, field(3, 2))))
 
