@@ -119,6 +119,8 @@ FORMS: dict[str, Callable[[], AbstractContextManager[Stats]]] = {
     "sums without stacks, budget, wakers": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **THREADS)),
     "dropped, budget, wakers": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **DROP)),
     "every wait a sample": lambda: ours(OffCpuConfig(threshold_ns=0)),
+    "every wait, no objects": lambda: ours(OffCpuConfig(threshold_ns=0, objects=False)),
+    "every wait, lock owners": lambda: ours(OffCpuConfig(threshold_ns=0, lock_owners=True)),
     "every wait, no kernel stacks": lambda: ours(OffCpuConfig(threshold_ns=0, kernel_stacks=False)),
     "every wait, wakers' stacks": lambda: ours(OffCpuConfig(threshold_ns=0, waker_stacks=True)),
     "in sched_switch: sums by stack": lambda: ours(OffCpuConfig(threshold_ns=NEVER, in_switch=True)),

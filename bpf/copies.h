@@ -15,8 +15,8 @@
  *
  * The hash is made of all words of the copy that may be return addresses, because data on the stack
  * changes from wait to wait. Two stacks with one hash have the same callers, except for calls in
- * libraries whose return address is a multiple of 8, as are most pointers that are no code. It begins
- * with a number of its user: seed_of().
+ * libraries whose return address is a multiple of 8, as are most pointers that are no code. It
+ * begins with a number of its user: seed_of().
  */
 #ifndef OFFCPU_COPIES_H
 #define OFFCPU_COPIES_H

@@ -56,6 +56,7 @@ BPF_TABLE("array", u32, struct offcpu_call, calls, OFFCPU_SYSCALL_NUMBERS);
 #define P_PID 1
 
 #define PATH_DEPTH 16
+#define HEAD_BYTES 96			/* of struct inode and struct sock: see kernel_facts.py */
 #define NS_PER_MS 1000000ULL
 #define NS_PER_S 1000000000ULL
 
@@ -81,48 +82,78 @@ static __always_inline void identify(struct offcpu_object *to, u64 word)
 	to->id = mix(to->id, word);
 }
 
-/* The addresses of an internet socket. */
-static __always_inline void describe_inet(struct offcpu_object *to, u64 sk)
+/*
+ * The begin of a structure, which holds all that is wanted of it; 0 where it cannot be read. One
+ * read takes less than one for each member. The room is that of names, which are read later.
+ */
+static __always_inline const u8 *head_of(struct offcpu_object *to, u64 address)
 {
-	to->local_port = kernel_word(to, sk + SOCK_NUM, sizeof(u16));
-	to->remote_port = __builtin_bswap16(kernel_word(to, sk + SOCK_DPORT, sizeof(u16)));
-	if (to->family == AF_INET) {
-		bpf_probe_read_kernel(to->local, 4, (void *)(sk + SOCK_RCV_SADDR));
-		bpf_probe_read_kernel(to->remote, 4, (void *)(sk + SOCK_DADDR));
+	if (bpf_probe_read_kernel(to->name, HEAD_BYTES, (void *)address)) {
+		to->lost |= OFFCPU_OBJECT_FAULT;
+		__builtin_memset(to->name, 0, HEAD_BYTES);
 	}
-#ifdef SOCK_V6_DADDR
-	if (to->family == AF_INET6) {
-		bpf_probe_read_kernel(to->local, 16, (void *)(sk + SOCK_V6_RCV_SADDR));
-		bpf_probe_read_kernel(to->remote, 16, (void *)(sk + SOCK_V6_DADDR));
-	}
-#endif
-	identify(to, (u64)to->local_port << 16 | to->remote_port);
-	identify(to, *(u64 *)to->remote);
-	identify(to, *(u64 *)(to->remote + 8));
+	return to->name;
 }
 
 static __always_inline void describe_socket(struct offcpu_object *to, u64 file)
 {
-	u64 sk = kernel_word(to, file + FILE_PRIVATE_DATA, sizeof(u64));
+	const u8 *sock;
+	u64 sk;
 
+	sk = kernel_word(to, file + FILE_PRIVATE_DATA, sizeof(u64));
 	sk = kernel_word(to, sk + SOCKET_SK, sizeof(u64));
 	to->kind = OFFCPU_OBJECT_SOCKET;
 	to->where = sk;
-	to->family = kernel_word(to, sk + SOCK_FAMILY, sizeof(u16));
-	to->protocol = kernel_word(to, sk + SOCK_PROTOCOL, SOCK_PROTOCOL_SIZE);
-	if (to->family == AF_INET || to->family == AF_INET6)
-		describe_inet(to, sk);
+	sock = head_of(to, sk);
+	to->family = FIELD(u16, sock, SOCK_FAMILY);
+	if (to->family == AF_INET || to->family == AF_INET6) {
+		to->local_port = FIELD(u16, sock, SOCK_NUM);
+		to->remote_port = __builtin_bswap16(FIELD(u16, sock, SOCK_DPORT));
+		identify(to, (u64)to->local_port << 16 | to->remote_port);
+	}
+	if (to->family == AF_INET) {
+		*(u32 *)to->local = FIELD(u32, sock, SOCK_RCV_SADDR);
+		*(u32 *)to->remote = FIELD(u32, sock, SOCK_DADDR);
+	}
+#ifdef SOCK_V6_DADDR
+	if (to->family == AF_INET6) {
+		__builtin_memcpy(to->local, sock + SOCK_V6_RCV_SADDR, sizeof(to->local));
+		__builtin_memcpy(to->remote, sock + SOCK_V6_DADDR, sizeof(to->remote));
+		identify(to, *(u64 *)(to->remote + 8));
+	}
+#endif
+	identify(to, *(u64 *)to->remote);
 #ifdef UNIX_PEER
 	if (to->family == AF_UNIX)
 		identify(to, kernel_word(to, sk + UNIX_PEER, sizeof(u64)));
 #endif
 }
 
+static __always_inline void describe_file(struct offcpu_object *to, u64 file, u64 super, u32 mode)
+{
+	to->kind = mode == S_IFREG ? OFFCPU_OBJECT_FILE :
+		   mode == S_IFDIR ? OFFCPU_OBJECT_DIRECTORY :
+		   mode == S_IFCHR ? OFFCPU_OBJECT_CHARACTER :
+		   mode == S_IFBLK ? OFFCPU_OBJECT_BLOCK :
+		   mode == S_IFIFO ? OFFCPU_OBJECT_PIPE : OFFCPU_OBJECT_ANONYMOUS;
+	to->super = super;
+	identify(to, super);
+	/* All eventfds and their like have one inode. They are regular files since Linux 6.16. */
+	if (mode && mode != S_IFREG)
+		return;
+	if (kernel_word(to, super + SUPER_MAGIC, sizeof(u64)) != ANON_INODE_FS_MAGIC)
+		return;
+	to->kind = OFFCPU_OBJECT_ANONYMOUS;
+	identify(to, file);
+	identify(to, kernel_word(to, file + FILE_OP, sizeof(u64)));
+}
+
 /* What a descriptor of a task refers to. Return false if it is not open. */
 static __always_inline bool describe_fd(struct offcpu_object *to, struct task_struct *task, u32 fd)
 {
 	void *files = FIELD(void *, task, TASK_FILES), *table;
-	u64 file, inode, super;
+	const u8 *inode;
+	u64 file;
 	u32 mode;
 
 	table = FIELD(void *, files, FILES_FDT);
@@ -133,27 +164,14 @@ static __always_inline bool describe_fd(struct offcpu_object *to, struct task_st
 		return false;
 	to->fd = fd;
 	to->where = file;
-	inode = kernel_word(to, file + FILE_INODE, sizeof(u64));
-	mode = kernel_word(to, inode + INODE_MODE, sizeof(u16)) & S_IFMT;
-	to->inode = kernel_word(to, inode + INODE_INO, sizeof(u64));
-	if (mode == S_IFSOCK) {
+	inode = head_of(to, kernel_word(to, file + FILE_INODE, sizeof(u64)));
+	mode = FIELD(u16, inode, INODE_MODE) & S_IFMT;
+	to->inode = FIELD(u64, inode, INODE_INO);
+	identify(to, to->inode);
+	if (mode == S_IFSOCK)
 		describe_socket(to, file);
-	} else {
-		super = kernel_word(to, inode + INODE_SB, sizeof(u64));
-		to->device = kernel_word(to, super + SUPER_DEV, sizeof(u32));
-		to->kind = mode == S_IFREG ? OFFCPU_OBJECT_FILE :
-			   mode == S_IFDIR ? OFFCPU_OBJECT_DIRECTORY :
-			   mode == S_IFCHR ? OFFCPU_OBJECT_CHARACTER :
-			   mode == S_IFBLK ? OFFCPU_OBJECT_BLOCK :
-			   mode == S_IFIFO ? OFFCPU_OBJECT_PIPE : OFFCPU_OBJECT_ANONYMOUS;
-		if (kernel_word(to, super + SUPER_MAGIC, sizeof(u64)) == ANON_INODE_FS_MAGIC) {
-			/* All have one inode; several files may follow each other at one place. */
-			to->kind = OFFCPU_OBJECT_ANONYMOUS;
-			identify(to, file);
-			identify(to, kernel_word(to, file + FILE_OP, sizeof(u64)));
-		}
-	}
-	identify(to, to->inode ^ (u64)to->device << 32);
+	else
+		describe_file(to, file, FIELD(u64, inode, INODE_SB), mode);
 	return true;
 }
 
@@ -280,6 +298,7 @@ static __always_inline void read_path(const struct offcpu_control *ctl, struct o
 	u64 *words = (u64 *)to->name;
 	u32 i;
 
+	__builtin_memset(to->name, 0, sizeof(to->name));
 	if (!to->in_sleeper || !ctl->object_names ||
 	    bpf_probe_read_user_str(to->name, sizeof(to->name), (void *)to->where) <= 1) {
 		to->kind = OFFCPU_OBJECT_NONE;
@@ -312,6 +331,15 @@ static __always_inline void read_names(struct offcpu_object *to, u64 dentry)
 		at += size;
 		dentry = parent;
 	}
+}
+
+/* Read what does not identify an object. */
+static __always_inline void read_rest(struct offcpu_object *to)
+{
+	if (to->kind == OFFCPU_OBJECT_SOCKET)
+		to->protocol = kernel_word(to, to->where + SOCK_PROTOCOL, SOCK_PROTOCOL_SIZE);
+	else if (to->super)
+		to->device = kernel_word(to, to->super + SUPER_DEV, sizeof(u32));
 }
 
 /* Read the name of a new object: the path of a file or a Unix socket. */
@@ -360,6 +388,9 @@ static __always_inline void announce(const struct offcpu_control *ctl, struct of
 	seen = objects_seen.lookup(&id);
 	if (seen && *seen >= epoch && !ctl->copy_all)
 		return;
+	read_rest(to);
+	if (to->kind != OFFCPU_OBJECT_PATH)
+		__builtin_memset(to->name, 0, sizeof(to->name));
 	if (ctl->object_names && to->kind <= OFFCPU_OBJECT_ANONYMOUS)
 		read_name(to);
 	if (!new_objects.push(to, 0))
@@ -426,7 +457,7 @@ static __always_inline void find_object(const struct offcpu_control *ctl, struct
 	struct offcpu_arguments args;
 	struct offcpu_call *call;
 
-	__builtin_memset(to, 0, sizeof(*to));
+	__builtin_memset(to, 0, offsetof(struct offcpu_object, name));
 	to->asked_ns = OFFCPU_NOT_KNOWN;
 	if (!ctl->objects || syscall < 0)
 		return;

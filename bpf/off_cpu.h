@@ -187,6 +187,7 @@ struct offcpu_object {
 	u64 address;			/* of a futex */
 	u64 peer_inode;			/* of a Unix socket's other end */
 	u64 where;			/* where the BPF program reads more */
+	u64 super;			/* likewise: the file system */
 	u64 sp;				/* stack pointer of the thread */
 	u32 kind;			/* enum offcpu_object_kind */
 	u32 lost;			/* OFFCPU_OBJECT_* */

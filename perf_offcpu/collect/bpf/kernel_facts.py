@@ -130,6 +130,9 @@ _UNIX = {
     "UNIX_ADDR_LEN": "unix_address.len",
     "UNIX_ADDR_NAME": "unix_address.name",
 }
+_HEAD_BYTES = 96
+"""HEAD_BYTES in bpf/objects.h: the first bytes of an inode and of a socket, which are read at once."""
+_IN_HEAD = {"INODE_MODE", "INODE_INO", "INODE_SB", "SOCK_FAMILY", "SOCK_NUM", "SOCK_DPORT", *_IPV6}
 _ARGUMENTS = {
     "x86_64": {
         "REGS_ARG_0": "pt_regs.di",
@@ -295,9 +298,10 @@ def _object_members(btf: Btf) -> Defines:
     registers = btf.member("pt_regs", "regs")
     if machine == "aarch64" and arguments and registers:
         arguments |= {f"REGS_ARG_{number}": registers.offset + 8 * number for number in (1, 2, 3)}
-    if not files or not protocol or "REGS_ARG_3" not in arguments:
-        return {}
     optional = {**_all_offsets(btf, _IPV6), **_all_offsets(btf, _UNIX)}  # af_unix may be a module
+    in_head = [int(offset) for name, offset in (files | optional).items() if name in _IN_HEAD]
+    if not in_head or not protocol or "REGS_ARG_3" not in arguments or max(in_head) > _HEAD_BYTES - 16:
+        return {}
     return {**files, **arguments, **optional, "SOCK_PROTOCOL_SIZE": protocol.size}
 
 

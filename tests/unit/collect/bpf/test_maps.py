@@ -36,7 +36,7 @@ def test_structures_have_the_sizes_that_c_gives_them() -> None:
         "comm": 16,
         "control": 88,
         "call": 4,
-        "object": 384,
+        "object": 392,
         "rate": 48,
         "count": 16,
         "sum_key": 16,
