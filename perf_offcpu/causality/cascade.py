@@ -15,8 +15,8 @@ holds up, and all other threads keep what they hold up. So for each thread
 and the own waits of all threads sum to what all threads and devices hold, exactly (`Cascade.check`).
 
 Interrupts wake on behalf of devices, which are nodes by kind: an edge to [disk] is a wait for the disk.
-Short waits that were summed have no place in time and are no part of it. A wake-up by a thread that was
-asleep itself, as in damaged files, is not followed. Waits behind each other end earlier and earlier, so the
+Short waits that were summed have no place in time and are no part of it. Where the waker slept itself before
+the wake-up, nothing is passed on from then on: so waits behind each other end earlier and earlier, and the
 steps end; where there are more than MAX_DEPTH, or they have more than MAX_PARTS parts, the weight left over
 is held where it is, as CUT.
 """
@@ -72,7 +72,8 @@ class Cascade:
     target: I64  # int64[w], the node that it passes its weight on to; -1 none: the waiter itself holds it
     row: I64  # int64[w], row in samples
     own_ns: I64  # int64[w], its length until the wake-up; 0 if it is not among the chosen ones
-    carried_ns: I64  # int64[w], its length, times one for itself and for each wait that it holds up then
+    carried_ns: I64  # int64[w], passed on: time, times one for itself and one for each wait it holds up then
+    kept_ns: I64  # int64[w], the same of the time that the waiter holds, WAITING
     held_ns: I64  # int64[nodes, Held]
     held_up: I64  # int64[samples], number of waits that the thread of a CPU sample held up at that moment
     depth: int  # number of steps
@@ -86,13 +87,10 @@ class Cascade:
     def check(self) -> None:
         """Raise AssertionError unless weight is conserved at each node and as a whole."""
         nodes = len(self.held_ns)
-        own, away = (sum_by(self.waiter, column, nodes) for column in (self.own_ns, self._passed_on()))
+        own, away = (sum_by(self.waiter, column, nodes) for column in (self.own_ns, self.carried_ns))
         there = sum_by(self.target, self.carried_ns, nodes)
         assert np.array_equal(own + there, away + self.held_ns.sum(axis=1)), "a node loses weight"
         assert int(self.held_ns.sum()) == self.total_ns, "weight is lost"
-
-    def _passed_on(self) -> I64:
-        return np.where(self.target >= 0, self.carried_ns, 0)
 
 
 def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None) -> Cascade:
@@ -115,7 +113,7 @@ def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None)
         parts = waits.step(parts, follow=deeper)
         depth += deeper
     unplaced = everyone & profile.is_offcpu() & ~timeline.waits
-    rows = np.flatnonzero(waits.carried + own)
+    rows = np.flatnonzero(waits.carried + waits.kept + own)
     return Cascade(
         waits.tracks,
         waits.track[rows],
@@ -123,6 +121,7 @@ def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None)
         waits.row[rows],
         own[rows],
         waits.carried[rows],
+        waits.kept[rows],
         waits.held,
         waits.held_up,
         depth,
@@ -145,29 +144,33 @@ class _Steps(WaitTable):
 
     def __init__(self, profile: Profile, timeline: Timeline) -> None:
         super().__init__(profile, timeline)
-        self.waker = np.where(self._asleep_at_wakeup(), -1, self.waker)
+        awake = self._awake_until()
         self.born = np.where(self.known, self.born, np.iinfo(np.int64).max)
-        self.times = distinct(np.concatenate([self.begin, self.queued, self.end, self.born]))
+        self.times = distinct(np.concatenate([self.begin, awake, self.queued, self.end, self.born]))
         self.size = len(self.times) + 1
-        self.first, self.until, self.last, self.birth = (
-            np.searchsorted(self.times, one) for one in (self.begin, self.queued, self.end, self.born)
+        self.first, self.awake, self.until, self.last, self.birth = (
+            np.searchsorted(self.times, one) for one in (self.begin, awake, self.queued, self.end, self.born)
         )
         self.by_end = self.track * self.size + self.last
         self.by_begin = self.track * self.size + self.first
         self.target = self._targets(profile)
-        self.carried = np.zeros(len(self.row), np.int64)
+        self.carried, self.kept = np.zeros((2, len(self.row)), np.int64)
         self.held = np.zeros((len(self.tracks) + len(DEVICES), len(Held)), np.int64)
         self.held_up = np.zeros(len(profile.samples), np.int64)
         self._add_moments(timeline)
 
-    def _asleep_at_wakeup(self) -> Bool:
-        """Return bool[w]: the waits whose waker was in a wait itself when it is said to have ended them."""
+    def _awake_until(self) -> I64:
+        """Return int64[w]: the wake-up, or the begin of a wait in which the waker is said to be by then.
+
+        A thread on another CPU becomes runnable a little after it was woken: the waker may sleep already.
+        """
+        until = self.queued.copy()
         some = np.flatnonzero(self.waker >= 0)
         of, wait = self.overlapping(self.waker[some], self.queued[some] - 1, self.queued[some])
-        wrong = (self.begin[wait] < self.queued[some[of]]) & (self.queued[wait] >= self.queued[some[of]])
-        asleep = np.zeros(len(self.row), np.bool_)
-        asleep[some[of[wrong]]] = True
-        return asleep
+        asleep = (self.begin[wait] < self.queued[some[of]]) & (self.queued[wait] >= self.queued[some[of]])
+        rows = some[of[asleep]]
+        until[rows] = np.maximum(self.begin[wait[asleep]], self.begin[rows])
+        return until
 
     def _targets(self, profile: Profile) -> I64:
         samples = profile.samples
@@ -195,24 +198,35 @@ class _Steps(WaitTable):
 
     def step(self, parts: _Parts, *, follow: bool) -> _Parts:
         """Pass on parts of waits, and return the parts of waits that the threads there are in meanwhile."""
-        target, weight = self.target[parts.at], self._weight(parts)
+        passed = self._awake(parts)
+        target, weight = self.target[passed.at], self._weight(passed)
         devices = target >= len(self.tracks)
         self._hold(target[devices], Held.WAITING, weight[devices])
-        itself = self.track[parts.at]
-        self._hold(itself[target < 0], Held.WAITING, weight[target < 0])
         followed = (target >= 0) & ~devices
         if not follow:
-            self._hold(itself[followed], Held.CUT, weight[followed])
-        carried = followed & follow | ~followed
-        first, of = group(parts.at[carried])
-        self.carried[parts.at[carried][first]] += sum_by(of, weight[carried], len(first))
+            self._hold(self.track[passed.at[followed]], Held.CUT, weight[followed])
         followed &= follow
-        there = _Parts(target[followed], parts.begin[followed], parts.end[followed], parts.number[followed])
+        _add(self.carried, passed.at[followed | devices], weight[followed | devices])
+        self._keep(passed.at[target < 0], weight[target < 0])
+        there = _Parts(
+            target[followed], *(one[followed] for one in (passed.begin, passed.end, passed.number))
+        )
         return self._explained(self._merged(there))
+
+    def _awake(self, parts: _Parts) -> _Parts:
+        """Return the parts as long as the waker was awake; let the waiter hold the rest."""
+        end = np.clip(self.awake[parts.at], parts.begin, parts.end)
+        rest = _Parts(parts.at, end, parts.end, parts.number)
+        self._keep(parts.at, self._weight(rest))
+        return _Parts(parts.at, parts.begin, end, parts.number)
 
     def _weight(self, parts: _Parts) -> I64:
         weight: I64 = (self.times[parts.end] - self.times[parts.begin]) * parts.number
         return weight
+
+    def _keep(self, wait: I64, weight: I64) -> None:
+        self._hold(self.track[wait], Held.WAITING, weight)
+        _add(self.kept, wait, weight)
 
     def _hold(self, node: I64, how: Held, weight: I64) -> None:
         self.held[:, how] += sum_by(node, weight, len(self.held))
@@ -260,3 +274,9 @@ class _Steps(WaitTable):
             return
         hit = (part >= 0) & (self.moment_key < (key + parts.end)[part])
         self.held_up[self.moment[hit]] += parts.number[part[hit]]
+
+
+def _add(sums: I64, rows: I64, values: I64) -> None:
+    """Add values to the sums of some rows, which may repeat."""
+    first, of = group(rows)
+    sums[rows[first]] += sum_by(of, values, len(first))

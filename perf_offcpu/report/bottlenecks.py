@@ -118,9 +118,10 @@ class _Stacks:
         labels, of = labels_of(cascade, per_thread=False)
         self._label = {label: row for row, label in enumerate(labels)}
         first_device = len(cascade.tracks)
-        ends = (cascade.target < 0) | (cascade.target >= first_device)
-        waits, weight = cascade.row[ends], cascade.carried_ns[ends]
-        node = np.where(cascade.target >= 0, cascade.target, cascade.waiter)[ends]
+        ends, kept = np.flatnonzero(cascade.target >= first_device), np.flatnonzero(cascade.kept_ns)
+        waits = np.append(cascade.row[ends], cascade.row[kept])
+        weight = np.append(cascade.carried_ns[ends], cascade.kept_ns[kept])
+        node = np.append(cascade.target[ends], cascade.waiter[kept])
         samples = np.flatnonzero(cascade.held_up)
         if len(samples):  # of several events, one
             events = profile.samples.evsel[samples]

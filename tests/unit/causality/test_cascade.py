@@ -136,6 +136,17 @@ WAITS = st.lists(
 )
 
 
+def test_a_waker_that_sleeps_soon_after_it_woke_another_one() -> None:
+    """The sleeper becomes runnable on another CPU only when the waker waits again."""
+    builder = ProfileBuilder()
+    wait(builder, 2, 195, 400, waker=9, flags=SampleFlag.WAKER_INTERRUPT)
+    wait(builder, 1, 100, 200, waker=2)
+    profile = builder.build()
+    found = cascade_of(profile, timeline_of(profile), profile.samples.tid == 1)
+    found.check()
+    assert held(found) == {("2", "RUNNING"): 95, ("1", "WAITING"): 5}
+
+
 @given(WAITS)
 def test_edges_are_those_of_wperf_and_weight_is_conserved(waits: list[tuple[int, ...]]) -> None:
     """Against a recursion over single waits; waits that overlap and wakers that sleep are damage."""
@@ -148,7 +159,7 @@ def test_edges_are_those_of_wperf_and_weight_is_conserved(waits: list[tuple[int,
     found.check()
     # The same waits as the cascade has them: (thread, begin, end), clipped to lie apart, with targets.
     steps = cascade._Steps(profile, timeline)
-    columns = (steps.track, steps.begin, steps.queued, steps.target)
+    columns = (steps.track, steps.begin, steps.times[steps.awake], steps.target)
     table = list(zip(*(column.tolist() for column in columns), strict=True))
     expected: Counter[tuple[int, int]] = Counter()
 

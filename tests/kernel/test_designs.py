@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs whose waits have a known cause (workload/designs.c): path, bottleneck and times are as designed.
+
+Parameters vary by seed; PERF_OFFCPU_TEST_SEEDS=10 tests ten seeds. Figures are held against the programs' own
+logs, within 2 %: what a busy machine adds to a run is in both. A CPU that the host takes away is time running
+to the scheduler's events and none on the CPU clock of a log: /proc/stat tells how much of that there was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders.program import run as perf_offcpu
+
+from perf_offcpu.analysis.select import Selection, selected_rows
+from perf_offcpu.analysis.timeline import Timeline, timeline_of
+from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.causality.cascade import Held, cascade_of
+from perf_offcpu.causality.critical_path import CriticalPath, Doing, critical_path
+from perf_offcpu.causality.path_rows import rivals
+from perf_offcpu.causality.window import choose_thread
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.report.bottlenecks import Bottlenecks, bottlenecks_of
+from perf_offcpu.symbolize.load import load_profile
+from perf_offcpu.symbolize.options import SymbolizeOptions
+
+SOURCE = Path(__file__).parents[1] / "workload" / "designs.c"
+SEEDS = range(1, 1 + int(os.environ.get("PERF_OFFCPU_TEST_SEEDS", "2")))
+PER_CALL_NS = 60_000
+"""Time of system calls, clock reads and first steps after a wake-up, for each round."""
+
+
+@dataclass
+class Log:
+    """What a thread measured of itself, ns."""
+
+    comm: str
+    tid: int
+    begin: int
+    end: int
+    cpu: int
+    waited: int
+    slept: int
+
+
+@dataclass
+class Run:
+    """A recording of a design, with the logs of its threads."""
+
+    logs: list[Log]
+    profile: Profile
+    timeline: Timeline
+    stolen_ns: int  # of all CPUs, by the host
+
+    def log(self, comm: str) -> Log:
+        return next(log for log in self.logs if log.comm == comm)
+
+    def path(self, comm: str) -> CriticalPath:
+        """Return the critical path of a thread between begin and end of its log."""
+        log = self.log(comm)
+        thread = choose_thread(self.timeline, Selection(tids=(log.tid,)))
+        found = critical_path(self.profile, self.timeline, thread, log.begin, log.end)
+        assert int(found.length_ns.sum()) == log.end - log.begin
+        return found
+
+    def bottlenecks(self, selection: Selection) -> Bottlenecks:
+        rows = selected_rows(self.profile, selection)
+        found = cascade_of(self.profile, self.timeline, rows)
+        found.check()
+        return bottlenecks_of(self.profile, self.timeline, found)
+
+    def off_cpu_ns(self, selection: Selection) -> int:
+        """Return the time of some waits, run queue included."""
+        return int(self.profile.samples.period[self._waits(selection)].sum())
+
+    def queued_ns(self, selection: Selection) -> int:
+        return int(np.maximum(self.profile.samples.runq_ns[self._waits(selection)], 0).sum())
+
+    def _waits(self, selection: Selection) -> np.ndarray:
+        return selected_rows(self.profile, selection) & self.profile.is_offcpu()
+
+
+Record = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("designs") / "designs"
+    options = "-O2 -g -fno-omit-frame-pointer -fno-optimize-sibling-calls -pthread -Wl,-z,now".split()
+    subprocess.run(["gcc", *options, "-o", found, SOURCE], check=True, timeout=60)
+    return found
+
+
+@pytest.fixture
+def record(program: Path, tmp_path: Path) -> Record:
+    def recorded(*parameters: str | int) -> Run:
+        options = ["-q", "--off-cpu-thresh", "0", "--switch-states", "S,D,I,Q,R", "-F", "999"]
+        stolen = stolen_ns()
+        done = perf_offcpu("record", *options, "--", program, *map(str, parameters), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        logs = [Log(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
+        profile = load_profile([str(tmp_path / "perf.data")], SymbolizeOptions())
+        return Run(logs, profile, timeline_of(profile), stolen_ns() - stolen)
+
+    return recorded
+
+
+def stolen_ns() -> int:
+    steal = Path("/proc/stat").read_text().split()[8]
+    return int(steal) * 10**9 // os.sysconf("SC_CLK_TCK")
+
+
+def spent(path: CriticalPath) -> Counter[tuple[str, str]]:
+    """(comm, doing) → ns."""
+    found: Counter[tuple[str, str]] = Counter()
+    rows = zip(path.track.tolist(), path.doing.tolist(), path.length_ns.tolist(), strict=True)
+    for track, doing, ns in rows:
+        found[path.tracks[track].comm, Doing(doing).name] += ns
+    return found
+
+
+def assert_near(found: int, logged: int, calls: int, more: int = 0, less: int = 0) -> None:
+    """Assert that a figure is that of a log: 2 %, the time of calls, and `more` above it or `less` below."""
+    slack = 0.02 * logged + calls * PER_CALL_NS
+    assert logged - slack - less <= found <= logged + slack + more, (found, logged, calls, more, less)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_request_through_four_processes(record: Record, seed: int) -> None:
+    chance = random.Random(seed)
+    rounds, sleep = chance.randint(20, 30), chance.randint(1_000, 3_000)
+    work = [chance.randint(500, 1_500), *(chance.randint(1_000, 3_000) for _ in range(4))]
+    slow = chance.choice(["[timer]", "server-a", "server-b", "server-c", "server-d"])
+    if slow == "[timer]":
+        sleep += 15_000
+    else:
+        work[ord(slow[-1]) - ord("a") + 1] += 15_000
+    run = record("request", rounds, sleep, *work)
+    path = run.path("client")
+    found = spent(path)
+    # A server works out of sight as long as the one that asked it is preempted and does not wait yet.
+    hidden = sum(ns for (_, doing), ns in found.items() if doing == "RUNNABLE")
+    for comm in ("client", "server-a", "server-b", "server-c", "server-d"):
+        assert_near(found[comm, "RUNNING"], run.log(comm).cpu, rounds, run.stolen_ns, hidden)
+    asleep = found["server-d", "WAITING"]
+    assert 0.98 * rounds * sleep * 1000 - rounds * PER_CALL_NS - hidden <= asleep
+    assert asleep <= run.log("server-d").slept
+    known = sum(ns for (_, doing), ns in found.items() if doing in {"RUNNING", "RUNNABLE"})
+    assert known + found["server-d", "WAITING"] >= 0.98 * path.length_ns.sum()
+    # Each request passes through all four.
+    deep = Counter[int]()
+    depth = [0] * len(path.hops.parent)
+    for hop, above in enumerate(path.hops.parent.tolist()):
+        depth[hop] = depth[above] + 1 if above >= 0 else 1
+        deep[depth[hop]] += 1
+    assert deep[4] >= 0.9 * rounds
+    assert slow in run.bottlenecks(Selection(comms=("client",))).shown[0].members
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_pipeline_is_as_fast_as_its_third_stage(record: Record, seed: int) -> None:
+    chance = random.Random(seed)
+    items, third = chance.randint(60, 90), chance.randint(6_000, 9_000)
+    naps = [chance.randint(500, 1_500) for _ in range(3)]
+    run = record("pipeline", items, naps[0], naps[1], third, naps[2])
+    others = Selection(comms=("stage-1", "stage-2", "stage-4"), classes=(WaitClass.PIPE,))
+    logged = sum(log.waited for log in run.logs if log.comm in others.comms)
+    assert_near(run.off_cpu_ns(others), logged, 3 * items)
+    found = run.bottlenecks(others)
+    first = found.shown[0]
+    assert first.members == ("stage-3",)
+    assert "third_stage" in {name.label for name in first.stacks[0].frames}
+    # While the second stage sleeps, the first one waits for a timer and not for the third stage; and where a
+    # stage was woken and had no CPU, the wait ends there.
+    elsewhere = sum(one.held_ns for one in found.shown[1:])
+    others_runnable = sum(one.held[Held.RUNNABLE] for one in found.shown[1:])
+    assert elsewhere - others_runnable <= 1.02 * items * naps[1] * 1000 + 3 * items * PER_CALL_NS
+    assert first.held[Held.RUNNING] + first.held[Held.RUNNABLE] >= 0.98 * first.held_ns
+    path = spent(run.path("stage-4"))
+    at_third = path["stage-3", "RUNNING"] + path["stage-3", "RUNNABLE"]
+    blocked = run.log("stage-4").waited - run.queued_ns(
+        Selection(comms=("stage-4",), classes=(WaitClass.PIPE,))
+    )
+    assert_near(at_third, blocked, items)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_lock_convoy(record: Record, seed: int) -> None:
+    chance = random.Random(seed)
+    rounds, threads, hold = chance.randint(20, 30), chance.randint(3, 6), chance.randint(3_000, 6_000)
+    run = record("convoy", rounds, threads, hold)
+    locks = Selection(comms=("worker",), classes=(WaitClass.LOCK,))
+    assert_near(run.off_cpu_ns(locks), sum(log.waited for log in run.logs), rounds * threads)
+    found = run.bottlenecks(locks)
+    first = found.shown[0]
+    assert first.members == ("worker",) and first.is_knot
+    assert "critical_section" in {name.label for name in first.stacks[0].frames}
+    assert first.held[Held.RUNNING] + first.held[Held.RUNNABLE] >= 0.98 * found.total_ns
+    # One of them holds the lock at any time, and the path of each is always at the holder.
+    path = run.path("worker")
+    at_holder = spent(path)["worker", "RUNNING"]
+    inside = [log for log in run.logs if log.tid != run.log("worker").tid]
+    assert (
+        at_holder <= sum(log.cpu for log in run.logs) * 1.02 + run.stolen_ns + rounds * threads * PER_CALL_NS
+    )
+    assert at_holder >= 0.96 * sum(log.cpu for log in inside)
+    assert (
+        len({path.tracks[track].tid for track in path.track.tolist()} & {log.tid for log in run.logs})
+        == threads
+    )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_thread_that_hogs_starve(record: Record, seed: int) -> None:
+    chance = random.Random(seed)
+    rounds, sleep, work = chance.randint(30, 40), chance.randint(4_000, 8_000), chance.randint(2_000, 4_000)
+    hogs = chance.randint(1, 3)
+    run = record("hog", rounds, sleep, work, hogs)
+    path = run.path("victim")
+    found, log = spent(path), run.log("victim")
+    assert_near(found["victim", "RUNNING"], log.cpu, rounds, run.stolen_ns)
+    assert rounds * sleep * 1000 <= found["victim", "WAITING"] <= log.slept + rounds * PER_CALL_NS
+    runnable = log.end - log.begin - log.cpu - found["victim", "WAITING"]
+    assert_near(found["victim", "RUNNABLE"], runnable, rounds, 0)
+    assert max(rivals(run.profile, run.timeline, path).items(), key=lambda one: one[1])[0] == "hog"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_barrier_with_one_late_worker(record: Record, seed: int) -> None:
+    chance = random.Random(seed)
+    rounds, threads = chance.randint(25, 40), chance.randint(3, 6)
+    punctual, late = chance.randint(500, 1_500), chance.randint(6_000, 10_000)
+    run = record("barrier", rounds, threads, punctual, late)
+    waits = Selection(comms=("punctual",), classes=(WaitClass.LOCK,))
+    logged = sum(log.waited for log in run.logs if log.comm == "punctual")
+    assert_near(run.off_cpu_ns(waits), logged, rounds * (threads - 1))
+    found = run.bottlenecks(waits)
+    first = found.shown[0]
+    runnable = sum(one.held[Held.RUNNABLE] for one in found.shown[1:])  # on a busy machine all may be late
+    assert first.members == ("late",) and first.held_ns + runnable >= 0.98 * found.total_ns
+    assert "late_work" in {name.label for name in first.stacks[0].frames}
+    log = run.log("punctual")
+    path = spent(run.path("punctual"))
+    blocked = log.waited - run.queued_ns(Selection(tids=(log.tid,), classes=(WaitClass.LOCK,)))
+    assert_near(path["late", "RUNNING"] + path["late", "RUNNABLE"], blocked, rounds)
