@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describe samples in words, for timelines: state, class, system call, waker, cgroup.
+"""Describe samples in words, for timelines: state, class, system call, object, holder, waker, cgroup.
 
 No detail is a number that differs from wait to wait, so many samples share few sets of details.
 """
@@ -11,6 +11,7 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.analysis.classify import Waits, classify
+from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wait_classes import WaitClass
@@ -48,7 +49,10 @@ def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -
     noted = samples.flags & np.uint32(sum(_NOTES))
     offcpu, interrupt = profile.is_offcpu(), wakeups.interrupt.astype(np.uint8)
     facts = (waits.wait_class, waits.syscall, no_syscall.astype(np.uint8), samples.cgroup)
-    first, of = group(state, noted, *facts, wakeups.waker, interrupt)
+    objects, held = np.append(profile.objects.name, 0), holders_of(profile).held
+    named = objects[samples.object]
+    first, of = group(state, noted, *facts, wakeups.waker, interrupt, named, held)
+    labels = {track.tid: track.label for track in wakeups.tracks}
     sets = []
     for row in first.tolist():
         found = {}
@@ -58,6 +62,9 @@ def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -
             wait_class = WaitClass(waits.wait_class[row])
             found["class"] = wait_class.label if wait_class != WaitClass.OTHER else ""
             found["syscall"] = "none" if no_syscall[row] else waits.syscall_names[waits.syscall[row]]
+            found["object"] = profile.strings[named[row]]
+            holder = int(held[row])
+            found["held by"] = labels.get(holder, str(holder)) if holder >= 0 else ""
             waker = int(wakeups.waker[row])
             found["woken by"] = wakeups.tracks[waker].label if waker >= 0 else ""
             if wakeups.interrupt[row]:

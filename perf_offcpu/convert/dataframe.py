@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.tree import build_paths
@@ -46,6 +48,10 @@ COLUMNS = {
     "state": "task state while waiting, a letter as in ps",
     "wait_class": "what was waited for (Documentation/wait-classes.md)",
     "syscall": "system call waited in",
+    "object": "what exactly was waited for (Documentation/wait-objects.md)",
+    "object_kind": "file, socket, pipe, futex, …",
+    "holder_tid": "thread that held the lock when the wait began; if still blocked, at the end",
+    "asked_ns": "time after which the system call was to end by itself",
     "waker_pid": "process of the thread that woke it",
     "waker_tid": "thread that woke it",
     "waker_comm": "its name",
@@ -54,7 +60,9 @@ COLUMNS = {
 }
 """Name → meaning of the columns, in order."""
 
-_NUMBERS = "pid tid cpu time_ns switch_out_ns wakeup_ns runq_ns longest_ns waker_pid waker_tid".split()
+_NUMBERS = (
+    "pid tid cpu time_ns switch_out_ns wakeup_ns runq_ns longest_ns asked_ns waker_pid waker_tid".split()
+)
 """Columns of ProfileSamples that are taken as they are; -1 means: not known."""
 
 
@@ -97,6 +105,9 @@ def _columns(profile: Profile) -> Iterator[tuple[str, Texts | tuple[NDArray[Any]
         "state": _states(profile),
         "wait_class": Texts([one.label for one in WaitClass], _only(offcpu, waits.wait_class)),
         "syscall": Texts(list(map(printable, waits.syscall_names)), _only(waits.syscall > 0, waits.syscall)),
+        "object": _objects(profile),
+        "object_kind": _kinds(profile),
+        "holder_tid": (held := holders_of(profile).held, held < 0),
         "waker_comm": _waker_comms(profile),
         "cgroup": _cgroups(profile),
         "stack": _stacks(profile),
@@ -133,6 +144,18 @@ def _waker_comms(profile: Profile) -> Texts:
     row = rows_at(comms.tid, comms.begin_ns, samples.waker_tid, samples.wakeup_ns)
     known = (row >= 0) & (samples.waker_tid >= 0)
     return _named(np.append(comms.comm, 0)[np.where(known, row, -1)], profile.strings, known)
+
+
+def _objects(profile: Profile) -> Texts:
+    object_, names = profile.samples.object, np.append(profile.objects.name, 0)
+    return _named(names[object_], profile.strings, object_ >= 0)
+
+
+def _kinds(profile: Profile) -> Texts:
+    names = {int(kind): kind.name.lower() for kind in ObjectKind}
+    kinds, of = np.unique(np.append(profile.objects.kind, 0)[profile.samples.object], return_inverse=True)
+    texts = [names.get(kind, names[0]) for kind in kinds.tolist()]
+    return _merged(texts, of.astype(np.int64), profile.samples.object >= 0)
 
 
 def _cgroups(profile: Profile) -> Texts:

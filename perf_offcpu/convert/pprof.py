@@ -4,9 +4,9 @@
 Samples with the same stack, thread and details are merged. Each has the values of all types: off_cpu (ns) and
 off_cpu_events (number of waits), runqueue (the part of off_cpu after the wake-up, ns), cpu (ns of CPU
 samples), and one more type for each event that does not count time. Labels hold comm, pid, tid, task state,
-waker and cgroup. Locations are addresses, and mappings have build-ids. In the profile an inlined function is
-a frame of its own, deeper in the stack than the function that it was inlined into, at the same address; in
-pprof both are lines of one location.
+object, holder, waker and cgroup. Locations are addresses, and mappings have build-ids. In the profile an
+inlined function is a frame of its own, deeper in the stack than the function that it was inlined into, at the
+same address; in pprof both are lines of one location.
 
 There is no time axis. Source of the format: proto/profile.proto of https://github.com/google/pprof.
 """

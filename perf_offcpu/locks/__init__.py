@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find out who held the locks that threads waited for."""
+"""Find deadlocks, and the queues before locks."""

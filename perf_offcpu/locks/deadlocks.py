@@ -2,9 +2,9 @@
 """Find deadlocks: threads that wait in a circle for locks that the next one holds.
 
 Only waits that were not over when the recording ended count, and only holders that are believed
-(`locks.holders`). A thread waits for one lock, and one thread holds it: so each thread has at most one
-successor, and following successors ends at a thread that is not blocked, at an unknown holder, or in a
-circle.
+(`analysis.evidence.holders`). A thread waits for one lock, and one thread holds it: so each thread has at
+most one successor, and following successors ends at a thread that is not blocked, at an unknown holder, or in
+a circle.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classify import Waits
-from perf_offcpu.locks.holders import Holders
+from perf_offcpu.analysis.evidence.holders import Holders
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import frozen

@@ -16,6 +16,7 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.analysis.classify import Waits, classify
+from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.select import event_rows
 from perf_offcpu.analysis.wait_classes import WaitClass
@@ -24,7 +25,6 @@ from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.locks.deadlocks import DeadThread, deadlocks_of
-from perf_offcpu.locks.holders import holders_of
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, Bool, distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples

@@ -9,6 +9,7 @@ import numpy as np
 
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.model.columns import I64
@@ -33,6 +34,7 @@ class WaitTexts:
     def __init__(self, profile: Profile, fields: FieldChoice, digits: int) -> None:
         self._profile, self._shown, self._digits = profile, fields.shown, digits
         self._waits = classify(profile) if fields.has("class", "syscall") else None
+        self._held = holders_of(profile).held if fields.has("holder") else None
 
     def texts(self, rows: I64, samples: ProfileSamples) -> list[str]:
         """Return one text a sample, with a blank at its end; "" for samples that are no waits.
@@ -46,6 +48,9 @@ class WaitTexts:
             "state": lambda waits, _: _states(waits),
             "class": lambda _, at: self._classes(at),
             "syscall": self._syscalls,
+            "object": lambda waits, _: format_distinct(waits.object, self._object),
+            "holder": lambda _, at: self._holders(at),
+            "asked": lambda waits, _: format_distinct(waits.asked_ns, format_known),
             "count": lambda waits, _: format_distinct(waits.count, str),
             "longest": lambda waits, _: format_distinct(waits.longest_ns, format_known),
             "switch_out": lambda waits, _: self._times(waits.switch_out_ns),
@@ -73,6 +78,15 @@ class WaitTexts:
         strings = profile.strings
         labels = (frame_label(strings[one], strings[dso]) for one, dso in zip(symbols, dsos, strict=True))
         return ";".join(label.replace(";", ":").replace(" ", "_") for label in labels)
+
+    def _object(self, row: int) -> str:
+        profile = self._profile
+        name = printable(profile.strings[int(profile.objects.name[row])]) if row >= 0 else ""
+        return name.replace(" ", "_") or UNKNOWN_VALUE
+
+    def _holders(self, rows: I64) -> list[str]:
+        assert self._held is not None
+        return format_distinct(self._held[rows], format_known)
 
     def _times(self, values: I64) -> list[str]:
         return [text.strip() for text in format_times(values, self._digits)]

@@ -18,7 +18,7 @@ from perf_offcpu.convert import dataframe
 from perf_offcpu.convert.dataframe import COLUMNS, to_dataframe
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Comms, SampleFlag
+from perf_offcpu.model.recording import Comms, SampleFlag, Tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
@@ -62,7 +62,18 @@ def hand_made() -> Profile:
     builder.sample(
         *("a", ["main", Code("f;g"), kernel("futex_wait")], 2**60 + 1),
         **dict(
-            tid=1, cpu=2, state=1, syscall=202, waker_tid=9, waker_pid=8, wakeup_ns=50, runq_ns=0, cgroup=5
+            tid=1,
+            cpu=2,
+            state=1,
+            syscall=202,
+            waker_tid=9,
+            waker_pid=8,
+            wakeup_ns=50,
+            runq_ns=0,
+            cgroup=5,
+            object=builder.thing("m in a"),
+            holder_tid=9,
+            switch_out_ns=40,
         ),
     )
     sums = SampleFlag.AGGREGATED | SampleFlag.UNTIMED
@@ -70,6 +81,7 @@ def hand_made() -> Profile:
     builder.sample("a", ["main"], 3, event="cpu-clock", time_ns=99)
     profile = builder.build()
     profile.cgroups = {5: "/user.slice"}
+    profile.tasks = Tasks.from_rows([(9, 100, 0, -1)])
     profile.comms = Comms.from_rows([(9, 8, 0, profile.strings.intern("waker"))])
     return profile
 
@@ -89,13 +101,14 @@ def test_rows(library: str) -> None:
     wait, summed, cpu = rows(hand_made(), library)
     assert wait == {
         **{"time_ns": 0, "event": "offcpu-time", "period": 2**60 + 1, "comm": "a", "pid": 100, "tid": 1},
-        **{"cpu": 2, "offcpu": True, "sum": False, "count": 1, "longest_ns": None, "switch_out_ns": None},
+        **{"cpu": 2, "offcpu": True, "sum": False, "count": 1, "longest_ns": None, "switch_out_ns": 40},
         **{"wakeup_ns": 50, "runq_ns": 0, "state": "S", "wait_class": "lock", "syscall": "futex"},
         **{"waker_pid": 8, "waker_tid": 9, "waker_comm": "waker", "cgroup": "/user.slice"},
+        **{"object": "m in a", "object_kind": "futex", "holder_tid": 9, "asked_ns": None},
         "stack": "main;f:g;futex_wait",
     }
     unknown = {"time_ns", "cpu", "switch_out_ns", "wakeup_ns", "runq_ns", "state", "syscall"}
-    unknown |= {"waker_pid", "waker_tid", "waker_comm"}
+    unknown |= {"waker_pid", "waker_tid", "waker_comm", "object", "object_kind", "holder_tid", "asked_ns"}
     assert {name for name, value in summed.items() if value is None} == unknown
     assert (summed["sum"], summed["count"], summed["comm"], summed["cgroup"]) == (True, 3, "b\\n", "6")
     assert (cpu["offcpu"], cpu["wait_class"], cpu["cgroup"], cpu["period"]) == (False, None, None, 3)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evidence for wait classes beside stack and system call."""
+"""Evidence beside stack and system call: objects of waits, holders of locks, single waits like a sum."""

@@ -47,7 +47,7 @@ _MS_DIGITS = 6
 _VISIBLE = 20
 _INSTANT, _INTERVAL = 0, 1
 _BLOCK = 1 << 14
-_KEYS = {"woken by": "waker"}
+_KEYS = {"woken by": "waker", "held by": "holder"}
 """Detail → its key in the schema, where it differs."""
 
 
@@ -65,6 +65,8 @@ SCHEMA: list[dict[str, Any]] = [
         "display": ["marker-chart", "marker-table", "timeline-overview"],
         "fields": [
             _field("function", "Function"),
+            _field("object", "Object"),
+            _field("holder", "Held by"),
             _field("syscall", "System call"),
             _field("state", "State"),
             _field("waker", "Woken by"),

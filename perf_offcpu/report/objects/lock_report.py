@@ -8,9 +8,9 @@ from typing import Any
 
 from perf_offcpu import losses
 from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.analysis.select import select_events
 from perf_offcpu.locks.deadlocks import DeadThread, deadlocks_of, sentence_of
-from perf_offcpu.locks.holders import holders_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report import style as say
 from perf_offcpu.report.fields import cut_fields, fields
