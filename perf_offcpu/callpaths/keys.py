@@ -48,7 +48,7 @@ def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:
     if key in simple:
         column, label = simple[key]
         return column.astype(np.int64), label
-    made = {"symbol": _leaf, "dso": _leaf_dso, "state": _state, "waker": _waker, "object": _object}
+    made = {"symbol": _leaf, "dso": _leaf_dso, "state": _state, "waker": _waker, "object": object_column}
     return made[key](profile) if key in made else _syscall(profile, waits)
 
 
@@ -104,11 +104,15 @@ def _waker(profile: Profile) -> tuple[I64, Label]:
     return column, lambda row: marks.get(int(column[row])) or thread_label(profile.strings[column[row]])
 
 
-def _object(profile: Profile) -> tuple[I64, Label]:
-    """Return the objects waited for, by name. Sums have none."""
+def object_column(profile: Profile, *, lasting: bool = False) -> tuple[I64, Label]:
+    """Return the objects waited for, by name. Sums have none.
+
+    Args:
+        lasting: names that other runs of the program have, too, without addresses and ids of processes.
+    """
     samples, objects, strings = profile.samples, profile.objects, profile.strings
-    named = samples.object >= 0
-    column = np.append(objects.name, 0).astype(np.int64)[samples.object]
+    named, names = samples.object >= 0, objects.stable if lasting else objects.name
+    column = np.append(names, 0).astype(np.int64)[samples.object]
     column[~named] = np.where(samples.has(SUM_FLAGS), _SUM, _NO_OBJECT)[~named]
     marks = {_SUM: "(sum)", _NO_OBJECT: NO_OBJECT}
     return column, lambda row: marks.get(int(column[row])) or printable(strings[column[row]]) or UNKNOWN

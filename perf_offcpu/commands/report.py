@@ -76,7 +76,7 @@ _OUTPUT = f"""
 --no-call-graph: same as -g none
 -s, --sort KEYS: a table by these keys, separated by commas, instead of by class: {", ".join(SORT_KEYS)}
 --children: a table of functions, too: time of their own, and with their callees
---diff OLD: compare with an older recording: by class, function, comm and stack, and what is noise
+--diff OLD: compare with an older recording: by class, function, object, comm and stack, and what is noise
 --per WORK: with --diff: weights per 'second' recorded, of a 'run', or per unit of work: OLD,NEW units
   (default: run if both recorded the same command, else second)
 --budget-by: rows of the thread budget (default: thread)

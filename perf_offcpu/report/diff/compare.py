@@ -14,7 +14,15 @@ import numpy as np
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.model.columns import I64, Bool
-from perf_offcpu.report.diff.groups import FUNCTION_KEYS, Groups, by_function, by_keys, by_stack, everything
+from perf_offcpu.report.diff.groups import (
+    FUNCTION_KEYS,
+    OBJECT,
+    Groups,
+    by_function,
+    by_keys,
+    by_stack,
+    everything,
+)
 from perf_offcpu.report.diff.noise import (
     ERRORS,
     F64,
@@ -93,6 +101,7 @@ class Comparison:
     groups: Table
     causes: Table | None  # classes and functions, for the verdict; of waits only
     functions: Table | None  # the same, as many rows as wanted
+    objects: Table | None  # what was waited for; None if neither recording has objects, or `groups` has them
     threads: Table
     stacks: Table
 
@@ -131,9 +140,16 @@ def compare(
         groups=comparer.table(tuple(keys), by_keys(old, new, keys), rows_limit),
         causes=causes,
         functions=causes and comparer.table(FUNCTION_KEYS, causes.groups, rows_limit),
+        objects=comparer.table((OBJECT,), by_keys(old, new, (OBJECT,)), rows_limit)
+        if OBJECT not in keys and any(_has_objects(side) for side in (old, new))
+        else None,
         threads=comparer.table(("comm",), by_keys(old, new, ("comm",)), rows_limit),
         stacks=comparer.table(("comm",), by_stack(old, new), stacks_limit),
     )
+
+
+def _has_objects(side: Side) -> bool:
+    return bool((side.subject.samples.object >= 0).any())
 
 
 class _Comparer:

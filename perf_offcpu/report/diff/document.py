@@ -32,6 +32,7 @@ def document(comparison: Comparison, verdict: Verdict | None) -> dict[str, Any]:
         "total": _row(comparison.total, ()),
         "groups": _table(comparison.groups),
         "functions": comparison.functions and _table(comparison.functions),
+        "objects": comparison.objects and _table(comparison.objects),
         "threads": _table(comparison.threads),
         "stacks": _table(comparison.stacks),
     }

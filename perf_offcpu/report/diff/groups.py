@@ -9,7 +9,7 @@ import numpy as np
 
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.wait_classes import WaitClass
-from perf_offcpu.callpaths.keys import column_of
+from perf_offcpu.callpaths.keys import column_of, object_column
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths, with_older
@@ -17,6 +17,7 @@ from perf_offcpu.model.columns import I64
 from perf_offcpu.report.diff.sides import Side
 from perf_offcpu.structs import frozen
 
+OBJECT = "object"
 FUNCTION_KEYS = ("class", "program", "meaning", "function")
 """Keys of `by_function`: wait class, program and meaning of a rule, function in which the thread waits."""
 
@@ -41,10 +42,15 @@ def everything(old: Side, new: Side) -> Groups:
 
 
 def by_keys(old: Side, new: Side, keys: Sequence[str]) -> Groups:
-    """Group by keys of `callpaths.keys`."""
+    """Group by keys of `callpaths.keys`; objects by the names that both runs have."""
 
     def values(side: Side) -> tuple[I64, list[tuple[str, ...]]]:
-        made = [column_of(key, side.subject, side.waits) for key in keys]
+        made = [
+            object_column(side.subject, lasting=True)
+            if key == OBJECT
+            else column_of(key, side.subject, side.waits)
+            for key in keys
+        ]
         first, of = group(*(column for column, _ in made))
         return of, [tuple(label(row) for _, label in made) for row in first.tolist()]
 

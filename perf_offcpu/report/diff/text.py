@@ -33,6 +33,8 @@ def render(comparison: Comparison, verdict: Verdict | None, style: Style) -> Ite
         yield from text.table("by what was waited for", comparison.groups, "row")
     if comparison.functions:
         yield from text.table("by class and function of the program", comparison.functions, "function")
+    if comparison.objects:
+        yield from text.table("by object", comparison.objects, "object")
     yield from text.table("by comm", comparison.threads, "comm", threads=True)
     if style.stacks:
         yield from text.stacks()
