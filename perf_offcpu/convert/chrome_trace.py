@@ -16,9 +16,9 @@ A critical path (`options.path`) is a process of its own with one track, its sli
 doubles, which is exact that way. Readers also add the two, and two ends at one moment could then come in the
 wrong order: so "run queue" ends a tenth of a nanosecond before its wait, a wake-up at the very end of a wait
 is as much earlier, and there is a microsecond between two sums. `args` hold no numbers that differ from wait
-to wait, because speedscope takes them for a part of the name. There is no `displayTimeUnit`: "ns" makes some readers take `ts` for
-nanoseconds. Source: Google's "Trace Event Format", and what reads it: src/trace_processor/importers/json of
-https://github.com/google/perfetto.
+to wait, because speedscope takes them for a part of the name. There is no `displayTimeUnit`: "ns" makes some
+readers take `ts` for nanoseconds. Source: Google's "Trace Event Format", and what reads it:
+src/trace_processor/importers/json of https://github.com/google/perfetto.
 """
 
 from __future__ import annotations
