@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Self
 
@@ -244,6 +245,10 @@ class Collector:
             self._side_band.sink = sink
             self._side_rings.drain(self._side_band)
             self.rings.drain(sink)
+
+    def side_band_also_to(self, sink: Sink) -> AbstractContextManager[None]:
+        """Give what is drained of side-band records to a second sink, too."""
+        return self._side_band.also_to(sink)
 
     def waiting_records(self) -> int:
         """Return the number of records in all rings."""

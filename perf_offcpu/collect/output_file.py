@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -155,18 +155,19 @@ class OutputFile:
         with self.collector.pressure.writing():
             self._writer.append(*pieces)
 
-    def describe(self) -> None:
-        """Write what runs already, and the records that have come meanwhile."""
+    def describe(self, drain: Callable[[], object]) -> None:
+        """Write what runs already.
+
+        Args:
+            drain: empties the rings, and is called again and again.
+        """
         pieces = self._inventory.records()
         # A process may be long in coming: its maps are many, or locked.
-        while (piece := stepping_until(in_background(lambda: next(pieces, None)), self._drain)) is not None:
+        while (piece := stepping_until(in_background(lambda: next(pieces, None)), drain)) is not None:
             self.append(piece)
-            self._drain()
+            drain()
         if isinstance(self._writer, PipeWriter):
             self._writer.append_build_ids(self._inventory.build_ids())
-
-    def _drain(self) -> None:
-        self.collector.drain(self)
 
     def commit(self) -> None:
         """Give the file its name."""

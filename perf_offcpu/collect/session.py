@@ -30,6 +30,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -122,10 +123,17 @@ class _PastFile:
 
     Args:
         present: the states of tasks at its end; None until they are known, and once they are being written.
+        with_python: these with Python functions, which take longer.
     """
 
     file: OutputFile
     present: LastTasks | None = None
+    with_python: Future[LastTasks] | None = None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether Python functions have been read, if they are."""
+        return self.with_python is None or self.with_python.done()
 
 
 class _Session:
@@ -168,7 +176,7 @@ class _Session:
     def _begin(self, workload: Workload | None) -> None:
         """Do everything up to the moment when the command runs and the file has its name."""
         self.collector.track()
-        self.file.describe()
+        self.file.describe(self._drain)
         if self.signals.received:
             problem = RecordingError("interrupted before the recording began: nothing is written")
             problem.exit_status = SIGNAL_EXIT_BASE + self.signals.received
@@ -208,7 +216,7 @@ class _Session:
             self.objects.follow(self._files())
             if self.past is None:
                 self.totals.write_if_due(self.file)
-            elif self.totals.is_ready:
+            elif self.totals.is_ready and self.past.is_read:
                 self._finish_past(self.past)
             now = time.monotonic()
             if now >= next_look:
@@ -242,29 +250,49 @@ class _Session:
         return asked or rotation.is_due(self.file.size, self.file.age_s)
 
     def _rotate(self) -> None:
-        """Go on in a new file; the old one gets its end when the sums of its time are complete."""
-        # Maps of all processes: children of the target are recorded, too, and their ids are not known here.
-        path = self.names.next()
-        new = self._while_draining(lambda: self._open_next(path))
-        old, drained_ns = self.file, now_ns()
-        self.collector.program.maps.copy_all()  # what comes between is in the new file, its copy would not be
-        self._drain()
+        """Go on in a new file; the old one gets its end when the sums of its time are complete.
+
+        The new file is begun while the old one still takes the samples: a process that ends then would not be
+        found any more when its last samples are in the new file. What starts meanwhile is in both files.
+        """
+        new = self._while_draining(self._open_next)
+        old = self.file
+        try:
+            with self.collector.side_band_also_to(new):
+                new.describe(self._drain)
+                self._while_draining(new.commit)
+                drained_ns = now_ns()
+                # What comes between is in the new file, its copy would not be.
+                self.collector.program.maps.copy_all()
+                self._drain()
+        except BaseException:
+            new.close()
+            raise
         self.totals.start(end_of_file=True)
         counts = Counts.of(self.collector)
         old.go_on_in(new, counts, drained_ns)
         self.file, self.past = new, _PastFile(old)
         self.past.present = self._while_draining(lambda: self.totals.present_tasks(drained_ns))
         old.go_on_in(new, counts, self.past.present.end_ns)
-        new.describe()
+        if self.options.pystack:
+            present = self.past.present
+            self.past.with_python = in_background(lambda: self._with_python(present))
         self.summary.path, self.summary.files = new.shown, self.summary.files + 1
 
-    def _open_next(self, path: str) -> OutputFile:
-        file = OutputFile(self.options, self.collector, path, Target())
-        file.commit()
-        return file
+    def _open_next(self) -> OutputFile:
+        # Maps of all processes: children of the target are recorded, too, and their ids are not known here.
+        return OutputFile(self.options, self.collector, self.names.next(), Target())
+
+    def _with_python(self, last: LastTasks) -> LastTasks:
+        """Add the Python functions of threads that are blocked, if they are asked for."""
+        again = self.collector.program.last_tasks
+        pystack = self.options.pystack
+        return with_python_functions(last, again, pystack, self.say) if pystack else last
 
     def _finish_past(self, past: _PastFile) -> None:
         """Write the end of a file that another has followed, and remove the oldest."""
+        if past.with_python is not None:
+            past.present = stepping_until(past.with_python, self._drain)
         present, past.present = past.present, None
         self.objects.finish(self._files(), self._drain)
         self.totals.write(past.file, present)
@@ -296,10 +324,7 @@ class _Session:
         elif self.totals.is_pending:
             self.totals.write(self.file)
         self.totals.start()
-        last = self.totals.last_tasks()
-        if self.options.pystack:
-            again = self.collector.program.last_tasks
-            last = with_python_functions(last, again, self.options.pystack, self.say)
+        last = self._with_python(self.totals.last_tasks())
         self.objects.finish([self.file], self._drain)
         self.totals.write(self.file, last)
         self.summary.still_blocked = len(last.waiting())

@@ -15,6 +15,7 @@ from conftest import Command
 from kernel.whole_stacks import ROOTS, blocks_of_perf, compiled, user_stacks
 
 from perf_offcpu import losses
+from perf_offcpu.decode.join import join_by_host
 from perf_offcpu.decode.load import load_recording
 
 pytestmark = pytest.mark.beside
@@ -89,7 +90,6 @@ def test_each_file_of_a_recording_has_the_copies_that_its_samples_refer_to(tmp_p
         recording = load_recording(path, snapshots=True)
         assert losses.CALLERS_NOT_COPIED not in recording.losses
         assert len(recording.snapshots) < 200
-    # Processes that end as the last file begins have no maps there.
     for path in files[:-1]:
         assert min(by_function(path)[name] for name in FUNCTIONS) >= 100
 
@@ -123,3 +123,21 @@ def test_each_recording_has_other_numbers_of_stacks(tmp_path: Path) -> None:
         record(path, *fixed)
         found.append(set(re.findall(r"\bcaller\W+(0x[0-9a-f]+|[0-9]{3,})", run("dump", "-i", path).stdout)))
     assert min(map(len, found)) > 10 and not found[0] & found[1]
+
+
+STORM = "for round in $(seq 60); do for i in 1 2 3 4 5 6 7 8; do (sleep 0.003; :) & done; wait; done"
+
+
+def test_processes_that_end_as_a_file_begins_have_names_and_maps(tmp_path: Path) -> None:
+    record(tmp_path / "x.data", "sh", "-c", STORM, options=("--switch-output=1s",))
+    files = sorted(tmp_path.glob("x.data*"))
+    assert len(files) >= 2
+    for path in files:
+        recording = load_recording(path)
+        samples = recording.samples
+        assert {recording.strings[comm] for comm in np.unique(samples.comm)} <= {"sh", "sleep", "seq"}
+        assert bool((samples.space >= 0).all())
+    (host,) = join_by_host([load_recording(path) for path in files])
+    tasks = host.recording.tasks
+    born = [one for one in zip(tasks.tid.tolist(), tasks.begin_ns.tolist(), strict=True) if one[1] > 0]
+    assert len(born) == len(set(born)) >= 60 * 8  # those of both files once

@@ -91,3 +91,14 @@ def test_programs_of_root_that_are_confined_are_not_read(confined: list[str], tm
     (tmp_path / "pystack" / "engine.py").write_text(LOOK.format(secret="/"))
     with hanging(*confined, "cat") as pid:
         assert functions_of(pid, str(tmp_path)) == {}
+
+
+def test_each_file_of_a_recording_has_the_functions_of_its_end(place: Path, tmp_path: Path) -> None:
+    with hanging("/usr/bin/python3", place / "abba.py", threads=3) as pid:
+        done = run("--python-stacks", "--switch-output=1s", "-p", str(pid), "--duration", "3", cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    files = sorted(tmp_path.glob("perf.data*"))
+    assert len(files) >= 2
+    for path in files:
+        text = program.run("script", "-i", path, "-F", "tid,sym", cwd=tmp_path).stdout
+        assert text.count("take (abba.py)") == 2, text

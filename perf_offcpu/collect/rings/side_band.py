@@ -21,7 +21,9 @@ samples must not lose them.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator, Sequence
 
 from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.binary.fields import Buffer
@@ -43,6 +45,7 @@ _SYMBOL_NAME = _HEAD + RECORD_LAYOUTS[RecordType.KSYMBOL].offset("name", 0)
 _BPF_EVENT_SIZE = _HEAD + RECORD_LAYOUTS[RecordType.BPF_EVENT].size() + len(ZERO_TRAILER)
 _PROT = _HEAD + _LAYOUT.offset("prot", 0)
 _PROT_WRITE = 2
+_LOST = (int(RecordType.LOST), int(RecordType.LOST_SAMPLES))
 _MMAP2, _FLAG = int(RecordType.MMAP2), int(Misc.MMAP_BUILD_ID)
 
 
@@ -62,6 +65,19 @@ def _true_size(kind: int, record: memoryview) -> int:
     return _SYMBOL_NAME + (len(name) // 8 + 1) * 8 + len(ZERO_TRAILER)
 
 
+def _without_losses(pieces: Sequence[Buffer]) -> bytes:
+    """Return whole records without LOST records, which count for one file."""
+    data = b"".join(pieces)
+    view, at, kept = memoryview(data), 0, []
+    types, shorts = view.cast("I"), view.cast("H")
+    while at < len(data):
+        size = shorts[at // 2 + 3]
+        if types[at // 4] not in _LOST:
+            kept.append(view[at : at + size])
+        at += size
+    return b"".join(kept)
+
+
 class SideBand:
     """A sink between the rings and a file.
 
@@ -76,13 +92,26 @@ class SideBand:
         self._build_ids = build_ids
         self._known: dict[bytes, bytes] = {}  # inode and name, as they stand in records
         self.sink: Sink | None = None
+        self._next: Sink | None = None
+
+    @contextlib.contextmanager
+    def also_to(self, sink: Sink) -> Iterator[None]:
+        """Give the records to a second sink, too: to the next file, which is being begun."""
+        self._next = sink
+        try:
+            yield
+        finally:
+            self._next = None
 
     def append(self, *pieces: Buffer) -> None:
         """Append whole records; errors as of the sink."""
         assert self.sink is not None
         data = bytearray().join(pieces)
         try:
-            self.sink.append(*self._sound_pieces(data))
+            sound = self._sound_pieces(data)
+            self.sink.append(*sound)
+            if self._next is not None:
+                self._next.append(_without_losses(sound))
         except FileFullError as problem:
             # Bytes taken there are not bytes of `data`, of which some were cut out: nothing counts as taken.
             raise FileFullError(str(problem), 0, 0) from None
