@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.abi.wait_objects import MAGIC, OBJECTS, TEXTS, VERSION, ObjectKind
 from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.collect.wait_objects.epoll import EPOLL, watched_by
 from perf_offcpu.collect.wait_objects.mounts import Mounts
 from perf_offcpu.collect.wait_objects.names import (
     Texts,
@@ -52,6 +53,8 @@ def describe(rows: NDArray[Any], *, names: bool) -> list[Described]:
             texts["place"] = place_of(maps_of(pid), int(row["address"]), int(row["sp"]))
         elif kind in (ObjectKind.PATH, ObjectKind.ANONYMOUS):
             texts["name"] = bytes(row["name"]).split(b"\0")[0]
+            if texts["name"] == EPOLL and names:
+                texts["name"] = watched_by(pid, int(row["fd"])) or EPOLL
         elif kind == ObjectKind.PIPE or kind in _FILES:
             texts = _file_texts(row, pid, mounts) if names else {}
         found.append(_numbers(row) | dict.fromkeys(TEXTS, b"") | texts)
