@@ -7,15 +7,22 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import PATIENCE, Command
 from kernel.gdb_stacks import random_stops
-from kernel.whole_stacks import ROOTS, STACKS, build, record, sum_wholeness, user_stacks, wholeness
+from kernel.whole_stacks import (
+    AS_POSTGRES,
+    ROOTS,
+    STACKS,
+    build,
+    record,
+    sum_wholeness,
+    user_stacks,
+    wholeness,
+)
 
 from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.abi.sample import CallchainContext
@@ -29,7 +36,6 @@ from perf_offcpu.unwind.unwinder import unwind
 pytestmark = pytest.mark.beside
 
 ENOUGH = 0.99
-AS_POSTGRES = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
 BASH = "for i in 1 2 3 4 5; do sleep 0.01 | cat; read -t 0.01 x; done; (sleep 0.02); wait"
 
 
@@ -271,19 +277,6 @@ def test_frames_are_gdbs_at_random_stops(cpp: Path) -> None:
     stops = list(random_stops([str(cpp), "100000"], 12))
     assert [one for one in stops if not one.agrees] == []
     assert {one.end for one in stops} == {End.ROOT}
-
-
-@pytest.fixture
-def database() -> Iterator[Path]:
-    """A directory that postgres, who cannot enter pytest's, can use."""
-    directory = Path(tempfile.mkdtemp(prefix="waits-of-postgres-"))
-    shutil.chown(directory, "postgres", "postgres")
-    shutil.copy(STACKS / "postgres.sh", directory / "run")
-    try:
-        subprocess.run([*AS_POSTGRES, directory / "run", "init", directory], check=True, timeout=60)
-        yield directory
-    finally:
-        shutil.rmtree(directory)
 
 
 def test_waits_of_postgres_under_a_small_load_reach_the_root(database: Path, tmp_path: Path) -> None:

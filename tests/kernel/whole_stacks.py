@@ -19,6 +19,7 @@ from perf_offcpu.objects.search import Search
 from perf_offcpu.symbolize.symbolizer import symbolize
 from perf_offcpu.unwind.unwinder import unwind
 
+AS_POSTGRES = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
 STACKS = Path(__file__).parents[1] / "workload" / "stacks"
 ROOTS = {"_start", "clone", "clone3", "__clone", "__clone3", "[libc.so.6]"}
 """The last: clone3() is not exported, so that it has no name where libc's debug symbols are not installed."""

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects of real programs: files and clients of postgres, a slow upstream, locks without a holder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Command
+from kernel.whole_stacks import AS_POSTGRES
+
+from perf_offcpu.analysis.evidence.holders import holders_of
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.symbolize.load import load_profile
+from perf_offcpu.symbolize.options import SymbolizeOptions
+
+pytestmark = pytest.mark.beside
+
+FUTEX = 202
+
+
+def record(perf_offcpu: Command, directory: Path, *command: str | Path) -> Profile:
+    """Record a command with owners of locks; return the profile."""
+    options = ("-q", "-e", "none", "--lock-owners")
+    done = perf_offcpu("record", *options, "--", *map(str, command), cwd=directory)
+    assert done.returncode == 0, done.stderr
+    return load_profile([str(directory / "perf.data")], SymbolizeOptions(inline=False))
+
+
+def names(profile: Profile) -> set[str]:
+    """Return the names of all objects that samples refer to."""
+    used = set(profile.samples.object.tolist()) - {-1}
+    return {profile.strings[profile.objects.name[row]] for row in used}
+
+
+def test_postgres_waits_for_its_log_and_its_client(
+    perf_offcpu: Command, database: Path, tmp_path: Path
+) -> None:
+    found = names(record(perf_offcpu, tmp_path, *AS_POSTGRES, database / "run", "load", database))
+    assert any(name.startswith(f"{database}/data/pg_wal/0000") for name in found), found
+    assert any(f"unix {database}/.s.PGSQL" in name for name in found), found
+
+
+UPSTREAM = """
+import os, socket, sys, threading, time
+
+def named(comm):
+    with open("/proc/self/comm", "w") as file:
+        file.write(comm)
+
+slow, front = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
+if os.fork() == 0:
+    named("upstream")
+    connection, _ = slow.accept()
+    while connection.recv(1):
+        time.sleep(0.03)
+        connection.send(b"x")
+    os._exit(0)
+if os.fork() == 0:
+    named("front")
+    upstream = socket.create_connection(slow.getsockname())
+    connection, _ = front.accept()
+    while connection.recv(1):
+        upstream.send(b"x")
+        connection.send(upstream.recv(1))
+    os._exit(0)
+named("client")
+print("%s:%d" % slow.getsockname())
+connection = socket.create_connection(front.getsockname())
+for _ in range(20):
+    connection.send(b"x")
+    connection.recv(1)
+    time.sleep(0.002)
+"""
+
+
+def test_the_address_of_a_slow_upstream_comes_first(perf_offcpu: Command, tmp_path: Path) -> None:
+    done = perf_offcpu("record", "-q", "-e", "none", "--", sys.executable, "-c", UPSTREAM, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    address = done.stdout.strip()
+    done = perf_offcpu("report", "--comm", "front", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first = json.loads(done.stdout)["objects"]["rows"][0]
+    assert first["name"].startswith(f"tcp {address}"), first
+    assert "upstream" in first["name"], "the process at the other end"
+
+
+CONTENDED = """
+import threading, time
+lock = threading.Lock()
+def work():
+    for _ in range(10):
+        with lock:
+            time.sleep(0.004)
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_a_lock_of_python_is_a_semaphore_that_nobody_holds(perf_offcpu: Command, tmp_path: Path) -> None:
+    profile = record(perf_offcpu, tmp_path, "/usr/bin/python3", "-c", CONTENDED)
+    samples, holders = profile.samples, holders_of(profile)
+    waits = (samples.syscall == FUTEX) & (samples.period > 2_000_000)
+    assert waits.sum() >= 15
+    assert (holders.held[waits] == -1).all()
+    assert (holders.released[waits] > 0).sum() >= 15, "who posted it is known"
+
+
+GO = """
+package main
+import ("sync"; "time"; "runtime")
+func main() {
+	runtime.GOMAXPROCS(2)
+	var lock sync.Mutex
+	var all sync.WaitGroup
+	for i := 0; i < 4; i++ {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			for j := 0; j < 20; j++ { lock.Lock(); time.Sleep(2 * time.Millisecond); lock.Unlock() }
+		}()
+	}
+	all.Wait()
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("go") is None, reason="no go here (Debian: golang-go)")
+def test_a_go_program_has_no_false_holders(perf_offcpu: Command, tmp_path: Path) -> None:
+    (tmp_path / "main.go").write_text(GO)
+    environment = {**os.environ, "GOCACHE": str(tmp_path / "cache"), "CGO_ENABLED": "0"}
+    build = ["go", "build", "-o", "locks", "main.go"]
+    subprocess.run(build, cwd=tmp_path, env=environment, check=True, timeout=200)
+    profile = record(perf_offcpu, tmp_path, "./locks")
+    assert (profile.samples.syscall == FUTEX).sum() >= 10
+    assert (holders_of(profile).held == -1).all()
+
+
+JAVA = """
+import java.util.concurrent.locks.ReentrantLock;
+public class Locks {
+    static final ReentrantLock LOCK = new ReentrantLock();
+    static final Object MONITOR = new Object();
+    static void work() {
+        for (int i = 0; i < 10; i++) {
+            LOCK.lock();
+            try { Thread.sleep(3); } catch (InterruptedException e) { } finally { LOCK.unlock(); }
+            synchronized (MONITOR) {
+                try { Thread.sleep(3); } catch (InterruptedException e) { }
+            }
+        }
+    }
+    public static void main(String[] arguments) {
+        for (int i = 0; i < 3; i++) new Thread(Locks::work, "worker" + i).start();
+    }
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("javac") is None, reason="no javac here (Debian: default-jdk-headless)")
+def test_a_java_program_has_no_false_holders(perf_offcpu: Command, tmp_path: Path) -> None:
+    (tmp_path / "Locks.java").write_text(JAVA)
+    subprocess.run(["javac", "Locks.java"], cwd=tmp_path, check=True, timeout=120)
+    profile = record(perf_offcpu, tmp_path, "java", "-Xint", "-cp", ".", "Locks")
+    comms = [profile.strings[row] for row in profile.samples.comm.tolist()]
+    workers = [row for row, comm in enumerate(comms) if comm.startswith("worker")]
+    samples = profile.samples.take(workers)
+    waits = (samples.syscall == FUTEX) & (samples.period > 2_000_000)
+    assert waits.sum() >= 20
+    assert (holders_of(profile).held[workers][waits] == -1).all(), "monitors are no mutexes of libc"
