@@ -53,6 +53,7 @@ EXAMPLES = """examples:
   perf-offcpu convert --flamegraph --wakers              who wakes whom, and from where, in chains
   perf-offcpu convert --callgraph --svg                  a picture of who calls whom
   perf-offcpu convert --callgraph text --wakers -o -     who woke whom, knots and the critical chain
+  perf-offcpu convert --callgraph --objects --svg        who waits for which lock, and who holds it
   perf-offcpu convert --callgraph --cascade --svg        who holds up whom, and where it ends
   perf-offcpu convert --flamegraph --event cpu-clock     where the CPU samples of the same run went
 """
@@ -71,7 +72,8 @@ _OUTPUT = f"""
 --wakers: callgraph: wake-ups between threads; folded, flamegraph: append the waker of each wait, with its
   stack, the one that woke the waker before, and so on
 --cascade: callgraph: who waited for whom in the end; each wait weighs with those that it held up
---per-thread: with --wakers, --cascade: each thread by itself; default: threads of one name are one
+--objects: callgraph: threads, the locks, files and connections that they wait for, and who held them
+--per-thread: with --wakers, --cascade, --objects: each thread by itself; default: threads of one name are one
 --waker-stack: folded, flamegraph: append the waker's stack, root last, to each stack
 {CRITICAL_PATH.strip()}
 --svg: callgraph: draw it with graphviz
@@ -253,6 +255,12 @@ def _options(args: argparse.Namespace) -> Options:
         values = getattr(args, name)
         given[name] = SHOW in values
         setattr(args, name, [text for text in values if text != SHOW])
+    if args.objects and (args.wakers or args.cascade or args.critical_path or args.all_events):
+        raise UsageError(
+            "--objects is a graph of its own: no --wakers, --cascade, --critical-path, --all-events"
+        )
+    if args.objects and args.diff is not None:
+        raise UsageError("--objects shows one recording: no --diff (report --diff compares objects)")
     if args.svg and args.form not in {"", "dot"}:
         raise UsageError(f"--svg draws what --callgraph dot writes, not {args.form}")
     if not 0 <= args.min_share <= 100:
@@ -264,6 +272,7 @@ def _options(args: argparse.Namespace) -> Options:
         "form",
         "waker_stack",
         "wakers",
+        "objects",
         "per_thread",
         "svg",
         "min_share",

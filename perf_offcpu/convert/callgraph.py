@@ -2,7 +2,8 @@
 """Write graphs for graphviz, Gephi, yEd, networkx and the terminal.
 
 The graph is of calls between functions, or (`wakers`) of wake-ups between threads, of which those of one comm
-are one unless they are wanted `per_thread`; or (`cascade`) of waits for each other (`convert.wait_graph`).
+are one unless they are wanted `per_thread`; or (`cascade`) of waits for each other (`convert.wait_graph`), or
+(`objects`) of threads and the objects that they wait for (`convert.object_graph`).
 Functions have their own and their inclusive time (`callpaths.calls`). Nodes and edges of less than
 `min_share` of the total are left out, because they would hide the others; the graph says how many. With
 `wakers`, strongly connected threads, which wait for each other in turn, are numbered as knots, and the
@@ -27,6 +28,7 @@ from perf_offcpu.analysis.wakeups import waker_graph_of
 from perf_offcpu.callpaths.calls import Calls, calls_of
 from perf_offcpu.callpaths.tree import with_older
 from perf_offcpu.callpaths.weights import title_of, unit_of
+from perf_offcpu.convert import object_graph
 from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.wait_graph import graph_of, text_of
 from perf_offcpu.errors import CapabilityError
@@ -45,6 +47,9 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
     if options.cascade is not None:
         title = title_of(profile, options.title)
         graph = graph_of(options.cascade, title, options.per_thread, options.min_share)
+    elif options.objects:
+        title = title_of(profile, options.title)
+        graph = object_graph.graph_of(profile, title, options.per_thread, options.min_share)
     else:
         graph = wakeups(profile, options) if options.wakers else calls(profile, options)
     if options.svg:
@@ -234,11 +239,14 @@ def _dot_lines(graph: Any) -> Iterator[str]:
         lines = "\\n".join(_node_lines(node, unit))
         weight = node.get("inclusive", node.get("off_cpu", node.get("held", 0)))
         is_marked = node.get("critical") or (facts["kind"] == "cascade" and node["knot"])
+        shape = ", shape=ellipse" if node.get("role") == "object" else ""
         outline = ', color="#c0392b", penwidth=2' if is_marked else ""
-        yield f"  {_quoted(id_)} [label={_quoted(lines)}, fillcolor={_fill(node, weight, facts)}{outline}];"
+        look = f"fillcolor={_fill(node, weight, facts)}{outline}{shape}"
+        yield f"  {_quoted(id_)} [label={_quoted(lines)}, {look}];"
     for one, other, edge in graph.edges(data=True):
         width = 0.6 + 5 * min(edge["share"], 100) / 100
         label = amount(edge["weight"], unit) + (f"\\n{edge['count']} x" if "count" in edge else "")
+        label += f"\\n{edge['what']}" if edge.get("what", "waited") != "waited" else ""
         colour = ', color="#c0392b"' if edge.get("critical") else ""
         colour += ", style=dashed" if edge.get("dropped") else ""
         yield f"  {_quoted(one)} -> {_quoted(other)} [label={_quoted(label)}, penwidth={width:.2f}{colour}];"
@@ -283,6 +291,8 @@ def plain_text(graph: Any) -> str:
         lines.append(f"# {facts['left_out']} below {facts['min_share']:g} % left out")
     if facts["kind"] == "cascade":
         lines += text_of(graph, amount)
+    elif facts["kind"] == "objects":
+        lines += object_graph.text_of(graph, amount)
     else:
         lines += _wakers_text(graph) if facts["kind"] == "wakers" else _calls_text(graph)
     return "\n".join(lines) + "\n"

@@ -25,6 +25,7 @@ class Options(PathOptions):
     form: str = ""  # one of the forms that the format has, see `Format.forms`; "" is the first
     wakers: bool = False  # callgraph: wake-ups between threads instead of calls between functions
     per_thread: bool = False  # with wakers: each thread by itself, not those of one comm as one
+    objects: bool = False  # show threads and the objects that they wait for, instead of calls
     cascade: Cascade | None = None  # show waits with those that they hold up, instead of calls
     path: PathTrack | None = None  # a critical path, on a track of its own
     svg: bool = False  # let graphviz draw it

@@ -111,8 +111,8 @@ _ROWS = (
         "callgraph",
         "callgraph",
         ".callgraph",
-        "graph of calls, or (--wakers, --cascade) of waits between threads",
-        _TITLED | {"form", "wakers", "cascade", "per_thread", "svg", "min_share", "diff"},
+        "graph of calls, or (--wakers, --cascade, --objects) of waits between threads",
+        _TITLED | {"form", "wakers", "cascade", "objects", "per_thread", "svg", "min_share", "diff"},
         forms=("dot", "graphml", "gexf", "json", "text"),
     ),
 )

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the graph of threads and the objects that they wait for, and write it as text.
+
+    worker ── 1.2 s, 40 x ──> ledger_lock in bank ── held, 1.1 s ──> audit
+
+An edge from a thread to an object has the time that the thread waited for it; an edge from an object to a
+thread the part of that time in which this thread held it when the wait began, or released it, or, of what
+nobody holds, ended the wait. Threads and locks of a deadlock are marked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.evidence.holders import Holders, holders_of
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.timeline import Track, comm_of, timeline_of
+from perf_offcpu.analysis.wakeups import INTERRUPT
+from perf_offcpu.locks.deadlocks import deadlocks_of
+from perf_offcpu.model.columns import I64
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.text import printable
+
+_HELD, _RELEASED, _ENDED = range(3)
+_WHAT = ("held", "released", "ended")
+_INTERRUPT = -2
+
+
+def graph_of(profile: Profile, title: str, per_thread: bool, min_share: float) -> Any:
+    """Return the graph, a `networkx.DiGraph`.
+
+    Args:
+        per_thread: each thread by itself; else those of one name are one node.
+        min_share: edges of less than this percentage of all waits for objects are left out.
+    """
+    import networkx
+
+    subject = profile.select((profile.samples.object >= 0) & profile.is_offcpu())
+    samples, holders = subject.samples, holders_of(subject)
+    names = [printable(subject.strings[row]) for row in subject.objects.name.tolist()]
+    name = subject.objects.name.astype(np.int64)[samples.object]
+    texts = dict(zip(subject.objects.name.tolist(), names, strict=True))
+    total = int(samples.period.sum())
+    least = max(total * min_share / 100, 1)
+    graph = networkx.DiGraph(title=title, unit="ns", total=total, kind="objects", min_share=min_share)
+    labels = _Labels(subject, set(texts.values()), per_thread=per_thread)
+    waited = _sums(labels.sleepers(), name, np.zeros(len(samples), np.int64), subject)
+    other, what = _other_ends(subject, holders)
+    known = other != -1
+    held = _sums(labels.threads(other), name, what, subject, known)
+    edges = [
+        _Edge(labels.texts[one], texts[thing], "waited", *sums) for (one, thing, _), sums in waited.items()
+    ]
+    edges += _merged(
+        _Edge(texts[thing], labels.texts[one], _WHAT[how], *sums) for (one, thing, how), sums in held.items()
+    )
+    kept = sorted((edge for edge in edges if edge.weight >= least), key=lambda edge: (-edge.weight, edge))
+    things, off_cpu = set(texts.values()), Counter[str]()
+    for edge in edges:
+        if edge.what == "waited":
+            off_cpu.update({edge.one: edge.weight, edge.other: edge.weight})
+    for label in dict.fromkeys(label for edge in kept for label in edge[:2]):
+        role = "object" if label in things else "thread"
+        facts = {"label": label, "role": role, "off_cpu": off_cpu[label]}
+        graph.add_node(label, **facts, knot=0, critical=False)
+    for edge in kept:
+        facts = {"weight": edge.weight, "count": edge.waits, "what": edge.what}
+        graph.add_edge(*edge[:2], **facts, share=round(100 * edge.weight / max(total, 1), 3))
+    graph.graph["left_out"] = len(edges) - len(kept)
+    _mark_deadlocks(graph, subject, holders, labels)
+    return graph
+
+
+class _Edge(NamedTuple):
+    one: str
+    other: str
+    what: str
+    weight: int
+    waits: int
+
+
+def _merged(edges: Iterable[_Edge]) -> list[_Edge]:
+    """Return one edge for each pair of ends; what it means is that of its heaviest part."""
+    found: dict[tuple[str, str], _Edge] = {}
+    for edge in sorted(edges, key=lambda edge: (-edge.weight, edge)):
+        first = found.get(edge[:2], edge._replace(weight=0, waits=0))
+        weight, waits = first.weight + edge.weight, first.waits + edge.waits
+        found[edge[:2]] = first._replace(weight=weight, waits=waits)
+    return list(found.values())
+
+
+class _Labels:
+    """Labels of threads, numbered as they come; none is the name of an object."""
+
+    def __init__(self, profile: Profile, taken: set[str], *, per_thread: bool) -> None:
+        self._profile, self._taken, self._per_thread = profile, taken, per_thread
+        self.texts: list[str] = []
+        self._rows: dict[str, int] = {}
+        timeline = timeline_of(profile)
+        self._of_sample, self._tracks = timeline.track, timeline.tracks
+        self._of_tid = {track.tid: track for track in timeline.tracks}
+
+    def sleepers(self) -> I64:
+        """Return int64[samples]: the label of the thread of each sample."""
+        rows = np.array([self._row(self._text(track)) for track in self._tracks], np.int64)
+        return rows[self._of_sample]
+
+    def threads(self, tids: I64) -> I64:
+        """Return int64[n]: the label of each thread id; -1 for -1."""
+        first, of = group(tids)
+        return np.array([self.of_tid(tid) for tid in tids[first].tolist()], np.int64)[of]
+
+    def of_tid(self, tid: int) -> int:
+        """Return the label of a thread id, of interrupts; -1 for -1."""
+        if tid < 0:
+            return self._row(INTERRUPT) if tid == _INTERRUPT else -1
+        return self._row(self._text(self._of_tid.get(tid), tid))
+
+    def _text(self, track: Track | None, tid: int = -1) -> str:
+        comm = track.comm if track else comm_of(self._profile, tid)
+        if not self._per_thread:
+            return comm
+        return f"{comm}-{track.pid}/{track.tid}" if track else f"{comm}-?/{tid}"
+
+    def _row(self, text: str) -> int:
+        text = f"{text} (thread)" if text in self._taken else text
+        row = self._rows.setdefault(text, len(self.texts))
+        if row == len(self.texts):
+            self.texts.append(text)
+        return row
+
+
+def _other_ends(profile: Profile, holders: Holders) -> tuple[I64, I64]:
+    """Return the thread id that held, released or ended each wait (-1 none), and which of them it did."""
+    samples, kind = profile.samples, profile.objects.kind[profile.samples.object]
+    ended = ~samples.has(SampleFlag.STILL_BLOCKED) & (kind != ObjectKind.FUTEX)
+    other = np.where(ended & (samples.waker_tid > 0), samples.waker_tid, -1).astype(np.int64)
+    other[ended & samples.has(SampleFlag.WAKER_INTERRUPT)] = _INTERRUPT
+    what = np.full(len(samples), _ENDED, np.int64)
+    for tids, how in ((holders.released, _RELEASED), (holders.held, _HELD)):
+        other, what = np.where(tids >= 0, tids, other), np.where(tids >= 0, how, what)
+    return other, what
+
+
+def _sums(
+    thread: I64, name: I64, what: I64, profile: Profile, rows: np.ndarray[Any, Any] | None = None
+) -> dict[tuple[int, int, int], tuple[int, int]]:
+    """Return (label, object, what) → (weight, waits)."""
+    samples = profile.samples
+    at = np.arange(len(samples)) if rows is None else np.flatnonzero(rows)
+    first, of = group(thread[at], name[at], what[at])
+    keys = zip(*(column[at[first]].tolist() for column in (thread, name, what)), strict=True)
+    sums = (sum_by(of, column[at], len(first)).tolist() for column in (samples.period, samples.count))
+    return dict(zip(keys, zip(*sums, strict=True), strict=True))
+
+
+def _mark_deadlocks(graph: Any, profile: Profile, holders: Holders, labels: _Labels) -> None:
+    deadlocks = deadlocks_of(profile, classify(profile), holders)
+    graph.graph["deadlocks"] = []
+    for deadlock in deadlocks:
+        circle = []
+        for one in deadlock:
+            circle += [labels.texts[labels.of_tid(one.tid)], one.lock]
+        graph.graph["deadlocks"].append(" -> ".join(circle))
+        for label in circle:
+            if label in graph:
+                graph.nodes[label]["critical"] = True
+
+
+def text_of(graph: Any, amount: Callable[[int, str], str]) -> Iterator[str]:
+    """Write the edges as tables: who waited for what, and who had it."""
+    unit = graph.graph["unit"]
+    for title, is_wait in (("Thread -> object", True), ("Object -> thread that had it", False)):
+        yield f"#\n#  Share  {'Waited':>14}  {'Waits':>8}  {title}"
+        for one, other, edge in graph.edges(data=True):
+            if (edge["what"] == "waited") == is_wait:
+                how = "" if is_wait else f" ({edge['what']})"
+                weight = amount(edge["weight"], unit)
+                yield f"{edge['share']:6.2f} % {weight:>14}  {edge['count']:8}  {one} -> {other}{how}"
+        yield ""
+    for circle in graph.graph["deadlocks"]:
+        yield f"Deadlock: {circle} -> the first"
