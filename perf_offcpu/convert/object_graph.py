@@ -140,7 +140,7 @@ class _Labels:
 def _other_ends(profile: Profile, holders: Holders) -> tuple[I64, I64]:
     """Return the thread id that held, released or ended each wait (-1 none), and which of them it did."""
     samples, kind = profile.samples, profile.objects.kind[profile.samples.object]
-    ended = ~samples.has(SampleFlag.STILL_BLOCKED) & (kind != ObjectKind.FUTEX)
+    ended = ~samples.has(SampleFlag.STILL_BLOCKED) & ~holders.cut_off & (kind != ObjectKind.FUTEX)
     other = np.where(ended & (samples.waker_tid > 0), samples.waker_tid, -1).astype(np.int64)
     other[ended & samples.has(SampleFlag.WAKER_INTERRUPT)] = _INTERRUPT
     what = np.full(len(samples), _ENDED, np.int64)
@@ -179,7 +179,7 @@ def text_of(graph: Any, amount: Callable[[int, str], str]) -> Iterator[str]:
     unit = graph.graph["unit"]
     for title, is_wait in (("Thread -> object", True), ("Object -> thread that had it", False)):
         yield f"#\n#  Share  {'Waited':>14}  {'Waits':>8}  {title}"
-        for one, other, edge in graph.edges(data=True):
+        for one, other, edge in sorted(graph.edges(data=True), key=lambda edge: -edge[2]["weight"]):
             if (edge["what"] == "waited") == is_wait:
                 how = "" if is_wait else f" ({edge['what']})"
                 weight = amount(edge["weight"], unit)

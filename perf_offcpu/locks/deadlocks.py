@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find deadlocks: threads that wait in a circle for locks that the next one holds.
 
-Only waits that were not over when the recording ended count, and only holders that are believed
-(`analysis.evidence.holders`). A thread waits for one lock, and one thread holds it: so each thread has at
-most one successor, and following successors ends at a thread that is not blocked, at an unknown holder, or in
-a circle.
+Only waits count that were not over when the recording ended, or that nothing but the end of the process
+ended, and only holders that are believed (`analysis.evidence.holders`). A thread waits for one lock, and one
+thread holds it: so each thread has at most one successor, and following successors ends at a thread that is
+not blocked, at an unknown holder, or in a circle. All waits of a circle must have gone on at one time: else
+the lock may have changed hands in between.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import numpy as np
 from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classify import Waits
 from perf_offcpu.analysis.evidence.holders import Holders
-from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.columns import I64
+from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
@@ -41,14 +43,19 @@ def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[
         holders: `holders_of(profile)`.
     """
     samples = profile.samples
-    blocked = samples.has(SampleFlag.STILL_BLOCKED)
+    blocked = samples.has(SampleFlag.STILL_BLOCKED) | holders.cut_off
     rows = np.flatnonzero(blocked & (holders.held >= 0))
     if not len(rows):
         return []
+    begin, end = spans_of(samples)
     last = dict(zip(samples.tid[blocked].tolist(), np.flatnonzero(blocked).tolist(), strict=True))
     row_of = {tid: row for tid, row in last.items() if row in set(rows.tolist())}
     holder_of = {tid: int(holders.held[row]) for tid, row in row_of.items()}
-    circles = circles_of(holder_of)
+    circles = [
+        circle
+        for circle in circles_of(holder_of)
+        if max(int(begin[row_of[tid]]) for tid in circle) < min(int(end[row_of[tid]]) for tid in circle)
+    ]
     functions = causes_of(profile, waits) if circles else None
     before, strings = samples.has(SampleFlag.BEGAN_BEFORE), profile.strings
     names = np.append(profile.objects.name, 0)
@@ -67,6 +74,13 @@ def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[
         )
 
     return [[thread(tid) for tid in circle] for circle in circles]
+
+
+def spans_of(samples: ProfileSamples) -> tuple[I64, I64]:
+    """Return begin and end of the waits, int64[n] ns; a wait ends with the wake-up."""
+    begin = np.where(samples.switch_out_ns >= 0, samples.switch_out_ns, samples.time_ns - samples.period)
+    woken = (samples.wakeup_ns >= 0) & ~samples.has(SampleFlag.STILL_BLOCKED)
+    return begin, np.where(woken, samples.wakeup_ns, samples.time_ns)
 
 
 def circles_of(successor: dict[int, int]) -> list[list[int]]:

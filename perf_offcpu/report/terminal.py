@@ -48,7 +48,8 @@ def _recording(summary: Summary, _: Style) -> Iterator[str]:
 
 def _deadlocks(summary: Summary, _: Style) -> Iterator[str]:
     if summary.deadlocks:
-        yield from map(say.comment, wrapped([*map(sentence_of, summary.deadlocks), ""]))
+        *lines, _ = wrapped([*map(sentence_of, summary.deadlocks), ""])
+        yield from map(say.comment, lines)
 
 
 def _verdict(summary: Summary, _: Style) -> Iterator[str]:

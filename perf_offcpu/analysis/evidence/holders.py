@@ -10,7 +10,7 @@ Two sources, which are never mixed without saying so:
 The word is a number that the program wrote. It is believed only if it is a thread of the sleeper's process
 that lived at that moment; a number that a runtime uses otherwise is none. A wake-up by an interrupt (a
 timeout, a signal from outside) releases nothing, nor does a thread of another process, unless the lock is in
-memory that both have.
+memory that both have, nor the end of the process, which wakes all of its threads.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from __future__ import annotations
 import numpy as np
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.group import group, max_by
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.structs import mutable
 
+_EXIT_NS = 100_000_000
+"""A wait that ends so shortly before its thread and its process, was ended by their end."""
 _LOCKS = (ObjectKind.FUTEX, ObjectKind.SEMAPHORES)
 
 
@@ -34,6 +36,7 @@ class Holders:
 
     held: I32  # int32[n], thread id of the holder; -1 unknown, or not believed
     released: I32  # int32[n], thread id of the releaser; -1 unknown, or none
+    cut_off: Bool  # bool[n], waits for objects that the end of the process ended
     refused: int  # number of samples whose holder was not believed
 
     def known(self) -> I32:
@@ -46,7 +49,7 @@ def holders_of(profile: Profile) -> Holders:
     samples, asked = profile.samples, profile.samples.holder_tid
     if not len(profile.objects) and not (asked >= 0).any():
         nobody = np.broadcast_to(np.int32(-1), len(samples))
-        return Holders(nobody, nobody, 0)
+        return Holders(nobody, nobody, np.broadcast_to(np.False_, len(samples)), 0)
     blocked = samples.has(SampleFlag.STILL_BLOCKED)
     at = np.where(blocked, samples.time_ns, samples.switch_out_ns)
     believed = (asked > 0) & (blocked | (asked != samples.tid))
@@ -54,11 +57,31 @@ def holders_of(profile: Profile) -> Holders:
     kind = np.append(profile.objects.kind, np.uint16(ObjectKind.UNKNOWN))[samples.object]
     woken = ~blocked & ~samples.has(SampleFlag.WAKER_INTERRUPT | SUM_FLAGS) & (samples.waker_tid > 0)
     woken &= np.isin(kind, _LOCKS) & ((samples.waker_pid == samples.pid) | is_shared(profile))
+    cut_off = _ended_with_process(profile, np.flatnonzero(woken | (believed & ~blocked)))
+    woken &= ~cut_off
     return Holders(
         np.where(believed, asked, -1).astype(np.int32),
         np.where(woken, samples.waker_tid, -1).astype(np.int32),
+        cut_off,
         int(((asked >= 0) & ~believed).sum()),
     )
+
+
+def _ended_with_process(profile: Profile, rows: I64) -> Bool:
+    """Return bool[samples]: of some rows, the last waits of threads that ended there with their process."""
+    samples, tasks = profile.samples, profile.tasks
+    ends = np.append(tasks.end_ns, -1)
+    for ids in (samples.tid, samples.pid):  # the thread itself, and the first one of its process
+        end = ends[rows_at(tasks.tid, tasks.begin_ns, ids[rows], samples.time_ns[rows])]
+        rows = rows[(end >= 0) & (np.abs(end - samples.time_ns[rows]) <= _EXIT_NS)]
+    found = np.zeros(len(samples), np.bool_)
+    if len(rows):
+        mine = np.flatnonzero(np.isin(samples.tid, samples.tid[rows]) & profile.is_offcpu())
+        first, of = group(samples.tid[mine])
+        last = max_by(of, samples.time_ns[mine], len(first))
+        found[mine] = samples.time_ns[mine] == last[of]
+        found &= np.isin(np.arange(len(samples)), rows)
+    return found
 
 
 def is_shared(profile: Profile) -> Bool:

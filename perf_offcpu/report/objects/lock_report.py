@@ -85,7 +85,7 @@ def render(report: LockReport, style: Style) -> Iterator[str]:
         yield from lay_out(_columns(report, style), style.width)
         rows, weight = report.table.more
         if rows:
-            yield say.comment(f"and {rows} more locks: {say.exact_amount(weight, 'ns', style)}")
+            yield say.comment(f"and {say.plural(rows, 'more lock')}: {say.exact_amount(weight, 'ns', style)}")
     for lock in report.table.rows:
         yield from _hands(lock, style)
     if report.table.refused:
@@ -152,7 +152,7 @@ def _hands(lock: LockRow, style: Style) -> Iterator[str]:
     )
     rows, weight = lock.more_hands
     if rows:
-        yield say.comment(f"and {rows} more threads: {say.exact_amount(weight, 'ns', style)}")
+        yield say.comment(f"and {say.plural(rows, 'more thread')}: {say.exact_amount(weight, 'ns', style)}")
     for hand in lock.hands:
         if hand.frames and style.stacks:
             yield ""

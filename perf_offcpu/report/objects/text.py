@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.report import style as say
 from perf_offcpu.report.objects.rows import HELD, RELEASED
 from perf_offcpu.report.objects.sleeps import Oversleep
@@ -41,9 +42,9 @@ def objects(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def by_text(role: str, by: Mapping[str, int]) -> str:
-    """Return `held by worker 80%, main 20%`; "" if nobody is known."""
+    """Return `held by worker 80%, main 20%`; "" if nobody is known, or interrupts alone."""
     whole = sum(by.values())
-    if not whole:
+    if not whole or set(by) == {INTERRUPT}:
         return ""
     parts = [f"{name} {100 * weight / whole:.0f}%" for name, weight in list(by.items())[:_SHOWN]]
     more = f", {len(by) - _SHOWN} more" if len(by) > _SHOWN else ""

@@ -112,3 +112,28 @@ def test_a_lock_of_two_processes_is_shared_by_its_name() -> None:
     for pid, waker in ((10, 20), (20, 10)):
         builder.sample("a", [], 1, pid=pid, tid=pid, object=lock, waker_tid=waker, waker_pid=waker)
     assert holders_of(profile(builder)).released.tolist() == [20, 10]
+
+
+def test_the_end_of_the_process_releases_nothing() -> None:
+    """exit_group() and SIGKILL wake all threads; the waker is the thread that called it."""
+    builder = ProfileBuilder()
+    lock = builder.thing("m in a")
+    waits = [
+        (10, 10, 1_000),
+        (10, 11, 1_000),
+        (10, 11, 5_000),
+        (10, 12, 5_000),
+        (10, 13, 5_000),
+        (20, 20, 5_000),
+    ]
+    for pid, tid, time in waits:
+        builder.sample("a", [], 1, pid=pid, tid=tid, object=lock, waker_tid=99, waker_pid=pid, time_ns=time)
+    profile = builder.build()
+    late = 5_000 + 200_000_000
+    ends = [(10, 10, 6_000), (11, 10, 5_500), (12, 10, late), (13, 10, -1), (20, 20, late)]
+    profile.tasks = Tasks.from_rows([(tid, pid, 0, end) for tid, pid, end in ends])
+    found = holders_of(profile)
+    assert found.cut_off.tolist() == [True, False, True, False, False, False], (
+        "10 waited for the last time, too"
+    )
+    assert found.released.tolist() == [-1, 99, -1, 99, 99, 99]

@@ -110,7 +110,8 @@ def test_deadlocks_are_marked() -> None:
     builder = ProfileBuilder()
     a, b, c = (builder.thing(name) for name in "abc")
     for tid, lock, holder in ((11, b, 12), (12, a, 11), (13, c, 11)):
-        builder.sample("t", [], 10, pid=10, tid=tid, object=lock, holder_tid=holder, flags=BLOCKED)
+        columns = {"object": lock, "holder_tid": holder, "flags": BLOCKED, "time_ns": 900}
+        builder.sample("t", [], 10, pid=10, tid=tid, **columns)  # type: ignore[arg-type]
     profile = builder.build()
     profile.tasks = Tasks.from_rows([(tid, 10, 0, -1) for tid in (11, 12, 13)])
     found = json.loads(written(profile, "json", per_thread=True))

@@ -74,6 +74,23 @@ def test_chains_that_end_are_none(waits: list[tuple[str, int, str, int, SampleFl
     assert sentences(*waits) == []
 
 
+@pytest.mark.parametrize(("begin", "found"), [(100, 1), (500, 1), (899, 1), (900, 0), (950, 0)])
+def test_a_process_that_ended_in_a_deadlock(begin: int, found: int) -> None:
+    """Its end woke both. But if the first was woken before the second one waited, the lock changed hands."""
+    builder = ProfileBuilder()
+    lock = builder.thing("a in bank")
+    for tid, holder, since, woken in ((11, 12, 100, 900), (12, 11, begin, 1000)):
+        builder.sample(
+            "t", [], 5, pid=10, tid=tid, object=lock, holder_tid=holder, switch_out_ns=since, wakeup_ns=woken,
+            time_ns=1001,
+        )  # fmt: skip
+    profile = builder.build()
+    profile.tasks = Tasks.from_rows([(10, 10, 0, 1500), (11, 10, 0, 1200), (12, 10, 0, 1200)])
+    assert len(deadlocks_of(profile, classify(profile), holders_of(profile))) == found
+    profile.tasks.end_ns[:] = -1  # they lived on
+    assert deadlocks_of(profile, classify(profile), holders_of(profile)) == []
+
+
 def test_what_a_thread_waited_for_before_does_not_count() -> None:
     """A thread waits for one thing at the end, even where a joined recording ended earlier."""
     builder = ProfileBuilder()

@@ -62,7 +62,7 @@ def lines(profile: Profile, start: str) -> list[str]:
 def test_the_section(owners: bool, by: str) -> None:
     assert lines(bank(owners=owners), "What was waited for: ") == [
         f"92.59% 150.000 4 37.500 100.000 2 lock ledger in bank {by}",
-        "3.09% 5.000 1 5.000 5.000 1 other /var/\\x1b[31m ended by [interrupt] 100%",
+        "3.09% 5.000 1 5.000 5.000 1 other /var/\\x1b[31m",
         "# without an object: 7.000 us (7000 ns)",
     ]
 
