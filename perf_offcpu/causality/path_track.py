@@ -25,6 +25,7 @@ class PathTrack:
     name: I64  # int64[k], index into `names`
     chain: I64  # int64[k], index into `chains`
     names: list[str]  # `COMM: running`, `COMM: disk wait in FUNCTION`
+    kinds: list[str]  # of each name: running, runnable, not recorded, or the class of the wait
     chains: list[str]  # the comms from the thread to the one of the segment: `client, server, disk`
 
 
@@ -33,10 +34,12 @@ def path_track(profile: Profile, path: CriticalPath) -> PathTrack:
     comms, comm = path.comms()
     labels, label = labels_of_waits(profile, path)
     first, name = group(comm[path.track], path.doing, label)
-    names = []
+    names, kinds = [], []
     for row in first.tolist():
         wait_class, function = labels[label[row]]
-        doing = DOING.get(Doing(path.doing[row])) or f"{wait_class} wait"
+        state = DOING.get(Doing(path.doing[row]))
+        doing = state or f"{wait_class} wait"
+        kinds.append(state or wait_class)
         names.append(f"{comms[comm[path.track[row]]]}: {doing}{f' in {function}' if function else ''}")
     chains = chains_of(profile, path)
     root = path.tracks[path.root]
@@ -55,5 +58,6 @@ def path_track(profile: Profile, path: CriticalPath) -> PathTrack:
         name,
         chain,
         names,
+        kinds,
         list(numbers),
     )

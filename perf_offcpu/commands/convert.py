@@ -180,8 +180,6 @@ def _critical_path(args: argparse.Namespace) -> int:
     """Write a critical path: as stacks, or next to all threads where the format has a time axis."""
     if args.diff is not None or args.all_events or args.waker_stack or args.wakers:
         raise UsageError("--critical-path shows one thread: no --diff, --all-events, --waker-stack, --wakers")
-    if args.format == "html":
-        raise UsageError("--critical-path has no form for --html; report --critical-path, --flamegraph")
     made: list[Any] = []
 
     def load() -> Profile:
@@ -189,12 +187,12 @@ def _critical_path(args: argparse.Namespace) -> int:
         from perf_offcpu.causality.path_track import path_track
 
         profile, timeline, path = critical_path_from_args(args)
-        if not FORMATS[args.format].needs_times:
+        if "path" not in FORMATS[args.format].options:
             return path_profile(profile, timeline, path)
         made.append(path_track(profile, path))
         return profile
 
-    if not FORMATS[args.format].needs_times:
+    if "path" not in FORMATS[args.format].options:
         return convert(args, load)
     return convert(args, load, lambda profile, options: (profile, replace(options, path=made[0])))
 

@@ -82,7 +82,7 @@ _ROWS = (
         "html.page",
         ".report.html",
         "threads in time, flame graph and tables of any part, one HTML file",
-        frozenset({"title", "sentences", "note"}),
+        frozenset({"title", "sentences", "note", "path"}),
         most_bytes=_V8_STRING,
     ),
     Format("folded", "folded", ".folded", "folded stacks: comm;root;…;leaf WEIGHT", _FOLDED),

@@ -361,18 +361,18 @@ def test_lanes_by_process_and_in_other_orders(browser: Browser, show: Show) -> N
     """
     assert browser.run(lanes) == [101, 102, 103]
     press(browser, "#group")
-    assert browser.run(lanes) == [-100, 101, 102, -101, 103]
+    assert browser.run(lanes) == [-100, 101, 102, 103], "a process of one thread has one lane"
     x, y = place(browser, 101, 0)
     left = browser.run("return document.getElementById('lanes').getBoundingClientRect().left")
     browser.click(left + 6, y - 17)
-    assert browser.run(lanes) == [-100, -101, 103], "a click on the mark folds the process"
+    assert browser.run(lanes) == [-100, 103], "a click on the mark folds the process"
     browser.click(left + 60, y - 17)
     assert text(browser, "subject") == "2 threads"
     order = (
         "const s = document.getElementById('sort'); s.value = 'tid'; s.dispatchEvent(new Event('change'));"
     )
     browser.run(order)
-    assert browser.run(lanes) == [-100, -101, 103]
+    assert browser.run(lanes) == [-100, 103]
 
 
 def test_tables_flame_graph_and_histogram_follow_the_selection(browser: Browser, show: Show) -> None:
@@ -392,6 +392,41 @@ def test_tables_flame_graph_and_histogram_follow_the_selection(browser: Browser,
     browser.run("page.select(page.everything())")
     assert "Not in the buckets: 3 ms (3,000,000 ns) in sums of 50 waits" in text(browser, "panel")
     assert "3 ms (3,000,000 ns) in sums of 50 short waits" in text(browser, "placeless")
+
+
+def test_idle_threads_can_be_left_out(browser: Browser, show: Show) -> None:
+    profile = threads()
+    show(profile, Options(idle=frozenset({(100, 102)})))
+    tids = "return page.lanes.view.lanes.map((one) => page.rec.data.tracks.tid[one.track])"
+    assert browser.run(tids) == [101, 103, 102], "idle ones come last"
+    press(browser, "#idle")
+    assert browser.run(tids) == [101, 103] and text(browser, "idle") == "Hide 1 idle"
+    check_sums(browser.run("return page.sums()"), profile, Selection(tids=(101, 103)))
+    press(browser, "#idle")
+    assert browser.run(tids) == [101, 103, 102] and text(browser, "subject") == "Everything"
+
+
+def test_critical_path_has_a_lane(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "path.html"
+    options = ["-i", str(DATA / "demo.data"), "--kallsyms", str(DATA / "demo.kallsyms")]
+    done = run("convert", "--html", "--critical-path", "--comm", "waiter", "-o", str(page), *options)
+    assert done.returncode == 0, done.stderr
+    opened(browser, page)
+    title, command = browser.run(
+        "return [page.lanes.view.lanes[0].name, document.getElementById('command').value]"
+    )
+    assert title.startswith("critical path of waiter (pid ") and "--comm" not in command
+    script = """
+        const box = document.getElementById("lanes").getBoundingClientRect();
+        return [box.left + page.lanes.xOf(arguments[0]), box.top + 8];
+    """
+    browser.hover(*browser.run(script, 100 * MS))
+    lines = browser.run("return [...document.querySelectorAll('#tip div')].map((one) => one.textContent)")
+    assert lines[0].startswith("waiter: lock wait in ") and lines[2] == "through waiter"
+    path = json.loads(run("report", "--json", "--critical-path", "--comm", "waiter", *options).stdout)
+    shown = browser.run("const { path } = page.rec.data; return path.end.at(-1) - path.begin[0]")
+    assert shown == path["total"]
+    assert browser.console() == []
 
 
 def test_buttons_of_the_flame_graph(browser: Browser, show: Show) -> None:

@@ -19,6 +19,8 @@ _KEPT = (
     "kallsyms vmlinux symfs buildid_dir rules event comm pid tid cpu cgroup time state min_dur object lock"
 ).split()
 """Options that the command of the verdict keeps."""
+_OF_PATH = {"--comm", "--pid", "--tid", "--time"}
+"""Options that name the thread and time of a critical path."""
 
 
 def kept_options(args: argparse.Namespace) -> list[tuple[str, str]]:
@@ -48,9 +50,12 @@ def with_head(options: Options, args: argparse.Namespace, profile: Profile) -> O
     from perf_offcpu.report.verdict_text import sentences_of
 
     kept = kept_options(args)
-    verdict = verdict_on(profile, split_list(args.event), options=kept, whole_lives=whole_lives(args))
+    if getattr(args, "critical_path", False):  # next to the path are all threads
+        kept = [(option, value) for option, value in kept if option not in _OF_PATH]
+    whole = whole_lives(args) or bool(getattr(args, "critical_path", False))
+    verdict, idle = verdict_on(profile, split_list(args.event), options=kept, whole_lives=whole)
     switches = {"--no-prefix": args.no_prefix, "--apart": args.apart, "--from-start": args.from_start}
     words = [word for option in kept for word in option] + [name for name, given in switches.items() if given]
     words += [word for one in args.wait_class or () for word in ("--class", one)]
     sentences = sentences_of(verdict) if verdict else ()
-    return dataclasses.replace(options, sentences=tuple(sentences), selected=tuple(words))
+    return dataclasses.replace(options, sentences=tuple(sentences), selected=tuple(words), idle=idle)

@@ -22,6 +22,7 @@ from perf_offcpu.callpaths.keys import column_of
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import PathTree, paths_with_wakers
 from perf_offcpu.callpaths.weights import EDGES, title_of, unit_of
+from perf_offcpu.causality.path_track import PathTrack
 from perf_offcpu.convert.flamegraph.page import preorder, recording_facts
 from perf_offcpu.convert.html.rows import Rows
 from perf_offcpu.convert.options import Options
@@ -75,12 +76,13 @@ def describe(profile: Profile, options: Options) -> tuple[dict[str, Any], Column
         "unit": unit_of(profile),
         "options": list(map(printable, options.selected)),
         "origin": str(timeline.origin_ns),
-        "span": _span(profile, timeline),
+        "span": _span(profile, timeline, options.path),
         "edges": list(map(str, EDGES)),
         "classes": [{"label": one.label, "meaning": one.row.meaning} for one in WaitClass],
         "flags": {name: int(flag) for flag, name in FLAGS.items()},
         "keys": keys,
-        "tracks": _tracks(profile, timeline, tracks),
+        "tracks": _tracks(profile, timeline, tracks, options),
+        "path": _path(options.path, timeline),
         "firsts": rows.firsts.tolist(),
         "names": _names(tree),
     }
@@ -93,9 +95,11 @@ def _lost(profile: Profile) -> list[tuple[Any, int]]:
     return [(cause, count) for cause, count in by_text(profile.losses).items() if cause.is_loss]
 
 
-def _span(profile: Profile, timeline: Timeline) -> list[float]:
+def _span(profile: Profile, timeline: Timeline, path: PathTrack | None) -> list[float]:
     """Return begin and end of the recording, ns since the origin; at least the span of its waits."""
     known = [bounds for bounds in profile.meta.recorded if bounds[0] > 0]
+    if path is not None and len(path.begin_ns):
+        known.append((int(path.begin_ns[0]), int(path.end_ns[-1])))
     begin = min([0, *(first - timeline.origin_ns for first, _ in known)])
     end = max([timeline.duration_ns, *(last - timeline.origin_ns for _, last in known)])
     return [float(begin), float(end)] if timeline.placed.any() else [0.0, float(max(end - begin, 1))]
@@ -116,7 +120,17 @@ def _keys(profile: Profile, waits: Waits) -> tuple[list[dict[str, Any]], dict[st
     return keys, ranks
 
 
-def _tracks(profile: Profile, timeline: Timeline, tracks: list[Track]) -> dict[str, Any]:
+def _path(path: PathTrack | None, timeline: Timeline) -> dict[str, Any] | None:
+    """Return the critical path, times in ns since the origin."""
+    if path is None:
+        return None
+    begin, end = path.begin_ns - timeline.origin_ns, path.end_ns - timeline.origin_ns
+    columns = {"begin": begin, "end": end, "name": path.name, "chain": path.chain}
+    texts = {"title": path.title, "names": path.names, "kinds": path.kinds, "chains": path.chains}
+    return {**texts, **{name: column.tolist() for name, column in columns.items()}}
+
+
+def _tracks(profile: Profile, timeline: Timeline, tracks: list[Track], options: Options) -> dict[str, Any]:
     """Return ids, names and lives of threads; times in ns since the origin, null if unknown."""
     names = process_names(profile, tracks)
     tasks = profile.tasks
@@ -132,6 +146,7 @@ def _tracks(profile: Profile, timeline: Timeline, tracks: list[Track]) -> dict[s
         "tid": [track.tid for track in tracks],
         "comm": [track.comm for track in tracks],
         "process": [names.get(track.pid, "") for track in tracks],
+        "idle": [int((track.pid, track.tid) in options.idle) for track in tracks],
         "life": [lives.get((track.pid, track.tid), [None, None]) for track in tracks],
     }
 

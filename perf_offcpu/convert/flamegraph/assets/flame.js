@@ -306,6 +306,9 @@ function flameGraph(place, changed = () => {}) {
     const style = getComputedStyle(box);
     const width = Math.max(50, box.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight));
     const height = Math.max(ROW, box.clientHeight);
+    // When the box grows, the browser moves what is scrolled to the end.
+    const fromRoot = view.height && view.height !== height
+      ? Math.max(0, spaceHeight() - Math.max(view.height, height) - box.scrollTop) : NaN;
     view.deepest = 0;
     for (let i = view.zoom; i < tree.end[view.zoom]; i++) view.deepest = Math.max(view.deepest, tree.depth[i]);
     place.space.style.height = `${Math.max(height, (view.deepest + 1) * ROW)}px`;
@@ -318,6 +321,7 @@ function flameGraph(place, changed = () => {}) {
       canvas.style.height = `${height}px`;
     }
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    if (!view.icicle && fromRoot >= 0) box.scrollTop = spaceHeight() - height - fromRoot;
   }
 
   const spaceHeight = () => Math.max(view.height, (view.deepest + 1) * ROW);

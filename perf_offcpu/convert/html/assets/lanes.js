@@ -11,7 +11,10 @@ const AXIS = 22;             // height of the axis
 const OVERVIEW = 34;         // height of the overview
 const FAINTEST = 0.35;       // strength of a pixel with any wait at all
 const TICKS = [1, 2, 5];
+const PATH_RUNNING = 30, PATH_UNKNOWN = 31;  // numbers of colours next to those of classes
 const FAINT = 32;            // added to a class's number where it is not selected or not found
+
+const runningColour = (dark) => `hsl(130 35% ${dark ? 32 : 66}%)`;
 
 /** Return red, green, blue of an hsl() colour. */
 function rgb(colour) {
@@ -33,7 +36,7 @@ function rgb(colour) {
 function laneView(rec, place, state) {
   const [top, pen] = [place.axis.getContext("2d"), place.lanes.getContext("2d")];
   const [first, last] = rec.data.span;
-  const view = { from: first, to: last, lanes: [], width: 0, height: 0, label: 190, ratio: 1, drawMs: 0, byProcess: false, sort: "weight", closed: new Set() };
+  const view = { from: first, to: last, lanes: [], width: 0, height: 0, label: 190, ratio: 1, drawMs: 0, byProcess: false, sort: "weight", hideIdle: false, closed: new Set() };
   const sheet = document.createElement("canvas");
   const sheetPen = sheet.getContext("2d", { willReadFrequently: false });
   let theme = {};
@@ -43,33 +46,37 @@ function laneView(rec, place, state) {
 
   // ---- which lanes -------------------------------------------------------------------------------------
 
-  /** Order the lanes: threads with samples, perhaps below their processes. */
+  /** Order the lanes: the critical path, then threads with samples, perhaps below their processes. */
   function arrange() {
-    const { pid, tid, comm } = rec.data.tracks;
+    const path = rec.data.path ? [{ track: NONE, tracks: [], path: rec.data.path, name: rec.data.path.title }] : [];
+    view.lanes = [...path, ...threadLanes()];
+  }
+
+  function threadLanes() {
+    const { pid, tid, comm, idle } = rec.data.tracks;
     const weight = (track) => roughly(state.all.tracks, track);
     const order = {
-      weight: (a, b) => weight(b) - weight(a) || tid[a] - tid[b],
+      weight: (a, b) => idle[a] - idle[b] || weight(b) - weight(a) || tid[a] - tid[b],
       name: (a, b) => comm[a].localeCompare(comm[b]) || tid[a] - tid[b],
       tid: (a, b) => tid[a] - tid[b],
       begin: (a, b) => firstBegin(a) - firstBegin(b),
     }[view.sort];
-    const tracks = [...Array(rec.tracks).keys()].filter((track) => state.all.tracks.count[track] > 0);
-    if (!view.byProcess) {
-      view.lanes = tracks.sort(order).map((track) => ({ track, tracks: [track] }));
-      return;
-    }
+    const tracks = [...Array(rec.tracks).keys()].filter((track) =>
+      state.all.tracks.count[track] > 0 && !(view.hideIdle && idle[track]));
+    const alone = (track) => ({ track, tracks: [track] });
+    if (!view.byProcess) return tracks.sort(order).map(alone);
     const processes = new Map();
     for (const track of tracks) {
       if (!processes.has(pid[track])) processes.set(pid[track], []);
       processes.get(pid[track]).push(track);
     }
-    const heaviest = (members) => members.reduce((sum, track) => sum + weight(track), 0);
+    const heaviest = (members) => members.reduce((sum, track) => sum + (idle[track] ? 0 : weight(track)), 0);
     const sorted = [...processes].sort(([, a], [, b]) =>
       (view.sort === "weight" ? heaviest(b) - heaviest(a) : order([...a].sort(order)[0], [...b].sort(order)[0])));
-    view.lanes = sorted.flatMap(([number, members]) => [
+    return sorted.flatMap(([number, members]) => (members.length === 1 ? members.map(alone) : [
       { track: NONE, pid: number, tracks: members, name: rec.data.tracks.process[members[0]] },
-      ...(view.closed.has(number) ? [] : members.sort(order).map((track) => ({ track, tracks: [track], inner: true }))),
-    ]);
+      ...(view.closed.has(number) ? [] : members.sort(order).map((track) => ({ ...alone(track), inner: true }))),
+    ]));
   }
 
   const firstBegin = (track) => (rec.waits[track] < rec.waits[track + 1] ? rec.begin[rec.waits[track]] : Infinity);
@@ -255,6 +262,33 @@ function laneView(rec, place, state) {
     for (let at = 0; at < width; at++) for (let i = 0; i < 3; i++) data[offset + at * 4 + i] = mean[at * 3 + i];
   }
 
+  /** Paint a critical path: its segments by what their threads did. */
+  function paintPath(path, data, offset, width) {
+    [target, base, pixels, current] = [data, offset, width, NONE];
+    for (let at = 0; at < pixels; at++) {
+      for (let i = 0; i < 3; i++) data[offset + at * 4 + i] = theme.nothing[i];
+      data[offset + at * 4 + 3] = 255;
+    }
+    const scale = width / (view.to - view.from);
+    for (let at = segmentAt(path, view.from, true); at < path.begin.length && path.begin[at] < view.to; at++) {
+      stroke((path.begin[at] - view.from) * scale, (path.end[at] - view.from) * scale, pathCodes[path.name[at]]);
+    }
+    flush();
+  }
+
+  /** Return the segment of a path at a time; -1 if there is none, or (`next`) the first that ends later. */
+  function segmentAt(path, time, next = false) {
+    let [low, high] = [0, path.end.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (path.end[middle] <= time) low = middle + 1; else high = middle;
+    }
+    return next || (low < path.begin.length && path.begin[low] <= time) ? low : NONE;
+  }
+
+  const pathCodes = rec.data.path ? rec.data.path.kinds.map((kind) =>
+    ({ running: PATH_RUNNING, "not recorded": PATH_UNKNOWN, runnable: rec.runqueue }[kind] ?? rec.classes.indexOf(kind))) : [];
+
   // ---- drawing -----------------------------------------------------------------------------------------
 
   function readTheme() {
@@ -269,6 +303,8 @@ function laneView(rec, place, state) {
     const solid = rec.classes.map((label) => rgb(classColour(label, dark)));
     const faint = solid.map((one) => one.map((value, i) => Math.round(value * 0.22 + theme.running[i] * 0.78)));
     colours = [...solid, ...Array(FAINT - solid.length).fill(solid[0]), ...faint];
+    colours[PATH_RUNNING] = rgb(runningColour(dark));
+    colours[PATH_UNKNOWN] = theme.nothing;
     overview = null;
     redraw();
   }
@@ -312,15 +348,16 @@ function laneView(rec, place, state) {
     const rows = Math.max(1, to - from);
     const image = sheetPen.createImageData(width, rows);
     for (let lane = from; lane < to; lane++) {
-      const { tracks, track } = view.lanes[lane];
-      if (track >= 0) paint(track, image.data, (lane - from) * width * 4, width);
+      const { tracks, track, path } = view.lanes[lane];
+      if (path) paintPath(path, image.data, (lane - from) * width * 4, width);
+      else if (track >= 0) paint(track, image.data, (lane - from) * width * 4, width);
       else paintProcess(tracks, image.data, (lane - from) * width * 4, width);
     }
     [sheet.width, sheet.height] = [width, rows];
     sheetPen.putImageData(image, 0, 0);
     pen.imageSmoothingEnabled = false;
     for (let lane = from; lane < to; lane++) {
-      const thin = view.lanes[lane].track < 0 ? 5 : 1;
+      const thin = view.lanes[lane].track < 0 && !view.lanes[lane].path ? 5 : 1;
       pen.drawImage(sheet, 0, lane - from, width, 1, view.label, laneTop(lane) + thin, plot(), LANE - 1 - thin);
     }
   }
@@ -328,7 +365,7 @@ function laneView(rec, place, state) {
   function drawLabel(lane) {
     const one = view.lanes[lane];
     const y = laneTop(lane);
-    const chosen = state.sel.tracks && one.tracks.every((track) => state.sel.tracks.has(track));
+    const chosen = state.sel.tracks && one.tracks.length && one.tracks.every((track) => state.sel.tracks.has(track));
     pen.fillStyle = chosen ? theme.chosen : theme.page;
     pen.fillRect(0, y, view.label - 4, LANE);
     if (one.track >= 0 && one.track === state.cursor) {
@@ -346,9 +383,17 @@ function laneView(rec, place, state) {
     pen.textAlign = "left";
     pen.fillStyle = weight ? theme.text : theme.soft;
     pen.font = one.track < 0 ? "600 12px system-ui, sans-serif" : "12px system-ui, sans-serif";
-    const mark = one.track < 0 ? (view.closed.has(one.pid) ? "▸ " : "▾ ") : "";
-    const name = one.track >= 0 ? threadName(rec, one.track) : `${mark}${one.name} ${one.pid} (${one.tracks.length})`;
-    pen.fillText(fitted(name, room - (one.inner ? 12 : 0)), 4 + (one.inner ? 12 : 0), y + LANE / 2);
+    const [name, number] = labelOf(one);
+    const left = 4 + (one.inner ? 12 : 0);
+    const shown = fitted(name, room - left - pen.measureText(number).width);
+    pen.fillText(`${shown}${number}`, left, y + LANE / 2);
+  }
+
+  /** Return the name of a lane, which may be cut, and its number, which is not. */
+  function labelOf({ track, pid, name, tracks, path }) {
+    if (path) return [name, ""];
+    if (track < 0) return [`${view.closed.has(pid) ? "▸ " : "▾ "}${name}`, ` ${pid} (${tracks.length})`];
+    return [rec.data.tracks.comm[track], ` ${rec.data.tracks.tid[track]}`];
   }
 
   function fitted(text, width) {
@@ -365,7 +410,8 @@ function laneView(rec, place, state) {
     pen.textBaseline = "middle";
     pen.textAlign = "left";
     for (let lane = from; lane < to; lane++) {
-      const { track } = view.lanes[lane];
+      const { track, path } = view.lanes[lane];
+      if (path) drawPathTexts(path, lane);
       if (track < 0) continue;
       const begin = rec.waits[track];
       let row = firstFrom(rec, begin, rec.waits[track + 1], view.from);
@@ -381,11 +427,22 @@ function laneView(rec, place, state) {
     }
   }
 
+  function drawPathTexts(path, lane) {
+    const needed = ((view.to - view.from) / plot()) * 46;
+    for (let at = segmentAt(path, view.from, true), tries = 3000; at < path.begin.length && path.begin[at] < view.to && tries; at++, tries--) {
+      if (path.end[at] - path.begin[at] < needed || path.kinds[path.name[at]] === "not recorded") continue;
+      const [x0, x1] = [Math.max(view.label, xOf(path.begin[at])), Math.min(view.width, xOf(path.end[at]))];
+      if (x1 - x0 < 40) continue;
+      pen.fillStyle = theme.dark ? "#000c" : "#fffffff2";
+      pen.fillText(fitted(path.names[path.name[at]], x1 - x0 - 6), x0 + 3, laneTop(lane) + LANE / 2 + 0.5);
+    }
+  }
+
   /** Shade what is outside of the selected span, and lanes of threads that are not selected. */
   function drawSelection(from, to) {
     pen.fillStyle = theme.shade;
     for (let lane = from; lane < to && state.sel.tracks; lane++) {
-      if (view.lanes[lane].tracks.some((track) => state.sel.tracks.has(track))) continue;
+      if (view.lanes[lane].path || view.lanes[lane].tracks.some((track) => state.sel.tracks.has(track))) continue;
       pen.fillRect(view.label, laneTop(lane), plot(), LANE);
     }
     const span = state.drag || (state.sel.from === null ? null : [state.sel.from, state.sel.to]);
@@ -448,7 +505,7 @@ function laneView(rec, place, state) {
 
   /** Return a time since the begin in the unit of a step. */
   function tickText(at, step) {
-    const [name, size] = [["s", 1e9], ["ms", 1e6], ["µs", 1e3]].find(([, s]) => step >= s / 1000) || ["ns", 1];
+    const [name, size] = [["s", 1e9], ["ms", 1e6], ["us", 1e3]].find(([, s]) => step >= s / 1000) || ["ns", 1];
     if (Math.abs(at) < step / 2) return "0";
     const digits = Math.max(0, Math.round(Math.log10(size)) - Math.floor(Math.log10(step)));
     return `${(at / size).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })} ${name}`;
@@ -524,7 +581,7 @@ function laneView(rec, place, state) {
   }
 
   return {
-    view, arrange, layout, redraw, readTheme, show, showWait, showLane, pan, zoom, timeAt, xOf, laneAt, laneTop, overviewTime, plot,
+    view, arrange, layout, redraw, readTheme, show, showWait, showLane, pan, zoom, timeAt, xOf, laneAt, laneTop, overviewTime, plot, segmentAt,
     all: () => show(first, last), draw, tickText, tickStep,
   };
 }

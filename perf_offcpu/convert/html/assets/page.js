@@ -98,12 +98,19 @@ async function openPage() {
     ];
   }
 
-  function hover(lane, row, event) {
-    const lines = row >= 0 ? waitLines(row) : laneLines(lane);
+  function hover(lane, row, event, time) {
+    const lines = lane.path ? pathLines(lane.path, time) : row >= 0 ? waitLines(row) : laneLines(lane);
     showTip(element("tip"), lines, event.clientX, event.clientY);
   }
 
+  function pathLines(path, time) {
+    const at = lanes.segmentAt(path, time);
+    if (at < 0) return [path.title];
+    return [path.names[path.name[at]], `for ${rounded(path.end[at] - path.begin[at], "ns")}`, `through ${path.chains[path.chain[at]]}`, path.title];
+  }
+
   function laneLines(lane) {
+    if (lane.path) return [lane.name];
     const { pid, process } = rec.data.tracks;
     const name = lane.track >= 0 ? `${threadName(rec, lane.track)} of ${process[lane.track] || "?"} (pid ${pid[lane.track]})` : `${lane.name}, pid ${lane.pid}`;
     const sum = lane.tracks.reduce((all, track) => all + weightOf(state.found.tracks, track), 0n);
@@ -195,6 +202,15 @@ async function openPage() {
       isClass ? (at) => classColour(key.labels[at], darkNow()) : null);
   }
 
+  /** Leave out the lanes of idle threads, and select all others; or show and select them again. */
+  function hideIdle(wanted) {
+    lanes.view.hideIdle = wanted;
+    lanes.arrange();
+    const busy = new Set([...Array(rec.tracks).keys()].filter((track) => state.all.tracks.count[track] && !data.tracks.idle[track]));
+    select({ ...state.sel, tracks: wanted ? busy : null });
+    return wanted;
+  }
+
   /** Show the classes of the recording as buttons that choose among waits, and what lanes mean besides. */
   function drawLegend() {
     const key = rec.keys.findIndex((one) => one.key === "class");
@@ -215,7 +231,8 @@ async function openPage() {
     const shown = ranked(sums).some((at) => rec.keys[key].labels[at] === "runqueue");
     element("lanelegend").replaceChildren(
       ...(shown ? [] : [legendItem([classColour("runqueue", dark)], "waits for a CPU")]),
-      legendItem([dark ? "rgb(42 52 46)" : "rgb(226 235 226)"], "running, or waits too short to record"),
+      legendItem([dark ? "rgb(42 52 46)" : "rgb(226 235 226)"], "running, or short waits"),
+      ...(data.path ? [legendItem([runningColour(dark)], "running, on the critical path")] : []),
       ...(rec.moments[rec.tracks] > rec.moments[0] ? [legendItem([dark ? "rgb(255 196 120)" : "rgb(150 70 0)"], "CPU sample")] : []));
   }
 
@@ -317,6 +334,9 @@ async function openPage() {
     lost.replaceChildren(...data.lost.map(([count, cause]) => make("li", `${count} ${cause}`)));
     element("lostcount").textContent = data.lost.length ? `Lost: ${plural(data.lost.length, "cause")}` : "Nothing was lost";
     element("about").classList.toggle("lossy", data.lost.length > 0);
+    const idle = data.tracks.idle.reduce((sum, one) => sum + one, 0);
+    element("idle").hidden = !idle;
+    element("idle").textContent = `Hide ${idle} idle`;
     const placeless = rec.rows - rec.timed;
     if (placeless) {
       const sums = makeSums(1);
@@ -359,6 +379,7 @@ async function openPage() {
   element("search").addEventListener("input", (event) => search(event.target.value));
   element("sort").addEventListener("change", (event) => { lanes.view.sort = event.target.value; lanes.arrange(); lanes.redraw(); });
   pressed("group", (wanted) => { lanes.view.byProcess = wanted; lanes.arrange(); lanes.redraw(); return wanted; });
+  pressed("idle", hideIdle);
   pressed("byclass", (wanted) => graph.colourByClass(wanted));
   pressed("icicle", () => graph.flip());
   element("clear").addEventListener("click", () => select(everything()));

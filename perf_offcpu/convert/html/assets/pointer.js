@@ -73,7 +73,7 @@ function connectPointer(rec, lanes, place, state, actions) {
   function click({ canvas, x, y }, event) {
     if (canvas !== place.lanes) return;
     const lane = lanes.view.lanes[lanes.laneAt(y)];
-    if (!lane) return;
+    if (!lane || lane.path) return;
     if (x < lanes.view.label) actions.toggleLane(lane, event.ctrlKey || event.metaKey, x < 16);
     else actions.chooseWait(rowAt(lane, x), lane);
   }
@@ -87,7 +87,7 @@ function connectPointer(rec, lanes, place, state, actions) {
   function hover(x, y, event) {
     const lane = lanes.view.lanes[lanes.laneAt(y)];
     if (!lane) { actions.leave(); return; }
-    actions.hover(lane, x < lanes.view.label ? NONE : rowAt(lane, x), event);
+    actions.hover(lane, x < lanes.view.label ? NONE : rowAt(lane, x), event, lanes.timeAt(x));
   }
 
   function moveOverview(x) {
