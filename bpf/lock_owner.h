@@ -49,6 +49,7 @@ static __always_inline u32 lock_owner(const struct offcpu_control *ctl, struct t
 {
 	struct offcpu_arguments args;
 	struct offcpu_call *call;
+	void *regs;
 	u32 words[5] = {}, owner, command, value;
 	s32 syscall;
 
@@ -56,9 +57,12 @@ static __always_inline u32 lock_owner(const struct offcpu_control *ctl, struct t
 	if (syscall < 0)
 		return OFFCPU_NO_ID;
 	call = call_of(syscall);
-	if (!call || call->what != OFFCPU_CALL_FUTEX || !read_arguments(task, &args) ||
-	    !in_our_namespace(task))
+	if (!call || call->what != OFFCPU_CALL_FUTEX || !in_our_namespace(task))
 		return OFFCPU_NO_ID;
+	regs = (void *)bpf_task_pt_regs(task);
+	if (is_compat(task, regs))
+		return OFFCPU_NO_ID;
+	read_arguments(regs, &args);
 	if (bpf_probe_read_user(words, sizeof(words), (void *)args.words[0])) {
 		count(OFFCPU_OBJECTS_UNREADABLE, 0);
 		return OFFCPU_NO_ID;

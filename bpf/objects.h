@@ -399,29 +399,32 @@ static __always_inline void announce(const struct offcpu_control *ctl, struct of
 		to->lost |= OFFCPU_OBJECT_FULL;
 }
 
-/* The first four arguments of a system call. */
-static __always_inline bool read_arguments(struct task_struct *task, struct offcpu_arguments *args)
+/* Whether a task is in a system call of a 32-bit program, which has other numbers and registers. */
+static __always_inline bool is_compat(struct task_struct *task, void *regs)
 {
-	void *regs = (void *)bpf_task_pt_regs(task);
-
 #ifdef TASK_STATUS
 	if (FIELD(u32, task, TASK_STATUS) & TS_COMPAT)
-		return false;
+		return true;
 #endif
 #ifdef REGS_CS
 	if (FIELD(u64, regs, REGS_CS) != USER_CS)
-		return false;
+		return true;
 #endif
 #ifdef REGS_PSTATE
 	if (FIELD(u64, regs, REGS_PSTATE) & PSR_MODE32_BIT)
-		return false;
+		return true;
 #endif
+	return false;
+}
+
+/* The first four arguments of a system call. */
+static __always_inline void read_arguments(void *regs, struct offcpu_arguments *args)
+{
 	args->words[0] = FIELD(u64, regs, REGS_ARG_0);
 	args->words[1] = FIELD(u64, regs, REGS_ARG_1);
 	args->words[2] = FIELD(u64, regs, REGS_ARG_2);
 	args->words[3] = FIELD(u64, regs, REGS_ARG_3);
 	args->sp = FIELD(u64, regs, REGS_SP);
-	return true;
 }
 
 /* The description of the system call in which a task waits; NULL if it names no object. */
@@ -456,18 +459,21 @@ static __always_inline void find_object(const struct offcpu_control *ctl, struct
 {
 	struct offcpu_arguments args;
 	struct offcpu_call *call;
+	void *regs;
 
 	__builtin_memset(to, 0, offsetof(struct offcpu_object, name));
 	to->asked_ns = OFFCPU_NOT_KNOWN;
 	if (!ctl->objects || syscall < 0)
 		return;
-	call = call_of(syscall);
-	if (!call)
-		return;
-	if (!read_arguments(task, &args)) {
+	regs = (void *)bpf_task_pt_regs(task);
+	if (is_compat(task, regs)) {
 		to->lost = OFFCPU_OBJECT_COMPAT;
 		return;
 	}
+	call = call_of(syscall);
+	if (!call)
+		return;
+	read_arguments(regs, &args);
 	if (call->what == OFFCPU_CALL_FUTEX && !waits_for_futex(args.words[1]))
 		return;
 	to->in_sleeper = in_sleeper;

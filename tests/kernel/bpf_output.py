@@ -123,6 +123,8 @@ class Wait:
     switch_out_ns: int
     longest_ns: int
     runq_ns: int
+    object_id: int
+    asked_ns: int
     waker_kernel: tuple[int, ...] = ()
     waker_user: tuple[int, ...] = ()
 
@@ -140,7 +142,7 @@ def parse(body: bytes) -> Wait:
     assert (magic, version, size) == (b"OFCP", 2, 112)
     (
         kind, waker_at, waker_nr, flags, lost, state, syscall, waker_pid, waker_tid,
-        wakeup, out, count, longest, runq, _caller, _object, _asked, _holder, _object_lost,
+        wakeup, out, count, longest, runq, _caller, object_id, asked, _holder, _object_lost,
     ) = struct.unpack_from("=IHHIIIiIIQQQQQQQQII", raw, at + 8)  # fmt: skip
     assert waker_at == (size if waker_nr else 0)
     assert at + size + 8 * waker_nr <= raw_size < at + size + 8 * waker_nr + 8  # perf pads the field
@@ -149,7 +151,8 @@ def parse(body: bytes) -> Wait:
     waker = waker_pid, waker_tid
     return Wait(
         header_tid, time_ns, pid, tid, ns, kernel, user, cgroup,
-        kind, flags, lost, state, syscall, wakeup, waker, count, out, longest, runq, *split(waker_chain),
+        kind, flags, lost, state, syscall, wakeup, waker, count, out, longest, runq,
+        object_id, asked, *split(waker_chain),
     )  # fmt: skip
 
 

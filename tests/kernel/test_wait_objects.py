@@ -13,10 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from kernel.bpf_output import NOT_KNOWN
+from kernel.napping import Napper, both_forms, recording, waits_of
 from kernel.recorder import Run, hanging, run
 
 from perf_offcpu import losses
 from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.recording import Recording, SampleFlag
@@ -247,6 +250,75 @@ def test_sleeps_say_what_they_asked_for(tmp_path: Path) -> None:
     asked = samples.asked_ns[rows]
     assert (asked > 19_000_000).all() and (asked <= 20_000_000).all()
     assert (samples.period[rows] >= asked).all(), "a sleep never ends before its time"
+
+
+COMPAT = r"""
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static int ends[2];
+
+static void *end(void *unused)
+{
+	usleep(30000);
+	return write(ends[1], "x", 1) == 1 ? unused : NULL;
+}
+
+int main(void)
+{
+	char *low = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
+	pthread_t thread;
+	long result = 3;	/* read() of 32-bit programs */
+
+	if (pipe(ends))
+		return 1;
+	pthread_create(&thread, NULL, end, NULL);
+	__asm__ volatile("int $0x80" : "+a"(result) : "b"(ends[0]), "c"(low), "d"(1L) : "memory");
+	pthread_join(thread, NULL);
+	return result != 1;
+}
+"""
+
+
+def test_system_calls_of_32_bit_programs_are_left_out(tmp_path: Path) -> None:
+    binary = tmp_path / "compat"
+    (tmp_path / "compat.c").write_text(COMPAT)
+    subprocess.run(["gcc", "-O1", "-pthread", "-o", binary, tmp_path / "compat.c"], check=True)
+    done = run("--off-cpu-thresh", "10", "--", binary, cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    recording = load_recording(tmp_path / "perf.data")
+    samples = recording.samples
+    (read,) = np.flatnonzero((samples.syscall == COMPAT_READ) & (samples.period > 20_000_000))
+    assert samples.object_id[read] == 0
+    assert recording.losses[losses.OBJECTS_COMPAT] == 1
+
+
+COMPAT_READ = 3
+
+
+KIND_OF_NAP = {"futex": ObjectKind.FUTEX, "pipe": ObjectKind.PIPE, "nap": None}
+
+
+@both_forms
+def test_both_forms_find_the_same_kinds(napper: Path, in_switch: bool) -> None:
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, in_switch=in_switch)
+    one = Napper(napper)
+    with recording(config) as (program, rings):
+        program.maps.add_target(one.pid)
+        program.enable()
+        tallies = one.go()
+        program.disable()
+        kinds = {int(row["id"]): int(row["kind"]) for row in program.maps.take_objects()}
+        waits = waits_of(rings)
+    one.end()
+    for kind, expected in KIND_OF_NAP.items():
+        (tally,) = [tally for tally in tallies if tally.kind == kind]
+        mine = [wait for wait in waits if (wait.tid, wait.syscall) == (tally.tid, tally.syscall)]
+        assert mine
+        assert {kinds.get(wait.object_id) for wait in mine} == {expected}
+        if kind == "nap":
+            assert {wait.asked_ns == NOT_KNOWN for wait in mine} == {in_switch}, "memory of the sleeper"
 
 
 MOVED = """
