@@ -48,8 +48,8 @@ def _recording(summary: Summary, _: Style) -> Iterator[str]:
 
 def _deadlocks(summary: Summary, _: Style) -> Iterator[str]:
     if summary.deadlocks:
-        *lines, _ = wrapped([*map(sentence_of, summary.deadlocks), ""])
-        yield from map(say.comment, lines)
+        lines = [*wrapped([*map(sentence_of, summary.deadlocks), ""])]
+        yield from map(say.comment, lines[:-1])
 
 
 def _verdict(summary: Summary, _: Style) -> Iterator[str]:
