@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work in the background: who begins it does not wait until its thread has got a CPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from perf_offcpu.collect.system.background import in_background, stepping_until
+
+
+@pytest.fixture
+def no_other_thread_runs() -> Iterator[None]:
+    """Let a thread run until it waits, as if the others had no CPU."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(100)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_beginning_does_not_wait_for_the_thread(no_other_thread_runs: None) -> None:
+    begun: list[int] = []
+    futures = [in_background(lambda number=number: begun.append(number)) for number in range(5)]
+    assert begun == []
+    for future in futures:
+        stepping_until(future, lambda: None)
+    assert sorted(begun) == [0, 1, 2, 3, 4]
