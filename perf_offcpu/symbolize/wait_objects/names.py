@@ -29,6 +29,7 @@ from perf_offcpu.symbolize.wait_objects.rows import (
     object_rows,
     rows_of,
     users_of,
+    wakers_of,
 )
 
 SLEEP = "sleep"
@@ -58,10 +59,11 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
     rows, pids, of = entries_of(recording, row)
     known, users = object_rows(recording, np.unique(rows).tolist()), users_of(recording, row)
     futexes = {number: one for number, one in known.items() if one.kind == ObjectKind.FUTEX}
+    ends = OtherEnds(recording, known, users, wakers_of(recording, row))
     namer = _Namer(
         known,
         users,
-        OtherEnds(recording, known, users),
+        ends,
         futex_names(profile, recording, futexes, row, options),
     )
     named = [namer.name(*entry) for entry in zip(rows.tolist(), pids.tolist(), strict=True)]

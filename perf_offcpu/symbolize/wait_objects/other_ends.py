@@ -3,7 +3,8 @@
 
 Two ends of one connection name each other: the addresses of TCP and UDP sockets are exchanged, a Unix socket
 has the inode of its peer, and a pipe is one inode for both. Where both processes waited, the samples say who
-they are. Else the recorder's word counts, if it had looked.
+they are. Else the recorder's word counts, if it had looked; else, of a pipe, the process that ended most of
+the waits: who writes wakes who reads.
 """
 
 from __future__ import annotations
@@ -38,13 +39,18 @@ class OtherEnds:
     Args:
         rows: objects by row.
         users: processes that waited for each.
+        wakers: processes that ended most waits of a process for an object (`rows.wakers_of`).
     """
 
     def __init__(
-        self, recording: Recording, rows: Mapping[int, ObjectRow], users: Mapping[int, Sequence[User]]
+        self,
+        recording: Recording,
+        rows: Mapping[int, ObjectRow],
+        users: Mapping[int, Sequence[User]],
+        wakers: Mapping[tuple[int, int], int],
     ) -> None:
         self._comms, self._strings = recording.comms, recording.strings
-        self._rows, self._users = rows, users
+        self._rows, self._users, self._wakers = rows, users, wakers
         self._by_ends: dict[tuple[str, str, str], list[int]] = {}
         self._by_inode: dict[int, list[int]] = {}
         self._by_peer: dict[int, list[int]] = {}
@@ -81,7 +87,10 @@ class OtherEnds:
             return self._process(others[0].pid)
         if pid == one.peer_pid and one.pid > 0:
             return self._process(one.pid)
-        return self._recorded(one) if one.peer_pid != pid else None
+        if one.peer_pid > 0 and one.peer_pid != pid:
+            return self._recorded(one)
+        waker = self._wakers.get((row, pid))
+        return None if waker is None else self._process(waker)
 
     def _recorded(self, one: ObjectRow) -> Process | None:
         return Process(one.peer_pid, one.peer_comm or self._comm(one.peer_pid)) if one.peer_pid > 0 else None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -10,9 +11,10 @@ import numpy as np
 from perf_offcpu.abi.syscalls import syscall_names
 from perf_offcpu.abi.wait_objects import TEXTS, ObjectKind
 from perf_offcpu.model.columns import I32, I64, U64, Bool
-from perf_offcpu.model.recording import Recording, WaitObjects
+from perf_offcpu.model.recording import Recording, SampleFlag, WaitObjects
 
 _READS = "read readv pread64 preadv preadv2 recvfrom recvmsg recvmmsg accept accept4"
+_NO_WAKER = SampleFlag.WAKER_INTERRUPT | SampleFlag.STILL_BLOCKED
 _WRITES = "write writev pwrite64 pwritev pwritev2 sendto sendmsg sendmmsg connect"
 
 
@@ -79,6 +81,29 @@ def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
     for one, *numbers in zip(distinct.tolist(), *counts, strict=True):
         found.setdefault(one >> 32, []).append(User((one & 0xFFFFFFFF) - 1, *numbers))
     return {row: sorted(users, key=lambda user: (-user.waits, user.pid)) for row, users in found.items()}
+
+
+def wakers_of(recording: Recording, row: I32) -> dict[tuple[int, int], int]:
+    """Return (row of a pipe, pid of the sleeper) → pid of the process that ended most of the waits.
+
+    It is another process than the sleeper's, and ended more than half of the waits. Interrupts, and waits that
+    are not over, do not count.
+    """
+    samples = recording.samples
+    kinds = np.append(recording.objects.kind, np.uint16(ObjectKind.UNKNOWN))
+    ended = (kinds[row] == ObjectKind.PIPE) & (samples.waker_pid > 0) & ~samples.has(_NO_WAKER)
+    at = np.flatnonzero(ended)
+    ends = np.stack([row[at], samples.pid[at], samples.waker_pid[at]], axis=1)
+    distinct, counts = np.unique(ends, axis=0, return_counts=True)
+    whole: Counter[tuple[int, int]] = Counter()
+    rows = [(one, sleeper, waker) for one, sleeper, waker in distinct.tolist()]
+    for (one, sleeper, _), count in zip(rows, counts.tolist(), strict=True):
+        whole[one, sleeper] += count
+    return {
+        (one, sleeper): waker
+        for (one, sleeper, waker), count in zip(rows, counts.tolist(), strict=True)
+        if 2 * count > whole[one, sleeper] and waker != sleeper
+    }
 
 
 def is_in(recording: Recording, names: str) -> Bool:

@@ -133,6 +133,22 @@ def test_processes_at_the_same_end_of_a_pipe_do_not_name_each_other(tmp_path: Pa
     assert names(profile_of(tmp_path, pipe, *both_read)) == ["pipe inode 5"] * 2
 
 
+def test_who_ends_the_waits_is_at_the_other_end_of_a_pipe(tmp_path: Path) -> None:
+    """Where nobody waited there and the recorder did not look; half of the waits are not enough."""
+    pipe = described(thing(7, K.PIPE, pid=10, inode=5))
+    ends = [20, 20, 30]
+    waits = [
+        wait(
+            7, time=90 + at, pid=10, tid=10, syscall=READ, waker_pid=waker, waker_tid=waker, wakeup_ns=90 + at
+        )
+        for at, waker in enumerate(ends)
+    ]
+    assert set(names(profile_of(tmp_path, pipe, *waits))) == {"pipe from xz (20)"}
+    assert set(names(profile_of(tmp_path, pipe, *waits[1:]))) == {"pipe inode 5"}
+    own = wait(7, time=99, pid=10, tid=10, syscall=READ, waker_pid=10, waker_tid=11, wakeup_ns=98)
+    assert set(names(profile_of(tmp_path, pipe, own))) == {"pipe inode 5"}
+
+
 def test_two_sockets_of_one_connection_find_each_other(tmp_path: Path) -> None:
     one = thing(7, K.SOCKET, pid=10, protocol="tcp", local="127.0.0.1:40000", remote="127.0.0.1:5432")
     other = thing(8, K.SOCKET, pid=30, protocol="tcp", local="[::ffff:127.0.0.1]:5432")
