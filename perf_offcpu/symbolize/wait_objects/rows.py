@@ -86,8 +86,8 @@ def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
 def wakers_of(recording: Recording, row: I32) -> dict[tuple[int, int], int]:
     """Return (row of a pipe, pid of the sleeper) → pid of the process that ended most of the waits.
 
-    It is another process than the sleeper's, and ended more than half of the waits. Interrupts, and waits that
-    are not over, do not count.
+    It is another process than the sleeper's, and ended more than half of the waits. Interrupts, and waits
+    that are not over, do not count.
     """
     samples = recording.samples
     kinds = np.append(recording.objects.kind, np.uint16(ObjectKind.UNKNOWN))
