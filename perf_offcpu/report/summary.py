@@ -15,7 +15,7 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
-from perf_offcpu.analysis.classify import Waits, classify, of_idle_threads
+from perf_offcpu.analysis.classify import Waits, classify
 from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.select import event_rows
@@ -182,38 +182,6 @@ def summarize(
         losses=lost,
         notes=_notes(subject.samples) | {one: count for one, count in counts.items() if not one.is_loss},
     )
-
-
-def verdict_on(
-    profile: Profile,
-    events: Sequence[str] = (),
-    *,
-    options: Sequence[tuple[str, str]] = (),
-    whole_lives: bool = True,
-) -> tuple[Verdict | None, frozenset[tuple[int, int]]]:
-    """Return the verdict on a profile, None if it shows no waits, and (pid, tid) of its idle threads.
-
-    Arguments are those of `summarize`.
-    """
-    rows = event_rows(profile, events)
-    chosen = np.isin(profile.samples.evsel, rows)
-    subject = profile.select(chosen)
-    if not shows_waits(subject, [profile.evsels[row] for row in rows.tolist()]):
-        return None, frozenset()
-    lost = {cause: count for cause, count in losses.by_text(profile.losses).items() if cause.is_loss}
-    waits = classify(subject)
-    verdict = verdict_of(profile, chosen, subject, waits, lost, options=options, whole_lives=whole_lives)
-    return verdict, _idle_threads(profile, chosen, waits) if whole_lives else frozenset()
-
-
-def _idle_threads(profile: Profile, chosen: Bool, waits: Waits) -> frozenset[tuple[int, int]]:
-    for_work = np.zeros(len(chosen), np.bool_)
-    for_work[chosen] = waits.for_work
-    idle = np.flatnonzero(of_idle_threads(profile, for_work))
-    samples = profile.samples
-    first, _ = group(samples.pid[idle], samples.tid[idle])
-    rows = idle[first]
-    return frozenset(zip(samples.pid[rows].tolist(), samples.tid[rows].tolist(), strict=True))
 
 
 def shows_waits(subject: Profile, events: list[Evsel]) -> bool:

@@ -46,16 +46,13 @@ def with_head(options: Options, args: argparse.Namespace, profile: Profile) -> O
     Args:
         profile: the selected samples of all events.
     """
-    from perf_offcpu.report.summary import verdict_on
-    from perf_offcpu.report.verdict_text import sentences_of
+    from perf_offcpu.report.head import head_of
 
-    kept = kept_options(args)
-    if getattr(args, "critical_path", False):  # next to the path are all threads
+    kept, path = kept_options(args), bool(getattr(args, "critical_path", False))
+    if path:  # next to the path are all threads
         kept = [(option, value) for option, value in kept if option not in _OF_PATH]
-    whole = whole_lives(args) or bool(getattr(args, "critical_path", False))
-    verdict, idle = verdict_on(profile, split_list(args.event), options=kept, whole_lives=whole)
+    head = head_of(profile, split_list(args.event), options=kept, whole_lives=path or whole_lives(args))
     switches = {"--no-prefix": args.no_prefix, "--apart": args.apart, "--from-start": args.from_start}
     words = [word for option in kept for word in option] + [name for name, given in switches.items() if given]
     words += [word for one in args.wait_class or () for word in ("--class", one)]
-    sentences = sentences_of(verdict) if verdict else ()
-    return dataclasses.replace(options, sentences=tuple(sentences), selected=tuple(words), idle=idle)
+    return dataclasses.replace(options, sentences=head.sentences, selected=tuple(words), idle=head.idle)

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classify import Waits, classify
+from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.analysis.group import group
-from perf_offcpu.analysis.timeline import Timeline, Track, process_names, timeline_of
+from perf_offcpu.analysis.timeline import Timeline, Track, comm_of, process_names, timeline_of
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.analysis.wakeups import with_wakers
 from perf_offcpu.callpaths.keys import column_of
@@ -117,6 +119,15 @@ def _keys(profile: Profile, waits: Waits) -> tuple[list[dict[str, Any]], dict[st
             continue
         keys.append({"key": key, "title": title, "labels": list(distinct)})
         ranks[f"key.{key}"] = np.array([distinct[text] for text in labels], np.int64)[of]
+    causes = causes_of(profile, waits)
+    keys.insert(1, {"key": "function", "title": "Function", "labels": causes.names})
+    ranks["key.function"] = causes.function
+    held = holders_of(profile).held
+    if (held >= 0).any():
+        tids, of = np.unique(held, return_inverse=True)
+        names = [f"{comm_of(profile, tid)} {tid}" if tid >= 0 else "[unknown]" for tid in tids.tolist()]
+        keys.insert(3, {"key": "holder", "title": "Held by", "labels": names})
+        ranks["key.holder"] = of
     return keys, ranks
 
 

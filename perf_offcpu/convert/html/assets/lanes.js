@@ -422,7 +422,7 @@ function laneView(rec, place, state) {
         const [x0, x1] = [Math.max(view.label, xOf(rec.begin[row])), Math.min(view.width, xOf(rec.end[row] - rec.columns.runq[row]))];
         if (x1 - x0 < 40 || (state.dim && state.dim[row])) continue;
         pen.fillStyle = theme.dark ? "#000c" : "#fffffff2";
-        pen.fillText(fitted(programFunction(rec, rec.columns.node[row]), x1 - x0 - 6), x0 + 3, laneTop(lane) + LANE / 2 + 0.5);
+        pen.fillText(fitted(functionOf(rec, row), x1 - x0 - 6), x0 + 3, laneTop(lane) + LANE / 2 + 0.5);
       }
     }
   }

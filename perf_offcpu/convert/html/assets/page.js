@@ -90,7 +90,7 @@ async function openPage() {
     const runq = columns.runq[row] ? `, ${rounded(columns.runq[row], "ns")} of it run queue` : "";
     const key = (name) => { const one = rec.keys.find((each) => each.key === name); return one.labels[one.column[row]]; };
     return [
-      programFunction(rec, columns.node[row]),
+      functionOf(rec, row),
       `${key("class")}, ${rounded(rec.end[row] - rec.begin[row], "ns")}${runq}`,
       `${threadName(rec, rec.track[row])}, system call ${key("syscall")}`,
       `woken by ${key("waker")}`,
@@ -196,7 +196,7 @@ async function openPage() {
   function keyTable(i) {
     const key = rec.keys[i];
     const isClass = key.key === "class";
-    return sumTable(rec, key.title, state.found.keys[i], (at) => key.labels[at],
+    return sumTable(rec, key.title, state.found.keys[i], (at) => key.labels[at] || "[unknown]",
       isClass ? (at) => toggleClass(key.labels[at]) : null,
       (at) => isClass && Boolean(state.sel.classes && state.sel.classes.has(key.labels[at])),
       isClass ? (at) => classColour(key.labels[at], darkNow()) : null);

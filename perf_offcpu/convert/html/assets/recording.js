@@ -98,7 +98,13 @@ function pathOf(rec, node) {
   return path.reverse();
 }
 
-/** Return the function of the program or a library in which a thread waits, else of the kernel. */
+/** Return the function of the program in which a row waits, as the verdict names it; else another one. */
+function functionOf(rec, row) {
+  const key = rec.keys.find((one) => one.key === "function");
+  return key.labels[key.column[row]] || programFunction(rec, rec.columns.node[row]);
+}
+
+/** Return the innermost function of the program or a library on a stack, else of the kernel. */
 function programFunction(rec, node) {
   for (let at = node; at >= 0; at = rec.parent[at]) {
     if (rec.kindOf(at) === KIND.user && !rec.nameOf(at).startsWith("[")) return rec.nameOf(at);
