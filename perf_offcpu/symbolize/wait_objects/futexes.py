@@ -49,6 +49,8 @@ _BELOW: Final = re.compile(
 )
 """Functions of runtimes that take locks for the program."""
 _LIBRARIES: Final = re.compile(r"(ld|libc|libpthread|libstdc\+\+|libc\+\+|libgcc_s)[-.].*|\[v(dso|syscall)\]")
+_ANONYMOUS: Final = "/dev/zero (deleted)"
+"""The kernel's name of shared memory without a file, which processes inherit."""
 _SHARED: Final = re.compile(r"\+0x[0-9a-f]+$")
 _VERSION: Final = re.compile(r"@.*")
 
@@ -105,7 +107,8 @@ def _name(one: ObjectRow, variable: Variable | None, file: str, noun: str, funct
         text = f"{variable.symbol}{offset} in {_leaf(file)}"
         return FutexName(text, text, is_shared=False)
     if _SHARED.search(one.place):
-        return FutexName(f"shared {one.place}", f"shared {one.place}", is_shared=True)
+        text = f"shared {one.place.replace(_ANONYMOUS, 'memory')}"
+        return FutexName(text, text, is_shared=True)
     if variable:
         text = f"{noun} in {_leaf(file)}+{variable.offset:#x}{via}"
         return FutexName(text, text, is_shared=False)

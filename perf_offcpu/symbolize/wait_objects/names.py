@@ -17,6 +17,7 @@ import numpy as np
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.model.profile import Objects, Profile
 from perf_offcpu.model.recording import Recording
+from perf_offcpu.objects.search import DELETED
 from perf_offcpu.structs import frozen
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.wait_objects.futexes import FutexName, futex_names
@@ -37,6 +38,8 @@ SLEEP = "sleep"
 _SLEEPS = "nanosleep clock_nanosleep clock_nanosleep_time64"
 _EPHEMERAL = 32768
 """First port that Linux gives to clients by itself (net.ipv4.ip_local_port_range)."""
+_ENDS = {"read end": "from", "write end": "to"}
+"""End of a pipe at which its first process waited → word for the other end."""
 _PORT = re.compile(r"(.*):(\d{1,5})")
 
 
@@ -111,7 +114,12 @@ class _Namer:
         one = self._rows[row]
         if one.kind == ObjectKind.FUTEX:
             name = self._futexes[row]
-            return _Named(name.text, name.stable, "" if name.is_shared else f"({one.pid})", name.is_shared)
+            mark = f"({one.pid})"
+            if (
+                name.is_shared
+            ):  # what has no name any more is told apart by the address, which children inherit
+                mark = f"at {one.address:#x}" if DELETED in one.place else ""
+            return _Named(name.text, name.stable, mark, name.is_shared)
         if one.kind == ObjectKind.PIPE:
             return self._pipe(row, pid)
         if one.kind == ObjectKind.SOCKET:
@@ -125,7 +133,10 @@ class _Namer:
         if other is None:
             text = what if what != "pipe" else f"pipe inode {one.inode}"
             return _Named(text, what)
-        where = f"{what} {direction(mine)}"
+        word = direction(mine)
+        if word == "with" and pid == one.pid:
+            word = _ENDS.get(one.place, word)
+        where = f"{what} {word}"
         return _Named(f"{where} {other.text()}", f"{where} {other.comm or 'a process'}")
 
     def _socket(self, row: int) -> _Named:
@@ -134,7 +145,7 @@ class _Namer:
         protocol = one.protocol or "socket"
         end, stable_end = (f" ({other.comm} {other.pid})", f" ({other.comm})") if other else ("", "")
         if protocol == "unix":
-            path = remote or local
+            path = one.name or remote or local
             text = f"unix {path}" if path else "unix socket"
             apart = "" if path or other else f" inode {one.inode}"
             return _Named(f"{text}{apart}{end}", f"{text}{stable_end}")

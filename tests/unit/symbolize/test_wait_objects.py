@@ -95,6 +95,7 @@ def both(path: Path, *records: bytes) -> tuple[list[str], list[str]]:
             "unix /run/x.sock (postgres 30)",
             "unix /run/x.sock (postgres)",
         ),
+        (K.SOCKET, {"protocol": "unix", "name": "@tmp/x", "inode": 9}, "unix @tmp/x", "unix @tmp/x"),
         (K.SOCKET, {"protocol": "unix", "inode": 9}, "unix socket inode 9", "unix socket"),
         (K.PIPE, {"inode": 9}, "pipe inode 9", "pipe"),
         (K.PIPE, {"inode": 9, "peer_pid": 77, "peer_comm": "gone"}, "pipe from gone (77)", "pipe from gone"),
@@ -125,6 +126,27 @@ def test_the_two_ends_of_a_pipe_name_each_other(tmp_path: Path) -> None:
     assert names(profile_of(tmp_path, pipe, writes, reads)) == ["pipe to xz (20)", "pipe from find (10)"]
     polls = wait(7, time=91, pid=20, tid=21, syscall=POLL)
     assert names(profile_of(tmp_path, pipe, writes, polls)) == ["pipe to xz (20)", "pipe with find (10)"]
+
+
+def test_the_recorder_may_tell_the_end_of_a_pipe(tmp_path: Path) -> None:
+    for place, word in (("read end", "from"), ("write end", "to"), ("", "with")):
+        pipe = described(thing(7, K.PIPE, pid=10, inode=5, peer_pid=20, place=place))
+        assert names(profile_of(tmp_path, pipe, wait(7, time=90, pid=10, tid=10, syscall=POLL))) == [
+            f"pipe {word} xz (20)"
+        ]
+
+
+def test_shared_memory_without_a_name_is_one_where_children_inherited_it(tmp_path: Path) -> None:
+    ids = [(7, 10, 0x7000), (8, 20, 0x7000), (9, 30, 0x9000)]
+    locks = [
+        thing(id_, K.FUTEX, pid=pid, address=address, place="/dev/zero (deleted)+0x0")
+        for id_, pid, address in ids
+    ]
+    waits = [wait(id_, time=90 + id_, pid=pid, tid=pid) for id_, pid, _ in ids]
+    assert names(profile_of(tmp_path, described(*locks), *waits)) == [
+        *["shared memory+0x0 at 0x7000"] * 2,
+        "shared memory+0x0 at 0x9000",
+    ]
 
 
 def test_processes_at_the_same_end_of_a_pipe_do_not_name_each_other(tmp_path: Path) -> None:
