@@ -416,8 +416,12 @@ function laneView(rec, place, state) {
       const begin = rec.waits[track];
       let row = firstFrom(rec, begin, rec.waits[track + 1], view.from);
       if (row > begin) row--;
-      let tries = 3000;
-      for (; row < rec.waits[track + 1] && rec.begin[row] < view.to && tries > 0; row++, tries--) {
+      for (; row < rec.waits[track + 1] && rec.begin[row] < view.to; row++) {
+        const place = row - begin;
+        if (place % BLOCK === 0 && rec.blocks.time[rec.blockFirst[track] + place / BLOCK] < needed) {
+          row += BLOCK - 1;
+          continue;
+        }
         if (rec.end[row] - rec.begin[row] < needed || rec.end[row] < view.from) continue;
         const [x0, x1] = [Math.max(view.label, xOf(rec.begin[row])), Math.min(view.width, xOf(rec.end[row] - rec.columns.runq[row]))];
         if (x1 - x0 < 40 || (state.dim && state.dim[row])) continue;
@@ -505,7 +509,7 @@ function laneView(rec, place, state) {
 
   /** Return a time since the begin in the unit of a step. */
   function tickText(at, step) {
-    const [name, size] = [["s", 1e9], ["ms", 1e6], ["us", 1e3]].find(([, s]) => step >= s / 1000) || ["ns", 1];
+    const [name, size] = [["s", 1e9], ["ms", 1e6], ["us", 1e3]].find(([, s]) => step >= s / 100 || view.from >= 10 * s) || ["ns", 1];
     if (Math.abs(at) < step / 2) return "0";
     const digits = Math.max(0, Math.round(Math.log10(size)) - Math.floor(Math.log10(step)));
     return `${(at / size).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })} ${name}`;
@@ -555,20 +559,33 @@ function laneView(rec, place, state) {
     return { parts, most, width };
   }
 
-  function drawOverview() {
-    const width = Math.floor(plot());
-    if (!overview || overview.width !== width) overview = sumOverview(width);
-    const height = OVERVIEW - 4;
+  /** Draw the number of waiting threads, by class, once for all pictures of a width and theme. */
+  function pictureOf({ parts, most, width }, height) {
+    const canvas = document.createElement("canvas");
+    size(canvas, width, height, view.ratio);
+    const brush = canvas.getContext("2d");
+    brush.setTransform(view.ratio, 0, 0, view.ratio, 0, 0);
     for (let pixel = 0; pixel < width; pixel++) {
       let y = height;
-      for (let code = 0; code < overview.parts.length; code++) {
-        const part = (overview.parts[code][pixel] / (overview.most || 1)) * (height - 2);
+      for (let code = 0; code < parts.length; code++) {
+        const part = (parts[code][pixel] / (most || 1)) * (height - 2);
         if (part <= 0) continue;
-        top.fillStyle = `rgb(${colours[code].join(" ")})`;
-        top.fillRect(view.label + pixel, y - part, 1, part);
+        brush.fillStyle = `rgb(${colours[code].join(" ")})`;
+        brush.fillRect(pixel, y - part, 1, part);
         y -= part;
       }
     }
+    return canvas;
+  }
+
+  function drawOverview() {
+    const width = Math.floor(plot());
+    const height = OVERVIEW - 4;
+    if (!overview || overview.width !== width) {
+      overview = sumOverview(width);
+      overview.picture = pictureOf(overview, height);
+    }
+    top.drawImage(overview.picture, view.label, 0, width, height);
     const [x0, x1] = [overviewX(view.from), overviewX(view.to)];
     top.fillStyle = theme.shade;
     top.fillRect(view.label, 0, x0 - view.label, height);
