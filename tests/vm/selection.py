@@ -57,6 +57,7 @@ FEATURES = {
         "test_budget.py::test_every_thread_has_a_budget_that_adds_up",
         "test_budget.py::test_hogs_wait_for_a_cpu_and_are_not_blocked",
         "test_budget.py::test_running_time_is_cpu_time",
+        "test_throttled.py",
     ),
     "waits that began before, or do not end": (
         "test_short_and_unfinished.py::test_a_wait_from_before_is_flagged_when_it_ends",
