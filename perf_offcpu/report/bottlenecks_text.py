@@ -55,9 +55,10 @@ def _bottleneck(number: int, one: Bottleneck, found: Bottlenecks, style: Style) 
     elif one.is_knot and not is_device(one):
         yield say.comment("  a knot: waited for nobody else")
     yield ""
-    if style.stacks:
-        for stack in one.stacks:
-            yield from _stack(stack, one, style)
+    if not style.stacks:
+        return
+    for stack in one.stacks:
+        yield from _stack(stack, one, style)
     for ns, what in ((one.other_stacks, "in other stacks"), (one.no_stack, "running without a CPU sample")):
         if ns:
             yield say.comment(f"{say.amount(ns, 'ns', style)} {style.unit} {what}")
