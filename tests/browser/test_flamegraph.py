@@ -367,3 +367,26 @@ def test_a_hundred_thousand_nodes_stay_quick(browser: Browser, show: Show) -> No
     assert text(browser, "matched").endswith(" ns")
     times.append(browser.run("return flamegraph.drawMs()"))
     assert max(times) < 250, "ms for one drawing"
+
+
+def test_the_legend_says_what_colours_mean(browser: Browser, show: Show) -> None:
+    waits = ProfileBuilder().sample("a", ["f", kernel("futex_wait")], 3 * SECONDS, syscall=202)
+    waits.sample("a", ["g", kernel("pipe_read")], SECONDS)
+    show(waits.build())
+    assert text(browser, "legend") == "waiting, userwaiting, kernel"
+    plain = colour_at(browser, boxes(browser)["f"], 0.9)
+    button = "document.getElementById('colours').getBoundingClientRect()"
+    browser.click(*browser.run(f"const box = {button}; return [box.x + 5, box.y + 5]"))
+    assert text(browser, "legend") == "most of its time:lockpipe"
+    red, green, blue = colour_at(browser, boxes(browser)["f"], 0.9)
+    assert [red, green, blue] != plain and red > 2 * green, "red, the colour of locks"
+    assert colour_at(browser, boxes(browser)["a"], 0.9) == [red, green, blue], "most of it"
+    browser.hover(*middle(boxes(browser)["a"]))
+    assert "class: lock 75.00 %, pipe 25.00 %" in text(browser, "tip")
+    show(waits.sample("a", ["f"], SECONDS, event="cpu-clock").build())
+    assert text(browser, "legend").endswith(
+        "running, userrunning, kernelwall clock: a frame shows both shares"
+    )
+    show(simple(), Options(diff=simple()))
+    assert text(browser, "legend").startswith("grown since then (paler: less)as beforeshrunk")
+    assert browser.run("return document.getElementById('colours').hidden") is True

@@ -514,6 +514,24 @@ def test_names_for_screen_readers(browser: Browser, show: Show) -> None:
     assert browser.run("return document.documentElement.lang") == "en"
 
 
+def test_paper_shows_lanes_flame_graph_and_table(browser: Browser, show: Show) -> None:
+    show(threads(20))
+    browser.resize(1000, 500)
+    heights = "return ['lanebox', 'view'].map((id) => document.getElementById(id).clientHeight)"
+    assert browser.run(heights)[0] < 20 * 17
+    browser._devtools("Emulation.setEmulatedMedia", {"media": "print"})
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    browser.settle()
+    lanes, graph = browser.run(heights)
+    assert lanes >= 20 * 17 and graph >= 5 * 18
+    assert browser.run("return document.getElementById('about').open") is True
+    assert browser.run("return getComputedStyle(document.getElementById('search')).display") == "none"
+    browser._devtools("Emulation.setEmulatedMedia", {"media": ""})
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    browser.settle()
+    assert browser.run(heights)[0] < 20 * 17
+
+
 def test_an_empty_page(browser: Browser, show: Show) -> None:
     show(ProfileBuilder().build())
     assert browser.run("return page.sums().total") == ["0", 0]

@@ -550,7 +550,8 @@ function flameGraph(place, changed = () => {}) {
   });
 
   return {
-    load, search, zoomTo, flip, key, readTheme, redraw, colourByClass, hasClasses, boxes,
+    load, search, zoomTo, flip, key, readTheme, redraw, draw, colourByClass, hasClasses, boxes,
+    fullHeight: () => (view.deepest + 1) * ROW,
     summary: () => tree.layers.map(totals).join(", "),
     drawMs: () => view.drawMs,
     nodes: () => tree.n,

@@ -367,6 +367,15 @@ async function openPage() {
     });
   }
 
+  /** Open what a screen scrolls, so that paper shows it: facts, lanes, the whole flame graph. */
+  function toPaper(wanted) {
+    element("about").open = wanted;
+    place.box.style.height = wanted ? `${Math.min(lanes.view.lanes.length * LANE + 8, 1200)}px` : "";
+    element("view").style.height = wanted ? `${Math.min(graph.fullHeight(), 900)}px` : "";
+    lanes.draw();
+    graph.draw();
+  }
+
   function pressed(id, change) {
     element(id).addEventListener("click", () => {
       element(id).setAttribute("aria-pressed", String(change(element(id).getAttribute("aria-pressed") !== "true")));
@@ -390,7 +399,8 @@ async function openPage() {
   element("reset").addEventListener("click", () => graph.zoomTo(0));
   element("command").addEventListener("focus", (event) => event.target.select());
   document.addEventListener("keydown", onKey);
-  addEventListener("beforeprint", () => { element("about").open = true; });
+  addEventListener("beforeprint", () => toPaper(true));
+  addEventListener("afterprint", () => toPaper(false));
   themeButton(element("theme"), readTheme);
   splitter();
   fillHead();

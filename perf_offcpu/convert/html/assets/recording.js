@@ -47,7 +47,7 @@ async function readRecording(data, text) {
     track: new Int32Array(others[tracks]),
     begin: new Float64Array(others[0]),
     end: new Float64Array(others[0]),
-    wait: columns.hi, classes: data.classes.map((one) => one.label),
+    classes: data.classes.map((one) => one.label),
     keys: data.keys.map((key) => ({ ...key, column: columns[`key.${key.key}`] })),
   };
   placeRows(rec);
