@@ -69,7 +69,7 @@ def _stack(row: StackRow) -> dict[str, Any]:
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:
-    blocked = "comm pid tid wait_class function weight since began_before"
+    blocked = "comm pid tid wait_class object function weight since began_before"
     return {
         "sentences": sentences_of(verdict),
         **fields(verdict, "weight threads others runq goroutines idle_threads idle still_blocked command"),
@@ -82,7 +82,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def _cause(cause: Cause) -> dict[str, Any]:
-    places = [fields(place, "function weight") | _waiting(place) for place in cause.places]
+    places = [fields(place, "function weight object") | _waiting(place) for place in cause.places]
     facts = fields(cause, "wait_class program meaning weight for_work functions")
     return facts | _waiting(cause) | {"places": places}
 

@@ -21,18 +21,24 @@ from typing import NamedTuple
 import numpy as np
 
 from perf_offcpu import losses
+from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.causes import Causes, causes_of
 from perf_offcpu.analysis.classify import Waits, of_idle_threads
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.losses import LossCause, Stage
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64, U32, Bool
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import frozen
-from perf_offcpu.text import thread_label
+from perf_offcpu.text import printable, thread_label
 
+_NAMED = [
+    *(ObjectKind.FUTEX, ObjectKind.SOCKET, ObjectKind.PIPE, ObjectKind.SEMAPHORES),
+    *(ObjectKind.FILE, ObjectKind.DIRECTORY, ObjectKind.CHARACTER, ObjectKind.BLOCK),
+]
+"""Kinds of objects whose names say more than the class and the function."""
 _CAUSES, _PLACES, _SHOWN_BLOCKED = 4, 2, 2
 _CAUSE_PERCENT = 5  # smaller causes are "others", but for the first
 _PLACE_PERCENT, _SOLE_PERCENT = 25, 90  # of its cause: a function is named; it is named alone
@@ -53,6 +59,7 @@ class Place:
     function: str  # "" not known
     weight: int
     threads: Threads
+    object: str  # name of what nearly all of it was waited for; "" for several, or none
 
 
 @frozen
@@ -86,6 +93,7 @@ class BlockedThread:
     pid: int
     tid: int
     wait_class: str
+    object: str  # name of what it waits for; "" if that has no name of its own
     function: str
     weight: int
     since: int  # ns; -1 not known
@@ -145,7 +153,7 @@ def verdict_of(
     """
     idle = _idle(profile, chosen, waits) if whole_lives else np.zeros(len(subject.samples), np.bool_)
     causes = causes_of(subject, waits)
-    cells = _cells(subject.samples, waits, causes, idle)
+    cells = _cells(subject, waits, causes, idle)
     busy, period = cells.take(cells.idle == 0), subject.samples.period
     weight = int(busy.weight.sum())
     preempted = _preempted(profile, waits, weight) if whole_lives else None
@@ -186,6 +194,7 @@ class _Cells(NamedTuple):
     wait_class: I64
     rule: I64
     function: I64
+    object: I64  # string: its name; 0 for none, and for what has no name of its own
     idle: I64  # 1 if the thread is idle
     weight: I64
     runq: I64  # of the weight
@@ -195,13 +204,22 @@ class _Cells(NamedTuple):
         return _Cells(*(column[rows] for column in self))
 
 
-def _cells(samples: ProfileSamples, waits: Waits, causes: Causes, idle: Bool) -> _Cells:
+def _cells(subject: Profile, waits: Waits, causes: Causes, idle: Bool) -> _Cells:
+    samples = subject.samples
     who = (samples.pid, samples.tid, samples.comm)
-    facts = (*who, waits.wait_class, waits.rule, causes.function, idle)
+    facts = (*who, waits.wait_class, waits.rule, causes.function, _named_objects(subject), idle)
     first, of = group(*facts[:-1])
     columns = [fact[first].astype(np.int64) for fact in facts]
     delay = np.where(waits.wait_class == WaitClass.RUNQUEUE, samples.period, np.maximum(samples.runq_ns, 0))
     return _Cells(*columns, *(sum_by(of, values, len(first)) for values in (samples.period, delay)))
+
+
+def _named_objects(profile: Profile) -> U32:
+    """Return uint32[samples]: the string with the object's name; 0 where it says no more than the class."""
+    objects = profile.objects
+    names = np.where(np.isin(objects.kind, _NAMED), objects.name, np.uint32(0))
+    found: U32 = np.append(names, np.uint32(0))[profile.samples.object]
+    return found
 
 
 def _knows_runq(samples: ProfileSamples, waits: Waits) -> bool:
@@ -257,11 +275,24 @@ def _cause(profile: Profile, waits: Waits, causes: Causes, cells: _Cells) -> Cau
         len(first),
         [
             Place(
-                causes.names[cells.function[first[at]]], weights[at], _threads(profile, cells.take(of == at))
+                causes.names[cells.function[first[at]]],
+                weights[at],
+                _threads(profile, cells.take(of == at)),
+                _object(profile, cells.take(of == at)),
             )
             for at in large
         ],
     )
+
+
+def _object(profile: Profile, cells: _Cells) -> str:
+    """Return the name of what nearly all of the weight was waited for; "" for several objects, or none."""
+    first, of = group(cells.object)
+    sums = sum_by(of, cells.weight, len(first)).tolist()
+    most = max(range(len(first)), key=lambda at: sums[at], default=-1)
+    if most < 0 or 100 * sums[most] < _SOLE_PERCENT * sum(sums):
+        return ""
+    return printable(profile.strings[int(cells.object[first[most]])])
 
 
 def _threads(profile: Profile, cells: _Cells) -> Threads:
@@ -278,13 +309,14 @@ def _still_blocked(
     rows = np.flatnonzero(busy & samples.has(SampleFlag.STILL_BLOCKED))
     elsewhere = waits.for_work[rows] | (waits.wait_class[rows] == WaitClass.CHILD)
     order = rows[np.lexsort((-samples.period[rows], elsewhere))]
-    before = samples.has(SampleFlag.BEGAN_BEFORE)
+    before, names = samples.has(SampleFlag.BEGAN_BEFORE), _named_objects(profile)
     longest = [
         BlockedThread(
             comm=thread_label(profile.strings[samples.comm[row]]),
             pid=int(samples.pid[row]),
             tid=int(samples.tid[row]),
             wait_class=WaitClass(waits.wait_class[row]).label,
+            object=printable(profile.strings[int(names[row])]),
             function=causes.names[causes.function[row]],
             weight=int(samples.period[row]),
             since=int(samples.switch_out_ns[row]),

@@ -56,7 +56,7 @@ def _cause(cause: Cause, whole: int) -> str:
         where = f" in {cause.functions} functions" if cause.functions > 1 else ""
         return f"{text}{where} ({_threads(cause.threads)})"
     if len(cause.places) == 1 and 10 * places[0].weight >= 9 * cause.weight:
-        return f"{text} in {places[0].function} ({_threads(cause.threads)})"
+        return f"{text} in {_where(places[0])} ({_threads(cause.threads)})"
     lead = "among them " if 20 * sum(place.weight for place in places) < 19 * cause.weight else ""
     return f"{text}, {lead}{_listed([_place(place, whole) for place in places], ', ')}"
 
@@ -69,7 +69,12 @@ def cause_words(wait_class: str, program: str, meaning: str) -> str:
 
 
 def _place(place: Place, whole: int) -> str:
-    return f"{_percent(place.weight, whole)} in {place.function} ({_threads(place.threads)})"
+    return f"{_percent(place.weight, whole)} in {_where(place)} ({_threads(place.threads)})"
+
+
+def _where(place: Place) -> str:
+    """Return `transfer for ledger_lock in bank`: the function, and what was waited for."""
+    return f"{place.function} for {place.object}" if place.object else place.function
 
 
 def _threads(threads: Threads) -> str:
@@ -125,7 +130,8 @@ def _blocked(verdict: Verdict) -> str:
 def _blocked_thread(thread: BlockedThread) -> str:
     where = f" in {thread.function}" if thread.function else ""
     longer = " or longer" if thread.began_before else ""
-    return f"{thread.comm} {thread.tid}{where} ({thread.wait_class}) for {time_text(thread.weight)}{longer}"
+    what = f"{thread.wait_class}: {thread.object}" if thread.object else thread.wait_class
+    return f"{thread.comm} {thread.tid}{where} ({what}) for {time_text(thread.weight)}{longer}"
 
 
 def _end(verdict: Verdict) -> Iterator[str]:

@@ -293,7 +293,13 @@ def test_the_document_of_a_verdict() -> None:
         "threads": 8,
         "comms": ["postgres"],
         "places": [
-            {"function": "XactLockTableWait", "weight": 880 * MS, "threads": 8, "comms": ["postgres"]}
+            {
+                "function": "XactLockTableWait",
+                "weight": 880 * MS,
+                "object": "",
+                "threads": 8,
+                "comms": ["postgres"],
+            }
         ],
     }
 

@@ -21,6 +21,7 @@ from perf_offcpu.report.objects import lock_report
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import Limits, summarize
 from perf_offcpu.report.terminal import render
+from perf_offcpu.report.verdict_text import sentences_of
 
 BLOCKED = SampleFlag.STILL_BLOCKED
 
@@ -122,6 +123,34 @@ def test_the_json_of_locks_can_be_written() -> None:
     assert made["locks"][0]["hands"][0]["comm"] == "holder"
     assert made["weight"] + 12_000 == made["total"]
     assert made["refused_holders"] == 0
+
+
+def first_sentence(*waits: tuple[str, int, ObjectKind]) -> str:
+    """The first sentence on waits in one function, for objects of these names, by weight and kind."""
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    for name, weight, kind in waits:
+        thing = builder.thing(name, kind)
+        builder.sample("bank", ["main", "transfer"], weight * 10**6, object=thing, syscall=202, state=1)
+    verdict = summarize(builder.build()).verdict
+    assert verdict
+    return sentences_of(verdict)[0]
+
+
+def test_the_verdict_names_the_object_of_nearly_all_waits() -> None:
+    lock, poll = ObjectKind.FUTEX, ObjectKind.DESCRIPTORS
+    assert "in transfer for m\\x1b in bank (bank, 1 thread)" in first_sentence(("m\x1b in bank", 5, lock))
+    assert "in transfer for m (" in first_sentence(("m", 60, lock), ("m", 30, lock), ("n", 10, lock))
+    assert "in transfer (" in first_sentence(("m", 89, lock), ("n", 11, lock))
+    assert "in transfer (" in first_sentence(("3 descriptors", 5, poll)), "the class says as much"
+
+
+def test_threads_that_are_still_blocked_say_for_what() -> None:
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    lock = builder.thing("m in bank")
+    builder.sample("bank", ["main"], 10**9, object=lock, syscall=202, state=1, flags=BLOCKED, tid=7)
+    verdict = summarize(builder.build()).verdict
+    assert verdict
+    assert "Still blocked at the end: bank 7 in main (lock: m in bank) for 1.000 s." in sentences_of(verdict)
 
 
 def test_a_deadlock_comes_before_the_verdict() -> None:
