@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from builders import program
 from builders.loaded_programs import program_ids
 from kernel.recorder import (
     INTERRUPTIBLE,
@@ -132,6 +133,9 @@ def test_what_a_killed_recorder_had_written_can_be_read(tmp_path: Path) -> None:
     assert waits(recording, tids[0])[0] >= 20
     # Without the features of the file's end, too, copies of stacks are unwound and system calls have names.
     assert recording.meta.arch == platform.machine()
+    # perf reads no file without the size of its data, its own either: inject gives it one.
+    assert program.run("inject", "-i", "perf.data", "-o", "whole.data", cwd=tmp_path).returncode == 0
+    assert "offcpu-time" in perf("report", "--stdio", "-i", tmp_path / "whole.data")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])

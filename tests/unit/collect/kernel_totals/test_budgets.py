@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.collect.bpf.header import read_header
-from perf_offcpu.collect.bpf.last_tasks import LastTasks
+from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
 from perf_offcpu.collect.kernel_totals.budgets import BudgetShares
 from perf_offcpu.resources import bpf_dir
 
@@ -82,6 +82,15 @@ def test_only_what_stood_still_is_sure() -> None:
     assert sure.budgets["tid"].tolist() == [1, 3, 4, 5, 2]
     assert sure.budgets["ns"][4, RUNNING] == 0, "of the later look"
     assert len(now.waiting()) == 4
+
+
+def test_what_began_after_the_end_is_no_wait() -> None:
+    """Not even one of 0 ns: the iterator looks at tasks while they go on."""
+    tasks = np.zeros(4, HEADER.structs["last"])
+    tasks["tid"], tasks["waits"], tasks["switch_out_ns"] = [1, 2, 3, 4], 1, [98, 99, 100, 101]
+    last = parse_tasks(tasks.tobytes(), HEADER, 100, False)
+    assert last.tasks["tid"].tolist() == [1, 2, 3, 4]
+    assert last.tasks["tid"][last.waiting()].tolist() == [1, 2]
 
 
 def test_what_began_after_the_rings_were_emptied_is_for_the_next_file() -> None:
