@@ -17,9 +17,10 @@ from builders.large import large_profile
 from builders.profile import ProfileBuilder, kernel
 from builders.program import run
 
-from perf_offcpu.analysis.select import Selection, select_samples
+from perf_offcpu.analysis.select import Selection, select_events, select_samples
 from perf_offcpu.analysis.time_windows import parse_windows
 from perf_offcpu.analysis.wait_classes import BY_LABEL
+from perf_offcpu.api import load
 from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
@@ -233,6 +234,57 @@ def test_the_command_of_a_selection_has_its_sums(browser: Browser, tmp_path: Pat
         expected = [[row["values"][0], str(row["weight"])] for row in found["groups"]["rows"]]
         assert [row[:2] for row in sums["keys"]["class"]] == expected
     assert browser.console() == []
+
+
+def test_the_command_of_a_part_has_its_sums(browser: Browser, tmp_path: Path) -> None:
+    options = ["-i", str(DATA / "demo.data"), "--kallsyms", str(DATA / "demo.kallsyms")]
+    words = ["convert", "--html", "--split", "100ms", "-o", str(tmp_path / "x.html")]
+    assert run(*words, *options).returncode == 0
+    parts = sorted(tmp_path.glob("x.*.html"))
+    total = 0
+    for part in parts:
+        opened(browser, part)
+        command, sums = browser.run("return [document.getElementById('command').value, page.sums()]")
+        done = run("report", "--json", *shlex.split(command)[2:])
+        assert json.loads(done.stdout)["subject"]["weight"] == int(sums["total"][0]) > 0
+        total += int(sums["total"][0])
+    assert len(parts) == 3 and total == 2_009_796_761
+
+
+@pytest.mark.parametrize("name", ["atend", "direct", "hybrid", "sched"])
+def test_recordings_of_perf(browser: Browser, show: Show, name: str) -> None:
+    profile = select_events(load(DATA / "perf-7.2" / f"{name}.data"))
+    show(profile)
+    check_sums(browser.run("return page.sums()"), profile, Selection())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_extreme_values(browser: Browser, show: Show, seed: int) -> None:
+    """Times, ids and lengths that only damaged recordings have: the page draws, and its total is right."""
+    rng, builder = random.Random(seed), ProfileBuilder()
+    for _ in range(40):
+        time = rng.choice([-1, 0, 5, 2**31, 2**40, 2**53 + 1, 2**60]) + rng.randint(0, 1000)
+        builder.sample(
+            rng.choice(["a", "\x00\x1b", ""]), ["f"] * rng.randint(0, 30), rng.choice([0, 1, 2**33, 2**50]),
+            time_ns=rng.choice([time, -1]), tid=rng.choice([-1, 0, 2**31 - 1]), pid=rng.choice([-1, 0, 7]),
+            runq_ns=rng.choice([-1, 0, 2**51]), wakeup_ns=rng.choice([-1, time]),
+            count=rng.choice([0, 2**40]), flags=SampleFlag(rng.choice([0, 2, 4, 8, 128])),
+            state=rng.choice([-1, 2**30]), cpu=2**31 - 1,
+        )  # fmt: skip
+    profile = builder.build()
+    show(profile)
+    script = """
+        const { lanes, rec } = page;
+        for (let i = 0; i < 40; i++) { lanes.zoom(0.3); lanes.draw(); }
+        lanes.all();
+        for (let row = 0; row < rec.waits[rec.tracks]; row++) {
+          page.chooseWait(row);
+          lanes.showWait(row);
+          lanes.draw();
+        }
+        return page.sums().total[0];
+    """
+    assert browser.run(script) == str(int(profile.samples.period.sum()))
 
 
 def test_weights_above_2_to_53_stay_exact(browser: Browser, show: Show) -> None:

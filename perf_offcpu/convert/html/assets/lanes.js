@@ -114,9 +114,12 @@ function laneView(rec, place, state) {
 
   // ---- moving ------------------------------------------------------------------------------------------
 
-  /** Show a span of time, at least 100 ns, within the recording. */
+  // Damaged recordings can have times at which doubles are coarse.
+  const shortest = Math.max(100, Math.max(Math.abs(first), Math.abs(last)) * 2 ** -40);
+
+  /** Show a span of time, not below the shortest, within the recording. */
   function show(from, to) {
-    const length = Math.min(Math.max(to - from, 100), last - first || 1);
+    const length = Math.min(Math.max(to - from, shortest), last - first || 1);
     const begin = Math.min(Math.max(from, first), Math.max(first, last - length));
     [view.from, view.to] = [begin, begin + length];
     redraw();
