@@ -162,6 +162,7 @@ def check_sums(sums: dict[str, Any], profile: Profile, selection: Selection) -> 
     }
     assert {edge: (int(weight), count) for edge, weight, count in sums["lengths"]} == buckets
     by_tid: dict[int, int] = {}
+    assert total["unit"] == "ns"
     for row in found["threads"]:
         by_tid[row["tid"]] = by_tid.get(row["tid"], 0) + row["weight"]
     assert {tid: int(weight) for tid, weight, _ in sums["tracks"]} == {t: w for t, w in by_tid.items() if w}
@@ -582,6 +583,22 @@ def test_paper_shows_lanes_flame_graph_and_table(browser: Browser, show: Show) -
     browser.run("dispatchEvent(new Event('afterprint'))")
     browser.settle()
     assert browser.run(heights)[0] < 20 * 17
+
+
+def test_cpu_samples_are_no_waits(browser: Browser, show: Show) -> None:
+    builder = ProfileBuilder().sample("a", ["main", kernel("futex_wait")], 5 * MS, tid=1, syscall=202)
+    builder.sample("a", ["main", "compute"], 10 * MS, tid=1, event="cpu-clock")
+    builder.sample("b", ["main", "compute"], 10 * MS, tid=2, event="cpu-clock")
+    both = builder.build()
+    show(both)
+    check_sums(browser.run("return page.sums()"), both, Selection())
+    assert text(browser, "sums").endswith("in 1 wait, 20 ms (20,000,000 ns) in 2 CPU samples")
+    tids = "return page.lanes.view.lanes.map((one) => page.rec.data.tracks.tid[one.track])"
+    assert browser.run(tids) == [1, 2]
+    assert {"compute", "futex_wait"} <= {box["label"] for box in browser.run("return page.graph.boxes()")}
+    show(select_events(both, ("cpu-clock",)))
+    assert text(browser, "sums") == "20 ms (20,000,000 ns) in 2 samples"
+    assert browser.run("return page.sums().tracks.map((one) => one[1])") == ["10000000", "10000000"]
 
 
 def test_an_empty_page(browser: Browser, show: Show) -> None:

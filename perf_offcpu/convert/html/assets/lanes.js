@@ -62,7 +62,7 @@ function laneView(rec, place, state) {
       begin: (a, b) => firstBegin(a) - firstBegin(b),
     }[view.sort];
     const tracks = [...Array(rec.tracks).keys()].filter((track) =>
-      state.all.tracks.count[track] > 0 && !(view.hideIdle && idle[track]));
+      rec.hasRows(track) && !(view.hideIdle && idle[track]));
     const alone = (track) => ({ track, tracks: [track] });
     if (!view.byProcess) return tracks.sort(order).map(alone);
     const processes = new Map();

@@ -206,7 +206,7 @@ async function openPage() {
   function hideIdle(wanted) {
     lanes.view.hideIdle = wanted;
     lanes.arrange();
-    const busy = new Set([...Array(rec.tracks).keys()].filter((track) => state.all.tracks.count[track] && !data.tracks.idle[track]));
+    const busy = new Set([...Array(rec.tracks).keys()].filter((track) => rec.hasRows(track) && !data.tracks.idle[track]));
     select({ ...state.sel, tracks: wanted ? busy : null });
     return wanted;
   }

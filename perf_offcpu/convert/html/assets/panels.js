@@ -180,6 +180,7 @@ function selectionText(rec, state) {
   if (sel.tracks) parts.push(sel.tracks.size === 1 ? threadName(rec, [...sel.tracks][0]) : plural(sel.tracks.size, "thread"));
   if (sel.from !== null) parts.push(`${rounded(sel.to - sel.from, "ns")} from ${rounded(Math.max(sel.from, 0), "ns")}`);
   if (sel.classes) parts.push([...sel.classes].join(", "));
+  if (!rec.hasWaits) return [parts.join(" · ") || "Everything", `${exactly(weightOf(found.total, 1), rec.data.unit)} in ${plural(found.total.count[1], "sample")}`];
   const waiting = `${exactly(weightOf(found.total, 0), rec.data.unit)} in ${plural(found.total.count[0], "wait")}`;
   const running = found.total.count[1] ? `, ${exactly(weightOf(found.total, 1), rec.data.unit)} in ${plural(found.total.count[1], "CPU sample")}` : "";
   const summed = weightOf(found.summed, 0);

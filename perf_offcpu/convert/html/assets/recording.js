@@ -57,6 +57,9 @@ async function readRecording(data, text) {
   rec.classOf = classKey.column.map((rank) => codes[rank]);
   rec.runqueue = rec.classes.indexOf("runqueue");
   rec.isWait = (row) => (columns.flags[row] & data.flags.wait) !== 0;
+  rec.hasWaits = columns.flags.some((_, row) => rec.isWait(row));
+  rec.hasCpu = columns.flags.some((_, row) => !rec.isWait(row));
+  rec.hasRows = (track) => [waits, moments, others].some((firsts) => firsts[track] < firsts[track + 1]);
   buildBlocks(rec);
   return rec;
 }

@@ -64,7 +64,7 @@ function sumsOf(rec, sel) {
     sel,
     total: makeSums(2),                        // waits, then CPU samples
     tracks: makeSums(rec.tracks),
-    nodes: [makeSums(rec.nodes), rec.moments[rec.tracks] > rec.moments[0] || hasOnCpu(rec) ? makeSums(rec.nodes) : null],
+    nodes: [makeSums(rec.nodes), rec.hasCpu ? makeSums(rec.nodes) : null],
     keys: rec.keys.map((key) => makeSums(key.labels.length)),
     lengths: makeSums(rec.data.edges.length),
     summed: makeSums(1),                       // sums of short waits, which have no single lengths
@@ -78,20 +78,17 @@ function sumsOf(rec, sel) {
     const waits = rec.isWait(row);
     const single = waits && !(flags[row] & sumFlags);
     addRow(found.total, waits ? 0 : 1, rec, row, single);
-    addRow(found.tracks, rec.track[row], rec, row, single);
     addRow(found.nodes[waits ? 0 : 1], node[row], rec, row, single);
-    for (let i = 0; i < rec.keys.length; i++) addRow(found.keys[i], rec.keys[i].column[row], rec, row, single);
+    if (waits || !rec.hasWaits) {              // time that CPU samples stand for is no time of a class or waker
+      addRow(found.tracks, rec.track[row], rec, row, single);
+      for (let i = 0; i < rec.keys.length; i++) addRow(found.keys[i], rec.keys[i].column[row], rec, row, single);
+    }
     if (!waits) return;
     if (single) addRow(found.lengths, bucketOf(edges, hi[row] * GIGA + lo[row]), rec, row, true);
     else addRow(found.summed, 0, rec, row, false);
     addClass(found, node[row], rec.classOf[row], hi[row], lo[row]);
   });
   return found;
-}
-
-function hasOnCpu(rec) {
-  for (let row = 0; row < rec.rows; row++) if (!rec.isWait(row)) return true;
-  return false;
 }
 
 function bucketOf(edges, length) {
