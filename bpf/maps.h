@@ -71,6 +71,9 @@ struct offcpu_task {
 	u32 flags;			/* of the present wait: OFFCPU_PREEMPTED_WAIT, ... */
 	u32 waker_flags;		/* OFFCPU_WAKER_INTERRUPT */
 	u64 scratch;			/* see via_memory() */
+#if OFFCPU_SAMPLING
+	u64 accumulated;		/* waiting that no sample stands for yet: see sampling.h */
+#endif
 #if OFFCPU_LOCK_OWNERS
 	u32 holder_tid;			/* who held the lock when the wait began, or OFFCPU_NO_ID */
 #endif
@@ -122,7 +125,9 @@ struct offcpu_wait {
 	u64 switch_out_ns;
 	u64 switch_in_ns;
 	u64 wakeup_ns;			/* 0 none */
-	u64 ns;
+	u64 ns;				/* its weight in a sample: the length, if not sampled */
+	u64 length;
+	u64 count;			/* 1; if sampled, the number of periods in the weight */
 	u64 runq_ns;			/* or OFFCPU_NOT_KNOWN */
 	u32 prev_state;
 	u32 flags;

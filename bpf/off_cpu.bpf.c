@@ -50,6 +50,7 @@
  *						the sizes of its table and queue, 0 without
  *	OFFCPU_LOCK_OWNERS			who holds a lock (lock_owner.h): work in every wait
  *						in a system call
+ *	OFFCPU_SAMPLING				one sample for each period of waiting (sampling.h)
  *	OFFCPU_BY_GROUP				control groups (targets.h): a loop that takes the
  *						verifier a third longer
  *	OFFCPU_PID_LEVEL, OFFCPU_PID_NAMESPACE	the recorder's pid namespace (targets.h): reads for
@@ -74,6 +75,7 @@
 #include "output.h"
 #include "budget.h"
 #include "lock_owner.h"
+#include "sampling.h"
 
 /* A wake-up may come before the switch-out that it ends, by this at most. */
 #define EARLY_WAKEUP_NS 1000000
@@ -216,7 +218,10 @@ static __always_inline void end_wait(void *ctx, struct task_struct *task, u64 no
 {
 	struct offcpu_control *ctl = enabled();
 	struct offcpu_task *storage;
-	struct offcpu_wait wait = {};
+	struct offcpu_wait wait = { .count = 1 };
+#if OFFCPU_SAMPLING
+	u64 period;
+#endif
 	u32 mode;
 
 	if (!ctl || !is_candidate(ctl, task))
@@ -247,6 +252,19 @@ static __always_inline void end_wait(void *ctx, struct task_struct *task, u64 no
 		count(OFFCPU_TOO_SHORT, wait.ns);
 		return;
 	}
+	wait.length = wait.ns;
+#if OFFCPU_SAMPLING
+	if (!(storage->flags & OFFCPU_BEGAN_BEFORE)) {
+		period = period_of(ctl);
+		wait.count = draw(storage, period, wait.length);
+		if (!wait.count) {
+			count(OFFCPU_UNSAMPLED, wait.length);
+			return;
+		}
+		wait.ns = wait.count * period;
+		storage->flags |= OFFCPU_SAMPLED_WAIT;
+	}
+#endif
 	wait.ns = via_memory(storage, wait.ns);
 	wait.flags = *(volatile u32 *)&storage->flags;
 	if (wait.wakeup_ns)
@@ -292,8 +310,12 @@ static __always_inline void note_wakeup(void *ctx, struct task_struct *task)
 	if (!ids && !storage->waker_flags)
 		storage->waker_pid = storage->waker_tid = OFFCPU_NO_ID;
 #if OFFCPU_WAKER_STACKS
+#if OFFCPU_SAMPLING
+	if (is_wanted(ctl, storage->mode) && would_be_drawn(ctl, storage, storage->wakeup_ns))
+#else
 	if (is_wanted(ctl, storage->mode) &&
 	    storage->wakeup_ns - storage->since_ns >= ctl->threshold_ns)
+#endif
 		walk_waker(ctx, current, storage->waker_flags, &storage->waker);
 #endif
 }

@@ -40,6 +40,7 @@ enum offcpu_counter {
 	OFFCPU_OBJECTS_UNREADABLE,	/* waits whose object could not be read */
 	OFFCPU_OBJECTS_COMPAT,		/* waits of 32-bit programs, whose arguments are not read */
 	OFFCPU_OBJECTS_FULL,		/* objects not described: the queue was full */
+	OFFCPU_UNSAMPLED,		/* waits that others stand for */
 	OFFCPU_COUNTERS			/* number of counters */
 };
 
@@ -101,6 +102,7 @@ struct offcpu_control {
 	u32 enabled;
 	u32 generation;			/* in the keys of sums, stacks and budgets: see maps.py */
 	u64 threshold_ns;		/* longer waits are sent as samples, others summed */
+	u64 period_ns;			/* of waiting for each sample, 0 for every wait */
 	u64 min_block_ns;		/* shorter waits are left out */
 	u64 begin_ns;			/* of the recording */
 	u64 end_ns;
@@ -363,6 +365,8 @@ struct offcpu_extension {
 #define OFFCPU_YIELDED 4		/* with PREEMPTED_WAIT: it gave up the CPU by itself */
 #define OFFCPU_BEGAN_BEFORE 8		/* the wait began before the recording */
 #define OFFCPU_THROTTLED_WAIT 16	/* with PREEMPTED_WAIT: for its group's quota of CPU time */
+
+#define OFFCPU_SAMPLED_WAIT 32		/* stands for others: the weight is no length */
 
 /* lost */
 #define OFFCPU_LOST_USER_STACK 1

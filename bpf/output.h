@@ -189,8 +189,8 @@ static __always_inline void describe_wait(struct offcpu_extension *to, struct of
 		.waker_tid = woken ? wait->storage->waker_tid : OFFCPU_NO_ID,
 		.wakeup_ns = woken ? wait->wakeup_ns : OFFCPU_NOT_KNOWN,
 		.switch_out_ns = wait->switch_out_ns,
-		.count = 1,
-		.longest_ns = wait->ns,
+		.count = wait->count,
+		.longest_ns = wait->length,
 		.runq_ns = wait->runq_ns,
 		.caller = wait->copied,
 		.asked_ns = OFFCPU_NOT_KNOWN,
@@ -253,11 +253,18 @@ static __always_inline bool send_sample(void *ctx, const struct offcpu_control *
 	if (wait->first)
 		count(error ? OFFCPU_SNAPSHOTS_LOST : OFFCPU_SNAPSHOTS, wait->ns);
 	else if (!error)
-		count(OFFCPU_SAMPLES, wait->ns);
+		count(OFFCPU_SAMPLES, wait->length);
 	else
 		count(error == -ENOSPC ? OFFCPU_RING_FULL : OFFCPU_OUTPUT_FAILED, wait->ns);
 	return !error;
 }
+
+/* What rises with the rate: the threshold, or the period. */
+#if OFFCPU_SAMPLING
+#define LEAST_NS(ctl) ((ctl)->period_ns)
+#else
+#define LEAST_NS(ctl) ((ctl)->threshold_ns)
+#endif
 
 /* Begin a new window of the rate. After one with few samples the threshold falls again. */
 static __always_inline void open_window(const struct offcpu_control *ctl,
@@ -266,7 +273,7 @@ static __always_inline void open_window(const struct offcpu_control *ctl,
 	limit->window_ns = now;
 	if (limit->sent < ctl->max_rate / 4) {
 		limit->threshold_ns /= 2;
-		if (limit->threshold_ns < RATE_FIRST_NS || limit->threshold_ns < ctl->threshold_ns)
+		if (limit->threshold_ns < RATE_FIRST_NS || limit->threshold_ns < LEAST_NS(ctl))
 			limit->threshold_ns = 0;
 	}
 	limit->sent = 0;
@@ -276,7 +283,7 @@ static __always_inline void open_window(const struct offcpu_control *ctl,
 static __always_inline void raise_threshold(const struct offcpu_control *ctl,
 					    struct offcpu_rate *limit)
 {
-	u64 from = limit->threshold_ns ? limit->threshold_ns : ctl->threshold_ns;
+	u64 from = limit->threshold_ns ? limit->threshold_ns : LEAST_NS(ctl);
 
 	if (limit->raised_in == limit->window_ns)
 		return;
@@ -303,6 +310,13 @@ static __always_inline bool may_send(const struct offcpu_control *ctl, struct of
 		return true;
 	if (wait->switch_in_ns - limit->window_ns >= RATE_WINDOW_NS)
 		open_window(ctl, limit, wait->switch_in_ns);
+#if OFFCPU_SAMPLING
+	/* The period rises, but no sample may be left out: the others would not stand for it. */
+	__sync_fetch_and_add(&limit->sent, 1);
+	if (limit->sent > ctl->max_rate)
+		raise_threshold(ctl, limit);
+	return true;
+#endif
 	if (wait->ns >= limit->threshold_ns) {
 		if (limit->sent < ctl->max_rate) {
 			__sync_fetch_and_add(&limit->sent, 1);

@@ -113,6 +113,7 @@ OBJECTS_CLOSED = _bpf("objects-closed", "waits for descriptors that were not ope
 OBJECTS_UNREADABLE = _bpf("objects-unreadable", "waits whose object could not be read from memory")
 OBJECTS_COMPAT = _bpf("objects-compat", "waits of 32-bit programs, whose objects are not looked up")
 OBJECTS_FULL = _bpf("objects-full", "objects of waits not described because too many were new at once")
+UNSAMPLED = _bpf("unsampled", "waits that samples of others stand for (--off-cpu-period)", is_loss=False)
 
 _recorder = partial(LossCause, Stage.RECORDER)
 MISSED_RUNS = _recorder(
@@ -120,6 +121,7 @@ MISSED_RUNS = _recorder(
     "switches not traced because the BPF program was already running on that CPU",
     in_last_line=True,
 )
+SAMPLING_PERIOD = _recorder("sampling-period", "period of off-cpu samples, ns", is_loss=False)
 THRESHOLD_RAISED = _recorder(
     "threshold-raised", "times that the threshold rose to limit the rate of samples (--max-rate)"
 )

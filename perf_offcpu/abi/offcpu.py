@@ -55,6 +55,8 @@ class WaitFlag(enum.IntFlag):
     """the wait began before the recording"""
     THROTTLED = 1 << 4
     """with PREEMPTED: the thread's control group had used up its quota of CPU time"""
+    SAMPLED = 1 << 5
+    """one of many, drawn by length: `offcpu_ns` is its weight, `longest_ns` its length"""
     UNTIMED = 1 << 15
     """the time of the sample is a guess, set by `inject` for sums without a time of their own"""
 
@@ -120,7 +122,7 @@ EXTENSION = Layout(
     Field("waker_tid", U32, unknown=UNKNOWN_U32, doc="thread id of the waker"),
     Field("wakeup_ns", U64, unknown=UNKNOWN_U64, doc="time of the wake-up"),
     Field("switch_out_ns", U64, unknown=UNKNOWN_U64, doc="begin of the (first) wait"),
-    Field("count", U64, unknown=1, doc="number of waits"),
+    Field("count", U64, unknown=1, doc="number of waits; of SAMPLED ones, of periods in the weight"),
     Field("longest_ns", U64, unknown=UNKNOWN_U64, doc="ns of the longest wait of a sum"),
     Field("runq_ns", U64, unknown=UNKNOWN_U64, doc="ns of run-queue delay in the wait(s)"),
     Field("caller", U64, doc="a hash of the stack, or of sums: of who called"),

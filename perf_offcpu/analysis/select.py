@@ -200,7 +200,7 @@ def _of_waits(profile: Profile, selection: Selection, waits: Waits | None) -> Bo
         rows &= _of_objects(profile, selection)
     if selection.min_ns:
         known = samples.has(SUM_FLAGS) & (samples.longest_ns >= 0)
-        longest = np.where(known, samples.longest_ns, samples.period)
+        longest = np.where(known, samples.longest_ns, samples.length_ns())
         rows &= longest >= selection.min_ns
     return rows | ~profile.is_offcpu()
 

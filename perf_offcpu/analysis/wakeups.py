@@ -74,7 +74,8 @@ def queued_ns(samples: ProfileSamples, timeline: Timeline) -> I64:
     """Return int64[n]: ns since the origin, when each sleeper began to wait for a CPU; its end if unknown."""
     end = timeline.end_ns
     woken = np.where(samples.wakeup_ns >= 0, samples.wakeup_ns - timeline.origin_ns, end)
-    queued = np.where(samples.runq_ns >= 0, end - samples.runq_ns, woken)
+    delay = samples.delay_ns()
+    queued = np.where(delay >= 0, end - delay, woken)
     return np.where(timeline.waits, np.clip(queued, timeline.begin_ns, end), end)
 
 

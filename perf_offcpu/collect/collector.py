@@ -73,7 +73,7 @@ class Collector:
 
     def __init__(self, options: RecordOptions, say: Say) -> None:
         self.options, self._say = options, say
-        self.span = Span(0, 0, options.threshold_ns)
+        self.span = Span(0, 0, options.least_ns)
         with contextlib.ExitStack() as stack:
             cpus = online_cpus()
             support = self._probe_support(cpus[0])
@@ -205,7 +205,7 @@ class Collector:
         self._add_targets()
         if command_pid is not None:
             self.program.maps.add_target(command_pid, mode="target_armed")
-        self.span = Span(now_ns(), 0, self.options.threshold_ns)
+        self.span = Span(now_ns(), 0, self.options.least_ns)
         self.program.enable()
         for event in self._sampling:
             event.enable()
@@ -235,7 +235,7 @@ class Collector:
             event.disable()
         self.program.disable()
         end_ns = min(now_ns(), self.program.maps.end_ns + LAST_RUN_NS)
-        self.span = Span(self.span.begin_ns, end_ns, self.options.threshold_ns)
+        self.span = Span(self.span.begin_ns, end_ns, self.options.least_ns)
         for event in (self._side_rings.owner, self.rings.owner, *self._copies):
             event.disable()
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.collector import Collector
@@ -235,6 +236,8 @@ class OutputFile:
         """Write what was counted since the file was begun, and what the kernel lost."""
         counts = (self._ended or Counts.of(self.collector)).since(self._begun)
         counters = counts.counters | self._inventory.losses() | dict(more)
+        if period := self.options.off_cpu_period_ns:
+            counters[losses.SAMPLING_PERIOD] = Counter(1, period)
         event = self.collector.counters_event
         sample = counters_sample(event, self._span(recording), counters)
         self.append(*lost_records(counts.lost), sample)

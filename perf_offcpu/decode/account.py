@@ -61,6 +61,7 @@ class CollectorAccount:
     counted: Losses = field(default_factory=Losses)  # losses by cause
     budgets: list[Budget] = field(default_factory=list)  # of threads, in the order of the file
     python: list[PythonRow] = field(default_factory=list)  # functions of threads, leaf first
+    notes: dict[str, tuple[int, int]] = field(default_factory=dict)  # (number, ns) of each counter by name
     objects: dict[int, ObjectRow] = field(default_factory=dict)  # wait objects by id
 
     def take(self, payloads: Iterable[bytes], order: Order, counters: Losses) -> None:
@@ -109,6 +110,7 @@ class CollectorAccount:
             cause = _cause(counter["name"].split(b"\0", 1)[0].decode("utf-8", "surrogateescape"))
             if cause.is_loss:
                 self.counted.add(cause, counter["events"])
+            self.notes[cause.name] = counter["events"], min(counter["ns"], 2**63 - 1)
 
 
 def _cause(name: str) -> LossCause:

@@ -33,7 +33,8 @@ from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_garbage
 from perf_offcpu.decode.wait_objects import object_table
 from perf_offcpu.losses import LossCause, Losses
-from perf_offcpu.model.recording import Dsos, Evsel, Meta, Recording, Samples
+from perf_offcpu.model.recording import Dsos, Evsel, Meta, Recording, SampleFlag, Samples
+from perf_offcpu.model.sampling import Sampling
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.features import Features
@@ -229,11 +230,30 @@ def _read_meta(
         wall_clock_at_ns=clock.get("clockid_time", 0),
         begin_ns=account.begin_ns,
         end_ns=account.end_ns,
+        sampling=_sampling(account, samples),
         threshold_ns=account.threshold_ns if account.end_ns else -1,
         first_ns=int(timed[0]) if len(timed) else -1,
         last_ns=int(timed[-1]) if len(timed) else -1,
         kernel_build_id=next(kernel, ""),
         source=path,
+    )
+
+
+def _sampling(account: CollectorAccount, samples: Samples) -> Sampling:
+    """Return the totals of waits that were sampled by length."""
+    period_ns = account.notes.get(losses.SAMPLING_PERIOD.name, (0, 0))[1]
+    if not period_ns:
+        return Sampling()
+    # Those that could not be sent were summed, or are counted as lost.
+    ended = [account.notes.get(cause.name, (0, 0)) for cause in (losses.SAMPLES, losses.UNSAMPLED)]
+    single = samples.has(SampleFlag.SAMPLED | SampleFlag.BEGAN_BEFORE)
+    single &= ~samples.has(SampleFlag.STILL_BLOCKED)
+    return Sampling(
+        period_ns,
+        sum(number for number, _ in ended),
+        sum(ns for _, ns in ended),
+        int(samples.count[single].sum()),
+        int(samples.period[single].sum()),
     )
 
 

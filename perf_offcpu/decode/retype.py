@@ -228,6 +228,31 @@ def _apply_extension(samples: Samples, fields: dict[str, NDArray[Any]]) -> None:
         for bit, flag in table if bits.any() else ():
             samples.flags |= np.where(bits & np.uint32(bit), np.uint32(flag), np.uint32(0))
     samples.time_ns[samples.has(SampleFlag.UNTIMED)] = -1
+    _estimate(samples)
+
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _estimate(samples: Samples) -> None:
+    """Set the number of waits that each sampled one stands for, and scale its run-queue delay to its weight.
+
+    A wait of the length L is drawn with the probability min(1, L / period), so it stands for max(1, period /
+    L) waits (Horvitz and Thompson, 1952). The fraction is rounded up or down by a hash of its time, so that
+    the sum of many is right.
+    """
+    rows = np.flatnonzero(samples.has(SampleFlag.SAMPLED) & (samples.longest_ns > 0))
+    if not len(rows):
+        return
+    weight, length = samples.period[rows], samples.longest_ns[rows]
+    period = weight // np.maximum(samples.count[rows], 1)
+    chance = ((samples.time_ns[rows].astype(np.uint64) * _MIX) >> np.uint64(40)).astype(np.float64) / 2**24
+    samples.count = np.array(samples.count)
+    samples.count[rows] = np.floor(np.maximum(period / length, 1.0) + chance).astype(np.int64)
+    samples.runq_ns = np.array(samples.runq_ns)
+    delay = samples.runq_ns[rows]
+    scaled = np.rint(delay * (weight / length)).astype(np.int64)
+    samples.runq_ns[rows] = np.where(delay >= 0, np.minimum(scaled, weight), delay)
 
 
 def count_foreign_ids(samples: Samples, tasks: Tasks) -> int:

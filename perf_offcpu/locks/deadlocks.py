@@ -78,7 +78,7 @@ def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[
 
 def spans_of(samples: ProfileSamples) -> tuple[I64, I64]:
     """Return begin and end of the waits, int64[n] ns; a wait ends with the wake-up."""
-    begin = np.where(samples.switch_out_ns >= 0, samples.switch_out_ns, samples.time_ns - samples.period)
+    begin = np.where(samples.switch_out_ns >= 0, samples.switch_out_ns, samples.time_ns - samples.length_ns())
     woken = (samples.wakeup_ns >= 0) & ~samples.has(SampleFlag.STILL_BLOCKED)
     return begin, np.where(woken, samples.wakeup_ns, samples.time_ns)
 

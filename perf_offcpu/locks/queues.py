@@ -19,7 +19,7 @@ def longest_queues(samples: ProfileSamples, of: I64, groups: int) -> I64:
     Args:
         of: int64[n], the group of each sample; -1 for none.
     """
-    begin = np.where(samples.switch_out_ns >= 0, samples.switch_out_ns, samples.time_ns - samples.period)
+    begin = np.where(samples.switch_out_ns >= 0, samples.switch_out_ns, samples.time_ns - samples.length_ns())
     rows = np.flatnonzero((of >= 0) & (samples.time_ns >= 0) & ~samples.has(SUM_FLAGS))
     owner = np.concatenate([of[rows], of[rows]])
     times = np.concatenate([begin[rows], samples.time_ns[rows]])

@@ -22,6 +22,7 @@ from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.columns import Renumber, tables_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Evsel, Meta, Recording, WaitObjects
+from perf_offcpu.model.sampling import joined_sampling
 from perf_offcpu.model.strings import Strings
 
 Part = TypeVar("Part", Recording, Profile)
@@ -138,6 +139,7 @@ def _joined_meta(metas: Sequence[Meta], nr_cpus: int) -> Meta:
         wall_clock_at_ns=clock.wall_clock_at_ns,
         begin_ns=min((meta.begin_ns for meta in metas if meta.begin_ns), default=0),
         end_ns=max(meta.end_ns for meta in metas),
+        sampling=joined_sampling([meta.sampling for meta in metas]),
         threshold_ns=max(meta.threshold_ns for meta in metas),
         first_ns=min((meta.first_ns for meta in metas if meta.first_ns >= 0), default=-1),
         last_ns=max(meta.last_ns for meta in metas),

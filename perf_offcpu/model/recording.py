@@ -19,6 +19,7 @@ from perf_offcpu.abi.attr import Attr
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Bool, Table, column, tables_of
+from perf_offcpu.model.sampling import Sampling
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.structs import frozen, mutable
@@ -44,6 +45,7 @@ class SampleFlag(enum.IntFlag):
     OUTSIDE_MAPS = 1 << 14  # unwinding led to no code (TRUNCATED, too)
     YIELDED = 1 << 15  # with PREEMPTED: gave up its CPU by itself
     THROTTLED = 1 << 16  # with PREEMPTED: waited for its control group's quota of CPU time
+    SAMPLED = 1 << 17  # drawn by length: period is a weight, longest_ns the length, count an estimate
 
 
 SUM_FLAGS = SampleFlag.AGGREGATED | SampleFlag.UNTIMED
@@ -84,6 +86,19 @@ class SampleColumns(Table):
     cgroup: U64 = column("u8", "cgroup id, 0 unknown", domain="cgroup")
     asked_ns: I64 = _spent("time after which the system call was to end by itself", sentinel=-1)
     holder_tid: I32 = _task("thread that held the lock at the begin; if still blocked, at the end")
+
+    def length_ns(self) -> I64:
+        """Return int64[n]: how long each wait lasted; of sums their whole time."""
+        sampled = self.has(SampleFlag.SAMPLED) & (self.longest_ns >= 0)
+        return np.where(sampled, self.longest_ns, self.period) if sampled.any() else self.period
+
+    def delay_ns(self) -> I64:
+        """Return int64[n]: the run-queue delay within the length of each wait; -1 unknown."""
+        length = self.length_ns()
+        if length is self.period:
+            return self.runq_ns
+        part = np.rint(self.runq_ns * (length / np.maximum(self.period, 1))).astype(np.int64)
+        return np.where(self.runq_ns > 0, part, self.runq_ns)
 
     def has(self, flags: SampleFlag) -> Bool:
         """Return bool[n]: the samples with any of these flags."""
@@ -249,6 +264,7 @@ class Meta:
     wall_clock_at_ns: int = 0
     begin_ns: int = 0  # waits that ended from here on were recorded; 0 unknown
     end_ns: int = 0
+    sampling: Sampling = Sampling()  # of waits
     threshold_ns: int = -1  # shorter waits were summed, longer ones are samples; -1 unknown
     first_ns: int = -1  # time of the first timed sample or record; -1 none
     last_ns: int = -1

@@ -128,10 +128,10 @@ class Histogram:
 def histogram(samples: ProfileSamples) -> Histogram:
     """Count off-cpu samples by length."""
     is_sum = samples.has(SUM_FLAGS)
-    period = samples.period[~is_sum]
-    bucket = np.searchsorted(np.array(EDGES, np.int64), np.maximum(period, 0), side="right") - 1
-    counts = np.bincount(bucket, minlength=len(EDGES)).tolist()
-    weights = sum_by(bucket, period, len(EDGES)).tolist()
+    length = samples.length_ns()[~is_sum]
+    bucket = np.searchsorted(np.array(EDGES, np.int64), np.maximum(length, 0), side="right") - 1
+    counts = sum_by(bucket, samples.count[~is_sum], len(EDGES)).tolist()
+    weights = sum_by(bucket, samples.period[~is_sum], len(EDGES)).tolist()
     used = [at for at, count in enumerate(counts) if count]
     highs = [*EDGES[1:], None]
     shown = range(used[0], used[-1] + 1) if used else ()

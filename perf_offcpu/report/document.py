@@ -21,6 +21,8 @@ from perf_offcpu.text import printable
 
 VERSION = 1
 
+_SAMPLING = "period_ns waits waits_ns estimated_waits estimated_ns"
+
 
 def document(summary: Summary) -> dict[str, Any]:
     """Return the summary as dicts, lists, integers and printable texts."""
@@ -31,6 +33,7 @@ def document(summary: Summary) -> dict[str, Any]:
     return {
         "version": VERSION,
         "recording": recording | fields(meta, "first_ns last_ns"),
+        "sampling": fields(meta.sampling, _SAMPLING) if meta.sampling else None,
         "events": [fields(row, "name unit samples") | total_fields(row.total) for row in summary.events],
         "subject": subject | {"unit": summary.unit} | total_fields(summary.total),
         "verdict": summary.verdict and _verdict(summary.verdict),

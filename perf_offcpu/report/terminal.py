@@ -28,7 +28,7 @@ INDENT = " " * 12
 def render(summary: Summary, style: Style) -> Iterator[str]:
     """Return the lines of the report, without line ends."""
     tables = [threads, budget, groups, objects, functions]
-    parts = [_recording, _deadlocks, _verdict, _events, *tables, _stacks, histogram, _losses]
+    parts = [_recording, _deadlocks, _verdict, _events, _sampling, *tables, _stacks, histogram, _losses]
     for lines in parts:
         yield from lines(summary, style)
 
@@ -65,6 +65,26 @@ def _begin(summary: Summary) -> str:
         return ""
     seconds = (meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns) // 10**9
     return time.strftime(", beginning %Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def _sampling(summary: Summary, style: Style) -> Iterator[str]:
+    """Yield how far the estimates from samples are from what was counted exactly."""
+    sampling = summary.meta.sampling
+    if not sampling:
+        return
+    period = f"{sampling.period_ns / 1e6:g} ms"
+    yield say.comment(
+        f"One sample for each {period} of waiting of a thread: waits and lengths are estimated."
+    )
+    exact = f"{say.exact_amount(sampling.waits_ns, 'ns', style)}, {sampling.waits} waits"
+    time_error = _error(sampling.estimated_ns, sampling.waits_ns)
+    errors = f"{time_error} of the time, {_error(sampling.estimated_waits, sampling.waits)} of the waits"
+    yield say.comment(f"All that ended, counted exactly: {exact}; the samples differ by {errors}.")
+
+
+def _error(estimate: int, exact: int) -> str:
+    """Return the difference to an exact number in %, with its sign."""
+    return f"{100 * (estimate - exact) / exact:+.2f} %" if exact else "0 %"
 
 
 def _events(summary: Summary, style: Style) -> Iterator[str]:

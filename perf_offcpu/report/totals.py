@@ -36,7 +36,8 @@ def totals_of(samples: ProfileSamples, of: I64, groups: int, rows: Bool | None =
     of = of if rows is None else np.where(rows, of, -1)
     is_sum = samples.has(SUM_FLAGS)
     known = ~is_sum | (samples.longest_ns >= 0)
-    longest = max_by(np.where(known, of, -1), np.where(is_sum, samples.longest_ns, samples.period), groups)
+    lengths = np.where(is_sum, samples.longest_ns, samples.length_ns())
+    longest = max_by(np.where(known, of, -1), lengths, groups)
     unknown = max_by(of[~known], samples.period[~known], groups)  # bounds the waits within
     uncounted = of[samples.has(SampleFlag.UNTIMED)]
     columns = (

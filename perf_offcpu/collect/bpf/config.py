@@ -63,6 +63,8 @@ class WaitOptions:
 
     threshold_ns: int = DEFAULT_THRESHOLD_NS
     """Shortest wait that becomes a sample; 0: every wait."""
+    off_cpu_period_ns: int = 0
+    """Waiting of a thread for each sample, instead of a threshold; 0 for the threshold."""
     short_waits: ShortWaits = ShortWaits.STACKS
     """Choice for shorter waits."""
     min_block_ns: int = 0
@@ -87,6 +89,11 @@ class WaitOptions:
     """Letters of the states that count as a wait (`MODES`)."""
     kernel_threads: bool = False
     """Record kernel threads, too."""
+
+    @property
+    def least_ns(self) -> int:
+        """The shortest wait that may be a sample, ns."""
+        return 0 if self.off_cpu_period_ns else self.threshold_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,11 +42,13 @@ def option_defines(
     """Return the constants for off_cpu.bpf.c that depend on the config."""
     follows_callers = {"TASK_MM", "OFFCPU_FRAME_POINTERS"} <= facts.defines.keys()
     copies = at_exit and config.copy_bytes > 0 and follows_callers
-    sum_stacks = config.short_waits is ShortWaits.STACKS
+    every_wait = config.threshold_ns < EARLY_BELOW_NS and not config.off_cpu_period_ns
+    sum_stacks = config.short_waits is ShortWaits.STACKS and not config.off_cpu_period_ns
     return {
         "OFFCPU_AT_EXIT": int(at_exit),
         "OFFCPU_BY_PROBE": int(by_probe),
-        "OFFCPU_KERNEL_EARLY": int(at_exit and config.kernel_stacks and config.threshold_ns < EARLY_BELOW_NS),
+        "OFFCPU_KERNEL_EARLY": int(at_exit and config.kernel_stacks and every_wait),
+        "OFFCPU_SAMPLING": int(config.off_cpu_period_ns > 0),
         "OFFCPU_SUM_STACKS": int(sum_stacks),
         "OFFCPU_SUM_CALLERS": int(copies and sum_stacks),
         "OFFCPU_COPIES": int(copies),
@@ -82,7 +84,8 @@ def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) ->
     """
     targets = config.targets
     return {
-        "threshold_ns": config.threshold_ns,
+        "threshold_ns": config.least_ns,
+        "period_ns": config.off_cpu_period_ns,
         "min_block_ns": config.min_block_ns,
         "max_rate": max(1, config.max_rate // _WINDOWS_A_SECOND) if config.max_rate else 0,
         "states": sum(1 << modes.index(MODES[letter]) for letter in set(config.states)),

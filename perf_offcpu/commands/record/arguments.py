@@ -22,9 +22,13 @@ _TARGETS = """
 -G, --cgroup PATHS: control groups, v2 or v1, and those below them
 --duration S: stop after S seconds; a running command gets SIGTERM
 """
-_THRESHOLD_AND_EVENTS = """
+_WHICH_WAITS = """
 --off-cpu-thresh MS: waits of MS milliseconds or longer become samples, shorter ones are summed; fractions
   allowed, 0: every wait becomes a sample (default: 1)
+--off-cpu-period MS: one sample for each MS milliseconds of waiting of a thread, whatever the lengths of its
+  waits; each stands for MS milliseconds or a multiple, and short waits are not summed; fractions allowed
+"""
+_EVENTS = """
 -e, --event EVENT: on-CPU events to sample, as perf names them: cpu-clock, page-faults, cycles:u,
   L1-dcache-load-misses, rNNN, cpu/event=0xc0,umask=1/, sched:sched_switch, ...; none: off-CPU time only
   (default: cpu-clock)
@@ -88,7 +92,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(targets, _TARGETS, cgroup=LIST, duration={"type": float})
     events = parser.add_argument_group("events and stacks")
     threshold = {"type": float, "default": 1.0}
-    add_options(events, _THRESHOLD_AND_EVENTS, off_cpu_thresh=threshold, event={"action": "append"})
+    one_of = events.add_mutually_exclusive_group()
+    add_options(one_of, _WHICH_WAITS, off_cpu_thresh=threshold, off_cpu_period={"type": float})
+    add_options(events, _EVENTS, event={"action": "append"})
     add_options(events.add_mutually_exclusive_group(), _RATE, count={"type": int})
     add_options(events, _STACKS, kernel_callchains=_ON, call_graph={"default": "auto"})
     add_options(

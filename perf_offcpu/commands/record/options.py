@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from perf_offcpu.collect.rotation import Rotation
 
 _MAX_THRESHOLD_MS = 1e9
+_LEAST_PERIOD_NS = 1000
 _MOST_RATE = 10**9
 
 
@@ -66,6 +67,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         output=args.output,
         rotation=_rotation(args),
         compression_level=_compression_level(args),
+        off_cpu_period_ns=_off_cpu_period(args),
         threshold_ns=_time_ns("--off-cpu-thresh", args.off_cpu_thresh, "ms", _MAX_THRESHOLD_MS),
         events=parse_events(args.event or [DEFAULT_EVENT]),
         frequency_hz=_frequency(args.freq),
@@ -138,6 +140,15 @@ def _check_tracepoints(options: RecordOptions) -> None:
     for event in options.events:
         if event.is_tracepoint and chosen:
             raise UsageError(f"-e {event.name}: tracepoints are recorded system-wide only: use -a")
+
+
+def _off_cpu_period(args: argparse.Namespace) -> int:
+    if args.off_cpu_period is None:
+        return 0
+    period = _time_ns("--off-cpu-period", args.off_cpu_period, "ms", _MAX_THRESHOLD_MS)
+    if period < _LEAST_PERIOD_NS:
+        raise UsageError(f"--off-cpu-period {args.off_cpu_period:g}: at least 0.001 (ms)")
+    return period
 
 
 def _time_ns(option: str, value: float, unit: str, most: float) -> int:

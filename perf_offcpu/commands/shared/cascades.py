@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from perf_offcpu.commands.shared.profile import selection_from_args, whole_profile_from_args
+from perf_offcpu.commands.shared.profile import every_wait_from_args, selection_from_args
 
 if TYPE_CHECKING:
     from perf_offcpu.analysis.timeline import Timeline
@@ -25,7 +25,8 @@ def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Casc
     from perf_offcpu.causality.cascade import cascade_of
 
     selection = selection_from_args(args)
-    profile = whole_profile_from_args(args)
+    option = "--bottlenecks" if getattr(args, "bottlenecks", False) else "--cascade"
+    profile = every_wait_from_args(args, option)
     if args.fold_interpreters:
         profile = fold_interpreters(profile)
     timeline = timeline_of(profile)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from perf_offcpu.commands.shared.profile import selection_from_args, whole_profile_from_args
+from perf_offcpu.commands.shared.profile import every_wait_from_args, selection_from_args
 from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def critical_path_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline
         option = given[0].replace("_", "-")
         raise UsageError(f"--critical-path takes --tid, --pid, --comm and --time, not --{option}")
     selection = selection_from_args(args)
-    profile = whole_profile_from_args(args)
+    profile = every_wait_from_args(args, "--critical-path")
     if args.fold_interpreters:
         profile = fold_interpreters(profile)
     timeline = timeline_of(profile)

@@ -135,6 +135,21 @@ def whole_profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False,
     return dataclasses.replace(profile, rules=rules)
 
 
+def every_wait_from_args(args: argparse.Namespace, option: str) -> Profile:
+    """Read and symbolize without selecting, for an analysis that follows threads from wait to wait.
+
+    Raises:
+        UsageError: the recording has samples of the waits only.
+    """
+    profile = whole_profile_from_args(args)
+    if profile.meta.sampling:
+        raise UsageError(
+            f"{option} needs every wait, and {profile.meta.source} has samples of them (--off-cpu-period): "
+            "record with --off-cpu-thresh 0"
+        )
+    return profile
+
+
 def inputs(args: argparse.Namespace) -> list[str]:
     """Return the recordings that the command line names, each once."""
     paths = args.input or [RECORDING]

@@ -7,7 +7,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
-from perf_offcpu.commands.shared.profile import selection_from_args, whole_profile_from_args
+from perf_offcpu.commands.shared.profile import every_wait_from_args, selection_from_args
 from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def serial_from_args(args: argparse.Namespace, stacks: int) -> SerialReport:
         raise UsageError("--serial: --time names more than one window")
     import numpy as np
 
-    profile = whole_profile_from_args(args)
+    profile = every_wait_from_args(args, "--serial")
     if args.fold_interpreters:
         profile = fold_interpreters(profile)
     timeline = timeline_of(profile)

@@ -150,7 +150,8 @@ class _Writer:
     def _weighed(self, rows: I64, kind: int, time_ns: I64, uuid: I64) -> bytes:
         """Return events that carry the weight, the callstack and the details of samples."""
         offcpu = self.profile.is_offcpu()[rows]
-        weight, runq = self.samples.period[rows], self.samples.runq_ns[rows]
+        weight, runq = self.samples.period[rows], self.samples.delay_ns()[rows]
+        blocked = self.samples.length_ns()[rows] - np.maximum(runq, 0)
         functions = self.names + 1 + self.tree.name[self.node[rows]]
         is_function = offcpu | (kind != packets.INSTANT)
         names = np.where(is_function, functions, self.event_names[self.samples.evsel[rows]])
@@ -164,7 +165,7 @@ class _Writer:
             numbers(10, names),
             self.annotations.take(self.details.of[rows]),
             self.waker_details.take(self.waker_text[rows]),
-            self._annotation(self.blocked_name, weight - np.maximum(runq, 0)).where(has_runq),
+            self._annotation(self.blocked_name, blocked).where(has_runq),
             self._annotation(self.runq_name, np.maximum(runq, 0)).where(has_runq),
             numbers(56, self.node[rows] + 1),
             fixed64(57, weight.astype(np.float64)),

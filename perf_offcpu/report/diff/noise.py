@@ -123,7 +123,7 @@ def variance_between_slices(samples: ProfileSamples, of: I64, groups: int, recor
     rows = np.flatnonzero((of >= 0) & (samples.time_ns >= 0))
     samples, of = samples.take(rows), of[rows]
     is_sum = samples.has(SUM_FLAGS) & (samples.switch_out_ns >= 0)
-    begins = np.where(is_sum, samples.switch_out_ns, samples.time_ns - samples.period)
+    begins = np.where(is_sum, samples.switch_out_ns, samples.time_ns - samples.length_ns())
     begins = np.where(samples.has(SampleFlag.OFFCPU), begins, samples.time_ns)
     begin, end = recorded.slices(begins), recorded.slices(samples.time_ns)
     last = np.minimum(end.astype(np.int64), SLICES - 1)

@@ -31,7 +31,7 @@ def oversleep_of(profile: Profile, waits: Waits) -> Oversleep | None:
     samples = profile.samples
     asked = (samples.asked_ns >= 0) & (waits.wait_class == WaitClass.SLEEP)
     asked &= ~samples.has(SUM_FLAGS | SampleFlag.BEGAN_BEFORE)
-    over = (samples.period - samples.asked_ns)[asked]
+    over = (samples.length_ns() - samples.asked_ns)[asked]
     whole = ~samples.has(SampleFlag.STILL_BLOCKED)[asked] & (over >= 0)
     if not len(over):
         return None

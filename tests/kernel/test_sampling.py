@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`record --off-cpu-period`: samples of waits in proportion to their time, and exact totals beside them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Command
+from kernel.recorder import run
+
+from perf_offcpu import losses
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.recording import Recording, SampleFlag
+
+pytestmark = pytest.mark.beside
+
+MS = 1_000_000
+PERIOD = 2 * MS
+NAPS = """
+import threading, time
+def nap(seconds, times):
+    for _ in range(times):
+        time.sleep(seconds)
+threads = [threading.Thread(target=nap, args=args) for args in ((0.0002, 2000), (0.001, 400), (0.017, 30))]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def record(directory: Path, *options: str, program: str = NAPS) -> Recording:
+    command = ("--off-cpu-period", str(PERIOD / MS), *options, "--", sys.executable, "-c", program)
+    done = run("-e", "none", *command, cwd=directory)
+    assert done.status == 0, done.stderr
+    return load_recording(directory / "perf.data")
+
+
+def threads_of(recording: Recording) -> int:
+    return len(np.unique(recording.samples.tid))
+
+
+def test_weights_are_periods_and_their_sum_is_the_time_of_all_waits(tmp_path: Path) -> None:
+    recording = record(tmp_path)
+    samples, sampling = recording.samples, recording.meta.sampling
+    drawn = samples.has(SampleFlag.SAMPLED)
+    assert drawn.sum() > 300 and not samples.has(SampleFlag.AGGREGATED).any()
+    assert (samples.period[drawn] % PERIOD == 0).all()
+    length = samples.length_ns()[drawn]
+    assert (np.abs(samples.period[drawn] - length) <= PERIOD).all()
+    assert sampling.period_ns == PERIOD
+    assert abs(sampling.estimated_ns - sampling.waits_ns) < PERIOD * (threads_of(recording) + 3)
+    assert sampling.waits > 2400
+    assert abs(sampling.estimated_waits - sampling.waits) < 0.2 * sampling.waits
+
+
+def test_long_waits_are_all_there_with_their_length(tmp_path: Path) -> None:
+    samples = record(tmp_path).samples
+    length, drawn = samples.length_ns(), samples.has(SampleFlag.SAMPLED)
+    late = (samples.time_ns - samples.switch_out_ns - length)[drawn]  # the sample is written after the wait
+    assert (late >= 0).all() and np.median(late) < 0.1 * MS
+    naps = drawn & (length > 16.9 * MS) & (length < 40 * MS) & (samples.asked_ns > 16 * MS)
+    assert naps.sum() == 30
+
+
+def test_budgets_stay_exact(tmp_path: Path) -> None:
+    budget = record(tmp_path).budget
+    modes = [name for name in budget.columns if name.endswith("_ns") and name not in ("begin_ns", "end_ns")]
+    spent = sum(getattr(budget, name) for name in modes)
+    assert (spent <= budget.end_ns - budget.begin_ns).all()
+    assert len(budget) >= 4
+
+
+def test_each_file_of_a_rotation_names_the_period(tmp_path: Path) -> None:
+    program = "import time; [time.sleep(0.001) for _ in range(1800)]"
+    command = ("--off-cpu-period", "2", "--switch-output=1s", "--", sys.executable, "-c", program)
+    done = run("-e", "none", *command, cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    files = sorted(tmp_path.glob("perf.data.*"))
+    assert len(files) >= 2
+    found = [load_recording(path).meta.sampling for path in files]
+    assert {one.period_ns for one in found} == {2 * MS}
+    assert sum(one.waits for one in found) >= 1800
+    for one in found:
+        assert abs(one.estimated_ns - one.waits_ns) < 10 * MS
+
+
+def test_max_rate_makes_the_period_longer_and_leaves_no_sample_out(tmp_path: Path) -> None:
+    program = "import time; [time.sleep(0.0001) for _ in range(6000)]"
+    options = ("-e", "none", "--off-cpu-period", "0.01", "--max-rate", "1000")
+    done = run(*options, "--", sys.executable, "-c", program, cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    recording = load_recording(tmp_path / "perf.data")
+    sampling = recording.meta.sampling
+    assert recording.losses[losses.THRESHOLD_RAISED] > 0
+    assert len(recording.samples) < 0.5 * sampling.waits
+    assert abs(sampling.estimated_ns - sampling.waits_ns) < 0.02 * sampling.waits_ns
+
+
+def test_stock_perf_shows_the_weights(perf_offcpu: Command, tmp_path: Path) -> None:
+    recording = record(tmp_path)
+    done = perf_offcpu("inject", "-o", "plain.data", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = subprocess.run(
+        ["perf", "script", "-i", "plain.data", "-F", "event,period"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    weights = [int(line.split()[0]) for line in text.splitlines() if "offcpu-time" in line]
+    assert sum(weights) == int(recording.samples.period.sum())
+    again = load_recording(tmp_path / "plain.data").samples
+    assert sorted(again.length_ns().tolist()) == sorted(recording.samples.length_ns().tolist())
+
+
+def test_report_says_how_far_the_estimates_are(perf_offcpu: Command, tmp_path: Path) -> None:
+    record(tmp_path)
+    text = perf_offcpu("report", "--limit", "1", cwd=tmp_path).stdout
+    assert "One sample for each 2 ms of waiting of a thread" in text
+    assert "All that ended, counted exactly" in text
+
+
+@pytest.mark.parametrize("option", ["--critical-path", "--serial", "--bottlenecks"])
+def test_what_needs_every_wait_refuses_samples_of_them(
+    option: str, perf_offcpu: Command, tmp_path: Path
+) -> None:
+    record(tmp_path)
+    done = perf_offcpu("report", option, cwd=tmp_path)
+    assert done.returncode == 129 and done.stdout == ""
+    assert f"{option} needs every wait" in done.stderr and done.stderr.count("\n") == 1
