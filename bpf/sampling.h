@@ -3,9 +3,9 @@
  * Sampling of waits by their length: one sample for each period of waiting of a thread.
  *
  * Each thread has an accumulator, which begins at a random phase. A wait adds its length; when that
- * fills q periods, the wait becomes a sample of the weight q * period, and the rest stays for
- * the next one. So the expected weight of any set of waits is their time, however short they are, and
- * a wait of at least a period is always a sample. Waits without a sample cost no stack and no map.
+ * fills q periods, the wait becomes a sample of the weight q * period, and the rest stays for the
+ * next one. So the expected weight of any set of waits is their time, however short they are, and a
+ * wait of at least a period is always a sample. Waits without a sample cost no stack and no map.
  */
 #ifndef OFFCPU_SAMPLING_H
 #define OFFCPU_SAMPLING_H

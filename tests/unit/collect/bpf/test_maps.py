@@ -34,7 +34,7 @@ def test_structures_have_the_sizes_that_c_gives_them() -> None:
     assert sizes == {
         "target_key": 8,
         "comm": 16,
-        "control": 88,
+        "control": 96,
         "call": 4,
         "object": 392,
         "rate": 48,
