@@ -199,7 +199,7 @@ CLASS_OF_SITE = {
     "deep": "sleep",
     "hold": "sleep",
     "pipe": "pipe",
-    "poll": "poll",
+    "poll": "pipe",  # poll() of a single pipe
 }
 
 
