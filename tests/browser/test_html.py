@@ -443,6 +443,8 @@ def test_tables_flame_graph_and_histogram_follow_the_selection(browser: Browser,
         assert sum(map(int, browser.run(weights))) == 300 * MS + sum(range(30)), tab
     press(browser, "#tab-length")
     assert "10 ms – 20 ms" in text(browser, "panel")
+    bars = "[...document.querySelectorAll('#panel td.meter i')].map((one) => one.offsetWidth)"
+    assert min(browser.run(f"return {bars}")) > 30, "the only bucket is the largest"
     browser.run("page.select(page.everything())")
     assert "Not in the buckets: 3 ms (3,000,000 ns) in sums of 50 waits" in text(browser, "panel")
     assert "3 ms (3,000,000 ns) in sums of 50 short waits" in text(browser, "placeless")

@@ -25,9 +25,13 @@ _SCRIPTS = (
     "flamegraph/flame.js",
     "html/recording.js",
     "html/selection.js",
+    "html/paint.js",
+    "html/axis.js",
     "html/lanes.js",
     "html/pointer.js",
     "html/panels.js",
+    "html/tabs.js",
+    "html/search.js",
     "html/page.js",
 )
 

@@ -14,7 +14,14 @@ async function openPage() {
     tip: element("tip"), status: element("status"), legend: element("flamelegend"),
   }, (node) => { element("reset").disabled = node === 0; });
   const lanes = laneView(rec, place, state);
-  const tabs = makeTabs();
+  const tabs = makeTabs([
+    ...rec.keys.map((key, i) => [key.key, key.title, () => keyTable(i)]),
+    ["thread", "Thread", threadTable],
+    ["stack", "Stack", () => stackTable(rec, state.found, darkNow())],
+    ["length", "Length", () => histogram(rec, state.found)],
+    ["wait", "Wait", () => waitPanel(rec, state.wait, showThread)],
+  ]);
+  const search = connectSearch(rec, state, graph, lanes);
 
   // ---- selection ---------------------------------------------------------------------------------------
 
@@ -35,7 +42,7 @@ async function openPage() {
     element("command").value = commandOf(rec, state.sel);
     graph.load(flameOf(rec, state.found), true);
     if (element("byclass").getAttribute("aria-pressed") === "true") graph.colourByClass(true);
-    markSearch();
+    search.mark();
     drawLegend();
     tabs.show();
     lanes.redraw();
@@ -153,44 +160,10 @@ async function openPage() {
 
   // ---- panels ------------------------------------------------------------------------------------------
 
-  function makeTabs() {
-    const { keys } = rec;
-    const views = keys.map((key, i) => [key.key, key.title, () => keyTable(i)]);
-    views.push(["thread", "Thread", () => sumTable(rec, "Thread", state.found.tracks, (track) => `${threadName(rec, track)} (pid ${rec.data.tracks.pid[track]})`,
-      toggleTrack, (track) => Boolean(state.sel.tracks && state.sel.tracks.has(track)))]);
-    views.push(["stack", "Stack", () => stackTable(rec, state.found, darkNow())]);
-    views.push(["length", "Length", () => histogram(rec, state.found)]);
-    views.push(["wait", "Wait", () => waitPanel(rec, state.wait, showThread)]);
-    let chosen = views[0][0];
-    const bar = element("tabs");
-    for (const [id, title] of views) {
-      const tab = make("button", title);
-      tab.type = "button";
-      tab.id = `tab-${id}`;
-      tab.setAttribute("role", "tab");
-      tab.setAttribute("aria-controls", "panel");
-      tab.addEventListener("click", () => { choose(id); show(); });
-      tab.addEventListener("keydown", (event) => {
-        const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-        if (!by) return;
-        const next = views[(views.findIndex(([one]) => one === id) + by + views.length) % views.length][0];
-        choose(next);
-        show();
-        element(`tab-${next}`).focus();
-        event.preventDefault();
-      });
-      bar.append(tab);
-    }
-    function choose(id) { chosen = id; }
-    function show() {
-      for (const [id] of views) {
-        element(`tab-${id}`).setAttribute("aria-selected", String(id === chosen));
-        element(`tab-${id}`).tabIndex = id === chosen ? 0 : -1;
-      }
-      element("panel").setAttribute("aria-labelledby", `tab-${chosen}`);
-      element("panel").replaceChildren(views.find(([id]) => id === chosen)[2]());
-    }
-    return { choose, show };
+  function threadTable() {
+    const { pid } = rec.data.tracks;
+    return sumTable(rec, "Thread", state.found.tracks, (track) => `${threadName(rec, track)} (pid ${pid[track]})`,
+      toggleTrack, (track) => Boolean(state.sel.tracks && state.sel.tracks.has(track)));
   }
 
   function keyTable(i) {
@@ -236,51 +209,6 @@ async function openPage() {
       ...(rec.moments[rec.tracks] > rec.moments[0] ? [legendItem([dark ? "rgb(255 196 120)" : "rgb(150 70 0)"], "CPU sample")] : []));
   }
 
-  // ---- search ------------------------------------------------------------------------------------------
-
-  function search(text) {
-    const field = element("search");
-    if (!text) field.removeAttribute("aria-invalid");
-    state.pattern = text ? searchPattern(text, field) : null;
-    markSearch();
-    lanes.redraw();
-  }
-
-  /** Mark what the search finds: functions in the flame graph, waits below them or of threads in the lanes. */
-  function markSearch() {
-    const { pattern, sel } = state;
-    graph.search(pattern);
-    if (!pattern && !sel.classes) {
-      state.dim = null;
-      element("matched").textContent = "";
-      return;
-    }
-    const nodes = pattern ? matchingNodes(pattern) : null;
-    const tracks = pattern ? rec.data.tracks.comm.map((comm, track) => pattern.test(threadName(rec, track))) : null;
-    state.dim = new Uint8Array(rec.rows);
-    for (let row = 0; row < rec.rows; row++) {
-      const found = !pattern || nodes[rec.columns.node[row]] || tracks[rec.track[row]];
-      if (!found || (sel.classes && !sel.classes.has(rec.classes[rec.classOf[row]]))) state.dim[row] = 1;
-    }
-    element("matched").textContent = pattern ? matchedText() : "";
-  }
-
-  function matchingNodes(pattern) {
-    const names = Uint8Array.from(data.names.label, (label) => (pattern.test(label) ? 1 : 0));
-    const found = new Uint8Array(rec.nodes);
-    for (let node = 0; node < rec.nodes; node++) {
-      if (names[rec.columns.name[node]] || (rec.parent[node] >= 0 && found[rec.parent[node]])) found[node] = 1;
-    }
-    return found;
-  }
-
-  function matchedText() {
-    const sums = makeSums(1);
-    eachSelected(rec, state.sel, (row) => { if (!state.dim[row] && rec.isWait(row)) addRow(sums, 0, rec, row, false); });
-    if (!sums.count[0]) return "no match";
-    return `${rounded(roughly(sums, 0), data.unit)} in ${plural(sums.count[0], "wait")} match`;
-  }
-
   // ---- keys --------------------------------------------------------------------------------------------
 
   const LANE_KEYS = {
@@ -302,7 +230,7 @@ async function openPage() {
   function onKey(event) {
     const field = element("search");
     if (event.target === field) {
-      if (event.key === "Escape") { field.value = ""; search(""); place.lanes.focus(); }
+      if (event.key === "Escape") { field.value = ""; search.find(""); place.lanes.focus(); }
       return;
     }
     if (event.target.tagName === "INPUT" || event.target.tagName === "SELECT") return;
@@ -385,7 +313,6 @@ async function openPage() {
   connectPointer(rec, lanes, place, state, { select, chooseWait, hover, toggleLane, leave: () => { element("tip").hidden = true; } });
   place.box.addEventListener("scroll", () => { element("tip").hidden = true; lanes.redraw(); });
   new ResizeObserver(lanes.redraw).observe(place.box);
-  element("search").addEventListener("input", (event) => search(event.target.value));
   element("sort").addEventListener("change", (event) => { lanes.view.sort = event.target.value; lanes.arrange(); lanes.redraw(); });
   pressed("group", (wanted) => { lanes.view.byProcess = wanted; lanes.arrange(); lanes.redraw(); return wanted; });
   pressed("idle", hideIdle);
@@ -412,7 +339,7 @@ async function openPage() {
 
   /** For tests and the console. */
   window.page = {
-    rec, state, lanes, graph, select, search, chooseWait, everything, openMs: performance.now() - opened,
+    rec, state, lanes, graph, select, chooseWait, everything, openMs: performance.now() - opened,
     selectTimes: (from, to) => select({ ...state.sel, from, to }),
     selectTracks: (tracks) => select({ ...state.sel, tracks: tracks && new Set(tracks) }),
     selectClasses: (classes) => select({ ...state.sel, classes: classes && new Set(classes) }),

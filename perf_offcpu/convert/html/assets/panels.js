@@ -130,7 +130,7 @@ function histogram(rec, found) {
 }
 
 function bar(part) {
-  const cell = make("td", "", "bar");
+  const cell = make("td", "", "meter");
   const fill = make("i");
   fill.style.width = `${Math.max(part * 100, part ? 1 : 0)}%`;
   cell.append(fill);
