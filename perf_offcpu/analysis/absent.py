@@ -36,20 +36,28 @@ def absent_values(profile: Profile, selection: Selection) -> Iterator[str]:
     yield from _sentence(
         "state", selection.states, state_codes(samples), lambda code: STATES[code].letter or "unknown"
     )
-    if selection.objects:
-        patterns = tuple(map(printable, selection.objects))
-        name = np.append(profile.objects.name, 0)[samples.object]
-        shown = samples.object >= 0
-        met = select_samples(profile, Selection(objects=selection.objects)).is_offcpu().any()
-        if not met:
-            yield from (
-                _sentence("object", patterns, name[shown], lambda row: printable(strings[row]))
-                if shown.any()
-                else ["no wait in the recording has an object"]
-            )
+    if selection.objects or selection.locks:
+        yield from _absent_objects(profile, selection)
     if selection.classes:
         labels = tuple(one.label for one in selection.classes)
         yield from _sentence("class", labels, classify(profile).wait_class, lambda one: WaitClass(one).label)
+
+
+def _absent_objects(profile: Profile, selection: Selection) -> Iterator[str]:
+    """Return sentences for patterns that no object's name contains, and for addresses of no lock."""
+    samples, strings = profile.samples, profile.strings
+    name, address = (
+        np.append(one, 0)[samples.object] for one in (profile.objects.name, profile.objects.address)
+    )
+    has_object = samples.object >= 0
+    if not has_object.any():
+        yield "no wait in the recording has an object"
+        return
+    if not select_samples(profile, Selection(objects=selection.objects)).is_offcpu().any():
+        patterns = tuple(map(printable, selection.objects))
+        yield from _sentence("object", patterns, name[has_object], lambda row: printable(strings[row]))
+    locks = tuple(f"{one:#x}" for one in selection.locks)
+    yield from _sentence("lock", locks, address[address > 0], lambda one: f"{one:#x}")
 
 
 def _sentence(

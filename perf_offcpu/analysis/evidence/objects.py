@@ -25,8 +25,11 @@ _OF_KIND = {
     ObjectKind.SOCKET: WaitClass.NETWORK,
     ObjectKind.ANONYMOUS: WaitClass.POLL,
 }
-_OF_NAME = {"[timerfd]": WaitClass.SLEEP}
-"""By name of an anonymous object."""
+_OF_NAME = {
+    (ObjectKind.ANONYMOUS, "[timerfd]"): WaitClass.SLEEP,
+    (ObjectKind.DESCRIPTORS, "sleep"): WaitClass.SLEEP,
+}
+"""By kind and name: of no descriptors, only the timeout of poll() is waited for."""
 
 BY_OBJECT = frozenset({WaitClass.NETWORK, WaitClass.PIPE, WaitClass.POLL, WaitClass.SLEEP})
 """Classes of system calls that an object corrects: recvfrom() of a Unix socket, poll() of a pipe.
@@ -46,8 +49,8 @@ def object_codes(profile: Profile) -> I16:
         found = _OF_KIND.get(kind)
         if kind == ObjectKind.SOCKET and strings[protocol] == "unix":
             found = WaitClass.PIPE
-        if kind == ObjectKind.ANONYMOUS:
-            found = _OF_NAME.get(strings[name], found)
+        if kind in (ObjectKind.ANONYMOUS, ObjectKind.DESCRIPTORS):
+            found = _OF_NAME.get((kind, strings[name]), found)
         if found is not None:
             codes[row] = int(found) | (_CONNECTED if connected else 0)
     return codes[profile.samples.object]

@@ -34,7 +34,7 @@ from perf_offcpu.symbolize.wait_objects.rows import (
 )
 
 SLEEP = "sleep"
-"""Name of what a thread waits for in nanosleep() and clock_nanosleep()."""
+"""Name of what a thread waits for in nanosleep(), clock_nanosleep(), and poll() without descriptors."""
 _SLEEPS = "nanosleep clock_nanosleep clock_nanosleep_time64"
 _EPHEMERAL = 32768
 """First port that Linux gives to clients by itself (net.ipv4.ip_local_port_range)."""
@@ -174,6 +174,8 @@ def _numbered(one: ObjectRow) -> _Named | None:
     """Return the names of what a number tells; None for others."""
     if one.kind == ObjectKind.PROCESS:
         return _Named("any child", "any child") if one.number < 0 else _Named(f"child {one.number}", "child")
+    if one.kind == ObjectKind.DESCRIPTORS and one.number == 0:
+        return _Named(SLEEP, SLEEP)  # a poll() that only its timeout ends
     if one.kind == ObjectKind.DESCRIPTORS:
         text = f"{one.number} descriptor{'' if one.number == 1 else 's'}"
         return _Named(text, text)

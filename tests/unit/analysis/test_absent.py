@@ -41,6 +41,31 @@ def test_absent_values(selection: Selection, sentences: list[str]) -> None:
     assert list(absent_values(recorded(), selection)) == sentences
 
 
+@pytest.mark.parametrize(
+    ("selection", "sentences"),
+    [
+        (Selection(objects=("m in",)), []),
+        (
+            Selection(objects=("m\n", "q*")),
+            [r"no object m\n or q* in the recording, which has m in a, n in a"],
+        ),
+        (Selection(locks=(0x40,)), []),
+        (
+            Selection(locks=(0x41, 2**64)),
+            ["no lock 0x41 or 0x10000000000000000 in the recording, which has 0x40"],
+        ),
+    ],
+)
+def test_absent_objects(selection: Selection, sentences: list[str]) -> None:
+    builder = ProfileBuilder()
+    one, other = builder.thing("m in a", address=0x40), builder.thing("n in a")
+    for thing in (one, one, other):
+        builder.sample("a", [], 1, object=thing)
+    assert list(absent_values(builder.build(), selection)) == sentences
+    without = list(absent_values(ProfileBuilder().sample("a", [], 1).build(), selection))
+    assert without == ["no wait in the recording has an object"]
+
+
 def test_the_most_frequent_are_named() -> None:
     builder = ProfileBuilder()
     for tid in range(20):

@@ -79,6 +79,7 @@ def test_poll_of_one_descriptor(path: tuple[str | Code, ...]) -> None:
     assert judged(POLL, K.SOCKET, protocol="unix", connected=True, path=path) == ("pipe", False)
     assert judged(POLL, K.PIPE, connected=True, path=path) == ("pipe", False)
     assert judged(POLL, K.DESCRIPTORS, path=path) == ("poll", True)
+    assert judged(POLL, K.DESCRIPTORS, name="sleep", path=path) == ("sleep", False)
     assert judged(POLL, K.ANONYMOUS, name="[eventfd]", path=path) == ("poll", True)
     assert judged(POLL, K.ANONYMOUS, name="[timerfd]", path=path) == ("sleep", False)
 

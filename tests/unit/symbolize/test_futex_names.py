@@ -82,6 +82,7 @@ LAYOUTS = {
     "pie": (("-pie", "-fPIE"), 0x55D0C8A00000),
     "not pie": (("-no-pie",), 0),
     "library": (("-shared", "-fPIC"), 0x7F1200000000),
+    "prelinked": (("-shared", "-fPIC", "-Wl,-Ttext-segment=0x40000000"), 0x7F1200000000),
     "static": (("-static", "-no-pie"), 0),
     "clang's order": (("-Wl,-z,noseparate-code", "-pie", "-fPIE"), 0x55D0C8A00000),
 }

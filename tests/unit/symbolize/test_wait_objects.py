@@ -63,6 +63,7 @@ def both(path: Path, *records: bytes) -> tuple[list[str], list[str]]:
         (K.CHARACTER, {"name": "/dev/tty1"}, "/dev/tty1", "/dev/tty1"),
         (K.ANONYMOUS, {"name": "[eventfd]"}, "[eventfd]", "[eventfd]"),
         (K.DESCRIPTORS, {"number": 3}, "3 descriptors", "3 descriptors"),
+        (K.DESCRIPTORS, {"number": 0}, "sleep", "sleep"),
         (K.DESCRIPTORS, {"number": 1}, "1 descriptor", "1 descriptor"),
         (K.PROCESS, {"number": 1234}, "child 1234", "child"),
         (K.PROCESS, {"number": -1}, "any child", "any child"),
