@@ -46,6 +46,7 @@ from perf_offcpu.collect.rings.rings import Rings
 from perf_offcpu.collect.system.cpus import online_cpus
 
 NEVER = 10**12
+MS = 10**6
 RING_BYTES = 4 << 20
 
 
@@ -118,6 +119,8 @@ FORMS: dict[str, Callable[[], AbstractContextManager[Stats]]] = {
     "sums without stacks, budget": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **THREADS, wakers=False)),
     "sums without stacks, budget, wakers": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **THREADS)),
     "dropped, budget, wakers": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **DROP)),
+    "sampled by length, 1 ms": lambda: ours(OffCpuConfig(off_cpu_period_ns=MS)),
+    "sampled by length, 1 ms, no wakers": lambda: ours(OffCpuConfig(off_cpu_period_ns=MS, wakers=False)),
     "every wait a sample": lambda: ours(OffCpuConfig(threshold_ns=0)),
     "every wait, no objects": lambda: ours(OffCpuConfig(threshold_ns=0, objects=False)),
     "every wait, lock owners": lambda: ours(OffCpuConfig(threshold_ns=0, lock_owners=True)),
