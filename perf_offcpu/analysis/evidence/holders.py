@@ -25,8 +25,9 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.structs import mutable
 
-_EXIT_NS = 100_000_000
-"""A wait that ends so shortly before its thread and its process, was ended by their end."""
+_THREAD_EXIT_NS, _PROCESS_EXIT_NS = 1_000_000, 100_000_000
+"""A wait that ends so shortly before its thread, and before the first thread of its process, was ended by
+their end: what that wakes only exits, which takes some 20 us."""
 _LOCKS = (ObjectKind.FUTEX, ObjectKind.SEMAPHORES)
 
 
@@ -71,9 +72,9 @@ def _ended_with_process(profile: Profile, rows: I64) -> Bool:
     """Return bool[samples]: of some rows, the last waits of threads that ended there with their process."""
     samples, tasks = profile.samples, profile.tasks
     ends = np.append(tasks.end_ns, -1)
-    for ids in (samples.tid, samples.pid):  # the thread itself, and the first one of its process
+    for ids, most_ns in ((samples.tid, _THREAD_EXIT_NS), (samples.pid, _PROCESS_EXIT_NS)):
         end = ends[rows_at(tasks.tid, tasks.begin_ns, ids[rows], samples.time_ns[rows])]
-        rows = rows[(end >= 0) & (np.abs(end - samples.time_ns[rows]) <= _EXIT_NS)]
+        rows = rows[(end >= 0) & (np.abs(end - samples.time_ns[rows]) <= most_ns)]
     found = np.zeros(len(samples), np.bool_)
     if len(rows):
         mine = np.flatnonzero(np.isin(samples.tid, samples.tid[rows]) & profile.is_offcpu())

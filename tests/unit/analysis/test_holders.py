@@ -129,7 +129,7 @@ def test_the_end_of_the_process_releases_nothing() -> None:
     for pid, tid, time in waits:
         builder.sample("a", [], 1, pid=pid, tid=tid, object=lock, waker_tid=99, waker_pid=pid, time_ns=time)
     profile = builder.build()
-    late = 5_000 + 200_000_000
+    late = 5_000 + 20_000_000
     ends = [(10, 10, 6_000), (11, 10, 5_500), (12, 10, late), (13, 10, -1), (20, 20, late)]
     profile.tasks = Tasks.from_rows([(tid, pid, 0, end) for tid, pid, end in ends])
     found = holders_of(profile)
