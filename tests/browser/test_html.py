@@ -382,6 +382,41 @@ def test_wheel_zooms_and_pans(browser: Browser, show: Show) -> None:
     assert browser.run("return page.lanes.view.from") == moved, "the bare wheel scrolls"
 
 
+def test_fingers_pan_and_zoom(browser: Browser, show: Show) -> None:
+    show(threads())
+    script = """
+        const canvas = document.getElementById("lanes"), box = canvas.getBoundingClientRect();
+        const fire = (name, pointerId, x) => canvas.dispatchEvent(new PointerEvent(name,
+          { clientX: box.left + x, clientY: box.top + 20, pointerId, pointerType: "touch", bubbles: true }));
+        const times = () => [page.lanes.view.from, page.lanes.view.to];
+        page.lanes.zoom(0.5);
+        const before = times();
+        fire("pointerdown", 1, 500);
+        fire("pointermove", 1, 450);
+        fire("pointerup", 1, 450);
+        const panned = times();
+        fire("pointerdown", 1, 500);
+        fire("pointerdown", 2, 600);
+        fire("pointermove", 1, 400);
+        fire("pointermove", 2, 700);
+        fire("pointerup", 1, 400);
+        fire("pointerup", 2, 700);
+        return [before, panned, times(), page.state.sel.from];
+    """
+    before, panned, zoomed, selected = browser.run(script)
+    assert panned[0] > before[0] and panned[1] - panned[0] == pytest.approx(before[1] - before[0])
+    assert zoomed[1] - zoomed[0] == pytest.approx((panned[1] - panned[0]) / 3, rel=0.01)
+    assert selected is None
+
+
+def test_the_command_tells_processes_apart(browser: Browser, show: Show) -> None:
+    builder = ProfileBuilder().sample("a", ["f"], MS, tid=7, pid=1).sample("b", ["f"], MS, tid=7, pid=2)
+    show(builder.build())
+    browser.run("page.selectTracks([1])")
+    command = browser.run("return document.getElementById('command').value")
+    assert command == "perf-offcpu report --tid 7 --pid 2"
+
+
 def test_classes_of_the_legend_select(browser: Browser, show: Show) -> None:
     profile = threads()
     show(profile)

@@ -75,7 +75,9 @@ def test_wheel_holds_bpf_sources_assets_licences_and_man_pages(built: Built) -> 
     assert bpf and bpf <= set(names)
     assert {f"{data}/man/man1/{page}" for page in PAGES} <= set(names)
     assert f"{data}/perf-offcpu/offcpu.py" in names
-    assert "perf_offcpu/py.typed" in names and any(name.endswith("/flamegraph.js") for name in names)
+    assert "perf_offcpu/py.typed" in names and {"flame.js", "page.css", "lanes.js"} <= {
+        name.rpartition("/")[2] for name in names
+    }
     assert {"Apache-2.0.txt", "BSD-2-Clause.txt", "GPL-2.0-only.txt"} <= {
         name.split("/")[-1] for name in names
     }

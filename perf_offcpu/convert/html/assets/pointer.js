@@ -2,7 +2,7 @@
 // Mouse, touch, wheel and keys on the lanes and the axis.
 //
 // A drag selects time (on the axis of all threads, on lanes of those that it touches); with Shift, with the
-// middle button, or by touch it pans. The wheel scrolls; with Ctrl it zooms, with Shift it pans.
+// middle button, or by touch it pans; two fingers zoom. The wheel scrolls; with Ctrl it zooms, with Shift it pans.
 
 const CLICK = 4;             // px; shorter drags are clicks
 
@@ -13,6 +13,7 @@ const CLICK = 4;             // px; shorter drags are clicks
  */
 function connectPointer(rec, lanes, place, state, actions) {
   let drag = null;
+  const fingers = new Map();                   // pointer id → x, of fingers on the lanes
 
   const at = (event, canvas) => {
     const box = canvas.getBoundingClientRect();
@@ -20,8 +21,24 @@ function connectPointer(rec, lanes, place, state, actions) {
   };
   const clampedTime = (x) => Math.min(Math.max(lanes.timeAt(x), lanes.view.from), lanes.view.to);
 
+  /** Zoom by two fingers: the times under them stay there. */
+  function pinch(event, x) {
+    const [a, b] = [...fingers.keys()];
+    const [t0, t1] = [a, b].map((id) => lanes.timeAt(fingers.get(id)));
+    fingers.set(event.pointerId, x);
+    const [x0, x1] = [fingers.get(a), fingers.get(b)];
+    if (Math.abs(x1 - x0) < 10) return;
+    const perPx = (t1 - t0) / (x1 - x0);
+    if (perPx <= 0) return;
+    const from = t0 - (x0 - lanes.view.label) * perPx;
+    lanes.show(from, from + lanes.plot() * perPx);
+  }
+
   function begin(event, canvas) {
     const [x, y] = at(event, canvas);
+    if (event.pointerType === "touch") fingers.set(event.pointerId, x);
+    if (fingers.size === 2) drag = null;
+    if (fingers.size > 1) return;
     const pans = event.button === 1 || event.shiftKey || (event.pointerType === "touch" && canvas === place.lanes);
     const inOverview = canvas === place.axis && y < OVERVIEW;
     if (event.button > 1) return;
@@ -33,6 +50,7 @@ function connectPointer(rec, lanes, place, state, actions) {
 
   function move(event, canvas) {
     const [x, y] = at(event, canvas);
+    if (fingers.size === 2 && fingers.has(event.pointerId)) { pinch(event, x); return; }
     if (!drag) { if (canvas === place.lanes) hover(x, y, event); return; }
     if (Math.hypot(x - drag.x, y - drag.y) >= CLICK) drag.moved = true;
     if (!drag.moved) return;
@@ -49,6 +67,7 @@ function connectPointer(rec, lanes, place, state, actions) {
   }
 
   function end(event, canvas) {
+    fingers.delete(event.pointerId);
     if (!drag) return;
     const [x, y] = at(event, canvas);
     const done = drag;
@@ -112,7 +131,7 @@ function connectPointer(rec, lanes, place, state, actions) {
     canvas.addEventListener("pointerdown", (event) => begin(event, canvas));
     canvas.addEventListener("pointermove", (event) => move(event, canvas));
     canvas.addEventListener("pointerup", (event) => end(event, canvas));
-    canvas.addEventListener("pointercancel", () => { drag = null; state.drag = null; lanes.redraw(); });
+    canvas.addEventListener("pointercancel", (event) => { fingers.delete(event.pointerId); drag = null; state.drag = null; lanes.redraw(); });
     canvas.addEventListener("pointerleave", () => { if (!drag) actions.leave(); });
     canvas.addEventListener("wheel", wheel, { passive: false });
   }

@@ -175,8 +175,13 @@ function commandOf(rec, sel) {
     words.push("--time", `${seconds(rec, Math.max(sel.from, -Number(rec.data.origin)))},${seconds(rec, sel.to)}`);
   }
   if (sel.tracks) {
-    const ids = [...sel.tracks].map((track) => rec.data.tracks.tid[track]);
-    words.push("--tid", [...new Set(ids)].sort((a, b) => a - b).join(","));
+    const { pid, tid } = rec.data.tracks;
+    const numbers = (column) => new Set([...sel.tracks].map((track) => column[track]));
+    const listed = (set) => [...set].sort((a, b) => a - b).join(",");
+    const tids = numbers(tid);
+    words.push("--tid", listed(tids));
+    // A number can have been that of threads of two processes.
+    if (tid.some((id, track) => tids.has(id) && !sel.tracks.has(track))) words.push("--pid", listed(numbers(pid)));
   }
   if (sel.classes) words.push("--class", [...sel.classes].join(","));
   return words.map(quoted).join(" ");
