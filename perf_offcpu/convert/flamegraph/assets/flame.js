@@ -25,7 +25,7 @@ const LEGEND = {             // by kind; wakers only where there are any
 /** Make the tree's columns from a document's; node 0, "all", is added here. */
 function readTree(data) {
   const n = data.nodes.depth.length + 1;
-  const depth = Int32Array.from([0].concat(data.nodes.depth));
+  const depth = prefixed(data.nodes.depth, 0);
   const parent = parents(depth);
   const layers = data.layers.map((layer) => ({
     kind: layer.kind,
@@ -35,8 +35,16 @@ function readTree(data) {
   for (const { hi, lo } of layers) {
     for (let i = 0; i < n; i++) value[i] += hi[i] * GIGA + lo[i];
   }
-  const name = Int32Array.from([-1].concat(data.nodes.name));
+  const name = prefixed(data.nodes.name, -1);
   return { n, depth, parent, name, layers, value, end: ends(depth), start: starts(parent, value) };
+}
+
+/** Return a column, an array or typed array, as int32 after a first value. */
+function prefixed(column, first) {
+  const values = new Int32Array(column.length + 1);
+  values[0] = first;
+  values.set(column, 1);
+  return values;
 }
 
 function parents(depth) {

@@ -112,13 +112,16 @@ function addClass(found, node, code, hi, lo) {
 function flameOf(rec, found) {
   const used = new Uint8Array(rec.nodes);
   const layers = found.nodes.filter((sums) => sums && sums.count.some((count) => count > 0));
+  for (const { count } of layers) for (let node = 0; node < rec.nodes; node++) if (count[node]) used[node] = 1;
+  let number = 0;
   for (let node = rec.nodes - 1; node >= 0; node--) {
-    if (layers.some((sums) => sums.count[node])) used[node] = 1;
-    if (used[node] && rec.parent[node] >= 0) used[rec.parent[node]] = 1;
+    if (!used[node]) continue;
+    number++;
+    if (rec.parent[node] >= 0) used[rec.parent[node]] = 1;
   }
-  const kept = [];
-  for (let node = 0; node < rec.nodes; node++) if (used[node]) kept.push(node);
-  const pick = (values) => kept.map((node) => values[node]);
+  const kept = new Int32Array(number);
+  for (let node = 0, at = 0; node < rec.nodes; node++) if (used[node]) kept[at++] = node;
+  const pick = (values) => Float64Array.from(kept, (node) => values[node]);
   return {
     unit: rec.data.unit, dsos: rec.data.names.dsos, names: rec.data.names, before: null,
     nodes: { depth: pick(rec.columns.depth), name: pick(rec.columns.name) },
