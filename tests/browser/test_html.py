@@ -228,12 +228,14 @@ def test_the_command_of_a_selection_has_its_sums(browser: Browser, tmp_path: Pat
         command, sums = browser.run(script, *span, tracks, classes)
         program, verb, *words = shlex.split(command)
         assert (program, verb) == ("perf-offcpu", "report")
-        done = run("report", "--json", *words)
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        assert found["subject"]["weight"] == int(sums["total"][0]) > 0
-        expected = [[row["values"][0], str(row["weight"])] for row in found["groups"]["rows"]]
-        assert [row[:2] for row in sums["keys"]["class"]] == expected
+        for key in ("class", "object", "waker", "syscall", "state"):
+            done = run("report", "--json", "--sort", key, *words)
+            assert done.returncode == 0, done.stderr
+            found = json.loads(done.stdout)
+            assert found["subject"]["weight"] == int(sums["total"][0]) > 0
+            expected = {row["values"][0]: (row["weight"], row["count"]) for row in found["groups"]["rows"]}
+            shown = {label: (int(weight), count) for label, weight, count, _ in sums["keys"][key]}
+            assert shown == expected, key
     assert browser.console() == []
 
 
