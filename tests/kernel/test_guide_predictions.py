@@ -72,7 +72,7 @@ def test_a_bank_that_asks_before_it_locks(perf_offcpu: Command, examples: Path) 
         shell("./bank.sh stop", examples)
     path = path_of(perf_offcpu, "pgbench", examples)
     first = path["rows"][0]
-    assert (first["comm"], first["class"]) == ("pgbench", "poll")
+    assert first["comm"] == "pgbench" and first["class"] in {"poll", "sleep"}
     assert fast / slow == pytest.approx(path["total"] / (path["total"] - first["time"]), rel=0.2)
 
 

@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from builders.profile import ProfileBuilder
 
 from perf_offcpu import losses
-from perf_offcpu.analysis.select import Selection, select, select_samples
+from perf_offcpu.analysis.select import Selection, select, select_samples, selected_rows
 from perf_offcpu.analysis.time_windows import parse_windows
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget, Comms, SampleFlag
+from perf_offcpu.symbolize.load import load_profile
+from perf_offcpu.symbolize.options import SymbolizeOptions
 
 EVENTS = {"cycles:u": "", "offcpu-time": "ns", "cpu-clock": "ns", "sched:sched_switch": ""}
 
@@ -177,3 +181,24 @@ def test_an_unknown_cgroup_is_reported_with_the_known_ones() -> None:
     for name in ("/nowhere", "6", "/system"):
         with pytest.raises(UsageError, match=rf"no cgroup '{name}' in x.data \(its cgroups: {known}\)"):
             select_samples(waits(), Selection(cgroups=(name,)))
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection(),
+        Selection(comms=("blocker", "syncer"), states=("S",)),
+        Selection(classes=(WaitClass.DISK, WaitClass.LOCK), min_ns=10**6),
+        Selection(idle="hide"),
+        Selection(idle="only", windows=parse_windows("10%-70%")),
+        Selection(windows=parse_windows("10%-20%"), classes=(WaitClass.SLEEP,)),
+    ],
+)
+def test_selected_rows_are_those_of_the_selected_samples(selection: Selection) -> None:
+    recording = Path(__file__).parents[2] / "data" / "perf-7.2" / "sched.data"
+    profile = load_profile([str(recording)], SymbolizeOptions())
+    rows, samples = selected_rows(profile, selection), select_samples(profile, selection).samples
+    found = profile.samples.take(rows)
+    assert len(found) == len(samples) > 0
+    for name in ("time_ns", "tid", "period", "stack"):
+        assert np.array_equal(getattr(found, name), getattr(samples, name))

@@ -81,6 +81,7 @@ def test_recordings_sum_to_wall_time(
     [
         (("--class", "lock"), "--serial counts threads"),
         (("--cpu", "0"), "--serial counts threads"),
+        (("--object", "pipe"), "--serial counts threads"),
         (("--event", "cpu-clock"), "no --event"),
         (("--comm", "nobody"), "no such thread"),
         (("--time", "0,1"), "no samples in that time"),
