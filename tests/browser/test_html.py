@@ -24,7 +24,7 @@ from perf_offcpu.api import load
 from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.recording import SampleFlag, Tasks
 from perf_offcpu.report.document import document
 from perf_offcpu.report.summary import summarize
 
@@ -341,6 +341,28 @@ def test_a_click_shows_a_wait_its_stack_and_its_waker(browser: Browser, show: Sh
     assert "read" in panel and "t2 103 (pid 101)" in panel
     press(browser, "#panel dd:last-of-type button")
     assert browser.run("return page.rec.data.tracks.tid[page.state.cursor]") == 103
+
+
+def test_objects_and_holders(browser: Browser, show: Show) -> None:
+    builder = ProfileBuilder()
+    lock = builder.thing("balance_lock in bank")
+    for tid, holder in ((11, 12), (12, 13), (13, 11)):
+        builder.sample(
+            "teller", ["main", "book", kernel("futex_wait")], 5 * MS + tid, pid=10, tid=tid, object=lock,
+            holder_tid=holder, switch_out_ns=10**9, time_ns=10**9 + 5 * MS + tid, syscall=202,
+        )  # fmt: skip
+    profile = builder.build()
+    profile.tasks = Tasks.from_rows([(tid, 10, 0, -1) for tid in (11, 12, 13)])
+    show(profile)
+    sums = browser.run("return page.sums().keys")
+    assert [row[:2] for row in sums["object"]] == [["balance_lock in bank", str(15 * MS + 36)]]
+    assert sums["function"][0][0] == "book"
+    held = {int(label.rpartition(" ")[2]): int(weight) for label, weight, *_ in sums["holder"]}
+    assert held == {12: 5 * MS + 11, 13: 5 * MS + 12, 11: 5 * MS + 13}
+    browser.run("page.chooseWait(0)")
+    assert "balance_lock in bank" in text(browser, "panel")
+    press(browser, "#panel dd:last-of-type button, #panel dd:has(button) ~ dd button")
+    assert browser.run("return page.rec.data.tracks.tid[page.state.cursor]") == 12, "the holder's lane"
 
 
 def test_keys(browser: Browser, show: Show) -> None:

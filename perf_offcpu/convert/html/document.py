@@ -20,7 +20,7 @@ from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.timeline import Timeline, Track, comm_of, process_names, timeline_of
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.analysis.wakeups import with_wakers
-from perf_offcpu.callpaths.keys import column_of
+from perf_offcpu.callpaths.keys import NO_OBJECT, column_of
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import PathTree, paths_with_wakers
 from perf_offcpu.callpaths.weights import EDGES, title_of, unit_of
@@ -115,7 +115,7 @@ def _keys(profile: Profile, waits: Waits) -> tuple[list[dict[str, Any]], dict[st
         first, of = group(column)
         labels = list(map(label, first.tolist()))
         distinct = {text: row for row, text in enumerate(dict.fromkeys(labels))}
-        if len(distinct) < 2 and key in _OPTIONAL:
+        if key in _OPTIONAL and len(distinct) < 2 and (key != "object" or NO_OBJECT in distinct):
             continue
         keys.append({"key": key, "title": title, "labels": list(distinct)})
         ranks[f"key.{key}"] = np.array([distinct[text] for text in labels], np.int64)[of]
@@ -126,7 +126,7 @@ def _keys(profile: Profile, waits: Waits) -> tuple[list[dict[str, Any]], dict[st
     if (held >= 0).any():
         tids, of = np.unique(held, return_inverse=True)
         names = [f"{comm_of(profile, tid)} {tid}" if tid >= 0 else "[unknown]" for tid in tids.tolist()]
-        keys.insert(3, {"key": "holder", "title": "Held by", "labels": names})
+        keys.insert(3, {"key": "holder", "title": "Held by", "labels": names, "tids": tids.tolist()})
         ranks["key.holder"] = of
     return keys, ranks
 

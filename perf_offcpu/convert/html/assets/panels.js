@@ -151,7 +151,12 @@ function waitPanel(rec, row, showThread) {
   if (runq) line("of it run queue", `${exactly(BigInt(runq), data.unit)}: woken, not yet running`);
   line("Began", `${seconds(rec, begin)} s (${rounded(begin, "ns")} after the first wait)`);
   line("Ended", `${seconds(rec, end)} s${columns.cpu[row] >= 0 ? `, on CPU ${columns.cpu[row]}` : ""}`);
-  for (const key of rec.keys) if (key.labels[key.column[row]]) line(key.title, key.labels[key.column[row]]);
+  for (const key of rec.keys) {
+    const rank = key.column[row];
+    const holder = key.tids ? trackOf(rec, data.tracks.pid[rec.track[row]], key.tids[rank]) : NONE;
+    if (holder >= 0) line(key.title, threadButton(rec, holder, showThread));
+    else if (key.labels[rank]) line(key.title, key.labels[rank]);
+  }
   const waker = columns.waker_track[row];
   if (waker >= 0 && !(columns.flags[row] & data.flags["ended by an interrupt"])) line("Waker's thread", threadButton(rec, waker, showThread));
   const notes = Object.entries(data.flags).filter(([name, flag]) => name !== "wait" && columns.flags[row] & flag).map(([name]) => name);
@@ -162,6 +167,9 @@ function waitPanel(rec, row, showThread) {
   }
   return box;
 }
+
+const trackOf = (rec, pid, tid) =>
+  rec.data.tracks.tid.findIndex((id, track) => id === tid && tid >= 0 && rec.data.tracks.pid[track] === pid);
 
 function threadButton(rec, track, showThread) {
   const cell = make("dd");
