@@ -25,6 +25,9 @@ from builders.profile import ProfileBuilder, kernel
 
 from perf_offcpu.analysis.timeline import Timeline, timeline_of
 from perf_offcpu.analysis.wakeups import Wakeups, wakeups_of
+from perf_offcpu.causality.critical_path import critical_path
+from perf_offcpu.causality.path_track import PathTrack, path_track
+from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
@@ -48,9 +51,9 @@ def browser() -> Iterator[Browser]:
         yield opened
 
 
-def written(profile: Profile, name: str) -> bytes:
+def written(profile: Profile, name: str, options: Options | None = None) -> bytes:
     out = io.BytesIO() if FORMATS[name].binary else io.StringIO()
-    FORMATS[name].write(profile, out)
+    FORMATS[name].write(profile, out, options)
     found = out.getvalue()
     return found if isinstance(found, bytes) else found.encode()
 
@@ -197,3 +200,47 @@ def test_the_whole_page_shows_the_trace(browser: Browser, address: str, name: st
         time.sleep(0.2)
     assert number >= 20, "an empty timeline has few colours"
     assert browser.run("return typeof hacked") == "undefined"
+
+
+def path_of_reader(profile: Profile) -> PathTrack:
+    """The path of 100 ms that begin before the first wait."""
+    timeline = timeline_of(profile)
+    reader = next(row for row, track in enumerate(timeline.tracks) if track.comm == "reader")
+    begin = timeline.origin_ns - 3 * MS
+    return path_track(profile, critical_path(profile, timeline, reader, begin, begin + 100 * MS))
+
+
+def segments(path: PathTrack) -> list[tuple[str, int, int]]:
+    columns = (path.name.tolist(), path.begin_ns.tolist(), path.end_ns.tolist())
+    return [(path.names[name], begin, end - begin) for name, begin, end in zip(*columns, strict=True)]
+
+
+def test_a_critical_path_is_a_track_of_the_native_format(browser: Browser, address: str) -> None:
+    profile = mixed()
+    path = path_of_reader(profile)
+    trace = TraceProcessor(browser, address, written(profile, "perfetto", Options(path=path)))
+    found = trace.query(
+        "select slice.name, ts, dur, depth, track.name from slice join track on track_id = track.id "
+        "where category = 'critical path' order by ts"
+    )
+    assert [one[:3] for one in found] == segments(path)
+    assert {one[3:] for one in found} == {(0, "critical path of reader (pid 100, tid 101)")}
+    assert trace.query("select name, value from stats where severity != 'info' and value > 0") == []
+
+
+def test_a_critical_path_is_a_process_of_a_chrome_trace(browser: Browser, address: str) -> None:
+    profile = mixed()
+    path = path_of_reader(profile)
+    text = written(profile, "chrome-trace", Options(path=path))
+    found = imported(browser, address, text.decode())
+    assert found["warnings"] == []
+    origin = int(path.begin_ns[0])
+    slices = sorted(
+        (start, title, length)
+        for _, category, title, start, length in found["slices"]
+        if category == "critical path"
+    )
+    assert [(title, round(start * MS) + origin, round(ms * MS)) for start, title, ms in slices] == segments(
+        path
+    )
+    assert path.title in {name for _, name in found["processes"]}
