@@ -30,7 +30,8 @@ class ShortWaits:
         waits = profile.is_offcpu() & ~samples.has(_SINGLE) & (samples.time_ns >= 0)
         rows = np.flatnonzero(waits)
         self.profile = profile
-        self.rows: I64 = rows[np.argsort(samples.period[rows], kind="stable")]
+        self._length = samples.length_ns()
+        self.rows: I64 = rows[np.argsort(self._length[rows], kind="stable")]
         flags = samples.flags & ~np.uint32(SampleFlag.WAKER_INTERRUPT)
         thread = (samples.evsel, samples.pid, samples.tid, samples.comm)
         wait = (samples.stack, samples.state, samples.syscall, samples.object, samples.cgroup.view(np.int64))
@@ -38,7 +39,7 @@ class ShortWaits:
 
     def longest_ns(self, number: int) -> int:
         """Return the length of the longest of the shortest waits."""
-        return int(self.profile.samples.period[self.rows[:number]].max(initial=0))
+        return int(self._length[self.rows[:number]].max(initial=0))
 
     def samples_left(self, number: int) -> int:
         """Return the number of samples when so many of the shortest waits are summed."""
@@ -82,11 +83,11 @@ def _sums(samples: ProfileSamples, of: I64) -> ProfileSamples:
     runq_known = max_by(of, samples.runq_ns, groups) >= 0
     begin = np.full(groups, np.iinfo(np.int64).max)
     np.minimum.at(begin, of, samples.switch_out_ns)
-    flags = samples.flags[first] & ~np.uint32(SampleFlag.WAKER_INTERRUPT)
+    flags = samples.flags[first] & ~np.uint32(SampleFlag.WAKER_INTERRUPT | SampleFlag.SAMPLED)
     return samples.take(first).with_columns(
         period=sum_by(of, samples.period, groups),
         count=sum_by(of, samples.count, groups),
-        longest_ns=max_by(of, samples.period, groups),
+        longest_ns=max_by(of, samples.length_ns(), groups),
         time_ns=max_by(of, samples.time_ns, groups),
         switch_out_ns=begin,
         runq_ns=np.where(runq_known, runq, -1),

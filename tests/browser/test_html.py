@@ -365,6 +365,27 @@ def test_objects_and_holders(browser: Browser, show: Show) -> None:
     assert browser.run("return page.rec.data.tracks.tid[page.state.cursor]") == 12, "the holder's lane"
 
 
+def test_waits_drawn_by_length_have_a_weight_besides(browser: Browser, show: Show) -> None:
+    builder = ProfileBuilder()
+    for at in range(6):
+        builder.sample(
+            "a", ["f", kernel("futex_wait")], 4 * MS, tid=1 + at % 2, time_ns=10**9 + 10 * MS * at,
+            syscall=202, flags=SampleFlag.SAMPLED, longest_ns=(1 + at) * 500_000, count=8 // (1 + at),
+            runq_ns=MS,
+        )  # fmt: skip
+    profile = builder.build()
+    show(profile)
+    sums = browser.run("return page.sums()")
+    check_sums(sums, profile, Selection())
+    assert sums["total"][0] == str(24 * MS) and len(sums["lengths"]) > 1
+    lengths = browser.run("return [...page.rec.end].map((end, row) => end - page.rec.begin[row])")
+    assert sorted(lengths) == [(1 + at) * 500_000 for at in range(6)]
+    browser.run("page.chooseWait(0)")
+    panel = text(browser, "panel")
+    assert "500 us (500,000 ns)" in panel and "4 ms (4,000,000 ns) in about 8 waits: drawn by length" in panel
+    assert "125 us" in panel, "the run queue within its length"
+
+
 def test_keys(browser: Browser, show: Show) -> None:
     show(threads())
     browser.run("document.getElementById('lanes').focus()")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from perf_offcpu.analysis.timeline import Timeline
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
 
 GIGA = 10**9
 _UNKNOWN_TIME = -1
@@ -38,7 +39,7 @@ class Rows:
         self.firsts: I64 = np.searchsorted(self._group, edges)
 
     def columns(self, profile: Profile, timeline: Timeline) -> dict[str, NDArray[np.integer]]:
-        """Return the columns of times, weights and flags by row."""
+        """Return columns of times, weights and flags by row; lengths where waits stand for others, too."""
         samples = profile.samples.take(self.order)
         begin, end = timeline.begin_ns[self.order], timeline.end_ns[self.order]
         before = np.append(np.int64(0), end[:-1])[: len(end)]
@@ -46,7 +47,7 @@ class Rows:
         hi, lo = np.divmod(samples.period, GIGA)
         without_place = self.firsts[2, 0]
         times = samples.time_ns[without_place:]
-        return {
+        columns = {
             "gap": np.where(same, begin - before, begin),
             "hi": hi,
             "lo": lo,
@@ -57,6 +58,11 @@ class Rows:
             "lasts": np.where(times >= 0, times - timeline.origin_ns, _UNKNOWN_TIME),
             "timed": (times >= 0).astype(np.uint8),
         }
+        if samples.has(SampleFlag.SAMPLED).any():  # their weights are not their lengths
+            length = samples.length_ns()
+            delay = np.clip(samples.delay_ns(), 0, np.maximum(length, 0))
+            columns |= {"length": length, "delay": delay}
+        return columns
 
     def take(self, columns: Mapping[str, NDArray[np.integer]]) -> dict[str, NDArray[np.integer]]:
         """Return columns of samples by row."""

@@ -50,6 +50,18 @@ def test_open_waits_sums_and_cpu_samples_are_left_alone() -> None:
     assert len(ShortWaits(builder.build()).rows) == 0
 
 
+def test_waits_drawn_by_length_are_summed_by_length_with_their_weights() -> None:
+    builder = ProfileBuilder()
+    for length in (3, 1, 2, 9):
+        builder.sample("a", ["f"], 10, flags=SampleFlag.SAMPLED, longest_ns=length, count=4)
+    waits = ShortWaits(builder.build())
+    assert waits.longest_ns(3) == 3
+    made = waits.summed(3).samples
+    is_sum = made.has(SampleFlag.AGGREGATED)
+    assert (made.period[is_sum].tolist(), made.count[is_sum].tolist()) == ([30], [12])
+    assert made.longest_ns[is_sum].tolist() == [3] and made.length_ns()[~is_sum].tolist() == [9]
+
+
 @pytest.mark.parametrize("name", TIMED)
 def test_formats_fit_and_say_what_was_summed(name: str) -> None:
     whole, format_ = large_profile(20_000, 20), FORMATS[name]

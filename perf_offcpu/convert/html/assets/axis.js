@@ -81,14 +81,14 @@ function axisView(rec, canvas, view, scales) {
   function sumOverview(width) {
     const parts = rec.classes.map(() => new Float64Array(width));
     const scale = width / (last - first || 1);
-    const { runq } = rec.columns;
+    const { delay } = rec;
     const spread = (code, from, to) => {
       let [x0, x1] = [(from - first) * scale, Math.min((to - first) * scale, width)];
       for (let pixel = Math.floor(x0); x0 < x1 && pixel < width; pixel++, x0 = pixel) parts[code][pixel] += Math.min(x1, pixel + 1) - x0;
     };
     for (let row = 0; row < rec.waits[rec.tracks]; row++) {
-      spread(rec.classOf[row], rec.begin[row], rec.end[row] - runq[row]);
-      spread(rec.runqueue, rec.end[row] - runq[row], rec.end[row]);
+      spread(rec.classOf[row], rec.begin[row], rec.end[row] - delay[row]);
+      spread(rec.runqueue, rec.end[row] - delay[row], rec.end[row]);
     }
     let most = 0;
     for (let pixel = 0; pixel < width; pixel++) most = Math.max(most, parts.reduce((sum, part) => sum + part[pixel], 0));

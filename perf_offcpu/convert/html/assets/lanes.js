@@ -243,7 +243,7 @@ function laneView(rec, place, state) {
           continue;
         }
         if (rec.end[row] - rec.begin[row] < needed || rec.end[row] < view.from) continue;
-        const [x0, x1] = [Math.max(view.label, xOf(rec.begin[row])), Math.min(view.width, xOf(rec.end[row] - rec.columns.runq[row]))];
+        const [x0, x1] = [Math.max(view.label, xOf(rec.begin[row])), Math.min(view.width, xOf(rec.end[row] - rec.delay[row]))];
         if (x1 - x0 < 40 || (state.dim && state.dim[row])) continue;
         pen.fillStyle = theme.dark ? "#000c" : "#fffffff2";
         pen.fillText(fitted(functionOf(rec, row), x1 - x0 - 6), x0 + 3, laneTop(lane) + LANE / 2 + 0.5);
@@ -293,7 +293,7 @@ function laneView(rec, place, state) {
     const waker = rec.columns.waker_track[row];
     const other = waker < 0 ? -1 : view.lanes.findIndex((one) => one.track === waker);
     if (other < 0 || other === lane) return;
-    drawArrow(xOf(rec.end[row] - rec.columns.runq[row]), laneTop(other) + LANE / 2, laneTop(lane) + (other < lane ? 0 : LANE));
+    drawArrow(xOf(rec.end[row] - rec.delay[row]), laneTop(other) + LANE / 2, laneTop(lane) + (other < lane ? 0 : LANE));
   }
 
   function drawArrow(x, from, to) {

@@ -94,7 +94,7 @@ async function openPage() {
 
   function waitLines(row) {
     const { columns } = rec;
-    const runq = columns.runq[row] ? `, ${rounded(columns.runq[row], "ns")} of it run queue` : "";
+    const runq = rec.delay[row] ? `, ${rounded(rec.delay[row], "ns")} of it run queue` : "";
     const key = (name) => { const one = rec.keys.find((each) => each.key === name); return one.labels[one.column[row]]; };
     return [
       functionOf(rec, row),

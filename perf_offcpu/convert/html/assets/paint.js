@@ -103,7 +103,7 @@ function lanePainter(rec, view, state) {
     [target, base, pixels, current] = [data, offset, width, NONE];
     paintLife(track);
     const scale = width / (view.to - view.from);
-    const { runq } = rec.columns;
+    const { delay } = rec;
     const from = rec.waits[track];
     const until = firstFrom(rec, from, rec.waits[track + 1], view.to);
     let row = firstFrom(rec, from, until, view.from);
@@ -118,7 +118,7 @@ function lanePainter(rec, view, state) {
         continue;
       }
       const faint = state.dim && state.dim[row] ? FAINT : 0;
-      const queued = (rec.end[row] - runq[row] - view.from) * scale;
+      const queued = (rec.end[row] - delay[row] - view.from) * scale;
       stroke(x0, queued, rec.classOf[row] + faint);
       stroke(queued, (rec.end[row] - view.from) * scale, rec.runqueue + faint);
       if (rec.end[row] === rec.begin[row]) add(Math.floor(x0), rec.classOf[row] + faint, 1e-9);

@@ -145,9 +145,11 @@ function waitPanel(rec, row, showThread) {
   const list = make("dl");
   const line = (term, content) => list.append(make("dt", term), content instanceof Node ? content : make("dd", content));
   const [begin, end] = [rec.begin[row], rec.end[row]];
-  const runq = columns.runq[row];
+  const runq = rec.delay[row];
   line("Thread", threadButton(rec, rec.track[row], showThread));
-  line("Lasted", exactly(weightOf(columns, row), data.unit));
+  const [lasted, weight] = [BigInt(rec.lengthOf(row)), weightOf(columns, row)];
+  line("Lasted", exactly(columns.length ? lasted : weight, data.unit));
+  if (columns.length && lasted !== weight) line("Stands for", `${exactly(weight, data.unit)} in about ${plural(columns.count[row], "wait")}: drawn by length`);
   if (runq) line("of it run queue", `${exactly(BigInt(runq), data.unit)}: woken, not yet running`);
   line("Began", `${seconds(rec, begin)} s (${rounded(begin, "ns")} after the first wait)`);
   line("Ended", `${seconds(rec, end)} s${columns.cpu[row] >= 0 ? `, on CPU ${columns.cpu[row]}` : ""}`);

@@ -50,6 +50,8 @@ async function readRecording(data, text) {
     classes: data.classes.map((one) => one.label),
     keys: data.keys.map((key) => ({ ...key, column: columns[`key.${key.key}`] })),
   };
+  rec.lengthOf = (row) => (columns.length ? columns.length[row] : columns.hi[row] * GIGA + columns.lo[row]);
+  rec.delay = columns.delay ?? columns.runq;
   placeRows(rec);
   readNodes(rec);
   const classKey = rec.keys.find((key) => key.key === "class");
@@ -66,7 +68,7 @@ async function readRecording(data, text) {
 
 /** Set the thread, begin and end of each row from the gaps between them. */
 function placeRows(rec) {
-  const { gap, hi, lo } = rec.columns;
+  const { gap } = rec.columns;
   for (const [firsts, long] of [[rec.waits, true], [rec.moments, false], [rec.others, false]]) {
     for (let track = 0; track < rec.tracks; track++) {
       let at = 0;
@@ -74,7 +76,7 @@ function placeRows(rec) {
         rec.track[row] = track;
         if (row >= rec.timed) continue;
         rec.begin[row] = at + gap[row];
-        at = rec.end[row] = rec.begin[row] + (long ? hi[row] * GIGA + lo[row] : 0);
+        at = rec.end[row] = rec.begin[row] + (long ? rec.lengthOf(row) : 0);
       }
     }
   }
@@ -134,8 +136,8 @@ function buildBlocks(rec) {
         const length = rec.end[row] - rec.begin[row];
         time += length;
         end = Math.max(end, rec.end[row]);
-        sums[rec.classOf[row]] += length - rec.columns.runq[row];
-        sums[rec.runqueue] += rec.columns.runq[row];
+        sums[rec.classOf[row]] += length - rec.delay[row];
+        sums[rec.runqueue] += rec.delay[row];
       }
       for (let i = 1; i < sums.length; i++) if (sums[i] > sums[most]) most = i;
       rec.blocks.end[block] = end;

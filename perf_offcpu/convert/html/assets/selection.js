@@ -27,7 +27,7 @@ function addRow(sums, at, rec, row, single) {
     sums.runqLo[at] %= GIGA;
   }
   if (single) {
-    const length = hi[row] * GIGA + lo[row];
+    const length = rec.lengthOf(row);
     if (length > sums.longest[at]) sums.longest[at] = length;
   }
 }
@@ -84,7 +84,7 @@ function sumsOf(rec, sel) {
       for (let i = 0; i < rec.keys.length; i++) addRow(found.keys[i], rec.keys[i].column[row], rec, row, single);
     }
     if (!waits) return;
-    if (single) addRow(found.lengths, bucketOf(edges, hi[row] * GIGA + lo[row]), rec, row, true);
+    if (single) addRow(found.lengths, bucketOf(edges, rec.lengthOf(row)), rec, row, true);
     else addRow(found.summed, 0, rec, row, false);
     addClass(found, node[row], rec.classOf[row], hi[row], lo[row]);
   });
