@@ -32,6 +32,7 @@ from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.timeline import Timeline, Track
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.causality.wait_table import WaitTable, ranges
+from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
@@ -41,6 +42,8 @@ MAX_DEPTH = 1000
 """Threads that wait for each other at one moment, one behind the other."""
 MAX_PARTS = 100_000_000
 """Parts of waits in all steps together: bounds time and memory for recordings of waits that all overlap."""
+
+_WEIGHT_LIMIT = 2.0**62
 
 DEVICES = ("[disk]", "[network]", "[timer]", "[interrupt]")
 """The nodes of interrupts. The last one: of a device that the wait does not tell."""
@@ -100,6 +103,9 @@ def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None)
         profile: all samples of all threads.
         timeline: `timeline_of(profile)`.
         chosen: bool[samples], the waits whose weight is passed on; default: all of them.
+
+    Raises:
+        PerfOffcpuError: a weight leaves 62 bits, which only damaged times can do.
     """
     waits = _Steps(profile, timeline)
     everyone = np.ones(len(profile.samples), np.bool_) if chosen is None else chosen
@@ -221,7 +227,12 @@ class _Steps(WaitTable):
         return _Parts(parts.at, parts.begin, end, parts.number)
 
     def _weight(self, parts: _Parts) -> I64:
-        weight: I64 = (self.times[parts.end] - self.times[parts.begin]) * parts.number
+        length = self.times[parts.end] - self.times[parts.begin]
+        if float(length.max(initial=0)) * float(parts.number.max(initial=0)) >= _WEIGHT_LIMIT:
+            raise PerfOffcpuError(
+                "the waits weigh more than 2^62 ns: some times of the recording are damaged"
+            )
+        weight: I64 = length * parts.number
         return weight
 
     def _keep(self, wait: I64, weight: I64) -> None:

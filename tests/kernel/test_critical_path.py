@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -74,3 +75,28 @@ def test_the_time_of_a_client_is_that_of_the_servers_behind_it(perf_offcpu: Comm
     assert sum(int(weight) for _, _, weight in lines) == path["total"]
     chained = sum(int(ns) for stack, _, ns in lines if "by] frontend;" in stack and "by] backend;" in stack)
     assert chained >= 0.95 * REQUESTS * (SLEEP_MS + BACKEND_MS) * 1_000_000
+    assert_chains_and_bottlenecks(perf_offcpu, tmp_path)
+
+
+def assert_chains_and_bottlenecks(perf_offcpu: Command, folder: Path) -> None:
+    """The client's waits lead through both servers to a timer."""
+    chains, plain = (
+        perf_offcpu(
+            "convert", "--folded", "--comm", "client", *more, "-o", "-", cwd=folder
+        ).stdout.splitlines()
+        for more in (("--wakers",), ())
+    )
+    weights = [sum(int(line.rpartition(" ")[2]) for line in lines) for lines in (chains, plain)]
+    assert weights[0] == weights[1]
+    through = [line for line in chains if re.search(r"frontend_\[w\];--;.*backend_\[w\];--;", line)]
+    whole = sum(int(line.rpartition(" ")[2]) for line in through)
+    assert whole >= 0.95 * REQUESTS * (SLEEP_MS + BACKEND_MS) * 1_000_000
+    done = perf_offcpu("report", "--bottlenecks", "--comm", "client", "--json", cwd=folder)
+    found = json.loads(done.stdout)
+    held = {name: one["held"] for one in found["bottlenecks"] for name in one["members"]}
+    assert held["[timer]"] >= 0.95 * REQUESTS * SLEEP_MS * 1_000_000
+    assert sum(held.values()) + found["others"]["held"] == found["total"]
+    done = perf_offcpu("report", "--serial", "--comm", "client,frontend,backend", "--json", cwd=folder)
+    serial = json.loads(done.stdout)
+    assert sum(serial["threads_running"]) == serial["total"]
+    assert serial["threads_running"][0] >= 0.95 * REQUESTS * SLEEP_MS * 1_000_000

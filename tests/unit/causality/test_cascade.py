@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.causality import cascade
 from perf_offcpu.causality.cascade import DEVICES, Cascade, Held, cascade_of
+from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.symbolize.load import load_profile
@@ -116,6 +117,14 @@ def test_deep_chains_are_cut_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(weight for (_, how), weight in held(found).items() if how == "CUT") > 0
     monkeypatch.setattr(cascade, "MAX_PARTS", 1)
     assert set(how for _, how in held(cascade_of_all(builder.build()))) == {"CUT"}
+
+
+def test_damaged_times_are_said() -> None:
+    builder = ProfileBuilder()
+    for tid in (1, 2):
+        wait(builder, tid, 0, 2**61 - tid, waker=tid + 1)
+    with pytest.raises(PerfOffcpuError, match="damaged"):
+        cascade_of_all(builder.build())
 
 
 def test_sums_and_still_blocked_threads() -> None:
