@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from perf_offcpu import losses
-from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.classify import classify, of_idle_threads
 from perf_offcpu.analysis.evidence.holders import holders_of
-from perf_offcpu.analysis.select import select_events
+from perf_offcpu.analysis.select import event_rows
 from perf_offcpu.locks.deadlocks import DeadThread, deadlocks_of, sentence_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report import style as say
@@ -46,10 +48,11 @@ def report_of(profile: Profile, limit: int | None, hand_limit: int | None) -> Lo
     Args:
         limit, hand_limit: most locks, and holders of each; None for all.
     """
-    subject = select_events(profile)
-    subject = subject.select(subject.is_offcpu())
+    chosen = np.isin(profile.samples.evsel, event_rows(profile)) & profile.is_offcpu()
+    idle = of_idle_threads(profile, classify(profile).for_work)[chosen]
+    subject = profile.select(chosen)
     waits, holders = classify(subject), holders_of(subject)
-    table = lock_table(subject, waits, holders, limit, hand_limit)
+    table = lock_table(subject, waits, holders, limit, hand_limit, idle)
     lost = {
         printable(str(cause)): count
         for cause, count in losses.by_text(profile.losses).items()

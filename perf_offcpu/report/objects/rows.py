@@ -22,11 +22,11 @@ from perf_offcpu.callpaths.names import Name, name_frames
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.locks.queues import longest_queues, waiters
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import frames_of
-from perf_offcpu.report.totals import Total, heaviest, sums_by_label, totals_of
+from perf_offcpu.report.totals import Total, sums_by_label, totals_of
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 
@@ -99,13 +99,17 @@ class _Objects:
     """The objects of some samples, by name, heaviest first."""
 
     def __init__(
-        self, profile: Profile, waits: Waits, holders: Holders, limit: int | None, rows: I64
+        self, profile: Profile, waits: Waits, holders: Holders, limit: int | None, rows: I64, idle: Bool
     ) -> None:
-        """Group the samples `rows`, and keep the heaviest `limit` groups."""
+        """Group the samples `rows`, and keep `limit` groups: those with most weight of busy threads."""
         self.profile, self.samples, self.waits, self.holders = profile, profile.samples, waits, holders
         names = profile.objects.name[self.samples.object[rows]]
         first, of = group(names)
-        kept, self.more = heaviest(sum_by(of, self.samples.period[rows], len(first)), limit)
+        period = self.samples.period[rows]
+        weight = sum_by(of, period, len(first))
+        busy = sum_by(np.where(idle[rows], -1, of), period, len(first))
+        kept = np.lexsort((-weight, -busy))[:limit]
+        self.more = len(first) - len(kept), int(weight.sum()) - int(weight[kept].sum())
         rank = np.full(len(first) + 1, -1, np.int64)
         rank[kept] = np.arange(len(kept))
         self.of = np.full(len(self.samples), -1, np.int64)
@@ -172,7 +176,8 @@ def object_table(profile: Profile, waits: Waits, holders: Holders, limit: int | 
     """
     samples = profile.samples
     has_object = samples.object >= 0
-    objects = _Objects(profile, waits, holders, limit, np.flatnonzero(has_object))
+    rows = np.flatnonzero(has_object)
+    objects = _Objects(profile, waits, holders, limit, rows, np.zeros(len(samples), np.bool_))
     return ObjectTable(objects.rows(), objects.more, int(samples.period[~has_object].sum()))
 
 
@@ -182,17 +187,20 @@ def lock_table(
     holders: Holders,
     limit: int | None = None,
     hand_limit: int | None = None,
+    idle: Bool | None = None,
 ) -> LockTable:
     """Return the locks that the samples of a profile waited for; arguments as in `object_table`.
 
     Args:
         hand_limit: most holders of each lock.
+        idle: bool[samples], waits of idle threads: what only they waited for comes last.
     """
     samples = profile.samples
     kind = np.append(profile.objects.kind, np.uint16(0))[samples.object]
     is_lock = np.isin(kind, (ObjectKind.FUTEX, ObjectKind.SEMAPHORES))
     is_lock |= (waits.wait_class == WaitClass.LOCK) & (samples.object >= 0)
-    objects = _Objects(profile, waits, holders, limit, np.flatnonzero(is_lock))
+    idle = np.zeros(len(samples), np.bool_) if idle is None else idle
+    objects = _Objects(profile, waits, holders, limit, np.flatnonzero(is_lock), idle)
     of, number = objects.of, objects.number
     queues = longest_queues(samples, of, number).tolist()
     handed = (holders.released >= 0) & (holders.released != samples.tid)

@@ -118,6 +118,19 @@ def test_locks_without_owners_have_releasers_and_their_stacks() -> None:
     assert "---main" not in "\n".join(lock_report.render(report, Style(stacks=False)))
 
 
+def test_what_idle_threads_wait_for_comes_last() -> None:
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    pool, lock = builder.thing("pool_condition in bank"), builder.thing("ledger in bank")
+    for tid, path, row, weight in (
+        (1, "pthread_cond_wait", pool, 10**9),
+        (2, "pthread_mutex_lock", lock, 10**6),
+    ):
+        builder.sample("bank", ["main", path], weight, tid=tid, object=row, state=1, syscall=202)
+    for limit in (None, 1):
+        rows = lock_report.report_of(builder.build(), limit, None).table.rows
+        assert [one.row.name for one in rows][:limit] == ["ledger in bank", "pool_condition in bank"][:limit]
+
+
 def test_the_json_of_locks_can_be_written() -> None:
     made = json.loads(json.dumps(lock_report.document(lock_report.report_of(bank(owners=True), None, None))))
     assert made["locks"][0]["hands"][0]["comm"] == "holder"
