@@ -149,8 +149,8 @@ function waitPanel(rec, row, showThread) {
   line("Thread", threadButton(rec, rec.track[row], showThread));
   const [lasted, weight] = [BigInt(rec.lengthOf(row)), weightOf(columns, row)];
   line("Lasted", exactly(columns.length ? lasted : weight, data.unit));
-  if (columns.length && lasted !== weight) line("Stands for", `${exactly(weight, data.unit)} in about ${plural(columns.count[row], "wait")}: drawn by length`);
   if (runq) line("of it run queue", `${exactly(BigInt(runq), data.unit)}: woken, not yet running`);
+  if (columns.length && lasted !== weight) line("Stands for", `${exactly(weight, data.unit)} in about ${plural(columns.count[row], "wait")}: drawn by length`);
   line("Began", `${seconds(rec, begin)} s (${rounded(begin, "ns")} after the first wait)`);
   line("Ended", `${seconds(rec, end)} s${columns.cpu[row] >= 0 ? `, on CPU ${columns.cpu[row]}` : ""}`);
   for (const key of rec.keys) {
