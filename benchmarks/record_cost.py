@@ -58,6 +58,7 @@ WAYS = {
     "all on (-a, wakers' stacks)": ["-a", "--waker-stacks", "--all-cgroups", "--kernel-threads"],
     "sums, --no-wakers": ["--no-wakers"],
     "sums without stacks": ["--short-waits", "threads"],
+    "sampled by length, 1 ms": ["--off-cpu-period", "1"],
     "every wait, fp": FP,
     "every wait, no kernel stacks": [*FP, "--no-kernel-callchains"],
     "every wait, fp, wakers' stacks": [*FP, "--waker-stacks"],
