@@ -395,6 +395,8 @@ static __always_inline void forget_values(struct offcpu_wait *wait)
 	wait->lost = via_memory(storage, wait->lost);
 	wait->flags = via_memory(storage, wait->flags);
 	wait->ns = via_memory(storage, wait->ns);
+	wait->length = via_memory(storage, wait->length);
+	wait->count = via_memory(storage, wait->count);
 	wait->pid = via_memory(storage, wait->pid);
 	wait->tid = via_memory(storage, wait->tid);
 	wait->switch_out_ns = via_memory(storage, wait->switch_out_ns);
@@ -424,26 +426,26 @@ static __always_inline void account(void *ctx, struct offcpu_control *ctl,
 	if (!to)
 		return;
 	wait->flags = via_memory(wait->storage, wait->flags);
-#if OFFCPU_OBJECTS
-	if (!wait->first)
-		find_object(ctl, wait->task, &to->object, wait->syscall, wait->prev_state,
-			    wait->switch_out_ns, wait->pid, OFFCPU_AT_EXIT);
-	if (!wait->first && to->object.lost)
-		count_unknown(to->object.lost, wait->ns);
-#endif
 #if !WALK_AT_SWITCH_OUT
 	wait->user = &to->user;
 	if (ctl->defer_user) {
 		to->user.nr = 0;
 		to->user.lost = 0;
 	} else {
-		take_user_stack(ctx, wait->task, wait->user, NULL, false);
+		take_user_stack(ctx, wait->task, wait->user, NULL, OFFCPU_COPIES);
 	}
 #endif
 #if OFFCPU_COPIES
 	forget_values(wait);
 	sampled = via_memory(wait->storage, sampled);
 	plan_copy(ctl, wait);
+#endif
+#if OFFCPU_OBJECTS
+	if (!wait->first)
+		find_object(ctl, wait->task, &to->object, wait->syscall, wait->prev_state,
+			    wait->switch_out_ns, wait->pid, OFFCPU_AT_EXIT);
+	if (!wait->first && to->object.lost)
+		count_unknown(to->object.lost, wait->ns);
 #endif
 	if (send_sample(ctx, ctl, wait, to)) {
 #if OFFCPU_COPIES

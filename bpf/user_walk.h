@@ -145,9 +145,9 @@ static __always_inline u32 walk_frames(struct task_struct *current, struct offcp
 		take_top(window, top, FIELD(u64, regs, REGS_SP));
 #endif
 	fp = FIELD(u64, regs, REGS_FP);
-#if OFFCPU_SUM_CALLERS
+#if OFFCPU_COPIES
 	/* Code without frame pointers uses the register otherwise: the stack will be copied. */
-	if (top && fp - FIELD(u64, regs, REGS_SP) >= NEAR_STACK)
+	if (fp - FIELD(u64, regs, REGS_SP) >= NEAR_STACK)
 		fp = 0;
 #endif
 	changed = stack->ips[0] ^ FIELD(u64, regs, REGS_IP);

@@ -28,7 +28,9 @@ STATISTICS = 4  # BPF_LOG_STATS, include/linux/bpf_verifier.h
 EVERYTHING = {
     "targets": Targets.ALL, "cgroups": True, "waker_stacks": True, "by_cpu": True, "by_user": True,
     "by_comm": True, "by_group": "", "max_rate": 1000, "kernel_threads": True, "copy_bytes": 8192,
+    "lock_owners": True,
 }  # fmt: skip
+SAMPLED = EVERYTHING | {"off_cpu_period_ns": 1_000_000}
 
 
 def load_followed(
@@ -50,7 +52,9 @@ def load_followed(
 
 @both_forms
 @pytest.mark.parametrize(
-    "asked", [{}, {"copy_bytes": 8192}, EVERYTHING], ids=["default", "callers", "everything"]
+    "asked",
+    [{}, {"copy_bytes": 8192}, EVERYTHING, SAMPLED],
+    ids=["default", "callers", "everything", "sampled"],
 )
 def test_programs_stay_far_from_the_verifiers_limit(
     asked: dict[str, Any], in_switch: bool, monkeypatch: pytest.MonkeyPatch
@@ -75,7 +79,9 @@ def test_programs_stay_far_from_the_verifiers_limit(
 
 
 @pytest.mark.parametrize(
-    "asked", [{}, {"copy_bytes": 8192}, EVERYTHING], ids=["default", "callers", "everything"]
+    "asked",
+    [{}, {"copy_bytes": 8192}, EVERYTHING, SAMPLED],
+    ids=["default", "callers", "everything", "sampled"],
 )
 def test_the_form_for_a_kprobe_is_taken_even_where_there_are_none(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
