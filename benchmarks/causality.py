@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from perf_offcpu.analysis.timeline import timeline_of  # noqa: E402
 from perf_offcpu.callpaths.chains import waker_chains  # noqa: E402
 from perf_offcpu.callpaths.options import PathOptions  # noqa: E402
 from perf_offcpu.causality.cascade import cascade_of  # noqa: E402
-from perf_offcpu.causality.critical_path import critical_path  # noqa: E402
+from perf_offcpu.causality.critical_path import CriticalPath, critical_path  # noqa: E402
 from perf_offcpu.causality.path_stacks import path_profile  # noqa: E402
 from perf_offcpu.model.callchains import Ragged  # noqa: E402
 from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks  # noqa: E402
@@ -38,6 +39,7 @@ from perf_offcpu.report.serial import serial_of  # noqa: E402
 DEPTH = 12
 """Threads of a group: a request passes through all of them."""
 BEGIN_NS = 10**12
+Found = TypeVar("Found")
 PATH_S, CASCADE_S, MEMORY_MB = 2.0, 10.0, 1024
 
 
@@ -52,8 +54,7 @@ def program(waits: int, threads: int, seed: int = 1) -> Profile:
     start = BEGIN_NS + np.cumsum(length, axis=1) - length
     # Thread k waits from its question until the answer of thread k + 1, the last one for the device.
     asked = start[:, :, None] + np.cumsum(before, axis=2)
-    later = np.cumsum(after[:, :, ::-1], axis=2)[:, :, ::-1]
-    answered = (start + length)[:, :, None] - later
+    answered = (start + length)[:, :, None] - np.cumsum(after, axis=2)
     thread = np.broadcast_to(np.arange(groups * DEPTH).reshape(groups, 1, DEPTH), asked.shape)
     last = np.broadcast_to(np.arange(DEPTH) == DEPTH - 1, asked.shape).ravel()
     thread, begin, end = thread.ravel(), asked.ravel(), answered.ravel()
@@ -86,7 +87,7 @@ def program(waits: int, threads: int, seed: int = 1) -> Profile:
     return Profile(samples, Stacks(parent, frame), frames, strings, events)
 
 
-def measured(name: str, work: Callable[[], object], mark_s: float = 0) -> object:
+def measured(name: str, work: Callable[[], Found], mark_s: float = 0) -> Found:
     """Run some work and print its seconds."""
     since = time.perf_counter()
     found = work()
@@ -107,13 +108,14 @@ def main() -> None:
     timeline = timeline_of(profile)
     end = int(profile.samples.time_ns.max())
 
-    def path() -> object:
+    def path() -> CriticalPath:
         return critical_path(profile, timeline, 0, timeline.origin_ns, end)
 
     found = measured("critical path", path, PATH_S)
-    measured("its stacks", lambda: path_profile(profile, timeline, found))  # type: ignore[arg-type]
+    print(f"{'its wake-ups':24} {len(found.hops.wait):8}")
+    measured("its stacks", lambda: path_profile(profile, timeline, found))
     cascade = measured("cascade", lambda: cascade_of(profile, timeline), CASCADE_S)
-    measured("bottlenecks", lambda: bottlenecks_of(profile, timeline, cascade))  # type: ignore[arg-type]
+    measured("bottlenecks", lambda: bottlenecks_of(profile, timeline, cascade))
     everyone = np.ones(len(timeline.tracks), np.bool_)
     measured("serialization", lambda: serial_of(profile, timeline, everyone, None, 10))
     measured("chains of wakers", lambda: waker_chains(profile, PathOptions()))

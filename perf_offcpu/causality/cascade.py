@@ -33,7 +33,7 @@ from perf_offcpu.analysis.timeline import Timeline, Track
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.causality.wait_table import WaitTable, ranges
 from perf_offcpu.errors import PerfOffcpuError
-from perf_offcpu.model.columns import I64, Bool, distinct
+from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import mutable
@@ -152,11 +152,12 @@ class _Steps(WaitTable):
         super().__init__(profile, timeline)
         awake = self._awake_until()
         self.born = np.where(self.known, self.born, np.iinfo(np.int64).max)
-        self.times = distinct(np.concatenate([self.begin, awake, self.queued, self.end, self.born]))
+        marks = (self.begin, awake, self.queued, self.end, self.born)
+        # Sorting all at once is many times faster than looking each of them up.
+        self.times, places = np.unique(np.concatenate(marks), return_inverse=True)
         self.size = len(self.times) + 1
-        self.first, self.awake, self.until, self.last, self.birth = (
-            np.searchsorted(self.times, one) for one in (self.begin, awake, self.queued, self.end, self.born)
-        )
+        bounds = np.cumsum([len(one) for one in marks])[:-1]
+        self.first, self.awake, self.until, self.last, self.birth = np.split(places, bounds)
         self.by_end = self.track * self.size + self.last
         self.by_begin = self.track * self.size + self.first
         self.target = self._targets(profile)

@@ -7,7 +7,7 @@ import numpy as np
 
 from perf_offcpu.analysis.timeline import Timeline, Track
 from perf_offcpu.analysis.wakeups import queued_ns, with_wakers
-from perf_offcpu.model.columns import I64, distinct
+from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
@@ -51,10 +51,11 @@ class WaitTable:
         self.known = np.zeros(len(self.tracks), np.bool_)
         self.known[timeline.track] = True
         # Places of times among all ends and begins, so that (track, place) is one number.
-        self._ends, self._begins = distinct(self.end), distinct(self.begin)
+        self._ends, ends = np.unique(self.end, return_inverse=True)
+        self._begins, begins = np.unique(self.begin, return_inverse=True)
         self._size = len(rows) + 1
-        self._by_end = self.track * self._size + np.searchsorted(self._ends, self.end)
-        self._by_begin = self.track * self._size + np.searchsorted(self._begins, self.begin)
+        self._by_end = self.track * self._size + ends
+        self._by_begin = self.track * self._size + begins
 
     def overlapping(self, track: I64, begin: I64, end: I64) -> tuple[I64, I64]:
         """Find the waits of threads in spans of time.
