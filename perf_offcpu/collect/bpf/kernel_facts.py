@@ -131,7 +131,7 @@ _UNIX = {
     "UNIX_ADDR_NAME": "unix_address.name",
 }
 _HEAD_BYTES = 96
-"""HEAD_BYTES in bpf/objects.h: the first bytes of an inode and of a socket, which are read at once."""
+"""HEAD_BYTES in bpf/descriptors.h: the first bytes of an inode and of a socket, which are read at once."""
 _IN_HEAD = {"INODE_MODE", "INODE_INO", "INODE_SB", "SOCK_FAMILY", "SOCK_NUM", "SOCK_DPORT", *_IPV6}
 _ARGUMENTS = {
     "x86_64": {

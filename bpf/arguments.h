@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The arguments of the system call in which a task waits, and after which time it ends by itself.
+ *
+ * They are in the registers with which the thread entered the kernel. The map `calls` says what
+ * each system call has: a descriptor, the address of a futex, a pid.
+ */
+#ifndef OFFCPU_ARGUMENTS_H
+#define OFFCPU_ARGUMENTS_H
+
+#include "stacks.h"
+
+BPF_TABLE("array", u32, struct offcpu_call, calls, OFFCPU_SYSCALL_NUMBERS);
+
+#if OFFCPU_OBJECTS
+/* arch/x86/include/asm/thread_info.h */
+#define TS_COMPAT 2
+/* arch/arm64/include/uapi/asm/ptrace.h */
+#define PSR_MODE32_BIT 0x10
+/* include/uapi/linux/futex.h */
+#define FUTEX_COMMAND 0x7f
+#define FUTEX_WAIT 0
+#define FUTEX_LOCK_PI 6
+#define FUTEX_WAIT_BITSET 9
+#define FUTEX_WAIT_REQUEUE_PI 11
+#define FUTEX_LOCK_PI2 13
+#define FUTEX_CLOCK_REALTIME 256
+#define FUTEX_TID_MASK 0x3fffffff
+#define FUTEX_WAITERS 0x80000000
+/* include/uapi/linux/time.h, wait.h */
+#define CLOCK_MONOTONIC 1
+#define TIMER_ABSTIME 1
+#define P_PID 1
+
+#define NS_PER_MS 1000000ULL
+#define NS_PER_S 1000000000ULL
+
+struct offcpu_arguments {
+	u64 words[4];
+	u64 sp;
+};
+
+/* Whether a task is in a system call of a 32-bit program, which has other numbers and registers. */
+static __always_inline bool is_compat(struct task_struct *task, void *regs)
+{
+#ifdef TASK_STATUS
+	if (FIELD(u32, task, TASK_STATUS) & TS_COMPAT)
+		return true;
+#endif
+#ifdef REGS_CS
+	if (FIELD(u64, regs, REGS_CS) != USER_CS)
+		return true;
+#endif
+#ifdef REGS_PSTATE
+	if (FIELD(u64, regs, REGS_PSTATE) & PSR_MODE32_BIT)
+		return true;
+#endif
+	return false;
+}
+
+/* The first four arguments of a system call. */
+static __always_inline void read_arguments(void *regs, struct offcpu_arguments *args)
+{
+	args->words[0] = FIELD(u64, regs, REGS_ARG_0);
+	args->words[1] = FIELD(u64, regs, REGS_ARG_1);
+	args->words[2] = FIELD(u64, regs, REGS_ARG_2);
+	args->words[3] = FIELD(u64, regs, REGS_ARG_3);
+	args->sp = FIELD(u64, regs, REGS_SP);
+}
+
+/* The description of the system call in which a task waits; NULL if it names no object. */
+static __always_inline struct offcpu_call *call_of(s32 syscall)
+{
+	u32 number = syscall;
+	struct offcpu_call *call = calls.lookup(&number);
+
+	return call && (call->what || call->timeout) ? call : NULL;
+}
+
+/* The time of a struct timespec, ns; OFFCPU_NOT_KNOWN if it is not known. */
+static __always_inline u64 timespec_ns(struct offcpu_object *to, u64 address)
+{
+	u64 spec[2] = {};
+
+	if (!address || bpf_probe_read_user(spec, sizeof(spec), (void *)address))
+		return OFFCPU_NOT_KNOWN;
+	return spec[0] * NS_PER_S + spec[1];
+}
+
+/* The time from the begin of the wait to a moment of CLOCK_MONOTONIC. */
+static __always_inline u64 until(u64 moment, u64 begin)
+{
+	return moment == OFFCPU_NOT_KNOWN ? moment : moment > begin ? moment - begin : 0;
+}
+
+/* After which time the system call was to end by itself. */
+static __always_inline u64 asked_of(struct offcpu_object *to, u32 timeout,
+				    const struct offcpu_arguments *args, u64 begin)
+{
+	u64 milliseconds = 0, spec = 0;
+
+	if (timeout == OFFCPU_TIMEOUT_MS_2)
+		milliseconds = args->words[2];
+	else if (timeout == OFFCPU_TIMEOUT_MS_3)
+		milliseconds = args->words[3];
+	else if (!to->in_sleeper)
+		return OFFCPU_NOT_KNOWN;
+	else if (timeout == OFFCPU_TIMEOUT_SPEC_0)
+		return timespec_ns(to, args->words[0]);
+	else if (timeout == OFFCPU_TIMEOUT_SPEC_2)
+		return timespec_ns(to, args->words[2]);
+	else if (timeout == OFFCPU_TIMEOUT_SPEC_3)
+		return timespec_ns(to, args->words[3]);
+	else if (timeout == OFFCPU_TIMEOUT_CLOCK) {
+		spec = timespec_ns(to, args->words[2]);
+		if (!(args->words[1] & TIMER_ABSTIME))
+			return spec;
+		return args->words[0] == CLOCK_MONOTONIC ? until(spec, begin) : OFFCPU_NOT_KNOWN;
+	} else if (timeout == OFFCPU_TIMEOUT_FUTEX && args->words[3]) {
+		spec = timespec_ns(to, args->words[3]);
+		if ((args->words[1] & FUTEX_COMMAND) == FUTEX_WAIT)
+			return spec;
+		if (args->words[1] & FUTEX_CLOCK_REALTIME)
+			return OFFCPU_NOT_KNOWN;
+		return until(spec, begin);
+	}
+	return (s32)milliseconds > 0 ? (u32)milliseconds * NS_PER_MS : OFFCPU_NOT_KNOWN;
+}
+
+static __always_inline bool waits_for_futex(u64 operation)
+{
+	u32 command = operation & FUTEX_COMMAND;
+
+	return command == FUTEX_WAIT || command == FUTEX_WAIT_BITSET || command == FUTEX_LOCK_PI ||
+	       command == FUTEX_LOCK_PI2 || command == FUTEX_WAIT_REQUEUE_PI;
+}
+#endif
+
+#endif /* OFFCPU_ARGUMENTS_H */

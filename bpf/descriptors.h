@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What a descriptor or a number in the arguments of a system call refers to.
+ *
+ * Kernel memory is read by the offsets of the running kernel. What identifies an object goes into
+ * its id, a hash.
+ */
+#ifndef OFFCPU_DESCRIPTORS_H
+#define OFFCPU_DESCRIPTORS_H
+
+#include "arguments.h"
+
+#if OFFCPU_OBJECTS
+/* include/uapi/linux/stat.h */
+#define S_IFMT 0170000
+#define S_IFSOCK 0140000
+#define S_IFREG 0100000
+#define S_IFBLK 0060000
+#define S_IFDIR 0040000
+#define S_IFCHR 0020000
+#define S_IFIFO 0010000
+/* include/uapi/linux/magic.h */
+#define ANON_INODE_FS_MAGIC 0x09041934
+/* include/linux/socket.h */
+#define AF_UNIX 1
+#define AF_INET 2
+#define AF_INET6 10
+
+#define HEAD_BYTES 96			/* of struct inode and struct sock: see kernel_facts.py */
+
+/* Memory of the kernel at an address of which the verifier knows nothing. */
+static __always_inline u64 kernel_word(struct offcpu_object *to, u64 address, u32 size)
+{
+	u64 word = 0;
+
+	if (bpf_probe_read_kernel(&word, size, (void *)address))
+		to->lost |= OFFCPU_OBJECT_FAULT;
+	return word;
+}
+
+/* Memory of `current`. */
+static __always_inline void user_bytes(struct offcpu_object *to, void *into, u32 size, u64 address)
+{
+	if (bpf_probe_read_user(into, size, (void *)address))
+		to->lost |= OFFCPU_OBJECT_FAULT;
+}
+
+static __always_inline void identify(struct offcpu_object *to, u64 word)
+{
+	to->id = mix(to->id, word);
+}
+
+/*
+ * The begin of a structure, which holds all that is wanted of it; 0 where it cannot be read. One
+ * read takes less than one for each member. The room is that of names, which are read later.
+ */
+static __always_inline const u8 *head_of(struct offcpu_object *to, u64 address)
+{
+	if (bpf_probe_read_kernel(to->name, HEAD_BYTES, (void *)address)) {
+		to->lost |= OFFCPU_OBJECT_FAULT;
+		__builtin_memset(to->name, 0, HEAD_BYTES);
+	}
+	return to->name;
+}
+
+static __always_inline void describe_socket(struct offcpu_object *to, u64 file)
+{
+	const u8 *sock;
+	u64 sk;
+
+	sk = kernel_word(to, file + FILE_PRIVATE_DATA, sizeof(u64));
+	sk = kernel_word(to, sk + SOCKET_SK, sizeof(u64));
+	to->kind = OFFCPU_OBJECT_SOCKET;
+	to->where = sk;
+	sock = head_of(to, sk);
+	to->family = FIELD(u16, sock, SOCK_FAMILY);
+	if (to->family == AF_INET || to->family == AF_INET6) {
+		to->local_port = FIELD(u16, sock, SOCK_NUM);
+		to->remote_port = __builtin_bswap16(FIELD(u16, sock, SOCK_DPORT));
+		identify(to, (u64)to->local_port << 16 | to->remote_port);
+	}
+	if (to->family == AF_INET) {
+		*(u32 *)to->local = FIELD(u32, sock, SOCK_RCV_SADDR);
+		*(u32 *)to->remote = FIELD(u32, sock, SOCK_DADDR);
+	}
+#ifdef SOCK_V6_DADDR
+	if (to->family == AF_INET6) {
+		__builtin_memcpy(to->local, sock + SOCK_V6_RCV_SADDR, sizeof(to->local));
+		__builtin_memcpy(to->remote, sock + SOCK_V6_DADDR, sizeof(to->remote));
+		identify(to, *(u64 *)(to->remote + 8));
+	}
+#endif
+	identify(to, *(u64 *)to->remote);
+#ifdef UNIX_PEER
+	if (to->family == AF_UNIX)
+		identify(to, kernel_word(to, sk + UNIX_PEER, sizeof(u64)));
+#endif
+}
+
+static __always_inline void describe_file(struct offcpu_object *to, u64 file, u64 super, u32 mode)
+{
+	to->kind = mode == S_IFREG ? OFFCPU_OBJECT_FILE :
+		   mode == S_IFDIR ? OFFCPU_OBJECT_DIRECTORY :
+		   mode == S_IFCHR ? OFFCPU_OBJECT_CHARACTER :
+		   mode == S_IFBLK ? OFFCPU_OBJECT_BLOCK :
+		   mode == S_IFIFO ? OFFCPU_OBJECT_PIPE : OFFCPU_OBJECT_ANONYMOUS;
+	to->super = super;
+	identify(to, super);
+	/* All eventfds and their like have one inode. They are regular files since Linux 6.16. */
+	if (mode && mode != S_IFREG)
+		return;
+	if (kernel_word(to, super + SUPER_MAGIC, sizeof(u64)) != ANON_INODE_FS_MAGIC)
+		return;
+	to->kind = OFFCPU_OBJECT_ANONYMOUS;
+	identify(to, file);
+	identify(to, kernel_word(to, file + FILE_OP, sizeof(u64)));
+}
+
+/* What a descriptor of a task refers to. Return false if it is not open. */
+static __always_inline bool describe_fd(struct offcpu_object *to, struct task_struct *task, u32 fd)
+{
+	void *files = FIELD(void *, task, TASK_FILES), *table;
+	const u8 *inode;
+	u64 file;
+	u32 mode;
+
+	table = FIELD(void *, files, FILES_FDT);
+	if (fd >= FIELD(u32, table, FDTABLE_MAX_FDS))
+		return false;
+	file = kernel_word(to, FIELD(u64, table, FDTABLE_FD) + fd * sizeof(u64), sizeof(u64));
+	if (!file)
+		return false;
+	to->fd = fd;
+	to->where = file;
+	inode = head_of(to, kernel_word(to, file + FILE_INODE, sizeof(u64)));
+	mode = FIELD(u16, inode, INODE_MODE) & S_IFMT;
+	to->inode = FIELD(u64, inode, INODE_INO);
+	identify(to, to->inode);
+	if (mode == S_IFSOCK)
+		describe_socket(to, file);
+	else
+		describe_file(to, file, FIELD(u64, inode, INODE_SB), mode);
+	return true;
+}
+
+/* An object that a number identifies: a pid, or the id of a System V object. */
+static __always_inline void describe_number(struct offcpu_object *to, u32 kind, s32 number)
+{
+	to->kind = kind;
+	to->number = number;
+	identify(to, (u32)number);
+	if (kind == OFFCPU_OBJECT_PROCESS)
+		identify(to, to->pid);
+}
+#endif
+
+#endif /* OFFCPU_DESCRIPTORS_H */
