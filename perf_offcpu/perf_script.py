@@ -52,6 +52,7 @@ from perf_offcpu.unwind.unwinder import unwind
 
 _KERNEL_HALF = 1 << 63
 """First address of the kernel (x86-64, arm64): perf's lists lack the context markers."""
+_USUAL = "perf.data"
 _TAKEN = ("pid", "tid", "cpu", "ip", "time", "period", "cpumode")
 PIPE_NOTE = "perf reads a pipe: user addresses of off-cpu samples cannot be named; give perf a file with -i"
 
@@ -104,6 +105,8 @@ class PerfScriptHandler:
         """
         from perf_offcpu.commands.convert import convert
 
+        if (path := _input_of(_perf_command_line())) not in (None, _USUAL):
+            self._args.input = [path]  # for commands that the page shows
         if status := _guarded(lambda: convert(self._args, self._profile)):
             sys.exit(status)
 
@@ -162,7 +165,7 @@ def _guarded(run: Callable[[], int]) -> int:
 
 def _input_of(argv: Sequence[str]) -> str | None:
     """Return the file that a `perf script` command line reads; None for a pipe."""
-    name = "perf.data"
+    name = _USUAL
     for word, following in zip(argv, [*argv[1:], ""], strict=True):
         if word == "--":
             break

@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from perf_offcpu.structs import frozen
 
-
-@frozen
-class Sampling:
+class Sampling(NamedTuple):
     """Period, and totals of the waits that ended: as the recorder counted and as samples estimate them."""
 
     period_ns: int = 0  # of waiting of a thread for each sample; 0: every wait was recorded

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from typing import Final
 
 from perf_offcpu.collect.wait_objects.names import endpoint
@@ -57,7 +58,8 @@ def _socket_name(pid: int, inode: bytes) -> bytes:
         for line in _lines(pid, table):
             words = line.split(None, _INET_INODE + 1)
             if len(words) > _INET_INODE and words[_INET_INODE] == inode:
-                return protocol.encode() + b" " + _remote(words[2].decode())
+                local, remote = (_address(word.decode()) for word in words[1:3])
+                return protocol.encode() + b" " + (remote or b"listen " + local)
     return b""
 
 
@@ -68,9 +70,10 @@ def _lines(pid: int, table: str) -> list[bytes]:
         return []
 
 
-def _remote(text: str) -> bytes:
-    """Return the address that these tables hold as hexadecimal words in the byte order of the machine."""
+def _address(text: str) -> bytes:
+    """Return an address that these tables hold as hexadecimal words; b"" for port 0, which nobody has."""
     address, _, port = text.partition(":")
     words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
-    family = 2 if len(words) == 1 else 10
-    return endpoint(family, b"".join(words).ljust(16, b"\0"), int(port, 16))
+    family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
+    number = int(port, 16)
+    return endpoint(family, b"".join(words).ljust(16, b"\0"), number) if number else b""
