@@ -13,6 +13,7 @@ at the end of the recording. A third kind holds the Python functions of a thread
 
 from __future__ import annotations
 
+from perf_offcpu.abi import wait_objects
 from perf_offcpu.binary.fields import BYTE, TEXT, U16, U32, U64, Field, Order
 from perf_offcpu.binary.layout import Layout
 
@@ -109,4 +110,4 @@ def payload_layout(payload: bytes, order: Order) -> Layout:
     magic = int.from_bytes(payload[:4], "little" if order == "<" else "big")
     if magic == BUDGET_MAGIC:
         return budgets_layout(payload, order)
-    return PYTHON if magic == PYTHON_MAGIC else COUNTERS
+    return {PYTHON_MAGIC: PYTHON, wait_objects.MAGIC: wait_objects.OBJECTS}.get(magic, COUNTERS)

@@ -208,4 +208,5 @@ def test_our_own_recording(waiter: Path, perf_offcpu: Command, tmp_path: Path) -
     assert own_events(records) == events_of(perf("script", "-D", "-i", path).stdout)
     text = perf_offcpu("dump", "-i", path).stdout
     assert text.count("  offcpu-time extension\n") > 3
+    assert "  offcpu-counters wait objects\n" in text
     assert text.count("  offcpu-counters raw payload\n") == 1
