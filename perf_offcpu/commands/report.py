@@ -192,7 +192,7 @@ def _page(args: argparse.Namespace) -> int:
 
 def _critical_path(args: argparse.Namespace) -> int:
     """Print the critical path of a thread and return the exit status."""
-    from perf_offcpu.report.path_report import document, render, report_of
+    from perf_offcpu.report.causality.path_report import document, render, report_of
 
     if args.diff is not None:
         raise UsageError("--diff does not compare critical paths")
@@ -205,8 +205,8 @@ def _critical_path(args: argparse.Namespace) -> int:
 
 def _bottlenecks(args: argparse.Namespace) -> int:
     """Print where most waiting time ends and return the exit status."""
-    from perf_offcpu.report.bottlenecks import bottlenecks_of, document
-    from perf_offcpu.report.bottlenecks_text import render
+    from perf_offcpu.report.causality.bottlenecks import bottlenecks_of, document
+    from perf_offcpu.report.causality.bottlenecks_text import render
 
     if args.diff is not None or args.event:
         raise UsageError("--bottlenecks is about the waits of one recording: no --diff, --event")
@@ -234,8 +234,8 @@ def _locks(args: argparse.Namespace) -> int:
 
 def _serial(args: argparse.Namespace) -> int:
     """Print how much of the time was serial and return the exit status."""
-    from perf_offcpu.report.serial import document
-    from perf_offcpu.report.serial_text import render
+    from perf_offcpu.report.causality.serial import document
+    from perf_offcpu.report.causality.serial_text import render
 
     limits = _limits(args)
     found = serial_from_args(args, _STACKS if limits.stacks is None else limits.stacks)

@@ -13,7 +13,7 @@ from perf_offcpu.errors import UsageError
 if TYPE_CHECKING:
     from perf_offcpu.analysis.select import Selection
     from perf_offcpu.analysis.timeline import Track
-    from perf_offcpu.report.serial import SerialReport
+    from perf_offcpu.report.causality.serial import SerialReport
 
 
 def serial_from_args(args: argparse.Namespace, stacks: int) -> SerialReport:
@@ -24,7 +24,7 @@ def serial_from_args(args: argparse.Namespace, stacks: int) -> SerialReport:
     """
     from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.analysis.timeline import timeline_of
-    from perf_offcpu.report.serial import serial_of
+    from perf_offcpu.report.causality.serial import serial_of
 
     selection = selection_from_args(args)
     if selection.is_of_waits or selection.cpus or selection.cgroups:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perf_offcpu.report import style as say
-from perf_offcpu.report.serial import SerialReport, SerialStack
+from perf_offcpu.report.causality.serial import SerialReport, SerialStack
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.terminal import INDENT, collapsed
 from perf_offcpu.report.text_table import Column, cut, lay_out

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from perf_offcpu.causality.cascade import Held
 from perf_offcpu.report import style as say
-from perf_offcpu.report.bottlenecks import Bottleneck, Bottlenecks, StackHeld, is_device
+from perf_offcpu.report.causality.bottlenecks import Bottleneck, Bottlenecks, StackHeld, is_device
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.terminal import INDENT, collapsed
 from perf_offcpu.report.text_table import cut
