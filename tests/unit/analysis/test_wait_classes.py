@@ -183,6 +183,6 @@ def test_a_large_profile_is_classed_at_once() -> None:
 
 
 def test_the_end_of_asynchronous_io_is_a_disk_wait() -> None:
-    """libaio's io_destroy() waits for what was submitted (fio); the kernel's functions do not say for what."""
+    """libaio's io_destroy() waits for what was submitted (fio); no function of the kernel says for what."""
     stack = in_kernel("__x64_sys_io_destroy", "wait_for_completion")
     assert class_of(stack, syscall=207, state=D) == "disk"
