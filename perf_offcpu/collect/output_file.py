@@ -222,6 +222,12 @@ class OutputFile:
             self._learn_ids()
             self._writer.finish(features)
 
+    def discard(self) -> None:
+        """Close and remove a file that has no samples, committed or not."""
+        if self._disk is not None:
+            self._disk.withdraw()
+        self.close()
+
     def close(self) -> None:
         """Close the file; remove it if it was not committed."""
         if self._disk is not None:

@@ -266,7 +266,7 @@ class _Session:
                 self.collector.program.maps.copy_all()
                 self._drain()
         except BaseException:
-            new.close()
+            new.discard()
             raise
         self.totals.start(end_of_file=True)
         counts = Counts.of(self.collector)

@@ -92,6 +92,14 @@ class AtomicFile:
             raise self._failure(problem) from None
         self._hidden = ""
 
+    def withdraw(self) -> None:
+        """Remove the file although it was committed, unless its name is that of another file by now."""
+        status, own = self._directory.status(self.path.name), os.fstat(self.fd)
+        if not stat.S_ISREG(own.st_mode):
+            return
+        if status is not None and (status.st_dev, status.st_ino) == (own.st_dev, own.st_ino):
+            self._directory.remove(self.path.name)
+
     def _make_room(self, oldest: str) -> None:
         """Unlink the recording before the last, and keep its pages until `close`.
 

@@ -134,3 +134,19 @@ def open_but_unlinked(directory: Path) -> list[str]:
     fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
     targets = [Path(os.readlink(fd)) for fd in fds if os.path.islink(fd)]
     return [path.name for path in targets if path.parent == directory and "(deleted)" in path.name]
+
+
+def test_a_committed_file_can_be_withdrawn_if_it_is_still_the_same(tmp_path: Path) -> None:
+    with AtomicFile(tmp_path / "x.data") as file:
+        file.commit()
+        file.withdraw()
+    assert not list(tmp_path.iterdir())
+    with AtomicFile(tmp_path / "x.data") as file:
+        file.commit()
+        (tmp_path / "x.data").unlink()
+        (tmp_path / "x.data").write_text("another")
+        file.withdraw()
+    assert (tmp_path / "x.data").read_text() == "another"
+    with AtomicFile("/dev/null") as file:
+        file.withdraw()
+    assert Path("/dev/null").exists()
