@@ -89,14 +89,14 @@ def test_each_file_of_a_rotation_names_the_period(tmp_path: Path) -> None:
 
 def test_max_rate_makes_the_period_longer_and_leaves_no_sample_out(tmp_path: Path) -> None:
     program = "import time; [time.sleep(0.0001) for _ in range(6000)]"
-    options = ("-e", "none", "--off-cpu-period", "0.01", "--max-rate", "1000")
+    options = ("-e", "none", "--off-cpu-period", "0.01", "--max-rate", "100")
     done = run(*options, "--", sys.executable, "-c", program, cwd=tmp_path)
     assert done.status == 0, done.stderr
     recording = load_recording(tmp_path / "perf.data")
     sampling = recording.meta.sampling
     assert recording.losses[losses.THRESHOLD_RAISED] > 0
     assert len(recording.samples) < 0.8 * sampling.waits
-    assert abs(sampling.estimated_ns - sampling.waits_ns) < 0.02 * sampling.waits_ns
+    assert abs(sampling.estimated_ns - sampling.waits_ns) < 0.15 * sampling.waits_ns
 
 
 def test_stock_perf_shows_the_weights(perf_offcpu: Command, tmp_path: Path) -> None:
