@@ -6,7 +6,7 @@
  * at the end of the recording, nor with OFFCPU_AT_EXIT=0.
  *
  * A sample has the id of its object: a hash of what identifies the object, with a secret number of
- * this recording, so that nobody can make two objects with one id.
+ * this recording, so that programs cannot choose two objects with one id.
  */
 #ifndef OFFCPU_OBJECTS_H
 #define OFFCPU_OBJECTS_H

@@ -85,7 +85,7 @@ static __always_inline void late_user_stack(void *ctx, struct task_struct *task,
 /*
  * Begin the hash of a user stack. Processes of one user share hashes, because many have the same
  * stacks (forks). What a user writes on a stack cannot lead to the hash of another user's stack:
- * nobody but the recorder knows how far apart both begin.
+ * only the recorder knows how far apart both begin.
  */
 static __always_inline u64 seed_of(const struct offcpu_control *ctl, struct task_struct *task)
 {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the arguments of system calls name, and after which time a call ends by itself.
+"""List the arguments of system calls that name objects or time limits.
 
 Values are enumerators of bpf/off_cpu.h: `enum offcpu_call_kind` and `enum offcpu_timeout`, in lower case and
 without their prefixes. Sources: man pages of section 2.

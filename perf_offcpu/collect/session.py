@@ -132,7 +132,7 @@ class _PastFile:
 
     @property
     def is_read(self) -> bool:
-        """Whether Python functions have been read, if they are."""
+        """Return True once the Python functions have been read, or if none are wanted."""
         return self.with_python is None or self.with_python.done()
 
 

@@ -8,7 +8,7 @@ Two sources, which are never mixed without saying so:
     released   the waker of a finished wait: it held the lock at the end, or it signalled
 
 The word is a number that the program wrote. It is believed only if it is a thread of the sleeper's process
-that lived at that moment; a number that a runtime uses otherwise is none. A wake-up by an interrupt (a
+that lived at that moment; any other number of a runtime is no holder. A wake-up by an interrupt (a
 timeout, a signal from outside) releases nothing, nor does a thread of another process, unless the lock is in
 memory that both have, nor the end of the process, which wakes all of its threads.
 """

@@ -66,7 +66,7 @@ class LoneWaits:
 
 @frozen
 class SerialReport:
-    """How much of the time of a program was serial; times in ns."""
+    """Hold the serial part of a program's time; times in ns."""
 
     source: str
     threads: int

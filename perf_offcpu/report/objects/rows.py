@@ -31,7 +31,7 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 
 HELD, RELEASED, ENDED = "held", "released", "ended"
-"""What the threads of a row did to the object; the last: they ended waits for what nobody holds."""
+"""Relation of a row's threads to the object; the last: they ended waits for an object without a holder."""
 _INTERRUPT = -2
 
 
