@@ -316,7 +316,7 @@ static __always_inline bool may_send(const struct offcpu_control *ctl, struct of
 	if (limit->sent > ctl->max_rate)
 		raise_threshold(ctl, limit);
 	return true;
-#endif
+#else
 	if (wait->ns >= limit->threshold_ns) {
 		if (limit->sent < ctl->max_rate) {
 			__sync_fetch_and_add(&limit->sent, 1);
@@ -326,6 +326,7 @@ static __always_inline bool may_send(const struct offcpu_control *ctl, struct of
 	}
 	count(OFFCPU_RATE_LIMITED, wait->ns);
 	return false;
+#endif
 }
 
 #if OFFCPU_SUM_STACKS

@@ -29,7 +29,7 @@ MAX_HOPS = 32
 class WakerChains:
     """The chains of n samples."""
 
-    names: list[Name]  # of wakers; the first is none
+    names: list[Name]  # of wakers; the first stands for no waker
     of: I64  # int64[n], samples with the same number have the same chain
     hops: list[tuple[I64, I64]]  # of each hop: int64[n], index into names, 0 none; int64[n], stack, -1 none
 

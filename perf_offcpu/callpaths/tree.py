@@ -159,7 +159,7 @@ def with_older(new: Profile, old: Profile | None) -> tuple[Profile, Bool]:
     """Add the samples of an older profile to a profile, to be compared in one tree.
 
     Returns:
-        (both, is_old): the samples of the new profile, then those of the old one (None: there is none), with
+        (both, is_old): the samples of the new profile, then those of the old one, if it is given, with
         threads, losses and facts of the new one; bool[samples], the samples of the old profile.
     """
     if old is None:

@@ -117,12 +117,7 @@ def _stack(row: StackRow, summary: Summary, style: Style) -> Iterator[str]:
         say.share_colour(row.total.weight, summary), f"{say.share(row.total.weight, summary):>9}"
     )
     yield f"{part}  {_stack_facts(row, summary, style)}"
-    yield f"{INDENT}|"
-    lead = "---"
-    for text in collapsed(row.frames, style):
-        yield cut(f"{INDENT}{lead}{text}", style.width)
-        lead = "   "
-    yield ""
+    yield from frame_lines(row.frames, style)
 
 
 def _stack_facts(row: StackRow, summary: Summary, style: Style) -> str:
@@ -146,6 +141,16 @@ def _shares(weights: dict[str, int]) -> str:
     if len(weights) < 2:
         return "".join(weights)
     return " ".join(f"{name} {100 * part / (whole or 1):.0f}%" for name, part in weights.items())
+
+
+def frame_lines(frames: Sequence[Name], style: Style) -> Iterator[str]:
+    """Yield the lines of a stack below its head, the last one empty."""
+    yield f"{INDENT}|"
+    lead = "---"
+    for text in collapsed(frames, style):
+        yield cut(f"{INDENT}{lead}{text}", style.width)
+        lead = "   "
+    yield ""
 
 
 def collapsed(frames: Sequence[Name], style: Style) -> Iterator[str]:

@@ -49,8 +49,8 @@ def holders_of(profile: Profile) -> Holders:
     """Return the holders of all samples of a profile."""
     samples, asked = profile.samples, profile.samples.holder_tid
     if not len(profile.objects) and not (asked >= 0).any():
-        nobody = np.broadcast_to(np.int32(-1), len(samples))
-        return Holders(nobody, nobody, np.broadcast_to(np.False_, len(samples)), 0)
+        unknown = np.broadcast_to(np.int32(-1), len(samples))
+        return Holders(unknown, unknown, np.broadcast_to(np.False_, len(samples)), 0)
     blocked = samples.has(SampleFlag.STILL_BLOCKED)
     at = np.where(blocked, samples.time_ns, samples.switch_out_ns)
     believed = (asked > 0) & (blocked | (asked != samples.tid))

@@ -62,7 +62,7 @@ _WAITS = """
 --waker-stacks: record the waker's stack for waits over the threshold
 --objects: record what each wait over the threshold was for: file, socket, pipe, lock, process
 --object-names: with names and paths of these objects
---lock-owners: record who holds a lock when a wait for it begins: some 100 ns for each wait in futex(2)
+--lock-owners: record who holds a lock when a wait for it begins, which costs every wait in futex(2)
 --budget: account all time of every thread: running, runnable, blocked
 """
 _OUTPUT = """

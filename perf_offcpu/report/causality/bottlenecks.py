@@ -10,13 +10,12 @@ import numpy as np
 from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.analysis.timeline import Timeline
 from perf_offcpu.callpaths.names import Name
-from perf_offcpu.callpaths.options import PathOptions
-from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.causality.cascade import DEVICES, Cascade, Held
 from perf_offcpu.causality.path_stacks import shared_out
 from perf_offcpu.convert.wait_graph import Component, components, graph_of, labels_of
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.report.causality.heavy_stacks import heavy_stacks
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 
@@ -150,18 +149,8 @@ class _Stacks:
         return found, others, int(self._bare[numbers].sum())
 
     def _heaviest(self, at: I64, how: Held) -> list[StackHeld]:
-        subject = self._profile.select(self._rows[at])
-        tree = build_paths(subject, PathOptions())
-        weight = sum_by(tree.of_sample.astype(np.int64), self._weight[at], len(tree))
-        nodes = np.argsort(-weight, kind="stable")[:_STACKS]
-        nodes = nodes[weight[nodes] > 0]
-        paths = tree.paths(nodes)
-        found = list[StackHeld]()
-        for row, node in enumerate(nodes.tolist()):
-            ids = paths.values[paths.offsets[row] : paths.offsets[row + 1]].tolist()
-            names = [tree.names[one] for one in ids]
-            found.append(StackHeld(names[0].label, how, tuple(names[1:]), int(weight[node])))
-        return found
+        stacks = heavy_stacks(self._profile, self._rows[at], self._weight[at], _STACKS)
+        return [StackHeld(comm, how, frames, ns) for comm, frames, ns in stacks]
 
 
 def document(found: Bottlenecks) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from perf_offcpu.causality.cascade import Held
 from perf_offcpu.report import style as say
 from perf_offcpu.report.causality.bottlenecks import Bottleneck, Bottlenecks, StackHeld, is_device
 from perf_offcpu.report.style import Style
-from perf_offcpu.report.terminal import INDENT, collapsed
-from perf_offcpu.report.text_table import cut
+from perf_offcpu.report.terminal import frame_lines
 
 _HOW = {
     Held.RUNNING: "running",
@@ -67,12 +66,7 @@ def _bottleneck(number: int, one: Bottleneck, found: Bottlenecks, style: Style) 
 def _stack(stack: StackHeld, one: Bottleneck, style: Style) -> Iterator[str]:
     share = f"{100 * stack.ns / (one.held_ns or 1):.2f}%"
     yield f"{share:>9}  {stack.comm}  {say.amount(stack.ns, 'ns', style)} {style.unit}  {_HOW[stack.how]}"
-    yield f"{INDENT}|"
-    lead = "---"
-    for text in collapsed(stack.frames, style):
-        yield cut(f"{INDENT}{lead}{text}", style.width)
-        lead = "   "
-    yield ""
+    yield from frame_lines(stack.frames, style)
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -13,8 +13,6 @@ from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.timeline import Timeline
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.names import Name
-from perf_offcpu.callpaths.options import PathOptions
-from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.causality.parallel import Parallelism, parallelism_of
 from perf_offcpu.causality.path_rows import functions_of
 from perf_offcpu.causality.path_stacks import shared_out
@@ -22,6 +20,7 @@ from perf_offcpu.causality.wait_table import WaitTable
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.report.causality.heavy_stacks import heavy_stacks
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 
@@ -191,17 +190,8 @@ def _rows(
 
 
 def _stacks(profile: Profile, rows: I64, weight: I64, most: int) -> list[SerialStack]:
-    tree = build_paths(profile.select(rows), PathOptions())
-    total = sum_by(tree.of_sample.astype(np.int64), weight, len(tree))
-    nodes = np.argsort(-total, kind="stable")[:most]
-    nodes = nodes[total[nodes] > 0]
-    paths = tree.paths(nodes)
-    found = list[SerialStack]()
-    for row, node in enumerate(nodes.tolist()):
-        ids = paths.values[paths.offsets[row] : paths.offsets[row + 1]].tolist()
-        names = [tree.names[one] for one in ids]
-        found.append(SerialStack(names[0].label, tuple(names[1:]), int(total[node])))
-    return found
+    stacks = heavy_stacks(profile, rows, weight, most)
+    return [SerialStack(comm, frames, ns) for comm, frames, ns in stacks]
 
 
 def _lone_waits(profile: Profile, table: WaitTable, found: Parallelism, chosen: Bool) -> list[LoneWaits]:

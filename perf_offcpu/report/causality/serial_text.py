@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from perf_offcpu.report import style as say
 from perf_offcpu.report.causality.serial import SerialReport, SerialStack
 from perf_offcpu.report.style import Style
-from perf_offcpu.report.terminal import INDENT, collapsed
-from perf_offcpu.report.text_table import Column, cut, lay_out
+from perf_offcpu.report.terminal import frame_lines
+from perf_offcpu.report.text_table import Column, lay_out
 
 _LEVELS = 8
 
@@ -99,9 +99,4 @@ def _waits(report: SerialReport, style: Style, limit: int | None) -> Iterator[st
 def _stack(stack: SerialStack, report: SerialReport, style: Style) -> Iterator[str]:
     amount = f"{say.amount(stack.weight, 'ns', style)} {style.unit}"
     yield f"{_percent(stack.weight, report):>9}  {stack.comm}  {amount}"
-    yield f"{INDENT}|"
-    lead = "---"
-    for text in collapsed(stack.frames, style):
-        yield cut(f"{INDENT}{lead}{text}", style.width)
-        lead = "   "
-    yield ""
+    yield from frame_lines(stack.frames, style)
