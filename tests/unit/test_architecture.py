@@ -34,8 +34,9 @@ LAYERS = (
     ("analysis", "archive"),
     ("causality", "locks"),
     ("callpaths",),
-    ("convert", "script"),
-    ("report", "api"),
+    ("convert", "script", "dataset"),
+    ("report", "api", "push"),
+    ("fleet", "agent"),
     ("commands",),
     ("cli",),
     ("perf_script", "__main__", "__init__"),
@@ -59,6 +60,13 @@ SOLE_IMPORTERS = {
 }
 SOLE_IMPORTERS |= {"pandas": "convert/dataframe.py", "polars": "convert/dataframe.py"}
 SOLE_IMPORTERS |= {"shtab": "commands/completion.py"}
+SOLE_IMPORTERS |= {
+    "pyarrow": "dataset/",
+    "fsspec": "dataset/",
+    "duckdb": "fleet/",
+    "ibis": "fleet/",
+    "grpc": "push/",
+}
 
 
 def modules() -> list[Path]:

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent: records without end, decodes each segment, writes the dataset and pushes profiles."""

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Declare the tables of a dataset: names, types and meanings of the columns, the same for all engines.
+
+A dataset is a folder with one folder a table. Parquet files lie below in hive partitions
+(`samples/date=2026-11-22/hour=14/host=web1/…parquet`). Ids of stacks and frames are hashes of their content,
+so files of several hosts and times are merged by concatenation. DuckDB, Spark, ClickHouse and Trino have all
+types used here: no unsigned integers.
+
+Documentation/dataset.md describes the tables to users; a test holds both together.
+"""
+
+from __future__ import annotations
+
+from perf_offcpu.structs import frozen
+
+VERSION = 1
+"""Version of the tables, in the metadata of each Parquet file (key `perf_offcpu.schema`)."""
+
+
+@frozen
+class Column:
+    """One column. `type` is an alias of pyarrow's types, or list<int64>, or map<string,string>."""
+
+    name: str
+    type: str
+    doc: str
+    nullable: bool = False
+
+
+SAMPLES = (
+    Column("time_ns", "int64", "end of the wait, or time of the sample: ns since 1970, UTC"),
+    Column("off_ns", "int64", "length of the wait; of a sum of waits, of all; 0 for samples of other events"),
+    Column("blocked_ns", "int64", "part of off_ns before the wake-up"),
+    Column("runq_ns", "int64", "part of off_ns after the wake-up, waiting for a CPU", nullable=True),
+    Column(
+        "weight_ns", "int64", "the sample's period: off-CPU time that it stands for, or what its event counts"
+    ),
+    Column("count", "int64", "number of waits in a sum; an estimate where waits were sampled by length"),
+    Column("event", "string", "name of the event: offcpu-time, cpu-clock, …"),
+    Column("pid", "int32", "process (tgid)"),
+    Column("tid", "int32", "thread"),
+    Column("comm", "string", "name of the thread"),
+    Column("cpu", "int32", "CPU on which the thread went on", nullable=True),
+    Column("state", "string", "task state while waiting, a letter as in ps", nullable=True),
+    Column("class", "string", "what was waited for (wait-classes.md)", nullable=True),
+    Column("syscall", "string", "system call waited in", nullable=True),
+    Column("object_kind", "string", "file, socket, pipe, futex, …", nullable=True),
+    Column("object", "string", "what exactly was waited for (wait-objects.md)", nullable=True),
+    Column("waker_pid", "int32", "process of the thread that woke it", nullable=True),
+    Column("waker_tid", "int32", "thread that woke it", nullable=True),
+    Column("waker_comm", "string", "its name", nullable=True),
+    Column("cgroup", "string", "path of the control group", nullable=True),
+    Column("container", "string", "id of the container, from the path of the control group", nullable=True),
+    Column("stack_id", "int64", "the stack; 0 none"),
+    Column("waker_stack_id", "int64", "stack of the waker; 0 none"),
+    Column("flags", "int64", "model.recording.SampleFlag, or-ed"),
+    Column("host_id", "string", "the host"),
+    Column("boot_id", "string", "the boot of the host, /proc/sys/kernel/random/boot_id"),
+)
+STACKS = (
+    Column("stack_id", "int64", "hash of the frames"),
+    Column(
+        "frame_ids",
+        "list<int64>",
+        "frames, leaf first; an inlined function before the one it is inlined into",
+    ),
+)
+FRAMES = (
+    Column("frame_id", "int64", "hash of the other columns"),
+    Column("symbol", "string", "function, demangled; empty: unknown"),
+    Column("dso", "string", "path of the file with the code, or a name such as [kernel.kallsyms]"),
+    Column("build_id", "string", "build-id of that file, in hex; empty: unknown"),
+    Column("file", "string", "source file; empty: unknown"),
+    Column("line", "int32", "line in it; 0: unknown"),
+    Column("inlined", "bool", "inlined into the next frame"),
+    Column("kernel", "bool", "code of the kernel"),
+)
+BUDGETS = (
+    Column("begin_ns", "int64", "begin of the time that the row sums: ns since 1970, UTC"),
+    Column("end_ns", "int64", "its end"),
+    Column("pid", "int32", "process (tgid)"),
+    Column("tid", "int32", "thread"),
+    Column("comm", "string", "name of the thread"),
+    Column("running_ns", "int64", "on a CPU"),
+    Column("runnable_ns", "int64", "waiting for a CPU after a wake-up or birth"),
+    Column("preempted_ns", "int64", "waiting for a CPU after preemption or yielding"),
+    Column("throttled_ns", "int64", "waiting for the control group's quota of CPU time"),
+    Column("interruptible_ns", "int64", "blocked, state S"),
+    Column("uninterruptible_ns", "int64", "blocked, state D"),
+    Column("idle_ns", "int64", "blocked, state I"),
+    Column("stopped_ns", "int64", "stopped or traced"),
+    Column("other_ns", "int64", "off the CPU in any other state"),
+    Column("switches", "int64", "times that the thread left a CPU"),
+    Column("host_id", "string", "the host"),
+    Column("boot_id", "string", "the boot of the host"),
+)
+HOSTS = (
+    Column("host_id", "string", "/etc/machine-id, or the host name where there is none"),
+    Column("boot_id", "string", "the boot of the host"),
+    Column("hostname", "string", "name of the host"),
+    Column("kernel", "string", "release of the kernel"),
+    Column("arch", "string", "architecture, as uname -m prints it"),
+    Column("cpus", "int32", "number of CPUs"),
+    Column("labels", "map<string,string>", "labels: service, region, image, …"),
+    Column("begin_ns", "int64", "begin of the recorded time: ns since 1970, UTC"),
+    Column("end_ns", "int64", "its end"),
+    Column("clock_offset_ns", "int64", "UTC minus CLOCK_MONOTONIC in this segment"),
+    Column("period_ns", "int64", "off-CPU time that one sample stands for; 0: a threshold was used"),
+)
+LOSSES = (
+    Column("begin_ns", "int64", "begin of the recorded time: ns since 1970, UTC"),
+    Column("end_ns", "int64", "its end"),
+    Column("cause", "string", "losses.LossCause (losses.md)"),
+    Column("count", "int64", "lost samples, stacks or records"),
+    Column("host_id", "string", "the host"),
+    Column("boot_id", "string", "the boot of the host"),
+)
+TABLES = {
+    "samples": SAMPLES,
+    "stacks": STACKS,
+    "frames": FRAMES,
+    "budgets": BUDGETS,
+    "hosts": HOSTS,
+    "losses": LOSSES,
+}
+"""Name → columns."""
