@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declare the tables of a dataset: names, types and meanings of the columns, the same for all engines.
 
-A dataset is a folder with one folder a table. Parquet files lie below in hive partitions
-(`samples/date=2026-11-22/hour=14/host=web1/…parquet`). Ids of stacks and frames are hashes of their content,
-so files of several hosts and times are merged by concatenation. DuckDB, Spark, ClickHouse and Trino have all
-types used here: no unsigned integers.
+A dataset is a folder with one folder a table, and below hive partitions by hour, UTC:
+
+    DATASET/samples/date=2026-11-22/hour=14/web1-….parquet
+
+A row lies in the hour of its `time_ns` (budgets, hosts, losses: of their `begin_ns`); the stacks and frames
+that the rows of an hour name lie in the same hour. A file holds one host until compaction merges those of an
+hour, sorted by (host_id, time_ns, stack_id): the column `host_id` tells hosts apart, not a folder.
+
+Ids of stacks and frames are hashes of their content, so files of several hosts and times are merged by
+concatenation, and equal stacks and frames may be there several times: a query takes one row of each id.
+DuckDB, Spark, ClickHouse and Trino have all types used here: no unsigned integers.
 
 Documentation/dataset.md describes the tables to users; a test holds both together.
 """
@@ -29,12 +36,12 @@ class Column:
 
 SAMPLES = (
     Column("time_ns", "int64", "end of the wait, or time of the sample: ns since 1970, UTC"),
-    Column("off_ns", "int64", "length of the wait; of a sum of waits, of all; 0 for samples of other events"),
-    Column("blocked_ns", "int64", "part of off_ns before the wake-up"),
-    Column("runq_ns", "int64", "part of off_ns after the wake-up, waiting for a CPU", nullable=True),
+    Column("off_ns", "int64", "length of the wait; of a sum, of all its waits; 0 for other events"),
     Column(
         "weight_ns", "int64", "the sample's period: off-CPU time that it stands for, or what its event counts"
     ),
+    Column("blocked_ns", "int64", "part of weight_ns before the wake-up; 0 for waits for a CPU alone"),
+    Column("runq_ns", "int64", "part of weight_ns after the wake-up, waiting for a CPU", nullable=True),
     Column("count", "int64", "number of waits in a sum; an estimate where waits were sampled by length"),
     Column("event", "string", "name of the event: offcpu-time, cpu-clock, …"),
     Column("pid", "int32", "process (tgid)"),
@@ -68,6 +75,7 @@ STACKS = (
 FRAMES = (
     Column("frame_id", "int64", "hash of the other columns"),
     Column("symbol", "string", "function, demangled; empty: unknown"),
+    Column("address", "int64", "in the file, where symbol is unknown and build_id known; else 0"),
     Column("dso", "string", "path of the file with the code, or a name such as [kernel.kallsyms]"),
     Column("build_id", "string", "build-id of that file, in hex; empty: unknown"),
     Column("file", "string", "source file; empty: unknown"),
@@ -115,6 +123,11 @@ LOSSES = (
     Column("host_id", "string", "the host"),
     Column("boot_id", "string", "the boot of the host"),
 )
+PARTITIONS = (
+    Column("date", "date32", "day, UTC: 2026-11-22"),
+    Column("hour", "int32", "hour of the day, UTC: 00 to 23"),
+)
+"""Folders below the folder of each table, outermost first; they are no columns of the files."""
 TABLES = {
     "samples": SAMPLES,
     "stacks": STACKS,
