@@ -120,6 +120,7 @@ LOSSES = (
     Column("end_ns", "int64", "its end"),
     Column("cause", "string", "losses.LossCause (losses.md)"),
     Column("count", "int64", "lost samples, stacks or records"),
+    Column("is_loss", "bool", "false: a note on the data, nothing is missing"),
     Column("host_id", "string", "the host"),
     Column("boot_id", "string", "the boot of the host"),
 )

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Give samples texts, for tables with a row a sample: distinct texts, and which one each sample has.
+
+Texts are printable (`text.printable`); what is not known has no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.analysis.classify import Waits
+from perf_offcpu.analysis.states import STATES, state_codes
+from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.decode.tasks.lookup import rows_at
+from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.strings import Strings
+from perf_offcpu.structs import mutable
+from perf_offcpu.text import printable
+
+
+@mutable
+class Texts:
+    """A column of n texts: the distinct texts, and int64[n], the text of each row; -1 for none."""
+
+    texts: list[str]
+    codes: I64
+
+
+def sample_texts(profile: Profile, waits: Waits) -> dict[str, Texts]:
+    """Return the columns of texts of all samples by name, as in `convert.dataframe.COLUMNS`.
+
+    Args:
+        waits: `classify(profile)`.
+    """
+    samples, offcpu = profile.samples, profile.is_offcpu()
+    events = [event.name for event in profile.evsels]
+    return {
+        "event": merged([*map(printable, events)], samples.evsel.astype(np.int64)),
+        "comm": named(samples.comm, profile.strings),
+        "state": _states(profile),
+        "wait_class": Texts([one.label for one in WaitClass], _only(offcpu, waits.wait_class)),
+        "syscall": Texts(list(map(printable, waits.syscall_names)), _only(waits.syscall > 0, waits.syscall)),
+        "object": _objects(profile),
+        "object_kind": _kinds(profile),
+        "waker_comm": _waker_comms(profile),
+        "cgroup": _cgroups(profile),
+    }
+
+
+def _only(known: Bool, codes: NDArray[Any]) -> I64:
+    return np.where(known, codes.astype(np.int64), -1)
+
+
+def merged(texts: Sequence[str], codes: I64, known: Bool | None = None) -> Texts:
+    """Return a column in which equal texts are one, with no text where the code is -1 or it is not known."""
+    place: dict[str, int] = {}
+    of = np.array([*(place.setdefault(text, len(place)) for text in texts), -1], np.int64)[codes]
+    return Texts(list(place), of if known is None else _only(known, of))
+
+
+def named(column: NDArray[Any], strings: Strings, known: Bool | None = None) -> Texts:
+    """Return the texts of a column of rows in strings, with no text where it is not known."""
+    rows, of = np.unique(column, return_inverse=True)
+    return merged([printable(strings[row]) for row in rows.tolist()], of.astype(np.int64), known)
+
+
+def _states(profile: Profile) -> Texts:
+    codes, of = np.unique(state_codes(profile.samples), return_inverse=True)
+    letters = [STATES[code].letter for code in codes.tolist()]
+    return merged(letters, of, np.array(letters, np.str_)[of] != "")
+
+
+def _waker_comms(profile: Profile) -> Texts:
+    samples, comms = profile.samples, profile.comms
+    row = rows_at(comms.tid, comms.begin_ns, samples.waker_tid, samples.wakeup_ns)
+    known = (row >= 0) & (samples.waker_tid >= 0)
+    return named(np.append(comms.comm, 0)[np.where(known, row, -1)], profile.strings, known)
+
+
+def _objects(profile: Profile) -> Texts:
+    object_, names = profile.samples.object, np.append(profile.objects.name, 0)
+    return named(names[object_], profile.strings, object_ >= 0)
+
+
+def _kinds(profile: Profile) -> Texts:
+    names = {int(kind): kind.name.lower() for kind in ObjectKind}
+    kinds, of = np.unique(np.append(profile.objects.kind, 0)[profile.samples.object], return_inverse=True)
+    texts = [names.get(kind, names[0]) for kind in kinds.tolist()]
+    return merged(texts, of.astype(np.int64), profile.samples.object >= 0)
+
+
+def _cgroups(profile: Profile) -> Texts:
+    ids, of = np.unique(profile.samples.cgroup, return_inverse=True)
+    names = [printable(profile.cgroups.get(number, str(number))) for number in ids.tolist()]
+    known = (profile.samples.cgroup != 0) | np.bool_(0 in profile.cgroups)
+    return merged(names, of.astype(np.int64), known)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Name stacks and frames by their content, so that all hosts and processes give them the same ids.
+
+    frame_id   blake2b, 8 bytes, of the columns of `schema.FRAMES` after it, as UTF-8 texts joined by NUL
+               (numbers in decimal, truth values as 0 or 1; no text holds a NUL)
+    stack_id   blake2b, 8 bytes, of its frame ids, leaf first, 8 bytes each, little endian
+
+Both are read as little-endian signed integers; 0, which stands for no stack, becomes 1. Among a billion
+different stacks two share an id with a probability of 3 %.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from perf_offcpu.analysis.group import group
+from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.callpaths.texts import Texts, merged, named
+from perf_offcpu.dataset.schema import FRAMES
+from perf_offcpu.model.columns import I64, distinct
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.stacks import path_lengths
+from perf_offcpu.structs import frozen
+
+_SIZE = 8
+
+
+def content_id(data: bytes) -> int:
+    """Return the id of a content: 64 bits, never 0."""
+    digest = hashlib.blake2b(data, digest_size=_SIZE).digest()
+    return int.from_bytes(digest, "little", signed=True) or 1
+
+
+@frozen
+class Content:
+    """The distinct stacks and frames of a profile's samples."""
+
+    stack_of: I64  # int64[stacks of the profile + 1], id of each that a sample has; the last is 0
+    stack_ids: I64  # int64[s], ascending
+    offsets: I64  # int64[s + 1], where the frames of each stack begin in frame_ids
+    frame_ids: I64  # leaf first
+    frames: dict[str, Any]  # columns of schema.FRAMES, ascending by id
+
+    def of_stacks(self, ids: I64) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the columns of STACKS and FRAMES for some stacks (0 is none).
+
+        Args:
+            ids: int64[n], of this content, in any order, also repeated.
+        """
+        import pyarrow as pa
+
+        ids = distinct(ids)
+        rows = np.searchsorted(self.stack_ids, ids[ids != 0])
+        lengths = np.diff(self.offsets)[rows]
+        offsets = offsets_of(lengths)
+        values = self.frame_ids[
+            np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        ]
+        lists = pa.ListArray.from_arrays(
+            offsets.astype(np.int32),
+            values,
+            pa.list_(pa.field("element", pa.int64(), nullable=False)),
+        )
+        kept = np.searchsorted(self.frames["frame_id"], distinct(values))
+        frames = {name: _taken(column, kept) for name, column in self.frames.items()}
+        return {"stack_id": self.stack_ids[rows], "frame_ids": lists}, frames
+
+
+def _taken(column: Any, rows: I64) -> Any:
+    return Texts(column.texts, column.codes[rows]) if isinstance(column, Texts) else column[rows]
+
+
+def content_of(profile: Profile) -> Content:
+    """Return the stacks and frames of the samples of a profile."""
+    stacks, samples = profile.stacks, profile.samples
+    nodes = distinct(np.concatenate([samples.stack, samples.waker_stack]))
+    nodes = nodes[nodes >= 0].astype(np.int64)
+    offsets, rows = _leaf_first(stacks.parent, stacks.frame, nodes)
+    frame_of, frames = _frames(profile, distinct(rows))
+    chains = frame_of[rows]
+    data = chains.astype("<i8", copy=False).tobytes()
+    ids = np.array(
+        [content_id(data[_SIZE * begin : _SIZE * end]) for begin, end in pairwise(offsets.tolist())], np.int64
+    )
+    stack_of = np.zeros(len(stacks) + 1, np.int64)
+    stack_of[nodes] = ids
+    # Addresses of one line are one frame, so that several stacks of the profile may have one content.
+    stack_ids, first = np.unique(ids, return_index=True)
+    lengths = np.diff(offsets)[first]
+    begins = offsets_of(lengths)
+    kept = np.repeat(offsets[:-1][first] - begins[:-1], lengths) + np.arange(begins[-1])
+    return Content(stack_of, stack_ids, begins, chains[kept], frames)
+
+
+def _leaf_first(parent: Any, frame: Any, nodes: I64) -> tuple[I64, I64]:
+    """Return (offsets, frames): the frames on the way from each node to its root."""
+    offsets = offsets_of(path_lengths(parent, nodes))
+    values = np.empty(int(offsets[-1]), np.int64)
+    place, at = offsets[:-1].copy(), nodes
+    while len(at):
+        values[place] = frame[at]
+        above = parent[at]
+        place, at = place[above >= 0] + 1, above[above >= 0].astype(np.int64)
+    return offsets, values
+
+
+def _frames(profile: Profile, rows: I64) -> tuple[I64, dict[str, Any]]:
+    """Return the id of each frame (int64[frames], 0 for those not asked for), and the columns of the table.
+
+    Args:
+        rows: int64[k], the frames that are needed.
+    """
+    frames = profile.frames.take(rows)
+    dsos, of_dso = np.unique(frames.dso, return_inverse=True)
+    build_ids = merged([profile.build_id(dso) for dso in dsos.tolist()], of_dso.astype(np.int64))
+    has_build = np.array([text != "" for text in build_ids.texts], np.bool_)[build_ids.codes]
+    # Without a build-id, and in the kernel, an address says nothing outside of its process or boot.
+    unnamed = (frames.symbol == 0) & has_build & ~frames.is_kernel()
+    columns: dict[str, Any] = {
+        "symbol": named(frames.symbol, profile.strings),
+        "address": np.where(unnamed, frames.address.view(np.int64), 0),
+        "dso": named(frames.dso, profile.strings),
+        "build_id": build_ids,
+        "file": named(frames.file, profile.strings),
+        "line": frames.line,
+        "inlined": frames.inline_depth > 0,
+        "kernel": frames.is_kernel(),
+    }
+    parts = [column.codes if isinstance(column, Texts) else column for column in columns.values()]
+    first, of = group(*parts)
+    ids = np.array(_ids({name: _taken(column, first) for name, column in columns.items()}), np.int64)
+    unique, place = np.unique(ids, return_index=True)
+    id_of = np.zeros(len(profile.frames), np.int64)
+    id_of[rows] = ids[of]
+    return id_of, {"frame_id": unique} | {
+        name: _taken(column, first[place]) for name, column in columns.items()
+    }
+
+
+def _ids(columns: dict[str, Any]) -> list[int]:
+    """Return the id of each row."""
+    texts: list[list[str]] = []
+    for name in (column.name for column in FRAMES[1:]):
+        column = columns[name]
+        if isinstance(column, Texts):
+            texts.append([column.texts[code] for code in column.codes.tolist()])
+        else:
+            texts.append([str(int(value)) for value in column.tolist()])
+    return [content_id("\0".join(row).encode()) for row in zip(*texts, strict=True)]

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open a dataset and list its files, without those that a compacted file holds already."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from perf_offcpu.dataset.layout import (
+    COMPACTED,
+    HOUR_NS,
+    data_files,
+    hour_of_folder,
+    note_name,
+)
+from perf_offcpu.dataset.schema import TABLES
+from perf_offcpu.dataset.store import Store, open_store, read_all
+from perf_offcpu.structs import frozen
+
+
+@frozen
+class Dataset:
+    """A dataset: its tables are folders of `store`."""
+
+    store: Store
+
+    @property
+    def url(self) -> str:
+        """Return the path or URL of the dataset."""
+        return self.store.url
+
+    def folders(
+        self, table: str, begin_ns: int | None = None, end_ns: int | None = None
+    ) -> Iterator[tuple[int, str]]:
+        """Return (hour since 1970, folder) of the partitions of a table, in order of time.
+
+        Args:
+            begin_ns, end_ns: ns since 1970, UTC: only hours that have a part in this time.
+        """
+        first = None if begin_ns is None else begin_ns // HOUR_NS
+        last = None if end_ns is None else (end_ns - 1) // HOUR_NS
+        for date in self.store.names(table):
+            known = hour_of_folder(date, "hour=00")
+            if (
+                known is None
+                or (last is not None and known > last)
+                or (first is not None and known + 23 < first)
+            ):
+                continue
+            for name in self.store.names(f"{table}/{date}"):
+                hour = hour_of_folder(date, name)
+                if hour is not None and (first is None or hour >= first) and (last is None or hour <= last):
+                    yield hour, f"{table}/{date}/{name}"
+
+    def files(self, table: str, begin_ns: int | None = None, end_ns: int | None = None) -> list[str]:
+        """Return the paths or URLs of the Parquet files of a table, each row in one of them.
+
+        A file that is listed may be compacted and removed before it is opened: then list again.
+
+        Args:
+            table: a key of `schema.TABLES`.
+            begin_ns, end_ns: as in `folders`; rows of the first and last hour may lie outside.
+        """
+        assert table in TABLES, table
+        return [
+            self.store.path(f"{folder}/{name}")
+            for _, folder in self.folders(table, begin_ns, end_ns)
+            for name in self.live(folder)
+        ]
+
+    def live(self, folder: str) -> list[str]:
+        """Return the names of the files of a partition whose rows no other file holds."""
+        names = self.store.names(folder)
+        files = list(data_files(names))
+        if len(files) == 1:
+            return files
+        held = {
+            name for file in files if COMPACTED.fullmatch(file) for name in self.held_by(folder, file, names)
+        }
+        return [file for file in files if file not in held]
+
+    def held_by(self, folder: str, compacted: str, names: list[str]) -> list[str]:
+        """Return the names of the files whose rows a compacted file of a partition holds."""
+        note = note_name(compacted)
+        if note not in names:
+            return []
+        held = json.loads(read_all(self.store, f"{folder}/{note}"))["files"]
+        return [str(name) for name in held]
+
+    def is_compacted(self, folder: str, name: str) -> bool:
+        """Return whether a compacted file holds the rows of a file."""
+        names = self.store.names(folder)
+        files = filter(COMPACTED.fullmatch, names)
+        return any(name in self.held_by(folder, file, names) for file in files)
+
+
+def open_dataset(url: str, *, make: bool = False) -> Dataset:
+    """Open a dataset by its path or URL (s3://…, gs://…, abfs://…).
+
+    Args:
+        make: make the folder if it is not there.
+
+    Raises:
+        UsageError: it is not there, or a package for this kind of store is missing.
+    """
+    return Dataset(open_store(url, make=make))

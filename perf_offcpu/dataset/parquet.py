@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write tables of columns as Parquet, by the declarations in `dataset.schema`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.callpaths.texts import Texts
+from perf_offcpu.dataset.schema import TABLES, VERSION
+from perf_offcpu.dataset.store import imported
+from perf_offcpu.errors import PerfOffcpuError
+from perf_offcpu.model.columns import Bool
+
+VERSION_KEY = b"perf_offcpu.schema"
+LEVEL = 3
+"""Of zstd's levels, the last that costs hardly any time; 9 saves a few percent."""
+ROW_GROUP = 1 << 20
+_SORTED = frozenset({"time_ns"})
+"""Ascending columns: differences are shorter than a dictionary."""
+_STATISTICS = {
+    "samples": ["time_ns", "off_ns", "pid", "tid", "comm", "class", "stack_id", "host_id"],
+    "stacks": ["stack_id"],
+    "frames": ["frame_id"],
+    "budgets": ["begin_ns", "host_id"],
+    "hosts": ["begin_ns", "host_id"],
+    "losses": ["begin_ns", "host_id"],
+}
+"""Columns by which engines skip row groups. Statistics of all columns are half of a small file."""
+
+ColumnData = Texts | NDArray[Any] | tuple[NDArray[Any], Bool] | Any
+"""Texts; or numbers; or numbers and which of them are unknown; or an array of pyarrow."""
+
+
+def arrow_schema(table: str) -> Any:
+    """Return the pyarrow schema of a table, with the version of all tables in its metadata."""
+    pa = imported("pyarrow")
+    types = {
+        "list<int64>": pa.list_(pa.field("element", pa.int64(), nullable=False)),
+        "map<string,string>": pa.map_(pa.string(), pa.string()),
+    }
+    fields = [
+        pa.field(column.name, types.get(column.type) or pa.type_for_alias(column.type), column.nullable)
+        for column in TABLES[table]
+    ]
+    return pa.schema(fields, {VERSION_KEY: str(VERSION).encode()})
+
+
+def arrow_table(table: str, columns: Mapping[str, ColumnData]) -> Any:
+    """Return a pyarrow table of all columns of a table; texts stay dictionaries."""
+    pa, schema = imported("pyarrow"), arrow_schema(table)
+    arrays = [_array(pa, columns[field.name], field.type) for field in schema]
+    fields = [field.with_type(array.type) for field, array in zip(schema, arrays, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, schema.metadata))
+
+
+def _array(pa: Any, data: ColumnData, type_: Any) -> Any:
+    if isinstance(data, Texts):
+        codes = pa.array(data.codes.astype(np.int32), mask=data.codes < 0)
+        return pa.DictionaryArray.from_arrays(codes, pa.array(data.texts, pa.string()))
+    if isinstance(data, tuple):
+        return pa.array(data[0], type_, mask=data[1])
+    return data if isinstance(data, pa.Array) else pa.array(data, type_)
+
+
+def writer(table: str, file: Any, schema: Any) -> Any:
+    """Return a pyarrow.parquet.ParquetWriter for a table of the dataset.
+
+    Args:
+        file: open for writing.
+        schema: of the tables that will be written: `arrow_schema`, or with dictionaries.
+    """
+    names = [column.name for column in TABLES[table]]
+    return imported("pyarrow.parquet").ParquetWriter(
+        file,
+        schema,
+        compression="zstd",
+        compression_level=LEVEL,
+        use_dictionary=[_path(name, table) for name in names if name not in _SORTED],
+        column_encoding={name: "DELTA_BINARY_PACKED" for name in names if name in _SORTED},
+        write_statistics=_STATISTICS[table],
+        store_schema=False,
+    )
+
+
+def _path(name: str, table: str) -> str:
+    """Return the path of the values of a column inside Parquet's schema."""
+    types = {column.name: column.type for column in TABLES[table]}
+    return f"{name}.list.element" if types[name].startswith("list") else name
+
+
+def to_parquet(table: str, columns: Mapping[str, ColumnData]) -> Any:
+    """Return a Parquet file as a buffer."""
+    pa = imported("pyarrow")
+    rows, sink = arrow_table(table, columns), pa.BufferOutputStream()
+    with writer(table, sink, rows.schema) as out:
+        out.write_table(rows, ROW_GROUP)
+    return sink.getvalue()
+
+
+def open_parquet(file: Any, shown: str) -> Any:
+    """Return a pyarrow.parquet.ParquetFile of a dataset.
+
+    Raises:
+        PerfOffcpuError: it is no Parquet file, not of a dataset, or of a newer version.
+    """
+    try:
+        found = imported("pyarrow.parquet").ParquetFile(file)
+    except imported("pyarrow").ArrowException as problem:
+        raise PerfOffcpuError(f"{shown}: it is no Parquet file ({str(problem)[:200]})") from None
+    version = (found.metadata.metadata or {}).get(VERSION_KEY, b"").decode("ascii", "replace")
+    if version != str(VERSION):
+        text = f"has version {version!r} of the tables" if version else "was not written by perf-offcpu"
+        raise PerfOffcpuError(f"{shown}: it {text}, and this program reads version {VERSION}")
+    return found

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the columns of the tables of a dataset from a profile."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.callpaths.texts import Texts, merged, named, sample_texts
+from perf_offcpu.dataset.content import Content
+from perf_offcpu.dataset.schema import BUDGETS
+from perf_offcpu.decode.tasks.lookup import rows_at
+from perf_offcpu.errors import UsageError
+from perf_offcpu.losses import by_text
+from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.structs import frozen
+from perf_offcpu.text import printable
+
+_CONTAINER = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+"""Docker, containerd, CRI-O and podman name control groups after ids of this form."""
+_CLOCK_SLACK_NS = 60 * 10**9
+
+
+@frozen
+class Host:
+    """A host, from one boot to the next."""
+
+    host_id: str  # /etc/machine-id, or the host name
+    boot_id: str = ""  # /proc/sys/kernel/random/boot_id; "" unknown
+    hostname: str = ""
+    kernel: str = ""
+    cpus: int = 0
+    arch: str = ""
+    labels: dict[str, str] | None = None
+
+
+def host_of(profile: Profile, **labels: str) -> Host:
+    """Return the host that a recording names; its id is the host name, for recordings have no machine-id.
+
+    Raises:
+        UsageError: the recording does not name its host.
+    """
+    meta = profile.meta
+    if not meta.hostname:
+        raise UsageError(f"{meta.source}: it does not say of which host it is")
+    name = printable(meta.hostname)
+    return Host(name, "", name, printable(meta.os_release), meta.nr_cpus, printable(meta.arch), labels)
+
+
+@frozen
+class Span:
+    """The recorded time of a profile, UTC."""
+
+    offset_ns: int  # UTC minus the recording's clock
+    begin_ns: int
+    end_ns: int
+
+
+def span_of(profile: Profile) -> Span:
+    """Return when a profile was recorded.
+
+    Raises:
+        UsageError: the recording does not say what time it was.
+    """
+    meta = profile.meta
+    begin, end = meta.begin_ns or max(meta.first_ns, 0), meta.end_ns or max(meta.last_ns, 0)
+    # A recorder in a time namespace notes a clock that the kernel's times do not follow (decode.join).
+    shifted = meta.wall_clock_at_ns > max(end, meta.last_ns) + _CLOCK_SLACK_NS > _CLOCK_SLACK_NS
+    if not meta.wall_clock_ns or shifted:
+        raise UsageError(
+            f"{meta.source}: it does not say what time it was, and a dataset holds the times of many hosts: "
+            "record with perf-offcpu, or with perf record -k mono"
+        )
+    offset = meta.wall_clock_ns - meta.wall_clock_at_ns
+    if not begin:  # no record has a time
+        begin = end = meta.wall_clock_at_ns
+    return Span(offset, begin + offset, max(begin, end) + offset)
+
+
+def sample_columns(profile: Profile, content: Content, host: Host, span: Span) -> dict[str, Any]:
+    """Return the columns of SAMPLES, sorted by (time, stack)."""
+    samples, offcpu, waits = profile.samples, profile.is_offcpu(), classify(profile)
+    texts = sample_texts(profile, waits)
+    runq = np.maximum(samples.runq_ns, 0)
+    is_blocked = offcpu & (waits.wait_class != WaitClass.RUNQUEUE)
+    columns: dict[str, Any] = {
+        "time_ns": np.where(samples.time_ns >= 0, samples.time_ns + span.offset_ns, span.end_ns),
+        "off_ns": np.where(offcpu, samples.length_ns(), 0),
+        "weight_ns": samples.period,
+        "blocked_ns": np.where(is_blocked, samples.period - runq, 0),
+        "runq_ns": (runq, ~offcpu | (samples.runq_ns < 0)),
+        "count": samples.count,
+        "event": _known(texts["event"]),
+        "pid": samples.pid,
+        "tid": samples.tid,
+        "comm": texts["comm"],
+        "cpu": (samples.cpu, samples.cpu < 0),
+        "state": texts["state"],
+        "class": texts["wait_class"],
+        "syscall": texts["syscall"],
+        "object_kind": texts["object_kind"],
+        "object": texts["object"],
+        "waker_pid": (samples.waker_pid, samples.waker_pid < 0),
+        "waker_tid": (samples.waker_tid, samples.waker_tid < 0),
+        "waker_comm": texts["waker_comm"],
+        "cgroup": texts["cgroup"],
+        "container": _containers(texts["cgroup"]),
+        "stack_id": content.stack_of[samples.stack],
+        "waker_stack_id": content.stack_of[samples.waker_stack],
+        "flags": samples.flags.astype(np.int64),
+        **_host_columns(host, len(samples)),
+    }
+    order = np.lexsort((columns["stack_id"], columns["time_ns"]))
+    return {name: taken(column, order) for name, column in columns.items()}
+
+
+def taken(column: Any, rows: I64 | Bool | slice) -> Any:
+    """Return some rows of a column."""
+    if isinstance(column, Texts):
+        return Texts(column.texts, column.codes[rows])
+    return tuple(part[rows] for part in column) if isinstance(column, tuple) else column[rows]
+
+
+def _host_columns(host: Host, rows: int) -> dict[str, Any]:
+    none: I64 = np.zeros(rows, np.int64)
+    return {
+        "host_id": Texts([printable(host.host_id)], none),
+        "boot_id": Texts([printable(host.boot_id)], none),
+    }
+
+
+def _known(texts: Texts) -> Texts:
+    """Return a column with empty texts in place of missing ones."""
+    return Texts([*texts.texts, ""], np.where(texts.codes < 0, len(texts.texts), texts.codes))
+
+
+def _containers(cgroups: Texts) -> Texts:
+    """Return the ids of containers in the paths of control groups, of nested ones the innermost."""
+    found = [_CONTAINER.findall(path) for path in cgroups.texts]
+    ids = [names[-1] if names else "" for names in found]
+    known = np.array([*map(bool, ids), False], np.bool_)
+    return merged(ids, cgroups.codes, known[cgroups.codes])
+
+
+def budget_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
+    """Return the columns of BUDGETS: the times that the recorder counted; none if it did not."""
+    budget, comms = profile.budget, profile.comms
+    at = rows_at(comms.tid, comms.begin_ns, budget.tid, budget.end_ns)
+    columns: dict[str, Any] = {
+        "begin_ns": budget.begin_ns + span.offset_ns,
+        "end_ns": budget.end_ns + span.offset_ns,
+        "comm": named(np.append(comms.comm, 0)[at], profile.strings),
+        **_host_columns(host, len(budget)),
+    }
+    return columns | {
+        column.name: getattr(budget, column.name) for column in BUDGETS if column.name not in columns
+    }
+
+
+def loss_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
+    """Return the columns of LOSSES: all that was lost, and notes on the data."""
+    losses = list(by_text(profile.losses).items())
+    return {
+        "begin_ns": _repeated(span.begin_ns, len(losses)),
+        "end_ns": _repeated(span.end_ns, len(losses)),
+        "cause": merged([printable(str(cause)) for cause, _ in losses], np.arange(len(losses))),
+        "count": np.array([count for _, count in losses], np.int64),
+        "is_loss": np.array([cause.is_loss for cause, _ in losses], np.bool_),
+        **_host_columns(host, len(losses)),
+    }
+
+
+def host_row(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
+    """Return the columns of HOSTS: one row."""
+    import pyarrow as pa
+
+    labels = [(printable(key), printable(value)) for key, value in sorted((host.labels or {}).items())]
+    texts = {
+        name: Texts([printable(getattr(host, name))], np.zeros(1, np.int64))
+        for name in ("hostname", "kernel", "arch")
+    }
+    return texts | {
+        "cpus": np.array([host.cpus], np.int32),
+        "labels": pa.array([labels], pa.map_(pa.string(), pa.string())),
+        "begin_ns": _repeated(span.begin_ns, 1),
+        "end_ns": _repeated(span.end_ns, 1),
+        "clock_offset_ns": _repeated(span.offset_ns, 1),
+        "period_ns": _repeated(profile.meta.sampling.period_ns, 1),
+        **_host_columns(host, 1),
+    }
+
+
+def _repeated(value: int, rows: int) -> NDArray[np.int64]:
+    return np.full(rows, value, np.int64)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write a segment: what one host recorded in some time, into the tables of a dataset.
+
+A segment is a file for each table and hour that it touches. Its name comes from host, boot and time, so that
+writing it again replaces it. Files appear whole; frames and stacks come before the samples that name them, so
+that a writer that is killed at any time leaves samples of whole hours, with their stacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from perf_offcpu.dataset.content import content_of
+from perf_offcpu.dataset.dataset import Dataset
+from perf_offcpu.dataset.layout import HOUR_NS, folder_of, segment_name
+from perf_offcpu.dataset.parquet import to_parquet
+from perf_offcpu.dataset.rows import (
+    Host,
+    Span,
+    budget_columns,
+    host_row,
+    loss_columns,
+    sample_columns,
+    span_of,
+    taken,
+)
+from perf_offcpu.dataset.store import put
+from perf_offcpu.errors import FormatError
+from perf_offcpu.model.columns import distinct
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.structs import frozen
+
+_MOST_HOURS = 24 * 400
+
+
+@frozen
+class Segment:
+    """A segment that was written."""
+
+    name: str  # of its files
+    rows: int  # samples
+    bytes: int  # of all files
+    files: int
+    skipped: int  # files that are part of a compacted file already, and were not written again
+
+
+def write_segment(dataset: Dataset, profile: Profile, host: Host) -> Segment:
+    """Write the samples, stacks, frames, budgets and losses of a profile.
+
+    Args:
+        profile: of one host; all events.
+
+    Raises:
+        UsageError: the recording does not say what time it was.
+        FormatError: its times are damaged.
+        OSError, PerfOffcpuError: a file cannot be written.
+    """
+    span = span_of(profile)
+    name = segment_name(host.host_id, host.boot_id, span.begin_ns, span.end_ns)
+    size = files = skipped = 0
+    for table, hour, columns in _parts(profile, host, span):
+        folder = f"{table}/{folder_of(hour)}"
+        if dataset.is_compacted(folder, name):
+            skipped += 1
+            continue
+        data = to_parquet(table, columns)
+        put(dataset.store, f"{folder}/{name}", data)
+        size, files = size + len(data), files + 1
+    return Segment(name, len(profile.samples), size, files, skipped)
+
+
+def _parts(profile: Profile, host: Host, span: Span) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Return (table, hour, columns) in the order in which they are to be written."""
+    content = content_of(profile)
+    samples = sample_columns(profile, content, host, span)
+    hours = samples["time_ns"] // HOUR_NS
+    if len(hours) and hours[-1] - hours[0] > _MOST_HOURS:
+        raise FormatError(profile.meta.source, "times of samples", "they are more than a year apart")
+    bounds = [
+        (hour, slice(*np.searchsorted(hours, (hour, hour + 1)).tolist())) for hour in distinct(hours).tolist()
+    ]
+    for hour, rows in bounds:
+        ids = np.concatenate([samples["stack_id"][rows], samples["waker_stack_id"][rows]])
+        stacks, frames = content.of_stacks(ids)
+        if len(stacks["stack_id"]):
+            yield "frames", hour, frames
+            yield "stacks", hour, stacks
+    first = span.begin_ns // HOUR_NS
+    yield "hosts", first, host_row(profile, host, span)
+    if profile.losses:
+        yield "losses", first, loss_columns(profile, host, span)
+    budgets = budget_columns(profile, host, span)
+    hours_of_budgets = budgets["begin_ns"] // HOUR_NS
+    for hour in distinct(hours_of_budgets).tolist():
+        chosen = hours_of_budgets == hour
+        yield "budgets", hour, {key: taken(column, chosen) for key, column in budgets.items()}
+    for hour, rows in bounds:
+        yield "samples", hour, {key: taken(column, rows) for key, column in samples.items()}

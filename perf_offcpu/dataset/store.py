@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keep the files of a dataset, in a local directory or a store that fsspec knows (s3://, gs://, abfs://).
+
+A file appears whole or not at all: locally it is written under a hidden name, flushed to the disk and
+renamed; an object store shows an object when its upload is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from typing import IO, Any, Protocol
+
+from perf_offcpu.directories import Directory
+from perf_offcpu.errors import PerfOffcpuError, UsageError
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+_FILE_MODE = 0o666  # less the umask, as other outputs
+_STAGED_IN_MEMORY = 1 << 26
+
+
+class Store(Protocol):
+    """The files below one folder. Paths are relative to it, names joined by `/`.
+
+    Methods raise PerfOffcpuError or OSError where a file cannot be read or written.
+    """
+
+    url: str
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, sorted; none if there is no such folder."""
+
+    def replacing(self, path: str) -> contextlib.AbstractContextManager[IO[bytes]]:
+        """Write a file that appears whole when the block ends, and not at all after an exception."""
+
+    def reader(self, path: str) -> IO[bytes]:
+        """Open a file for reading."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file, if it exists."""
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder if it is there and empty."""
+
+    def path(self, path: str) -> str:
+        """Return the name under which a query engine opens a file."""
+
+
+def open_store(url: str, *, make: bool) -> Store:
+    """Open a folder by its path or URL.
+
+    Args:
+        make: make the folder if it is not there.
+
+    Raises:
+        UsageError: it is not there, or the package for this kind of store is missing.
+    """
+    scheme = _SCHEME.match(url)
+    if scheme is None or scheme[1].lower() in {"file", "local"}:
+        return LocalStore(url[scheme.end() :] if scheme else url, make=make)
+    return RemoteStore(url)
+
+
+class LocalStore:
+    """A local directory; it is opened once, and links below it are not followed."""
+
+    def __init__(self, path: str, *, make: bool) -> None:
+        self.url = os.path.abspath(path)
+        try:
+            self._root = Directory.named(path, make=make)
+        except FileNotFoundError:
+            raise UsageError(f"{path}: there is no dataset") from None
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, sorted; none if there is no such folder."""
+        try:
+            with self._root.subdirectory(folder) as directory:
+                return directory.names()
+        except FileNotFoundError:
+            return []
+
+    @contextlib.contextmanager
+    def replacing(self, path: str) -> Iterator[IO[bytes]]:
+        """Write a file that appears whole when the block ends, and not at all after an exception."""
+        folder, _, name = path.rpartition("/")
+        with (
+            self._root.subdirectory(folder, make=True) as directory,
+            directory.replacing(name, _FILE_MODE) as file,
+        ):
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # or a power failure leaves an empty file, on which queries fail
+
+    def reader(self, path: str) -> IO[bytes]:
+        """Open a file for reading."""
+        folder, _, name = path.rpartition("/")
+        with self._root.subdirectory(folder) as directory:
+            fd = directory.open_regular(name)
+        return open(fd, "rb")
+
+    def remove(self, path: str) -> None:
+        """Remove a file, if it exists."""
+        folder, _, name = path.rpartition("/")
+        with contextlib.suppress(FileNotFoundError), self._root.subdirectory(folder) as directory:
+            directory.remove(name)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder if it is there and empty."""
+        with contextlib.suppress(OSError):
+            os.rmdir(path, dir_fd=self._root.fd)  # direct: removes nothing but an empty directory
+
+    def path(self, path: str) -> str:
+        """Return the path of a file."""
+        return f"{self.url}/{path}"
+
+
+class RemoteStore:
+    """A folder in a store that fsspec knows."""
+
+    def __init__(self, url: str) -> None:
+        fsspec = imported("fsspec")
+        self.url = url.rstrip("/")
+        try:
+            self.filesystem, self._root = fsspec.core.url_to_fs(self.url)
+        except (ImportError, ValueError) as problem:  # each says which package, or which protocols there are
+            raise UsageError(f"{url}: {problem}") from None
+        self._root = self._root.rstrip("/")
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, sorted; none if there is no such folder."""
+        with self._errors(folder):
+            self.filesystem.invalidate_cache()
+            try:
+                found = self.filesystem.ls(self._at(folder), detail=False)
+            except FileNotFoundError:
+                return []
+        names = {name.rstrip("/").rpartition("/")[2] for name in found}
+        return sorted(names - {""})
+
+    @contextlib.contextmanager
+    def replacing(self, path: str) -> Iterator[IO[bytes]]:
+        """Write a file that appears whole when the block ends, and not at all after an exception."""
+        with tempfile.SpooledTemporaryFile(_STAGED_IN_MEMORY) as staged:
+            yield staged
+            staged.seek(0)
+            with self._errors(path):
+                self.filesystem.pipe_file(self._at(path), staged.read())
+
+    def reader(self, path: str) -> IO[bytes]:
+        """Open a file for reading."""
+        with self._errors(path):
+            file: IO[bytes] = self.filesystem.open(self._at(path), "rb")  # direct: in a store, not a file
+            return file
+
+    def remove(self, path: str) -> None:
+        """Remove a file, if it exists."""
+        with self._errors(path), contextlib.suppress(FileNotFoundError):
+            self.filesystem.rm_file(self._at(path))
+
+    def remove_folder(self, path: str) -> None:
+        """Do nothing: object stores have no folders without objects."""
+
+    def path(self, path: str) -> str:
+        """Return the URL of a file."""
+        return f"{self.url}/{path}"
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}".rstrip("/")
+
+    @contextlib.contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        """Turn the errors of a store's package, which have no common base, into one sentence."""
+        try:
+            yield
+        except (PerfOffcpuError, FileNotFoundError):
+            raise
+        except Exception as problem:
+            words = " ".join(str(problem).split())[:300] or type(problem).__name__
+            raise PerfOffcpuError(f"{self.path(path)}: {words}") from problem
+
+
+def imported(name: str) -> Any:
+    """Import a package of the extra `fleet`.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise UsageError(f"datasets need the package {package}: pip install 'perf-offcpu[fleet]'") from None
+
+
+def read_all(store: Store, path: str) -> bytes:
+    """Return the content of a small file."""
+    with store.reader(path) as file:
+        return file.read()
+
+
+def put(store: Store, path: str, data: bytes | io.BytesIO | memoryview) -> None:
+    """Write a file, whole."""
+    with store.replacing(path) as file:
+        file.write(data if not isinstance(data, io.BytesIO) else data.getbuffer())

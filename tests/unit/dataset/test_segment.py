@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segments: totals are those of the report, names are stable, rewriting replaces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from builders.profile import ProfileBuilder
+
+from perf_offcpu.dataset.content import content_of
+from perf_offcpu.dataset.dataset import Dataset, open_dataset
+from perf_offcpu.dataset.rows import host_of
+from perf_offcpu.dataset.schema import TABLES
+from perf_offcpu.dataset.segment import write_segment
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.report.document import document
+from perf_offcpu.report.summary import summarize
+from perf_offcpu.symbolize.load import load_profile
+from perf_offcpu.symbolize.options import SymbolizeOptions
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+RECORDINGS = ("demo.data", "arm64/own.data")
+
+
+def rows(dataset: Dataset, table: str) -> list[dict[str, Any]]:
+    return [row for path in dataset.files(table) for row in pq.ParquetFile(path).read().to_pylist()]
+
+
+def sums(samples: list[dict[str, Any]], key: str, value: str) -> dict[Any, int]:
+    found: dict[Any, int] = {}
+    for row in samples:
+        found[row[key]] = found.get(row[key], 0) + (row[value] or 0)
+    return found
+
+
+@pytest.fixture(params=RECORDINGS)
+def profile(request: pytest.FixtureRequest) -> Profile:
+    return load_profile([str(DATA / request.param)], SymbolizeOptions())
+
+
+def test_totals_are_those_of_the_report(profile: Profile, tmp_path: Path) -> None:
+    dataset = open_dataset(str(tmp_path / "set"), make=True)
+    segment = write_segment(dataset, profile, host_of(profile))
+    samples, report = rows(dataset, "samples"), document(summarize(profile))
+    assert segment.rows == len(samples) == len(profile.samples)
+    assert sums(samples, "event", "weight_ns") == {row["name"]: row["weight"] for row in report["events"]}
+    assert sums(samples, "event", "count") == {row["name"]: row["count"] for row in report["events"]}
+    waits = [row for row in samples if row["event"] == "offcpu-time"]
+    classes = report["groups"]["rows"]
+    assert sums(waits, "class", "weight_ns") == {row["values"][0]: row["weight"] for row in classes}
+    assert sums(waits, "tid", "weight_ns") == {
+        row["tid"]: row["weight"] for row in report["threads"] if row["weight"]
+    }
+    states: dict[str, int] = {}
+    for stack in report["stacks"]:
+        for state, weight in stack["states"].items():
+            states[state] = states.get(state, 0) + weight
+    assert sums(waits, "state", "weight_ns") == states
+    lost = {row["cause"]: row["count"] for row in rows(dataset, "losses") if row["is_loss"]}
+    assert lost == report["losses"]
+
+
+def test_every_stack_is_there_with_its_frames(profile: Profile, tmp_path: Path) -> None:
+    dataset = open_dataset(str(tmp_path / "set"), make=True)
+    write_segment(dataset, profile, host_of(profile))
+    stacks = {row["stack_id"]: row["frame_ids"] for row in rows(dataset, "stacks")}
+    frames = {row["frame_id"]: row for row in rows(dataset, "frames")}
+    for row, sample in zip(rows(dataset, "samples"), _by_time(profile), strict=True):
+        assert (row["stack_id"] == 0) == (sample == [])
+        assert [frames[one]["symbol"] for one in stacks.get(row["stack_id"], [])] == sample
+
+
+def _by_time(profile: Profile) -> list[list[str]]:
+    """Return the symbols of each sample, leaf first, in the order of the table."""
+    frames, stacks, found = profile.frames, profile.stacks, []
+    content = content_of(profile)
+    ids = content.stack_of[profile.samples.stack]
+    order = sorted(range(len(ids)), key=lambda row: (int(profile.samples.time_ns[row]), int(ids[row])))
+    for row in order:
+        symbols, node = [], int(profile.samples.stack[row])
+        while node >= 0:
+            symbols.append(profile.strings[frames.symbol[stacks.frame[node]]])
+            node = int(stacks.parent[node])
+        found.append(symbols)
+    return found
+
+
+def test_a_segment_written_twice_is_there_once(profile: Profile, tmp_path: Path) -> None:
+    dataset = open_dataset(str(tmp_path / "set"), make=True)
+    first = write_segment(dataset, profile, host_of(profile))
+    before = {table: rows(dataset, table) for table in TABLES}
+    again = write_segment(dataset, profile, host_of(profile))
+    assert (again.name, again.bytes, again.files) == (first.name, first.bytes, first.files)
+    assert {table: rows(dataset, table) for table in TABLES} == before
+    sizes = [path.stat().st_size for path in (tmp_path / "set").rglob("*") if path.is_file()]
+    assert (sum(sizes), len(sizes)) == (first.bytes, first.files)
+
+
+def test_a_recording_without_a_wall_clock_is_refused(tmp_path: Path) -> None:
+    profile = ProfileBuilder(meta={"hostname": "web1", "source": "x.data"}).sample("a", ["f"], 1).build()
+    with pytest.raises(UsageError, match="x.data: it does not say what time it was"):
+        write_segment(open_dataset(str(tmp_path), make=True), profile, host_of(profile))
