@@ -158,6 +158,15 @@ def test_inlined_functions_are_lines_of_one_location() -> None:
     assert sources["deepest"] == "z.h" and sources["main"] == "x.c"
 
 
+def test_ids_are_dense_and_in_order() -> None:
+    """As Parca demands (pkg/normalizer/validate.go), and without entries that no sample uses."""
+    found = Read(sample_profile())
+    for table in (found.locations, found.mappings, found.functions):
+        assert list(table) == list(range(1, len(table) + 1))
+    names = {lines[0][0] for _, lines in found.locations.values()}
+    assert names == {"main", "read", "schedule", "[missed kernel stack]", "[missed stack]"}
+
+
 def test_large_totals_are_exact() -> None:
     profile = large_profile(50_000, 2_000)
     found = Read(profile)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Number stacks, locations, functions, mappings and strings of a profile, as pprof and OTLP have them.
+
+A location is an address in a mapping. In the profile an inlined function is a frame of its own, deeper in the
+stack than the function that it was inlined into, at the same address; here both are lines of one location.
+Marks such as `[missed kernel stack]` are locations without an address. Numbers are dense and in order, from 1
+on, and only what a stack uses has one: Parca takes no other ids, and OTLP no unused entries.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from perf_offcpu.analysis.group import group
+from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.callpaths.names import name_frames
+from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.tree import MARKS, PathTree, marks_of
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import I64, U8, U64, Bool, distinct, is_among
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.text import MISSED_KERNEL_STACK, printable
+
+_MARKS = (*MARKS, MISSED_KERNEL_STACK)
+"""Marks by code; the first stands for none, the last is the only one below the frames."""
+
+
+class Mapping(NamedTuple):
+    """A file with code; the numbers are those of strings."""
+
+    limit: int  # above the highest address that is used
+    path: int
+    build_id: int
+    has_lines: bool
+
+
+class Location(NamedTuple):
+    """A place in code, or a mark."""
+
+    mapping: int  # 0 for a mark
+    address: int  # in the file's own numbering; of the kernel absolute
+    lines: list[tuple[int, int]]  # (function, line of the source or 0), the innermost function first
+
+
+class Function(NamedTuple):
+    """A function; the numbers are those of strings."""
+
+    name: int
+    system_name: int
+    file: int
+
+
+class Locations:
+    """The tables; the first entry of each list has number 1, but the first string, "", number 0.
+
+    Args:
+        profile: the samples whose stacks are numbered.
+        options: choose names of functions (addrs, kernel).
+    """
+
+    def __init__(self, profile: Profile, options: PathOptions) -> None:
+        self.profile = profile
+        self.mappings: list[Mapping] = []
+        self.locations: list[Location] = []
+        self.functions: list[Function] = []
+        self._strings = {"": 0}
+        self.of_sample, self.stacks = self._number(options)
+
+    def string(self, text: str) -> int:
+        """Return the number of a text."""
+        return self._strings.setdefault(text, len(self._strings))
+
+    @property
+    def strings(self) -> list[str]:
+        """Return all texts so far, in order."""
+        return list(self._strings)
+
+    def _number(self, options: PathOptions) -> tuple[I64, Ragged]:
+        """Fill the tables.
+
+        Returns:
+            (of_sample, stacks): int64[samples], the stack of each; the locations of each distinct stack, leaf
+            first.
+        """
+        samples = self.profile.samples
+        top, below = marks_of(samples)
+        first, of = group(samples.stack, top, below)
+        frames = self._frames_of(samples.stack[first].astype(np.int64))
+        used = distinct(frames.values).astype(np.int64)
+        codes = _codes(top[first], below[first])
+        marks = distinct(np.concatenate([codes[0][codes[0] > 0], codes[1][codes[1] > 0]])).tolist()
+        number_of_mark = np.zeros(len(_MARKS), np.uint64)
+        number_of_mark[marks] = np.arange(len(used) + 1, len(used) + 1 + len(marks))
+        numbers = (np.searchsorted(used, frames.values) + 1).astype(np.uint64)
+        self._fill(used, marks, options)
+        return of, _between(
+            number_of_mark[codes[1]], Ragged(frames.offsets, numbers), number_of_mark[codes[0]]
+        )
+
+    def _frames_of(self, stacks: I64) -> Ragged:
+        """Return the frame of each location of some stacks, leaf first: the innermost frame at an address."""
+        profile = self.profile
+        tree = PathTree([], profile.stacks.parent, profile.stacks.frame, profile.samples.stack)
+        some = np.flatnonzero(stacks >= 0)
+        paths = tree.paths(stacks[some])
+        depth = profile.frames.inline_depth[paths.values.astype(np.int64)]
+        outermost = np.zeros(len(paths.values), np.bool_)
+        outermost[paths.offsets[:-1]] = True
+        is_inlined = (depth > 0) & ~outermost
+        kept = ~np.append(is_inlined[1:], False)[: len(is_inlined)]
+        counts = np.zeros(len(stacks), np.int64)
+        counts[some] = np.add.reduceat(kept.astype(np.int64), paths.offsets[:-1]) if len(some) else 0
+        rows = np.repeat(np.arange(len(some)), paths.lengths)[kept]
+        leaf_first = np.lexsort((-np.arange(len(rows)), rows))
+        return Ragged(offsets_of(counts), paths.values[kept][leaf_first])
+
+    def _fill(self, used: I64, marks: list[int], options: PathOptions) -> None:
+        """Describe the used frames and the marks."""
+        frames = self.profile.frames
+        outer = self._outer()
+        rows = used
+        while len(more := outer[rows[outer[rows] >= 0]]) and not is_among(more, rows).all():
+            rows = distinct(np.append(rows, more))
+        dsos = distinct(frames.dso[rows]).tolist()
+        self.mappings = [self._mapping(dso) for dso in dsos]
+        mapping = {dso: number for number, dso in enumerate(dsos, 1)}
+        function = self._add_functions(rows, options)
+        for row in used.tolist():
+            lines, at = [], row
+            while at >= 0:
+                lines.append((function[at], int(frames.line[at])))
+                at = int(outer[at])
+            self.locations.append(Location(mapping[int(frames.dso[row])], int(frames.address[row]), lines))
+        for mark in marks:
+            name = self.string(_MARKS[mark])
+            self.functions.append(Function(name, name, 0))
+            self.locations.append(Location(0, 0, [(len(self.functions), 0)]))
+
+    def _add_functions(self, rows: I64, options: PathOptions) -> dict[int, int]:
+        """Add the functions of some frames; return frame → number."""
+        frames, strings = self.profile.frames, self.profile.strings
+        names, of = name_frames(self.profile, rows, options)
+        first = dict(zip(of[::-1].tolist(), rows[::-1].tolist(), strict=True))
+        for number, name in enumerate(names):
+            row = first[number]
+            symbol, file = (printable(strings[int(column[row])]) for column in (frames.symbol, frames.file))
+            texts = (name.label, symbol or name.label, file)
+            self.functions.append(Function(*map(self.string, texts)))
+        return dict(zip(rows.tolist(), (of + 1).tolist(), strict=True))
+
+    def _outer(self) -> I64:
+        """Return int64[frames]: for an inlined frame, the frame that it was inlined into; else -1."""
+        stacks, outer = self.profile.stacks, np.full(len(self.profile.frames), -1, np.int64)
+        nodes = np.flatnonzero((self.profile.frames.inline_depth[stacks.frame] > 0) & (stacks.parent >= 0))
+        outer[stacks.frame[nodes]] = stacks.frame[stacks.parent[nodes]]
+        return outer
+
+    def _mapping(self, dso: int) -> Mapping:
+        frames = self.profile.frames
+        mine = frames.dso == dso
+        limit = int(frames.address[mine].max(initial=0)) + 1
+        path, build_id = printable(self.profile.strings[dso]), self.profile.build_id(dso)
+        return Mapping(limit, self.string(path), self.string(build_id), bool((frames.line[mine] > 0).any()))
+
+
+def _codes(top: U8, below: U8) -> tuple[I64, I64]:
+    """Return the codes of the marks above and below the frames of each stack; 0 for none."""
+    return top.astype(np.int64), below.astype(np.int64) * (len(_MARKS) - 1)
+
+
+def _between(inner: U64, rows: Ragged, outer: U64) -> Ragged:
+    """Put one number before and one after each row, where they are not 0."""
+    offsets = offsets_of(rows.lengths + (inner > 0) + (outer > 0))
+    values: U64 = np.empty(offsets[-1], np.uint64)
+    is_mark: Bool = np.zeros(len(values), np.bool_)
+    for marks, places in ((inner, offsets[:-1]), (outer, offsets[1:] - 1)):
+        at = places[marks > 0]
+        values[at], is_mark[at] = marks[marks > 0], True
+    values[~is_mark] = rows.values
+    return Ragged(offsets, values)
