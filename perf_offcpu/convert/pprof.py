@@ -48,25 +48,14 @@ class Content:
 
 def write(profile: Profile, out: BinaryIO, options: Options) -> None:
     """Write all samples of the profile; its events may have different units."""
-    write_content(profile, out, options, _all_content(profile))
-
-
-def write_content(profile: Profile, out: BinaryIO, options: Options, content: Content) -> None:
-    """Write the samples of the profile with given values and labels."""
     with gzip.GzipFile("", "wb", _LEVEL, out, mtime=0) as packed:
-        for part in _parts(profile, Locations(profile, options), content):
+        for part in encode_content(profile, options, _all_content(profile)):
             packed.write(part)
 
 
-def utc_ns(profile: Profile) -> int:
-    """Return the time of the first sample or record in ns since 1970; 0 if it is not known."""
-    meta = profile.meta
-    known = meta.wall_clock_ns and meta.first_ns >= 0
-    return meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns if known else 0
-
-
-def _parts(profile: Profile, tables: Locations, content: Content) -> Iterator[bytes]:
-    """Return all fields of the Profile message; the string table last, when all strings are known."""
+def encode_content(profile: Profile, options: Options, content: Content) -> Iterator[bytes]:
+    """Yield the fields of a Profile message with given values and labels; the strings come last."""
+    tables = Locations(profile, options)
     string = tables.string
     for name, unit in content.types:
         yield field(1, field(1, string(name)) + field(2, string(unit)))
@@ -83,6 +72,13 @@ def _parts(profile: Profile, tables: Locations, content: Content) -> Iterator[by
         yield field(10, profile.meta.duration_ns)
     yield field(14, string(content.types[0 if content.values[0].any() else -1][0]))
     yield from (field(6, text) for text in tables.strings)
+
+
+def utc_ns(profile: Profile) -> int:
+    """Return the time of the first sample or record in ns since 1970; 0 if it is not known."""
+    meta = profile.meta
+    known = meta.wall_clock_ns and meta.first_ns >= 0
+    return meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns if known else 0
 
 
 def _samples(tables: Locations, content: Content) -> Iterator[bytes]:

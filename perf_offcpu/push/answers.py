@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read answers of servers: bytes of strangers, of which a reason in words and a few numbers are wanted.
+
+Sources: ExportProfilesServiceResponse of opentelemetry-proto; google/rpc/status.proto and
+error_details.proto of https://github.com/googleapis/googleapis; https://connectrpc.com/docs/protocol.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
+
+from perf_offcpu.structs import frozen
+from perf_offcpu.text import printable
+
+MOST_BYTES = 1 << 16
+"""Bytes of an answer that are read."""
+LONGEST_WAIT_S = 3600.0
+"""A server may ask for no longer pause."""
+_LONGEST_TEXT = 300
+_RETRY_INFO = b"/google.rpc.RetryInfo"
+
+
+@frozen
+class Answer:
+    """A server took a message, perhaps not all of it."""
+
+    rejected: int = 0  # profiles of the message that it did not take
+    text: str = ""  # its remark, printable; "" for none
+
+
+def export_answer(data: bytes) -> Answer:
+    """Return the answer in an ExportProfilesServiceResponse; one that cannot be read says nothing."""
+    partial = dict(_fields(_message(data, 1)))
+    rejected = partial.get(1, 0)
+    return Answer(rejected if isinstance(rejected, int) else 0, shown(_bytes(partial.get(2))))
+
+
+def error_text(data: bytes, content_type: str) -> str:
+    """Return the reason in the body of an HTTP error, printable; "" if there is none."""
+    if content_type in {"application/x-protobuf", "application/protobuf"}:
+        return shown(_message(data, 2))
+    if content_type == "application/json":
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError):
+            return shown(data)
+        return shown(str(found.get("message", "")).encode()) if isinstance(found, dict) else ""
+    return shown(data) if content_type.startswith("text/plain") else ""
+
+
+def retry_after_s(text: str | None, now_s: float) -> float | None:
+    """Return the seconds of an HTTP Retry-After header, a number or a date; None without one."""
+    text = (text or "").strip()
+    if text.isascii() and text.isdigit():
+        return _bounded(float(text[:9]))
+    try:
+        return _bounded(parsedate_to_datetime(text).timestamp() - now_s) if text else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def retry_delay_s(status: bytes) -> float | None:
+    """Return the delay of the RetryInfo in a google.rpc.Status; None without one."""
+    for number, detail in _fields(status):
+        if number != 3 or not isinstance(detail, bytes):
+            continue
+        if _message(detail, 1).endswith(_RETRY_INFO):
+            delay = dict(_fields(_message(_message(detail, 2), 1)))
+            seconds, nanos = (one if isinstance(one, int) else 0 for one in (delay.get(1), delay.get(2)))
+            return _bounded(seconds + nanos / 1e9)
+    return None
+
+
+def shown(data: bytes) -> str:
+    """Return the first line of a text, printable and not too long."""
+    line = data[: 4 * _LONGEST_TEXT].decode("utf-8", "replace").strip().partition("\n")[0]
+    return printable(line[:_LONGEST_TEXT].strip())
+
+
+def _bounded(seconds: float) -> float:
+    return min(max(seconds, 0.0), LONGEST_WAIT_S)
+
+
+def _bytes(value: int | bytes | None) -> bytes:
+    return value if isinstance(value, bytes) else b""
+
+
+def _message(data: bytes, number: int) -> bytes:
+    """Return the last field of this number that holds bytes; b"" without one."""
+    return next((_bytes(value) for found, value in reversed(list(_fields(data))) if found == number), b"")
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield the fields (number, value) of a message as far as it is sound."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == 0:
+            value, at = _varint(data, at)
+            yield tag >> 3, value
+            continue
+        length, at = _varint(data, at) if kind == 2 else ({1: 8, 5: 4}.get(kind, len(data)), at)
+        if length > len(data) - at:
+            return
+        yield tag >> 3, data[at : at + length]
+        at += length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number and the place after it; past the end if it does not end."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        value |= (data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            return value & (1 << 64) - 1, at
+    return 0, len(data)

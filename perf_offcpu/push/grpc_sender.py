@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Send messages over gRPC: OTLP's Export and Parca's WriteRaw. The only module that imports grpc.
+
+Messages are bytes already, so the calls need no generated classes. Which errors may pass is said by
+https://opentelemetry.io/docs/specs/otlp/#failures: RESOURCE_EXHAUSTED only with a RetryInfo, since servers
+also return it for a message that is too large.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perf_offcpu.errors import UsageError
+from perf_offcpu.push.answers import MOST_BYTES, Answer, export_answer, retry_delay_s, shown
+from perf_offcpu.push.errors import PushError, Refused, RetryLater, ServerRefused
+from perf_offcpu.push.sender import SendOptions
+from perf_offcpu.push.targets import Server, Target
+from perf_offcpu.push.tls import authorities
+from perf_offcpu.resources import version
+
+_LATER = frozenset("CANCELLED DEADLINE_EXCEEDED ABORTED OUT_OF_RANGE UNAVAILABLE DATA_LOSS".split())
+_SERVER = frozenset("UNAUTHENTICATED PERMISSION_DENIED UNIMPLEMENTED NOT_FOUND".split())
+_DETAILS = "grpc-status-details-bin"
+_BAD_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
+
+
+class GrpcSender:
+    """A channel to a gRPC server."""
+
+    def __init__(self, target: Target, options: SendOptions) -> None:
+        self._grpc = _import_grpc()
+        self._target, self._options = target, options
+        self._metadata = [(name.lower(), value) for name, value in options.headers]
+        self._ca = authorities(options.ca) if target.is_tls else b""
+        self._channel: Any = None
+
+    def close(self) -> None:
+        """Close the channel."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def send(self, body: bytes) -> Answer:
+        """Send a message; see `Sender.send`."""
+        if self._channel is None:
+            self._channel = self._open()
+        call = self._channel.unary_unary(self._target.path)
+        try:
+            answer: bytes = call(body, timeout=self._options.timeout_s, metadata=self._metadata)
+        except self._grpc.RpcError as problem:
+            raise self._error(problem) from None
+        return export_answer(answer) if self._target.server is Server.OTLP else Answer()
+
+    def _open(self) -> Any:
+        options = [
+            ("grpc.primary_user_agent", f"perf-offcpu/{version()}"),
+            ("grpc.max_receive_message_length", MOST_BYTES),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.enable_retries", 0),
+        ]
+        address = self._target.address
+        if not self._target.is_tls:
+            return self._grpc.insecure_channel(address, options)
+        return self._grpc.secure_channel(address, self._grpc.ssl_channel_credentials(self._ca), options)
+
+    def _error(self, problem: Any) -> PushError:
+        """Return the error of a failed call."""
+        code, details = problem.code().name, problem.details() or ""
+        trailing = {name: value for name, value in problem.trailing_metadata() or ()}
+        after_s = retry_delay_s(trailing.get(_DETAILS, b""))
+        text = f"{self._target}: {code}: {shown(details.encode('utf-8', 'replace'))}"
+        if code in _SERVER or _BAD_CERTIFICATE in details:
+            return ServerRefused(text)
+        if code in _LATER or (code == "RESOURCE_EXHAUSTED" and after_s is not None):
+            return RetryLater(text, after_s)
+        return Refused(text)
+
+
+def _import_grpc() -> Any:
+    try:
+        import grpc
+    except ImportError:
+        raise UsageError("grpc:// and grpcs:// need grpcio: pip install 'perf-offcpu[push]'") from None
+    return grpc

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Send messages over HTTP/1.1: Pyroscope's Push, Parca's gateway, OTLP/HTTP.
+
+Redirects are not followed: they would carry credentials to another address. A request as a whole has a time
+limit, because the limit of a socket begins again with each byte that a slow server sends.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import threading
+import time
+from contextlib import suppress
+
+from perf_offcpu.push.answers import MOST_BYTES, Answer, error_text, export_answer, retry_after_s, shown
+from perf_offcpu.push.errors import PushError, Refused, RetryLater, ServerRefused
+from perf_offcpu.push.sender import SendOptions
+from perf_offcpu.push.targets import Server, Target
+from perf_offcpu.push.tls import tls_context
+from perf_offcpu.resources import version
+
+_CONTENT = {
+    Server.PYROSCOPE: {"Content-Type": "application/proto", "Connect-Protocol-Version": "1"},
+    Server.PARCA: {"Content-Type": "application/json"},
+    Server.OTLP: {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"},
+}
+_LATER = frozenset({408, 425, 429})
+_NEVER = frozenset({501, 505})
+"""Of 5xx: the server lacks the method, or the version of HTTP."""
+_SERVER = frozenset({401, 403, 404, 405, 407, 421, *_NEVER})
+"""Of the address or the credentials, not of the message."""
+
+
+class HttpSender:
+    """A connection to an HTTP server."""
+
+    def __init__(self, target: Target, options: SendOptions) -> None:
+        self._target, self._options = target, options
+        self._context = tls_context(options.ca) if target.is_tls else None
+        self._connection: http.client.HTTPConnection | None = None
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def send(self, body: bytes) -> Answer:
+        """Send a message; see `Sender.send`."""
+        try:
+            return self._send(body)
+        except PushError:
+            raise
+        except ssl.SSLCertVerificationError as problem:
+            raise self._failed(ServerRefused, f"its certificate: {problem.verify_message}") from None
+        except ssl.SSLError as problem:
+            kind = (
+                RetryLater if isinstance(problem, ssl.SSLEOFError | ssl.SSLZeroReturnError) else ServerRefused
+            )
+            raise self._failed(kind, f"TLS: {problem.reason or problem}") from None
+        except TimeoutError:
+            raise self._failed(RetryLater, f"no answer in {self._options.timeout_s:g} s") from None
+        except (OSError, http.client.HTTPException) as problem:
+            text = problem.strerror if isinstance(problem, OSError) and problem.strerror else ""
+            raise self._failed(RetryLater, text or "the connection broke off") from None
+
+    def _failed(self, kind: type[PushError], text: str) -> PushError:
+        self.close()
+        return kind(f"{self._target}: {shown(text.encode('utf-8', 'replace'))}")
+
+    def _send(self, body: bytes) -> Answer:
+        """Send on the open connection; if the server has closed that meanwhile, on a new one."""
+        if self._connection is not None:
+            try:
+                return self._exchange(self._connection, body)
+            except (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
+                self.close()
+        self._connection = self._connect()
+        return self._exchange(self._connection, body)
+
+    def _connect(self) -> http.client.HTTPConnection:
+        target, timeout = self._target, self._options.timeout_s
+        if self._context is None:
+            return http.client.HTTPConnection(target.host, target.port, timeout=timeout)
+        return http.client.HTTPSConnection(target.host, target.port, timeout=timeout, context=self._context)
+
+    def _exchange(self, connection: http.client.HTTPConnection, body: bytes) -> Answer:
+        expired = threading.Event()
+        if connection.sock is None:
+            connection.connect()
+        timer = threading.Timer(self._options.timeout_s, _cut, (connection.sock, expired))
+        timer.daemon = True
+        timer.start()
+        try:
+            return self._request(connection, body)
+        except (OSError, http.client.HTTPException):
+            if expired.is_set():
+                raise TimeoutError from None
+            raise
+        finally:
+            timer.cancel()
+
+    def _request(self, connection: http.client.HTTPConnection, body: bytes) -> Answer:
+        own = {"User-Agent": f"perf-offcpu/{version()}", "Accept-Encoding": "identity"}
+        headers = {**own, **dict(self._options.headers), **_CONTENT[self._target.server]}
+        try:
+            connection.request("POST", self._target.path, body, headers)
+        except (BrokenPipeError, ConnectionResetError):
+            with suppress(OSError, http.client.HTTPException):  # it may have answered before it had read all
+                return self._judge(connection.getresponse())
+            raise
+        return self._judge(connection.getresponse())
+
+    def _judge(self, response: http.client.HTTPResponse) -> Answer:
+        """Return the answer, or raise the error that it is."""
+        data = response.read(MOST_BYTES)
+        if response.will_close or not response.isclosed():  # more follows: not worth reading
+            self.close()
+        kind = (response.getheader("Content-Type") or "").partition(";")[0].strip().lower()
+        status = response.status
+        if 200 <= status < 300:
+            is_export = self._target.server is Server.OTLP and kind == "application/x-protobuf"
+            return export_answer(data) if is_export else Answer()
+        where = shown((response.getheader("Location") or "").encode("latin-1", "replace"))
+        reason = f"redirected to {where or 'nowhere'}" if 300 <= status < 400 else error_text(data, kind)
+        text = f"{self._target}: {status} {shown(response.reason.encode())}" + (
+            f": {reason}" if reason else ""
+        )
+        if status in _LATER or (status >= 500 and status not in _NEVER):
+            raise RetryLater(text, retry_after_s(response.getheader("Retry-After"), time.time()))
+        raise (ServerRefused if status in _SERVER or status < 400 else Refused)(text)
+
+
+def _cut(sock: socket.socket, expired: threading.Event) -> None:
+    """End a request that takes too long; whoever waits for the socket goes on."""
+    expired.set()
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check the labels of profiles and spell them for each kind of server.
+
+Labels have OpenTelemetry's names, with dots. Pyroscope and Parca replace dots by underscores, and for their
+own messages that is done here, so a label has one name in a server whatever way it came.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.text import printable
+
+SERVICE = "service.name"
+HOST = "host.name"
+THREAD = "thread.name"
+WAIT_CLASS = "wait.class"
+"""Labels of samples: OpenTelemetry's name of a comm, and the class of the wait."""
+
+_ALIASES = {"service": SERVICE, "host": HOST}
+_NO_SERVICE = "unknown_service"
+"""OpenTelemetry's default, which Pyroscope uses as well."""
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.]*")
+_MOST, _LONGEST = 20, 1024
+"""Below Pyroscope's default limits: 30 names a series, some of them its own, and 2048 bytes a value."""
+
+
+def parse_labels(texts: Iterable[str]) -> dict[str, str]:
+    """Return the labels of `name=value` texts.
+
+    Raises:
+        UsageError: one of them is none that all servers take.
+    """
+    labels: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--label '{printable(text)}': NAME=VALUE is expected")
+        if name in labels:
+            raise UsageError(f"--label {printable(name)}: given twice")
+        labels[name] = value
+    check_labels(labels)
+    return labels
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Raise UsageError unless all servers take these labels."""
+    spelled = [underscored(_ALIASES.get(name, name)) for name in labels]
+    for name, value in labels.items():
+        if not _NAME.fullmatch(name) or len(name) > _LONGEST:
+            raise UsageError(
+                f"label '{printable(name)}': a name is a letter, then letters, digits, dots and underscores"
+            )
+        if not value.strip() or printable(value) != value or len(value.encode()) > _LONGEST:
+            raise UsageError(
+                f"label {name}: the value is empty, too long, or has characters that cannot be shown"
+            )
+    if taken := sorted({underscored(THREAD), underscored(WAIT_CLASS)} & set(spelled)):
+        raise UsageError(f"label {taken[0]}: samples have a label of this name")
+    if twice := [name for name in spelled if spelled.count(name) > 1]:
+        raise UsageError(f"label {twice[0]}: given twice, or in two spellings")
+    if len(labels) > _MOST:
+        raise UsageError(f"{len(labels)} labels: servers take {_MOST}")
+
+
+def labels_of(profile: Profile, labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the given labels in OpenTelemetry's spelling, with the host and a service."""
+    known = {_ALIASES.get(name, name): value.strip() for name, value in labels.items()}
+    spelled = {underscored(name) for name in known}
+    host = printable(profile.meta.hostname).strip()
+    if host and underscored(HOST) not in spelled:
+        known[HOST] = host
+    if underscored(SERVICE) not in spelled:
+        known[SERVICE] = _NO_SERVICE
+    return known
+
+
+def underscored(name: str) -> str:
+    """Return a label's name as Pyroscope and Parca store it."""
+    return name.replace(".", "_")

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encode waits as an ExportProfilesServiceRequest of OTLP, one profile with its dictionary.
+
+Where readers differ, the form is the one that all take:
+
+- period 0 and an empty but present period_type: Parca wants one, Pyroscope recognises off_cpu without;
+- one value a sample and no time stamps: Pyroscope adds values up, Parca checks times against the profile's;
+- attributes with strings: Parca makes labels of no others;
+- resource and scope are present: Parca reads their attributes without looking;
+- link_table[0] is Link{}: the specification prefers 24 zero bytes and allows both, Parca takes Link{} alone.
+
+Source: opentelemetry/proto/profiles/v1development/profiles.proto of
+https://github.com/open-telemetry/opentelemetry-proto, 1.10 or later (`values` is field 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+
+import numpy as np
+
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.convert.encode.protobuf import (
+    field,
+    fixed64,
+    from_bytes,
+    joined,
+    lengths,
+    messages,
+    numbers,
+    ragged,
+    varint,
+    varints,
+)
+from perf_offcpu.convert.locations import Function, Location, Locations
+from perf_offcpu.convert.locations import Mapping as Code
+from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.pprof import Content, utc_ns
+from perf_offcpu.push.waits import Waits
+from perf_offcpu.resources import version
+
+SCOPE = "perf-offcpu"
+_BUILD_ID = "process.executable.build_id.gnu"
+"""https://opentelemetry.io/docs/specs/semconv/registry/attributes/process"""
+
+
+def request(waits: Waits, labels: Mapping[str, str]) -> bytes:
+    """Return the request, not compressed; `labels` become attributes of the resource."""
+    tables = _Dictionary(Locations(waits.profile, Options()))
+    profile = tables.profile(waits)
+    scope = field(1, SCOPE) + field(2, version())
+    resource = b"".join(field(1, field(1, name) + field(2, _text(text))) for name, text in labels.items())
+    scoped = field(1, scope) + field(2, profile)
+    return field(1, field(1, resource) + field(2, scoped)) + field(2, b"".join(tables.encoded()))
+
+
+def _text(text: str) -> bytes:
+    """Return an AnyValue."""
+    return field(1, text)
+
+
+class _Dictionary:
+    """The dictionary of one request; entry 0 of each table is empty and means none."""
+
+    def __init__(self, tables: Locations) -> None:
+        self.tables = tables
+        self._attributes = {b"": 0}
+
+    def profile(self, waits: Waits) -> bytes:
+        """Return the Profile message."""
+        string, meta = self.tables.string, waits.profile.meta
+        name, unit = waits.content.types[0]
+        samples = b"".join(self._samples(waits.content))
+        begin = np.array([utc_ns(waits.profile)], np.uint64)
+        head = field(1, field(1, string(name)) + field(2, string(unit))) + samples + fixed64(3, begin).flat()
+        head += field(4, max(meta.duration_ns, 1)) + field(5, b"")
+        return head + field(7, blake2b(head, digest_size=16).digest())
+
+    def _samples(self, content: Content) -> Iterator[bytes]:
+        """Write a sample for each stack with its labels."""
+        sets = from_bytes([self._label_set(one) for one in content.label_sets])
+        first, of = group(self.tables.of_sample, content.label_set)
+        values = varints(sum_by(of, content.values[0], len(first)))
+        stack = numbers(1, self.tables.of_sample[first] + 1)
+        yield messages(
+            2, joined(stack, sets.take(content.label_set[first]), lengths(4, values.lengths), values)
+        ).flat()
+
+    def _label_set(self, labels: Mapping[str, str | int]) -> bytes:
+        rows = [self._attribute(name, str(text)) for name, text in labels.items() if text != ""]
+        return field(2, b"".join(map(varint, rows)))
+
+    def _attribute(self, name: str, text: str) -> int:
+        body = field(1, self.tables.string(name)) + field(2, _text(text))
+        return self._attributes.setdefault(body, len(self._attributes))
+
+    def encoded(self) -> Iterator[bytes]:
+        """Return the tables; the one of strings last, when all are known."""
+        tables = self.tables
+        texts = tables.strings
+        yield from (field(1, one) for one in (b"", *(self._mapping(one, texts) for one in tables.mappings)))
+        yield from (field(2, one) for one in (b"", *map(_location, tables.locations)))
+        yield from (field(3, one) for one in (b"", *map(_function, tables.functions)))
+        yield field(4, b"")
+        yield from (field(6, one) for one in self._attributes)
+        stacks = ragged(varints(tables.stacks.values), tables.stacks.offsets)
+        yield from (field(7, one) for one in (b"", *(field(1, stack) for stack in stacks)))
+        yield from (field(5, text) for text in tables.strings)
+
+    def _mapping(self, one: Code, texts: list[str]) -> bytes:
+        build_id = texts[one.build_id]
+        attributes = field(5, varint(self._attribute(_BUILD_ID, build_id))) if build_id else b""
+        return field(2, one.limit) + field(4, one.path) + attributes
+
+
+def _location(one: Location) -> bytes:
+    code = field(1, one.mapping) + field(2, one.address) if one.mapping else b""
+    lines = (field(1, function) + (field(2, line) if line else b"") for function, line in one.lines)
+    return code + b"".join(field(3, line) for line in lines)
+
+
+def _function(one: Function) -> bytes:
+    return b"".join(field(place, text) for place, text in enumerate(one, 1))

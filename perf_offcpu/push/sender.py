@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Send messages to a target, over HTTP or gRPC."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from perf_offcpu.push.answers import Answer
+from perf_offcpu.push.targets import Target
+from perf_offcpu.structs import frozen
+
+TIMEOUT_S = 30.0
+
+
+@frozen
+class SendOptions:
+    """How a target is reached."""
+
+    headers: tuple[tuple[str, str], ...] = ()  # of each request: credentials, tenants
+    ca: str = ""  # PEM of the certificates that sign the server's; "" for the system's
+    timeout_s: float = TIMEOUT_S  # of a whole request
+
+
+class Sender(Protocol):
+    """A connection to a target; it is opened by the first message, and again after a failure."""
+
+    def send(self, body: bytes) -> Answer:
+        """Send a message (`Message.body`) and return the server's answer.
+
+        Raises:
+            RetryLater: the server may take it later.
+            Refused: it will not; ServerRefused: it takes none from here.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+def open_sender(target: Target, options: SendOptions | None = None) -> Sender:
+    """Return a sender; nothing is sent yet.
+
+    Raises:
+        UsageError: the target needs grpcio, which is not installed, or the certificates cannot be read.
+    """
+    if target.is_grpc:
+        from perf_offcpu.push.grpc_sender import GrpcSender
+
+        return GrpcSender(target, options or SendOptions())
+    from perf_offcpu.push.http_sender import HttpSender
+
+    return HttpSender(target, options or SendOptions())

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choose what is pushed of a profile, and cut it into parts that servers take.
+
+Pushed are waits: off-CPU time in ns, one value a stack and set of labels. Labels of samples become labels
+of series in Pyroscope (5000 series by default) and columns in Parca: so they are comm and class of the wait.
+What differs from thread to thread or object to object stays in recordings and datasets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.convert.pprof import Content, utc_ns
+from perf_offcpu.model.columns import I64
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.push.labels import THREAD, WAIT_CLASS
+from perf_offcpu.structs import frozen
+from perf_offcpu.text import UNKNOWN, printable
+
+TYPE, UNIT = "off_cpu", "nanoseconds"
+"""What Pyroscope's converter of OTLP recognises (pkg/ingester/otlp/convert.go)."""
+MOST_BYTES = 3 << 20
+"""Size of a part before compression: gRPC servers and Pyroscope take 4 MiB by default, labels included."""
+MOST_SAMPLES = 15_000
+"""Pyroscope takes 16 000 samples a profile by default."""
+
+
+@frozen
+class Waits:
+    """The waits of a profile, to be sent as one message if it is small enough."""
+
+    profile: Profile
+    content: Content  # one type; label sets in OpenTelemetry's spelling
+
+    @property
+    def weight_ns(self) -> int:
+        """Return the sum of the waits."""
+        return int(self.content.values[0].sum())
+
+    def take(self, rows: I64) -> Waits:
+        """Return some of the samples, in the given order."""
+        content, profile = self.content, self.profile
+        first, of = group(content.label_set[rows])
+        used = content.label_set[rows][first].tolist()
+        sets = [content.label_sets[one] for one in used]
+        values = [column[rows] for column in content.values]
+        return Waits(profile.select(rows), Content(content.types, values, sets, of))
+
+
+def waits_of(profile: Profile) -> Waits:
+    """Return the waits of a profile that have a weight, with the labels of each."""
+    classes = classify(profile).wait_class  # of all: sums are classified like single waits of other rows
+    comm = profile.samples.comm
+    first, of = group(comm, classes)
+    sets: list[dict[str, str | int]] = []
+    for row in first.tolist():
+        found = WaitClass(classes[row])
+        name = printable(profile.strings[int(comm[row])]).strip() or UNKNOWN
+        label = found.label if found != WaitClass.OTHER else ""
+        sets.append({THREAD: name, WAIT_CLASS: label})
+    whole = Waits(_with_time(profile), Content([(TYPE, UNIT)], [profile.samples.period], sets, of))
+    return whole.take(np.flatnonzero(profile.is_offcpu() & (profile.samples.period > 0)))
+
+
+def encode_parts(waits: Waits, encode: Callable[[Waits], bytes]) -> Iterator[tuple[Waits, bytes]]:
+    """Encode waits in parts of at most MOST_BYTES and MOST_SAMPLES; a stack with its labels is in one part.
+
+    Args:
+        encode: returns the message, before compression, whose size counts.
+
+    Yields:
+        (part, encoded); nothing if there are no waits.
+    """
+    pending = [waits] if len(waits.profile.samples) else []
+    while pending:
+        part = pending.pop()
+        _, of = group(part.profile.samples.stack, part.content.label_set)
+        groups = int(of.max()) + 1
+        pieces = -(-groups // MOST_SAMPLES)
+        encoded = encode(part) if pieces == 1 else b""
+        pieces = min(max(pieces, -(-len(encoded) // MOST_BYTES)), groups)
+        if pieces == 1:
+            yield part, encoded
+            continue
+        piece_of = of * pieces // groups
+        pending += [part.take(np.flatnonzero(piece_of == piece)) for piece in reversed(range(pieces))]
+
+
+def _with_time(profile: Profile) -> Profile:
+    """Return the profile with a time: if its recording has none, it ended now."""
+    if utc_ns(profile):
+        return profile
+    meta = profile.meta
+    first = max(meta.first_ns, 0)
+    last = max(meta.last_ns, first)
+    now = replace(meta, wall_clock_ns=time.time_ns(), wall_clock_at_ns=last, first_ns=first, last_ns=last)
+    return replace(profile, meta=now)
