@@ -87,14 +87,13 @@ def sample_columns(profile: Profile, content: Content, host: Host, span: Span) -
     """Return the columns of SAMPLES, sorted by (time, stack)."""
     samples, offcpu, waits = profile.samples, profile.is_offcpu(), classify(profile)
     texts = sample_texts(profile, waits)
-    runq = np.maximum(samples.runq_ns, 0)
-    is_blocked = offcpu & (waits.wait_class != WaitClass.RUNQUEUE)
+    never_blocked = offcpu & (waits.wait_class == WaitClass.RUNQUEUE)
+    runq = np.where(never_blocked, samples.period, samples.runq_ns)
     columns: dict[str, Any] = {
         "time_ns": np.where(samples.time_ns >= 0, samples.time_ns + span.offset_ns, span.end_ns),
         "off_ns": np.where(offcpu, samples.length_ns(), 0),
         "weight_ns": samples.period,
-        "blocked_ns": np.where(is_blocked, samples.period - runq, 0),
-        "runq_ns": (runq, ~offcpu | (samples.runq_ns < 0)),
+        "runq_ns": (runq, ~offcpu | (runq < 0)),
         "count": samples.count,
         "event": _known(texts["event"]),
         "pid": samples.pid,

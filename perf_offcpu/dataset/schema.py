@@ -40,8 +40,9 @@ SAMPLES = (
     Column(
         "weight_ns", "int64", "the sample's period: off-CPU time that it stands for, or what its event counts"
     ),
-    Column("blocked_ns", "int64", "part of weight_ns before the wake-up; 0 for waits for a CPU alone"),
-    Column("runq_ns", "int64", "part of weight_ns after the wake-up, waiting for a CPU", nullable=True),
+    Column(
+        "runq_ns", "int64", "part of weight_ns that is waiting for a CPU; the rest is blocked", nullable=True
+    ),
     Column("count", "int64", "number of waits in a sum; an estimate where waits were sampled by length"),
     Column("event", "string", "name of the event: offcpu-time, cpu-clock, …"),
     Column("pid", "int32", "process (tgid)"),
