@@ -39,7 +39,7 @@ from perf_offcpu.collect.bpf.attr import MapInfo, ProgramInfo, ProgramType
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
 from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits, Targets
 from perf_offcpu.collect.bpf.defines import SWITCHED
-from perf_offcpu.collect.bpf.object import describe
+from perf_offcpu.collect.bpf.object import BpfObject, describe
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 
 pytestmark = pytest.mark.beside
@@ -174,10 +174,16 @@ def test_ways_to_do_without(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert not place.exists()
 
 
+MADE: dict[frozenset[tuple[str, int | str]], BpfObject] = {}
+
+
 def keep(recipe: Recipe, cache: ProgramCache, compiler: str, **changes: Any) -> None:
-    """Keep what a recipe makes, changed."""
-    with bpf_compile.compiled(recipe.source, recipe.defines, recipe.functions, recipe.maps) as made:
-        cache.write(recipe, dataclasses.replace(describe(*made), **changes), compiler)
+    """Keep what a recipe makes, changed; compile it once for all tests."""
+    key = frozenset(recipe.defines.items())
+    if key not in MADE:
+        with bpf_compile.compiled(recipe.source, recipe.defines, recipe.functions, recipe.maps) as made:
+            MADE[key] = describe(*made)
+    cache.write(recipe, dataclasses.replace(MADE[key], **changes), compiler)
 
 
 @pytest.mark.parametrize("what", ["program", "types", "compiler"])

@@ -117,6 +117,7 @@ def test_kernel_stacks_can_be_left_out(napper: Path, in_switch: bool) -> None:
     assert counters["kernel_stack_failed"] == 0
 
 
+@pytest.mark.beside
 def test_both_forms_show_the_same_frames(napper: Path) -> None:
     """Function by function; return addresses inside libc may differ between runs, functions may not."""
     seen = []
@@ -136,6 +137,7 @@ def test_both_forms_show_the_same_frames(napper: Path) -> None:
     assert {kind for kind, _, _ in seen[0]} == {"nap", "futex", "pipe", "vfork", "child"}
 
 
+@pytest.mark.beside
 @both_forms
 def test_user_frames_are_those_of_the_kernels_own_walk(
     napper: Path, in_switch: bool, monkeypatch: pytest.MonkeyPatch

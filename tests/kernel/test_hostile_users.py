@@ -22,6 +22,8 @@ from conftest import TESTS
 from perf_offcpu.commands.record.fewer_rights import READING, run_with_fewer_rights
 from perf_offcpu.errors import RecordingError
 
+pytestmark = pytest.mark.beside
+
 NOBODY = 65534
 AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
 SECRET = b"root:the-secret-of-root:19000:0:99999:7:::\n"
