@@ -60,6 +60,9 @@ struct offcpu_waker_stack {
 };
 #endif
 
+/* In the flags of a waker: sampling.h left it out. */
+#define WAKER_NOT_NOTED 0x8000
+
 /* Task storage. Unless control.everybody is set, a task is recorded if it has one. */
 struct offcpu_task {
 	u64 since_ns;			/* when the present mode began */
@@ -69,7 +72,7 @@ struct offcpu_task {
 	u32 mode;			/* enum offcpu_mode */
 	u32 prev_state;			/* raw state of the present wait */
 	u32 flags;			/* of the present wait: OFFCPU_PREEMPTED_WAIT, ... */
-	u32 waker_flags;		/* OFFCPU_WAKER_INTERRUPT */
+	u32 waker_flags;		/* OFFCPU_WAKER_INTERRUPT, or WAKER_NOT_NOTED */
 	u64 scratch;			/* see via_memory() */
 #if OFFCPU_SAMPLING
 	u64 accumulated;		/* waiting that no sample stands for yet: see sampling.h */
@@ -116,6 +119,27 @@ static __always_inline u64 mix(u64 hash, u64 word)
 	hash = (hash ^ word) * 0xff51afd7ed558ccdULL;
 	return hash ^ hash >> 32;
 }
+
+/* When a wait began and ended. */
+struct offcpu_times {
+	u64 begin;
+	u64 end;
+	u64 wakeup;			/* 0 none */
+	u64 length;
+	u64 weight;			/* of its sample */
+	u64 periods;			/* in this weight; 1 if waits are not sampled */
+	u64 runq;			/* or OFFCPU_NOT_KNOWN */
+	u32 mode;
+};
+
+/* The last switch of a CPU. */
+struct offcpu_switch {
+	u64 now;			/* 0 once used */
+#if OFFCPU_SAMPLING
+	u64 drawn;			/* whether the wait that it ended is a sample */
+	struct offcpu_times times;	/* of this wait */
+#endif
+};
 
 /* A wait that has ended. */
 struct offcpu_wait {
@@ -195,7 +219,7 @@ BPF_TABLE("array", u32, struct offcpu_control, control, 1);
 BPF_TABLE("array", u32, struct offcpu_rate, rate, 1);
 BPF_TABLE("percpu_array", u32, struct offcpu_count, counters, OFFCPU_COUNTERS);
 BPF_TABLE("percpu_array", u32, struct offcpu_scratch, scratch, 1);
-BPF_TABLE("percpu_array", u32, u64, switched, 1);	/* time of the last switch, 0 once used */
+BPF_TABLE("percpu_array", u32, struct offcpu_switch, switched, 1);
 BPF_TABLE("hash", struct offcpu_sum_key, struct offcpu_sum, sums, OFFCPU_SUMS);
 BPF_TABLE("hash", struct offcpu_stack_key, struct offcpu_stack, stacks, OFFCPU_STACKS);
 BPF_TABLE("hash", struct offcpu_budget_key, struct offcpu_budget, budgets, OFFCPU_BUDGETS);
@@ -231,6 +255,11 @@ static __always_inline struct offcpu_control *enabled(void)
 	struct offcpu_control *ctl = get_control();
 
 	return ctl && ctl->enabled ? ctl : NULL;
+}
+
+static __always_inline u32 waker_flags(const struct offcpu_task *storage)
+{
+	return storage->waker_flags & ~WAKER_NOT_NOTED;
 }
 
 /* Whether a mode counts as a wait. */

@@ -19,6 +19,9 @@
  *	OFFCPU_AT_EXIT=0	tp_btf/sched_switch, before the switch: `current` is still the task
  *				that leaves, but the kernel stack of the sleeper is as it slept.
  *
+ * With OFFCPU_SAMPLING few waits are sent: they all end in sched_switch, and the program at the end
+ * of __schedule() returns at once for those that are no samples.
+ *
  * The kernel stack is walked there, for samples only: it costs more than all the rest. (Where most
  * waits become samples it is walked in sched_switch, where it is shorter.) The user stack is walked
  * once in a wait: at switch-out if every wait needs it, for sums by stack, or if the sleeper's
@@ -214,65 +217,84 @@ static __always_inline void arrive(const struct offcpu_control *ctl, struct task
 	storage->mode = OFFCPU_RUNNING;
 }
 
-static __always_inline void end_wait(void *ctx, struct task_struct *task, u64 now)
+/*
+ * Account a time off the CPU that ends. Return the storage of its task if it was a wait that is to
+ * be sent or summed, else NULL.
+ */
+static __always_inline struct offcpu_task *end_time(const struct offcpu_control *ctl,
+						    struct task_struct *task, u64 now,
+						    struct offcpu_times *times)
 {
-	struct offcpu_control *ctl = enabled();
 	struct offcpu_task *storage;
-	struct offcpu_wait wait = { .count = 1 };
-#if OFFCPU_SAMPLING
-	u64 period;
-#endif
+	u64 begin, length, wakeup;
 	u32 mode;
 
-	if (!ctl || !is_candidate(ctl, task))
-		return;
+	if (!is_candidate(ctl, task))
+		return NULL;
 	storage = find_storage(task);
 	if (!storage) {
 		arrive(ctl, task, now);
-		return;
+		return NULL;
 	}
 	if (!OFFCPU_BUDGET && !storage->mode)
-		return;
+		return NULL;
 	if (storage->since_ns < ctl->begin_ns)
 		storage->mode = OFFCPU_UNKNOWN;	/* left from before: recording was disabled */
-	wait.switch_in_ns = now;
-	wait.switch_out_ns = storage->since_ns;
+	begin = storage->since_ns;
 	mode = storage->mode;
-	wait.runq_ns = end_pause(ctl, storage, task, wait.switch_in_ns);
-	if (mode > OFFCPU_PREEMPTED && storage->wakeup_ns)
-		wait.wakeup_ns = storage->wakeup_ns > wait.switch_out_ns ? storage->wakeup_ns :
-									   wait.switch_out_ns;
+	times->runq = end_pause(ctl, storage, task, now);
+	wakeup = mode > OFFCPU_PREEMPTED ? storage->wakeup_ns : 0;
 	storage->mode = OFFCPU_BUDGET ? OFFCPU_RUNNING : OFFCPU_UNKNOWN;
 	storage->wakeup_ns = 0;
 	if (!is_wanted(ctl, mode) || storage->flags & UNWANTED)
-		return;
-	if (wait.switch_in_ns > wait.switch_out_ns)
-		wait.ns = wait.switch_in_ns - wait.switch_out_ns;
-	if (wait.ns < ctl->min_block_ns && !(storage->flags & OFFCPU_BEGAN_BEFORE)) {
-		count(OFFCPU_TOO_SHORT, wait.ns);
-		return;
+		return NULL;
+	length = now > begin ? now - begin : 0;
+	if (length < ctl->min_block_ns && !(storage->flags & OFFCPU_BEGAN_BEFORE)) {
+		count(OFFCPU_TOO_SHORT, length);
+		return NULL;
 	}
-	wait.length = wait.ns;
+	times->periods = 1;
+	times->weight = length;
 #if OFFCPU_SAMPLING
-	if (!(storage->flags & OFFCPU_BEGAN_BEFORE)) {
-		period = period_of(ctl);
-		wait.count = draw(storage, period, wait.length);
-		if (!wait.count) {
-			count(OFFCPU_UNSAMPLED, wait.length);
-			return;
-		}
-		wait.ns = wait.count * period;
-		storage->flags |= OFFCPU_SAMPLED_WAIT;
+	if (!(storage->flags & OFFCPU_BEGAN_BEFORE) && !draw(ctl, storage, length, times)) {
+		count(OFFCPU_UNSAMPLED, length);
+		return NULL;
 	}
 #endif
-	wait.ns = via_memory(storage, wait.ns);
+	times->begin = begin;
+	times->end = now;
+	times->wakeup = wakeup && wakeup < begin ? begin : wakeup;
+	times->length = length;
+	times->mode = mode;
+	return storage;
+}
+
+/* Send or sum a wait after end_time(). */
+static __always_inline void finish_wait(void *ctx, struct offcpu_control *ctl,
+					struct task_struct *task, struct offcpu_task *storage,
+					const struct offcpu_times *times)
+{
+	struct offcpu_wait wait = {
+		.task = task,
+		.storage = storage,
+		.switch_out_ns = times->begin,
+		.switch_in_ns = times->end,
+		.wakeup_ns = times->wakeup,
+		.length = times->length,
+		.count = times->periods,
+		.runq_ns = times->runq,
+	};
+
+	wait.ns = via_memory(storage, times->weight);
 	wait.flags = *(volatile u32 *)&storage->flags;
 	if (wait.wakeup_ns)
-		wait.flags |= storage->waker_flags;
-	else if (ctl->wakers && mode > OFFCPU_PREEMPTED)
+		wait.flags |= waker_flags(storage);
+	else if (ctl->wakers && times->mode > OFFCPU_PREEMPTED)
 		count(OFFCPU_WAKEUPS_MISSED, wait.ns);
-	wait.task = task;
-	wait.storage = storage;
+#if OFFCPU_SAMPLING
+	if (wait.wakeup_ns && storage->waker_flags == WAKER_NOT_NOTED)
+		count(OFFCPU_WAKERS_LEFT_OUT, wait.ns);
+#endif
 	wait.prev_state = storage->prev_state;
 	wait.pid = pid_of(task);
 	wait.tid = tid_of(task);
@@ -288,21 +310,24 @@ static __always_inline void end_wait(void *ctx, struct task_struct *task, u64 no
 	account(ctx, ctl, &wait);
 }
 
-static __always_inline void note_wakeup(void *ctx, struct task_struct *task)
+static __always_inline void end_wait(void *ctx, struct task_struct *task, u64 now)
 {
 	struct offcpu_control *ctl = enabled();
-	struct task_struct *current;
 	struct offcpu_task *storage;
-	u64 ids;
+	struct offcpu_times times;
 
-	if (!ctl || !is_candidate(ctl, task))
-		return;
-	storage = find_storage(task);
-	if (!storage)
-		return;
-	current = bpf_get_current_task_btf();
-	ids = bpf_get_current_pid_tgid();
-	storage->wakeup_ns = bpf_ktime_get_ns();
+	storage = ctl ? end_time(ctl, task, now, &times) : NULL;
+	if (storage)
+		finish_wait(ctx, ctl, task, storage, &times);
+}
+
+/* Note who wakes a task: `current`, or an interrupt. */
+static __always_inline void note_waker(void *ctx, const struct offcpu_control *ctl,
+				       struct offcpu_task *storage)
+{
+	struct task_struct *current = bpf_get_current_task_btf();
+	u64 ids = bpf_get_current_pid_tgid();
+
 	storage->waker_pid = ids >> 32;
 	storage->waker_tid = ids;
 	storage->waker_flags = in_interrupt(current) ? OFFCPU_WAKER_INTERRUPT : 0;
@@ -311,13 +336,34 @@ static __always_inline void note_wakeup(void *ctx, struct task_struct *task)
 		storage->waker_pid = storage->waker_tid = OFFCPU_NO_ID;
 #if OFFCPU_WAKER_STACKS
 #if OFFCPU_SAMPLING
-	if (is_wanted(ctl, storage->mode) && would_be_drawn(ctl, storage, storage->wakeup_ns))
+	if (is_wanted(ctl, storage->mode) && may_be_drawn(ctl, storage, 0))
 #else
 	if (is_wanted(ctl, storage->mode) &&
 	    storage->wakeup_ns - storage->since_ns >= ctl->threshold_ns)
 #endif
 		walk_waker(ctx, current, storage->waker_flags, &storage->waker);
 #endif
+}
+
+static __always_inline void note_wakeup(void *ctx, struct task_struct *task)
+{
+	struct offcpu_control *ctl = enabled();
+	struct offcpu_task *storage;
+
+	if (!ctl || !is_candidate(ctl, task))
+		return;
+	storage = find_storage(task);
+	if (!storage)
+		return;
+	storage->wakeup_ns = bpf_ktime_get_ns();
+#if OFFCPU_SAMPLING
+	if (!may_be_drawn(ctl, storage, period_of(ctl) / NEAR)) {
+		storage->waker_pid = storage->waker_tid = OFFCPU_NO_ID;
+		storage->waker_flags = WAKER_NOT_NOTED;
+		return;
+	}
+#endif
+	note_waker(ctx, ctl, storage);
 }
 
 /*
@@ -365,7 +411,7 @@ static __always_inline void describe_task(struct offcpu_last *last,
 	last->waits = is_wanted(ctl, last->mode) && !(storage->flags & UNWANTED);
 	last->state = storage->prev_state;
 	last->syscall = syscall_of(task, storage->flags);
-	last->flags = storage->flags | (storage->wakeup_ns ? storage->waker_flags : 0);
+	last->flags = storage->flags | (storage->wakeup_ns ? waker_flags(storage) : 0);
 	last->lost = 0;
 	last->waker_pid = storage->waker_pid;
 	last->waker_tid = storage->waker_tid;
@@ -467,11 +513,19 @@ int offcpu_switch(u64 *ctx)
 	u64 now = bpf_ktime_get_ns();
 
 #if OFFCPU_AT_EXIT
+	struct offcpu_switch *last;
 	u32 zero = 0;
-	u64 *last = switched.lookup(&zero);
+
+	last = switched.lookup(&zero);
+	if (last)
+		last->now = now;
+#if OFFCPU_SAMPLING
+	/* Few waits are samples: the others end here, where the clock was read already. */
+	struct offcpu_control *ctl = enabled();
 
 	if (last)
-		*last = now;
+		last->drawn = ctl && end_time(ctl, (void *)ctx[2], now, &last->times);
+#endif
 #if OFFCPU_KERNEL_EARLY
 	walk_early((void *)ctx[2], now);
 #endif
@@ -488,18 +542,49 @@ int offcpu_switch(u64 *ctx)
 }
 
 #if OFFCPU_AT_EXIT
+#if OFFCPU_SAMPLING
+/* Send the wait that ended with the switch at `now`, if it is a sample; 0: the switch was not traced. */
+static __always_inline void finish_drawn(void *ctx, struct offcpu_switch *last, u64 now)
+{
+	struct offcpu_control *ctl;
+	struct offcpu_task *storage;
+	struct task_struct *task;
+
+	if (now && !last->drawn)
+		return;
+	ctl = enabled();
+	task = bpf_get_current_task_btf();
+	if (!ctl) {
+		if (now)
+			count(OFFCPU_WAITS_LOST, last->times.length);
+		return;
+	}
+	if (!now && !end_time(ctl, task, bpf_ktime_get_ns(), &last->times))
+		return;
+	storage = find_storage(task);
+	if (storage)
+		finish_wait(ctx, ctl, task, storage, &last->times);
+}
+#endif
+
 /* tp_btf/sched_exit_tp(bool is_switch), or with OFFCPU_BY_PROBE kprobe/finish_task_switch */
 int offcpu_switched(u64 *ctx)
 {
+	struct offcpu_switch *last;
 	u32 zero = 0;
-	u64 *last = switched.lookup(&zero), now;
+	u64 now;
 
+	last = switched.lookup(&zero);
 	if (!last || !(OFFCPU_BY_PROBE || ctx[0]))
 		return 0;
 	/* The task has been on its CPU since the switch: interrupts may have come since then. */
-	now = *last ? *last : bpf_ktime_get_ns();
-	*last = 0;
-	end_wait(ctx, bpf_get_current_task_btf(), now);
+	now = last->now;
+	last->now = 0;
+#if OFFCPU_SAMPLING
+	finish_drawn(ctx, last, now);
+#else
+	end_wait(ctx, bpf_get_current_task_btf(), now ? now : bpf_ktime_get_ns());
+#endif
 	return 0;
 }
 #endif

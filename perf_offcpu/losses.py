@@ -114,6 +114,11 @@ OBJECTS_UNREADABLE = _bpf("objects-unreadable", "waits whose object could not be
 OBJECTS_COMPAT = _bpf("objects-compat", "waits of 32-bit programs, whose objects are not looked up")
 OBJECTS_FULL = _bpf("objects-full", "objects of waits not described because too many were new at once")
 UNSAMPLED = _bpf("unsampled", "waits that samples of others stand for (--off-cpu-period)", is_loss=False)
+WAKERS_LEFT_OUT = _bpf(
+    "wakers-left-out",
+    "samples drawn only because of their long wait for a CPU, without waker (--off-cpu-period)",
+    is_loss=False,
+)
 
 _recorder = partial(LossCause, Stage.RECORDER)
 MISSED_RUNS = _recorder(
