@@ -543,7 +543,7 @@ int offcpu_switch(u64 *ctx)
 
 #if OFFCPU_AT_EXIT
 #if OFFCPU_SAMPLING
-/* Send the wait that ended with the switch at `now`, if it is a sample; 0: the switch was not traced. */
+/* Send the wait that a switch at `now` (0: not traced) ended, if it is a sample. */
 static __always_inline void finish_drawn(void *ctx, struct offcpu_switch *last, u64 now)
 {
 	struct offcpu_control *ctl;

@@ -41,7 +41,7 @@ enum offcpu_counter {
 	OFFCPU_OBJECTS_COMPAT,		/* waits of 32-bit programs, whose arguments are not read */
 	OFFCPU_OBJECTS_FULL,		/* objects not described: the queue was full */
 	OFFCPU_UNSAMPLED,		/* waits that others stand for */
-	OFFCPU_WAKERS_LEFT_OUT,		/* samples by their wait for a CPU, whose waker is not noted */
+	OFFCPU_WAKERS_LEFT_OUT,		/* samples of long waits for a CPU: waker unknown */
 	OFFCPU_COUNTERS			/* number of counters */
 };
 

@@ -52,8 +52,8 @@ static __always_inline bool draw(const struct offcpu_control *ctl, struct offcpu
 }
 
 /*
- * Whether a wait would be a sample if it ended `later` ns after its wake-up. Before its first wait a
- * thread has no phase; one that is woken before it leaves its CPU is not blocked at all.
+ * Whether a wait would be a sample if it ended `later` ns after its wake-up. Before its first wait
+ * a thread has no phase; one that is woken before it leaves its CPU is not blocked at all.
  */
 static __always_inline bool may_be_drawn(const struct offcpu_control *ctl,
 					 const struct offcpu_task *storage, u64 later)
