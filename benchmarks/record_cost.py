@@ -14,7 +14,9 @@ pipe`: the scheduler chooses.
 
 A row with losses (column "lost", over all rounds; a "!" before the ratio) does not count: a wait that finds
 the ring full costs less than a sample. Two rows show a lower bound for such recorders: BPF programs that
-return at once at the same hooks, and one walk of each user stack. Files go to memory (/dev/shm) unless
+return at once at the same hooks, and one walk of each user stack. The column "/ empty" has each median as a
+ratio to that of the programs that return at once. bpftrace and libbpf-tools' offcputime run in the same
+rounds where they are installed (benchmarks/other_tools.py). Files go to memory (/dev/shm) unless
 --output names a place; then the disk is idle before each run (sync). The cost of the BPF programs comes from
 a last run of each way, because counting it costs, too. `--messaging` also runs `perf bench sched messaging`,
 400 tasks.
@@ -32,7 +34,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import other_tools  # noqa: E402
 import references  # noqa: E402
 from other_tools import Stats  # noqa: E402
 
@@ -64,8 +67,9 @@ WAYS = {
     "every wait, fp, wakers' stacks": [*FP, "--waker-stacks"],
     "every wait, copies by need": [*EVERY, "--call-graph", "cfi"],
 }
+EMPTY = "(programs that do nothing)"
 REFERENCES = {
-    "(programs that do nothing)": references.doing_nothing,
+    EMPTY: references.doing_nothing,
     "(one walk at switch-out)": partial(references.walking, 1),
 }
 MESSAGING = ["perf", "bench", "--format=simple", "sched", "messaging", "-g", "10", "-l", "400"]
@@ -153,6 +157,15 @@ def bpf_stats() -> Iterator[None]:
         STATS.write_text(before)
 
 
+@contextmanager
+def other_tool(command: list[str]) -> Iterator[Stats]:
+    """Run another profiler during the block; the kernel times programs only until the first of its has run."""
+    with ExitStack() as tool:
+        with bpf_stats():
+            stats = tool.enter_context(other_tools.at_work(command))
+        yield stats
+
+
 def pipe_pair(directory: Path) -> str:
     """Compile the program for two CPUs."""
     program = directory / "pipe_pair"
@@ -197,13 +210,16 @@ def show(plain: list[float], rows: dict[str, list[Row]], loops: int) -> None:
         low, middle, high = statistics.quantiles([row[key] for row in some], n=4)
         return f"{middle:.3f} ({low:.3f}-{high:.3f})"
 
-    print(f"{'':<30} {'us/operation':>20} {'to bare (middle half)':>23} {'CPU time to bare':>20}", end="")
+    print(f"{'':<30} {'us/operation':>20} {'to bare (middle half)':>23} {'/ empty':>7}", end="")
+    print(f" {'CPU time to bare':>20}", end="")
     print(f" {'lost':>7} {'waits':>7} {'on-CPU':>6} {'MB':>7} {'B/wait':>6} {'CPU s':>6} {'ring':>5}")
     print(f"{'bare':<30} {time(plain):>20}")
+    empty = statistics.median(row["ratio"] for row in rows[EMPTY])
     for way, some in rows.items():
         lost = sum(row["lost"] for row in some)
         times = f"{'! ' if lost else ''}{ratio(some, 'ratio')}"
         print(f"{way:<30} {time([row['seconds'] for row in some]):>20} {times:>23} ", end="")
+        print(f"{statistics.median(row['ratio'] for row in some) / empty:>7.2f} ", end="")
         print(f"{ratio(some, 'cpu_ratio'):>20} {lost:>7} {recorder_columns(some)}")
 
 
@@ -275,7 +291,11 @@ def main() -> None:
         runs: dict[str, Callable[[], Row]] = {
             way: partial(recorded, options, pipe, directory) for way, options in ways.items()
         }
-        runs |= {way: partial(with_reference, reference, pipe) for way, reference in REFERENCES.items()}
+        tools, missing = other_tools.installed()
+        for sentence in missing:
+            print(sentence)
+        beside = REFERENCES | {f"({way})": partial(other_tool, tools[way]) for way in tools}
+        runs |= {way: partial(with_reference, reference, pipe) for way, reference in beside.items()}
         show(*rounds_of(runs, pipe, args.rounds), args.loops)
         cost_in_bpf(ways, pipe, directory)
         if args.messaging:
