@@ -159,7 +159,7 @@ def bpf_stats() -> Iterator[None]:
 
 @contextmanager
 def other_tool(command: list[str]) -> Iterator[Stats]:
-    """Run another profiler during the block; the kernel times programs only until the first of its has run."""
+    """Run another profiler during the block; the kernel times programs only until it has begun."""
     with ExitStack() as tool:
         with bpf_stats():
             stats = tool.enter_context(other_tools.at_work(command))
