@@ -28,11 +28,11 @@ _MARKS = (*MARKS, MISSED_KERNEL_STACK)
 
 
 class Mapping(NamedTuple):
-    """A file with code; the numbers are those of strings."""
+    """A file with code."""
 
     limit: int  # above the highest address that is used
-    path: int
-    build_id: int
+    path: int  # number of the string
+    build_id: str
     has_lines: bool
 
 
@@ -162,7 +162,7 @@ class Locations:
         mine = frames.dso == dso
         limit = int(frames.address[mine].max(initial=0)) + 1
         path, build_id = printable(self.profile.strings[dso]), self.profile.build_id(dso)
-        return Mapping(limit, self.string(path), self.string(build_id), bool((frames.line[mine] > 0).any()))
+        return Mapping(limit, self.string(path), build_id, bool((frames.line[mine] > 0).any()))
 
 
 def _codes(top: U8, below: U8) -> tuple[I64, I64]:

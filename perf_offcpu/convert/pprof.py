@@ -61,7 +61,7 @@ def encode_content(profile: Profile, options: Options, content: Content) -> Iter
         yield field(1, field(1, string(name)) + field(2, string(unit)))
     yield from _samples(tables, content)
     for number, mapping in enumerate(tables.mappings, 1):
-        yield field(3, _mapping(number, mapping))
+        yield field(3, _mapping(number, mapping, string(mapping.build_id)))
     for number, location in enumerate(tables.locations, 1):
         yield field(4, _location(number, location))
     for number, function in enumerate(tables.functions, 1):
@@ -112,8 +112,8 @@ def _label(tables: Locations, name: str, value: str | int) -> bytes:
     return field(3, key + field(2, tables.string(value)))
 
 
-def _mapping(number: int, one: Mapping) -> bytes:
-    body = field(1, number) + field(3, one.limit) + field(5, one.path) + field(6, one.build_id) + field(7, 1)
+def _mapping(number: int, one: Mapping, build_id: int) -> bytes:
+    body = field(1, number) + field(3, one.limit) + field(5, one.path) + field(6, build_id) + field(7, 1)
     return body + (field(8, 1) + field(9, 1) if one.has_lines else b"") + field(10, 1)
 
 

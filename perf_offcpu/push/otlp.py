@@ -98,8 +98,7 @@ class _Dictionary:
     def encoded(self) -> Iterator[bytes]:
         """Return the tables; the one of strings last, when all are known."""
         tables = self.tables
-        texts = tables.strings
-        yield from (field(1, one) for one in (b"", *(self._mapping(one, texts) for one in tables.mappings)))
+        yield from (field(1, one) for one in (b"", *map(self._mapping, tables.mappings)))
         yield from (field(2, one) for one in (b"", *map(_location, tables.locations)))
         yield from (field(3, one) for one in (b"", *map(_function, tables.functions)))
         yield field(4, b"")
@@ -108,9 +107,8 @@ class _Dictionary:
         yield from (field(7, one) for one in (b"", *(field(1, stack) for stack in stacks)))
         yield from (field(5, text) for text in tables.strings)
 
-    def _mapping(self, one: Code, texts: list[str]) -> bytes:
-        build_id = texts[one.build_id]
-        attributes = field(5, varint(self._attribute(_BUILD_ID, build_id))) if build_id else b""
+    def _mapping(self, one: Code) -> bytes:
+        attributes = field(5, varint(self._attribute(_BUILD_ID, one.build_id))) if one.build_id else b""
         return field(2, one.limit) + field(4, one.path) + attributes
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from perf_offcpu.analysis.classify import classify
 from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.interpreters import fold_interpreters
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.convert.pprof import Content, utc_ns
 from perf_offcpu.model.columns import I64
@@ -65,7 +66,9 @@ def waits_of(profile: Profile) -> Waits:
         name = printable(profile.strings[int(comm[row])]).strip() or UNKNOWN
         label = found.label if found != WaitClass.OTHER else ""
         sets.append({THREAD: name, WAIT_CLASS: label})
-    whole = Waits(_with_time(profile), Content([(TYPE, UNIT)], [profile.samples.period], sets, of))
+    whole = Waits(
+        _with_time(fold_interpreters(profile)), Content([(TYPE, UNIT)], [profile.samples.period], sets, of)
+    )
     return whole.take(np.flatnonzero(profile.is_offcpu() & (profile.samples.period > 0)))
 
 

@@ -25,6 +25,7 @@ VERBS = {
     "report": "report",
     "script": "script",
     "convert": "convert",
+    "push": "push",
     "inject": "inject",
     "archive": "archive",
     "dump": "dump",

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf-offcpu push: send the waits of a recording to profile servers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from perf_offcpu.commands.shared.busy import busy
+from perf_offcpu.commands.shared.option_tables import add_options
+from perf_offcpu.commands.shared.profile import (
+    add_profile_arguments,
+    duration_ns,
+    profile_from_args,
+    split_list,
+)
+from perf_offcpu.commands.shared.push import TARGETS, add_push_options, labels_from_args, senders_from_args
+
+if TYPE_CHECKING:
+    from perf_offcpu.model.profile import Profile
+    from perf_offcpu.push.errors import RetryLater
+    from perf_offcpu.push.sender import Sender
+    from perf_offcpu.push.targets import Target
+
+EXAMPLES = """examples:
+  perf-offcpu push pyroscope=http://localhost:4040 --label service=web
+  perf-offcpu push parca=http://localhost:7070 -i perf.data --comm mysqld
+  perf-offcpu push otlp=https://collector:4318 --push-ca ca.pem --push-header-file token
+  perf-offcpu push otlp=grpc://localhost:4317 pyroscope=http://localhost:4040
+"""
+_OPTIONS = "--push-time TIME: try again for at most this long where a server is busy or away (default: 60s)"
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb's options."""
+    parser = subparsers.add_parser(
+        "push",
+        help="send the waits of a recording to Pyroscope, Parca or an OpenTelemetry collector",
+        description="Send the off-CPU time of a recording, summed by stack, comm and class, to servers that "
+        "store profiles: Grafana Pyroscope, Parca, and all that take OTLP profiles (v1development).",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("target", nargs="+", metavar="TARGET", help=TARGETS)
+    group = parser.add_argument_group("push")
+    add_push_options(group)
+    add_options(group, _OPTIONS, push_time={"default": "60s"})
+    add_profile_arguments(parser, "off-cpu time")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb and return the exit status."""
+    labels, senders = labels_from_args(args), senders_from_args(args.target, args)
+    limit_s = duration_ns("--push-time", args.push_time) / 1e9
+    with busy("reading"):
+        profile = _waits(args)
+    if not len(profile.samples):
+        _tell("no wait was selected: nothing was pushed")
+        return 0
+    failed = [target for target, sender in senders if not _push(target, sender, profile, labels, limit_s)]
+    return 1 if failed else 0
+
+
+def _waits(args: argparse.Namespace) -> Profile:
+    """Return the waits of the chosen events."""
+    from perf_offcpu.analysis.select import select_events
+
+    profile = select_events(profile_from_args(args), split_list(args.event))
+    return profile.select(profile.is_offcpu())
+
+
+def _push(target: Target, sender: Sender, profile: Profile, labels: dict[str, str], limit_s: float) -> bool:
+    """Send to one target, say what became of it, and return whether the server took all."""
+    from perf_offcpu.push.errors import PushError
+    from perf_offcpu.push.messages import messages
+    from perf_offcpu.push.retry import send_until
+
+    def waiting(problem: RetryLater, pause: float) -> None:
+        _tell(f"{problem}; trying again in {pause:.1f} s")
+
+    deadline = time.monotonic() + limit_s
+    sent = samples = weight = rejected = 0
+    try:
+        for message in messages(target, profile, labels):
+            answer = send_until(sender, message.body, deadline, waiting)
+            rejected += answer.rejected
+            if answer.text or answer.rejected:
+                _tell(f"{target}: {answer.rejected} profiles rejected: {answer.text or 'without a reason'}")
+            sent, samples, weight = sent + 1, samples + message.samples, weight + message.weight_ns
+    except PushError as problem:
+        _tell(str(problem))
+        return False
+    finally:
+        sender.close()
+    size = f"{samples} samples in {sent} message{'s' * (sent != 1)}"
+    print(f"perf-offcpu push: {target}: {weight / 1e9:.3f} s, {size}")
+    return not rejected
+
+
+def _tell(text: str) -> None:
+    print(f"perf-offcpu push: {text}", file=sys.stderr)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages, read by the published descriptions and under the rules of the servers."""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from builders.large import large_profile
+from builders.profile import ProfileBuilder
+from builders.push import otlp, rules
+from builders.push.published import parse
+from builders.push.rules import Series
+from builders.push.waits import folded, recent, some_waits
+from google.protobuf import json_format
+
+from perf_offcpu.errors import UsageError
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.push import waits
+from perf_offcpu.push.messages import Message, messages
+from perf_offcpu.push.targets import parse_target
+
+TARGETS = ("pyroscope=http://h", "parca=http://h", "parca=grpc://h:1", "otlp=http://h", "otlp=grpc://h:1")
+LABELS = {"service": "web", "host": "db7", "region": "eu-1"}
+
+
+def stored(target: str, body: bytes) -> list[Series]:
+    """Return what the server stores."""
+    match target.partition("://")[0]:
+        case "pyroscope=http":
+            return rules.pyroscope_push(body)
+        case "parca=http":
+            request = json_format.Parse(body, rules.WriteRawRequest())
+            return rules.parca_write_raw(request)
+        case "parca=grpc":
+            return rules.parca_write_raw(parse(rules.WriteRawRequest, body))
+        case "otlp=http":
+            return otlp.export(gzip.decompress(body))
+    return otlp.export(body)
+
+
+def pushed(target: str, profile: Profile, labels: dict[str, str]) -> Iterator[tuple[Message, Series]]:
+    for message in messages(parse_target(target), profile, labels):
+        (series,) = stored(target, message.body)
+        yield message, series
+
+
+def by_thread(series: Series) -> Counter[tuple[str, tuple[str, ...]]]:
+    return (
+        series.by_label("thread.name") if series.by_label("thread.name") else series.by_label("thread_name")
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_stacks_and_weights_are_those_of_folded_lines(target: str) -> None:
+    profile = some_waits()
+    ((message, series),) = pushed(target, profile, LABELS)
+    name = "thread.name" if target.startswith("otlp") else "thread_name"
+    expected = +folded(profile)
+    assert {comm for comm, _ in expected} == {"a", "b", "b\\n\\u202e"}
+    assert series.by_label(name) == expected
+    offcpu = profile.samples.period[profile.is_offcpu()]
+    assert message.weight_ns == series.total == sum(offcpu.tolist())
+    assert message.samples == (offcpu > 0).sum()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_type_labels_and_times(target: str) -> None:
+    profile = some_waits()
+    ((_, series),) = pushed(target, profile, LABELS)
+    name = "perf_offcpu" if target.startswith("parca") else "off_cpu"
+    assert series.type == f"{name}:off_cpu:nanoseconds::"
+    assert (series.time_ns, series.duration_ns) == (profile.meta.wall_clock_ns, 5 * 10**9)
+    if target.startswith("otlp"):
+        assert series.labels == {"service.name": "web", "host.name": "db7", "region": "eu-1"}
+    else:
+        own = {"__delta__": "false"} if target.startswith("pyroscope") else {}
+        named = {"service_name": "web", "host_name": "db7", "region": "eu-1", "__name__": name}
+        assert series.labels == named | own
+    classes = {dict(labels).get("wait.class", dict(labels).get("wait_class")) for _, labels in series.values}
+    assert len(classes) > 1 and "other" not in classes
+    assert ("/lib/libc.so.6", "c0ffee", 0x1234) in series.addresses
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_without_labels_the_host_is_known_and_the_service_is_not(target: str) -> None:
+    ((_, series),) = pushed(target, some_waits(), {})
+    labels = {name.replace(".", "_"): value for name, value in series.labels.items()}
+    assert (labels["host_name"], labels["service_name"]) == ("db7", "unknown_service")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_waits_no_message(target: str) -> None:
+    assert list(messages(parse_target(target), ProfileBuilder().build(), {})) == []
+    cpu = ProfileBuilder().sample("a", ["main"], 5, event="cpu-clock").build()
+    assert list(messages(parse_target(target), cpu, {})) == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_profile_without_wall_clock_ended_now(target: str) -> None:
+    ((_, series),) = pushed(target, ProfileBuilder().sample("a", ["main"], 5).build(), {})
+    assert series.total == 5  # the rules have looked at the time
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_large_profiles_are_several_messages(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each within the limits; together they are the profile, and no stack is in two of them."""
+    profile = recent(large_profile(4_000, 2_000))
+    monkeypatch.setattr(waits, "MOST_SAMPLES", 600)
+    monkeypatch.setattr(waits, "MOST_BYTES", 200_000)
+    found, ids = Counter[object](), set()
+    sent = list(pushed(target, profile, LABELS))
+    for message, series in sent:
+        assert len(series.values) <= 600 and not series.values.keys() & found.keys()
+        if target == "otlp=grpc://h:1":
+            assert len(message.body) < 204_000
+        found.update(series.values)
+        ids.add(message.body)
+    assert len(ids) == len(sent) > 4
+    whole = recent(profile)
+    monkeypatch.undo()
+    ((_, one),) = pushed(target, whole, LABELS)
+    assert found == one.values
+    assert one.total == sum(profile.samples.period[profile.is_offcpu()].tolist())
+    assert sum(message.weight_ns for message, _ in sent) == one.total
+
+
+def test_the_same_profile_yields_the_same_bytes() -> None:
+    profile = some_waits()
+    for target in map(parse_target, TARGETS):
+        first, again = (list(messages(target, profile, LABELS)) for _ in range(2))
+        assert [one.body for one in first] == [one.body for one in again]
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        ({"a-b": "x"}, "'a-b'"),
+        ({"__name__": "x"}, "'__name__'"),
+        ({"": "x"}, "''"),
+        ({"pod": " "}, "pod: the value is empty"),
+        ({"pod": "a\nb"}, "cannot be shown"),
+        ({"pod": "x" * 2000}, "too long"),
+        ({"host": "a", "host.name": "b"}, "host_name: given twice"),
+        ({"thread.name": "a"}, "thread_name: samples have a label"),
+        ({f"l{number}": "x" for number in range(21)}, "21 labels"),
+    ],
+)
+def test_labels_that_some_server_refuses(labels: dict[str, str], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        list(messages(parse_target(TARGETS[0]), some_waits(), labels))
