@@ -39,6 +39,7 @@ class RecordOptions(WaitOptions):
         pystack: directory of pystack, which reads the Python functions of threads that are still blocked at
             the end; "" for none.
         duration_s: seconds after which the recording ends; None for no limit.
+        until_exit: a process with which the recording ends; 0 for none.
     """
 
     target: Target
@@ -57,6 +58,7 @@ class RecordOptions(WaitOptions):
     realtime_priority: int = 0
     pystack: str = ""
     duration_s: float | None = None
+    until_exit: int = 0
 
 
 def bpf_config(options: RecordOptions, deferred_stacks: bool) -> OffCpuConfig:

@@ -52,7 +52,7 @@ from perf_offcpu.collect.system.background import in_background, stepping_until
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.limits import raise_descriptor_limit, raise_priority, too_many_files
 from perf_offcpu.collect.system.signals import RecordingSignals
-from perf_offcpu.collect.targets import Target, TargetWatch
+from perf_offcpu.collect.targets import Target, TargetWatch, ends_of
 from perf_offcpu.collect.wait_objects.table import ObjectTable
 from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload
 from perf_offcpu.errors import RecordingError
@@ -91,6 +91,7 @@ def record(
     """
     with contextlib.ExitStack() as stack:
         watch = stack.enter_context(contextlib.closing(TargetWatch(options.target)))
+        enders = stack.enter_context(ends_of([options.until_exit] if options.until_exit else []))
         workload = None
         if options.command:
             output_fd = _STANDARD_ERROR if options.output == STANDARD_OUTPUT else 1
@@ -99,7 +100,7 @@ def record(
             RecordingSignals(rotating=options.rotation is not None) as signals,
             _open_collector(options, say) as collector,
         ):
-            summary = _Session(options, collector, signals, say, show, ready).run(workload, watch)
+            summary = _Session(options, collector, signals, say, show, ready).run(workload, watch, enders)
         # The file is complete; a further signal ends the recorder at once.
         if workload:
             summary.status = workload.end(GRACE_S if signals.received in TERMINAL_SIGNALS else 0)
@@ -160,12 +161,16 @@ class _Session:
         self.hotplug = Hotplug(collector, options.output == STANDARD_OUTPUT, say)
         self.summary = Summary(self.file.shown, ring_bytes=collector.rings.data_bytes)
 
-    def run(self, workload: Workload | None, watch: TargetWatch) -> Summary:
-        """Record until something ends the recording; return its numbers."""
+    def run(self, workload: Workload | None, watch: TargetWatch, enders: list[int]) -> Summary:
+        """Record until something ends the recording; return its numbers.
+
+        Args:
+            enders: descriptors that end it when one becomes readable.
+        """
         try:
             self._begin(workload)
             begin_s = time.process_time()
-            self._record(workload, watch)
+            self._record(workload, watch, enders)
             self.summary.cpu_s = time.process_time() - begin_s
         finally:
             if self.past:
@@ -189,8 +194,8 @@ class _Session:
         self._while_draining(self.file.commit)
         self.ready()
 
-    def _record(self, workload: Workload | None, watch: TargetWatch) -> None:
-        endings = [workload.pidfd] if workload else []
+    def _record(self, workload: Workload | None, watch: TargetWatch, enders: list[int]) -> None:
+        endings = [*enders, *([workload.pidfd] if workload else [])]
         waiter = Waiter(self.collector.ring_fds, endings, self.signals, watch, self.options.duration_s)
         try:
             self._loop(waiter)

@@ -9,11 +9,12 @@ nothing left to record.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pwd
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from perf_offcpu.collect.bpf.config import Targets
@@ -216,6 +217,21 @@ class TargetWatch:
         """Stop watching."""
         while self.fds:
             os.close(self.fds.pop())
+
+
+@contextlib.contextmanager
+def ends_of(pids: Iterable[int]) -> Iterator[list[int]]:
+    """Yield descriptors that become readable when processes end, one for each.
+
+    Raises:
+        TargetError: a process does not exist.
+    """
+    with contextlib.ExitStack() as stack:
+        fds = []
+        for pid in pids:
+            fds.append(_pidfd(pid))
+            stack.callback(os.close, fds[-1])
+        yield fds
 
 
 def _pidfd(tid: int) -> int:

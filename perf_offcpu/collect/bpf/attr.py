@@ -98,6 +98,7 @@ ProgramLoad = _structure(
     _u64("line_info"),
     _u32("line_info_cnt", "attach_btf_id"),
 )
+EnableStats = _structure(_u32("type"))
 RawTracepointOpen = _structure(_u64("name"), _u32("prog_fd"))
 ProgramTestRun = _structure(_u32("prog_fd", "retval"))
 LinkCreate = _structure(_u32("prog_fd", "target_fd", "attach_type"))

@@ -147,6 +147,15 @@ def run_iterator(program_fd: int) -> bytes:
         os.close(link)
 
 
+def enable_stats() -> int:
+    """Let the kernel measure the run time of all BPF programs while the returned descriptor is open.
+
+    Raises:
+        OSError: it cannot (before Linux 5.8, or without CAP_SYS_ADMIN).
+    """
+    return call(Command.ENABLE_STATS, uapi.EnableStats(type=0))  # BPF_STATS_RUN_TIME
+
+
 def read_info(fd: int, info: InfoT) -> InfoT:
     """Fill in and return `info`: ProgramInfo, MapInfo or BtfInfo, by the kind of object that `fd` refers to.
 

@@ -47,19 +47,23 @@ _PROT = _HEAD + _LAYOUT.offset("prot", 0)
 _PROT_WRITE = 2
 _LOST = (int(RecordType.LOST), int(RecordType.LOST_SAMPLES))
 _MMAP2, _FLAG = int(RecordType.MMAP2), int(Misc.MMAP_BUILD_ID)
+# Plain integers: operations on enums take most of the time where many programs start.
+_MMAP_DATA, _BPF_EVENT = int(Misc.MMAP_DATA), int(RecordType.BPF_EVENT)
+_SLASH = ord("/")
 
 
 def _is_own_data(record: memoryview) -> bool:
     """Return whether an MMAP2 record is of data that is not that of a file."""
-    if not int.from_bytes(record[_MISC : _MISC + 2], sys.byteorder) & Misc.MMAP_DATA:
+    if not int.from_bytes(record[_MISC : _MISC + 2], sys.byteorder) & _MMAP_DATA:
         return False
-    name = bytes(record[_NAME : _NAME + 2])
-    return name[:1] != b"/" or name == b"//" or bool(record.cast("I")[_PROT // 4] & _PROT_WRITE)
+    if record[_NAME] != _SLASH or record[_NAME + 1] == _SLASH:
+        return True
+    return bool(int.from_bytes(record[_PROT : _PROT + 4], sys.byteorder) & _PROT_WRITE)
 
 
 def _true_size(kind: int, record: memoryview) -> int:
     """Return the size of a KSYMBOL or BPF_EVENT record: fixed fields, name padded to 8 bytes, trailer."""
-    if kind == RecordType.BPF_EVENT:
+    if kind == _BPF_EVENT:
         return _BPF_EVENT_SIZE
     name = bytes(record[_SYMBOL_NAME:]).partition(b"\0")[0]
     return _SYMBOL_NAME + (len(name) // 8 + 1) * 8 + len(ZERO_TRAILER)

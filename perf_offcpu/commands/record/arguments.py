@@ -77,6 +77,7 @@ _RECORDING = """
   stacks 16M; less on many CPUs)
 --buildid-cache: copy the files with recorded addresses to ~/.debug (or $PERF_BUILDID_DIR), in case programs
   are removed or replaced
+--until-exit PID: stop when this process ends, whatever is recorded
 --ready-fd FD: write READY to this open descriptor when recording has begun, and close it
 -r, --realtime PRIO: run the recorder as SCHED_FIFO
 -q, --quiet: print errors only
@@ -126,6 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "switch_max_files": _NUMBER,
         "realtime": _NUMBER,
         "ready_fd": {"type": int},
+        "until_exit": _NUMBER,
     }
     add_options(recording, _RECORDING, switch_output=signal, **numbers)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)

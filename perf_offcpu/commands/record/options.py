@@ -91,6 +91,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         realtime_priority=_at_least("--realtime", 0, args.realtime),
         pystack=_pystack() if args.python_stacks else "",
         duration_s=args.duration,
+        until_exit=_at_least("--until-exit", 0, args.until_exit),
     )
     _check_tracepoints(options)
     return options

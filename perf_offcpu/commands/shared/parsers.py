@@ -22,6 +22,7 @@ from perf_offcpu.errors import UsageError
 PROGRAM = "perf-offcpu"
 VERBS = {
     "record": "record.command",
+    "agent": "agent",
     "report": "report",
     "script": "script",
     "convert": "convert",

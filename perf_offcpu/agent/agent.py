@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent: keeps a recorder going, has its segments delivered, and keeps to its budgets.
+
+    recorder (a process) ──segments──> spool ──> delivery (a thread) ──> dataset
+                                                                     └─> messages ──> servers (a thread each)
+    this thread: starts and restarts the recorder, bounds the spool, measures what all of it costs
+
+Recording goes on whatever happens to the rest: a full spool loses its oldest recordings, and counts them.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import time
+from collections.abc import Callable
+from typing import Final
+
+from perf_offcpu.agent.budget import Bucket, CpuBudget, Period
+from perf_offcpu.agent.config import DAY_S, AgentConfig
+from perf_offcpu.agent.cost import Cost
+from perf_offcpu.agent.delivery import Delivery
+from perf_offcpu.agent.endpoint import Endpoint
+from perf_offcpu.agent.host import boot_id
+from perf_offcpu.agent.ledger import Ledger
+from perf_offcpu.agent.notify import Notifier
+from perf_offcpu.agent.recorder import Recorder, is_finished
+from perf_offcpu.agent.sinks import Backoff, DatasetSink, PushSink, Say
+from perf_offcpu.agent.spool import Spool
+from perf_offcpu.errors import PerfOffcpuError, UsageError
+
+TICK_S: Final = 1.0
+MEASURE_S: Final = 10.0
+"""Time between two looks at the cost and at the spool."""
+STUCK_S: Final = 600.0
+"""A segment that takes longer is a hang: the service manager is not told any more that the agent works."""
+END_OF_RECORDER_S: Final = 20.0
+LAST_DELIVERY_S: Final = 30.0
+_SOUND_S: Final = 30.0
+"""A recorder that ran for so long has started well: the next failure is tried again soon."""
+
+STOPPED, RECORDER, BUDGET, RELOAD, PERIOD = "stopped", "recorder", "budget", "reload", "period"
+"""Causes of gaps, besides those of lost segments."""
+SPOOL_FULL: Final = "spool-full"
+
+
+class Agent:
+    """One run of the agent.
+
+    Args:
+        load: returns the configuration; called again at SIGHUP.
+        say: is called with sentences for the journal.
+
+    Raises:
+        UsageError: the spool, the port, the dataset or a server cannot be used.
+    """
+
+    def __init__(self, load: Callable[[], AgentConfig], say: Say, duration_s: float | None = None) -> None:
+        self._load, self._say, self._duration_s = load, say, duration_s
+        self.config = load()
+        self._mail: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self.spool = Spool(self.config.spool)
+        self.spool.tidy()
+        self.ledger = Ledger(self.spool, boot_id())
+        self.metrics = self.ledger.metrics
+        self._delivery = Delivery(self.spool, self.ledger, say, self._finished, self._delivered)
+        self._complete: set[str] = set()
+        self._recorder: Recorder | None = None
+        self._backoff, self._next_cause = Backoff(), STOPPED
+        self._started_s = self._measured_s = 0.0
+        self._paused = self._ending = False
+        self._cost, self._budget = Cost(), CpuBudget(self.config.max_cpu)
+        self._period = Period(self.config.period_ns)
+        self._notifier = Notifier()
+        self._open_sinks(self.config)
+        port = self.config.port
+        self.endpoint = Endpoint(port, self.metrics.text, self.problem) if port else None
+
+    def run(self) -> None:
+        """Record and deliver until a signal, or for the duration."""
+        handlers = {
+            number: signal.signal(number, self._note_signal)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        }
+        until = None if self._duration_s is None else time.monotonic() + self._duration_s
+        self._delivery.start()
+        try:
+            self._notifier.send("READY=1", "STATUS=starting the recorder")
+            while not self._ending and (until is None or time.monotonic() < until):
+                self._step(until)
+        finally:
+            self._end()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def problem(self) -> str:
+        """Return what is wrong now; "" if all is well."""
+        busy_s = time.monotonic() - (self._delivery.busy_since or time.monotonic())
+        if busy_s > STUCK_S:
+            return "a segment is not done after ten minutes"
+        if self._delivery.failures > 2:
+            return "segments cannot be delivered"
+        recorder = self._recorder
+        starting = time.monotonic() - self._started_s < 2 * self.config.segment_s + 60
+        if not self._paused and (recorder is None or not recorder.is_recording) and not starting:
+            return "the recorder does not record"
+        return ""
+
+    def _step(self, until: float | None) -> None:
+        """Do what is due, and wait a moment for news."""
+        now = time.monotonic()
+        if now - self._measured_s >= MEASURE_S:
+            self._measured_s = now
+            self._measure()
+        if self._recorder is None and not self._paused and self._backoff.left_s <= 0:
+            self._start_recorder()
+        if not (self._delivery.busy_since and now - self._delivery.busy_since > STUCK_S):
+            self._notifier.alive()
+        pause_s = TICK_S if until is None else min(TICK_S, max(0.0, until - now))
+        try:
+            kind, text = self._mail.get(timeout=pause_s)
+        except queue.Empty:
+            return
+        getattr(self, f"_on_{kind}")(text)
+
+    # What happens
+
+    def _note_signal(self, number: int, _frame: object) -> None:
+        self._mail.put(("reload" if number == signal.SIGHUP else "stop", str(number)))
+
+    def _on_stop(self, _text: str) -> None:
+        self._ending = True
+
+    def _on_recording(self, _text: str) -> None:
+        self.metrics.set("recording", 1)
+        self._notifier.send(f"STATUS=recording, one sample for {self._period.ns / 1e6:g} ms of waiting")
+
+    def _on_complete(self, name: str) -> None:
+        self._complete.add(name)
+        self._delivery.wake()
+
+    def _on_says(self, text: str) -> None:
+        self._say(f"recorder: {text}")
+
+    def _on_ended(self, status: str) -> None:
+        recorder, self._recorder = self._recorder, None
+        self.metrics.set("recording", 0)
+        self._complete.clear()
+        self._delivery.wake()
+        if recorder is None or recorder.was_stopped:
+            return
+        self.metrics.add("recorder_failures_total")
+        self._next_cause = RECORDER
+        if time.monotonic() - self._started_s > _SOUND_S:
+            self._backoff.worked()
+        pause_s = self._backoff.failed()
+        self._say(f"the recorder ended with status {status}; it is started again in {pause_s:.0f} s")
+
+    def _on_delivered(self, text: str) -> None:
+        samples, seconds = map(float, text.split())
+        if not self._budget.is_counting:
+            self._budget.begin(time.monotonic())
+        before = self._period.ns
+        if seconds > 0 and self._period.adapt(self._budget, samples / seconds, time.monotonic()):
+            word = "raised" if self._period.ns > before else "lowered"
+            self.metrics.add("budget_raises_total", float(self._period.ns > before))
+            self._say(f"--max-cpu: the period is {word} to {self._period.ns / 1e6:g} ms")
+            self._stop_recorder(PERIOD)
+
+    def _on_reload(self, _text: str) -> None:
+        """Read the configuration again; one that is not possible changes nothing."""
+        self._notifier.reloading()
+        try:
+            config = self._load()
+            if (config.spool, config.port) != (self.config.spool, self.config.port):
+                raise UsageError("--spool and --port change with a restart only")
+            self._open_sinks(config)
+        except (PerfOffcpuError, OSError) as problem:
+            self.metrics.add("reloads_total", 1, "failed")
+            self._say(f"the configuration stays as it was: {problem}")
+        else:
+            before, self.config = self.config, config
+            self._budget.change(config.max_cpu)
+            self._period = self._period if before.period_ns == config.period_ns else Period(config.period_ns)
+            self.metrics.add("reloads_total", 1, "done")
+            self._say("the configuration was read again")
+            if _recording(before) != _recording(config):
+                self._stop_recorder(RELOAD)
+        self._notifier.send("READY=1")
+
+    # The recorder
+
+    def _start_recorder(self) -> None:
+        run = self.ledger.begin_run(self._next_cause)
+        try:
+            with self._delivery.lock:
+                self.ledger.save()
+        except OSError as problem:
+            self._say(f"the account cannot be written: {problem.strerror}")
+        self._next_cause, self._started_s = RECORDER, time.monotonic()
+        self.metrics.set("period_seconds", self._period.ns / 1e9)
+        said = lambda kind, text: self._mail.put((kind, text))  # noqa: E731
+        self._recorder = Recorder(self.spool, self.config, self._period.ns, run, said)
+
+    def _stop_recorder(self, cause: str) -> None:
+        """End the recorder; another one is started when it has ended."""
+        self._next_cause = cause
+        if self._recorder is not None:
+            self._recorder.stop()
+
+    def _finished(self) -> list[str]:
+        running = self._recorder.run if self._recorder else -1
+        return [name for name in self.spool.recordings() if is_finished(name, running, self._complete)]
+
+    def _delivered(self, samples: int, seconds: float) -> None:
+        self._mail.put(("delivered", f"{samples} {seconds}"))
+
+    # Sinks
+
+    def _open_sinks(self, config: AgentConfig) -> None:
+        labels = dict(config.labels)
+        dataset = DatasetSink(config.dataset, labels) if config.dataset else None
+        push = [PushSink(one, labels, self.spool, self.metrics, self._say) for one in config.push]
+        before, delivery = self._delivery.push, self._delivery
+        delivery.dataset, delivery.push = dataset, push
+        if config.max_bytes:
+            delivery.bytes = delivery.bytes or Bucket(config.max_bytes, DAY_S, time.monotonic())
+            delivery.bytes.change(config.max_bytes, DAY_S)
+        else:
+            delivery.bytes = None
+        for sink in before:
+            sink.close(0)
+
+    # Budgets
+
+    def _measure(self) -> None:
+        """Look at what all of it costs, and at the size of the spool."""
+        now, cost = time.monotonic(), self._cost
+        cost.measure(self._recorder)
+        self._budget.note(cost.total_s, now)
+        for part, seconds in cost.parts().items():
+            self.metrics.set("cpu_seconds_total", seconds, part)
+        for part, size in cost.memory(self._recorder).items():
+            self.metrics.set("resident_bytes", size, part)
+        self.metrics.set("cpu_share", self._budget.recent())
+        self.metrics.set("cpu_share_limit", self.config.max_cpu)
+        self._bound_spool()
+        if not self._paused and self._budget.is_spent:
+            self._paused = True
+            self.metrics.add("budget_pauses_total")
+            self._say(f"--max-cpu {self.config.max_cpu:.3%} is spent: recording pauses")
+            self._stop_recorder(BUDGET)
+        elif self._paused and self._budget.is_recovered:
+            self._paused = False
+            self._say("recording goes on")
+
+    def _bound_spool(self) -> None:
+        """Remove the oldest files until the others fit."""
+        size, files = self.spool.usage()
+        oldest = sorted([*self._finished(), *self.spool.messages()])
+        while size > self.config.spool_bytes and oldest:
+            name = oldest.pop(0)
+            with self._delivery.lock:
+                size -= self.spool.size_of(name)
+                self._drop(name)
+        if size > self.config.spool_bytes and self._recorder is not None:
+            self._recorder.rotate()  # the file that grows can be removed when it is complete
+        self.metrics.set("spool_bytes", size)
+        self.metrics.set("spool_files", files)
+
+    def _drop(self, name: str) -> None:
+        if ".push-" in name:
+            self.metrics.add("push_lost_total", 1, SPOOL_FULL)
+        elif name > self.ledger.done:
+            self.ledger.drop(name, SPOOL_FULL)
+            self._say("a segment is lost: the spool is full (--spool-size)")
+        self.spool.remove(name)
+
+    def _end(self) -> None:
+        """End the recorder, deliver what can be delivered now, and leave the rest to the next run."""
+        self._notifier.send("STOPPING=1")
+        recorder, self._next_cause = self._recorder, STOPPED
+        if recorder is not None:
+            recorder.stop()
+            if not recorder.wait(END_OF_RECORDER_S):
+                recorder.kill()
+                recorder.wait(END_OF_RECORDER_S)
+            self._recorder = None
+        self._delivery.close(LAST_DELIVERY_S)
+        for sink in self._delivery.push:
+            sink.close(2.0)
+        self._cost.measure(None)
+        try:
+            self.ledger.save()
+        except OSError as problem:
+            self._say(f"the account cannot be written: {problem.strerror}")
+        if self.endpoint is not None:
+            self.endpoint.close()
+        self.spool.close()
+
+
+def _recording(config: AgentConfig) -> tuple[object, ...]:
+    """Return the options that a running recorder cannot change."""
+    return config.period_ns, config.segment_s, config.max_cpu, config.record

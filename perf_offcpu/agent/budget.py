@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Budgets: how much CPU time, and how many bytes, may be spent by now.
+
+A budget is a bucket that fills at a constant rate up to a limit. What is spent is taken out, also more than
+there is. The rate is chosen so that no window of `window_s` seconds sees more than its share, although the
+bucket may be full at its begin.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+HOUR_S: Final = 3600.0
+BURST: Final = 1 / 12
+"""Part of a window's share that may be spent at once."""
+RECENT_S: Final = 600.0
+
+
+class Bucket:
+    """A budget of `share` units in each window of `window_s` seconds, full at first.
+
+    Attributes:
+        level: what may be spent now; below 0: too much was.
+    """
+
+    def __init__(self, share: float, window_s: float, now_s: float) -> None:
+        self.limit = share * BURST
+        self._rate = share * (1 - BURST) / window_s
+        self.level, self._at = self.limit, now_s
+
+    def spend(self, amount: float, now_s: float) -> None:
+        """Take out an amount, after filling up to now."""
+        self.level = min(self.limit, self.level + max(0.0, now_s - self._at) * self._rate) - amount
+        self._at = now_s
+
+    def change(self, share: float, window_s: float) -> None:
+        """Go on with another share; the level keeps its part of the limit."""
+        part = self.level / self.limit if self.limit else 1.0
+        self.limit = share * BURST
+        self._rate = share * (1 - BURST) / window_s
+        self.level = part * self.limit
+
+
+class CpuBudget:
+    """CPU time against `--max-cpu`.
+
+    Args:
+        part: of one CPU.
+
+    Attributes:
+        is_counting: False until `begin`: the start (compiling, first symbol tables) is not counted.
+    """
+
+    def __init__(self, part: float) -> None:
+        self.part = part
+        self.is_counting = False
+        self._bucket = Bucket(part * HOUR_S, HOUR_S, 0.0)
+        self._notes: deque[tuple[float, float]] = deque()
+
+    def begin(self, now_s: float) -> None:
+        """Count from now on."""
+        self._bucket = Bucket(self.part * HOUR_S, HOUR_S, now_s)
+        self.is_counting = True
+
+    def note(self, cpu_s: float, now_s: float) -> None:
+        """Note the CPU time of all parts since their beginning, which never falls."""
+        spent = cpu_s - self._notes[-1][1] if self._notes else 0.0
+        self._notes.append((now_s, cpu_s))
+        while len(self._notes) > 2 and self._notes[1][0] <= now_s - RECENT_S:
+            self._notes.popleft()
+        if self.is_counting:
+            self._bucket.spend(max(0.0, spent), now_s)
+
+    def change(self, part: float) -> None:
+        """Go on with another limit."""
+        if part != self.part:
+            self.part = part
+            self._bucket.change(part * HOUR_S, HOUR_S)
+
+    @property
+    def is_spent(self) -> bool:
+        """Return whether recording has to pause."""
+        return self.is_counting and self._bucket.level < 0
+
+    @property
+    def is_recovered(self) -> bool:
+        """Return whether recording may go on after a pause: nearly all of the burst is there again.
+
+        A start of the recorder costs about a second of CPU, so pauses are few and long.
+        """
+        return not self.is_counting or self._bucket.level >= 0.9 * self._bucket.limit
+
+    def recent(self) -> float:
+        """Return the CPU time of the last ten minutes as a part of one CPU."""
+        if len(self._notes) < 2 or self._notes[-1][0] <= self._notes[0][0]:
+            return 0.0
+        (first_s, before), (last_s, after) = self._notes[0], self._notes[-1]
+        return (after - before) / (last_s - first_s)
+
+
+COST_OF_SAMPLE_S: Final = 1e-4
+"""CPU time of one sample, from the ring to the dataset: a higher period saves this much for each."""
+MAX_RAISE: Final = 64
+_LOWER_BELOW: Final = 0.6
+_LEAST_S: Final = 600.0
+
+
+class Period:
+    """The sampling period: raised where samples are what costs, and lowered again when there is room.
+
+    Args:
+        base_ns: the period asked for.
+    """
+
+    def __init__(self, base_ns: int) -> None:
+        self.base_ns = base_ns
+        self.factor = 1
+        self._changed_s = float("-inf")
+
+    @property
+    def ns(self) -> int:
+        """The period now."""
+        return self.base_ns * self.factor
+
+    def adapt(self, budget: CpuBudget, samples_per_s: float, now_s: float) -> bool:
+        """Choose the period after a segment; return whether it changed."""
+        if not budget.is_counting or now_s - self._changed_s < _LEAST_S:
+            return False
+        share, sampled = budget.recent() / budget.part, samples_per_s * COST_OF_SAMPLE_S / budget.part
+        if share > 1 and sampled > 0.3 and self.factor < MAX_RAISE:
+            self.factor *= 2
+        elif share + sampled < _LOWER_BELOW and self.factor > 1:
+            self.factor //= 2
+        else:
+            return False
+        self._changed_s = now_s
+        return True

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the agent: from the command line, and from a TOML file with the same names.
+
+What the command line gives holds over the file, also when the file is read again (SIGHUP).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from perf_offcpu.errors import UsageError
+from perf_offcpu.files import read_regular
+
+STATE: Final = "/var/lib/perf-offcpu"
+PORT: Final = 9811
+DAY_S: Final = 86400.0
+LEAST_SPOOL: Final = 16 << 20
+_MAX_FILE: Final = 1 << 20
+_SIZES: Final = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_TIMES: Final = {"s": 1, "m": 60, "h": 3600}
+_LABEL: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
+_MAX_LABEL: Final = 1000
+LABELS_VARIABLE: Final = "PERF_OFFCPU_LABELS"
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Options of the agent.
+
+    Args:
+        dataset: folder or URL of the dataset; "" none.
+        push: servers, `KIND=URL`.
+        period_ns: off-CPU time that one sample stands for, at least.
+        segment_s: length of a segment.
+        max_cpu: CPU time that the agent and its recorder may take, as a part of one CPU.
+        max_bytes: bytes written and pushed in a day; 0 no limit.
+        spool: directory of recordings and messages that are not delivered yet.
+        spool_bytes: its limit.
+        port: of metrics on the loopback; 0 none.
+        labels: of this host.
+        record: further options of `perf-offcpu record`.
+    """
+
+    dataset: str = ""
+    push: tuple[str, ...] = ()
+    period_ns: int = 100_000_000
+    segment_s: int = 60
+    max_cpu: float = 0.01
+    max_bytes: int = 1 << 30
+    spool: str = ""
+    spool_bytes: int = 256 << 20
+    port: int = PORT
+    labels: tuple[tuple[str, str], ...] = ()
+    record: tuple[str, ...] = ()
+
+
+KEYS: Final = frozenset(
+    "dataset push off-cpu-period segment max-cpu max-bytes spool spool-size port label record".split()
+)
+"""Keys of the file: long options, and `record` for the options after `--`."""
+
+
+def load_config(path: str | None, given: Mapping[str, Any]) -> AgentConfig:
+    """Return the options of a file and of the command line.
+
+    Args:
+        path: the file; None for none.
+        given: key → value of the options on the command line, which hold over the file.
+
+    Raises:
+        UsageError: a value is not possible, or the file cannot be read.
+    """
+    values = {} if path is None else _read(path)
+    try:
+        return make_config({**values, **given})
+    except UsageError as problem:
+        raise problem if path is None else UsageError(f"{path}: {problem}") from None
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(read_regular(path, _MAX_FILE).decode())
+    except OSError as problem:
+        raise UsageError(f"{path}: {problem.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise UsageError(f"{path}: not a TOML file: {problem}") from None
+    unknown = sorted(values.keys() - KEYS)
+    if unknown:
+        raise UsageError(f"{path}: {unknown[0]!r} is not an option: {', '.join(sorted(KEYS))}")
+    return values
+
+
+def make_config(values: Mapping[str, Any]) -> AgentConfig:
+    """Return the options of these values; raise UsageError for the first that is not possible."""
+    default = AgentConfig()
+    config = AgentConfig(
+        dataset=_text(values, "dataset", ""),
+        push=_texts(values, "push"),
+        period_ns=round(_number(values, "off-cpu-period", default.period_ns / 1e6, 0.001, 1e7) * 1e6),
+        segment_s=parse_time(values.get("segment", default.segment_s)),
+        max_cpu=_number(values, "max-cpu", default.max_cpu * 100, 0.01, 100_000) / 100,
+        max_bytes=parse_size("max-bytes", values.get("max-bytes", default.max_bytes)),
+        spool=_text(values, "spool", default_spool()),
+        spool_bytes=parse_size("spool-size", values.get("spool-size", default.spool_bytes)),
+        port=int(_number(values, "port", default.port, 0, 65535)),
+        labels=tuple(sorted({**_labels_of_environment(), **_labels(values)}.items())),
+        record=_texts(values, "record"),
+    )
+    if not config.dataset and not config.push:
+        raise UsageError("there is nothing to write to: give --dataset, --push, or both")
+    if config.spool_bytes < LEAST_SPOOL:
+        raise UsageError(f"--spool-size {config.spool_bytes}: at least {LEAST_SPOOL >> 20}M")
+    return config
+
+
+def default_spool() -> str:
+    """Return the spool of systemd's StateDirectory=, of root, or of the user."""
+    state = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if not state:
+        home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        state = STATE if os.geteuid() == 0 else os.path.join(home, "perf-offcpu")
+    return os.path.join(state, "spool")
+
+
+def parse_size(option: str, value: object) -> int:
+    """Return bytes of a number or of a text such as 512K, 100M, 1G.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    found = re.fullmatch(r"(\d{1,15})([BKMGT]?)", value, re.ASCII) if isinstance(value, str) else None
+    if found is None:
+        raise UsageError(f"--{option} {value}: not a number of bytes such as 500M or 1G")
+    return int(found[1]) * _SIZES[found[2] or "B"]
+
+
+def parse_time(value: object) -> int:
+    """Return seconds of a number or of a text such as 60s, 5m.
+
+    Raises:
+        UsageError: it is neither, or not 1 s to 1 h.
+    """
+    found = re.fullmatch(r"(\d{1,6})([smh]?)", str(value), re.ASCII)
+    seconds = int(found[1]) * _TIMES[found[2] or "s"] if found and not isinstance(value, bool) else 0
+    if not 1 <= seconds <= 3600:
+        raise UsageError(f"--segment {value}: not a time of 1s to 1h, such as 60s or 5m")
+    return seconds
+
+
+def parse_label(text: str) -> tuple[str, str]:
+    """Return name and value of `NAME=VALUE`; raise UsageError if it is no label."""
+    name, sign, value = text.partition("=")
+    if not sign or not _LABEL.fullmatch(name) or len(value) > _MAX_LABEL or not value.isprintable():
+        raise UsageError(f"--label {text}: not NAME=VALUE, a name of letters, digits, '_', '.', '-'")
+    return name, value
+
+
+def _labels(values: Mapping[str, Any]) -> dict[str, str]:
+    found = values.get("label", [])
+    if isinstance(found, Mapping):  # a table of the file
+        found = [f"{name}={value}" for name, value in found.items()]
+    return dict(map(parse_label, _texts({"label": found}, "label")))
+
+
+def _labels_of_environment() -> dict[str, str]:
+    text = os.environ.get(LABELS_VARIABLE, "")
+    return dict(parse_label(word) for word in text.split(",") if word)
+
+
+def _text(values: Mapping[str, Any], key: str, default: str) -> str:
+    value = values.get(key, default)
+    if not isinstance(value, str) or "\0" in value:
+        raise UsageError(f"--{key} {value}: not a text")
+    return value
+
+
+def _texts(values: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    value = values.get(key, ())
+    words = (value,) if isinstance(value, str) else value
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+        raise UsageError(f"--{key} {value}: not a list of texts")
+    return tuple(words)
+
+
+def _number(values: Mapping[str, Any], key: str, default: float, least: float, most: float) -> float:
+    value = values.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise UsageError(f"--{key} {value}: not a number from {least:g} to {most:g}")
+    return float(value)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure what the agent costs: its own CPU time, the recorder's, and that of the BPF programs.
+
+The kernel measures BPF programs only while somebody asks for it, which costs each run some ns. So they are
+measured for a second of each minute (BPF_ENABLE_STATS, by a descriptor: nothing stays switched on), and the
+rest of the minute is taken to be alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import time
+from typing import Final
+
+from perf_offcpu.agent.recorder import Recorder
+from perf_offcpu.files import read_kernel
+
+_BPF_EVERY_S: Final = 60.0
+_BPF_FOR_S: Final = 1.0
+_RUN_TIME: Final = re.compile(rb"^run_time_ns:\s*(\d+)$", re.MULTILINE)
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class Cost:
+    """CPU seconds since the agent began, by part."""
+
+    def __init__(self) -> None:
+        self._recorder_s = self._ended_s = self._own_s = self._bpf_s = 0.0
+        self._bpf_share, self._bpf_at, self._last = 0.0, float("-inf"), time.monotonic()
+
+    def measure(self, recorder: Recorder | None) -> None:
+        """Look at the clocks; once a minute this takes a second."""
+        now = time.monotonic()
+        is_recording = recorder is not None and recorder.is_recording
+        if recorder is not None and is_recording and now - self._bpf_at >= _BPF_EVERY_S:
+            self._bpf_at = now
+            self._bpf_share = bpf_share(recorder.pid, _BPF_FOR_S)
+            now = time.monotonic()
+        if is_recording:
+            self._bpf_s += self._bpf_share * (now - self._last)
+        self._last = now
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self._own_s = time.process_time()
+        running_s = recorder.cpu_s() if recorder else 0.0
+        # Between two looks a recorder may have been waited for: its time moves from one term to the other.
+        self._recorder_s = max(self._recorder_s, ended.ru_utime + ended.ru_stime + running_s)
+
+    @property
+    def total_s(self) -> float:
+        """Return the sum of all parts."""
+        return self._own_s + self._recorder_s + self._bpf_s
+
+    def parts(self) -> dict[str, float]:
+        """Return the seconds of the agent, of its child processes (recorder, demangler), of BPF programs."""
+        return {"agent": self._own_s, "recorder": self._recorder_s, "bpf": self._bpf_s}
+
+    def memory(self, recorder: Recorder | None) -> dict[str, int]:
+        """Return the resident bytes of agent and recorder."""
+        own = int(read_kernel("/proc/self/statm").split()[1]) * _PAGE
+        return {"agent": own, "recorder": recorder.resident_bytes() if recorder else 0}
+
+
+def bpf_share(pid: int, seconds: float) -> float:
+    """Return the part of one CPU that the BPF programs of a process take; 0 where that is not known."""
+    from perf_offcpu.collect.bpf.syscall import enable_stats
+
+    try:
+        fd = enable_stats()
+    except OSError:
+        return 0.0
+    try:
+        before, began = _run_times(pid), time.monotonic()
+        time.sleep(seconds)
+        return max(0, _run_times(pid) - before) / 1e9 / (time.monotonic() - began)
+    finally:
+        os.close(fd)
+
+
+def _run_times(pid: int) -> int:
+    """Return the ns that the BPF programs of a process have run while they were measured."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fdinfo"):
+            with contextlib.suppress(OSError):
+                found = _RUN_TIME.search(read_kernel(f"/proc/{pid}/fdinfo/{name}"))
+                total += int(found[1]) if found else 0
+    return total

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The account of the agent's time, kept over restarts: what was recorded, what is missing, and why.
+
+    end of the last delivered segment ──> begin of the next: a gap, with its cause
+
+Each segment is accounted once, in order, when it has been delivered; what is lost in between (the recorder
+did not run, the spool was full, a file was damaged) is therefore a gap, even if nobody noticed it. So the
+times of segments and gaps add up to the time from the first segment to the last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perf_offcpu.agent.metrics import Metrics
+from perf_offcpu.agent.spool import STATE, Spool, run_of
+
+VERSION: Final = 1
+UNKNOWN: Final = "unknown"
+CLOCK_STEP_NS: Final = 100_000_000
+_KEPT_CAUSES: Final = 64
+
+
+class Ledger:
+    """The account, in the file `STATE` of the spool.
+
+    Attributes:
+        metrics: all counters.
+        done: the last recording that was accounted; "" none.
+        run: number of the last start of the recorder.
+    """
+
+    def __init__(self, spool: Spool, boot_id: str) -> None:
+        self._spool, self._boot_id = spool, boot_id
+        state = _parsed(spool.read_state())
+        self.metrics = Metrics(_numbers(state.get("counters")))
+        self.done = str(state.get("done", ""))
+        self.run = max(int(state.get("run", 0)), spool.last_run())
+        self._end_ns, self._end_utc_ns = int(state.get("end_ns", 0)), int(state.get("end_utc_ns", 0))
+        self._same_boot = state.get("boot_id") == boot_id
+        causes = state.get("causes", {})
+        self._causes = {str(key): str(value) for key, value in causes.items()} if causes else {}
+
+    def begin_run(self, cause: str) -> int:
+        """Return the number of the next run of the recorder; `cause` is why the run before has ended."""
+        self.run += 1
+        self.metrics.add("recorder_starts_total")
+        self._note(f"{self.run:08}", cause)
+        return self.run
+
+    def drop(self, name: str, cause: str) -> None:
+        """Note that a recording is not delivered."""
+        self.metrics.add("segments_lost_total", 1, cause)
+        self._note(name, cause)
+
+    def deliver(self, name: str, begin_ns: int, end_ns: int, utc_ns: int) -> None:
+        """Account a delivered segment, and the gap before it.
+
+        Args:
+            begin_ns, end_ns: of CLOCK_MONOTONIC.
+            utc_ns: UTC minus CLOCK_MONOTONIC; 0 unknown.
+        """
+        if self._end_ns:
+            gap_ns = begin_ns - self._end_ns if self._same_boot else begin_ns + utc_ns - self._end_utc_ns
+            if gap_ns > 0:
+                self.metrics.add("gap_seconds_total", gap_ns / 1e9, self._cause_before(name))
+            step_ns = self._end_ns + utc_ns - self._end_utc_ns
+            if self._same_boot and abs(step_ns) >= CLOCK_STEP_NS:
+                self.metrics.add("clock_steps_total")
+        self.metrics.add("recorded_seconds_total", (end_ns - begin_ns) / 1e9)
+        self.metrics.add("segments_total")
+        self.metrics.set("last_segment_timestamp_seconds", (end_ns + utc_ns) / 1e9)
+        self._end_ns, self._end_utc_ns, self._same_boot = end_ns, end_ns + utc_ns, True
+        self.finish(name)
+
+    def finish(self, name: str) -> None:
+        """Note that a recording, and all before it, are accounted."""
+        self.done = max(self.done, name)
+        self._causes = {key: value for key, value in self._causes.items() if key > self.done}
+
+    def save(self) -> None:
+        """Write the account.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        state = {
+            "version": VERSION,
+            "boot_id": self._boot_id,
+            "done": self.done,
+            "run": self.run,
+            "end_ns": self._end_ns,
+            "end_utc_ns": self._end_utc_ns,
+            "causes": self._causes,
+            "counters": self.metrics.counters(),
+        }
+        self._spool.write(STATE, json.dumps(state, indent=1, sort_keys=True).encode())
+
+    def _note(self, key: str, cause: str) -> None:
+        self._causes[key] = cause
+        for oldest in sorted(self._causes)[:-_KEPT_CAUSES]:
+            del self._causes[oldest]
+
+    def _cause_before(self, name: str) -> str:
+        """Return why there is a gap: a dropped recording since the last one, else the start of the run."""
+        dropped = [key for key in sorted(self._causes) if self.done < key < name and "." in key]
+        if dropped:
+            return self._causes[dropped[-1]]
+        return self._causes.get(f"{run_of(name):08}", UNKNOWN)
+
+
+def _parsed(text: bytes) -> Mapping[str, Any]:
+    """Return the state in a file; nothing if it is damaged."""
+    try:
+        state = json.loads(text) if text else {}
+        return state if isinstance(state, dict) and state.get("version") == VERSION else {}
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _numbers(values: object) -> dict[str, float]:
+    if not isinstance(values, dict):
+        return {}
+    return {str(key): float(value) for key, value in values.items() if isinstance(value, int | float)}

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recorder: `perf-offcpu record` as a child process that writes segments into the spool.
+
+It is a process of its own, so that nothing that the agent does keeps rings from being emptied. It ends with
+the agent, however that ends (`--until-exit`), and completes its file; it holds the lock of the spool until
+then. What it says on standard error tells which files are complete.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from perf_offcpu.agent.config import AgentConfig
+from perf_offcpu.agent.spool import Spool
+from perf_offcpu.files import read_kernel
+from perf_offcpu.text import printable
+
+SAMPLES_A_SECOND: Final = 100
+"""Samples that cost about a hundredth of a CPU, from the ring to the dataset."""
+_LEAST_RATE: Final = 10
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_SAID: Final = re.compile(r"\[ perf-offcpu record: (.*) \]")
+_LONGEST_LINE: Final = 1000
+
+Said = Callable[[str, str], None]
+"""Called with a kind (`recording`, `complete`, `says`, `ended`) and a text."""
+
+
+def arguments_of(config: AgentConfig, period_ns: int, output: str, pid: int) -> list[str]:
+    """Return the command line of the recorder, without the program.
+
+    Args:
+        period_ns: off-CPU time that one sample stands for.
+        output: first part of the names of its files.
+        pid: the recorder ends with this process.
+    """
+    rate = max(_LEAST_RATE, round(config.max_cpu * 100 * SAMPLES_A_SECOND))
+    own = [
+        *("--off-cpu-period", f"{period_ns / 1e6:.6g}"),
+        *("--max-rate", str(rate)),
+        f"--switch-output={config.segment_s}s",
+        *("--until-exit", str(pid), "-o", output),
+    ]
+    return ["record", *own, *config.record]
+
+
+class Recorder:
+    """A recorder that was started.
+
+    Args:
+        run: its number, the first part of the names of its files.
+        said: called in another thread.
+    """
+
+    def __init__(self, spool: Spool, config: AgentConfig, period_ns: int, run: int, said: Said) -> None:
+        self.run, self.period_ns, self._said = run, period_ns, said
+        output = spool.path_of(f"{run:08}.data")
+        words = arguments_of(config, period_ns, output, os.getpid())
+        self.is_recording = False
+        self._stopping = False
+        # UTC: names of files ascend, also when summer ends. -P: no modules of the working directory.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "perf_offcpu", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=[spool.lock_fd],
+            env={**os.environ, "TZ": "UTC"},
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Return the id of its process."""
+        return self._process.pid
+
+    @property
+    def was_stopped(self) -> bool:
+        """Return whether it was asked to end."""
+        return self._stopping
+
+    def stop(self) -> None:
+        """Ask it to end; it then completes its file."""
+        self._stopping = True
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def rotate(self) -> None:
+        """Ask it to begin a new file."""
+        if self.is_recording and self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR2)
+
+    def kill(self) -> None:
+        """End it at once: its file is cut off."""
+        self._process.kill()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for its end; return whether it has come."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def cpu_s(self) -> float:
+        """Return the CPU time that it has taken; 0 once it has been waited for."""
+        if self._process.returncode is not None:
+            return 0.0
+        try:
+            fields = read_kernel(f"/proc/{self.pid}/stat").rpartition(b")")[2].split()
+        except OSError:
+            return 0.0
+        return sum(map(int, fields[11:15])) / _TICKS
+
+    def resident_bytes(self) -> int:
+        """Return its memory; 0 if it has ended."""
+        try:
+            return int(read_kernel(f"/proc/{self.pid}/statm").split()[1]) * _PAGE
+        except (OSError, IndexError):
+            return 0
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as lines:
+            while line := lines.readline(_LONGEST_LINE):
+                self._hear(line.decode(errors="replace").strip())
+        status = self._process.wait()
+        self.is_recording = False
+        self._said("ended", str(status))
+
+    def _hear(self, line: str) -> None:
+        found = _SAID.fullmatch(line)
+        text = found[1] if found else line
+        if text == "recording":
+            self.is_recording = True
+            self._said("recording", "")
+        elif text.startswith("dump "):
+            self._said("complete", os.path.basename(text.removeprefix("dump ")))
+        elif text and not text.startswith("Captured and wrote"):
+            self._said("says", printable(text))
+
+
+def is_finished(name: str, running: int, complete: Sequence[str] | set[str]) -> bool:
+    """Return whether a recording has its end: of a run that is over, or reported as complete."""
+    return int(name[:8]) != running or name in complete

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where segments go: the dataset, and messages for servers.
+
+A message that a server does not take now stays in the spool; each server has a thread of its own, so that a
+slow one holds up nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from perf_offcpu.agent.metrics import Metrics
+from perf_offcpu.agent.spool import Spool, message_name
+from perf_offcpu.text import printable
+
+if TYPE_CHECKING:
+    from perf_offcpu.dataset.rows import Host
+    from perf_offcpu.model.profile import Profile
+
+FIRST_RETRY_S: Final = 1.0
+LAST_RETRY_S: Final = 300.0
+
+Say = Callable[[str], None]
+
+
+class Backoff:
+    """Times between attempts: twice as long after each failure, up to a limit."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._pause_s, self._until = clock, FIRST_RETRY_S, 0.0
+        self.failures = 0
+
+    def failed(self, after_s: float | None = None) -> float:
+        """Note a failure; return the seconds until the next attempt.
+
+        Args:
+            after_s: time that the other side asked for.
+        """
+        pause_s = min(max(self._pause_s, after_s or 0.0), LAST_RETRY_S)
+        self._pause_s = min(2 * self._pause_s, LAST_RETRY_S)
+        self._until, self.failures = self._clock() + pause_s, self.failures + 1
+        return pause_s
+
+    def worked(self) -> None:
+        """Note that it works."""
+        self._pause_s, self._until, self.failures = FIRST_RETRY_S, 0.0, 0
+
+    @property
+    def left_s(self) -> float:
+        """Return the seconds until the next attempt; 0 or less: now."""
+        return self._until - self._clock()
+
+
+class DatasetSink:
+    """The dataset.
+
+    Raises:
+        UsageError: a package is missing, or it cannot be made there.
+    """
+
+    def __init__(self, url: str, labels: dict[str, str]) -> None:
+        from perf_offcpu.dataset.dataset import open_dataset
+
+        self._dataset = open_dataset(url, make=True)
+        self._labels = labels
+
+    def write(self, profile: Profile) -> int:
+        """Write a segment, in place of one of the same time; return its bytes.
+
+        Raises:
+            OSError, PerfOffcpuError: it cannot be written.
+        """
+        from perf_offcpu.dataset.segment import write_segment
+
+        return write_segment(self._dataset, profile, _host(profile, self._labels)).bytes
+
+
+def _host(profile: Profile, labels: dict[str, str]) -> Host:
+    from perf_offcpu.agent.host import boot_id, machine_id
+    from perf_offcpu.dataset.rows import Host
+
+    meta = profile.meta
+    return Host(
+        host_id=machine_id() or meta.hostname,
+        boot_id=boot_id(),
+        hostname=printable(meta.hostname),
+        kernel=printable(meta.os_release),
+        cpus=meta.nr_cpus,
+        arch=printable(meta.arch),
+        labels=labels,
+    )
+
+
+class PushSink:
+    """A server, with the messages for it in the spool and a thread that sends them.
+
+    Args:
+        target: `KIND=URL`.
+
+    Raises:
+        UsageError: it is no target, or a package is missing.
+    """
+
+    def __init__(self, target: str, labels: dict[str, str], spool: Spool, metrics: Metrics, say: Say) -> None:
+        from perf_offcpu.push.labels import check_labels
+        from perf_offcpu.push.sender import open_sender
+        from perf_offcpu.push.targets import parse_target
+
+        self._target, self._labels = parse_target(target), labels
+        check_labels(labels)
+        self.key = hashlib.sha256(str(self._target).encode()).hexdigest()[:8]
+        self.name = self._target.server.value
+        self._sender = open_sender(self._target)
+        self._spool, self._metrics, self._say = spool, metrics, say
+        self._backoff = Backoff()
+        self._wake, self._closing = threading.Event(), False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def keep(self, recording: str, profile: Profile) -> int:
+        """Write the messages of a segment into the spool; return their bytes.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        size = 0
+        for number, body in enumerate(self._messages(profile)):
+            self._spool.write(message_name(recording, self.key, number), body)
+            size += len(body)
+        self._wake.set()
+        return size
+
+    def _messages(self, profile: Profile) -> Iterator[bytes]:
+        from perf_offcpu.push.messages import messages
+
+        return (message.body for message in messages(self._target, profile, self._labels))
+
+    def close(self, patience_s: float) -> None:
+        """Send what can be sent in some time; the rest stays in the spool."""
+        until = time.monotonic() + patience_s
+        while self._spool.messages(self.key) and not self._backoff.failures and time.monotonic() < until:
+            time.sleep(0.05)
+        self._closing = True
+        self._wake.set()
+        self._thread.join(max(1.0, until - time.monotonic()))
+        if not self._thread.is_alive():
+            self._sender.close()
+
+    def _run(self) -> None:
+        while not self._closing:
+            names = self._spool.messages(self.key)
+            if self._backoff.left_s > 0 or not names:
+                self._wake.wait(min(max(self._backoff.left_s, 0.0) or LAST_RETRY_S, 5.0))
+                self._wake.clear()
+                continue
+            try:
+                self._send(names[0])
+            except Exception as problem:  # of a library: the agent goes on, and tries again
+                self._later(f"{type(problem).__name__}: {problem}", None)
+
+    def _send(self, name: str) -> None:
+        from perf_offcpu.push.errors import Refused, RetryLater, ServerRefused
+
+        try:
+            body = self._spool.read(name)
+        except FileNotFoundError:  # the spool was full
+            return
+        try:
+            self._sender.send(body)
+        except RetryLater as problem:
+            self._later(str(problem), problem.after_s)
+            return
+        except ServerRefused as problem:  # wrong credentials may be mended there
+            self._later(str(problem), None)
+            return
+        except Refused as problem:
+            self._metrics.add("push_lost_total", 1, "refused")
+            self._say(f"not pushed: {problem}")
+        else:
+            self._metrics.add("pushed_total", 1, self.name)
+            self._metrics.add("pushed_bytes_total", len(body), self.name)
+            if self._backoff.failures:
+                self._say(f"{self.name}: takes messages again")
+            self._backoff.worked()
+        self._spool.remove(name)
+
+    def _later(self, text: str, after_s: float | None) -> None:
+        self._metrics.add("push_retries_total", 1, self.name)
+        pause_s = self._backoff.failed(after_s)
+        if self._backoff.failures in (1, 2, 5) or self._backoff.failures % 50 == 0:
+            self._say(f"{text}; again in {pause_s:.0f} s ({self._backoff.failures} attempts)")

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The spool: a private directory with what is not delivered yet, and the account.
+
+    00000003.data.2026112214050112       a recording, by run of the recorder and start time
+    00000003.data.2026112214050112.push-KEY-0   a message for a server, made from it
+    state.json                           the account (`ledger`)
+    lock                                 held by the agent and by its recorder
+
+Names sort in the order of recording, also when the wall clock steps: the number of the run comes first, and a
+recorder gives its files ascending names. The spool outlives the agent; the next one goes on with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import time
+from typing import Final
+
+from perf_offcpu.directories import Directory
+from perf_offcpu.errors import UsageError
+from perf_offcpu.files import FileRefusedError, read_bounded
+
+STATE: Final = "state.json"
+LOCK: Final = "lock"
+_RECORDING: Final = re.compile(r"\d{8}\.data\.\d{16}")
+_MESSAGE: Final = re.compile(r"(\d{8}\.data\.\d{16})\.push-([0-9a-f]{8})-(\d{4})")
+_MAX_STATE: Final = 1 << 20
+_MAX_MESSAGE: Final = 1 << 28
+
+
+def run_of(name: str) -> int:
+    """Return the run of the recorder that made a recording."""
+    return int(name[:8])
+
+
+class Spool:
+    """The directory, open and locked.
+
+    Args:
+        path: made if it is not there.
+        patience_s: time to wait for the recorder of an agent that was killed, which still writes its end.
+
+    Raises:
+        UsageError: another agent uses it, or it cannot be used.
+    """
+
+    def __init__(self, path: str, patience_s: float = 30.0) -> None:
+        self.path = os.path.abspath(path)
+        with contextlib.ExitStack() as stack:
+            try:
+                self._directory = stack.enter_context(Directory.private(self.path, make=True))
+                self.lock_fd = self._open_lock()
+            except OSError as problem:
+                raise UsageError(f"--spool {path}: {problem.strerror}") from None
+            stack.callback(os.close, self.lock_fd)
+            self._lock(patience_s)
+            self._resources = stack.pop_all()
+
+    def _open_lock(self) -> int:
+        with contextlib.suppress(FileExistsError):
+            return self._directory.create(LOCK)
+        return self._directory.open_regular(LOCK, owners={os.geteuid()})
+
+    def _lock(self, patience_s: float) -> None:
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise UsageError(
+                        f"--spool {self.path}: another agent, or its recorder, uses it; stop that one, or "
+                        "give this one a spool of its own"
+                    ) from None
+                time.sleep(0.1)
+
+    def close(self) -> None:
+        """Unlock and close it."""
+        self._resources.close()
+
+    def tidy(self) -> None:
+        """Remove files that were being written when their writer was killed."""
+        for name in self._directory.names():
+            if name.startswith("."):
+                self._directory.remove(name)
+
+    def recordings(self) -> list[str]:
+        """Return the names of all recordings, oldest first."""
+        return [name for name in self._directory.names() if _RECORDING.fullmatch(name)]
+
+    def messages(self, key: str = "") -> list[str]:
+        """Return the names of all messages, or of those for the server with this key, oldest first."""
+        found = ((name, _MESSAGE.fullmatch(name)) for name in self._directory.names())
+        return [name for name, match in found if match and key in ("", match[2])]
+
+    def last_run(self) -> int:
+        """Return the largest number of a run; 0 if there is none."""
+        return max(map(run_of, self.recordings()), default=0)
+
+    def path_of(self, name: str) -> str:
+        """Return the path of a file."""
+        return os.path.join(self.path, name)
+
+    def usage(self) -> tuple[int, int]:
+        """Return (bytes, files) of recordings, messages and files that are being written."""
+        sizes = [status.st_blocks * 512 for name in self._directory.names() if (status := self._status(name))]
+        return sum(sizes), len(sizes)
+
+    def size_of(self, name: str) -> int:
+        """Return the bytes of a file; 0 if it is not there."""
+        status = self._status(name)
+        return status.st_size if status else 0
+
+    def _status(self, name: str) -> os.stat_result | None:
+        return None if name in (STATE, LOCK) else self._directory.status(name)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        self._directory.remove(name)
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a message."""
+        return self._read(name, _MAX_MESSAGE)
+
+    def read_state(self) -> bytes:
+        """Return the account; b"" if there is none."""
+        try:
+            return self._read(STATE, _MAX_STATE)
+        except (FileNotFoundError, FileRefusedError):
+            return b""
+
+    def _read(self, name: str, most: int) -> bytes:
+        fd = self._directory.open_regular(name, owners={os.geteuid()}, max_bytes=most)
+        try:
+            return read_bounded(fd, most, name)
+        finally:
+            os.close(fd)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file as a whole, in place of the one that has the name.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with self._directory.replacing(name) as file:
+            file.write(data)
+
+
+def message_name(recording: str, key: str, number: int) -> str:
+    """Return the name of a message made from a recording."""
+    return f"{recording}.push-{key}-{number:04}"

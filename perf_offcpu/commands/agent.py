@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf-offcpu agent: record all the time, and write segments into a dataset or push them to servers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from perf_offcpu.commands.shared.option_tables import add_options
+from perf_offcpu.errors import UsageError
+
+if TYPE_CHECKING:
+    from perf_offcpu.agent.config import AgentConfig
+
+_DESCRIPTION = """\
+Record waits of the whole machine all the time, in segments of a minute, and write them into a dataset, push
+them to servers, or both. The agent keeps to a budget of CPU time and bytes by itself."""
+
+_EPILOG = """\
+examples:
+  perf-offcpu agent --dataset /var/lib/perf-offcpu/dataset
+  perf-offcpu agent --dataset ./waits --duration 120
+  perf-offcpu agent --push pyroscope=http://127.0.0.1:4040 --label service=shop
+  perf-offcpu agent -c /etc/perf-offcpu/agent.toml
+  perf-offcpu agent --dataset ./waits -- -G kubepods.slice --no-object-names
+"""
+_OUTPUT = """
+--dataset DIR: write segments into this dataset: a directory, or a URL (s3://..., gs://..., abfs://...)
+--push KIND=URL: push segments to this server; may be given several times
+--label NAME=VALUE: label of this host in dataset and servers; may be given several times
+"""
+_RECORDING = """
+--off-cpu-period MS: one sample for each MS milliseconds of waiting of a thread (default: 100)
+--segment TIME: length of a segment (default: 60s)
+--duration S: stop after S seconds (default: at a signal)
+"""
+_BUDGETS = """
+--max-cpu PERCENT: CPU time that agent, recorder and BPF programs may take, in percent of one CPU (default: 1)
+--max-bytes SIZE: bytes written and pushed in a day, 0 for any number (default: 1G)
+--spool DIR: directory of what is not delivered yet (default: /var/lib/perf-offcpu/spool, or
+  ~/.local/state/perf-offcpu/spool)
+--spool-size SIZE: limit of the spool; beyond it, the oldest is dropped and counted (default: 256M)
+"""
+_OTHERS = """
+-c, --config FILE: options in TOML, read again at SIGHUP
+--port N: metrics and health on 127.0.0.1, 0 for none (default: 9811)
+-q, --quiet: print errors only
+"""
+_MANY: Final[dict[str, Any]] = {"action": "append"}
+_OWN: Final = ("config", "duration", "quiet", "record")
+"""Arguments that are no keys of the file, or have another form there."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb's options."""
+    parser = subparsers.add_parser(
+        "agent",
+        help="record all the time, into a dataset or to servers",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        usage="perf-offcpu agent [OPTIONS] [-- OPTIONS OF RECORD]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser.add_argument_group("where to"), _OUTPUT, dataset={}, push=_MANY, label=_MANY)
+    add_options(
+        parser.add_argument_group("recording"),
+        _RECORDING,
+        off_cpu_period={"type": float},
+        segment={},
+        duration={"type": float},
+    )
+    add_options(
+        parser.add_argument_group("budgets"),
+        _BUDGETS,
+        max_cpu={"type": float},
+        max_bytes={},
+        spool={},
+        spool_size={},
+    )
+    add_options(parser.add_argument_group("others"), _OTHERS, config={}, port={"type": int})
+    parser.add_argument("record", nargs=argparse.REMAINDER, metavar="OPTIONS", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb and return the exit status."""
+    from perf_offcpu.agent.agent import Agent
+    from perf_offcpu.text import printable
+
+    if args.duration is not None and not args.duration > 0:
+        raise UsageError(f"--duration {args.duration:g}: not a time in seconds, more than 0")
+
+    def say(text: str) -> None:
+        if not args.quiet:
+            print(f"perf-offcpu agent: {printable(text)}", file=sys.stderr, flush=True)
+
+    Agent(lambda: config_of(args), say, args.duration).run()
+    return 0
+
+
+def config_of(args: argparse.Namespace) -> AgentConfig:
+    """Return the configuration of a command line and its file; raise UsageError if it is not possible."""
+    from perf_offcpu.agent.config import load_config
+
+    given = {
+        name.replace("_", "-"): value
+        for name, value in vars(args).items()
+        if name not in _OWN and value is not None
+    }
+    words = args.record[1:] if args.record[:1] == ["--"] else args.record
+    if args.record and args.record[0] != "--":
+        raise UsageError(f"{args.record[0]}: the agent takes no command; options of record follow --")
+    if words:
+        given["record"] = words
+    config = load_config(args.config, given)
+    return replace(config, record=(*_defaults(config.record), *config.record))
+
+
+_TAKEN: Final = {
+    "output": "-o",
+    "switch_output": "--switch-output",
+    "duration": "--duration",
+    "off_cpu_period": "--off-cpu-period",
+    "max_rate": "--max-rate",
+    "until_exit": "--until-exit",
+    "ready_fd": "--ready-fd",
+    "buildid_cache": "--buildid-cache",
+    "switch_max_files": "--switch-max-files",
+    "quiet": "-q",
+}
+"""Options of record that the agent itself gives."""
+
+
+_USUAL: Final = {"event": ("-e", "none"), "mmap_pages": ("-m", "2M")}
+"""Options of record with another default: waits alone, and rings that take little memory."""
+
+
+def _defaults(words: tuple[str, ...]) -> list[str]:
+    """Return the agent's defaults that options of record leave as they are.
+
+    Raises:
+        UsageError: words are no options of record, or some that the agent gives itself.
+    """
+    from perf_offcpu.commands.shared.parsers import make_parsers
+
+    parser = make_parsers(("record",))[1]["record"]
+    usual, args = vars(parser.parse_args([])), vars(parser.parse_args(parser.attached(words)))
+    for name, option in _TAKEN.items():
+        if args[name] != usual[name]:
+            raise UsageError(f"after --: {option} is the agent's own")
+    if args["off_cpu_thresh"] != usual["off_cpu_thresh"]:
+        raise UsageError("after --: --off-cpu-thresh does not go with --off-cpu-period")
+    if args["command"]:
+        raise UsageError(f"after --: {args['command'][0]}: the agent takes no command")
+    return [word for name, option in _USUAL.items() if args[name] == usual[name] for word in option]
