@@ -17,6 +17,7 @@ from perf_offcpu.commands.shared.critical import critical_path_from_args
 from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct
 from perf_offcpu.commands.shared.page import with_head
+from perf_offcpu.commands.shared.parquet import write_dataset
 from perf_offcpu.commands.shared.profile import (
     SHOW,
     add_profile_arguments,
@@ -55,10 +56,12 @@ EXAMPLES = """examples:
   perf-offcpu convert --callgraph text --wakers -o -     who woke whom, knots and the critical chain
   perf-offcpu convert --callgraph --objects --svg        who waits for which lock, and who holds it
   perf-offcpu convert --callgraph --cascade --svg        who holds up whom, and where it ends
+  perf-offcpu convert --parquet set -i web1.data -i web2.data    tables for queries over many recordings
   perf-offcpu convert --flamegraph --event cpu-clock     where the CPU samples of the same run went
 """
 
 
+_PARQUET = "tables of a dataset, for queries over many recordings (a directory, s3://, gs://, abfs://)"
 _OUTPUT = f"""
 -o, --output OUT: default: the first input's name and a suffix; -: stdout
 --unit: unit of time of the weights (default: ns)
@@ -78,6 +81,7 @@ _OUTPUT = f"""
 {CRITICAL_PATH.strip()}
 --svg: callgraph: draw it with graphviz
 --fold-interpreters: functions of an interpreter as one frame: [CPython] (default: yes)
+-j, --jobs N: parquet: recordings that are written at once (default: one for each CPU)
 --min-share PERCENT: callgraph: leave out functions with a smaller share (default: {MIN_SHARE})
 """
 
@@ -95,11 +99,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     formats = group.add_mutually_exclusive_group(required=True)
     for format_ in FORMATS.values():
         formats.add_argument(f"--{format_.name}", dest="format", action=_Choose, **_form_of(format_))
+    formats.add_argument("--parquet", metavar="DIR", help=_PARQUET)
     parser.set_defaults(form="")
     unit, share = {"choices": UNITS, "default": ""}, {"type": float, "default": MIN_SHARE}
     output = parser.add_argument_group("output")
     fold = {"action": argparse.BooleanOptionalAction, "default": True}
-    add_options(output, _OUTPUT, fold_interpreters=fold, unit=unit, title={"default": ""}, min_share=share)
+    details: dict[str, Any] = {"unit": unit, "min_share": share, "jobs": {"type": int}}
+    add_options(output, _OUTPUT, fold_interpreters=fold, title={"default": ""}, **details)
     add_profile_arguments(parser, showing=_SHOWING)
 
 
@@ -123,6 +129,10 @@ def _form_of(format_: Format) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
+    if args.parquet is not None:
+        return write_dataset(args)
+    if args.jobs is not None:
+        raise UsageError("--jobs is for --parquet, which writes a file for each recording")
     if args.critical_path:
         return _critical_path(args)
     if args.cascade:

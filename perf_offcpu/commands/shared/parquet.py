@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write recordings into a dataset: `convert --parquet DIR`, several recordings at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from perf_offcpu.commands.shared.profile import inputs, whole_profile_from_args
+from perf_offcpu.convert.options import MIN_SHARE
+from perf_offcpu.errors import PerfOffcpuError, UsageError
+from perf_offcpu.text import printable
+
+_MOST_JOBS = 1024
+_MEANINGLESS = """
+output unit kernel addrs title max_size split all_events diff wakers cascade objects per_thread waker_stack
+critical_path svg min_share no_prefix apart from_start event comm pid tid cpu cgroup state wait_class object
+lock time min_dur idle
+""".split()
+"""Options that choose samples, or how they are shown: queries on the dataset do both."""
+_DEFAULTS: tuple[object, ...] = (None, False, "", [], "show", MIN_SHARE)
+
+
+def write_dataset(args: argparse.Namespace) -> int:
+    """Write each recording as a segment of its own and return the exit status.
+
+    A recording that cannot be written is named, and the others are written.
+    """
+    if given := [name for name in _MEANINGLESS if getattr(args, name) not in _DEFAULTS]:
+        option = {"wait_class": "class"}.get(given[0], given[0]).replace("_", "-")
+        raise UsageError(f"--{option} means nothing to --parquet, which writes whole recordings")
+    paths = inputs(args)
+    jobs = min(_jobs(args), len(paths))
+    from perf_offcpu.dataset.dataset import open_dataset
+
+    open_dataset(args.parquet, make=True)  # before the recordings are read: it may be impossible
+    status = 0
+    for path, (text, is_written) in zip(paths, _results(partial(_outcome, args), paths, jobs), strict=True):
+        if is_written:
+            print(f"{printable(path)}: {text}", flush=True)
+        else:
+            print(f"perf-offcpu convert: {printable(text)}", file=sys.stderr, flush=True)
+            status = 1
+    return status
+
+
+def _jobs(args: argparse.Namespace) -> int:
+    """Return how many recordings are written at once."""
+    if args.jobs is None:
+        return len(os.sched_getaffinity(0))
+    if not 0 < args.jobs <= _MOST_JOBS:
+        raise UsageError(f"--jobs: {args.jobs} is not between 1 and {_MOST_JOBS}")
+    return int(args.jobs)
+
+
+def _results(
+    work: Callable[[str], tuple[str, bool]], paths: list[str], jobs: int
+) -> Iterator[tuple[str, bool]]:
+    """Return the result for each path, in order; of several jobs each is a process."""
+    if jobs == 1:
+        yield from map(work, paths)
+        return
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    # Not by fork: threads of libraries do not survive it.
+    with ProcessPoolExecutor(jobs, get_context("forkserver")) as pool:
+        try:
+            yield from pool.map(work, paths)
+        except BrokenProcessPool:
+            raise PerfOffcpuError(
+                "a process that read a recording was killed, perhaps for want of memory: use fewer --jobs"
+            ) from None
+
+
+def _outcome(args: argparse.Namespace, path: str) -> tuple[str, bool]:
+    """Write one recording and return what was written, or why not, and whether it was."""
+    try:
+        return _write(args, path), True
+    except (PerfOffcpuError, OSError) as problem:  # as text: not every exception passes between processes
+        if isinstance(problem, OSError) and problem.strerror:
+            return f"{os.fsdecode(problem.filename or args.parquet)}: {problem.strerror}", False
+        return str(problem), False
+
+
+def _write(args: argparse.Namespace, path: str) -> str:
+    """Write one recording and say what was written."""
+    from perf_offcpu.analysis.interpreters import fold_interpreters
+    from perf_offcpu.dataset.dataset import open_dataset
+    from perf_offcpu.dataset.rows import host_of
+    from perf_offcpu.dataset.segment import write_segment
+
+    profile = whole_profile_from_args(argparse.Namespace(**vars(args) | {"input": [path]}))
+    profile = fold_interpreters(profile) if args.fold_interpreters else profile
+    host = host_of(profile)
+    segment = write_segment(open_dataset(args.parquet), profile, host)
+    text = f"{segment.rows:,} samples of {host.host_id}, {segment.bytes:,} bytes in {segment.files} files"
+    return text + (f" ({segment.skipped} are part of compacted files already)" if segment.skipped else "")

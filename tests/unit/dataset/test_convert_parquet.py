@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`convert --parquet`: recordings of several hosts at once, their totals, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+import pytest
+from builders.program import run
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+RECORDINGS = {"vm": DATA / "demo.data", "vmtest": DATA / "arm64" / "own.data"}
+
+
+def test_several_recordings_at_once_have_the_totals_of_the_report(tmp_path: Path) -> None:
+    inputs = [word for path in RECORDINGS.values() for word in ("-i", path)]
+    done = run("convert", "--parquet", tmp_path / "set", *inputs, "-j", 2)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split(": ")[1].split(",")[0] for line in done.stdout.splitlines()] == [
+        "162 samples of vm",
+        "148 samples of vmtest",
+    ]
+    table = pads.dataset(tmp_path / "set" / "samples", partitioning="hive").to_table()
+    for host, path in RECORDINGS.items():
+        report = json.loads(run("report", "-i", path, "--json").stdout)
+        mine = table.filter(pc.equal(table["host_id"], host))
+        weights = mine.group_by("event").aggregate([("weight_ns", "sum"), ("count", "sum")]).to_pylist()
+        assert {row["event"]: row["weight_ns_sum"] for row in weights} == {
+            row["name"]: row["weight"] for row in report["events"]
+        }
+        waits = mine.filter(pc.equal(mine["event"], "offcpu-time"))
+        classes = waits.group_by("class").aggregate([("weight_ns", "sum")]).to_pylist()
+        assert {row["class"]: row["weight_ns_sum"] for row in classes} == {
+            row["values"][0]: row["weight"] for row in report["groups"]["rows"]
+        }
+
+
+def test_a_recording_that_cannot_be_written_is_named_and_the_others_are_written(tmp_path: Path) -> None:
+    clockless = DATA / "perf-7.2" / "direct.data"
+    done = run(
+        "convert", "--parquet", tmp_path, "-i", clockless, "-i", RECORDINGS["vm"], "-i", "/no\tne", "-j", 1
+    )
+    assert done.returncode == 1
+    assert [line.rpartition(": ")[0][-9:] for line in done.stdout.splitlines()] == ["demo.data"]
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"perf-offcpu convert: {clockless}: it does not say what time it was")
+    assert second.startswith("perf-offcpu convert: /no\\tne: cannot be opened")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--comm", "x"], "--comm means nothing to --parquet, which writes whole recordings"),
+        (["--class", "lock"], "--class means nothing to --parquet"),
+        (["-o", "x"], "--output means nothing to --parquet"),
+        (["--jobs", "0"], "--jobs: 0 is not between 1 and 1024"),
+        (["--idle", "hide"], "--idle means nothing to --parquet"),
+    ],
+)
+def test_impossible_options_are_refused(words: list[str], sentence: str, tmp_path: Path) -> None:
+    done = run("convert", "--parquet", tmp_path / "set", "-i", RECORDINGS["vm"], *words)
+    assert done.returncode == 129
+    assert sentence in done.stderr
+    assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize("url", ["nosuch://bucket/set", "s3://bucket/set"])
+def test_an_unknown_store_is_one_sentence(url: str) -> None:
+    done = run("convert", "--parquet", url, "-i", RECORDINGS["vm"])
+    assert done.returncode == 129
+    assert done.stderr.startswith(f"perf-offcpu convert: {url}: ") and done.stderr.count("\n") == 1
+
+
+def test_jobs_is_for_datasets() -> None:
+    assert "--jobs is for --parquet" in run("convert", "--folded", "-j", 2, "-i", RECORDINGS["vm"]).stderr
