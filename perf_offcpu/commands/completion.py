@@ -8,6 +8,7 @@ directories, commands and lists of words separated by commas.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from shlex import quote
 from typing import Any
 
@@ -17,6 +18,7 @@ EXAMPLES = """examples:
   perf-offcpu completion zsh > "${fpath[1]}/_perf-offcpu"    then start a new zsh
   perf-offcpu completion tcsh > ~/.perf-offcpu.tcsh          and source it in ~/.tcshrc
 """
+_DIRECTORIES = frozenset(("DIR", "DATASET"))
 _FILES = frozenset(("FILE", "OUT", "OLD", "ARCHIVE"))
 
 _BASH = """
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     parser, verbs = make_parsers(VERBS)
     lists = _lists()
     for verb in verbs.values():
-        for action in verb._actions:
+        for action in _actions(verb):
             _set_completion(action, lists)
             if args.shell == "zsh":
                 _set_zsh_form(action)
@@ -79,6 +81,16 @@ def run(args: argparse.Namespace) -> int:
     if bash:
         print(_BASH_END.replace("LISTS", "|".join(("-s", "-F", *lists))))
     return 0
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[Any]:
+    """Return the options of a verb and those of its own verbs."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for own in action.choices.values():
+                yield from _actions(own)
+        else:
+            yield action
 
 
 def _set_completion(action: Any, lists: dict[str, str]) -> None:
@@ -90,7 +102,7 @@ def _set_completion(action: Any, lists: dict[str, str]) -> None:
         action.complete = {"bash": "_perf_offcpu_command", "zsh": "_normal", "tcsh": "c"}
     elif action.metavar in _FILES:
         action.complete = FILE
-    elif action.metavar == "DIR":
+    elif action.metavar in _DIRECTORIES:
         action.complete = DIRECTORY
     elif option := next((name for name in action.option_strings if name in lists), None):
         words = lists[option]

@@ -29,9 +29,18 @@ def page(name: str) -> str:
 def options_of(verb: str, *, shown: bool = False) -> set[str]:
     """Return the options of a verb, or those in its help."""
     actions = [
-        one for one in make_parsers((verb,))[1][verb]._actions if not shown or one.help != argparse.SUPPRESS
+        one
+        for one in actions_of(make_parsers((verb,))[1][verb])
+        if not shown or one.help != argparse.SUPPRESS
     ]
     return {option for one in actions for option in one.option_strings} - {"-h", "--help"}
+
+
+def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return the options of a verb and those of its own verbs."""
+    groups = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    own = [action for group in groups for verb in group.choices.values() for action in actions_of(verb)]
+    return [*parser._actions, *own]
 
 
 @pytest.mark.parametrize("verb", PAGES)

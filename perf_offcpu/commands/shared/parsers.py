@@ -30,6 +30,7 @@ VERBS = {
     "inject": "inject",
     "archive": "archive",
     "dump": "dump",
+    "fleet": "fleet.command",
     "doctor": "doctor.command",
     "scripts": "scripts",
     "completion": "completion",

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views of a dataset as JSON documents. Weights are integers in the unit of the event (ns for time)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from perf_offcpu.fleet.report import Head, StackTable, Table
+from perf_offcpu.report.fields import fields, frame
+
+VERSION = 1
+"""Raised when a key changes its meaning or goes."""
+_HEAD = "source selection hosts recorded_ns first_ns last_ns periods events unit losses notes"
+_ROW = "weight blocked runq waits waits_are_exact samples"
+
+
+def report(head: Head, tables: Sequence[Table]) -> dict[str, Any]:
+    """Return the document of `fleet report`."""
+    return _head(head) | {"tables": [_table(table) for table in tables]}
+
+
+def stacks(head: Head, table: StackTable) -> dict[str, Any]:
+    """Return the document of `fleet top`."""
+    rows = [
+        fields(row, "comm weight waits classes") | {"frames": [frame(name) for name in row.frames]}
+        for row in table.rows
+    ]
+    return _head(head) | {"weight": table.weight, "stacks": table.stacks, "rows": rows}
+
+
+def _head(head: Head) -> dict[str, Any]:
+    return {"version": VERSION} | fields(head, _HEAD)
+
+
+def _table(table: Table) -> dict[str, Any]:
+    rows = [dict(zip(table.keys, row.values, strict=True)) | fields(row, _ROW) for row in table.rows]
+    return {"keys": list(table.keys), "weight": table.weight, "groups": table.groups, "rows": rows}

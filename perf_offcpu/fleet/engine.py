@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connect to the engine that answers: DuckDB in this process, or the user's own, through Ibis.
+
+Queries are expressions of Ibis (`fleet.queries`), so that each engine gets them in its own dialect. DuckDB
+and Spark read the files of a dataset; a database (ClickHouse, Trino, …) has tables of these names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import decimal
+import importlib.util
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from perf_offcpu.errors import PerfOffcpuError, UsageError
+from perf_offcpu.structs import frozen
+
+DEFAULT = "duckdb"
+_MEMORY_LIMIT = "1500MB"
+"""Of DuckDB; Python, Arrow and the result come on top. What does not fit goes to temporary files."""
+_SPARK = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+}
+_INSTALL = "pip install 'perf-offcpu[fleet]'"
+
+
+class EngineError(PerfOffcpuError):
+    """The engine refused a query."""
+
+
+@frozen
+class Engine:
+    """An open connection."""
+
+    name: str  # of Ibis' backend: duckdb, pyspark, clickhouse, …
+    backend: Any  # ibis.backends.BaseBackend
+
+    @property
+    def reads_files(self) -> bool:
+        """Return True if it reads Parquet files by path; else tables are looked up by name."""
+        return self.name in ("duckdb", "pyspark")
+
+    def use_store(self, store: Any) -> None:
+        """Let DuckDB, which lacks its own clients in its wheel, read through the store's file system."""
+        filesystem = getattr(store, "filesystem", None)
+        if self.name == "duckdb" and filesystem is not None:
+            self.backend.con.register_filesystem(filesystem)
+
+    def read(self, files: list[str], folder: str, name: str) -> Any:
+        """Return Parquet files as a table with this name; partitions below `folder` are columns.
+
+        Args:
+            files: their paths or URLs, of one table.
+        """
+        if self.name == "duckdb":
+            self.backend.con.read_parquet(files, hive_partitioning=True).create_view(name)
+        else:
+            reader = self.backend._session.read.option("basePath", folder)
+            reader.parquet(*files).createOrReplaceTempView(name)
+        return self.backend.table(name)
+
+    def kept(self, expression: Any) -> Any:
+        """Return the result of an expression as a table that is asked several times.
+
+        Raises:
+            EngineError: the engine refused.
+        """
+        import ibis
+
+        with self.asked():
+            if self.name != "duckdb":
+                return expression.cache()
+            return ibis.memtable(self.backend.to_pyarrow(expression))  # Ibis 12 cannot make it in DuckDB 2
+
+    def named(self, expression: Any, name: str) -> Any:
+        """Return an expression as a view with this name, for raw SQL."""
+        if self.name == "duckdb":
+            return self.backend.create_view(name, expression)
+        self.backend._session.sql(self.backend.compile(expression)).createOrReplaceTempView(name)
+        return self.backend.table(name)
+
+    def run(self, expression: Any) -> dict[str, list[Any]]:
+        """Return the columns of a table expression: name → Python values.
+
+        Raises:
+            EngineError: the engine refused.
+        """
+        with self.asked():
+            columns: dict[str, list[Any]] = self.backend.to_pyarrow(expression).to_pydict()
+        return {name: _exact(column) for name, column in columns.items()}
+
+    def sql(self, text: str) -> dict[str, list[Any]]:
+        """Return the columns of the result of a query in the engine's own SQL; {} if it has none.
+
+        Raises:
+            EngineError: the engine refused.
+        """
+        with self.asked():
+            if self.name == "duckdb":  # Ibis 12 asks DuckDB 2 for a function that is gone
+                result = self.backend.con.sql(text)
+                return {} if result is None else dict(result.to_arrow_table().to_pydict())
+            if self.name == "pyspark":
+                return dict(self.backend._session.sql(text).toArrow().to_pydict())
+            return dict(self.backend.sql(text).to_pyarrow().to_pydict())
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[None]:
+        """Turn the engine's exceptions into one sentence."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of Ibis' use of its engines
+                yield
+        except (PerfOffcpuError, OSError, KeyboardInterrupt):
+            raise
+        except Exception as problem:  # each engine has its own exceptions, without a common base
+            raise EngineError(f"{self.name}: {_first_line(problem)}") from problem
+
+
+def _first_line(problem: Exception) -> str:
+    lines = (line.strip() for line in str(problem).splitlines())
+    return next(filter(None, lines), type(problem).__name__)
+
+
+def _exact(column: list[Any]) -> list[Any]:
+    """Return a column with decimals, which are whole numbers, as integers; no sum of no rows is 0."""
+    if any(isinstance(value, decimal.Decimal) for value in column):
+        return [0 if value is None else int(value) for value in column]
+    return column
+
+
+def connect(url: str = DEFAULT) -> Engine:
+    """Connect to an engine.
+
+    Args:
+        url: `duckdb`; `spark:MASTER` or `spark://HOST:PORT`; or a URL that Ibis knows: clickhouse://HOST/DB.
+
+    Raises:
+        UsageError: a package is missing, or the URL is of no engine.
+        EngineError: the engine does not answer.
+    """
+    if importlib.util.find_spec("ibis") is None:
+        raise UsageError(f"fleet needs ibis and duckdb, which are not installed: {_INSTALL}")
+    scheme = url.partition(":")[0]
+    if url == DEFAULT:
+        return Engine("duckdb", _duckdb())
+    if scheme == "spark":
+        return Engine("pyspark", _spark(url))
+    return _by_url(url)
+
+
+def _duckdb() -> Any:
+    import atexit
+    import gc
+    import tempfile
+
+    import ibis
+
+    atexit.register(gc.unfreeze)  # DuckDB 2 complains on stderr of objects that are left at exit
+    backend = ibis.duckdb.connect(
+        memory_limit=_MEMORY_LIMIT,
+        temp_directory=tempfile.gettempdir() + "/perf-offcpu-fleet",
+        preserve_insertion_order=False,
+        autoinstall_known_extensions=False,  # nothing is fetched from the network
+    )
+    ibis.set_backend(backend)
+    return backend
+
+
+def _spark(url: str) -> Any:
+    if importlib.util.find_spec("pyspark") is None:
+        raise UsageError(f"--engine {url}: pyspark is not installed: pip install pyspark 'pandas<3'")
+    import ibis
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName("perf-offcpu fleet")
+    builder = builder.master(url if url.startswith("spark://") else url.removeprefix("spark:"))
+    for key, value in _SPARK.items():
+        builder = builder.config(key, value)
+    try:
+        return ibis.pyspark.connect(builder.getOrCreate())
+    except Exception as problem:  # py4j's, pyspark's and RuntimeError
+        raise EngineError(
+            f"--engine {url}: Spark does not start: {str(problem).splitlines()[0]}"
+        ) from problem
+
+
+def _by_url(url: str) -> Engine:
+    import ibis
+
+    if "://" not in url:
+        raise UsageError(f"--engine {url}: give duckdb, spark:MASTER, or a URL such as clickhouse://HOST/DB")
+    try:
+        backend = ibis.connect(url)
+    except ImportError as problem:
+        raise UsageError(f"--engine {url}: a package is missing: {problem}") from problem
+    except Exception as problem:  # each engine has its own
+        raise EngineError(f"--engine {url}: cannot connect: {_first_line(problem)}") from problem
+    return Engine(backend.name, backend)

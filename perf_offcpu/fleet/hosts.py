@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts of a dataset: names, labels, and the time that was recorded of each.
+
+Labels belong to a segment of a recording, so a host may change them (`version=1.4`, then `version=1.5`). A
+span is the time in which a host had the same labels; almost all hosts have one. Spans are few rows and are
+kept here; samples find theirs by host and time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from perf_offcpu.errors import UsageError
+from perf_offcpu.fleet.selection import Selection, in_hours
+from perf_offcpu.fleet.tables import Tables
+from perf_offcpu.structs import frozen
+
+ALWAYS = (-(1 << 63), (1 << 63) - 1)
+"""Begin and end of the span of a host that has one."""
+
+
+@frozen
+class Span:
+    """A host while it had the same labels. It reaches from `begin_ns` to before the host's next span."""
+
+    host_id: str
+    hostname: str
+    labels: Mapping[str, str]
+    cpus: int
+    period_ns: int  # the longest off-CPU time that one sample stands for; 0: a threshold was used
+    first_ns: int  # begin and end of the recorded time, within the selected time
+    last_ns: int
+    recorded_ns: int  # within the selected time
+    begin_ns: int = ALWAYS[0]  # samples from this time on, up to `end_ns`, belong to the span
+    end_ns: int = ALWAYS[1]
+
+    @property
+    def is_whole(self) -> bool:
+        """Return True if all samples of the host belong to it."""
+        return (self.begin_ns, self.end_ns) == ALWAYS
+
+
+def spans_of(tables: Tables, selection: Selection) -> list[Span]:
+    """Return the spans of all hosts that recorded in the selected time, whatever the selected hosts."""
+    segments = _segments(tables.table("hosts"), selection)
+    rows = _rows(tables, _folded(segments))
+    found: dict[str, list[Span]] = {}
+    for span in rows:
+        found.setdefault(span.host_id, []).append(span)
+    tangled = [host for host, mine in found.items() if _overlap(mine)]
+    if tangled:
+        found |= {host: [] for host in tangled}
+        each = segments.filter(segments.host_id.isin(tangled))
+        for span in _rows(tables, each.mutate(recorded=_length(each))):
+            found[span.host_id].append(span)
+    return [span for host in sorted(found) for span in _bounded(_united(found[host]))]
+
+
+def chosen(spans: Sequence[Span], selection: Selection) -> list[Span]:
+    """Return the spans of the selected hosts and labels.
+
+    Raises:
+        UsageError: no host is like this.
+    """
+    for name in selection.hosts:
+        if not any(name in (span.hostname, span.host_id) for span in spans):
+            raise UsageError(f"--host {name}: no host of this name or id recorded in the selected time")
+    for name, values in selection.labels.items():
+        _check_label(spans, name, values)
+    found = [
+        span
+        for span in spans
+        if (not selection.hosts or span.hostname in selection.hosts or span.host_id in selection.hosts)
+        and all(span.labels.get(name, "") in values for name, values in selection.labels.items())
+    ]
+    if not found:
+        raise UsageError(f"no host fits {selection.describe()}")
+    return found
+
+
+def _check_label(spans: Sequence[Span], name: str, values: Iterable[str]) -> None:
+    known = sorted({span.labels[name] for span in spans if name in span.labels})
+    if not known:
+        others = sorted({label for span in spans for label in span.labels})
+        raise UsageError(f"no host has a label '{name}' (labels: {', '.join(others) or 'none'})")
+    if not set(values) & {*known, ""}:
+        shown = ", ".join(known[:10]) + (", …" if len(known) > 10 else "")
+        raise UsageError(f"no host has {name}={'|'.join(values)} in the selected time (known: {shown})")
+
+
+def of_hosts(samples: Any, spans: Sequence[Span], all_spans: Sequence[Span]) -> Any:
+    """Return the samples of some spans; all samples if they are all spans."""
+    import ibis
+
+    if len(spans) == len(all_spans):
+        return samples
+    conditions = []
+    if whole := sorted({span.host_id for span in spans if span.is_whole}):
+        conditions.append(samples.host_id.isin(whole))
+    for span in spans:
+        if not span.is_whole:
+            within = (samples.time_ns >= span.begin_ns) & (samples.time_ns < span.end_ns)
+            conditions.append((samples.host_id == span.host_id) & within)
+    return samples.filter(ibis.or_(*conditions))
+
+
+def with_label(table: Any, name: str, spans: Sequence[Span], column: str) -> Any:
+    """Return a table with `host_id` (and `time_ns`, unless all spans are whole), with a label as a column.
+
+    A host without this label has "".
+    """
+    import ibis
+
+    whole = all(span.is_whole for span in spans)
+    rows = [(span.host_id, span.begin_ns, span.end_ns, span.labels.get(name, "")) for span in spans]
+    schema = {"of_host": "string", "from_ns": "int64", "to_ns": "int64", column: "string"}
+    labels = ibis.memtable(rows, schema=ibis.schema(schema))
+    on = [table.host_id == labels.of_host]
+    if not whole:
+        on += [table.time_ns >= labels.from_ns, table.time_ns < labels.to_ns]
+    joined = table.left_join(labels, on).drop("of_host", "from_ns", "to_ns")
+    return joined.mutate(**{column: joined[column].fill_null("")})
+
+
+def _segments(hosts: Any, selection: Selection) -> Any:
+    """Return the segments within the selected time, each once, their times cut to it; labels as two lists."""
+    import ibis
+
+    hosts = hosts.filter(True, *in_hours(hosts, replace(selection, since_ns=None)))
+    begin, end = hosts.begin_ns, hosts.end_ns
+    if selection.since_ns is not None:
+        begin = ibis.greatest(begin, ibis.literal(selection.since_ns, "int64"))
+    if selection.until_ns is not None:
+        end = ibis.least(end, ibis.literal(selection.until_ns, "int64"))
+    kept = hosts.select(
+        "host_id",
+        "boot_id",
+        "hostname",
+        "cpus",
+        "period_ns",
+        label_names=hosts.labels.keys(),
+        label_values=hosts.labels.values(),
+        begin=begin,
+        end=end,
+    )
+    return kept.filter(kept.begin <= kept.end).distinct()
+
+
+def _length(segments: Any) -> Any:
+    return (segments.end - segments.begin).cast("decimal(38, 0)")
+
+
+def _folded(segments: Any) -> Any:
+    """Return a row for each host and its labels."""
+    same = ["host_id", "hostname", "cpus", "period_ns", "label_names", "label_values"]
+    return segments.group_by(same).aggregate(
+        begin=segments.begin.min(), end=segments.end.max(), recorded=_length(segments).sum()
+    )
+
+
+def _rows(tables: Tables, table: Any) -> list[Span]:
+    columns = tables.engine.run(table)
+    labels = (
+        dict(sorted(zip(names or (), values or (), strict=True)))
+        for names, values in zip(columns["label_names"], columns["label_values"], strict=True)
+    )
+    names = ("cpus", "period_ns", "begin", "end", "recorded")
+    rows = zip(*(columns[name] for name in names), strict=True)
+    hosts = zip(columns["host_id"], columns["hostname"], labels, rows, strict=True)
+    found = [Span(*host, *row) for *host, row in hosts]
+    return sorted(found, key=lambda span: (span.first_ns, span.last_ns, sorted(span.labels.items())))
+
+
+def _overlap(spans: Sequence[Span]) -> bool:
+    """Return True if a host had other labels within a span, so that its segments must be looked at."""
+    different = _united(spans)
+    return any(one.last_ns > other.first_ns for one, other in zip(different, different[1:], strict=False))
+
+
+def _united(spans: Sequence[Span]) -> list[Span]:
+    """Join spans of one host that follow each other and have the same labels."""
+    found: list[Span] = []
+    for span in spans:
+        if found and found[-1].labels == span.labels:
+            last = found[-1]
+            found[-1] = replace(
+                span,
+                period_ns=max(last.period_ns, span.period_ns),
+                first_ns=min(last.first_ns, span.first_ns),
+                last_ns=max(last.last_ns, span.last_ns),
+                recorded_ns=last.recorded_ns + span.recorded_ns,
+            )
+        else:
+            found.append(span)
+    return found
+
+
+def _bounded(spans: Sequence[Span]) -> list[Span]:
+    """Give each span of a host the time up to the next one; nothing is left between them."""
+    begins = [ALWAYS[0], *(span.first_ns for span in spans[1:])]
+    ends = [*begins[1:], ALWAYS[1]]
+    return [
+        replace(span, begin_ns=begin, end_ns=end)
+        for span, begin, end in zip(spans, begins, ends, strict=True)
+    ]

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make a Profile of sums of samples, so that the report and the converters show stacks of a dataset, too.
+
+A row of the profile is a group of samples with the same comm, stack, state, system call, class and marks.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from perf_offcpu.abi.attr import Attr
+from perf_offcpu.abi.offcpu import EVENT_NAME, SYSCALL_NONE, SYSCALL_UNKNOWN
+from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.abi.syscalls import syscall_names
+from perf_offcpu.abi.task_state import TaskState
+from perf_offcpu.errors import UsageError
+from perf_offcpu.fleet.tables import Tables
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks
+from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
+from perf_offcpu.model.stacks import build_stack_tree
+from perf_offcpu.model.strings import Strings
+
+KEYS = ("event", "comm", "stack", "state", "class", "syscall", "marks")
+"""Keys of `queries` by which the samples of a profile are summed."""
+MARKS = (
+    SampleFlag.OFFCPU
+    | SampleFlag.PREEMPTED
+    | SampleFlag.THROTTLED
+    | SampleFlag.TRUNCATED
+    | SampleFlag.NO_USER_STACK
+    | SampleFlag.NO_KERNEL_STACK
+    | SampleFlag.UNMERGED
+)
+"""Flags that change how a stack is shown."""
+_CLOCKS = frozenset({EVENT_NAME, "cpu-clock", "task-clock"})
+_STATES = {
+    "S": TaskState.INTERRUPTIBLE,
+    "D": TaskState.UNINTERRUPTIBLE,
+    "I": TaskState.UNINTERRUPTIBLE | TaskState.NOLOAD,
+    "T": TaskState.STOPPED,
+    "t": TaskState.TRACED,
+    "X": TaskState.EXIT_DEAD,
+    "Z": TaskState.EXIT_ZOMBIE,
+    "P": TaskState.PARKED,
+    "R": TaskState(0),
+}
+_MOST = 1 << 62
+_FEW = 1000
+"""Ids that are written into a query as they are; more are joined as a table."""
+
+
+def unit_of(events: Iterable[str]) -> str:
+    """Return the unit of weights: "ns" if all events count time, else "".
+
+    Raises:
+        UsageError: the events have different units.
+    """
+    units = {"ns" if name.partition(":")[0] in _CLOCKS else "": name for name in events}
+    if len(units) > 1:
+        raise UsageError(f"weights of {' and '.join(units.values())} do not add up: choose one with --event")
+    return next(iter(units), "ns")
+
+
+def profile_of(tables: Tables, groups: Mapping[str, Sequence[Any]], title: str) -> Profile:
+    """Return a profile with a sample for each group.
+
+    Args:
+        groups: columns KEYS, `weight`, `waits` and `first_ns`, as `Engine.run` returns them.
+
+    Raises:
+        UsageError: the weights are more than 63 bits hold.
+        EngineError: the engine refused.
+    """
+    if sum(groups["weight"]) >= _MOST:
+        raise UsageError(
+            "the selected time is more than a picture can hold (146 years of waiting): "
+            "choose fewer hosts or a shorter time"
+        )
+    strings = Strings()
+    chains, frames = _stacks(tables, groups, strings)
+    parent, frame, stack = build_stack_tree(chains)
+    events = list(dict.fromkeys(groups["event"]))
+    samples = ProfileSamples.filled(
+        len(groups["stack"]),
+        stack=stack,
+        period=np.array(groups["weight"], np.int64),
+        count=np.array(groups["waits"], np.int64),
+        comm=strings.intern_all(groups["comm"]),
+        evsel=[events.index(name) for name in groups["event"]],
+        flags=np.array(groups["marks"], np.uint32),
+        state=[int(_STATES.get(letter, -1)) for letter in groups["state"]],
+        syscall=_syscalls(groups["syscall"]),
+    )
+    evsels = [Evsel(name, Attr(), unit_of([name])) for name in events]
+    profile = Profile(
+        samples=samples, stacks=Stacks(parent, frame), frames=frames, strings=strings, evsels=evsels
+    )
+    profile.meta = Meta(source=title)
+    return profile
+
+
+def _syscalls(names: Sequence[str]) -> list[int]:
+    numbers = {name: number for number, name in syscall_names("x86_64").items()} | {"": SYSCALL_NONE}
+    return [numbers.get(name, SYSCALL_UNKNOWN) for name in names]
+
+
+def _stacks(tables: Tables, groups: Mapping[str, Sequence[Any]], strings: Strings) -> tuple[Ragged, Frames]:
+    """Return the chain of each group as rows of frames, leaf first, and these frames."""
+    ids = sorted({id_ for id_ in groups["stack"] if id_})
+    hours = sorted({ns // _HOUR for ns, id_ in zip(groups["first_ns"], groups["stack"], strict=True) if id_})
+    found = _by_id(tables, "stacks", "stack_id", ["frame_ids"], ids, hours)
+    chain_of = dict(zip(found["stack_id"], found["frame_ids"], strict=True))
+    used = sorted({id_ for chain in chain_of.values() for id_ in chain})
+    columns = ["symbol", "dso", "file", "line", "inlined", "kernel", "address"]
+    frames = _by_id(tables, "frames", "frame_id", columns, used, hours)
+    row_of = {id_: row for row, id_ in enumerate(frames["frame_id"])}
+    chains = [[row_of[id_] for id_ in chain_of.get(stack, ()) if id_ in row_of] for stack in groups["stack"]]
+    return Ragged.from_lists(chains), Frames.filled(
+        len(row_of),
+        symbol=strings.intern_all(frames["symbol"]),
+        dso=strings.intern_all(frames["dso"]),
+        address=np.array(frames["address"], np.int64).view(np.uint64),
+        file=strings.intern_all(frames["file"]),
+        line=frames["line"],
+        inline_depth=np.array(frames["inlined"], np.int32),
+        cpumode=[CpuMode.KERNEL if kernel else CpuMode.USER for kernel in frames["kernel"]],
+    )
+
+
+_HOUR = 3600 * 10**9
+
+
+def _by_id(
+    tables: Tables, name: str, key: str, columns: list[str], ids: list[int], hours: list[int]
+) -> dict[str, list[Any]]:
+    """Return the rows of a table with these ids, each once; only the folders of these hours are read."""
+    import ibis
+
+    table = tables.table(name)
+    if not ids:
+        return {column: [] for column in [key, *columns]}
+    days: dict[datetime.date, list[int]] = {}
+    for hour in hours:
+        time = datetime.datetime(1970, 1, 1) + datetime.timedelta(hours=hour)
+        days.setdefault(time.date(), []).append(time.hour)
+    within = ((table.date == ibis.date(day)) & table.hour.isin(mine) for day, mine in days.items())
+    table = table.filter(ibis.or_(*within))
+    if len(ids) <= _FEW:
+        table = table.filter(table[key].isin(ids))
+    else:
+        wanted = ibis.memtable({"id": ids}, schema=ibis.schema({"id": "int64"}))
+        table = table.semi_join(wanted, table[key] == wanted.id)
+    kept = {column: table[column].arbitrary() for column in columns}
+    return tables.engine.run(table.group_by(key).aggregate(**kept))

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who waited for what in a dataset: head, tables by keys, the heaviest stacks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from perf_offcpu.callpaths.names import Name
+from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.tree import build_paths
+from perf_offcpu.errors import UsageError
+from perf_offcpu.fleet.profile import KEYS as STACK_KEYS
+from perf_offcpu.fleet.profile import profile_of, unit_of
+from perf_offcpu.fleet.queries import NUMBERS, Selected, column_of, folded, grouped, ranked
+from perf_offcpu.fleet.selection import in_hours
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.structs import frozen
+from perf_offcpu.text import UNKNOWN, id_text, printable
+
+BLOCKED = "blocked"
+"""The key that sorts the rows of a table by the time blocked, without run queue."""
+SERVICE = "service"
+"""The label by which a report sums without being asked."""
+OBJECT_KEYS = ("object",)
+_MOST_STACKS = 2000
+"""Groups of equal stacks among which stacks that differ in lines alone are summed."""
+
+
+@frozen
+class Head:
+    """Facts on what a view shows."""
+
+    source: str
+    selection: str
+    hosts: int
+    recorded_ns: int  # of all hosts together
+    first_ns: int  # begin and end of the recorded time, UTC
+    last_ns: int
+    periods: tuple[int, ...]  # off-CPU time that a sample stands for, of hosts that sampled waits
+    events: tuple[str, ...]
+    unit: str  # of weights: "ns", or "" for occurrences
+    losses: dict[str, int]
+    notes: dict[str, int]
+
+
+@frozen
+class Row:
+    """Samples with the same values of some keys."""
+
+    values: tuple[str, ...]  # printable, in the order of the keys
+    weight: int
+    blocked: int
+    runq: int
+    waits: int
+    waits_are_exact: bool
+    samples: int
+    recorded_ns: int = 0  # of the host, in a table of hosts
+
+
+@frozen
+class Table:
+    """The groups of some keys, heaviest first, or longest blocked first."""
+
+    keys: tuple[str, ...]
+    rows: list[Row]
+    groups: int  # also those over the limit
+    weight: int  # of all groups
+    by_blocked: bool = False
+
+    @property
+    def more(self) -> tuple[int, int]:
+        """Return (rows, weight) over the limit."""
+        return self.groups - len(self.rows), self.weight - sum(row.weight for row in self.rows)
+
+
+@frozen
+class StackRow:
+    """A stack of one comm, functions by name."""
+
+    comm: str
+    frames: tuple[Name, ...]  # root first, the comm itself not included
+    weight: int
+    waits: int
+    classes: dict[str, int]  # weight by class, largest first
+
+
+@frozen
+class StackTable:
+    """Stacks, heaviest first."""
+
+    rows: list[StackRow]
+    stacks: int  # also those over the limit
+    weight: int  # of all stacks
+    summed: int  # groups that were looked at; of more groups the lightest were not
+
+
+def head_of(selected: Selected) -> Head:
+    """Return the facts on a selection.
+
+    Raises:
+        UsageError: the weights of its events do not add up.
+    """
+    spans, selection = selected.spans, selected.selection
+    lost = _losses(selected)
+    return Head(
+        source=printable(selected.tables.path),
+        selection=printable(selection.describe()),
+        hosts=len({span.host_id for span in spans}),
+        recorded_ns=sum(span.recorded_ns for span in spans),
+        first_ns=min((span.first_ns for span in spans), default=0),
+        last_ns=max((span.last_ns for span in spans), default=0),
+        periods=tuple(sorted({span.period_ns for span in spans} - {0})),
+        events=tuple(map(printable, selection.events)),
+        unit=unit_of(selection.events),
+        losses={cause: count for (cause, is_loss), count in lost.items() if is_loss},
+        notes={cause: count for (cause, is_loss), count in lost.items() if not is_loss},
+    )
+
+
+def tables_of(selected: Selected, keys: Sequence[str], limit: int | None) -> list[Table]:
+    """Return the tables of a report: one by the keys, or those by class, host, service and comm.
+
+    Args:
+        keys: of `queries.KEYS`, labels, BLOCKED; none for the usual tables.
+        limit: most rows of each; None for all.
+    """
+    if keys:
+        by_blocked = BLOCKED in keys
+        kept = tuple(key for key in keys if key != BLOCKED) or ("class",)
+        return [_table(selected, grouped(selected, kept), kept, limit, by_blocked=by_blocked)]
+    service = [SERVICE] if SERVICE in selected.label_names else []
+    cube = selected.tables.engine.kept(grouped(selected, ["class", "host", *service, "comm"]))
+    names = ["class", *service, "host", "comm"]
+    return [_table(selected, folded(cube, [column_of(name)]), (name,), limit) for name in names]
+
+
+def stacks_of(selected: Selected, limit: int | None) -> StackTable:
+    """Return the heaviest stacks; stacks whose functions have the same names are one.
+
+    Args:
+        limit: most rows; None for all.
+    """
+    most = None if limit is None else max(_MOST_STACKS, 20 * limit)
+    groups = selected.tables.engine.run(ranked(grouped(selected, STACK_KEYS), most))
+    profile = profile_of(selected.tables, groups, "")
+    tree = build_paths(profile, PathOptions())
+    weights: Counter[int] = Counter()
+    waits: Counter[int] = Counter()
+    classes: dict[int, Counter[str]] = {}
+    columns = (tree.of_sample.tolist(), groups["weight"], groups["waits"], groups["class"])
+    for node, weight, count, name in zip(*columns, strict=True):
+        weights[node] += weight
+        waits[node] += count
+        classes.setdefault(node, Counter())[name or UNKNOWN] += weight
+    nodes = [node for node, _ in weights.most_common(limit)]
+    rows = [_stack(tree, node, weights[node], waits[node], classes[node]) for node in nodes]
+    all_groups, whole = _all(groups)
+    return StackTable(rows, len(weights) + all_groups - len(groups["stack"]), whole, len(groups["stack"]))
+
+
+def _stack(tree: Any, node: int, weight: int, waits: int, classes: Counter[str]) -> StackRow:
+    import numpy as np
+
+    comm, *frames = (tree.names[name] for name in tree.paths(np.array([node], np.int64)).row(0).tolist())
+    return StackRow(comm.label, tuple(frames), weight, waits, dict(classes.most_common()))
+
+
+def _table(
+    selected: Selected, groups: Any, keys: tuple[str, ...], limit: int | None, *, by_blocked: bool = False
+) -> Table:
+    columns = selected.tables.engine.run(ranked(groups, limit, by="blocked" if by_blocked else "weight"))
+    names = _host_names(selected)
+    recorded: Counter[str] = Counter()
+    for span in selected.spans:
+        recorded[span.host_id] += span.recorded_ns
+    names_of_sums = ("weight", "blocked", "runq", "waits", "uncounted", "samples")
+    sums = zip(*(columns[name] for name in names_of_sums), strict=True)
+    values = zip(*(columns[column_of(key)] for key in keys), strict=True)
+    rows = [
+        Row(
+            tuple(_label(key, value, names) for key, value in zip(keys, mine, strict=True)),
+            *(weight, blocked, runq, waits, not uncounted, samples),
+            recorded_ns=recorded[mine[0]] if keys == ("host",) else 0,
+        )
+        for mine, (weight, blocked, runq, waits, uncounted, samples) in zip(values, sums, strict=True)
+    ]
+    return Table(keys, rows, *_all(columns), by_blocked=by_blocked)
+
+
+def _all(columns: dict[str, list[Any]]) -> tuple[int, int]:
+    """Return the number and the weight of all groups."""
+    return (columns["all_groups"][0], columns["all_weight"][0]) if columns["all_groups"] else (0, 0)
+
+
+def _label(key: str, value: Any, hosts: dict[str, str]) -> str:
+    if key == "host":
+        return hosts.get(value) or printable(value)
+    if key in NUMBERS:
+        return id_text(value)
+    return printable(value) or ("[none]" if key in OBJECT_KEYS else UNKNOWN)
+
+
+def _host_names(selected: Selected) -> dict[str, str]:
+    """Return host_id → name; hosts of the same name have the begin of their id after it."""
+    names = {span.host_id: printable(span.hostname or span.host_id) for span in selected.all_spans}
+    times = Counter(names.values())
+    several = {name for name, number in times.items() if number > 1}
+    return {id_: f"{name} ({printable(id_)[:8]})" if name in several else name for id_, name in names.items()}
+
+
+def _losses(selected: Selected) -> dict[tuple[str, bool], int]:
+    """Return (cause, whether something is missing) → count, of segments within time and hosts."""
+    losses, selection = selected.tables.table("losses"), selected.selection
+    conditions: list[Any] = [losses["count"] > 0]
+    if selection.since_ns is not None:
+        conditions.append(losses.end_ns > selection.since_ns)
+    if selection.until_ns is not None:
+        conditions.append(losses.begin_ns < selection.until_ns)
+    conditions += in_hours(losses, replace(selection, since_ns=None))
+    if len(selected.spans) < len(selected.all_spans):
+        conditions.append(losses.host_id.isin(sorted({span.host_id for span in selected.spans})))
+    found = losses.filter(*conditions).group_by("cause", "is_loss").aggregate(total=losses["count"].sum())
+    columns = selected.tables.engine.run(found.order_by("cause"))
+    rows = zip(columns["cause"], columns["is_loss"], columns["total"], strict=True)
+    return {(printable(cause), is_loss): total for cause, is_loss, total in rows}
+
+
+def profile_of_selected(selected: Selected) -> Profile:
+    """Return the selected samples as a profile: a row for each comm, stack, state, system call and class.
+
+    Raises:
+        UsageError: nothing was selected.
+    """
+    groups = selected.tables.engine.run(ranked(grouped(selected, STACK_KEYS), None))
+    if not groups["stack"]:
+        raise UsageError(f"{selected.tables.path}: no samples of {selected.selection.describe()}")
+    return profile_of(selected.tables, groups, selected.tables.path)
+
+
+def title_of(selected: Selected) -> str:
+    """Return the title of a picture."""
+    hosts = len({span.host_id for span in selected.spans})
+    return printable(f"{selected.tables.path}: {selected.selection.describe()} ({hosts} hosts)")

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Select samples of a dataset: by time, host, label, event, class, object, comm and container."""
+
+from __future__ import annotations
+
+import calendar
+import datetime
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import field, replace
+from typing import Any
+
+from perf_offcpu.abi.offcpu import EVENT_NAME
+from perf_offcpu.errors import UsageError
+from perf_offcpu.structs import frozen
+
+_GIGA = 10**9
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_RELATIVE = re.compile(r"-(\d{1,9})([smhdw])", re.ASCII)
+_LABEL = re.compile(r"([^=,]+)=([^,]*)")
+
+
+@frozen
+class Selection:
+    """The samples chosen: they match each kind that is given, by any of its values."""
+
+    since_ns: int | None = None  # ns since 1970, UTC; a wait is at its end
+    until_ns: int | None = None  # not included
+    hosts: tuple[str, ...] = ()  # names or ids
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    events: tuple[str, ...] = (EVENT_NAME,)
+    classes: tuple[str, ...] = ()
+    objects: tuple[str, ...] = ()  # parts of names, with * and ?
+    comms: tuple[str, ...] = ()
+    containers: tuple[str, ...] = ()  # beginnings of ids
+
+    def describe(self) -> str:
+        """Return the choice of hosts and time as text; "everything" if there is none."""
+        parts = [f"{name}={'|'.join(values)}" for name, values in self.labels.items()]
+        parts += [f"host {', '.join(self.hosts)}"] if self.hosts else []
+        parts += [f"since {utc(self.since_ns)}"] if self.since_ns is not None else []
+        parts += [f"until {utc(self.until_ns)}"] if self.until_ns is not None else []
+        return ", ".join(parts) or "everything"
+
+
+def utc(ns: int) -> str:
+    """Return a time as text: `2026-11-22 14:00:05`."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ns // _GIGA))
+    except (ValueError, OverflowError, OSError):
+        return f"{ns} ns"
+
+
+def parse_time(option: str, text: str, now_ns: int) -> int:
+    """Return the ns since 1970 of `2026-11-22T14:00`, of `14:00` (today, UTC) or of `-2h`.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if match := _RELATIVE.fullmatch(text):
+        return now_ns - int(match[1]) * _UNITS[match[2]] * _GIGA
+    if re.fullmatch(r"\d{2}:\d{2}(:\d{2})?", text, re.ASCII):
+        text = time.strftime("%Y-%m-%dT", time.gmtime(now_ns // _GIGA)) + text
+    try:
+        found = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"{option}: '{text}' is not a time: 2026-11-22T14:00 (UTC), 14:00 (today, UTC), -2h, -3d"
+        ) from None
+    offset = found.utcoffset() or datetime.timedelta()
+    seconds = calendar.timegm(found.timetuple()) - int(offset.total_seconds())
+    return seconds * _GIGA + found.microsecond * 1000
+
+
+def parse_labels(option: str, texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return name → values of `service=web`; several values of a name are alternatives.
+
+    Raises:
+        UsageError: a text has not this form.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        match = _LABEL.fullmatch(text)
+        if not match:
+            raise UsageError(f"{option}: '{text}' is not of the form NAME=VALUE")
+        found[match[1]] = (*found.get(match[1], ()), match[2])
+    return found
+
+
+def baseline(selection: Selection, text: str, now_ns: int) -> Selection:
+    """Return a selection with other hosts or times: `version=1.4`, or `since=-2d,until=-1d`.
+
+    Given labels replace those of the same name; a given time or host replaces times or hosts.
+
+    Raises:
+        UsageError: the text has not this form.
+    """
+    given = parse_labels("--baseline", text.split(","))
+    times = {name: given.pop(name)[-1] for name in ("since", "until") if name in given}
+    if times:
+        since, until = (
+            parse_time(f"--baseline {name}", times[name], now_ns) if name in times else None
+            for name in ("since", "until")
+        )
+        selection = replace(selection, since_ns=since, until_ns=until)
+    hosts = given.pop("host", selection.hosts)
+    return replace(selection, hosts=hosts, labels={**selection.labels, **given})
+
+
+def filtered(samples: Any, selection: Selection) -> Any:
+    """Return the rows of an Ibis table `samples` that match, whatever their hosts."""
+    import ibis
+
+    conditions: list[Any] = [samples.event.isin(selection.events)]
+    conditions += in_hours(samples, selection)
+    if selection.since_ns is not None:
+        conditions.append(samples.time_ns >= selection.since_ns)
+    if selection.until_ns is not None:
+        conditions.append(samples.time_ns < selection.until_ns)
+    for column, values in (("class", selection.classes), ("comm", selection.comms)):
+        if values:
+            conditions.append(samples[column].isin(values))
+    if selection.objects:
+        conditions.append(ibis.or_(*(samples.object.re_search(_pattern(one)) for one in selection.objects)))
+    if selection.containers:
+        starts = (samples.container.startswith(one) for one in selection.containers)
+        conditions.append(ibis.or_(*starts))
+    return samples.filter(*conditions)
+
+
+def in_hours(table: Any, selection: Selection) -> list[Any]:
+    """Return conditions on the folders of hours, so that an engine opens no others."""
+    import ibis
+
+    conditions = []
+    if selection.since_ns is not None:
+        day, hour = _hour(selection.since_ns)
+        first = ibis.date(day)
+        conditions.append((table.date > first) | ((table.date == first) & (table.hour >= hour)))
+    if selection.until_ns is not None:
+        day, hour = _hour(selection.until_ns - 1)
+        last = ibis.date(day)
+        conditions.append((table.date < last) | ((table.date == last) & (table.hour <= hour)))
+    return conditions
+
+
+def _hour(ns: int) -> tuple[datetime.date, int]:
+    at = time.gmtime(ns // _GIGA)
+    return datetime.date(at.tm_year, at.tm_mon, at.tm_mday), at.tm_hour
+
+
+def _pattern(text: str) -> str:
+    """Return a pattern of names (* and ?) as a regular expression that all engines know."""
+    return "".join({"*": ".*", "?": "."}.get(char) or re.escape(char) for char in text)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of a dataset as expressions of Ibis, opened when they are first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from perf_offcpu.dataset.schema import PARTITIONS, TABLES
+from perf_offcpu.errors import UsageError
+from perf_offcpu.fleet.engine import Engine
+from perf_offcpu.structs import mutable
+
+if TYPE_CHECKING:
+    from perf_offcpu.dataset.dataset import Dataset
+
+_IBIS_TYPES = {
+    "list<int64>": "array<int64>",
+    "map<string,string>": "map<string, string>",
+    "bool": "boolean",
+    "date32": "date",
+}
+
+
+@mutable
+class Tables:
+    """The tables of a dataset, read by an engine."""
+
+    path: str  # of the dataset, as the user named it
+    engine: Engine
+    dataset: Dataset | None  # None for a database, which has tables of these names
+    opened: dict[str, Any]  # name → ibis Table
+
+    def table(self, name: str) -> Any:
+        """Return a table; one that no recording filled has no rows.
+
+        Raises:
+            UsageError: the table is one of another version.
+            PerfOffcpuError: the engine cannot read it.
+        """
+        if name not in self.opened:
+            with self.engine.asked():
+                found = self._open(name)
+            missing = [column.name for column in TABLES[name] if column.name not in found.columns]
+            if missing:
+                raise UsageError(
+                    f"{self.path}: table {name} has no column '{missing[0]}': another version wrote it"
+                )
+            self.opened[name] = found
+        return self.opened[name]
+
+    def _open(self, name: str) -> Any:
+        if self.dataset is None:
+            return self.engine.backend.table(name)
+        files = self.dataset.files(name)
+        return self.engine.read(files, f"{self.path}/{name}", name) if files else self._empty(name)
+
+    def _empty(self, name: str) -> Any:
+        import ibis
+
+        columns = (*TABLES[name], *PARTITIONS)
+        types = {column.name: _IBIS_TYPES.get(column.type, column.type) for column in columns}
+        return self.engine.named(ibis.memtable([], schema=ibis.schema(types)), name)
+
+
+def open_tables(path: str, engine: Engine) -> Tables:
+    """Return the tables of a dataset; a database has them under their names, whatever the path.
+
+    Raises:
+        UsageError: there is no dataset at this path.
+        PerfOffcpuError: it is of another version, or damaged.
+    """
+    from perf_offcpu.dataset.dataset import open_dataset
+
+    if not engine.reads_files:
+        return Tables(path, engine, None, {})
+    dataset = open_dataset(path)
+    files = dataset.files("samples")
+    if not files:
+        raise UsageError(f"{path}: no dataset: it has no Parquet files in samples/date=…/hour=…/")
+    _check_version(dataset, files)
+    engine.use_store(dataset.store)
+    return Tables(dataset.url, engine, dataset, {})
+
+
+def _check_version(dataset: Dataset, files: Sequence[str]) -> None:
+    """Raise PerfOffcpuError if the first or last file is damaged or of another version."""
+    from perf_offcpu.dataset.parquet import open_parquet
+
+    for path in {files[0], files[-1]}:
+        with dataset.store.reader(path.removeprefix(f"{dataset.url}/")) as file:
+            open_parquet(file, path)

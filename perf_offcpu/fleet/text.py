@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Print tables and stacks of a dataset in the form of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from perf_offcpu.analysis.wait_classes import BY_LABEL
+from perf_offcpu.fleet.report import Head, Row, StackRow, StackTable, Table
+from perf_offcpu.fleet.selection import utc
+from perf_offcpu.report import style as say
+from perf_offcpu.report.style import Style
+from perf_offcpu.report.tables import TITLES, coloured_table
+from perf_offcpu.report.terminal import frame_lines
+from perf_offcpu.report.text_table import Column
+from perf_offcpu.text import printable
+
+_NUMBERS = ("pid", "tid", "cpu")
+_HOUR = 3600 * 10**9
+
+
+def head(found: Head, style: Style) -> Iterator[str]:
+    """Return the lines above a view: what it is of."""
+    yield say.comment(f"Dataset:  {found.source}")
+    yield say.comment(f"Selected: {found.selection}")
+    hosts = say.plural(found.hosts, "host")
+    yield say.comment(
+        f"Recorded: {hosts}, {utc(found.first_ns)} to {utc(found.last_ns)} UTC, "
+        f"{hours(found.recorded_ns)} in all"
+    )
+    if found.periods:
+        ends = dict.fromkeys((found.periods[0], found.periods[-1]))
+        periods = " to ".join(f"{ns / 1e6:g} ms" for ns in ends)
+        text = f"One sample for each {periods} of waiting of a thread: waits and lengths are estimated."
+        yield say.comment(text)
+
+
+def hours(ns: int) -> str:
+    """Return a long time: `12.0 s`, `3.5 h`."""
+    return f"{ns / 1e9:.1f} s" if ns < _HOUR else f"{ns / _HOUR:.1f} h"
+
+
+def report(found: Head, tables: Sequence[Table], style: Style) -> Iterator[str]:
+    """Return the lines of a report."""
+    yield from head(found, style)
+    yield say.comment(f"Total:    {say.exact_amount(tables[0].weight, found.unit, style)}")
+    for table in tables:
+        yield from _table(table, found, style)
+    yield from _losses(found)
+
+
+def stacks(found: Head, table: StackTable, style: Style) -> Iterator[str]:
+    """Return the lines of the heaviest stacks."""
+    yield from head(found, style)
+    yield say.comment(f"Total:    {say.exact_amount(table.weight, found.unit, style)}")
+    order = "leaf first" if style.leaf_first else "root first"
+    yield from say.section(f"Stacks by {_subject(found)}, {order}", style)
+    for row in table.rows:
+        yield _stack_line(row, table.weight, found, style)
+        yield from frame_lines(row.frames, style)
+    left = table.weight - sum(row.weight for row in table.rows)
+    if table.stacks > len(table.rows):
+        yield say.comment(
+            f"and {table.stacks - len(table.rows)} more stacks: {say.exact_amount(left, found.unit, style)}"
+        )
+    yield from _losses(found)
+
+
+def _stack_line(row: StackRow, whole: int, found: Head, style: Style) -> str:
+    share = f"{_share(row.weight, whole):>9}"
+    unit = f" {style.unit}" if found.unit == "ns" else ""
+    classes = row.classes
+    shown = " ".join(f"{name} {100 * part / (row.weight or 1):.0f}%" for name, part in classes.items())
+    parts = [
+        row.comm,
+        say.amount(row.weight, found.unit, style) + unit,
+        say.plural(row.waits, "wait" if found.unit == "ns" else "sample"),
+        *([next(iter(classes))] if len(classes) == 1 else [shown]),
+    ]
+    return f"{style.paint(_colour(row.weight, whole), share)}  {'  '.join(filter(None, parts))}"
+
+
+def _table(table: Table, found: Head, style: Style) -> Iterator[str]:
+    if not table.rows:
+        return
+    by = "what was waited for" if table.keys == ("class",) else ", ".join(table.keys)
+    by += ", longest blocked first" if table.by_blocked else ""
+    yield from say.section(f"{_subject(found).capitalize()} by {printable(by)}", style)
+    yield from coloured_table(list(_columns(table, found, style)), style)
+    rows, weight = table.more
+    if rows:
+        yield say.comment(f"and {rows} more rows: {say.exact_amount(weight, found.unit, style)}")
+
+
+def _columns(table: Table, found: Head, style: Style) -> Iterator[Column]:
+    rows = table.rows
+    unit = f" {style.unit}" if found.unit == "ns" else ""
+
+    def amounts(title: str, values: Sequence[int | None], spare: int = 0) -> Column:
+        return Column(title, [say.amount(value, found.unit, style) for value in values], spare=spare)
+
+    is_time = found.unit == "ns"
+    yield Column("Share", [_share(row.weight, table.weight) for row in rows])
+    yield amounts(f"{'Off-cpu' if is_time else 'Weight'}{unit}", [row.weight for row in rows])
+    counts = [f"{row.waits}{'' if row.waits_are_exact else '+'}" for row in rows]
+    yield Column("Waits" if is_time else "Samples", counts, spare=1)
+    if is_time:
+        yield amounts(f"Average{unit}", list(map(_average, rows)), spare=4)
+        yield amounts(f"Run queue{unit}", [row.runq for row in rows], spare=5)
+    if table.by_blocked:
+        yield amounts(f"Blocked{unit}", [row.blocked for row in rows])
+    if any(row.recorded_ns for row in rows):
+        yield Column("Recorded", [hours(row.recorded_ns) for row in rows], spare=3)
+        rates = [f"{row.weight / row.recorded_ns:.3f}" if row.recorded_ns else say.NOT_KNOWN for row in rows]
+        yield Column("Off-cpu s/s", rates, spare=2)
+    for at, key in enumerate(table.keys):
+        title = TITLES.get(key, printable(key).capitalize())
+        yield Column(title, [row.values[at] for row in rows], left=key not in _NUMBERS)
+    if table.keys == ("class",):
+        meanings = [BY_LABEL[row.values[0]].row.meaning if row.values[0] in BY_LABEL else "" for row in rows]
+        yield Column("Waits for", meanings, left=True, spare=6)
+
+
+def _average(row: Row) -> int | None:
+    return (row.weight + row.waits // 2) // row.waits if row.waits and row.waits_are_exact else None
+
+
+def _subject(found: Head) -> str:
+    return "off-cpu time" if found.events == ("offcpu-time",) else ", ".join(found.events)
+
+
+def _share(weight: int, whole: int) -> str:
+    return f"{100 * weight / whole if whole else 0:.2f}%"
+
+
+def _colour(weight: int, whole: int) -> str:
+    percent = 100 * weight / (whole or 1)
+    return say.RED if percent >= 5 else say.GREEN if percent >= 0.5 else ""
+
+
+def _losses(found: Head) -> Iterator[str]:
+    yield "#"
+    for title, counts in (("Samples to know about", found.notes), ("Lost or damaged", found.losses)):
+        if counts:
+            yield say.comment(title)
+            yield from (say.comment(f"{count:>10}  {cause}") for cause, count in counts.items())
+    if not found.losses:
+        yield say.comment("Nothing was lost.")

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verb fleet: tables, stacks, flame graph, SQL, and one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from builders.dataset import BEGIN, HOUR, DatasetBuilder, write_part
+from builders.html_page import Page
+
+from perf_offcpu.cli import main
+from perf_offcpu.dataset.schema import VERSION
+
+HOSTILE = "\x1b[31m</script><script>alert(1)</script>\n"
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    builder = DatasetBuilder()
+    for name in ("web1", "web2"):
+        builder.host(name, {"service": "web", HOSTILE: HOSTILE})
+        builder.wait(name, 3_000_000, ["main", "f", "futex_wait_[k]"], comm="nginx")
+        builder.wait(
+            name,
+            1_000_000,
+            ["main", HOSTILE, "io_schedule_[k]"],
+            comm=HOSTILE,
+            object=HOSTILE,
+            **{"class": "disk"},
+        )
+    builder.host("db1", {"service": "db"}, period_ns=10**7, begin_ns=BEGIN + HOUR, end_ns=BEGIN + 2 * HOUR)
+    builder.wait("db1", 10_000_000, ["main", "f", "futex_wait_[k]"], comm="nginx", time_ns=BEGIN + HOUR)
+    builder.wait("db1", 5, event="cpu-clock", time_ns=BEGIN + HOUR)
+    row = {"begin_ns": BEGIN, "end_ns": BEGIN + HOUR, "host_id": "id-web1"}
+    builder.rows["losses"] += [row | {"cause": "rings were full", "count": 7, "is_loss": True}]
+    return builder.write(tmp_path_factory.mktemp("dataset"))
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
+    assert main(["fleet", *map(str, words)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    return out
+
+
+def test_report(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "report", dataset)
+    assert "3 hosts" in out and "Total:    18.000 ms (18000000 ns)" in out and "7  rings were full" in out
+    assert "One sample for each 10 ms" in out
+    for title in ("what was waited for", "service", "host", "comm"):
+        assert f"# Off-cpu time by {title}\n" in out
+
+
+def test_report_of_some(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--label", "service=web", "--sort", "host,class", "--json", "--until", "2100-01-01")
+    found = json.loads(run(capsys, "report", dataset, *words))
+    (table,) = found["tables"]
+    assert found["hosts"] == 2 and found["recorded_ns"] == 2 * HOUR and table["weight"] == 8_000_000
+    rows = {(row["host"], row["class"]): row["weight"] for row in table["rows"]}
+    assert rows == {
+        (host, one): ns for host in ("web1", "web2") for one, ns in (("lock", 3_000_000), ("disk", 1_000_000))
+    }
+
+
+def test_stacks_of_equal_names_are_one(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(capsys, "top", dataset, "--json"))
+    assert [(row["weight"], row["waits"]) for row in found["rows"]] == [(16_000_000, 3), (2_000_000, 2)]
+    assert [one["name"] for one in found["rows"][0]["frames"]] == ["main", "f", "futex_wait"]
+    text = run(capsys, "top", dataset, "--limit", "1")
+    assert "88.89%" in text and "and 1 more stacks: 2.000 ms (2000000 ns)" in text
+
+
+def test_flamegraph(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "out.html"
+    run(capsys, "flamegraph", dataset, "-o", page, "--label", "service=web")
+    document = Page(page.read_text()).profile
+    (layer,) = document["layers"]
+    assert sum(hi * 10**9 + lo for hi, lo in zip(layer["hi"], layer["lo"], strict=True)) == 8_000_000
+    assert "futex_wait" in document["names"]["label"] and "<script>alert" not in page.read_text()
+
+
+def test_sql(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    query = "SELECT comm, sum(weight_ns)::BIGINT AS ns FROM samples JOIN hosts USING (host_id) "
+    query += "GROUP BY comm ORDER BY 2"
+    assert json.loads(run(capsys, "sql", dataset, query, "--json"))[-1] == {"comm": "nginx", "ns": 16_000_000}
+    text = run(capsys, "sql", dataset, query)
+    assert re.search(r"^  nginx +16000000$", text, re.M) and "\\x1b[31m" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("sql DATASET selec", "Parser Error"),
+        ("sql DATASET", "the following arguments are required: QUERY"),
+        ("report DATASET/none", "there is no dataset"),
+        ("report DATASET/samples", "no dataset: it has no Parquet files"),
+        ("report DATASET --sort servic", "no key or label 'servic'"),
+        ("report DATASET --class locks", "no class 'locks'"),
+        ("report DATASET --label service", "'service' is not of the form NAME=VALUE"),
+        ("report DATASET --since yesterday", "'yesterday' is not a time"),
+        ("report DATASET --since -1h --until -2h", "is not before"),
+        ("report DATASET --since -1h", "no host recorded since"),
+        ("report DATASET --limit -3", "not a number of rows"),
+        ("report DATASET --event cpu-clock,instructions", "do not add up"),
+        ("report DATASET --engine mysql", "give duckdb, spark:MASTER, or a URL"),
+        ("report DATASET --engine nosuch://x", "cannot connect"),
+        ("report DATASET --engine spark:local[1]", "pyspark is not installed"),
+        ("flamegraph DATASET -o /dev/null --event none", "no samples"),
+        ("reports DATASET", "invalid choice"),
+    ],
+)
+def test_one_sentence(dataset: Path, words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", *words.replace("DATASET", str(dataset)).split()]) != 0
+    out, err = capsys.readouterr()
+    assert sentence in err and err.count("\n") == 1 and not out
+
+
+def test_files_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_part(tmp_path, "samples", BEGIN // HOUR, [], version=VERSION + 1)
+    assert main(["fleet", "report", str(tmp_path)]) == 1
+    assert f"has version '{VERSION + 1}' of the tables" in capsys.readouterr().err
+
+
+def test_a_damaged_file(tmp_path: Path, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "samples" / "date=2026-01-01" / "hour=00"
+    folder.mkdir(parents=True)
+    (folder / "x.parquet").write_bytes(b"PAR1" + bytes(100))
+    assert main(["fleet", "report", str(tmp_path)]) == 1
+    assert "it is no Parquet file" in capsys.readouterr().err
