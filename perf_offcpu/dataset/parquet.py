@@ -74,7 +74,7 @@ def writer(table: str, file: Any, schema: Any) -> Any:
         schema: of the tables that will be written: `arrow_schema`, or with dictionaries.
     """
     names = [column.name for column in TABLES[table]]
-    return imported("pyarrow.parquet").ParquetWriter(
+    made = imported("pyarrow.parquet").ParquetWriter(
         file,
         schema,
         compression="zstd",
@@ -84,6 +84,8 @@ def writer(table: str, file: Any, schema: Any) -> Any:
         write_statistics=_STATISTICS[table],
         store_schema=False,
     )
+    made.add_key_value_metadata({VERSION_KEY: str(VERSION)})  # goes with the schema if that is not stored
+    return made
 
 
 def _path(name: str, table: str) -> str:
@@ -101,18 +103,41 @@ def to_parquet(table: str, columns: Mapping[str, ColumnData]) -> Any:
     return sink.getvalue()
 
 
+def check_version(file: Any, shown: str) -> None:
+    """Raise PerfOffcpuError for a file that is damaged or says that it has another version of the tables.
+
+    A file that says nothing may have been written again by another program: its columns tell.
+    """
+    version = _version_of(_opened(file, shown))
+    if version not in ("", str(VERSION)):
+        raise PerfOffcpuError(_wrong_version(shown, version))
+
+
 def open_parquet(file: Any, shown: str) -> Any:
     """Return a pyarrow.parquet.ParquetFile of a dataset.
 
     Raises:
         PerfOffcpuError: it is no Parquet file, not of a dataset, or of a newer version.
     """
+    found = _opened(file, shown)
+    version = _version_of(found)
+    if version != str(VERSION):
+        raise PerfOffcpuError(_wrong_version(shown, version))
+    return found
+
+
+def _opened(file: Any, shown: str) -> Any:
     try:
-        found = imported("pyarrow.parquet").ParquetFile(file)
+        return imported("pyarrow.parquet").ParquetFile(file)
     except imported("pyarrow").ArrowException as problem:
         raise PerfOffcpuError(f"{shown}: it is no Parquet file ({str(problem)[:200]})") from None
-    version = (found.metadata.metadata or {}).get(VERSION_KEY, b"").decode("ascii", "replace")
-    if version != str(VERSION):
-        text = f"has version {version!r} of the tables" if version else "was not written by perf-offcpu"
-        raise PerfOffcpuError(f"{shown}: it {text}, and this program reads version {VERSION}")
-    return found
+
+
+def _version_of(found: Any) -> str:
+    version: bytes = (found.metadata.metadata or {}).get(VERSION_KEY, b"")
+    return version.decode("ascii", "replace")
+
+
+def _wrong_version(shown: str, version: str) -> str:
+    text = f"has version {version!r} of the tables" if version else "was not written by perf-offcpu"
+    return f"{shown}: it {text}, and this program reads version {VERSION}"

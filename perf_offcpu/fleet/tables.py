@@ -85,8 +85,8 @@ def open_tables(path: str, engine: Engine) -> Tables:
 
 def _check_version(dataset: Dataset, files: Sequence[str]) -> None:
     """Raise PerfOffcpuError if the first or last file is damaged or of another version."""
-    from perf_offcpu.dataset.parquet import open_parquet
+    from perf_offcpu.dataset.parquet import check_version
 
     for path in {files[0], files[-1]}:
         with dataset.store.reader(path.removeprefix(f"{dataset.url}/")) as file:
-            open_parquet(file, path)
+            check_version(file, path)
