@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ ColumnData = Texts | NDArray[Any] | tuple[NDArray[Any], Bool] | Any
 
 
 def arrow_schema(table: str) -> Any:
-    """Return the pyarrow schema of a table, with the version of all tables in its metadata."""
+    """Return the pyarrow schema of a table."""
     pa = imported("pyarrow")
     types = {
         "list<int64>": pa.list_(pa.field("element", pa.int64(), nullable=False)),
@@ -46,7 +46,7 @@ def arrow_schema(table: str) -> Any:
         pa.field(column.name, types.get(column.type) or pa.type_for_alias(column.type), column.nullable)
         for column in TABLES[table]
     ]
-    return pa.schema(fields, {VERSION_KEY: str(VERSION).encode()})
+    return pa.schema(fields)
 
 
 def arrow_table(table: str, columns: Mapping[str, ColumnData]) -> Any:
@@ -54,7 +54,7 @@ def arrow_table(table: str, columns: Mapping[str, ColumnData]) -> Any:
     pa, schema = imported("pyarrow"), arrow_schema(table)
     arrays = [_array(pa, columns[field.name], field.type) for field in schema]
     fields = [field.with_type(array.type) for field, array in zip(schema, arrays, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, schema.metadata))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def _array(pa: Any, data: ColumnData, type_: Any) -> Any:
@@ -113,22 +113,25 @@ def check_version(file: Any, shown: str) -> None:
         raise PerfOffcpuError(_wrong_version(shown, version))
 
 
-def open_parquet(file: Any, shown: str) -> Any:
+def open_parquet(file: Any, shown: str, dictionaries: Sequence[str] = ()) -> Any:
     """Return a pyarrow.parquet.ParquetFile of a dataset.
+
+    Args:
+        dictionaries: columns of texts that are read as dictionaries.
 
     Raises:
         PerfOffcpuError: it is no Parquet file, not of a dataset, or of a newer version.
     """
-    found = _opened(file, shown)
+    found = _opened(file, shown, dictionaries)
     version = _version_of(found)
     if version != str(VERSION):
         raise PerfOffcpuError(_wrong_version(shown, version))
     return found
 
 
-def _opened(file: Any, shown: str) -> Any:
+def _opened(file: Any, shown: str, dictionaries: Sequence[str] = ()) -> Any:
     try:
-        return imported("pyarrow.parquet").ParquetFile(file)
+        return imported("pyarrow.parquet").ParquetFile(file, read_dictionary=list(dictionaries))
     except imported("pyarrow").ArrowException as problem:
         raise PerfOffcpuError(f"{shown}: it is no Parquet file ({str(problem)[:200]})") from None
 

@@ -8,10 +8,12 @@ renamed; an object store shows an object when its upload is complete.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import IO, Any, Protocol
 
@@ -20,6 +22,7 @@ from perf_offcpu.errors import PerfOffcpuError, UsageError
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _FILE_MODE = 0o666  # less the umask, as other outputs
+_STALE_S = 3600
 _STAGED_IN_MEMORY = 1 << 26
 
 
@@ -45,6 +48,16 @@ class Store(Protocol):
 
     def remove_folder(self, path: str) -> None:
         """Remove a folder if it is there and empty."""
+
+    def sweep(self, folder: str) -> None:
+        """Remove what killed writers left in a folder, older than an hour."""
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other processes from compaction and retention; an object store has no such lock.
+
+        Raises:
+            PerfOffcpuError: another process has the lock.
+        """
 
     def path(self, path: str) -> str:
         """Return the name under which a query engine opens a file."""
@@ -113,6 +126,26 @@ class LocalStore:
         with contextlib.suppress(OSError):
             os.rmdir(path, dir_fd=self._root.fd)  # direct: removes nothing but an empty directory
 
+    def sweep(self, folder: str) -> None:
+        """Remove hidden files older than an hour: no writer takes so long."""
+        with self._root.subdirectory(folder) as directory:
+            for name in directory.names():
+                status = directory.status(name) if name.startswith(".") else None
+                if status is not None and time.time() - status.st_mtime > _STALE_S:
+                    directory.remove(name)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from compaction and retention, as long as the block runs."""
+        fd = os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._root.fd)  # direct: the opened folder
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise PerfOffcpuError(f"{self.url}: another process compacts or expires it") from None
+        finally:
+            os.close(fd)
+
     def path(self, path: str) -> str:
         """Return the path of a file."""
         return f"{self.url}/{path}"
@@ -163,6 +196,14 @@ class RemoteStore:
 
     def remove_folder(self, path: str) -> None:
         """Do nothing: object stores have no folders without objects."""
+
+    def sweep(self, folder: str) -> None:
+        """Do nothing: an upload that was not completed is no object."""
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Do nothing: there are no locks."""
+        yield
 
     def path(self, path: str) -> str:
         """Return the URL of a file."""

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merge the files of an hour into one for each table.
+
+    1. write the merged rows under a hidden name (object stores: into a temporary file)
+    2. write `_compacted-ID.json`: the names of the files that they come from
+    3. give the merged rows their name, `compacted-ID.parquet`
+    4. remove the files that they come from
+
+`Dataset.files` leaves out a file that the note of a compacted one names, so that at any time, also after a
+crash at any step, it has each row once; the next compaction completes what a crash left. A reader that lists
+folders by itself can see rows twice between steps 3 and 4. A segment that is written again later is not
+written: the note says that its rows are there. Samples, budgets, hosts and losses are sorted by (host, time);
+of stacks and frames one row of each id is kept.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+from collections.abc import Iterator
+from typing import IO, Any
+
+from perf_offcpu.dataset.dataset import Dataset
+from perf_offcpu.dataset.layout import COMPACTED, HOUR_NS, compacted_name, data_files, note_name
+from perf_offcpu.dataset.parquet import ROW_GROUP, open_parquet, writer
+from perf_offcpu.dataset.schema import TABLES
+from perf_offcpu.dataset.store import imported, put
+from perf_offcpu.errors import PerfOffcpuError
+from perf_offcpu.structs import frozen, mutable
+
+_KEYS = {
+    "samples": ("time_ns", "stack_id"),
+    "budgets": ("begin_ns", "tid"),
+    "hosts": ("begin_ns",),
+    "losses": ("begin_ns", "cause"),
+}
+"""Order of the rows of a host."""
+_IDS = {"stacks": "stack_id", "frames": "frame_id"}
+
+
+@mutable
+class Compacted:
+    """What a compaction did."""
+
+    hours: int = 0  # partitions of all tables
+    files: int = 0  # that were merged
+    rows: int = 0  # in them
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+    def add(self, other: Compacted) -> None:
+        """Add what another did."""
+        for name in ("hours", "files", "rows", "bytes_before", "bytes_after"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@frozen
+class _Input:
+    """A file to merge."""
+
+    name: str
+    host: str  # of its first row; "" for stacks and frames
+    is_sorted: bool  # by host, from a compaction; else it has one host
+
+
+def compact(dataset: Dataset, before_ns: int) -> Iterator[tuple[str, Compacted | Exception]]:
+    """Merge the files of the hours that ended before a time; one process at a time may do so.
+
+    Args:
+        before_ns: ns since 1970, UTC.
+
+    Returns:
+        (folder, what was done, or why it was not) for each partition that had several files.
+
+    Raises:
+        PerfOffcpuError: another process compacts.
+    """
+    with dataset.store.locked():
+        for table in TABLES:
+            for hour, folder in dataset.folders(table, None, before_ns):
+                if (hour + 1) * HOUR_NS > before_ns:
+                    continue
+                try:
+                    _complete(dataset, folder)
+                    done = _compact_folder(dataset, table, folder)
+                except (PerfOffcpuError, OSError) as problem:
+                    yield folder, problem
+                    continue
+                if done is not None:
+                    yield folder, done
+
+
+def _complete(dataset: Dataset, folder: str) -> None:
+    """Complete, or undo, what an interrupted compaction left in a partition."""
+    store = dataset.store
+    names = store.names(folder)
+    store.sweep(folder)
+    for note in (name for name in names if name.startswith("_compacted-") and name.endswith(".json")):
+        compacted = note.removeprefix("_").removesuffix(".json") + ".parquet"
+        if compacted not in names:
+            store.remove(f"{folder}/{note}")
+            continue
+        for name in {*dataset.held_by(folder, compacted, names)} & {*names}:
+            store.remove(f"{folder}/{name}")
+
+
+def _compact_folder(dataset: Dataset, table: str, folder: str) -> Compacted | None:
+    """Merge the files of one partition; return None if there is one file at most."""
+    store = dataset.store
+    names = store.names(folder)
+    files = list(data_files(names))
+    if len(files) < 2:
+        return None
+    before = [file for file in files if COMPACTED.fullmatch(file)]
+    held = {name for file in before for name in dataset.held_by(folder, file, names)}
+    segments = (held | {*files}) - {*before}
+    compacted, done = compacted_name(sorted(segments)), Compacted(1, len(files))
+    inputs = []
+    for name in files:
+        with store.reader(f"{folder}/{name}") as file:
+            inputs.append(_input(table, name, open_parquet(file, store.path(f"{folder}/{name}")), done))
+            done.bytes_before += file.seek(0, 2)
+    merge = _distinct if table in _IDS else _by_host
+    with store.replacing(f"{folder}/{compacted}") as out:
+        written = _write(table, out, merge(dataset, table, folder, inputs))
+        if table not in _IDS and written != done.rows:
+            raise PerfOffcpuError(
+                f"{store.path(folder)}: {done.rows} rows were there, and {written} are merged"
+            )
+        done.bytes_after = out.tell()
+        note = {"files": sorted({*segments, *before} - {compacted})}
+        put(store, f"{folder}/{note_name(compacted)}", json.dumps(note).encode())
+    for name in files:
+        if name != compacted:
+            store.remove(f"{folder}/{name}")
+            if COMPACTED.fullmatch(name):
+                store.remove(f"{folder}/{note_name(name)}")
+    return done
+
+
+def _input(table: str, name: str, parquet: Any, done: Compacted) -> _Input:
+    done.rows += parquet.metadata.num_rows
+    if table in _IDS or not parquet.metadata.num_rows:
+        return _Input(name, "", is_sorted=False)
+    column = [one.name for one in TABLES[table]].index("host_id")
+    statistics = parquet.metadata.row_group(0).column(column).statistics
+    host = statistics.min if statistics else parquet.read_row_group(0, ["host_id"])["host_id"][0].as_py()
+    return _Input(name, str(host), is_sorted=COMPACTED.fullmatch(name) is not None)
+
+
+def _read(dataset: Dataset, table: str, folder: str, name: str) -> Iterator[Any]:
+    """Return the row groups of a file; texts are dictionaries."""
+    texts = [column.name for column in TABLES[table] if column.type == "string"]
+    path = f"{folder}/{name}"
+    with dataset.store.reader(path) as file:
+        parquet = open_parquet(file, dataset.store.path(path), texts)
+        for group in range(parquet.num_row_groups):
+            yield parquet.read_row_group(group)
+
+
+def _by_host(dataset: Dataset, table: str, folder: str, inputs: list[_Input]) -> Iterator[Any]:
+    """Return the rows of all files by (host, time), one host at a time."""
+    pa = imported("pyarrow")
+    parts = heapq.merge(
+        *(_hosts(dataset, table, folder, one) for one in inputs if one.is_sorted),
+        ((one.host, one) for one in sorted(inputs, key=lambda one: one.host) if not one.is_sorted),
+        key=lambda part: part[0],
+    )
+    for _, same in itertools.groupby(parts, key=lambda part: part[0]):
+        rows: list[Any] = []
+        for _, part in same:
+            rows += _read(dataset, table, folder, part.name) if isinstance(part, _Input) else [part]
+        whole = pa.concat_tables(rows)
+        keys = [(key, "ascending") for key in _KEYS[table]]
+        # Dictionaries of several files cannot be sorted or taken from before they are one.
+        whole = whole.unify_dictionaries().combine_chunks()
+        yield whole.take(imported("pyarrow.compute").sort_indices(whole, keys))
+
+
+def _hosts(dataset: Dataset, table: str, folder: str, one: _Input) -> Iterator[tuple[str, Any]]:
+    """Return (host, its rows) of a compacted file, in order; a host may come twice, with other rows."""
+    pc = imported("pyarrow.compute")
+    for rows in _read(dataset, table, folder, one.name):
+        ends = pc.run_end_encode(rows["host_id"].combine_chunks().cast("string"))
+        begin = 0
+        for host, end in zip(ends.values.to_pylist(), ends.run_ends.to_pylist(), strict=True):
+            yield host, rows.slice(begin, end - begin)
+            begin = end
+
+
+def _distinct(dataset: Dataset, table: str, folder: str, inputs: list[_Input]) -> Iterator[Any]:
+    """Return one row of each id."""
+    seen: set[int] = set()
+    for one in inputs:
+        for rows in _read(dataset, table, folder, one.name):
+            ids = rows[_IDS[table]].to_pylist()
+            new = {id_: place for place, id_ in reversed([*enumerate(ids)]) if id_ not in seen}
+            seen |= new.keys()
+            if new:
+                yield rows.take(sorted(new.values()))
+
+
+def _write(table: str, out: IO[bytes], tables: Iterator[Any]) -> int:
+    """Write tables as row groups of about ROW_GROUP rows; return the number of rows."""
+    pa = imported("pyarrow")
+    parquet, written = None, 0
+    waiting: list[Any] = []
+
+    def flush() -> None:
+        nonlocal parquet
+        rows = pa.concat_tables(waiting).unify_dictionaries()
+        parquet = parquet or writer(table, out, rows.schema)
+        parquet.write_table(rows, 2 * ROW_GROUP)
+        waiting.clear()
+
+    for rows in tables:
+        waiting.append(rows)
+        written += len(rows)
+        if sum(map(len, waiting)) >= ROW_GROUP:
+            flush()
+    if waiting:
+        flush()
+    if parquet is not None:
+        parquet.close()
+    return written
