@@ -75,10 +75,12 @@ static __always_inline void read_name(struct offcpu_object *to)
 	if (to->kind == OFFCPU_OBJECT_SOCKET) {
 #ifdef UNIX_PEER
 		u64 peer, other;
+		u32 own;
 
 		if (to->family != AF_UNIX)
 			return;
 		from = kernel_word(to, to->where + UNIX_ADDR, sizeof(u64));
+		own = from != 0;
 		peer = kernel_word(to, to->where + UNIX_PEER, sizeof(u64));
 		if (peer) {
 			other = kernel_word(to, peer + SOCK_SOCKET, sizeof(u64));
@@ -88,6 +90,7 @@ static __always_inline void read_name(struct offcpu_object *to)
 			if (!from)
 				from = kernel_word(to, peer + UNIX_ADDR, sizeof(u64));
 		}
+		to->own_name = own;
 		if (!from)
 			return;
 		/* struct sockaddr_un: its path follows the family, and may contain NULs. */

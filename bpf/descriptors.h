@@ -26,7 +26,7 @@
 #define AF_INET 2
 #define AF_INET6 10
 
-#define HEAD_BYTES 96			/* of struct inode and struct sock: see kernel_facts.py */
+#define HEAD_BYTES 96			/* of struct inode, sock and epitem: see kernel_facts.py */
 
 /* Memory of the kernel at an address of which the verifier knows nothing. */
 static __always_inline u64 kernel_word(struct offcpu_object *to, u64 address, u32 size)
@@ -116,21 +116,48 @@ static __always_inline void describe_file(struct offcpu_object *to, u64 file, u6
 	identify(to, kernel_word(to, file + FILE_OP, sizeof(u64)));
 }
 
-/* What a descriptor of a task refers to. Return false if it is not open. */
-static __always_inline bool describe_fd(struct offcpu_object *to, struct task_struct *task, u32 fd)
+/* The file of a descriptor of a task; 0 if it is not open. */
+static __always_inline u64 file_of(struct offcpu_object *to, struct task_struct *task, u32 fd)
 {
 	void *files = FIELD(void *, task, TASK_FILES), *table;
-	const u8 *inode;
-	u64 file;
-	u32 mode;
 
 	table = FIELD(void *, files, FILES_FDT);
 	if (fd >= FIELD(u32, table, FDTABLE_MAX_FDS))
-		return false;
-	file = kernel_word(to, FIELD(u64, table, FDTABLE_FD) + fd * sizeof(u64), sizeof(u64));
-	if (!file)
-		return false;
+		return 0;
 	to->fd = fd;
+	return kernel_word(to, FIELD(u64, table, FDTABLE_FD) + fd * sizeof(u64), sizeof(u64));
+}
+
+/*
+ * The file that ended a wait for an epoll instance; 0 if the instance has none that is ready. A
+ * wake-up puts its file at the end of the list of ready ones, which is empty while a thread sleeps.
+ */
+static __always_inline u64 ready_file(struct offcpu_object *to, u64 epoll)
+{
+	u64 file = 0;
+#ifdef EVENTPOLL_READY
+	u64 instance, item;
+	const u8 *head;
+
+	instance = kernel_word(to, epoll + FILE_PRIVATE_DATA, sizeof(u64));
+	item = kernel_word(to, instance + EVENTPOLL_READY, sizeof(u64));
+	if (!item || item == instance + EVENTPOLL_READY)
+		return 0;
+	head = head_of(to, item - EPITEM_READY);
+	if (FIELD(u64, head, EPITEM_EVENTPOLL) == instance) {
+		file = FIELD(u64, head, EPITEM_FILE);
+		to->fd = FIELD(s32, head, EPITEM_FD);
+	}
+#endif
+	return file;
+}
+
+/* Describe an open file. */
+static __always_inline void describe_open(struct offcpu_object *to, u64 file)
+{
+	const u8 *inode;
+	u32 mode;
+
 	to->where = file;
 	inode = head_of(to, kernel_word(to, file + FILE_INODE, sizeof(u64)));
 	mode = FIELD(u16, inode, INODE_MODE) & S_IFMT;
@@ -140,7 +167,6 @@ static __always_inline bool describe_fd(struct offcpu_object *to, struct task_st
 		describe_socket(to, file);
 	else
 		describe_file(to, file, FIELD(u64, inode, INODE_SB), mode);
-	return true;
 }
 
 /* An object that a number identifies: a pid, or the id of a System V object. */

@@ -14,11 +14,18 @@
 #include "descriptions.h"
 
 #if OFFCPU_OBJECTS
+/* Whether a wait is over, and its system call did not end by itself after the time asked for. */
+static __always_inline bool ended_early(const struct offcpu_object *to, u64 ns)
+{
+	return ns && (to->asked_ns == OFFCPU_NOT_KNOWN || ns + NS_PER_MS < to->asked_ns);
+}
+
 /* Fill in what the arguments of a system call name. */
 static __always_inline void describe_call(struct offcpu_object *to, struct task_struct *task,
-					  u32 what, u32 state, const struct offcpu_arguments *args)
+					  u32 what, u32 state, const struct offcpu_arguments *args,
+					  u64 ns)
 {
-	u64 first = args->words[0], second = args->words[1];
+	u64 first = args->words[0], second = args->words[1], file, ready;
 	s32 fd = -1, number;
 
 	if (what == OFFCPU_CALL_FUTEX) {
@@ -52,10 +59,20 @@ static __always_inline void describe_call(struct offcpu_object *to, struct task_
 	} else {
 		fd = what == OFFCPU_CALL_SEND_FILE && state & TASK_UNINTERRUPTIBLE ? second : first;
 	}
-	if (!describe_fd(to, task, fd)) {
+	file = file_of(to, task, fd);
+	if (!file) {
 		to->kind = OFFCPU_OBJECT_NONE;
 		to->lost |= OFFCPU_OBJECT_CLOSED;
+		return;
 	}
+	if (what == OFFCPU_CALL_EPOLL && state & TASK_INTERRUPTIBLE) {
+		ready = ready_file(to, file);
+		if (ready)
+			file = ready;
+		else if (ended_early(to, ns))
+			to->lost |= OFFCPU_OBJECT_TAKEN;
+	}
+	describe_open(to, file);
 }
 
 /* Count why an object, or a part of it, is not known. */
@@ -69,15 +86,17 @@ static __always_inline void count_unknown(u32 lost, u64 ns)
 		count(OFFCPU_OBJECTS_COMPAT, ns);
 	if (lost & OFFCPU_OBJECT_FULL)
 		count(OFFCPU_OBJECTS_FULL, ns);
+	if (lost & OFFCPU_OBJECT_TAKEN)
+		count(OFFCPU_EVENTS_TAKEN, ns);
 }
 
 /*
  * Find out what a task waits for. The result is in `to`, which is per-CPU memory: id (0 none), time
- * asked for, and what was lost.
+ * asked for, and what was lost. `ns` is the length of the wait, 0 if it is not over.
  */
 static __always_inline void find_object(const struct offcpu_control *ctl, struct task_struct *task,
 					struct offcpu_object *to, s32 syscall, u32 state, u64 begin,
-					u32 pid, bool in_sleeper)
+					u64 ns, u32 pid, bool in_sleeper)
 {
 	struct offcpu_arguments args;
 	struct offcpu_call *call;
@@ -107,7 +126,7 @@ static __always_inline void find_object(const struct offcpu_control *ctl, struct
 	if (!call->what)
 		return;
 	to->id = ctl->hash_key;
-	describe_call(to, task, call->what, state, &args);
+	describe_call(to, task, call->what, state, &args, ns);
 	if (to->kind == OFFCPU_OBJECT_PATH)
 		read_path(ctl, to);
 	if (to->kind == OFFCPU_OBJECT_NONE) {

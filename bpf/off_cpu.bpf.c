@@ -73,7 +73,8 @@
  *	OFFCPU_PREEMPT_COUNT, PREEMPT_COUNT	where the preemption count is
  *	OFFCPU_SYSCALL_NUMBERS			size of the table of system calls
  *	FILES_*, FDTABLE_*, FILE_*, INODE_*, SUPER_*, DENTRY_*, SOCKET_*, SOCK_*, UNIX_*,
- *	TASK_*, CSS_*, CGROUP_*, KERNFS_*, MM_*, PID_*, CRED_*, REGS_*	offsets of members
+ *	EVENTPOLL_*, EPITEM_*, TASK_*, CSS_*, CGROUP_*, KERNFS_*, MM_*, PID_*, CRED_*,
+ *	REGS_*					offsets of members
  */
 #include "output.h"
 #include "budget.h"
@@ -461,7 +462,7 @@ static __always_inline void show_task(void *seq, struct task_struct *task)
 #if OFFCPU_OBJECTS
 	if (last->waits) {
 		find_object(ctl, task, &to->object, last->syscall, last->state,
-			    last->switch_out_ns, last->pid, false);
+			    last->switch_out_ns, 0, last->pid, false);
 		last->object_id = to->object.id;
 		last->asked_ns = to->object.asked_ns;
 		last->object_lost = to->object.lost;

@@ -40,6 +40,7 @@ enum offcpu_counter {
 	OFFCPU_OBJECTS_UNREADABLE,	/* waits whose object could not be read */
 	OFFCPU_OBJECTS_COMPAT,		/* waits of 32-bit programs, whose arguments are not read */
 	OFFCPU_OBJECTS_FULL,		/* objects not described: the queue was full */
+	OFFCPU_EVENTS_TAKEN,		/* waits in epoll, after which nothing was ready */
 	OFFCPU_UNSAMPLED,		/* waits that others stand for */
 	OFFCPU_WAKERS_LEFT_OUT,		/* samples of long waits for a CPU: waker unknown */
 	OFFCPU_COUNTERS			/* number of counters */
@@ -141,7 +142,8 @@ enum offcpu_call_kind {
 	OFFCPU_CALL_PATH,		/* the first argument */
 	OFFCPU_CALL_PATH_AT,		/* the second argument */
 	OFFCPU_CALL_SEMAPHORES,		/* id of a System V set */
-	OFFCPU_CALL_MESSAGES		/* id of a System V queue */
+	OFFCPU_CALL_MESSAGES,		/* id of a System V queue */
+	OFFCPU_CALL_EPOLL		/* the first: an epoll instance */
 };
 
 /* After which time a system call ends by itself: where the time is, and in which form. */
@@ -199,6 +201,7 @@ struct offcpu_object {
 	s32 number;			/* pid, number of descriptors, id of a System V object */
 	u32 device;			/* of the file system, as the kernel has it */
 	u32 in_sleeper;			/* memory of the thread can be read */
+	u32 own_name;			/* of a Unix socket: the name is that of this end */
 	u16 family;			/* AF_* */
 	u16 protocol;			/* IPPROTO_* */
 	u16 local_port;
@@ -380,6 +383,7 @@ struct offcpu_extension {
 #define OFFCPU_OBJECT_FAULT 2
 #define OFFCPU_OBJECT_COMPAT 4
 #define OFFCPU_OBJECT_FULL 8
+#define OFFCPU_OBJECT_TAKEN 16
 
 #define OFFCPU_NOT_KNOWN (~0ULL)
 #define OFFCPU_NO_ID (~0U)

@@ -113,6 +113,11 @@ OBJECTS_CLOSED = _bpf("objects-closed", "waits for descriptors that were not ope
 OBJECTS_UNREADABLE = _bpf("objects-unreadable", "waits whose object could not be read from memory")
 OBJECTS_COMPAT = _bpf("objects-compat", "waits of 32-bit programs, whose objects are not looked up")
 OBJECTS_FULL = _bpf("objects-full", "objects of waits not described because too many were new at once")
+EVENTS_TAKEN = _bpf(
+    "events-taken",
+    "waits in epoll after which nothing was ready: another thread had taken the event, or a signal ended the "
+    "wait, so that all watched descriptors are its object",
+)
 UNSAMPLED = _bpf("unsampled", "waits that samples of others stand for (--off-cpu-period)", is_loss=False)
 WAKERS_LEFT_OUT = _bpf(
     "wakers-left-out",

@@ -66,6 +66,7 @@ needs() {
     has_command gdb || echo "gdb|to compare its backtraces with ours"
     has_command stress-ng || echo "stress-ng|for threads that switch, fork and want locks without end"
     ls /usr/lib/postgresql/*/bin/pgbench >/dev/null 2>&1 || echo "postgresql|for the waits of a database server"
+    has_command nginx || [ -x /usr/sbin/nginx ] || echo "nginx|for the waits of a proxy"
     has_command readelf || echo "binutils|to compare readelf with our ELF reader"
     has_command dot || echo "graphviz|to draw call graphs"
     has_command man || echo "man-db|to check that man finds the pages"

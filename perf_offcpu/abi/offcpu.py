@@ -85,6 +85,8 @@ class ObjectLost(enum.IntFlag):
     """a 32-bit program, whose arguments are not read"""
     FULL = 1 << 3
     """the queue of new objects was full"""
+    TAKEN = 1 << 4
+    """epoll: nothing was ready any more, so that the object is the epoll instance"""
 
 
 SYSCALL_NONE = -1

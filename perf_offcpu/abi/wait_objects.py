@@ -71,7 +71,9 @@ protocol    of a socket: tcp, udp, unix, netlink, …
 local       its own address: 10.0.0.7:5432, [::1]:80, a path
 remote      the address of the other end, likewise
 name        path, or leaf name, of a file or device; [eventfd] and the like; "" unknown
-place       memory that a futex is in: heap, stack, path of a mapped file with +offset; "" unknown
+place       memory that a futex is in: heap, stack, path of a mapped file with +offset; of a pipe, the end
+            that was waited for: read end, write end; of a socket: accepted, if the connection came to a port
+            or path at which its side listens; "" unknown
 peer_comm   name of the process at the other end
 """
 

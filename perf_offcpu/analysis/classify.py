@@ -41,7 +41,7 @@ from perf_offcpu.abi.offcpu import SYSCALL_NONE, SYSCALL_UNKNOWN
 from perf_offcpu.abi.syscalls import is_compat_entry, syscall_names
 from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.analysis import wait_classes as rules
-from perf_offcpu.analysis.evidence.objects import BY_OBJECT, class_of, is_connected, object_codes
+from perf_offcpu.analysis.evidence.objects import BY_OBJECT, answers, class_of, is_connected, object_codes
 from perf_offcpu.analysis.evidence.sums import like_single_waits
 from perf_offcpu.analysis.group import distinct, group, sum_by
 from perf_offcpu.analysis.program_rules import Rules
@@ -57,6 +57,8 @@ _WRAPPER_DEPTH = 4
 """Number of user frames, from the leaf on, that can be wrappers: further up a `read` is the program's own."""
 _NONE = -1
 _POLLS = frozenset(WaitClass.POLL.row.syscalls.split())
+_EPOLLS = frozenset(name for name in _POLLS if name.startswith("epoll_"))
+"""Their object is the one of several descriptors that ended the wait: often a client."""
 _NO_SUFFIX = re.compile(r"(?!)")
 _IDLE_PERCENT = 99
 
@@ -197,19 +199,22 @@ class _Judge:
         """Return the class of waits with such a stack, in this system call and state, for such an object."""
         if state == "R":
             return WaitClass.RUNQUEUE
+        by_object = class_of(thing)
+        if by_object is WaitClass.SLEEP and syscall in _EPOLLS:
+            by_object = WaitClass.POLL  # a timer of an event loop
         if evidence.fault >= 0 and evidence.in_kernel in (_NONE, WaitClass.DISK, WaitClass.OTHER):
             return WaitClass.FAULT
         if evidence.in_kernel >= 0:
             found = WaitClass(evidence.in_kernel)
-            return class_of(thing) or found if found is WaitClass.POLL else found
-        return self._without_kernel(evidence, number, syscall, state, class_of(thing))
+            return by_object or found if found is WaitClass.POLL else found
+        return self._without_kernel(evidence, number, syscall, state, by_object)
 
     def is_for_work(
         self, evidence: _Evidence, wait_class: WaitClass, syscall: str, state: str, thing: int
     ) -> bool:
         """Return True if such waits end when there is something to do."""
         if syscall in _POLLS and wait_class in (WaitClass.NETWORK, WaitClass.PIPE):
-            return not is_connected(thing)
+            return not (answers(thing) if syscall in _EPOLLS else is_connected(thing))
         work = wait_class.row.work
         if work in (Work.NEVER, Work.ALWAYS):
             return work is Work.ALWAYS

@@ -68,6 +68,7 @@ class Objects(Table):
     protocol: U32 = column("u4", "string: of a socket, such as tcp", domain="strings")
     shared: Bool = column("?", "of a futex: in memory that processes share")
     connected: Bool = column("?", "a pipe, or a socket that has another end")
+    inward: Bool = column("?", "the other end is a client, or in the same process, or not known")
     pid: I32 = column("i4", "of a futex: tgid of the process it is in", sentinel=-1, domain="task")
     address: U64 = column("u8", "of a futex; 0 none")
     peer_pid: I32 = column("i4", "tgid of the process at the other end", sentinel=-1, domain="task")

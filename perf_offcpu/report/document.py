@@ -85,7 +85,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def _cause(cause: Cause) -> dict[str, Any]:
-    places = [fields(place, "function weight object") | _waiting(place) for place in cause.places]
+    places = [fields(place, "function weight object mostly") | _waiting(place) for place in cause.places]
     facts = fields(cause, "wait_class program meaning weight for_work functions")
     return facts | _waiting(cause) | {"places": places}
 

@@ -60,6 +60,7 @@ class Place:
     weight: int
     threads: Threads
     object: str  # name of what nearly all of it was waited for; "" for several, or none
+    mostly: str  # name of what more than half of it was waited for, if that is not nearly all; else ""
 
 
 @frozen
@@ -278,21 +279,22 @@ def _cause(profile: Profile, waits: Waits, causes: Causes, cells: _Cells) -> Cau
                 causes.names[cells.function[first[at]]],
                 weights[at],
                 _threads(profile, cells.take(of == at)),
-                _object(profile, cells.take(of == at)),
+                *_object(profile, cells.take(of == at)),
             )
             for at in large
         ],
     )
 
 
-def _object(profile: Profile, cells: _Cells) -> str:
-    """Return the name of what nearly all of the weight was waited for; "" for several objects, or none."""
+def _object(profile: Profile, cells: _Cells) -> tuple[str, str]:
+    """Return the names of what nearly all, else of what most of the weight was waited for; "" for none."""
     first, of = group(cells.object)
     sums = sum_by(of, cells.weight, len(first)).tolist()
     most = max(range(len(first)), key=lambda at: sums[at], default=-1)
-    if most < 0 or 100 * sums[most] < _SOLE_PERCENT * sum(sums):
-        return ""
-    return printable(profile.strings[int(cells.object[first[most]])])
+    if most < 0 or 2 * sums[most] <= sum(sums):
+        return "", ""
+    name = printable(profile.strings[int(cells.object[first[most]])])
+    return (name, "") if 100 * sums[most] >= _SOLE_PERCENT * sum(sums) else ("", name)
 
 
 def _threads(profile: Profile, cells: _Cells) -> Threads:

@@ -74,6 +74,8 @@ def _place(place: Place, whole: int) -> str:
 
 def _where(place: Place) -> str:
     """Return `transfer for ledger_lock in bank`: the function, and what was waited for."""
+    if place.mostly:
+        return f"{place.function}, mostly for {place.mostly}"
     return f"{place.function} for {place.object}" if place.object else place.function
 
 

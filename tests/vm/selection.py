@@ -47,6 +47,13 @@ FEATURES = {
         "test_short_and_unfinished.py::test_waits_shorter_than_asked_for_are_left_out_and_counted",
         "test_short_and_unfinished.py::test_the_rate_of_samples_is_limited_and_nothing_goes_missing",
     ),
+    "what was waited for": (
+        "test_wait_objects.py::test_both_forms_find_the_same_kinds",
+        "test_wait_objects.py::test_each_wait_for_a_descriptor_names_what_it_refers_to",
+        "test_wait_objects.py::test_holder_when_the_wait_began_and_releaser",
+        "test_epoll.py::test_the_object_is_the_descriptor_that_ended_the_wait",
+        "test_epoll.py::test_events_of_others_are_answers_and_those_of_clients_are_work",
+    ),
     "wakers; blocked and runnable time": (
         "test_wakers.py::test_a_thread_is_woken_by_the_one_that_lets_it_go",
         "test_wakers.py::test_blocked_and_runnable_time_make_up_the_wait",

@@ -15,7 +15,7 @@ from perf_offcpu.model.columns import I16
 from perf_offcpu.model.profile import Profile
 
 _NONE = -1
-_CONNECTED = 1 << 8
+_CONNECTED, _INWARD = 1 << 8, 1 << 9
 _OF_KIND = {
     ObjectKind.FILE: WaitClass.DISK,
     ObjectKind.DIRECTORY: WaitClass.DISK,
@@ -44,23 +44,29 @@ def object_codes(profile: Profile) -> I16:
     if not len(objects):
         return np.broadcast_to(np.int16(_NONE), len(profile.samples))
     codes = np.full(len(objects) + 1, _NONE, np.int16)
-    columns = (getattr(objects, name).tolist() for name in ("kind", "protocol", "name", "connected"))
-    for row, (kind, protocol, name, connected) in enumerate(zip(*columns, strict=True)):
+    asked = ("kind", "protocol", "name", "connected", "inward")
+    columns = (getattr(objects, name).tolist() for name in asked)
+    for row, (kind, protocol, name, connected, inward) in enumerate(zip(*columns, strict=True)):
         found = _OF_KIND.get(kind)
         if kind == ObjectKind.SOCKET and strings[protocol] == "unix":
             found = WaitClass.PIPE
         if kind in (ObjectKind.ANONYMOUS, ObjectKind.DESCRIPTORS):
             found = _OF_NAME.get((kind, strings[name]), found)
         if found is not None:
-            codes[row] = int(found) | (_CONNECTED if connected else 0)
+            codes[row] = int(found) | (_CONNECTED if connected else 0) | (_INWARD if inward else 0)
     return codes[profile.samples.object]
 
 
 def class_of(code: int) -> WaitClass | None:
     """Return the class of a code; None without one."""
-    return WaitClass(code & ~_CONNECTED) if code >= 0 else None
+    return WaitClass(code & ~(_CONNECTED | _INWARD)) if code >= 0 else None
 
 
 def is_connected(code: int) -> bool:
     """Return True for a pipe, and for a socket that has another end."""
     return code >= 0 and bool(code & _CONNECTED)
+
+
+def answers(code: int) -> bool:
+    """Return True for a connection or pipe whose other end has work of ours: not a client, nor ourselves."""
+    return is_connected(code) and not code & _INWARD

@@ -120,6 +120,14 @@ _OBJECTS = {
     "SOCK_SOCKET": "sock.sk_socket",
 }
 """The way from a descriptor to the file, pipe or socket that it refers to."""
+_EPOLL = {
+    "EVENTPOLL_READY": "eventpoll.rdllist",
+    "EPITEM_READY": "epitem.rdllink",
+    "EPITEM_FILE": "epitem.ffd.file",
+    "EPITEM_FD": "epitem.ffd.fd",
+    "EPITEM_EVENTPOLL": "epitem.ep",
+}
+"""The way from an epoll instance to the first file that is ready."""
 _IPV6 = {
     "SOCK_V6_DADDR": "sock.__sk_common.skc_v6_daddr",
     "SOCK_V6_RCV_SADDR": "sock.__sk_common.skc_v6_rcv_saddr",
@@ -131,7 +139,7 @@ _UNIX = {
     "UNIX_ADDR_NAME": "unix_address.name",
 }
 _HEAD_BYTES = 96
-"""HEAD_BYTES in bpf/descriptors.h: the first bytes of an inode and of a socket, which are read at once."""
+"""HEAD_BYTES in bpf/descriptors.h: the first bytes of an inode, socket or item of epoll, read at once."""
 _IN_HEAD = {"INODE_MODE", "INODE_INO", "INODE_SB", "SOCK_FAMILY", "SOCK_NUM", "SOCK_DPORT", *_IPV6}
 _ARGUMENTS = {
     "x86_64": {
@@ -298,11 +306,14 @@ def _object_members(btf: Btf) -> Defines:
     registers = btf.member("pt_regs", "regs")
     if machine == "aarch64" and arguments and registers:
         arguments |= {f"REGS_ARG_{number}": registers.offset + 8 * number for number in (1, 2, 3)}
+    epoll = _all_offsets(btf, _EPOLL)
+    if any(int(epoll[name]) > _HEAD_BYTES - _POINTER for name in epoll if name != "EVENTPOLL_READY"):
+        epoll = {}
     optional = {**_all_offsets(btf, _IPV6), **_all_offsets(btf, _UNIX)}  # af_unix may be a module
     in_head = [int(offset) for name, offset in (files | optional).items() if name in _IN_HEAD]
     if not in_head or not protocol or "REGS_ARG_3" not in arguments or max(in_head) > _HEAD_BYTES - 16:
         return {}
-    return {**files, **arguments, **optional, "SOCK_PROTOCOL_SIZE": protocol.size}
+    return {**files, **arguments, **optional, **epoll, "SOCK_PROTOCOL_SIZE": protocol.size}
 
 
 _INTERRUPT_MASK = {False: 0x00FF0100, True: 0x1F000100}

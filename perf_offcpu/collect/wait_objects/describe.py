@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import Any, Final
 
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from perf_offcpu.collect.wait_objects.names import (
     socket_texts,
 )
 from perf_offcpu.collect.wait_objects.peers import Ends
+from perf_offcpu.collect.wait_objects.sockets import listening_ports
 
 Described = dict[str, Any]
 """Fields of `abi.wait_objects.OBJECT`, and the texts by name as bytes."""
@@ -42,13 +44,15 @@ def describe(rows: NDArray[Any], *, names: bool) -> list[Described]:
         names: look up names; else only numbers and addresses are described.
     """
     mounts = Mounts()
-    maps_of = functools.cache(mappings_of)
+    maps_of, ports_of = functools.cache(mappings_of), functools.cache(listening_ports)
     found = []
     for row in rows:
         kind, pid = int(row["kind"]), int(row["pid"])
         texts: Texts = {}
         if kind == ObjectKind.SOCKET:
             texts = socket_texts(row)
+            if names and _is_accepted(row, texts, ports_of):
+                texts["place"] = b"accepted"
         elif kind == ObjectKind.FUTEX and names:
             texts["place"] = place_of(maps_of(pid), int(row["address"]), int(row["sp"]))
         elif kind in (ObjectKind.PATH, ObjectKind.ANONYMOUS):
@@ -77,6 +81,15 @@ def _numbers(row: Any) -> Described:
         "peer_pid": 0,
         "reserved2": 0,
     }
+
+
+def _is_accepted(row: Any, texts: Texts, ports_of: Callable[[int], frozenset[int]]) -> bool:
+    """Return True for a connection that came to a port or path at which the process's side listens."""
+    if texts["protocol"] == b"unix":
+        return bool(row["own_name"] and row["peer_inode"])
+    if texts["protocol"] not in (b"tcp", b"mptcp") or not texts["remote"]:
+        return False
+    return int(row["local_port"]) in ports_of(int(row["pid"]))
 
 
 def _file_texts(row: Any, pid: int, mounts: Mounts) -> Texts:

@@ -50,7 +50,7 @@ class ObjectRow:
 
 @frozen
 class ObjectTable:
-    """The objects, heaviest first."""
+    """The objects, heaviest first, without waits for the next piece of work: that come last."""
 
     rows: list[ObjectRow]
     more: tuple[int, int]  # (rows, weight) over the limit
@@ -101,7 +101,7 @@ class _Objects:
     def __init__(
         self, profile: Profile, waits: Waits, holders: Holders, limit: int | None, rows: I64, idle: Bool
     ) -> None:
-        """Group the samples `rows`, and keep `limit` groups: those with most weight of busy threads."""
+        """Group the samples `rows`, and keep `limit` groups: those with most weight that is not `idle`."""
         self.profile, self.samples, self.waits, self.holders = profile, profile.samples, waits, holders
         names = profile.objects.name[self.samples.object[rows]]
         first, of = group(names)
@@ -167,7 +167,7 @@ class _Objects:
 
 
 def object_table(profile: Profile, waits: Waits, holders: Holders, limit: int | None = None) -> ObjectTable:
-    """Return the objects that the samples of a profile waited for.
+    """Return the objects that the samples of a profile waited for, the next piece of work last.
 
     Args:
         waits: `classify(profile)`.
@@ -177,7 +177,7 @@ def object_table(profile: Profile, waits: Waits, holders: Holders, limit: int | 
     samples = profile.samples
     has_object = samples.object >= 0
     rows = np.flatnonzero(has_object)
-    objects = _Objects(profile, waits, holders, limit, rows, np.zeros(len(samples), np.bool_))
+    objects = _Objects(profile, waits, holders, limit, rows, waits.for_work)
     return ObjectTable(objects.rows(), objects.more, int(samples.period[~has_object].sum()))
 
 

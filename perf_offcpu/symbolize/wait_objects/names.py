@@ -41,6 +41,8 @@ _EPHEMERAL = 32768
 _ENDS = {"read end": "from", "write end": "to"}
 """End of a pipe at which its first process waited → word for the other end."""
 _PORT = re.compile(r"(.*):(\d{1,5})")
+_ACCEPTED = "accepted"
+_MORE = re.compile(r" and \d+ more$")
 
 
 @frozen
@@ -69,7 +71,8 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
         ends,
         futex_names(profile, recording, futexes, row, options),
     )
-    named = [namer.name(*entry) for entry in zip(rows.tolist(), pids.tolist(), strict=True)]
+    entries = list(zip(rows.tolist(), pids.tolist(), strict=True))
+    named = [namer.name(*entry) for entry in entries]
     named.append(_Named(SLEEP, SLEEP))
     strings, table = profile.strings, recording.objects
     at = np.append(rows, -1)
@@ -81,6 +84,7 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
         protocol=np.append(table.protocol, np.uint32(0))[at],
         shared=[one.is_shared for one in named],
         connected=[*(_is_connected(known[row]) for row in rows.tolist()), False],
+        inward=[*(namer.is_inward(*entry) for entry in entries), False],
         pid=np.append(table.pid, np.int32(-1))[at],
         address=np.append(table.address, np.uint64(0))[at],
         peer_pid=np.append(table.peer_pid, np.int32(-1))[at],
@@ -126,6 +130,20 @@ class _Namer:
             return self._socket(row)
         return _numbered(one) or _file(one)
 
+    def is_inward(self, row: int, pid: int) -> bool:
+        """Return True if an event of an object is work that comes in, not an answer: see `model.profile`."""
+        one = self._rows[row]
+        if one.kind == ObjectKind.PIPE:
+            other = self._ends.of_pipe(row, pid)
+            return other is None or other.pid == pid
+        if one.kind != ObjectKind.SOCKET:
+            return False
+        if one.place == _ACCEPTED:
+            return True
+        if one.protocol == "unix":
+            return not (one.name or one.remote or one.local) and one.peer_pid in (one.pid, -1)
+        return _is_of_client(plain(one.local), plain(one.remote))
+
     def _pipe(self, row: int, pid: int) -> _Named:
         one, other = self._rows[row], self._ends.of_pipe(row, pid)
         mine = next((user for user in self._users.get(row, ()) if user.pid == pid), None)
@@ -164,10 +182,15 @@ def _is_connected(one: ObjectRow) -> bool:
 
 def _lasting(local: str, remote: str) -> str:
     """Return the remote address as the next run has it: clients have other ports then."""
+    if not _is_of_client(local, remote):
+        return remote
+    return f"{remote.rpartition(':')[0]} at :{local.rpartition(':')[2]}"
+
+
+def _is_of_client(local: str, remote: str) -> bool:
+    """Return True if only the remote port is one of those that Linux gives to clients by itself."""
     ends = _PORT.fullmatch(local), _PORT.fullmatch(remote)
-    if ends[0] and ends[1] and int(ends[0][2]) < _EPHEMERAL <= int(ends[1][2]):
-        return f"{ends[1][1]} at :{ends[0][2]}"
-    return remote
+    return bool(ends[0] and ends[1] and int(ends[0][2]) < _EPHEMERAL <= int(ends[1][2]))
 
 
 def _numbered(one: ObjectRow) -> _Named | None:
@@ -193,4 +216,4 @@ def _file(one: ObjectRow) -> _Named:
         where = f"inode {one.inode} on {one.device >> 20}:{one.device & 0xFFFFF}"
         return _Named(where if one.inode else "unknown", "file" if one.inode else "unknown")
     whole = one.name.startswith(("/", "[")) or not one.inode
-    return _Named(one.name, one.name, "" if whole else f"(inode {one.inode})")
+    return _Named(one.name, _MORE.sub("", one.name), "" if whole else f"(inode {one.inode})")

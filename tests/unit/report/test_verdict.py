@@ -297,6 +297,7 @@ def test_the_document_of_a_verdict() -> None:
                 "function": "XactLockTableWait",
                 "weight": 880 * MS,
                 "object": "",
+                "mostly": "",
                 "threads": 8,
                 "comms": ["postgres"],
             }

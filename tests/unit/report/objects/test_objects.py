@@ -153,7 +153,8 @@ def test_the_verdict_names_the_object_of_nearly_all_waits() -> None:
     lock, poll = ObjectKind.FUTEX, ObjectKind.DESCRIPTORS
     assert "in transfer for m\\x1b in bank (bank, 1 thread)" in first_sentence(("m\x1b in bank", 5, lock))
     assert "in transfer for m (" in first_sentence(("m", 60, lock), ("m", 30, lock), ("n", 10, lock))
-    assert "in transfer (" in first_sentence(("m", 89, lock), ("n", 11, lock))
+    assert "in transfer, mostly for m (" in first_sentence(("m", 89, lock), ("n", 11, lock))
+    assert "in transfer (" in first_sentence(("m", 50, lock), ("n", 50, lock))
     assert "in transfer (" in first_sentence(("3 descriptors", 5, poll)), "the class says as much"
 
 

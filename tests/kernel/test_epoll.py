@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits for several descriptors at once: their object is the one that ended them, or the whole set."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import PATIENCE, Command
+from kernel.napping import both_forms, recording, waits_of
+from kernel.recorder import run
+
+from perf_offcpu import losses
+from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.symbolize.load import load_profile
+from perf_offcpu.symbolize.options import SymbolizeOptions
+
+pytestmark = pytest.mark.beside
+
+LOOP = Path(__file__).parents[1] / "workload" / "objects" / "loop.py"
+ROUNDS = 8
+EPOLL_WAIT = 232
+KINDS = {
+    "upstream": ObjectKind.SOCKET, "client": ObjectKind.SOCKET, "pipe": ObjectKind.PIPE,
+    "eventfd": ObjectKind.ANONYMOUS, "timeout": ObjectKind.ANONYMOUS, "signal": ObjectKind.ANONYMOUS,
+}  # fmt: skip
+
+
+@both_forms
+def test_the_object_is_the_descriptor_that_ended_the_wait(in_switch: bool) -> None:
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=1_000_000, in_switch=in_switch)
+    command = [sys.executable, str(LOOP), str(ROUNDS)]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as loop,
+        recording(config) as (program, rings),
+    ):
+        assert loop.stdin and loop.stdout
+        lines = iter(loop.stdout.readline, "done\n")
+        next(lines), next(lines)
+        program.maps.add_target(loop.pid)
+        program.enable()
+        loop.stdin.write("\n")
+        loop.stdin.flush()
+        log = [line.split() for line in lines]
+        program.disable()
+        objects = {int(row["id"]): row for row in program.maps.take_objects()}
+        waits = [wait for wait in waits_of(rings) if wait.syscall == EPOLL_WAIT and wait.tid == loop.pid]
+        counters = program.counters()
+    found: Counter[str] = Counter()
+    for kind, begin, end, *numbers in log:
+        for wait in waits:
+            if not int(begin) <= wait.switch_out_ns < int(end) or wait.ns < 4_000_000:
+                continue  # of another round, or ended by what this kernel woke for nothing
+            row = objects[wait.object_id]
+            assert row["kind"] == KINDS[kind], kind
+            assert [row["local_port"], row["remote_port"], row["inode"]] == list(map(int, numbers)), kind
+            found[kind] += 1
+    assert all(found[kind] >= ROUNDS - 2 for kind in KINDS if kind != "signal"), found
+    assert (counters["events_taken"], found["signal"]) == (1, 2), (
+        "python waits again for the rest of the time"
+    )
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    directory = tmp_path_factory.mktemp("loop")
+    log = directory / "log"
+    command = f"exec {sys.executable} {LOOP} {ROUNDS} >{log} <<x\n\nx\n"
+    done = run("-e", "none", "--", "sh", "-c", command, cwd=directory)
+    assert done.status == 0, done.stderr
+    return load_profile([str(directory / "perf.data")], SymbolizeOptions(inline=False))
+
+
+def test_events_of_others_are_answers_and_those_of_clients_are_work(profile: Profile) -> None:
+    """What a client sends, or the process itself, is work that comes in; an answer is waited for."""
+    waits, samples = classify(profile), profile.samples
+    rows = np.flatnonzero((samples.syscall == EPOLL_WAIT) & (samples.object >= 0))
+    found: dict[str, Counter[tuple[str, bool]]] = {}
+    for row in rows.tolist():
+        name = profile.strings[profile.objects.name[samples.object[row]]]
+        name = name.partition(" of ")[0]
+        who = next((one for one in ("upstream", "to_pipe", "tcp") if f"{one} " in name), name)
+        fact = WaitClass(waits.wait_class[row]).label, bool(waits.for_work[row])
+        found.setdefault(who, Counter())[fact] += 1
+    assert {who: set(facts) for who, facts in found.items()} == {
+        "upstream": {("network", False)},
+        "tcp": {("network", True)},
+        "to_pipe": {("pipe", False)},
+        "[eventfd]": {("poll", True)},
+        "[eventpoll]": {("poll", True)},
+    }
+
+
+def test_a_set_is_named_by_the_connections_made_from_here(profile: Profile) -> None:
+    names = {profile.strings[name] for name in profile.objects.name.tolist()}
+    (whole,) = [name for name in names if name.startswith("[eventpoll]")]
+    upstream = next(name for name in names if "(upstream " in name).partition(" (")[0]
+    listening, _, more = whole.removeprefix(f"[eventpoll] of {upstream}, tcp listen ").partition(" and ")
+    assert listening.startswith("127.0.0.1:") and more == "3 more", whole
+    assert profile.losses[losses.EVENTS_TAKEN] == 1, "the signal"
+
+
+UPSTREAM = """
+import http.server, sys, time
+
+class Slow(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        time.sleep(0.03)
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+    def log_message(self, *_):
+        pass
+
+with open("/proc/self/comm", "w") as file:
+    file.write("upstream")
+server = http.server.ThreadingHTTPServer(("127.0.0.2", 0), Slow)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+CLIENTS = """
+import http.client, sys, threading
+
+def client():
+    connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
+    for _ in range(20):
+        connection.request("GET", "/")
+        assert connection.getresponse().read() == b"ok"
+
+threads = [threading.Thread(target=client) for _ in range(3)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+NGINX = """
+daemon off; master_process off; pid {directory}/pid; error_log {directory}/log;
+events {{ worker_connections 64; }}
+http {{
+    access_log off; client_body_temp_path {directory}/a; proxy_temp_path {directory}/b;
+    fastcgi_temp_path {directory}/c; uwsgi_temp_path {directory}/d; scgi_temp_path {directory}/e;
+    upstream slow {{ server 127.0.0.2:{slow}; keepalive 4; }}
+    server {{
+        listen 127.0.0.1:{front};
+        location / {{ proxy_pass http://slow; proxy_http_version 1.1; proxy_set_header Connection ""; }}
+    }}
+}}
+"""
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as one:
+        return not one.connect_ex(("127.0.0.1", port))
+
+
+@contextmanager
+def proxy(directory: Path) -> Iterator[tuple[int, int, str]]:
+    """Run nginx before a slow upstream; yield the ports of both, and their pids."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        front = free.getsockname()[1]
+    upstream = subprocess.Popen([sys.executable, "-c", UPSTREAM], stdout=subprocess.PIPE, text=True)
+    assert upstream.stdout
+    slow = int(upstream.stdout.readline())
+    configuration = directory / "nginx.conf"
+    configuration.write_text(NGINX.format(directory=directory, front=front, slow=slow))
+    nginx = subprocess.Popen(["nginx", "-p", directory, "-c", configuration, "-e", directory / "log"])
+    try:
+        until = time.monotonic() + 10 * PATIENCE
+        while not listens(front):
+            assert time.monotonic() < until and nginx.poll() is None, (directory / "log").read_text()
+            time.sleep(0.02)
+        yield front, slow, f"{nginx.pid},{upstream.pid}"
+    finally:
+        for process in (nginx, upstream):
+            process.terminate()
+            process.communicate(timeout=10)
+
+
+def test_the_upstream_of_nginx_comes_first(perf_offcpu: Command, tmp_path: Path) -> None:
+    with proxy(tmp_path) as (front, slow, pids):
+        clients = [sys.executable, "-c", CLIENTS, str(front)]
+        done = perf_offcpu("record", "-q", "-p", pids, "-e", "none", "--", *clients, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = perf_offcpu("report", "--comm", "nginx", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    first = report["objects"]["rows"][0]
+    assert (first["kind"], first["wait_class"]) == ("socket", "network")
+    assert first["name"].startswith(f"tcp 127.0.0.2:{slow} (upstream "), first
+    (cause,) = [cause for cause in report["verdict"]["causes"] if cause["wait_class"] == "network"]
+    (place,) = cause["places"]
+    assert first["name"] in (place["object"], place["mostly"]), "the verdict names it"
+    done = perf_offcpu("report", "--comm", "nginx", "--sort", "object", cwd=tmp_path)
+    rows = [line for line in done.stdout.splitlines() if "%  " in line and "tcp 127." in line]
+    assert f"tcp 127.0.0.2:{slow} (upstream" in rows[0], rows
