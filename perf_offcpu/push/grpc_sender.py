@@ -21,7 +21,12 @@ from perf_offcpu.resources import version
 _LATER = frozenset("CANCELLED DEADLINE_EXCEEDED ABORTED OUT_OF_RANGE UNAVAILABLE DATA_LOSS".split())
 _SERVER = frozenset("UNAUTHENTICATED PERMISSION_DENIED UNIMPLEMENTED NOT_FOUND".split())
 _DETAILS = "grpc-status-details-bin"
-_BAD_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
+_BAD_CERTIFICATES = (
+    "CERTIFICATE_VERIFY_FAILED",
+    "Hostname Verification Check failed",
+    "not in peer certificate",
+)
+"""Words in the details of UNAVAILABLE: gRPC has no code for a certificate that is wrong."""
 
 
 class GrpcSender:
@@ -70,7 +75,7 @@ class GrpcSender:
         trailing = {name: value for name, value in problem.trailing_metadata() or ()}
         after_s = retry_delay_s(trailing.get(_DETAILS, b""))
         text = f"{self._target}: {code}: {shown(details.encode('utf-8', 'replace'))}"
-        if code in _SERVER or _BAD_CERTIFICATE in details:
+        if code in _SERVER or any(words in details for words in _BAD_CERTIFICATES):
             return ServerRefused(text)
         if code in _LATER or (code == "RESOURCE_EXHAUSTED" and after_s is not None):
             return RetryLater(text, after_s)

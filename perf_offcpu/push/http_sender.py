@@ -95,12 +95,10 @@ class HttpSender:
         timer.start()
         try:
             return self._request(connection, body)
-        except (OSError, http.client.HTTPException):
-            if expired.is_set():
-                raise TimeoutError from None
-            raise
         finally:
             timer.cancel()
+            if expired.is_set():  # what came before the end may look like an answer
+                raise TimeoutError
 
     def _request(self, connection: http.client.HTTPConnection, body: bytes) -> Answer:
         own = {"User-Agent": f"perf-offcpu/{version()}", "Accept-Encoding": "identity"}
@@ -116,6 +114,8 @@ class HttpSender:
     def _judge(self, response: http.client.HTTPResponse) -> Answer:
         """Return the answer, or raise the error that it is."""
         data = response.read(MOST_BYTES)
+        if response.length and len(data) < MOST_BYTES:
+            raise http.client.IncompleteRead(data)
         if response.will_close or not response.isclosed():  # more follows: not worth reading
             self.close()
         kind = (response.getheader("Content-Type") or "").partition(";")[0].strip().lower()

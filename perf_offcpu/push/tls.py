@@ -19,7 +19,7 @@ def tls_context(ca: str) -> ssl.SSLContext:
     """
     try:
         return ssl.create_default_context(cadata=ca or None)
-    except (ssl.SSLError, ValueError) as problem:
+    except (ssl.SSLError, TypeError, ValueError) as problem:
         raise UsageError(f"--push-ca: no certificates in PEM: {problem}") from None
 
 

@@ -60,6 +60,7 @@ class Series:
 # ---- Pyroscope: pkg/validation/validate.go, limits.go, pkg/model/pprofsplit, pkg/pprof
 
 PYROSCOPE_BYTES, PYROSCOPE_SAMPLES, PYROSCOPE_LABELS = 4 << 20, 16_000, 30
+PYROSCOPE_AGE_S = 3600.0
 _LEGACY_NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
 
 
@@ -80,7 +81,7 @@ def pyroscope_push(data: bytes) -> list[Series]:
 def pyroscope_profile(series: Series, labels: Mapping[str, str]) -> Series:
     """ValidateProfile and, for each series that labels of samples make, ValidateLabels."""
     age = time.time_ns() - series.time_ns
-    demand(-600e9 < age < 3600e9, "profile is outside of ingestion window")
+    demand(-600e9 < age < PYROSCOPE_AGE_S * 1e9, "profile is outside of ingestion window")
     demand(len(series.values) <= PYROSCOPE_SAMPLES, "exceeds the samples count limit")
     demand("-" not in series.type, "sample type contains -")
     for own in {labels for _, labels in series.values}:

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP servers on real sockets: one that takes what Pyroscope, Parca and a collector take, and bad ones."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from builders.push import otlp, rules
+from builders.push.published import Malformed
+from builders.push.rules import Rejected, Series
+from google.protobuf import json_format
+
+
+@dataclass
+class Reply:
+    """An answer of HTTP."""
+
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass
+class Request:
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Receiver:
+    """Requests that came, and what the rules made of them."""
+
+    port: int = 0
+    requests: list[Request] = field(default_factory=list)
+    stored: list[Series] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
+    """Answers to give first, before any rule is looked at."""
+
+    def answer(self, request: Request) -> Reply:
+        self.requests.append(request)
+        if self.replies:
+            return self.replies.pop(0)
+        if request.path not in ROUTES:
+            return Reply(404, {"Content-Type": "text/plain; charset=utf-8"}, b"404 page not found\n")
+        needed, take, kind = ROUTES[request.path]
+        if wrong := {name for name, value in needed.items() if request.headers.get(name) != value}:
+            return Reply(415, body=str(wrong).encode())
+        try:
+            self.stored += take(request.body)
+        except (Rejected, Malformed, json_format.ParseError) as problem:
+            text = {"code": "invalid_argument", "message": str(problem)}
+            return Reply(400, {"Content-Type": "application/json"}, json.dumps(text).encode())
+        return Reply(200, {"Content-Type": kind}, b"{}" if kind == "application/json" else b"")
+
+
+def _parca(body: bytes) -> list[Series]:
+    return rules.parca_write_raw(json_format.Parse(body, rules.WriteRawRequest()))
+
+
+Route = tuple[dict[str, str], Callable[[bytes], list[Series]], str]
+ROUTES: dict[str, Route] = {
+    "/push.v1.PusherService/Push": (
+        {"content-type": "application/proto", "connect-protocol-version": "1"},
+        rules.pyroscope_push,
+        "application/proto",
+    ),
+    "/api/profiles/writeraw": ({"content-type": "application/json"}, _parca, "application/json"),
+    "/v1development/profiles": (
+        {"content-type": "application/x-protobuf", "content-encoding": "gzip"},
+        lambda body: otlp.export(gzip.decompress(body)),
+        "application/x-protobuf",
+    ),
+}
+
+
+@contextlib.contextmanager
+def receiver(context: ssl.SSLContext | None = None, *replies: Reply) -> Iterator[Receiver]:
+    """A server that lives as long as the block."""
+    found = Receiver(replies=[*replies])
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            reply = found.answer(Request(self.path, headers, body))
+            self.send_response(reply.status)
+            for name, value in {"Content-Length": str(len(reply.body)), **reply.headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(reply.body)
+
+        def log_message(self, *_args: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_args: Any) -> None:
+            pass  # clients that do not trust the certificate hang up
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        found.port = server.server_address[1]
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield found
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
+def raw_server(behave: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A server that treats each connection with a function, which gets the socket; yields the port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    open_: list[socket.socket] = []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                open_.append(listener.accept()[0])
+                threading.Thread(target=_behave, args=(behave, open_[-1]), daemon=True).start()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for one in (listener, *open_):
+            one.close()
+
+
+def _behave(behave: Callable[[socket.socket], None], connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        behave(connection)
+
+
+def read_request(connection: socket.socket) -> bytes:
+    """Read a whole request and return its body."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += connection.recv(1 << 16)
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = next(
+        int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
+    )
+    while len(body) < length:
+        body += connection.recv(1 << 16)
+    return body
+
+
+def make_certificates(directory: Path, name: str = "localhost") -> None:
+    """Make an authority (ca.pem) and a certificate that it signed (server.pem, server.key) with openssl."""
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=directory, check=True, capture_output=True)
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=Test CA", "-days", "2")
+    openssl("req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", f"/CN={name}")
+    (directory / "names").write_text(f"subjectAltName=DNS:{name}\n")
+    signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
+    openssl("x509", "-req", "-in", "server.csr", *signed, "-out", "server.pem")
+
+
+def server_context(directory: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(directory / "server.pem", directory / "server.key")
+    return context

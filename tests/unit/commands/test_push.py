@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`perf-offcpu push` to servers on real sockets."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from builders import program
+from builders.push import rules
+from builders.push.servers import Receiver, Reply, receiver
+
+DATA = Path(__file__).parents[2] / "data"
+INPUT = ("-f", "-i", DATA / "demo.data", "--kallsyms", DATA / "demo.kallsyms", "--symfs", DATA / "demo.symfs")
+
+
+@pytest.fixture
+def any_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recording is old."""
+    monkeypatch.setattr(rules, "PYROSCOPE_AGE_S", 1e12)
+
+
+def push(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return program.run("push", *words, *INPUT)
+
+
+def by_stack(found: Receiver, name: str) -> Counter[tuple[str, ...]]:
+    (series,) = found.stored
+    return Counter({(comm, *stack): value for (comm, stack), value in series.by_label(name).items()})
+
+
+@pytest.mark.usefixtures("any_age")
+@pytest.mark.parametrize("server", ["pyroscope", "parca", "otlp"])
+def test_what_arrives_is_what_convert_writes(server: str) -> None:
+    with receiver() as found:
+        target = f"{server}=http://127.0.0.1:{found.port}"
+        done = push(target, "--label", "service=web", "--comm", "locker-a,syncer,stuck-reader")
+    assert (done.returncode, done.stderr) == (0, "")
+    folded = program.run("convert", "--folded", "-o", "-", *INPUT, "--comm", "locker-a,syncer,stuck-reader")
+    expected: Counter[tuple[str, ...]] = Counter()
+    for line in folded.stdout.splitlines():
+        stack, _, weight = line.rpartition(" ")
+        expected[tuple(stack.split(";"))] += int(weight)
+    assert by_stack(found, "thread.name" if server == "otlp" else "thread_name") == +expected
+    assert f"perf-offcpu push: {target}: {expected.total() / 1e9:.3f} s, " in done.stdout
+
+
+def test_pyroscope_refuses_what_is_old() -> None:
+    with receiver() as found:
+        done = push(f"pyroscope=http://127.0.0.1:{found.port}")
+        assert done.returncode == 1 and found.stored == [] and len(found.requests) == 1
+    assert "400 Bad Request: profile is outside of ingestion window" in done.stderr
+
+
+@pytest.mark.usefixtures("any_age")
+def test_one_target_fails_the_others_get_theirs(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("Authorization: Bearer geheim\n")
+    with receiver(None, Reply(401)) as found, receiver(None, Reply(503, {"Retry-After": "0"})) as other:
+        first, second = (
+            f"{kind}=http://127.0.0.1:{one.port}" for kind, one in (("otlp", found), ("parca", other))
+        )
+        done = push(first, second, "--push-header-file", f"parca={tmp_path / 'token'}")
+        assert (len(found.stored), len(other.stored)) == (0, 1)
+        assert "authorization" not in found.requests[0].headers
+        assert other.requests[1].headers["authorization"] == "Bearer geheim"
+    assert done.returncode == 1 and "geheim" not in done.stdout + done.stderr
+    assert f"{first}: 401" in done.stderr
+    assert f"{second}: 503 Service Unavailable; trying again in 0.0 s" in done.stderr
+    assert f"{second}: " in done.stdout
+
+
+@pytest.mark.usefixtures("any_age")
+def test_rejected_profiles_are_a_failure() -> None:
+    partial = Reply(200, {"Content-Type": "application/x-protobuf"}, b"\x0a\x08\x08\x01\x12\x04nope")
+    with receiver(None, partial) as found:
+        done = push(f"otlp=http://127.0.0.1:{found.port}")
+    assert done.returncode == 1 and "1 profiles rejected: nope" in done.stderr
+
+
+def test_no_server() -> None:
+    done = push("parca=http://127.0.0.1:1", "--push-time", "0")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "perf-offcpu push: parca=http://127.0.0.1:1: Connection refused\n"
+
+
+def test_nothing_selected() -> None:
+    done = push("parca=http://127.0.0.1:1", "--comm", "nobody")
+    assert done.returncode == 0 and "no wait was selected: nothing was pushed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "the following arguments are required: TARGET"),
+        (["host"], "'host' is not a push target"),
+        (["otlp=http://a", "otlp=http://a/"], "otlp=http://a: given twice"),
+        (["otlp=http://a", "--label", "service"], "--label 'service': NAME=VALUE is expected"),
+        (["otlp=http://a", "--label", "a=1", "--label", "a=2"], "--label a: given twice"),
+        (["otlp=http://a", "parca=http://a", "--push-header-file", "x"], "for which target?"),
+        (["otlp=http://a", "--push-time", "soon"], "'soon' is not a length of time"),
+    ],
+)
+def test_wrong_usage(words: list[str], reason: str) -> None:
+    done = push(*words)
+    assert done.returncode == 129 and reason in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_files_that_are_not_there() -> None:
+    for option in ("--push-header-file", "--push-ca"):
+        done = push("otlp=https://host", option, "/nonexistent")
+        assert (done.returncode, done.stderr) == (
+            1,
+            "perf-offcpu push: /nonexistent: No such file or directory\n",
+        )

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sending over gRPC to a server on a real socket, which applies the rules or answers with a status."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders.push.servers import make_certificates
+from builders.push.waits import some_waits
+
+from perf_offcpu.errors import UsageError
+from perf_offcpu.push.messages import messages
+from perf_offcpu.push.sender import open_sender
+from perf_offcpu.push.targets import parse_target
+
+TESTS = Path(__file__).resolve().parents[2]
+
+
+def text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def run(*calls: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run calls (fields of `builders.push.grpc_exchange.Call`) and return what became of each."""
+    import json
+
+    environment = os.environ | {"PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "builders.push.grpc_exchange"],
+        input=json.dumps(calls),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def body_for(server: str) -> str:
+    (message,) = messages(parse_target(f"{server}=grpc://host:1"), some_waits(), {"service": "web"})
+    return text(message.body)
+
+
+def retry_info(seconds: int) -> str:
+    """A google.rpc.Status with a RetryInfo."""
+    delay = bytes([0x0A, 2, 0x08, seconds])
+    url = b"type.googleapis.com/google.rpc.RetryInfo"
+    any_ = bytes([0x0A, len(url)]) + url + bytes([0x12, len(delay)]) + delay
+    return text(b"\x08\x08" + bytes([0x1A, len(any_)]) + any_)
+
+
+def test_servers_take_messages_and_their_rules_hold() -> None:
+    total = sum(some_waits().samples.period[some_waits().is_offcpu()].tolist())
+    headers = [("Authorization", "Bearer geheim")]
+    calls = [
+        {"server": server, "body": body_for(server), "times": 2, "headers": headers}
+        for server in ("otlp", "parca")
+    ]
+    broken = [{"server": server, "body": text(b"\x0a\x03abc")} for server in ("otlp", "parca")]
+    large = {"server": "otlp", "body": text(bytes(5 << 20))}
+    partial = {"server": "otlp", "body": body_for("otlp"), "answer": text(b"\x0a\x08\x08\x01\x12\x04nope")}
+    *taken, one, other, huge, some = run(*calls, *broken, large, partial)
+    for found in taken:
+        assert found["stored"] == [total, total] and (found["rejected"], found["text"]) == (0, "")
+        assert {one["authorization"] for one in found["metadata"]} == {"Bearer geheim"}
+        assert found["metadata"][0]["user-agent"].startswith("perf-offcpu/")
+    for found in (one, other):
+        assert found["error"] == "Refused" and "INVALID_ARGUMENT" in found["text"]
+    assert huge["error"] == "Refused" and "larger than max" in huge["text"]
+    assert (some["rejected"], some["text"]) == (1, "nope")
+
+
+def test_statuses() -> None:
+    later = "CANCELLED DEADLINE_EXCEEDED ABORTED OUT_OF_RANGE UNAVAILABLE DATA_LOSS".split()
+    never = "UNKNOWN INVALID_ARGUMENT ALREADY_EXISTS FAILED_PRECONDITION INTERNAL RESOURCE_EXHAUSTED".split()
+    server = "UNAUTHENTICATED PERMISSION_DENIED UNIMPLEMENTED NOT_FOUND".split()
+    codes = [*later, *never, *server]
+    found = run(*({"server": "otlp", "code": code, "details": "why\x1b[2J"} for code in codes))
+    kinds = {code: one["error"] for code, one in zip(codes, found, strict=True)}
+    expected = (("RetryLater", later), ("Refused", never), ("ServerRefused", server))
+    assert kinds == {code: kind for kind, group in expected for code in group}
+    assert all(one["text"].endswith("why\\x1b[2J") and one["text"].isprintable() for one in found)
+
+
+def test_when_to_come_back() -> None:
+    exhausted = {"server": "otlp", "code": "RESOURCE_EXHAUSTED", "status": retry_info(7)}
+    away = {"server": "otlp", "code": "UNAVAILABLE", "status": retry_info(3)}
+    damaged = {"server": "otlp", "code": "UNAVAILABLE", "status": text(b"\x1a\xff\xff\x07")}
+    found = run(exhausted, away, damaged)
+    assert [(one["error"], one["after_s"]) for one in found] == [
+        ("RetryLater", 7.0),
+        ("RetryLater", 3.0),
+        ("RetryLater", None),
+    ]
+
+
+def test_servers_that_are_away_slow_or_others(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    tls = {"server": "otlp", "body": body_for("otlp"), "server_pem": str(tmp_path), "grpcs": True}
+    ca = str(tmp_path / "ca.pem")
+    down, slow, foreign, good, unknown, named, plain = run(
+        {"server": "parca", "down": True},
+        {"server": "parca", "delay_s": 2, "timeout_s": 0.3},
+        {"server": "parca", "foreign": True},
+        tls | {"ca": ca, "host": "localhost"},
+        tls | {"host": "localhost"},
+        tls | {"ca": ca},
+        tls | {"grpcs": False},
+    )
+    assert down["error"] == slow["error"] == "RetryLater"
+    assert "DEADLINE_EXCEEDED" in slow["text"]
+    assert foreign["error"] == "ServerRefused"
+    assert len(good["stored"]) == 1
+    assert unknown["error"] == "ServerRefused" and "CERTIFICATE_VERIFY_FAILED" in unknown["text"]
+    assert named["error"] == "ServerRefused" and named["stored"] == []
+    assert plain["error"] == "RetryLater" and plain["stored"] == []
+
+
+def test_without_grpcio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(UsageError, match=r"need grpcio: pip install 'perf-offcpu\[push\]'"):
+        open_sender(parse_target("otlp=grpc://host:4317"))
+    open_sender(parse_target("otlp=http://host:4318")).close()
