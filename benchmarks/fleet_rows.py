@@ -4,7 +4,7 @@
 The waits are those of real recordings (default: tests/data/demo.data and arm64/own.data); hosts, times,
 lengths, ids and containers are varied, with a seed. Each host runs one of 40 services, which is a part of
 the recorded threads; stacks of a service begin with a function of its own, so that services differ.
-Files are those after compaction: one for each table and hour, in row groups of about a million samples. With
+Files are those after compaction: one for each table and hour, sorted by host. With
 --segment-minutes M they are those that M-minute segments of each host leave, before compaction.
 
 Known causes to look for: from 14:00 on, waits for locks of `checkout` hosts with version 2.0 are three times
@@ -35,7 +35,7 @@ from perf_offcpu.callpaths.texts import Texts  # noqa: E402
 from perf_offcpu.dataset.content import content_id, content_of  # noqa: E402
 from perf_offcpu.dataset.dataset import open_dataset  # noqa: E402
 from perf_offcpu.dataset.layout import HOUR_NS, compacted_name, folder_of, segment_name  # noqa: E402
-from perf_offcpu.dataset.parquet import arrow_table, writer  # noqa: E402
+from perf_offcpu.dataset.parquet import ROW_GROUP, arrow_table, writer  # noqa: E402
 from perf_offcpu.dataset.rows import Host, budget_columns, sample_columns, span_of, taken  # noqa: E402
 from perf_offcpu.dataset.schema import FRAMES, TABLES  # noqa: E402
 from perf_offcpu.symbolize.load import load_profile  # noqa: E402
@@ -308,13 +308,13 @@ class Output:
         self.rows, self.bytes = dict.fromkeys(TABLES, 0), dict.fromkeys(TABLES, 0)
 
     def write(self, table: str, hour: int, name: str, batches: Any) -> None:
-        """Write one file of some batches of columns, each a row group."""
+        """Write one file of some batches of columns."""
         with self.dataset.store.replacing(f"{table}/{folder_of(hour)}/{name}") as file:
             out = None
             for columns in batches:
                 rows = arrow_table(table, columns)
                 out = out or writer(table, file, rows.schema)
-                out.write_table(rows, GROUP * 2)
+                out.write_table(rows, ROW_GROUP)
                 self.rows[table] += len(rows)
             if out is not None:
                 out.close()

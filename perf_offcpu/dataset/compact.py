@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from perf_offcpu.dataset.dataset import Dataset
 from perf_offcpu.dataset.layout import COMPACTED, HOUR_NS, compacted_name, data_files, note_name
-from perf_offcpu.dataset.parquet import ROW_GROUP, open_parquet, writer
+from perf_offcpu.dataset.parquet import CHUNK, ROW_GROUP, open_parquet, writer
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.store import imported, put
 from perf_offcpu.errors import PerfOffcpuError
@@ -202,7 +202,7 @@ def _distinct(dataset: Dataset, table: str, folder: str, inputs: list[_Input]) -
 
 
 def _write(table: str, out: IO[bytes], tables: Iterator[Any]) -> int:
-    """Write tables as row groups of about ROW_GROUP rows; return the number of rows."""
+    """Write tables as row groups of ROW_GROUP rows; return the number of rows."""
     pa = imported("pyarrow")
     parquet, written = None, 0
     waiting: list[Any] = []
@@ -211,13 +211,13 @@ def _write(table: str, out: IO[bytes], tables: Iterator[Any]) -> int:
         nonlocal parquet
         rows = pa.concat_tables(waiting).unify_dictionaries()
         parquet = parquet or writer(table, out, rows.schema)
-        parquet.write_table(rows, 2 * ROW_GROUP)
+        parquet.write_table(rows, ROW_GROUP)
         waiting.clear()
 
     for rows in tables:
         waiting.append(rows)
         written += len(rows)
-        if sum(map(len, waiting)) >= ROW_GROUP:
+        if sum(map(len, waiting)) >= CHUNK:
             flush()
     if waiting:
         flush()

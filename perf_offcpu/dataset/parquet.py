@@ -18,9 +18,12 @@ from perf_offcpu.model.columns import Bool
 VERSION_KEY = b"perf_offcpu.schema"
 LEVEL = 3
 """Of zstd's levels, the last that costs hardly any time; 9 saves a few percent."""
-ROW_GROUP = 1 << 20
-_SORTED = frozenset({"time_ns"})
-"""Ascending columns: differences are shorter than a dictionary."""
+ROW_GROUP = 1 << 15
+"""Rows of a few hosts: a query on one service skips the row groups of others."""
+CHUNK = 1 << 20
+"""Rows that are handled at once where files are merged."""
+_DIFFERENCES = frozenset({"time_ns", "off_ns", "weight_ns", "runq_ns"})
+"""Columns of mostly different numbers: their differences are shorter than a dictionary."""
 _STATISTICS = {
     "samples": ["time_ns", "off_ns", "pid", "tid", "comm", "class", "stack_id", "host_id"],
     "stacks": ["stack_id"],
@@ -79,8 +82,8 @@ def writer(table: str, file: Any, schema: Any) -> Any:
         schema,
         compression="zstd",
         compression_level=LEVEL,
-        use_dictionary=[_path(name, table) for name in names if name not in _SORTED],
-        column_encoding={name: "DELTA_BINARY_PACKED" for name in names if name in _SORTED},
+        use_dictionary=[_path(name, table) for name in names if name not in _DIFFERENCES],
+        column_encoding={name: "DELTA_BINARY_PACKED" for name in names if name in _DIFFERENCES},
         write_statistics=_STATISTICS[table],
         store_schema=False,
     )
