@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open senders for the targets, header files and certificates that a user names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from perf_offcpu.errors import UsageError
+from perf_offcpu.files import read_regular
+from perf_offcpu.push.headers import read_headers
+from perf_offcpu.push.sender import Sender, SendOptions, open_sender
+from perf_offcpu.push.targets import Server, Target, parse_target
+
+_MOST_BYTES = 1 << 22
+
+
+def open_targets(
+    targets: Iterable[str], header_files: Iterable[str] = (), ca_file: str = ""
+) -> list[tuple[Target, Sender]]:
+    """Return the targets and a sender for each; nothing is sent yet.
+
+    Args:
+        targets: `KIND=URL`.
+        header_files: `--push-header-file`: `FILE`, or with several targets `KIND=FILE`.
+        ca_file: `--push-ca`; "" for the system's certificates.
+
+    Raises:
+        UsageError: a target, header or certificate is none, or grpcio is missing.
+        OSError: a file cannot be read.
+    """
+    found = [parse_target(text) for text in targets]
+    if twice := [target for target in found if [str(one) for one in found].count(str(target)) > 1]:
+        raise UsageError(f"{twice[0]}: given twice")
+    files = _by_kind(header_files, found)
+    headers = {kind: read_headers(path) for kind, path in files.items()}
+    ca = read_regular(ca_file, _MOST_BYTES).decode("latin-1") if ca_file else ""
+    senders = []
+    for target in found:
+        own = headers.get(target.server.value) or headers.get("", ())
+        senders.append((target, open_sender(target, SendOptions(own, ca))))
+    return senders
+
+
+def _by_kind(texts: Iterable[str], targets: list[Target]) -> dict[str, str]:
+    """Return the header file of each kind of server; "" stands for the only target."""
+    kinds = [server.value for server in Server]
+    files: dict[str, str] = {}
+    for text in texts:
+        kind, _, path = text.partition("=")
+        kind, path = (kind, path) if kind in kinds else ("", text)
+        if not kind and len(targets) > 1:
+            raise UsageError(f"--push-header-file {text}: for which target? {'|'.join(kinds)}=FILE")
+        if kind and all(kind != target.server.value for target in targets):
+            raise UsageError(f"--push-header-file {text}: there is no target {kind}")
+        if kind in files:
+            raise UsageError(f"--push-header-file {text}: the target has headers already")
+        files[kind] = path
+    return files
