@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write pprof's format, a gzipped profile.proto, for `go tool pprof`, Grafana, Parca and others.
+"""Write pprof's format, a gzipped profile.proto, for `go tool pprof` and others.
 
 Samples with the same stack, thread and details are merged. Each has the values of all types: off_cpu (ns) and
 off_cpu_events (number of waits), runqueue (the part of off_cpu after the wake-up, ns), cpu (ns of CPU

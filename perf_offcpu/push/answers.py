@@ -32,21 +32,22 @@ class Answer:
 
 def export_answer(data: bytes) -> Answer:
     """Return the answer in an ExportProfilesServiceResponse; one that cannot be read says nothing."""
-    partial = dict(_fields(_message(data, 1)))
-    rejected = partial.get(1, 0)
-    return Answer(rejected if isinstance(rejected, int) else 0, shown(_bytes(partial.get(2))))
+    partial = _message(data, 1)
+    return Answer(max(_number(partial, 1), 0), shown(_last(partial, 2)))
 
 
 def error_text(data: bytes, content_type: str) -> str:
     """Return the reason in the body of an HTTP error, printable; "" if there is none."""
     if content_type in {"application/x-protobuf", "application/protobuf"}:
-        return shown(_message(data, 2))
+        return shown(_last(data, 2))
     if content_type == "application/json":
         try:
             found = json.loads(data)
         except (ValueError, RecursionError):
             return shown(data)
-        return shown(str(found.get("message", "")).encode()) if isinstance(found, dict) else ""
+        return (
+            shown(str(found.get("message", "")).encode("utf-8", "replace")) if isinstance(found, dict) else ""
+        )
     return shown(data) if content_type.startswith("text/plain") else ""
 
 
@@ -63,13 +64,10 @@ def retry_after_s(text: str | None, now_s: float) -> float | None:
 
 def retry_delay_s(status: bytes) -> float | None:
     """Return the delay of the RetryInfo in a google.rpc.Status; None without one."""
-    for number, detail in _fields(status):
-        if number != 3 or not isinstance(detail, bytes):
-            continue
-        if _message(detail, 1).endswith(_RETRY_INFO):
-            delay = dict(_fields(_message(_message(detail, 2), 1)))
-            seconds, nanos = (one if isinstance(one, int) else 0 for one in (delay.get(1), delay.get(2)))
-            return _bounded(seconds + nanos / 1e9)
+    for detail in _parts(status, 3):
+        if _last(detail, 1).endswith(_RETRY_INFO):
+            delay = _message(_last(detail, 2), 1)
+            return _bounded(_number(delay, 1) + _number(delay, 2) / 1e9)
     return None
 
 
@@ -83,17 +81,29 @@ def _bounded(seconds: float) -> float:
     return min(max(seconds, 0.0), LONGEST_WAIT_S)
 
 
-def _bytes(value: int | bytes | None) -> bytes:
-    return value if isinstance(value, bytes) else b""
+def _number(data: bytes, number: int) -> int:
+    """Return the value of an int64 field; 0 without one."""
+    found = [value for field, value in _fields(data) if field == number and isinstance(value, int)]
+    return found[-1] - (found[-1] >> 63 << 64) if found else 0
+
+
+def _parts(data: bytes, number: int) -> list[bytes]:
+    """Return the strings or messages of a repeated field."""
+    return [value for field, value in _fields(data) if field == number and isinstance(value, bytes)]
+
+
+def _last(data: bytes, number: int) -> bytes:
+    """Return the value of a string field; b"" without one."""
+    return (_parts(data, number) or [b""])[-1]
 
 
 def _message(data: bytes, number: int) -> bytes:
-    """Return the last field of this number that holds bytes; b"" without one."""
-    return next((_bytes(value) for found, value in reversed(list(_fields(data))) if found == number), b"")
+    """Return the value of a message field; several are one message in parts."""
+    return b"".join(_parts(data, number))
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the fields (number, value) of a message as far as it is sound."""
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes | None]]:
+    """Yield the fields (number, value) of a message as far as it is sound; None for numbers of fixed size."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -102,10 +112,10 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             value, at = _varint(data, at)
             yield tag >> 3, value
             continue
-        length, at = _varint(data, at) if kind == 2 else ({1: 8, 5: 4}.get(kind, len(data)), at)
+        length, at = _varint(data, at) if kind == 2 else ({1: 8, 5: 4}.get(kind, len(data) + 1), at)
         if length > len(data) - at:
             return
-        yield tag >> 3, data[at : at + length]
+        yield tag >> 3, data[at : at + length] if kind == 2 else None
         at += length
 
 
