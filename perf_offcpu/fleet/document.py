@@ -17,7 +17,7 @@ _ROW = "weight blocked runq waits waits_are_exact samples"
 
 def report(head: Head, tables: Sequence[Table]) -> dict[str, Any]:
     """Return the document of `fleet report`."""
-    return _head(head) | {"tables": [_table(table) for table in tables]}
+    return head_fields(head) | {"tables": [_table(table) for table in tables]}
 
 
 def stacks(head: Head, table: StackTable) -> dict[str, Any]:
@@ -26,10 +26,11 @@ def stacks(head: Head, table: StackTable) -> dict[str, Any]:
         fields(row, "comm weight waits classes") | {"frames": [frame(name) for name in row.frames]}
         for row in table.rows
     ]
-    return _head(head) | {"weight": table.weight, "stacks": table.stacks, "rows": rows}
+    return head_fields(head) | {"weight": table.weight, "stacks": table.stacks, "rows": rows}
 
 
-def _head(head: Head) -> dict[str, Any]:
+def head_fields(head: Head) -> dict[str, Any]:
+    """Return the facts on a selection."""
     return {"version": VERSION} | fields(head, _HEAD)
 
 

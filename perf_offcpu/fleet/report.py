@@ -172,7 +172,7 @@ def _table(
     selected: Selected, groups: Any, keys: tuple[str, ...], limit: int | None, *, by_blocked: bool = False
 ) -> Table:
     columns = selected.tables.engine.run(ranked(groups, limit, by="blocked" if by_blocked else "weight"))
-    names = _host_names(selected)
+    names = host_names(selected)
     recorded: Counter[str] = Counter()
     for span in selected.spans:
         recorded[span.host_id] += span.recorded_ns
@@ -203,12 +203,20 @@ def _label(key: str, value: Any, hosts: dict[str, str]) -> str:
     return printable(value) or ("[none]" if key in OBJECT_KEYS else UNKNOWN)
 
 
-def _host_names(selected: Selected) -> dict[str, str]:
+def host_names(selected: Selected) -> dict[str, str]:
     """Return host_id → name; hosts of the same name have the begin of their id after it."""
     names = {span.host_id: printable(span.hostname or span.host_id) for span in selected.all_spans}
     times = Counter(names.values())
     several = {name for name, number in times.items() if number > 1}
     return {id_: f"{name} ({printable(id_)[:8]})" if name in several else name for id_, name in names.items()}
+
+
+def labels_of_rows(
+    selected: Selected, keys: Sequence[str], rows: Sequence[tuple[Any, ...]]
+) -> list[tuple[str, ...]]:
+    """Return the values of keys as printable texts; hosts by name."""
+    names = host_names(selected)
+    return [tuple(_label(key, value, names) for key, value in zip(keys, row, strict=True)) for row in rows]
 
 
 def _losses(selected: Selected) -> dict[tuple[str, bool], int]:

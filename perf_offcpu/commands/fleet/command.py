@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterable
 
 from perf_offcpu.commands.fleet.arguments import (
@@ -16,20 +17,30 @@ from perf_offcpu.commands.fleet.arguments import (
     opened,
     parse_keys,
     selected,
+    selection_of,
     style_of,
 )
 from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.output import open_output
 from perf_offcpu.commands.shared.pager import paged
 from perf_offcpu.commands.shared.parsers import Parser
+from perf_offcpu.errors import UsageError
 
 _ROWS, _STACKS = 25, 10
+_DIFF = """
+--baseline SELECTION: what to compare with, as differs: version=1.4, or since=-2d,until=-1d, or host=web1;
+  without it: hosts that are unlike the others
+-s, --sort KEYS: the first table by these keys, separated by commas (default: class)
+"""
 EXAMPLES = """examples:
   perf-offcpu fleet report DATASET                       who waited for what: by class, service, host, comm
   perf-offcpu fleet report DATASET --label service=web --since -1h
   perf-offcpu fleet report DATASET --sort service,class  one table by these keys; labels are keys
   perf-offcpu fleet top DATASET --class lock             the stacks that waited longest
   perf-offcpu fleet flamegraph DATASET -o out.html       for a browser
+  perf-offcpu fleet diff DATASET --label version=2.0 --baseline version=1.9   what changed since the release
+  perf-offcpu fleet diff DATASET --since -1h --baseline since=-25h,until=-24h  than yesterday at this time
+  perf-offcpu fleet diff DATASET --label service=web     which host is unlike the others
   perf-offcpu fleet sql DATASET "SELECT count(*) FROM samples"
 """
 
@@ -66,6 +77,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_selection(flamegraph)
     flamegraph.set_defaults(fleet_run=_flamegraph)
 
+    diff = verbs.add_parser("diff", help="two selections compared; or hosts that are unlike the others")
+    add_dataset(diff)
+    add_options(diff, _DIFF, sort=LIST, baseline={})
+    add_selection(diff)
+    add_output(diff, _ROWS)
+    diff.set_defaults(fleet_run=_diff)
+
     sql = verbs.add_parser("sql", help="a query in the engine's own SQL")
     add_dataset(sql)
     sql.add_argument("query", metavar="QUERY", help="tables: samples, stacks, frames, budgets, hosts, losses")
@@ -99,6 +117,35 @@ def _top(args: argparse.Namespace) -> int:
     if args.json:
         return print_json(document.stacks(head, table))
     return print_lines(text.stacks(head, table, style_of(args)), args)
+
+
+def _diff(args: argparse.Namespace) -> int:
+    from perf_offcpu.fleet.diff import document, text
+    from perf_offcpu.fleet.diff.compare import compare
+    from perf_offcpu.fleet.diff.outliers import outliers_of
+    from perf_offcpu.fleet.queries import select
+    from perf_offcpu.fleet.report import head_of
+    from perf_offcpu.fleet.selection import baseline
+
+    limit, now = limit_of(args), time.time_ns()
+    selection = selection_of(args, now)
+    old = None if args.baseline is None else baseline(selection, args.baseline, now)
+    tables = opened(args)
+    found = select(tables, selection)
+    keys = parse_keys(args.sort, found.label_names) or ("class",)
+    if wrong := {"host", "blocked"}.intersection(keys):
+        raise UsageError(f"--sort {wrong.pop()} does not apply: hosts are the samples of a comparison")
+    head = head_of(found)
+    if old is None:
+        unlike = outliers_of(found, keys)
+        if args.json:
+            return print_json(document.outliers(unlike, head))
+        return print_lines(text.outliers(unlike, head, style_of(args), limit), args)
+    before = select(tables, old)
+    comparison, old_head = compare(before, found, keys), head_of(before)
+    if args.json:
+        return print_json(document.comparison(comparison, old_head, head))
+    return print_lines(text.comparison(comparison, old_head, head, style_of(args), limit), args)
 
 
 def _flamegraph(args: argparse.Namespace) -> int:
