@@ -2,7 +2,7 @@
 """Merge the files of an hour into one for each table.
 
     1. write the merged rows under a hidden name (object stores: into a temporary file)
-    2. write `_compacted-ID.json`: the names of the files that they come from
+    2. write `_compacted-ID.json.zz`: the names of the files that they come from
     3. give the merged rows their name, `compacted-ID.parquet`
     4. remove the files that they come from
 
@@ -17,12 +17,19 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 from collections.abc import Iterator
 from typing import IO, Any
 
 from perf_offcpu.dataset.dataset import Dataset
-from perf_offcpu.dataset.layout import COMPACTED, HOUR_NS, compacted_name, data_files, note_name
+from perf_offcpu.dataset.layout import (
+    COMPACTED,
+    HOUR_NS,
+    compacted_name,
+    data_files,
+    note_name,
+    note_of,
+    notes,
+)
 from perf_offcpu.dataset.parquet import CHUNK, ROW_GROUP, open_parquet, writer
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.store import imported, put
@@ -33,7 +40,7 @@ _KEYS = {
     "samples": ("time_ns", "stack_id"),
     "budgets": ("begin_ns", "tid"),
     "hosts": ("begin_ns",),
-    "losses": ("begin_ns", "cause"),
+    "losses": ("begin_ns",),
 }
 """Order of the rows of a host."""
 _IDS = {"stacks": "stack_id", "frames": "frame_id"}
@@ -96,8 +103,7 @@ def _complete(dataset: Dataset, folder: str) -> None:
     store = dataset.store
     names = store.names(folder)
     store.sweep(folder)
-    for note in (name for name in names if name.startswith("_compacted-") and name.endswith(".json")):
-        compacted = note.removeprefix("_").removesuffix(".json") + ".parquet"
+    for note, compacted in notes(names):
         if compacted not in names:
             store.remove(f"{folder}/{note}")
             continue
@@ -129,8 +135,8 @@ def _compact_folder(dataset: Dataset, table: str, folder: str) -> Compacted | No
                 f"{store.path(folder)}: {done.rows} rows were there, and {written} are merged"
             )
         done.bytes_after = out.tell()
-        note = {"files": sorted({*segments, *before} - {compacted})}
-        put(store, f"{folder}/{note_name(compacted)}", json.dumps(note).encode())
+        held = {*segments, *before} - {compacted}
+        put(store, f"{folder}/{note_name(compacted)}", note_of(held))
     for name in files:
         if name != compacted:
             store.remove(f"{folder}/{name}")

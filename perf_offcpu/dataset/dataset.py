@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 from perf_offcpu.dataset.layout import (
     COMPACTED,
     HOUR_NS,
     data_files,
+    files_of_note,
     hour_of_folder,
     note_name,
 )
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.store import Store, open_store, read_all
+from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.structs import frozen
 
 
@@ -84,8 +85,11 @@ class Dataset:
         note = note_name(compacted)
         if note not in names:
             return []
-        held = json.loads(read_all(self.store, f"{folder}/{note}"))["files"]
-        return [str(name) for name in held]
+        path = f"{folder}/{note}"
+        try:
+            return files_of_note(read_all(self.store, path))
+        except ValueError:
+            raise PerfOffcpuError(f"{self.store.path(path)}: is damaged") from None
 
     def is_compacted(self, folder: str, name: str) -> bool:
         """Return whether a compacted file holds the rows of a file."""

@@ -5,7 +5,7 @@ samples/date=2026-11-22/hour=14/web1-1795237533106477182-1795237593106477182-5f3
                                 host-begin-end-digest: a segment; written again, it replaces itself
 samples/date=2026-11-22/hour=14/compacted-77d0c3a1b2e4f560.parquet
                                 several segments in one
-samples/date=2026-11-22/hour=14/_compacted-77d0c3a1b2e4f560.json
+samples/date=2026-11-22/hour=14/_compacted-77d0c3a1b2e4f560.json.zz
                                 the names of these segments (`dataset.compact`)
 """
 
@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 
 from perf_offcpu.errors import PerfOffcpuError
 
 HOUR_NS = 3600 * 10**9
 SUFFIX = ".parquet"
+_NOTE = ".json.zz"
+_LONGEST_NOTE = 1 << 28
 COMPACTED = re.compile(r"compacted-([0-9a-f]{16})\.parquet", re.ASCII)
 _PARTS = (re.compile(r"date=(\d{4}-\d\d-\d\d)", re.ASCII), re.compile(r"hour=(\d\d)", re.ASCII))
 _EPOCH = datetime.datetime(1970, 1, 1)
@@ -66,8 +70,34 @@ def compacted_name(segments: list[str]) -> str:
 
 
 def note_name(compacted: str) -> str:
-    """Return the name of the note that lists the segments in a compacted file; queries do not see it."""
-    return f"_{compacted.removesuffix(SUFFIX)}.json"
+    """Return the name of the note that lists the files in a compacted file; queries do not see it."""
+    return f"_{compacted.removesuffix(SUFFIX)}{_NOTE}"
+
+
+def notes(names: list[str]) -> Iterator[tuple[str, str]]:
+    """Return (note, compacted file) for each note among the names of a folder."""
+    for name in names:
+        compacted = name.removeprefix("_").removesuffix(_NOTE) + SUFFIX
+        if COMPACTED.fullmatch(compacted) and name == note_name(compacted):
+            yield name, compacted
+
+
+def note_of(files: Iterable[str]) -> bytes:
+    """Return the content of a note."""
+    return zlib.compress(json.dumps({"files": sorted(files)}).encode())
+
+
+def files_of_note(note: bytes) -> list[str]:
+    """Return the files that a note lists.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        text = zlib.decompressobj().decompress(note, _LONGEST_NOTE)
+        return [str(name) for name in json.loads(text)["files"]]
+    except (zlib.error, KeyError, TypeError) as problem:
+        raise ValueError(str(problem)) from None
 
 
 def data_files(names: list[str]) -> Iterator[str]:

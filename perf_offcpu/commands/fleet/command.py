@@ -20,6 +20,7 @@ from perf_offcpu.commands.fleet.arguments import (
     selection_of,
     style_of,
 )
+from perf_offcpu.commands.fleet.keep import add_verbs
 from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.output import open_output
 from perf_offcpu.commands.shared.pager import paged
@@ -42,6 +43,8 @@ EXAMPLES = """examples:
   perf-offcpu fleet diff DATASET --since -1h --baseline since=-25h,until=-24h  than yesterday at this time
   perf-offcpu fleet diff DATASET --label service=web     which host is unlike the others
   perf-offcpu fleet sql DATASET "SELECT count(*) FROM samples"
+  perf-offcpu fleet compact DATASET                      every hour: merge its small files
+  perf-offcpu fleet expire DATASET --older-than 30d      every day: remove what is old
 """
 
 
@@ -89,6 +92,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     sql.add_argument("query", metavar="QUERY", help="tables: samples, stacks, frames, budgets, hosts, losses")
     add_options(sql, "--json: print a JSON document")
     sql.set_defaults(fleet_run=_sql)
+    add_verbs(verbs)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf-offcpu fleet compact, expire: merge the small files of a dataset, and remove what is old."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from typing import Any
+
+from perf_offcpu.commands.shared.option_tables import add_options
+from perf_offcpu.errors import UsageError
+from perf_offcpu.text import printable
+
+_SECONDS = {"h": 3600, "d": 86400, "w": 604800}
+_AGE = re.compile(r"([1-9]\d{0,4})([hdw])", re.ASCII)
+_SETTLED_S = 3600
+"""Segments of an hour still come for so long after it, from agents that could not deliver them at once."""
+_GIGA = 10**9
+
+
+def add_verbs(verbs: Any) -> None:
+    """Add the two verbs to those of fleet."""
+    compact = verbs.add_parser("compact", help="merge the small files of each past hour")
+    compact.add_argument("dataset", metavar="DATASET", help="folder of the dataset, or s3://…, gs://…")
+    compact.set_defaults(fleet_run=_compact)
+    expire = verbs.add_parser("expire", help="remove the recordings of old hours")
+    expire.add_argument("dataset", metavar="DATASET", help="folder of the dataset, or s3://…, gs://…")
+    age = "remove hours that ended this long ago: 30d, 12h, 8w"
+    add_options(expire, f"--older-than AGE: {age}", older_than={"required": True})
+    expire.set_defaults(fleet_run=_expire)
+
+
+def _compact(args: argparse.Namespace) -> int:
+    from perf_offcpu.dataset.compact import Compacted, compact
+    from perf_offcpu.dataset.dataset import open_dataset
+
+    total, status = Compacted(), 0
+    for folder, done in compact(open_dataset(args.dataset), time.time_ns() - _SETTLED_S * _GIGA):
+        if isinstance(done, Compacted):
+            total.add(done)
+            continue
+        print(
+            f"perf-offcpu fleet: {printable(folder)} is left as it is: {printable(str(done))}",
+            file=sys.stderr,
+        )
+        status = 1
+    before, after = f"{total.bytes_before:,} bytes", f"{total.bytes_after:,}"
+    print(f"{total.files:,} files became {total.hours:,}; {before} became {after}")
+    return status
+
+
+def _expire(args: argparse.Namespace) -> int:
+    from perf_offcpu.dataset.dataset import open_dataset
+    from perf_offcpu.dataset.expire import expire
+
+    match = _AGE.fullmatch(args.older_than)
+    if match is None:
+        raise UsageError(f"--older-than: '{args.older_than}' is not a length of time (30d, 12h, 8w)")
+    age_s = int(match[1]) * _SECONDS[match[2]]
+    done = expire(open_dataset(args.dataset), time.time_ns() - age_s * _GIGA)
+    print(f"{done.hours:,} hours removed, {done.files:,} files")
+    return 0
