@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare samples of waits with all waits:  sudo python benchmarks/sampling.py [--runs N] [COMMAND...]
+"""Compare samples of waits with all waits:  sudo python benchmarks/sampling.py [--runs N] [PROGRAM...]
 
-Two recorders see the same run of COMMAND: one records every wait (`--off-cpu-thresh 0`), the other samples by
-length (`--off-cpu-period`). For each stack with at least 1 % of the time of all waits: its time by both, and
-the difference in standard errors. A wait of the length L has the weight L rounded up or down to whole periods
-P, so that the variance of its weight is r(P - r), with r = L modulo P; those of a stack add up. The last line
-has the bias of the sum over all runs, and how many stacks were within 3 standard errors.
+Two recorders see the same run of a program: one records every wait (`--off-cpu-thresh 0`), the other samples
+by length (`--off-cpu-period`). Printed are
 
-Without COMMAND: `perf bench sched messaging`, whose 200 threads wait briefly, and tests/workload/waiter.c.
+* for each stack of the first run with at least 1 % of the time of all waits: its time by both, and the
+  difference in standard errors. A wait of the length L has the weight L rounded up or down to whole periods
+  P, so that the variance of its weight is r(P - r), with r = L modulo P; those of a stack add up;
+* a histogram of lengths, all runs together: a wait shorter than P is drawn with the chance L / P and then
+  stands for P / L waits, so that the variance of its number is P / L - 1, and a quarter of L / P for the
+  rounding;
+* how many of such stacks of all runs, and bins, were within 3 standard errors, and the bias of the sums of
+  time and of waits over all runs, with its standard error.
+
+PROGRAMs are those of benchmarks/waiting_programs.py; without one, all of them.
 """
 
 from __future__ import annotations
@@ -26,10 +32,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from waiting_programs import PROGRAMS  # noqa: E402
+
+from perf_offcpu.model.columns import I64, Bool  # noqa: E402
 from perf_offcpu.model.profile import Profile  # noqa: E402
 from perf_offcpu.model.recording import SampleFlag  # noqa: E402
 from perf_offcpu.symbolize.load import load_profile  # noqa: E402
@@ -40,6 +50,7 @@ SHARE = 0.01
 ERRORS = 3
 
 Stack = tuple[str, ...]
+F64 = NDArray[np.float64]
 
 
 @dataclass
@@ -52,12 +63,41 @@ class Tally:
 
 
 @dataclass
+class Bins:
+    """Numbers of waits by the power of 2 of their length: counted, estimated, and the variance to expect."""
+
+    exact: F64 = field(default_factory=lambda: np.zeros(64))
+    estimate: F64 = field(default_factory=lambda: np.zeros(64))
+    variance: F64 = field(default_factory=lambda: np.zeros(64))
+    at_edges: F64 = field(default_factory=lambda: np.zeros(64))
+    """Waits so close to the edge of their bin that the other recorder may have them in the next one."""
+
+    def add(self, length: I64, period: int) -> None:
+        """Count waits."""
+        of, near = powers(length), np.minimum(length // 20, 50_000)
+        moves = (powers(length - near) != of) | (powers(length + near) != of)
+        chance = np.minimum(length / period, 1.0)
+        rounding = np.where(chance < 1, chance / 4, 0)
+        self.exact += np.bincount(of, minlength=64)
+        self.variance += np.bincount(of, 1 / chance - 1 + rounding, 64)
+        self.at_edges += np.bincount(of, moves, 64)
+
+    def is_inside(self) -> Bool:
+        """Return for each bin whether the estimate is within ERRORS standard errors."""
+        slack: Bool = ERRORS * np.sqrt(self.variance) + self.at_edges
+        return np.abs(self.estimate - self.exact) <= slack
+
+
+def powers(length: I64) -> I64:
+    """Return the power of 2 below each length."""
+    return np.floor(np.log2(np.maximum(length, 1))).astype(np.int64)
+
+
+@dataclass
 class Run:
-    """The stacks of one run, and its sums."""
+    """The stacks of one run."""
 
     stacks: dict[Stack, Tally] = field(default_factory=lambda: defaultdict(Tally))
-    exact_waits: int = 0
-    estimated_waits: int = 0
 
     def heavy(self) -> dict[Stack, Tally]:
         """Return the stacks with at least SHARE of the time."""
@@ -84,7 +124,7 @@ def recorder(output: Path, pid: int, *options: str) -> Iterator[None]:
         process.wait(120)
 
 
-def run_once(command: Sequence[str], period_ms: float, directory: Path) -> Run:
+def run_once(command: Sequence[str], period_ms: float, directory: Path, bins: Bins) -> Run:
     """Record one run of a command by both recorders."""
     every, sampled = directory / "every.data", directory / "sampled.data"
     # The shell waits for SIGCONT, then becomes the command; both recorders know it by then.
@@ -98,7 +138,7 @@ def run_once(command: Sequence[str], period_ms: float, directory: Path) -> Run:
     ):
         os.kill(shell.pid, signal.SIGCONT)
         shell.wait(120)
-    return compare(load(every), load(sampled), round(period_ms * MS))
+    return compare(load(every), load(sampled), round(period_ms * MS), bins)
 
 
 def load(path: Path) -> Profile:
@@ -106,23 +146,25 @@ def load(path: Path) -> Profile:
     return load_profile([str(path)], SymbolizeOptions(inline=False))
 
 
-def compare(exact: Profile, sampled: Profile, period: int) -> Run:
+def compare(exact: Profile, sampled: Profile, period: int, bins: Bins) -> Run:
     """Return the tallies of all stacks; waits that did not begin and end in the recording are left out."""
     run = Run()
     for profile, is_exact in ((exact, True), (sampled, False)):
         samples, names = profile.samples, names_of(profile)
         partial = samples.has(SampleFlag.STILL_BLOCKED | SampleFlag.BEGAN_BEFORE)
-        for row in np.flatnonzero(profile.is_offcpu() & ~partial).tolist():
-            stack, weight = names[row], int(samples.period[row])
+        rows = np.flatnonzero(profile.is_offcpu() & ~partial)
+        if is_exact:
+            bins.add(np.maximum(samples.period[rows], 1), period)
+        else:
+            bins.estimate += np.bincount(powers(samples.length_ns()[rows]), samples.count[rows], 64)
+        for row in rows.tolist():
+            tally, weight = run.stacks[names[row]], int(samples.period[row])
             if is_exact:
                 rest = weight % period
-                tally = run.stacks[stack]
                 tally.exact += weight
                 tally.variance += rest * (period - rest)
-                run.exact_waits += int(samples.count[row])
             else:
-                run.stacks[stack].estimate += weight
-                run.estimated_waits += int(samples.count[row])
+                tally.estimate += weight
     return run
 
 
@@ -142,13 +184,6 @@ def names_of(profile: Profile) -> list[Stack]:
     return [(strings[comm], *functions(stack)) for comm, stack in pairs]
 
 
-def default_commands(directory: Path) -> list[list[str]]:
-    """Return the commands without an argument."""
-    waiter = directory / "waiter"
-    subprocess.run([ROOT / "tests/workload/build.sh", waiter], check=True)
-    return [["perf", "bench", "sched", "messaging", "-t", "-g", "5", "-l", "2000"], [str(waiter)]]
-
-
 def main() -> int:
     """Run all, print the tables."""
     parser = argparse.ArgumentParser(
@@ -156,18 +191,20 @@ def main() -> int:
     )
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--period", type=float, default=1.0, metavar="MS")
-    parser.add_argument("command", nargs=argparse.REMAINDER)
+    parser.add_argument("program", nargs="*", help=", ".join(PROGRAMS))
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
-        directory = Path(name)
-        for command in [args.command] if args.command else default_commands(directory):
-            report(command, [run_once(command, args.period, directory) for _ in range(args.runs)])
+    for name in args.program or PROGRAMS:
+        with tempfile.TemporaryDirectory(dir="/var/tmp") as place:
+            directory, bins = Path(place), Bins()
+            command = PROGRAMS[name](directory)
+            runs = [run_once(command, args.period, directory, bins) for _ in range(args.runs)]
+            report(name, runs, bins)
     return 0
 
 
-def report(command: Sequence[str], runs: list[Run]) -> None:
-    """Print the stacks of the first run, and the totals of all."""
-    print(f"\n{' '.join(command)}: {len(runs)} runs")
+def report(name: str, runs: list[Run], bins: Bins) -> None:
+    """Print the stacks of the first run, the histogram, and the totals of all."""
+    print(f"\n{name}: {len(runs)} runs")
     print("exact ms   by samples   difference   standard errors   stack of the first run")
     for stack, one in sorted(runs[0].heavy().items(), key=lambda item: -item[1].exact):
         difference, error = one.estimate - one.exact, math.sqrt(one.variance) or 1.0
@@ -176,14 +213,26 @@ def report(command: Sequence[str], runs: list[Run]) -> None:
             f"{one.exact / MS:8.1f}   {one.estimate / MS:10.1f}   {difference / one.exact:+10.2%}   "
             f"{difference / error:+15.2f}   {where}"
         )
+    print("   waits   by samples   standard error   at edges   from us on")
+    for power in np.flatnonzero(bins.exact).tolist():
+        exact, estimate, edges = (each[power] for each in (bins.exact, bins.estimate, bins.at_edges))
+        error = math.sqrt(bins.variance[power])
+        print(f"{exact:8.0f}   {estimate:10.0f}   {error:14.1f}   {edges:8.0f}   {2**power / 1000:.1f}")
     heavy = [one for run in runs for one in run.heavy().values()]
     inside = sum(abs(one.estimate - one.exact) <= ERRORS * math.sqrt(one.variance) for one in heavy)
+    filled = bins.exact > 0
+    print(
+        f"within {ERRORS} standard errors: {inside} of {len(heavy)} stacks, "
+        f"{(bins.is_inside() & filled).sum()} of {filled.sum()} bins"
+    )
     everything = [one for run in runs for one in run.stacks.values()]
     exact, estimate = sum(one.exact for one in everything), sum(one.estimate for one in everything)
-    waits, guessed = sum(run.exact_waits for run in runs), sum(run.estimated_waits for run in runs)
+    error = math.sqrt(sum(one.variance for one in everything))
+    waits, guessed, spread = bins.exact.sum(), bins.estimate.sum(), math.sqrt(bins.variance.sum())
     print(
-        f"within {ERRORS} standard errors: {inside} of {len(heavy)} stacks; "
-        f"sum of all {(estimate - exact) / exact:+.4%}; waits {(guessed - waits) / waits:+.2%} of {waits}"
+        f"sum of all {(estimate - exact) / exact:+.4%} (standard error {error / exact:.4%}); "
+        f"waits {(guessed - waits) / waits:+.2%} ({spread / waits:.2%}) of {waits:.0f}",
+        flush=True,
     )
 
 

@@ -134,9 +134,11 @@ struct offcpu_times {
 
 /* The last switch of a CPU. */
 struct offcpu_switch {
+#if !OFFCPU_SAMPLING
 	u64 now;			/* 0 once used */
-#if OFFCPU_SAMPLING
-	u64 drawn;			/* whether the wait that it ended is a sample */
+#else
+	u64 next;			/* address of the task that came to the CPU */
+	u64 drawn;			/* whether the wait that ended is a sample */
 	struct offcpu_times times;	/* of this wait */
 #endif
 };

@@ -48,7 +48,8 @@
  *	OFFCPU_BUDGET				where time goes: 192 bytes a task, and work in
  *						every switch, whatever is a wait
  *	OFFCPU_KERNEL_EARLY			kernel stacks before the switch: a look at the
- *						incoming task every switch
+ *						incoming task every switch, which sampling needs
+ *						anyway
  *	OFFCPU_OBJECTS, OFFCPU_NEW_OBJECTS	what was waited for (objects.h): code for samples;
  *						the sizes of its table and queue, 0 without
  *	OFFCPU_LOCK_OWNERS			who holds a lock (lock_owner.h): work in every wait
@@ -507,32 +508,44 @@ static __always_inline void show_task(void *seq, struct task_struct *task)
  * Programs. perf_offcpu/collect/bpf/defines.py and program.py know their names.
  */
 
+/* Do for the task that comes to the CPU what is done before the switch. */
+static __always_inline void before_switch(void *ctx, struct task_struct *next, u64 now)
+{
+#if OFFCPU_AT_EXIT
+	struct offcpu_switch *last;
+	u32 zero = 0;
+
+	last = switched.lookup(&zero);
+	if (!last)
+		return;
+#if OFFCPU_SAMPLING
+	/* Few waits are samples: the others end here, where the clock was read already. */
+	struct offcpu_control *ctl = enabled();
+
+	last->next = (u64)next;
+	last->drawn = ctl && end_time(ctl, next, now, &last->times);
+#if OFFCPU_KERNEL_EARLY
+	if (last->drawn)
+		walk_early(next, last->times.begin);
+#endif
+#else
+	last->now = now;
+#if OFFCPU_KERNEL_EARLY
+	walk_if_long(next, now);
+#endif
+#endif
+#else
+	end_wait(ctx, next, now);
+#endif
+}
+
 /* tp_btf/sched_switch(bool preempt, struct task_struct *prev, *next, unsigned int prev_state) */
 int offcpu_switch(u64 *ctx)
 {
 	struct task_struct *prev = (void *)ctx[1];
 	u64 now = bpf_ktime_get_ns();
 
-#if OFFCPU_AT_EXIT
-	struct offcpu_switch *last;
-	u32 zero = 0;
-
-	last = switched.lookup(&zero);
-	if (last)
-		last->now = now;
-#if OFFCPU_SAMPLING
-	/* Few waits are samples: the others end here, where the clock was read already. */
-	struct offcpu_control *ctl = enabled();
-
-	if (last)
-		last->drawn = ctl && end_time(ctl, (void *)ctx[2], now, &last->times);
-#endif
-#if OFFCPU_KERNEL_EARLY
-	walk_early((void *)ctx[2], now);
-#endif
-#else
-	end_wait(ctx, (void *)ctx[2], now);
-#endif
+	before_switch(ctx, (void *)ctx[2], now);
 	/* A task preempted on its way to sleep has its new state but stays runnable. */
 #if OFFCPU_SWITCH_HAS_STATE
 	begin_wait(ctx, prev, ctx[3], ctx[0], now);
@@ -544,24 +557,26 @@ int offcpu_switch(u64 *ctx)
 
 #if OFFCPU_AT_EXIT
 #if OFFCPU_SAMPLING
-/* Send the wait that a switch at `now` (0: not traced) ended, if it is a sample. */
-static __always_inline void finish_drawn(void *ctx, struct offcpu_switch *last, u64 now)
+/* Send the wait of `current` that ended, if it is a sample. */
+static __always_inline void finish_drawn(void *ctx, struct offcpu_switch *last)
 {
+	struct task_struct *task = bpf_get_current_task_btf();
+	bool traced = last->next == (u64)task;
 	struct offcpu_control *ctl;
 	struct offcpu_task *storage;
-	struct task_struct *task;
 
-	if (now && !last->drawn)
+	if (traced && !last->drawn)
 		return;
 	ctl = enabled();
-	task = bpf_get_current_task_btf();
 	if (!ctl) {
-		if (now)
+		if (traced)
 			count(OFFCPU_WAITS_LOST, last->times.length);
 		return;
 	}
-	if (!now && !end_time(ctl, task, bpf_ktime_get_ns(), &last->times))
+	/* Some tasks come to a CPU, or leave it, without the tracepoint. */
+	if (!traced && !end_time(ctl, task, bpf_ktime_get_ns(), &last->times))
 		return;
+	last->drawn = false;
 	storage = find_storage(task);
 	if (storage)
 		finish_wait(ctx, ctl, task, storage, &last->times);
@@ -578,12 +593,12 @@ int offcpu_switched(u64 *ctx)
 	last = switched.lookup(&zero);
 	if (!last || !(OFFCPU_BY_PROBE || ctx[0]))
 		return 0;
+#if OFFCPU_SAMPLING
+	finish_drawn(ctx, last);
+#else
 	/* The task has been on its CPU since the switch: interrupts may have come since then. */
 	now = last->now;
 	last->now = 0;
-#if OFFCPU_SAMPLING
-	finish_drawn(ctx, last, now);
-#else
 	end_wait(ctx, bpf_get_current_task_btf(), now ? now : bpf_ktime_get_ns());
 #endif
 	return 0;

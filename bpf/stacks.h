@@ -187,30 +187,35 @@ static __always_inline u32 skip_scheduler(const u64 *ips, u32 nr)
 /*
  * Take the kernel stack of the incoming task before the switch. It is as the task slept, without
  * this program, tracing and the scheduler on top, which is some 600 ns less than at the end of the
- * wait. In return every switch has to find out whether the wait is long.
+ * wait.
  */
-static __always_inline void walk_early(struct task_struct *next, u64 now)
+static __always_inline void walk_early(struct task_struct *next, u64 since_ns)
 {
-	struct offcpu_control *ctl = enabled();
 	struct offcpu_scratch *to;
-	struct offcpu_task *storage;
 	u32 zero = 0;
 	long bytes;
 
 	to = scratch.lookup(&zero);
 	if (!to)
 		return;
-	to->nr_early = 0;
-	if (!ctl || !is_candidate(ctl, next))
-		return;
-	storage = tasks.task_storage_get(next, 0, 0);
-	if (!storage || !is_wanted(ctl, storage->mode) ||
-	    now - storage->since_ns < ctl->threshold_ns)
-		return;
 	bytes = bpf_get_task_stack(next, to->kernel, sizeof(to->kernel), 0);
 	to->nr_early = bytes > 0 ? bytes / sizeof(u64) : 0;
 	to->early_task = FIELD(u32, next, TASK_PID);
-	to->early_since_ns = storage->since_ns;
+	to->early_since_ns = since_ns;
+}
+
+/* The same for a task whose wait is long: every switch has to find out. */
+static __always_inline void walk_if_long(struct task_struct *next, u64 now)
+{
+	struct offcpu_control *ctl = enabled();
+	struct offcpu_task *storage;
+
+	if (!ctl || !is_candidate(ctl, next))
+		return;
+	storage = tasks.task_storage_get(next, 0, 0);
+	if (storage && is_wanted(ctl, storage->mode) &&
+	    now - storage->since_ns >= ctl->threshold_ns)
+		walk_early(next, storage->since_ns);
 }
 #endif
 

@@ -131,6 +131,7 @@ def waker_graph_of(profile: Profile, per_thread: bool) -> WakerGraph:
     rows = np.flatnonzero(offcpu & (waker >= 0))
     first, of = group(waker[rows], sleeper[rows])
     blocked = samples.period[rows] - np.maximum(samples.runq_ns[rows], 0)
+    length = (samples.length_ns() - np.maximum(samples.delay_ns(), 0))[rows]
     return WakerGraph(
         [*rows_of, INTERRUPT],
         off_cpu,
@@ -138,5 +139,5 @@ def waker_graph_of(profile: Profile, per_thread: bool) -> WakerGraph:
         sleeper[rows[first]],
         sum_by(of, samples.count[rows], len(first)),
         sum_by(of, blocked, len(first)),
-        max_by(of, blocked, len(first)),
+        max_by(of, length, len(first)),
     )

@@ -21,11 +21,11 @@ from perf_offcpu.commands.shared.parquet import write_dataset
 from perf_offcpu.commands.shared.profile import (
     SHOW,
     add_profile_arguments,
+    every_wait_from_args,
     inputs,
     profile_from_args,
     selection_from_args,
     split_list,
-    whole_profile_from_args,
 )
 from perf_offcpu.commands.shared.sized import check_sizes, write_sized
 from perf_offcpu.convert.options import MIN_SHARE, Options
@@ -168,7 +168,7 @@ def _chains(args: argparse.Namespace) -> int:
     selected: list[Any] = []
 
     def load() -> Profile:
-        whole = whole_profile_from_args(args)
+        whole = every_wait_from_args(args, "--wakers", "show one waker with --waker-stack,")
         waits = whole.is_offcpu() & np.isin(whole.samples.evsel, event_rows(whole, split_list(args.event)))
         selected.append(selected_rows(whole, selection_from_args(args))[waits])
         return whole.select(waits)

@@ -128,3 +128,33 @@ def test_what_needs_every_wait_refuses_samples_of_them(
     done = perf_offcpu("report", option, cwd=tmp_path)
     assert done.returncode == 129 and done.stdout == ""
     assert f"{option} needs every wait" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_wakers_are_those_of_all_waits_and_chains_of_them_are_refused(
+    perf_offcpu: Command, tmp_path: Path
+) -> None:
+    program = """
+import os, threading, time
+(r, w), naps = os.pipe(), 600
+def read():
+    for _ in range(naps): os.read(r, 1)
+thread = threading.Thread(target=read)
+thread.start()
+for _ in range(naps):
+    time.sleep(0.0007)
+    os.write(w, b"x")
+thread.join()
+"""
+    recording = record(tmp_path, program=program)
+    samples = recording.samples
+    reader = samples.has(SampleFlag.SAMPLED) & (samples.tid != samples.pid)
+    main = int(samples.pid[reader][0])
+    woken = reader & (samples.waker_tid == main)
+    left_out = recording.losses.get(losses.WAKERS_LEFT_OUT, 0)
+    assert reader.sum() > 60 and woken.sum() + left_out >= reader.sum()
+    for form in ("--folded", "--flamegraph"):
+        done = perf_offcpu("convert", form, "--wakers", "-o", "-", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (129, "") and done.stderr.count("\n") == 1
+        assert "--wakers needs every wait" in done.stderr
+    graph = perf_offcpu("convert", "--callgraph", "text", "--wakers", "-o", "-", cwd=tmp_path)
+    assert graph.returncode == 0 and "estimated from a sample for each 2 ms" in graph.stdout

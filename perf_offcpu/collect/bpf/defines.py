@@ -42,12 +42,12 @@ def option_defines(
     """Return the constants for off_cpu.bpf.c that depend on the config."""
     follows_callers = {"TASK_MM", "OFFCPU_FRAME_POINTERS"} <= facts.defines.keys()
     copies = at_exit and config.copy_bytes > 0 and follows_callers
-    every_wait = config.threshold_ns < EARLY_BELOW_NS and not config.off_cpu_period_ns
+    known_early = config.off_cpu_period_ns > 0 or config.threshold_ns < EARLY_BELOW_NS
     sum_stacks = config.short_waits is ShortWaits.STACKS and not config.off_cpu_period_ns
     return {
         "OFFCPU_AT_EXIT": int(at_exit),
         "OFFCPU_BY_PROBE": int(by_probe),
-        "OFFCPU_KERNEL_EARLY": int(at_exit and config.kernel_stacks and every_wait),
+        "OFFCPU_KERNEL_EARLY": int(at_exit and config.kernel_stacks and known_early),
         "OFFCPU_SAMPLING": int(config.off_cpu_period_ns > 0),
         "OFFCPU_SUM_STACKS": int(sum_stacks),
         "OFFCPU_SUM_CALLERS": int(copies and sum_stacks),

@@ -135,8 +135,11 @@ def whole_profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False,
     return dataclasses.replace(profile, rules=rules)
 
 
-def every_wait_from_args(args: argparse.Namespace, option: str) -> Profile:
+def every_wait_from_args(args: argparse.Namespace, option: str, instead: str = "") -> Profile:
     """Read and symbolize without selecting, for an analysis that follows threads from wait to wait.
+
+    Args:
+        instead: another remedy than to record again, for the message.
 
     Raises:
         UsageError: the recording has samples of the waits only.
@@ -145,7 +148,7 @@ def every_wait_from_args(args: argparse.Namespace, option: str) -> Profile:
     if profile.meta.sampling:
         raise UsageError(
             f"{option} needs every wait, and {profile.meta.source} has samples of them (--off-cpu-period): "
-            "record with --off-cpu-thresh 0"
+            f"{f'{instead} or ' if instead else ''}record with --off-cpu-thresh 0"
         )
     return profile
 

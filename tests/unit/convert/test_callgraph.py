@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import networkx
@@ -22,6 +23,7 @@ from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.errors import CapabilityError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.sampling import Sampling
 
 ALL = Options(min_share=0, per_thread=True)
 
@@ -152,6 +154,18 @@ def waking() -> Profile:
         )
     builder.sample("a", ["f"], 9, tid=ord("a"), waker_tid=5, waker_pid=5, flags=SampleFlag.WAKER_INTERRUPT)
     return builder.sample("e", ["f"], 1000, tid=ord("e")).build()
+
+
+def test_wake_ups_of_sampled_waits_are_estimates_and_the_longest_is_no_weight() -> None:
+    builder = ProfileBuilder()
+    of = {"waker_tid": 7, "waker_pid": 7, "wakeup_ns": 1, "flags": SampleFlag.SAMPLED}
+    builder.sample("a", ["f"], 1000, **of, longest_ns=10, runq_ns=200, count=100)
+    built = builder.build()
+    profile = replace(built, meta=replace(built.meta, sampling=Sampling(2_000_000)))
+    graph = wakeups(profile, ALL)
+    ((_, _, edge),) = graph.edges(data=True)
+    assert (edge["weight"], edge["count"], edge["longest"]) == (800, 100, 8)
+    assert "estimated from a sample for each 2 ms of waiting" in graph.graph["title"]
 
 
 def test_wakers_knots_and_the_critical_chain() -> None:
