@@ -9,13 +9,14 @@ What differs from thread to thread or object to object stays in recordings and d
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from perf_offcpu.analysis.classify import classify
-from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.interpreters import fold_interpreters
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.convert.pprof import Content, utc_ns
@@ -27,6 +28,9 @@ from perf_offcpu.text import UNKNOWN, printable
 
 TYPE, UNIT = "off_cpu", "nanoseconds"
 """What Pyroscope's converter of OTLP recognises (pkg/ingester/otlp/convert.go)."""
+MOST_COMMS = 60
+OTHERS = "(others)"
+"""Comms beyond these share a label: thread pools number their threads."""
 MOST_BYTES = 3 << 20
 """Size of a part before compression: gRPC servers and Pyroscope take 4 MiB by default, labels included."""
 MOST_SAMPLES = 15_000
@@ -58,18 +62,33 @@ class Waits:
 def waits_of(profile: Profile) -> Waits:
     """Return the waits of a profile that have a weight, with the labels of each."""
     classes = classify(profile).wait_class  # of all: sums are classified like single waits of other rows
-    comm = profile.samples.comm
-    first, of = group(comm, classes)
+    names, name = _thread_names(profile)
+    first, of = group(name, classes)
     sets: list[dict[str, str | int]] = []
     for row in first.tolist():
         found = WaitClass(classes[row])
-        name = printable(profile.strings[int(comm[row])]).strip() or UNKNOWN
         label = found.label if found != WaitClass.OTHER else ""
-        sets.append({THREAD: name, WAIT_CLASS: label})
+        sets.append({THREAD: names[int(name[row])], WAIT_CLASS: label})
     whole = Waits(
         _with_time(fold_interpreters(profile)), Content([(TYPE, UNIT)], [profile.samples.period], sets, of)
     )
     return whole.take(np.flatnonzero(profile.is_offcpu() & (profile.samples.period > 0)))
+
+
+def _thread_names(profile: Profile) -> tuple[list[str], I64]:
+    """Return names of threads, those with little off-CPU time as OTHERS, and int64[samples], that of each."""
+    first, of = group(profile.samples.comm)
+    weights = sum_by(of, np.where(profile.is_offcpu(), profile.samples.period, 0), len(first)).tolist()
+    comms = [
+        printable(profile.strings[row]).strip() or UNKNOWN for row in profile.samples.comm[first].tolist()
+    ]
+    by_name: Counter[str] = Counter()
+    for comm, weight in zip(comms, weights, strict=True):
+        by_name[comm] += weight
+    names = sorted(by_name, key=lambda comm: (-by_name[comm], comm))
+    kept = names if len(names) <= MOST_COMMS else [*names[: MOST_COMMS - 1], OTHERS]
+    numbers = {comm: min(number, len(kept) - 1) for number, comm in enumerate(names)}
+    return kept, np.array([numbers[comm] for comm in comms], np.int64)[of]
 
 
 def encode_parts(waits: Waits, encode: Callable[[Waits], bytes]) -> Iterator[tuple[Waits, bytes]]:

@@ -47,12 +47,6 @@ def pushed(target: str, profile: Profile, labels: dict[str, str]) -> Iterator[tu
         yield message, series
 
 
-def by_thread(series: Series) -> Counter[tuple[str, tuple[str, ...]]]:
-    return (
-        series.by_label("thread.name") if series.by_label("thread.name") else series.by_label("thread_name")
-    )
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_stacks_and_weights_are_those_of_folded_lines(target: str) -> None:
     profile = some_waits()
@@ -107,15 +101,15 @@ def test_a_profile_without_wall_clock_ended_now(target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_large_profiles_are_several_messages(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each within the limits; together they are the profile, and no stack is in two of them."""
-    profile = recent(large_profile(4_000, 2_000))
-    monkeypatch.setattr(waits, "MOST_SAMPLES", 600)
-    monkeypatch.setattr(waits, "MOST_BYTES", 200_000)
+    profile = recent(large_profile(900, 400))
+    monkeypatch.setattr(waits, "MOST_SAMPLES", 150)
+    monkeypatch.setattr(waits, "MOST_BYTES", 100_000)
     found, ids = Counter[object](), set()
     sent = list(pushed(target, profile, LABELS))
     for message, series in sent:
-        assert len(series.values) <= 600 and not series.values.keys() & found.keys()
+        assert len(series.values) <= 150 and not series.values.keys() & found.keys()
         if target == "otlp=grpc://h:1":
-            assert len(message.body) < 204_000
+            assert len(message.body) < 104_000
         found.update(series.values)
         ids.add(message.body)
     assert len(ids) == len(sent) > 4
@@ -125,6 +119,19 @@ def test_large_profiles_are_several_messages(target: str, monkeypatch: pytest.Mo
     assert found == one.values
     assert one.total == sum(profile.samples.period[profile.is_offcpu()].tolist())
     assert sum(message.weight_ns for message, _ in sent) == one.total
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_threads_of_many_names_share_a_label(target: str) -> None:
+    builder = ProfileBuilder()
+    for number in range(100):
+        builder.sample(f"pool-{number}", ["main"], 1000 - number, tid=number + 1)
+        builder.sample(f"pool-{number}", ["main"], 10**6, event="cpu-clock", tid=number + 1)
+    ((_, series),) = pushed(target, builder.build(), {})
+    name = "thread.name" if target.startswith("otlp") else "thread_name"
+    expected = {(f"pool-{number}", ("main",)): 1000 - number for number in range(waits.MOST_COMMS - 1)}
+    others = sum(1000 - number for number in range(waits.MOST_COMMS - 1, 100))
+    assert series.by_label(name) == expected | {(waits.OTHERS, ("main",)): others}
 
 
 def test_the_same_profile_yields_the_same_bytes() -> None:
