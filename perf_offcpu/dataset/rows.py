@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.classify import classify, of_idle_threads
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.texts import Texts, merged, named, sample_texts
 from perf_offcpu.dataset.content import Content
@@ -102,6 +102,7 @@ def sample_columns(profile: Profile, content: Content, host: Host, span: Span) -
         "cpu": (samples.cpu, samples.cpu < 0),
         "state": texts["state"],
         "class": texts["wait_class"],
+        "idle": of_idle_threads(profile, waits.for_work),
         "syscall": texts["syscall"],
         "object_kind": texts["object_kind"],
         "object": texts["object"],

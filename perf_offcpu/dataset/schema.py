@@ -51,6 +51,7 @@ SAMPLES = (
     Column("cpu", "int32", "CPU on which the thread went on", nullable=True),
     Column("state", "string", "task state while waiting, a letter as in ps", nullable=True),
     Column("class", "string", "what was waited for (wait-classes.md)", nullable=True),
+    Column("idle", "bool", "of a thread that in this segment did no more than wait for work"),
     Column("syscall", "string", "system call waited in", nullable=True),
     Column("object_kind", "string", "file, socket, pipe, futex, …", nullable=True),
     Column("object", "string", "what exactly was waited for (wait-objects.md)", nullable=True),

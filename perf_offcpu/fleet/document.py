@@ -15,9 +15,9 @@ _HEAD = "source selection hosts recorded_ns first_ns last_ns periods events unit
 _ROW = "weight blocked runq waits waits_are_exact samples"
 
 
-def report(head: Head, tables: Sequence[Table]) -> dict[str, Any]:
+def report(head: Head, tables: Sequence[Table], idle: int) -> dict[str, Any]:
     """Return the document of `fleet report`."""
-    return head_fields(head) | {"tables": [_table(table) for table in tables]}
+    return head_fields(head) | {"idle": idle, "tables": [_table(table) for table in tables]}
 
 
 def stacks(head: Head, table: StackTable) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from perf_offcpu.fleet.tables import Tables
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import frozen
 
+IDLE = "idle"
+"""A column of truth values; as a key 1 or 0."""
 KEYS = {
     "host": "host_id",
     "comm": "comm",
@@ -32,9 +34,10 @@ KEYS = {
     "cgroup": "cgroup",
     "container": "container",
     "stack": "stack_id",
+    IDLE: IDLE,
 }
 """Key → column of `samples`. Every label of a host is a key, too."""
-NUMBERS = frozenset({"pid", "tid", "stack"})
+NUMBERS = frozenset({"pid", "tid", "stack", IDLE})
 SUMS = ("weight", "blocked", "runq", "waits", "uncounted", "samples", "first_ns", "last_ns")
 RUNQUEUE = WaitClass.RUNQUEUE.label
 _WIDE = "decimal(38, 0)"

@@ -14,7 +14,7 @@ from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.errors import UsageError
 from perf_offcpu.fleet.profile import KEYS as STACK_KEYS
 from perf_offcpu.fleet.profile import profile_of, unit_of
-from perf_offcpu.fleet.queries import NUMBERS, Selected, column_of, folded, grouped, ranked
+from perf_offcpu.fleet.queries import IDLE, NUMBERS, Selected, column_of, folded, grouped, ranked
 from perf_offcpu.fleet.selection import in_hours
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.structs import frozen
@@ -120,8 +120,10 @@ def head_of(selected: Selected) -> Head:
     )
 
 
-def tables_of(selected: Selected, keys: Sequence[str], limit: int | None) -> list[Table]:
-    """Return the tables of a report: one by the keys, or those by class, host, service and comm.
+def tables_of(selected: Selected, keys: Sequence[str], limit: int | None) -> tuple[list[Table], int]:
+    """Return the tables of a report, and the weight in them of threads that merely wait for work.
+
+    Without keys the tables are by class, service, host and comm.
 
     Args:
         keys: of `queries.KEYS`, labels, BLOCKED; none for the usual tables.
@@ -130,11 +132,20 @@ def tables_of(selected: Selected, keys: Sequence[str], limit: int | None) -> lis
     if keys:
         by_blocked = BLOCKED in keys
         kept = tuple(key for key in keys if key != BLOCKED) or ("class",)
-        return [_table(selected, grouped(selected, kept), kept, limit, by_blocked=by_blocked)]
+        groups = selected.tables.engine.kept(grouped(selected, [*kept, IDLE]))
+        columns = [column_of(key) for key in kept]
+        table = _table(selected, folded(groups, columns), kept, limit, by_blocked=by_blocked)
+        return [table], _idle_weight(selected, groups)
     service = [SERVICE] if SERVICE in selected.label_names else []
-    cube = selected.tables.engine.kept(grouped(selected, ["class", "host", *service, "comm"]))
+    cube = selected.tables.engine.kept(grouped(selected, ["class", "host", *service, "comm", IDLE]))
     names = ["class", *service, "host", "comm"]
-    return [_table(selected, folded(cube, [column_of(name)]), (name,), limit) for name in names]
+    tables = [_table(selected, folded(cube, [column_of(name)]), (name,), limit) for name in names]
+    return tables, _idle_weight(selected, cube)
+
+
+def _idle_weight(selected: Selected, groups: Any) -> int:
+    columns = selected.tables.engine.run(folded(groups, [IDLE]))
+    return sum(weight for weight, idle in zip(columns["weight"], columns[IDLE], strict=True) if idle)
 
 
 def stacks_of(selected: Selected, limit: int | None) -> StackTable:

@@ -34,6 +34,7 @@ class Selection:
     objects: tuple[str, ...] = ()  # parts of names, with * and ?
     comms: tuple[str, ...] = ()
     containers: tuple[str, ...] = ()  # beginnings of ids
+    idle: str = "show"  # `hide` leaves out threads that merely wait for work, `only` all others
 
     def describe(self) -> str:
         """Return the choice of hosts and time as text; "everything" if there is none."""
@@ -121,6 +122,8 @@ def filtered(samples: Any, selection: Selection) -> Any:
     for column, values in (("class", selection.classes), ("comm", selection.comms)):
         if values:
             conditions.append(samples[column].isin(values))
+    if selection.idle != "show":
+        conditions.append(samples.idle == (selection.idle == "only"))
     if selection.objects:
         conditions.append(ibis.or_(*(samples.object.re_search(_pattern(one)) for one in selection.objects)))
     if selection.containers:

@@ -40,10 +40,14 @@ def hours(ns: int) -> str:
     return f"{ns / 1e9:.1f} s" if ns < _HOUR else f"{ns / _HOUR:.1f} h"
 
 
-def report(found: Head, tables: Sequence[Table], style: Style) -> Iterator[str]:
+def report(found: Head, tables: Sequence[Table], idle: int, style: Style) -> Iterator[str]:
     """Return the lines of a report."""
     yield from head(found, style)
     yield say.comment(f"Total:    {say.exact_amount(tables[0].weight, found.unit, style)}")
+    if idle and idle < tables[0].weight:
+        share = _share(idle, tables[0].weight)
+        text = f"{share} are of threads that merely wait for work (--idle hide leaves them out)"
+        yield say.comment(f"Idle:     {text}")
     for table in tables:
         yield from _table(table, found, style)
     yield from _losses(found)

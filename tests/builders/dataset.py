@@ -43,7 +43,7 @@ class DatasetBuilder:
     def wait(self, host: str, ns: int, stack: Sequence[str] = (), **columns: Any) -> None:
         """Add a wait; `stack` names functions, root first, those of the kernel as `name_[k]`."""
         row = {"host_id": f"id-{host}", "boot_id": "b", "time_ns": BEGIN, "event": "offcpu-time", "count": 1}
-        row |= {"off_ns": ns, "weight_ns": ns, "comm": "web", "class": "lock", "flags": 1}
+        row |= {"off_ns": ns, "weight_ns": ns, "comm": "web", "class": "lock", "flags": 1, "idle": False}
         row |= {"stack_id": self.stack(stack)} | columns
         self.rows["samples"].append(row)
 

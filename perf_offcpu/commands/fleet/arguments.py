@@ -34,6 +34,7 @@ _SELECTION = f"""
 --class CLASSES: waits of these classes: {", ".join(BY_LABEL)}
 --object PATTERN: waits for objects whose name contains this: ledger_lock, 10.0.0.7:*; not a list
 --container IDS: containers by the beginning of their ids
+--idle: threads that merely wait for work: shown with the others (default), hidden, or shown alone
 """
 _ENGINE = "--engine URL: duckdb (default, in this process), spark:MASTER, or a database: clickhouse://HOST/DB"
 _OUTPUT = """
@@ -54,7 +55,15 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     """Add the options that select samples."""
     group = parser.add_argument_group("selection", "lists are separated by commas")
     lists = dict.fromkeys(("host", "label", "event", "comm", "object", "container"), LIST)
-    add_options(group, _SELECTION, since={}, until={}, **lists, **{"class": LIST | {"dest": "wait_class"}})
+    add_options(
+        group,
+        _SELECTION,
+        since={},
+        until={},
+        idle={"choices": ("show", "hide", "only"), "default": "show"},
+        **lists,
+        **{"class": LIST | {"dest": "wait_class"}},
+    )
 
 
 def add_output(parser: argparse.ArgumentParser, limit: int) -> None:
@@ -92,6 +101,7 @@ def selection_of(args: argparse.Namespace, now_ns: int) -> Selection:
         objects=tuple(args.object),
         comms=split_list(args.comm),
         containers=split_words(args.container),
+        idle=args.idle,
     )
 
 

@@ -106,10 +106,10 @@ def _report(args: argparse.Namespace) -> int:
 
     limit, found = limit_of(args), selected(args)
     keys = parse_keys(args.sort, found.label_names)
-    head, tables = head_of(found), tables_of(found, keys, limit)
+    head, (tables, idle) = head_of(found), tables_of(found, keys, limit)
     if args.json:
-        return print_json(document.report(head, tables))
-    return print_lines(text.report(head, tables, style_of(args)), args)
+        return print_json(document.report(head, tables, idle))
+    return print_lines(text.report(head, tables, idle, style_of(args)), args)
 
 
 def _top(args: argparse.Namespace) -> int:

@@ -54,6 +54,19 @@ def test_report(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert f"# Off-cpu time by {title}\n" in out
 
 
+def test_idle_threads_are_told_and_can_be_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    builder = DatasetBuilder()
+    builder.host("web1")
+    builder.wait("web1", 3_000_000, idle=True)
+    builder.wait("web1", 1_000_000)
+    dataset = builder.write(tmp_path / "dataset")
+    assert "75.00% are of threads that merely wait for work" in run(capsys, "report", dataset)
+    shown = run(capsys, "report", dataset, "--sort", "comm", "--idle", "hide")
+    assert "(1000000 ns)" in shown and "Idle:" not in shown
+    only = json.loads(run(capsys, "report", dataset, "--json", "--idle", "only"))
+    assert only["idle"] == only["tables"][0]["weight"] == 3_000_000
+
+
 def test_report_of_some(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--label", "service=web", "--sort", "host,class", "--json", "--until", "2100-01-01")
     found = json.loads(run(capsys, "report", dataset, *words))

@@ -61,6 +61,7 @@ WAITS = st.lists(
             "count": st.integers(1, 1 << 30),
             "stack": st.sampled_from(STACKS),
             "event": st.sampled_from(("offcpu-time", "cpu-clock")),
+            "idle": st.booleans(),
         }
     ),
     min_size=1,
@@ -75,6 +76,7 @@ SELECTIONS = st.builds(
     classes=st.sampled_from(((), ("lock",), ("disk", "runqueue"))),
     objects=st.sampled_from(((), ("x",), ("a*b", "10.?"), ("[x]",), ("\\", "'"))),
     comms=st.sampled_from(((), ("öß", "web"))),
+    idle=st.sampled_from(("show", "hide", "only")),
 )
 
 
@@ -106,6 +108,7 @@ def fits(wait: Row, selection: Selection) -> bool:
         and (not selection.hosts or host in selection.hosts or f"id-{host}" in selection.hosts)
         and all(labels.get(name, "") in values for name, values in selection.labels.items())
         and (not selection.classes or wait["class"] in selection.classes)
+        and selection.idle in ("show", "only" if wait["idle"] else "hide")
         and (not selection.comms or wait["comm"] in selection.comms)
         and (not selection.objects or any(matches(wait["object"], one) for one in selection.objects))
     )
