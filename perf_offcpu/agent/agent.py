@@ -218,9 +218,12 @@ class Agent:
     # Sinks
 
     def _open_sinks(self, config: AgentConfig) -> None:
+        from perf_offcpu.push.opening import open_targets
+
         labels = dict(config.labels)
         dataset = DatasetSink(config.dataset, labels) if config.dataset else None
-        push = [PushSink(one, labels, self.spool, self.metrics, self._say) for one in config.push]
+        opened = open_targets(config.push, config.push_header_file, config.push_ca) if config.push else []
+        push = [PushSink(*one, labels, self.spool, self.metrics, self._say) for one in opened]
         before, delivery = self._delivery.push, self._delivery
         delivery.dataset, delivery.push = dataset, push
         if config.max_bytes:

@@ -35,6 +35,8 @@ class AgentConfig:
     Args:
         dataset: folder or URL of the dataset; "" none.
         push: servers, `KIND=URL`.
+        push_header_file: files with headers of requests to them, as `push.opening.open_targets` takes them.
+        push_ca: file with certificates of the authorities that sign theirs; "" for the system's.
         period_ns: off-CPU time that one sample stands for, at least.
         segment_s: length of a segment.
         max_cpu: CPU time that the agent and its recorder may take, as a part of one CPU.
@@ -48,6 +50,8 @@ class AgentConfig:
 
     dataset: str = ""
     push: tuple[str, ...] = ()
+    push_header_file: tuple[str, ...] = ()
+    push_ca: str = ""
     period_ns: int = 100_000_000
     segment_s: int = 60
     max_cpu: float = 0.01
@@ -60,7 +64,10 @@ class AgentConfig:
 
 
 KEYS: Final = frozenset(
-    "dataset push off-cpu-period segment max-cpu max-bytes spool spool-size port label record".split()
+    """
+    dataset push push-header-file push-ca off-cpu-period segment max-cpu max-bytes spool spool-size port label
+    record
+    """.split()
 )
 """Keys of the file: long options, and `record` for the options after `--`."""
 
@@ -101,6 +108,8 @@ def make_config(values: Mapping[str, Any]) -> AgentConfig:
     config = AgentConfig(
         dataset=_text(values, "dataset", ""),
         push=_texts(values, "push"),
+        push_header_file=_texts(values, "push-header-file"),
+        push_ca=_text(values, "push-ca", ""),
         period_ns=round(_number(values, "off-cpu-period", default.period_ns / 1e6, 0.001, 1e7) * 1e6),
         segment_s=parse_time(values.get("segment", default.segment_s)),
         max_cpu=_number(values, "max-cpu", default.max_cpu * 100, 0.01, 100_000) / 100,

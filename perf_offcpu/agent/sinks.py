@@ -20,6 +20,8 @@ from perf_offcpu.text import printable
 if TYPE_CHECKING:
     from perf_offcpu.dataset.rows import Host
     from perf_offcpu.model.profile import Profile
+    from perf_offcpu.push.sender import Sender
+    from perf_offcpu.push.targets import Target
 
 FIRST_RETRY_S: Final = 1.0
 LAST_RETRY_S: Final = 300.0
@@ -99,22 +101,29 @@ class PushSink:
     """A server, with the messages for it in the spool and a thread that sends them.
 
     Args:
-        target: `KIND=URL`.
+        target: the server.
+        sender: its sender (`push.opening.open_targets`).
 
     Raises:
-        UsageError: it is no target, or a package is missing.
+        UsageError: a label is none that servers take.
     """
 
-    def __init__(self, target: str, labels: dict[str, str], spool: Spool, metrics: Metrics, say: Say) -> None:
+    def __init__(
+        self,
+        target: Target,
+        sender: Sender,
+        labels: dict[str, str],
+        spool: Spool,
+        metrics: Metrics,
+        say: Say,
+    ) -> None:
         from perf_offcpu.push.labels import check_labels
-        from perf_offcpu.push.sender import open_sender
-        from perf_offcpu.push.targets import parse_target
 
-        self._target, self._labels = parse_target(target), labels
+        self._target, self._labels = target, labels
         check_labels(labels)
         self.key = hashlib.sha256(str(self._target).encode()).hexdigest()[:8]
         self.name = self._target.server.value
-        self._sender = open_sender(self._target)
+        self._sender = sender
         self._spool, self._metrics, self._say = spool, metrics, say
         self._backoff = Backoff()
         self._wake, self._closing = threading.Event(), False
@@ -170,7 +179,7 @@ class PushSink:
         except FileNotFoundError:  # the spool was full
             return
         try:
-            self._sender.send(body)
+            answer = self._sender.send(body)
         except RetryLater as problem:
             self._later(str(problem), problem.after_s)
             return
@@ -183,6 +192,9 @@ class PushSink:
         else:
             self._metrics.add("pushed_total", 1, self.name)
             self._metrics.add("pushed_bytes_total", len(body), self.name)
+            if answer.rejected:
+                self._metrics.add("push_lost_total", answer.rejected, "rejected")
+                self._say(f"not all pushed: {self._target}: {answer.text}")
             if self._backoff.failures:
                 self._say(f"{self.name}: takes messages again")
             self._backoff.worked()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from perf_offcpu.commands.shared.option_tables import add_options
+from perf_offcpu.commands.shared.push import ACCESS
 from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,9 +27,10 @@ examples:
   perf-offcpu agent -c /etc/perf-offcpu/agent.toml
   perf-offcpu agent --dataset ./waits -- -G kubepods.slice --no-object-names
 """
-_OUTPUT = """
+_OUTPUT = f"""
 --dataset DIR: write segments into this dataset: a directory, or a URL (s3://..., gs://..., abfs://...)
 --push KIND=URL: push segments to this server; may be given several times
+{ACCESS.strip()}
 --label NAME=VALUE: label of this host in dataset and servers; may be given several times
 """
 _RECORDING = """
@@ -63,7 +65,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         usage="perf-offcpu agent [OPTIONS] [-- OPTIONS OF RECORD]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_options(parser.add_argument_group("where to"), _OUTPUT, dataset={}, push=_MANY, label=_MANY)
+    output: dict[str, Any] = {
+        "dataset": {},
+        "push": _MANY,
+        "push_header_file": _MANY,
+        "push_ca": {},
+        "label": _MANY,
+    }
+    add_options(parser.add_argument_group("where to"), _OUTPUT, **output)
     add_options(
         parser.add_argument_group("recording"),
         _RECORDING,

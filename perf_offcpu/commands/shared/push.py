@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from perf_offcpu.push.targets import Target
 
 TARGETS = "pyroscope=URL, parca=URL or otlp=URL"
-_OPTIONS = """
---label NAME=VALUE: label of all samples; service and host are the usual ones
+LABEL = "--label NAME=VALUE: label of all samples; service and host are the usual ones"
+ACCESS = """
 --push-header-file FILE: headers of all requests, one a line (Authorization: Bearer …); if there are several
   targets, KIND=FILE
 --push-ca FILE: certificates (PEM) of the authorities that sign those of the servers (default: the system's)
@@ -23,8 +23,8 @@ _OPTIONS = """
 
 
 def add_push_options(group: argparse._ActionsContainer) -> None:
-    """Add the options; `--label` is for all that leaves the machine."""
-    add_options(group, _OPTIONS, label=LIST, push_header_file=LIST)
+    """Add the options of a verb that pushes."""
+    add_options(group, f"{LABEL}\n{ACCESS.strip()}", label=LIST, push_header_file=LIST)
 
 
 def labels_from_args(args: argparse.Namespace) -> dict[str, str]:

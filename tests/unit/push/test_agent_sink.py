@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's queue of messages for a server: credentials, answers, and what is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from builders.push.servers import Receiver, Reply, receiver
+from builders.push.waits import some_waits
+
+from perf_offcpu.agent.config import make_config
+from perf_offcpu.agent.metrics import Metrics
+from perf_offcpu.agent.sinks import PushSink
+from perf_offcpu.agent.spool import Spool
+from perf_offcpu.errors import UsageError
+from perf_offcpu.push.opening import open_targets
+
+RECORDING = "00000001.data.2026010100000000"
+PARTIAL = Reply(200, {"Content-Type": "application/x-protobuf"}, b"\x0a\x08\x08\x01\x12\x04nope")
+
+
+def deliver(found: Receiver, tmp_path: Path) -> tuple[Metrics, list[str], list[str]]:
+    """Push one segment with credentials; return metrics, what was said, and what is left in the spool."""
+    (tmp_path / "token").write_text("Authorization: Bearer geheim\n")
+    target = f"otlp=http://127.0.0.1:{found.port}"
+    values = {"push": [target], "push-header-file": str(tmp_path / "token"), "spool": str(tmp_path / "spool")}
+    config = make_config(values)
+    ((to, sender),) = open_targets(config.push, config.push_header_file, config.push_ca)
+    spool, metrics, said = Spool(config.spool), Metrics(), list[str]()
+    sink = PushSink(to, sender, {"service": "web"}, spool, metrics, said.append)
+    assert sink.keep(RECORDING, some_waits()) > 0
+    sink.close(20)
+    left = spool.messages()
+    spool.close()
+    return metrics, said, left
+
+
+def test_a_segment_is_pushed_with_the_credentials_of_the_file(tmp_path: Path) -> None:
+    with receiver() as found:
+        metrics, said, left = deliver(found, tmp_path)
+    assert len(found.stored) == 1 and (said, left) == ([], [])
+    assert found.requests[0].headers["authorization"] == "Bearer geheim"
+    assert metrics.value("pushed_total", "otlp") == 1 and metrics.sum("push_lost_total") == 0
+
+
+@pytest.mark.parametrize(
+    ("reply", "cause", "text"), [(PARTIAL, "rejected", "nope"), (Reply(400), "refused", "400 Bad Request")]
+)
+def test_what_a_server_does_not_want_is_counted(tmp_path: Path, reply: Reply, cause: str, text: str) -> None:
+    with receiver(None, reply) as found:
+        metrics, said, left = deliver(found, tmp_path)
+    assert metrics.value("push_lost_total", cause) == 1 and left == []
+    assert text in "".join(said) and "geheim" not in "".join(said)
+
+
+@pytest.mark.parametrize("status", [503, 401])
+def test_what_a_server_may_want_later_stays(tmp_path: Path, status: int) -> None:
+    with receiver(None, Reply(status)) as found:
+        metrics, _, left = deliver(found, tmp_path)
+    assert len(left) == 1 and metrics.sum("push_lost_total") == 0
+
+
+def test_options_that_are_not_possible() -> None:
+    with pytest.raises(UsageError, match="--push-ca 5: not a text"):
+        make_config({"push": "otlp=http://a", "push-ca": 5})
+    with pytest.raises(UsageError, match="--push-header-file"):
+        make_config({"push": "otlp=http://a", "push-header-file": {"a": "b"}})
