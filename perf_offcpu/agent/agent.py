@@ -60,7 +60,6 @@ class Agent:
         self.config = load()
         self._mail: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self.spool = Spool(self.config.spool)
-        self.spool.tidy()
         self.ledger = Ledger(self.spool, boot_id())
         self.metrics = self.ledger.metrics
         self._delivery = Delivery(self.spool, self.ledger, say, self._finished, self._delivered)
@@ -191,10 +190,10 @@ class Agent:
     # The recorder
 
     def _start_recorder(self) -> None:
+        self.spool.tidy()  # a recorder that was killed
         run = self.ledger.begin_run(self._next_cause)
         try:
-            with self._delivery.lock:
-                self.ledger.save()
+            self.ledger.save()
         except OSError as problem:
             self._say(f"the account cannot be written: {problem.strerror}")
         self._next_cause, self._started_s = RECORDER, time.monotonic()

@@ -2,8 +2,8 @@
 """Measure what the agent costs: its own CPU time, the recorder's, and that of the BPF programs.
 
 The kernel measures BPF programs only while somebody asks for it, which costs each run some ns. So they are
-measured for a second of each minute (BPF_ENABLE_STATS, by a descriptor: nothing stays switched on), and the
-rest of the minute is taken to be alike.
+measured for a second of each minute (BPF_ENABLE_STATS, by a descriptor: nothing stays switched on), as time
+for each context switch, and context switches are counted all the time (/proc/stat).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from perf_offcpu.files import read_kernel
 _BPF_EVERY_S: Final = 60.0
 _BPF_FOR_S: Final = 1.0
 _RUN_TIME: Final = re.compile(rb"^run_time_ns:\s*(\d+)$", re.MULTILINE)
+_SWITCHES: Final = re.compile(rb"^ctxt (\d+)$", re.MULTILINE)
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -29,7 +30,7 @@ class Cost:
 
     def __init__(self) -> None:
         self._recorder_s = self._ended_s = self._own_s = self._bpf_s = 0.0
-        self._bpf_share, self._bpf_at, self._last = 0.0, float("-inf"), time.monotonic()
+        self._s_per_switch, self._bpf_at, self._switches = 0.0, float("-inf"), context_switches()
 
     def measure(self, recorder: Recorder | None) -> None:
         """Look at the clocks; once a minute this takes a second."""
@@ -37,11 +38,10 @@ class Cost:
         is_recording = recorder is not None and recorder.is_recording
         if recorder is not None and is_recording and now - self._bpf_at >= _BPF_EVERY_S:
             self._bpf_at = now
-            self._bpf_share = bpf_share(recorder.pid, _BPF_FOR_S)
-            now = time.monotonic()
+            self._s_per_switch = bpf_time_per_switch(recorder.pid, _BPF_FOR_S)
+        before, self._switches = self._switches, context_switches()
         if is_recording:
-            self._bpf_s += self._bpf_share * (now - self._last)
-        self._last = now
+            self._bpf_s += self._s_per_switch * (self._switches - before)
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         self._own_s = time.process_time()
         running_s = recorder.cpu_s() if recorder else 0.0
@@ -63,8 +63,17 @@ class Cost:
         return {"agent": own, "recorder": recorder.resident_bytes() if recorder else 0}
 
 
-def bpf_share(pid: int, seconds: float) -> float:
-    """Return the part of one CPU that the BPF programs of a process take; 0 where that is not known."""
+def context_switches() -> int:
+    """Return the number of context switches of all CPUs since the boot."""
+    found = _SWITCHES.search(read_kernel("/proc/stat"))
+    return int(found[1]) if found else 0
+
+
+def bpf_time_per_switch(pid: int, seconds: float) -> float:
+    """Return the seconds that the BPF programs of a process take for each context switch of the machine.
+
+    0 where that cannot be measured.
+    """
     from perf_offcpu.collect.bpf.syscall import enable_stats
 
     try:
@@ -72,9 +81,10 @@ def bpf_share(pid: int, seconds: float) -> float:
     except OSError:
         return 0.0
     try:
-        before, began = _run_times(pid), time.monotonic()
+        before, switches = _run_times(pid), context_switches()
         time.sleep(seconds)
-        return max(0, _run_times(pid) - before) / 1e9 / (time.monotonic() - began)
+        switches = context_switches() - switches
+        return max(0, _run_times(pid) - before) / 1e9 / switches if switches else 0.0
     finally:
         os.close(fd)
 

@@ -11,6 +11,7 @@ times of segments and gaps add up to the time from the first segment to the last
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ _KEPT_CAUSES: Final = 64
 class Ledger:
     """The account, in the file `STATE` of the spool.
 
+    Several threads use it.
+
     Attributes:
         metrics: all counters.
         done: the last recording that was accounted; "" none.
@@ -34,6 +37,7 @@ class Ledger:
 
     def __init__(self, spool: Spool, boot_id: str) -> None:
         self._spool, self._boot_id = spool, boot_id
+        self._lock = threading.RLock()
         state = _parsed(spool.read_state())
         self.metrics = Metrics(_numbers(state.get("counters")))
         self.done = str(state.get("done", ""))
@@ -45,15 +49,17 @@ class Ledger:
 
     def begin_run(self, cause: str) -> int:
         """Return the number of the next run of the recorder; `cause` is why the run before has ended."""
-        self.run += 1
-        self.metrics.add("recorder_starts_total")
-        self._note(f"{self.run:08}", cause)
-        return self.run
+        with self._lock:
+            self.run += 1
+            self.metrics.add("recorder_starts_total")
+            self._note(f"{self.run:08}", cause)
+            return self.run
 
     def drop(self, name: str, cause: str) -> None:
         """Note that a recording is not delivered."""
-        self.metrics.add("segments_lost_total", 1, cause)
-        self._note(name, cause)
+        with self._lock:
+            self.metrics.add("segments_lost_total", 1, cause)
+            self._note(name, cause)
 
     def deliver(self, name: str, begin_ns: int, end_ns: int, utc_ns: int) -> None:
         """Account a delivered segment, and the gap before it.
@@ -62,6 +68,12 @@ class Ledger:
             begin_ns, end_ns: of CLOCK_MONOTONIC.
             utc_ns: UTC minus CLOCK_MONOTONIC; 0 unknown.
         """
+        with self._lock:
+            self._account(name, begin_ns, end_ns, utc_ns)
+            self.done = max(self.done, name)
+            self._causes = {key: value for key, value in self._causes.items() if key > self.done}
+
+    def _account(self, name: str, begin_ns: int, end_ns: int, utc_ns: int) -> None:
         if self._end_ns:
             gap_ns = begin_ns - self._end_ns if self._same_boot else begin_ns + utc_ns - self._end_utc_ns
             if gap_ns > 0:
@@ -73,12 +85,6 @@ class Ledger:
         self.metrics.add("segments_total")
         self.metrics.set("last_segment_timestamp_seconds", (end_ns + utc_ns) / 1e9)
         self._end_ns, self._end_utc_ns, self._same_boot = end_ns, end_ns + utc_ns, True
-        self.finish(name)
-
-    def finish(self, name: str) -> None:
-        """Note that a recording, and all before it, are accounted."""
-        self.done = max(self.done, name)
-        self._causes = {key: value for key, value in self._causes.items() if key > self.done}
 
     def save(self) -> None:
         """Write the account.
@@ -86,17 +92,18 @@ class Ledger:
         Raises:
             OSError: it cannot be written.
         """
-        state = {
-            "version": VERSION,
-            "boot_id": self._boot_id,
-            "done": self.done,
-            "run": self.run,
-            "end_ns": self._end_ns,
-            "end_utc_ns": self._end_utc_ns,
-            "causes": self._causes,
-            "counters": self.metrics.counters(),
-        }
-        self._spool.write(STATE, json.dumps(state, indent=1, sort_keys=True).encode())
+        with self._lock:
+            state = {
+                "version": VERSION,
+                "boot_id": self._boot_id,
+                "done": self.done,
+                "run": self.run,
+                "end_ns": self._end_ns,
+                "end_utc_ns": self._end_utc_ns,
+                "causes": self._causes,
+                "counters": self.metrics.counters(),
+            }
+            self._spool.write(STATE, json.dumps(state, indent=1, sort_keys=True).encode())
 
     def _note(self, key: str, cause: str) -> None:
         self._causes[key] = cause

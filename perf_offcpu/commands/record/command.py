@@ -143,7 +143,9 @@ def _details(summary: Summary) -> list[str]:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    """Print a line; where nobody reads it any more, the recording goes on, to its proper end."""
+    with contextlib.suppress(BrokenPipeError):
+        print(text, file=sys.stderr)
 
 
 class LiveLine:
