@@ -17,6 +17,7 @@ from typing import Final
 
 from perf_offcpu.agent.budget import Bucket
 from perf_offcpu.agent.ledger import Ledger
+from perf_offcpu.agent.segment import read_segment
 from perf_offcpu.agent.sinks import Backoff, DatasetSink, PushSink, Say
 from perf_offcpu.agent.spool import Spool
 from perf_offcpu.errors import FormatError, PerfOffcpuError, UsageError
@@ -125,12 +126,13 @@ class Delivery:
     def _decoded(self, name: str) -> Profile:
         """Return the profile of a recording; the last one is kept for further attempts."""
         if self._head is None or self._head[0] != name:
-            from perf_offcpu.cache import DiskCache
-            from perf_offcpu.symbolize.load import load_profile
-            from perf_offcpu.symbolize.options import SymbolizeOptions
-
-            symbols = SymbolizeOptions(cache=DiskCache.usual())
-            self._head = name, load_profile([self._spool.path_of(name)], symbols)
+            ledger = self._ledger
+            profile = read_segment(
+                self._spool.path_of(name),
+                of_this_boot=ledger.is_of_this_boot(name),
+                after_ns=ledger.end_before(name),
+            )
+            self._head = name, profile
         return self._head[1]
 
     def _write(self, name: str, profile: Profile) -> None:

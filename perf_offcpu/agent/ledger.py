@@ -44,8 +44,19 @@ class Ledger:
         self.run = max(int(state.get("run", 0)), spool.last_run())
         self._end_ns, self._end_utc_ns = int(state.get("end_ns", 0)), int(state.get("end_utc_ns", 0))
         self._same_boot = state.get("boot_id") == boot_id
+        self._first_run = int(state.get("first_run", 0)) if self._same_boot else self.run + 1
         causes = state.get("causes", {})
         self._causes = {str(key): str(value) for key, value in causes.items()} if causes else {}
+
+    def is_of_this_boot(self, name: str) -> bool:
+        """Return whether a recording was made since the machine has booted."""
+        return run_of(name) >= self._first_run
+
+    def end_before(self, name: str) -> int:
+        """Return the end of the file just before a recording, CLOCK_MONOTONIC; 0 if it is not known."""
+        same_run = self.done != "" and run_of(self.done) == run_of(name)
+        dropped = any(self.done < key < name for key in self._causes)
+        return self._end_ns if same_run and not dropped else 0
 
     def begin_run(self, cause: str) -> int:
         """Return the number of the next run of the recorder; `cause` is why the run before has ended."""
@@ -98,6 +109,7 @@ class Ledger:
                 "boot_id": self._boot_id,
                 "done": self.done,
                 "run": self.run,
+                "first_run": self._first_run,
                 "end_ns": self._end_ns,
                 "end_utc_ns": self._end_utc_ns,
                 "causes": self._causes,

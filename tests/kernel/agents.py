@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 from builders import program
 from kernel.recorder import until
 
+START_S = 90
+"""Longest time until a recorder on a busy machine has loaded its programs."""
 HOSTS = ["begin_ns", "end_ns", "clock_offset_ns"]
 
 
@@ -27,7 +29,7 @@ class Place:
 
     root: Path
     disk: Path | None = None
-    options: tuple[str, ...] = ("--segment", "1s", "--max-cpu", "1000", "--off-cpu-period", "5")
+    options: tuple[str, ...] = ("--segment", "2s", "--max-cpu", "1000", "--off-cpu-period", "20")
     said: list[str] = field(default_factory=list)
 
     @property
@@ -78,7 +80,7 @@ class Place:
     def wait_for_segments(self, number: int) -> None:
         """Wait for a number of segments more than now."""
         wanted = self.counter("segments_total") + number
-        until(lambda: self.counter("segments_total") >= wanted)
+        until(lambda: self.counter("segments_total") >= wanted, START_S)
 
     def rows(self, table: str, columns: list[str]) -> list[tuple[Any, ...]]:
         """Return all rows of a table, from all files."""

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read a recording of the spool as a Profile.
+
+A recorder that is killed leaves a file without its end, where the facts about machine and clocks stand. If it
+was made in this boot they are those of now, and only the clock may have been stepped since.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from perf_offcpu.build_ids import kernel_build_id
+from perf_offcpu.cache import DiskCache
+from perf_offcpu.collect.system.clock import wall_clock_pair
+from perf_offcpu.decode.deferred import deferred_as_samples
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Recording, SampleFlag
+from perf_offcpu.model.sampling import Sampling
+from perf_offcpu.symbolize.options import SymbolizeOptions
+from perf_offcpu.symbolize.symbolizer import symbolize
+from perf_offcpu.unwind.unwinder import unwind
+
+
+def read_segment(path: str, *, of_this_boot: bool, after_ns: int) -> Profile:
+    """Return the profile of a recording; it has no clock if the end is missing and the boot was another.
+
+    Args:
+        after_ns: end of the file before it, of the same recorder; 0 none.
+
+    Raises:
+        FormatError: it is no recording.
+        OSError: it cannot be read.
+    """
+    symbols = SymbolizeOptions(cache=DiskCache.usual())
+    recording = load_recording(path, snapshots=True)
+    if of_this_boot and not recording.meta.wall_clock_ns:
+        recording = completed(recording, after_ns)
+    return symbolize(deferred_as_samples(unwind(recording, symbols.search())), symbols)
+
+
+def completed(recording: Recording, after_ns: int) -> Recording:
+    """Return a recording of this boot with the facts that stand at the end of a file.
+
+    Args:
+        after_ns: end of the file before it. Its last waits may be in this one, if they were drained later.
+    """
+    machine, meta = os.uname(), recording.meta
+    wall_ns, at_ns = wall_clock_pair()
+    samples = recording.samples
+    weights = samples.period[samples.has(SampleFlag.SAMPLED)]
+    known = replace(
+        meta,
+        hostname=meta.hostname or machine.nodename,
+        os_release=meta.os_release or machine.release,
+        arch=meta.arch or machine.machine,
+        nr_cpus=meta.nr_cpus or os.cpu_count() or 0,
+        kernel_build_id=meta.kernel_build_id or kernel_build_id().hex(),
+        wall_clock_ns=wall_ns,
+        wall_clock_at_ns=at_ns,
+        begin_ns=meta.begin_ns or after_ns or max(meta.first_ns, 0),
+        end_ns=meta.end_ns or max(meta.last_ns, after_ns, 0),
+        # The weight of a sample is a multiple of the period, mostly the period itself.
+        sampling=meta.sampling or Sampling(period_ns=int(weights.min()) if len(weights) else 0),
+    )
+    return replace(recording, meta=known)
