@@ -53,7 +53,8 @@ def hour_of_folder(date: str, hour: str) -> int | None:
         time = datetime.datetime.fromisoformat(found[0][1]) + datetime.timedelta(hours=int(found[1][1]))
     except ValueError:
         return None
-    return (time - _EPOCH) // datetime.timedelta(hours=1)
+    found_hour = (time - _EPOCH) // datetime.timedelta(hours=1)
+    return found_hour if 0 <= found_hour < _LAST_HOUR and folder_of(found_hour) == f"{date}/{hour}" else None
 
 
 def segment_name(host_id: str, boot_id: str, begin_ns: int, end_ns: int) -> str:

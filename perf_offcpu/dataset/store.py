@@ -93,7 +93,7 @@ class LocalStore:
         try:
             with self._root.subdirectory(folder) as directory:
                 return directory.names()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     @contextlib.contextmanager

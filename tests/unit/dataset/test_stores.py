@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores: an object store behaves as a directory; files appear whole; hostile names stay text."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from builders.profile import Code, ProfileBuilder
+
+from perf_offcpu.dataset.compact import compact
+from perf_offcpu.dataset.dataset import Dataset, open_dataset
+from perf_offcpu.dataset.expire import expire
+from perf_offcpu.dataset.layout import HOUR_NS, hour_of_folder, segment_name
+from perf_offcpu.dataset.rows import Host
+from perf_offcpu.dataset.schema import TABLES
+from perf_offcpu.dataset.segment import write_segment
+from perf_offcpu.dataset.store import put, read_all
+from perf_offcpu.errors import FormatError, PerfOffcpuError, UsageError
+from perf_offcpu.files import FileRefusedError
+from perf_offcpu.model.profile import Profile
+
+HOSTILE = [
+    "../../etc/passwd",
+    "a/b",
+    "\x1b[31mred",
+    "x\u202ey",
+    "café",
+    "",
+    "-",
+    "_x",
+    ".x",
+    "a b'\";--",
+    "n\0l",
+]
+BEGIN = 497_000 * HOUR_NS
+
+
+@pytest.fixture(params=["local", "memory"])
+def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Dataset:
+    url = str(tmp_path / "set") if request.param == "local" else f"memory://{uuid.uuid4()}/set"
+    return open_dataset(url, make=True)
+
+
+def profile_of(names: list[str], at_ns: int = 0) -> Profile:
+    meta = {
+        "hostname": "web",
+        "wall_clock_ns": BEGIN + at_ns,
+        "wall_clock_at_ns": 5,
+        "begin_ns": 5,
+        "end_ns": 10**9,
+    }
+    builder = ProfileBuilder(meta=meta)
+    for row, name in enumerate(names):
+        path = ["main", Code(name, f"/lib/{name}", 0x40 + row, file=name, line=row)]
+        builder.sample(name, path, 10**row, time_ns=5 + row, object=builder.thing(name))
+    return builder.build()
+
+
+def rows(dataset: Dataset, table: str) -> list[dict[str, Any]]:
+    found = []
+    for path in dataset.files(table):
+        with dataset.store.reader(path.removeprefix(f"{dataset.url}/")) as file:
+            found += pq.ParquetFile(file).read().to_pylist()
+    return found
+
+
+def test_write_list_compact_and_expire(dataset: Dataset) -> None:
+    for number in range(4):
+        write_segment(dataset, profile_of(["a", "b"], number * 10**9), Host(f"web{number % 2}"))
+    before = {table: Counter(map(repr, rows(dataset, table))) for table in ("samples", "hosts")}
+    assert len(dataset.files("samples")) == 4 and len(rows(dataset, "samples")) == 8
+    assert all(not isinstance(done, Exception) for _, done in compact(dataset, BEGIN + HOUR_NS))
+    assert {table: len(dataset.files(table)) for table in TABLES} == {
+        table: 1 if table not in {"budgets", "losses"} else 0 for table in TABLES
+    }
+    assert {table: Counter(map(repr, rows(dataset, table))) for table in ("samples", "hosts")} == before
+    assert write_segment(dataset, profile_of(["a", "b"]), Host("web0")).files == 0
+    assert dataset.files("samples", BEGIN + HOUR_NS) == [] == dataset.files("samples", None, BEGIN)
+    assert expire(dataset, BEGIN + HOUR_NS).hours == 1
+    assert [name for table in TABLES for name in dataset.files(table)] == []
+
+
+def test_hostile_names_stay_printable_text(dataset: Dataset) -> None:
+    for host in HOSTILE:
+        write_segment(dataset, profile_of(HOSTILE), Host(host, host, host, host, 1, host, {host: host}))
+    samples, frames = rows(dataset, "samples"), rows(dataset, "frames")
+    assert len(samples) == len(HOSTILE) ** 2
+    texts = [row[name] for row in samples for name in ("comm", "object", "host_id", "boot_id")]
+    texts += [row[name] for row in frames for name in ("symbol", "dso", "file")]
+    assert all(text.isprintable() for text in texts)
+    assert {row["comm"] for row in samples} == {row["host_id"] for row in samples}
+    assert len({row["host_id"] for row in samples}) == len(HOSTILE)
+    assert all("\x1b" not in path and "/../" not in path for path in dataset.files("samples"))
+    assert all(os.path.basename(path)[0].isalnum() for path in dataset.files("samples"))
+
+
+def test_hosts_of_similar_names_have_different_files() -> None:
+    names = {segment_name(host, boot, 1, 2) for host in ("a/b", "a-b", "a b") for boot in ("", "1")}
+    assert len(names) == 6
+
+
+def test_a_failed_write_leaves_nothing(dataset: Dataset) -> None:
+    with pytest.raises(RuntimeError), dataset.store.replacing("samples/x.parquet") as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert dataset.store.names("samples") == []
+    put(dataset.store, "samples/x.parquet", b"whole")
+    put(dataset.store, "samples/x.parquet", b"again")
+    assert read_all(dataset.store, "samples/x.parquet") == b"again"
+
+
+def test_links_in_a_local_dataset_are_not_followed(tmp_path: Path) -> None:
+    dataset = open_dataset(str(tmp_path / "set"), make=True)
+    (tmp_path / "set" / "samples").symlink_to(tmp_path)
+    with pytest.raises(OSError):
+        put(dataset.store, "samples/x", b"")
+    (tmp_path / "set" / "stacks").mkdir()
+    (tmp_path / "set" / "stacks" / "x").symlink_to("/etc/passwd")
+    with pytest.raises(FileRefusedError):
+        read_all(dataset.store, "stacks/x")
+
+
+def test_there_is_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no dataset"):
+        open_dataset(str(tmp_path / "none"))
+
+
+def test_other_folders_and_files_are_left_alone(tmp_path: Path) -> None:
+    dataset = open_dataset(str(tmp_path), make=True)
+    for name in (
+        "date=x/hour=00/a.parquet",
+        "date=2026-01-01/hour=99/a.parquet",
+        "date=2026-01-01/b.parquet",
+        "c",
+    ):
+        put(dataset.store, f"samples/{name}", b"")
+    assert dataset.files("samples") == []
+    assert expire(dataset, 2**62).files == 0
+    assert hour_of_folder("date=2026-02-30", "hour=00") is None
+
+
+def test_a_damaged_note_is_one_sentence(tmp_path: Path) -> None:
+    dataset = open_dataset(str(tmp_path), make=True)
+    folder = "samples/date=2026-01-01/hour=00"
+    for name in ("compacted-0123456789abcdef.parquet", "_compacted-0123456789abcdef.json.zz", "a.parquet"):
+        put(dataset.store, f"{folder}/{name}", b"x")
+    with pytest.raises(PerfOffcpuError, match="json.zz: is damaged"):
+        dataset.files("samples")
+
+
+@pytest.mark.parametrize("time_ns", [2**62, 2**40 * 10**6])
+def test_damaged_times_are_refused(time_ns: int, tmp_path: Path) -> None:
+    profile = profile_of(["a", "b"])
+    profile.samples.time_ns = profile.samples.time_ns.copy()
+    profile.samples.time_ns[1] = time_ns
+    with pytest.raises((FormatError, PerfOffcpuError)):
+        write_segment(open_dataset(str(tmp_path), make=True), profile, Host("x"))
