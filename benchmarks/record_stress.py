@@ -3,7 +3,8 @@
 
 Each test disturbs the recorder in one way and prints the effect on the recording:
 
-    flood    busy pipes, every wait a sample, for --seconds: samples, losses, CPU and memory of the recorder;
+    flood    busy pipes, every wait a sample (or --off-cpu-period), for --seconds: samples, losses, CPU and
+             memory of the recorder;
              before that a quarter as long without recorder, for the share of switches that remains
     stop     the same, and SIGSTOP to the recorder for 5 s in the middle
     slow     the same into a pipe whose reader takes --rate MB/s
@@ -106,7 +107,8 @@ def flood(
     """Record busy pipes, print the accounts of both; return the workload's switches per second."""
     workload = pipes(args, args.seconds)
     command = ["sh", "-c", 'exec "$@" > counts', "sh", *workload]
-    recorder = Recorder(["--off-cpu-thresh", "0", *options, *args.options, "--", *command], directory, stdout)
+    every = [] if "--off-cpu-period" in args.options else ["--off-cpu-thresh", "0"]
+    recorder = Recorder([*every, *options, *args.options, "--", *command], directory, stdout)
     if during:
         during(recorder)
     said = recorder.end()
@@ -116,9 +118,10 @@ def flood(
     print(said)
     print(f"context switches of the workload: {waits} voluntary, {waits / args.seconds:.0f}/s")
     if taken:
-        known = int(taken[1]) + counters.get("ring-full", 0) + counters.get("waits-lost", 0)
+        others = sum(counters.get(name, 0) for name in ("ring-full", "waits-lost", "unsampled"))
         print(
-            f"sampled {taken[1]}, ring full {counters.get('ring-full', 0)}; unsaid {waits - known} "
+            f"sampled {taken[1]}, ring full {counters.get('ring-full', 0)}, for which samples stand "
+            f"{counters.get('unsampled', 0)}; unsaid {waits - int(taken[1]) - others} "
             "(begins and ends of processes aside)"
         )
     return waits / args.seconds
