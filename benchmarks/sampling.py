@@ -10,8 +10,9 @@ by length (`--off-cpu-period`). Printed are
 * a histogram of lengths, all runs together: a wait shorter than P is drawn with the chance L / P and then
   stands for P / L waits, so that the variance of its number is P / L - 1, and a quarter of L / P for the
   rounding;
-* how many of such stacks of all runs, and bins, were within 3 standard errors, and the bias of the sums of
-  time and of waits over all runs, with its standard error.
+* how many of such stacks of all runs, and bins, were within 3 standard errors (or one period, the most by
+  which a single wait is rounded: few waits have no normal distribution), and the bias of the sums of time and
+  of waits over all runs, with its standard error.
 
 PROGRAMs are those of benchmarks/waiting_programs.py; without one, all of them.
 """
@@ -60,6 +61,10 @@ class Tally:
     exact: int = 0
     estimate: int = 0
     variance: float = 0.0
+
+    def is_inside(self, period: int) -> bool:
+        """Return whether the estimate is within ERRORS standard errors, or one period."""
+        return abs(self.estimate - self.exact) <= max(ERRORS * math.sqrt(self.variance), period)
 
 
 @dataclass
@@ -198,11 +203,11 @@ def main() -> int:
             directory, bins = Path(place), Bins()
             command = PROGRAMS[name](directory)
             runs = [run_once(command, args.period, directory, bins) for _ in range(args.runs)]
-            report(name, runs, bins)
+            report(name, runs, bins, round(args.period * MS))
     return 0
 
 
-def report(name: str, runs: list[Run], bins: Bins) -> None:
+def report(name: str, runs: list[Run], bins: Bins, period: int) -> None:
     """Print the stacks of the first run, the histogram, and the totals of all."""
     print(f"\n{name}: {len(runs)} runs")
     print("exact ms   by samples   difference   standard errors   stack of the first run")
@@ -219,7 +224,7 @@ def report(name: str, runs: list[Run], bins: Bins) -> None:
         error = math.sqrt(bins.variance[power])
         print(f"{exact:8.0f}   {estimate:10.0f}   {error:14.1f}   {edges:8.0f}   {2**power / 1000:.1f}")
     heavy = [one for run in runs for one in run.heavy().values()]
-    inside = sum(abs(one.estimate - one.exact) <= ERRORS * math.sqrt(one.variance) for one in heavy)
+    inside = sum(one.is_inside(period) for one in heavy)
     filled = bins.exact > 0
     print(
         f"within {ERRORS} standard errors: {inside} of {len(heavy)} stacks, "
