@@ -41,12 +41,12 @@ class Ledger:
         state = _parsed(spool.read_state())
         self.metrics = Metrics(_numbers(state.get("counters")))
         self.done = str(state.get("done", ""))
-        self.run = max(int(state.get("run", 0)), spool.last_run())
-        self._end_ns, self._end_utc_ns = int(state.get("end_ns", 0)), int(state.get("end_utc_ns", 0))
+        self.run = max(_number(state, "run"), spool.last_run())
+        self._end_ns, self._end_utc_ns = _number(state, "end_ns"), _number(state, "end_utc_ns")
         self._same_boot = state.get("boot_id") == boot_id
-        self._first_run = int(state.get("first_run", 0)) if self._same_boot else self.run + 1
-        causes = state.get("causes", {})
-        self._causes = {str(key): str(value) for key, value in causes.items()} if causes else {}
+        self._first_run = _number(state, "first_run") if self._same_boot else self.run + 1
+        causes = state.get("causes")
+        self._causes = dict(causes) if isinstance(causes, dict) else dict[str, str]()
 
     def is_of_this_boot(self, name: str) -> bool:
         """Return whether a recording was made since the machine has booted."""
@@ -137,6 +137,11 @@ def _parsed(text: bytes) -> Mapping[str, Any]:
         return state if isinstance(state, dict) and state.get("version") == VERSION else {}
     except (ValueError, RecursionError):
         return {}
+
+
+def _number(state: Mapping[str, Any], key: str) -> int:
+    value = state.get(key, 0)
+    return value if isinstance(value, int) else 0
 
 
 def _numbers(values: object) -> dict[str, float]:

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Budgets: no window sees more than its share, whatever is spent when."""
+
+from __future__ import annotations
+
+import random
+
+from perf_offcpu.agent.budget import HOUR_S, MAX_RAISE, Bucket, CpuBudget, Period
+
+
+def test_no_hour_sees_more_than_its_share() -> None:
+    """Spend as fast as possible, in bursts, whenever the bucket allows it."""
+    draw = random.Random(1)
+    for _ in range(20):
+        bucket, now, spent = Bucket(36.0, HOUR_S, 0.0), 0.0, list[tuple[float, float]]()
+        most = draw.choice((0.01, 0.5))
+        while now < 4 * HOUR_S:
+            now += draw.expovariate(1 / draw.choice((1, 10, 600)))
+            amount = draw.uniform(0, most)
+            bucket.spend(0, now)
+            if bucket.level >= amount:
+                bucket.spend(amount, now)
+                spent.append((now, amount))
+        assert spent
+        for begin, _ in spent[:: max(1, len(spent) // 200)]:
+            window = sum(amount for at, amount in spent if begin <= at < begin + HOUR_S)
+            assert window <= 36.0 + 1e-6
+
+
+def test_agent_that_costs_too_much_pauses_until_it_has_saved() -> None:
+    """An agent that takes 3 % while it records keeps to 1 % over each hour."""
+    budget, now, cpu, recording = CpuBudget(0.01), 0.0, 0.0, True
+    budget.begin(now)
+    notes, pauses = [(now, cpu)], 0
+    while now < 6 * HOUR_S:
+        now += 10
+        cpu += 0.3 if recording else 0.01
+        budget.note(cpu, now)
+        notes.append((now, cpu))
+        if recording and budget.is_spent:
+            recording, pauses = False, pauses + 1
+        elif not recording and budget.is_recovered:
+            recording = True
+            cpu += 1.0  # the start of a recorder
+    assert pauses > 3
+    for at, before in notes[::30]:
+        later = max(cpu for time, cpu in notes if time <= at + HOUR_S)
+        assert later - before <= 36.0 + 0.3 + 1.0
+
+
+def test_start_is_not_counted() -> None:
+    budget = CpuBudget(0.01)
+    budget.note(0.0, 0.0)
+    budget.note(100.0, 50.0)
+    assert not budget.is_spent
+    budget.begin(60.0)
+    budget.note(100.1, 60.0)
+    assert not budget.is_spent
+    assert budget.recent() > 0.01
+
+
+def test_period_rises_where_samples_cost_and_falls_again() -> None:
+    budget, period, now, cpu, changes = CpuBudget(0.01), Period(100), 0.0, 0.0, list[int]()
+    budget.begin(now)
+    for minute in range(600):
+        rate = 300 if minute < 200 else 1
+        now += 60
+        cpu += 60 * (0.002 + rate / period.factor * 1e-4)
+        budget.note(cpu, now)
+        if period.adapt(budget, rate / period.factor, now):
+            changes.append(period.factor)
+    assert max(changes) in (4, 8)
+    assert period.ns == 100
+    assert all(a in (2 * b, b / 2) for a, b in zip(changes, [1, *changes], strict=False))
+
+
+def test_period_stays_where_samples_are_not_what_costs() -> None:
+    budget, period, now, cpu = CpuBudget(0.01), Period(100), 0.0, 0.0
+    budget.begin(now)
+    for _ in range(200):
+        now, cpu = now + 60, cpu + 1.8
+        budget.note(cpu, now)
+        assert not period.adapt(budget, 5, now)
+    assert MAX_RAISE > 1

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the agent: file, command line and environment give the same; bad values are one sentence."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from perf_offcpu.agent.config import KEYS, AgentConfig, load_config, make_config
+from perf_offcpu.commands.agent import config_of
+from perf_offcpu.commands.shared.parsers import make_parsers
+from perf_offcpu.errors import UsageError
+
+PAGE = Path(__file__).resolve().parents[3] / "Documentation" / "perf-offcpu-agent.txt"
+
+
+def parsed(*words: str) -> AgentConfig:
+    return config_of(make_parsers(("agent",))[1]["agent"].parse_args(words))
+
+
+def test_file_and_command_line_say_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(
+        'dataset = "d"\noff-cpu-period = 20\nsegment = "5m"\nmax-cpu = 2\nmax-bytes = "2G"\nspool = "/s"\n'
+        'spool-size = "64M"\nport = 0\nrecord = ["-G", "shop"]\npush = ["parca=http://a"]\n'
+        '[label]\nservice = "shop"\n'
+    )
+    words = "--dataset d --off-cpu-period 20 --segment 5m --max-cpu 2 --max-bytes 2G --spool /s".split()
+    more = "--spool-size 64M --port 0 --push parca=http://a --label service=shop -- -G shop".split()
+    from_file, from_line = parsed("-c", str(file)), parsed(*words, *more)
+    assert from_file == from_line
+    assert from_file.max_bytes == 2 << 30
+    assert from_file.record == ("-e", "none", "-m", "2M", "-G", "shop")
+
+
+def test_command_line_holds_over_the_file_and_labels_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text('dataset = "d"\nmax-cpu = 2\nlabel = ["a=1", "b=1"]\n')
+    monkeypatch.setenv("PERF_OFFCPU_LABELS", "a=0,z=0")
+    config = load_config(str(file), {"max-cpu": 3.0})
+    assert (config.dataset, config.max_cpu) == ("d", 0.03)
+    assert dict(config.labels) == {"a": "1", "b": "1", "z": "0"}
+
+
+def test_options_of_record_replace_the_agents_defaults() -> None:
+    record = parsed("--dataset", "d", "--", "-ecpu-clock", "-F", "19").record
+    assert record == ("-m", "2M", "-ecpu-clock", "-F", "19")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "there is nothing to write to"),
+        (["--dataset", "d", "--segment", "0s"], "--segment 0s: not a time"),
+        (["--dataset", "d", "--max-bytes", "1.5G"], "--max-bytes 1.5G: not a number of bytes"),
+        (["--dataset", "d", "--max-cpu", "0"], "--max-cpu 0.0: not a number from"),
+        (["--dataset", "d", "--max-cpu", "nan"], "--max-cpu nan: not a number from"),
+        (["--dataset", "d", "--spool-size", "1M"], "at least 16M"),
+        (["--dataset", "d", "--label", "a b=c"], "--label a b=c: not NAME=VALUE"),
+        (["--dataset", "d", "true"], "the agent takes no command"),
+        (["--dataset", "d", "--", "true"], "the agent takes no command"),
+        (["--dataset", "d", "--", "-o", "x"], "-o is the agent's own"),
+        (["--dataset", "d", "--", "--off-cpu-thresh", "5"], "does not go with --off-cpu-period"),
+        (["--dataset", "d", "--", "--no-such"], "unrecognized arguments: --no-such"),
+    ],
+)
+def test_what_is_not_possible_is_one_sentence(words: list[str], text: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(text)):
+        parsed(*words)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("max-cpu = ", "not a TOML file"),
+        ("max_cpu = 1", "'max_cpu' is not an option"),
+        ('dataset = "d"\nmax-cpu = "much"', "--max-cpu much: not a number"),
+        ("dataset = 5", "--dataset 5: not a text"),
+        ('dataset = "d"\nrecord = "-a"\nlabel = 7', "--label 7: not a list of texts"),
+        ('dataset = "d"\nsegment = true', "--segment True: not a time"),
+        ("a = " + "[" * 5000, "not a TOML file"),
+        ("\udc80", "not a TOML file"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, content: str, text: str) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UsageError, match=re.escape(text)) as caught:
+        load_config(str(file), {})
+    assert str(file) in str(caught.value)
+
+
+def test_keys_are_the_long_options_and_stand_in_the_page() -> None:
+    actions = make_parsers(("agent",))[1]["agent"]._actions
+    options = {name[2:] for one in actions for name in one.option_strings if name.startswith("--")}
+    assert options - KEYS == {"help", "config", "duration", "quiet"}
+    assert KEYS - options == {"record"}
+
+
+def test_defaults_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    config, page = make_config({"dataset": "d"}), " ".join([*PAGE.read_text().split(), "=::"])
+    for option, value in {
+        "--off-cpu-period": f"{config.period_ns / 1e6:g}",
+        "--segment": f"{config.segment_s}s",
+        "--max-cpu": f"{config.max_cpu * 100:g}",
+        "--max-bytes": f"{config.max_bytes >> 30}G",
+        "--spool-size": f"{config.spool_bytes >> 20}M",
+        "--port": str(config.port),
+    }.items():
+        entry = page[page.index(f"{option}=::") + 1 :]
+        assert f"Default: {value}" in entry[: entry.index("=::", 20)], option

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Delivery: each recording once, whatever fails in between; what is lost is counted, with its cause."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from perf_offcpu.agent import sinks
+from perf_offcpu.agent.budget import Bucket
+from perf_offcpu.agent.delivery import Delivery
+from perf_offcpu.agent.ledger import Ledger
+from perf_offcpu.agent.sinks import DatasetSink
+from perf_offcpu.agent.spool import Spool, message_name
+from perf_offcpu.errors import PerfOffcpuError, UsageError
+from perf_offcpu.model.profile import Profile
+
+DEMO = Path(__file__).resolve().parents[2] / "data" / "demo.data"
+FIRST, SECOND = "00000001.data.2026112214000000", "00000001.data.2026112214010000"
+
+
+class Place:
+    """A spool with recordings, and what is needed to deliver them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.spool = Spool(str(root / "spool"), patience_s=0)
+        self.said: list[str] = []
+        self.renew()
+
+    def renew(self) -> None:
+        """As after a restart."""
+        self.ledger = Ledger(self.spool, "boot")
+        self.delivery = Delivery(
+            self.spool, self.ledger, self.said.append, self.spool.recordings, lambda samples, seconds: None
+        )
+        self.delivery.dataset = DatasetSink(str(self.root / "dataset"), {"region": "eu"})
+
+    def add(self, name: str, content: bytes | None = None) -> None:
+        target = self.root / "spool" / name
+        shutil.copy(DEMO, target) if content is None else target.write_bytes(content)
+
+    def value(self, name: str, label: str = "") -> float:
+        return self.ledger.metrics.value(name, label)
+
+    def files(self) -> dict[str, int]:
+        """Return name → rows of the files of samples."""
+        paths = (self.root / "dataset" / "samples").rglob("*.parquet")
+        return {path.name: pq.read_metadata(path).num_rows for path in paths}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setattr(sinks, "FIRST_RETRY_S", 0.01)
+    found = Place(tmp_path)
+    yield found
+    found.spool.close()
+
+
+@contextmanager
+def running(place: Place) -> Iterator[None]:
+    place.delivery.start()
+    try:
+        yield
+    finally:
+        place.delivery.close(30)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_recording_becomes_a_segment_and_is_removed(place: Place) -> None:
+    place.add(FIRST)
+    with running(place):
+        until(lambda: place.value("segments_total") == 1)
+    assert place.spool.recordings() == []
+    assert sum(place.files().values()) == place.value("samples_total") > 0
+    assert place.value("recorded_seconds_total") > 0
+    assert place.value("gap_seconds_total") == 0
+    (host,) = (path for path in (place.root / "dataset" / "hosts").rglob("*.parquet"))
+    assert dict(pq.read_table(host)["labels"][0].as_py()) == {"region": "eu"}
+
+
+def test_agent_killed_anywhere_delivers_nothing_twice(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stop between the dataset, the account and the removal, and begin again each time."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    place.add(FIRST)
+    for target, method in ((place.ledger, "save"), (place.spool, "remove")):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, method, kill)
+            with pytest.raises(Killed):
+                place.delivery._deliver(FIRST)
+        before = place.files()
+        place.renew()
+        assert place.spool.recordings() == [FIRST]
+    with running(place):
+        until(lambda: place.spool.recordings() == [])
+    assert place.files() == before
+    assert place.value("segments_total") == 1
+    assert place.value("samples_total") == sum(before.values())
+
+
+@pytest.mark.parametrize(
+    "problem", [OSError(errno.ENOSPC, "No space left on device"), PerfOffcpuError("s3://a: no answer")]
+)
+def test_dataset_that_fails_gets_the_segment_later(
+    place: Place, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    sink, attempts = place.delivery.dataset, list[float]()
+    assert sink is not None
+    write = sink.write
+
+    def failing(profile: Profile) -> int:
+        attempts.append(time.monotonic())
+        if len(attempts) <= 4:
+            raise problem
+        return write(profile)
+
+    monkeypatch.setattr(sink, "write", failing)
+    place.add(FIRST)
+    with running(place):
+        until(lambda: place.value("segments_total") == 1)
+    assert place.value("dataset_failures_total") == 4
+    assert place.value("segments_lost_total", "failed") == 0
+    assert any("again in" in one for one in place.said)
+    assert "segments are delivered again" in place.said
+    pauses = [b - a for a, b in zip(attempts, attempts[1:], strict=False)]
+    assert pauses[3] >= 0.08, "twice as long each time"
+
+
+def test_account_that_cannot_be_written_is_said(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(place.ledger, "save", full)
+    place.add(FIRST)
+    with running(place):
+        until(lambda: place.spool.recordings() == [])
+    assert place.said == ["the account cannot be written: No space left on device"]
+
+
+def test_damaged_recording_is_lost_and_counted_and_the_next_is_delivered(place: Place) -> None:
+    place.add(FIRST, b"PERFILE2" + bytes(50))
+    place.add(SECOND)
+    with running(place):
+        until(lambda: place.value("segments_total") == 1)
+    assert place.ledger.metrics.sum("segments_lost_total") == 1
+    assert any("a segment is lost" in one for one in place.said)
+
+
+def test_segment_that_makes_the_code_fail_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = place.delivery.dataset
+    assert sink is not None
+    write, bad = sink.write, list[Profile]()
+
+    def failing(profile: Profile) -> int:
+        bad[:] = bad or [profile]
+        if profile is bad[0]:
+            raise ZeroDivisionError("oops")
+        return write(profile)
+
+    monkeypatch.setattr(sink, "write", failing)
+    place.add(FIRST)
+    place.add(SECOND)
+    with running(place):
+        until(lambda: place.value("segments_total") == 1)
+    assert place.value("segments_lost_total", "failed") == 1
+
+
+def test_bytes_that_are_spent_lose_segments(place: Place) -> None:
+    place.delivery.bytes = Bucket(10, 86400, time.monotonic())
+    place.add(FIRST)
+    place.add(SECOND)
+    with running(place):
+        until(lambda: place.spool.recordings() == [])
+    assert place.value("segments_total") == 1
+    assert place.value("segments_lost_total", "max-bytes") == 1
+
+
+def test_gaps_have_the_cause_that_was_noted(place: Place) -> None:
+    ledger, second = place.ledger, 10**9
+    ledger.begin_run("stopped")
+    ledger.deliver(f"{1:08}.data.{1:016}", 100 * second, 160 * second, 7 * second)
+    ledger.deliver(f"{1:08}.data.{2:016}", 160 * second, 220 * second, 7 * second)
+    ledger.drop(f"{1:08}.data.{3:016}", "spool-full")
+    ledger.deliver(f"{1:08}.data.{4:016}", 280 * second, 340 * second, 7 * second)
+    ledger.begin_run("budget")
+    ledger.deliver(f"{2:08}.data.{1:016}", 400 * second, 460 * second, 7 * second)
+    ledger.save()
+    again = Ledger(place.spool, "boot")
+    again.begin_run("stopped")
+    again.deliver(f"{3:08}.data.{1:016}", 461 * second, 470 * second, 7 * second)
+    again.save()
+    other = Ledger(place.spool, "next boot")
+    assert not other.is_of_this_boot(f"{3:08}.data.{2:016}")
+    other.begin_run("stopped")
+    assert other.is_of_this_boot(f"{4:08}.data.{1:016}")
+    other.deliver(f"{4:08}.data.{1:016}", 5 * second, 15 * second, 500 * second)
+    gaps = {cause: other.metrics.value("gap_seconds_total", cause) for cause in ("spool-full", "budget")}
+    assert gaps == {"spool-full": 60, "budget": 60}
+    assert other.metrics.value("gap_seconds_total", "stopped") == 1 + (5 + 500 - 470 - 7)
+    assert other.metrics.value("recorded_seconds_total") == 60 * 4 + 9 + 10
+    assert other.metrics.value("clock_steps_total") == 0
+
+
+def test_step_of_the_wall_clock_is_counted_and_lengths_stay(place: Place) -> None:
+    second = 10**9
+    for number, offset in enumerate((0, 0, 5, 5, -3600)):
+        begin = (number + 1) * 60 * second
+        place.ledger.deliver(
+            f"{1:08}.data.{number:016}", begin, begin + 60 * second, (10**6 + offset) * second
+        )
+    assert place.value("clock_steps_total") == 2
+    assert place.value("recorded_seconds_total") == 300
+    assert place.ledger.metrics.sum("gap_seconds_total") == 0
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 1, "run": "x"}', "\0" * 100])
+def test_damaged_account_is_begun_again(place: Place, text: str) -> None:
+    (place.root / "spool" / "state.json").write_text(text)
+    place.add(FIRST)
+    assert Ledger(place.spool, "boot").begin_run("stopped") == 2, "after the runs that are in the spool"
+
+
+def test_spool_has_one_user_and_is_private(tmp_path: Path) -> None:
+    spool = Spool(str(tmp_path / "spool"), patience_s=0)
+    with pytest.raises(UsageError, match="another agent, or its recorder, uses it"):
+        Spool(str(tmp_path / "spool"), patience_s=0)
+    spool.close()
+    (tmp_path / "spool").chmod(0o777)
+    with pytest.raises(UsageError, match="others may write"):
+        Spool(str(tmp_path / "spool"), patience_s=0)
+
+
+def test_names_in_the_spool(place: Place) -> None:
+    for name in (SECOND, FIRST, ".00000001.data.2026112214020000.ab12cd34", "other"):
+        (place.root / "spool" / name).touch()
+    message = message_name(FIRST, "0123abcd", 3)
+    place.spool.write(message, b"x")
+    assert place.spool.recordings() == [FIRST, SECOND]
+    assert place.spool.messages() == place.spool.messages("0123abcd") == [message]
+    assert place.spool.messages("ffffffff") == []
+    place.spool.tidy()
+    assert not list((place.root / "spool").glob(".0*"))
+
+
+def test_threads_of_an_agent_share_the_account(place: Place) -> None:
+    """Runs that begin while segments are delivered keep their causes."""
+
+    def begin() -> None:
+        for _ in range(300):
+            place.ledger.begin_run("stopped")
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    for number in range(300):
+        place.ledger.deliver(f"{0:08}.data.{number:016}", number + 1, number + 2, 0)
+    thread.join()
+    state: dict[str, Any] = place.ledger._causes
+    assert len(state) == 64 and max(state) == f"{300:08}"

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics, health and messages to systemd."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perf_offcpu.agent.endpoint import Endpoint
+from perf_offcpu.agent.metrics import METRICS, PREFIX, Metrics
+from perf_offcpu.agent.notify import Notifier
+from perf_offcpu.errors import UsageError
+
+PAGE = Path(__file__).resolve().parents[3] / "Documentation" / "perf-offcpu-agent.txt"
+LINE = re.compile(r'[a-z_]+(\{[a-z]+="(?:[^"\\\n]|\\["\\n])*"\})? -?[0-9.e+-]+|# (HELP|TYPE) [a-z_]+ .+')
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    found = Metrics()
+    found.add("segments_total", 3)
+    found.add("gap_seconds_total", 1.5, "budget")
+    found.add("losses_total", 2, 'a"b\\c\nd')
+    return found
+
+
+@pytest.fixture
+def endpoint(metrics: Metrics) -> Iterator[Endpoint]:
+    problems = iter(["", "the recorder does not record"])
+    found = Endpoint(0, metrics.text, lambda: next(problems))
+    yield found
+    found.close()
+
+
+def get(endpoint: Endpoint, path: str, method: str = "GET") -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=10)
+    connection.request(method, path)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def test_exposition_is_well_formed_and_escaped(metrics: Metrics) -> None:
+    lines = metrics.text().splitlines()
+    assert all(LINE.fullmatch(line) for line in lines)
+    assert f"{PREFIX}segments_total 3" in lines
+    assert f'{PREFIX}gap_seconds_total{{cause="budget"}} 1.5' in lines
+    assert f'{PREFIX}losses_total{{cause="a\\"b\\\\c\\nd"}} 2' in lines
+    assert sum(line.startswith("# TYPE") for line in lines) == len(METRICS)
+
+
+def test_counters_survive_a_restart_and_gauges_do_not(metrics: Metrics) -> None:
+    metrics.set("recording", 1)
+    again = Metrics(metrics.counters())
+    assert again.counters() == metrics.counters()
+    assert (again.value("segments_total"), again.value("recording")) == (3, 0)
+
+
+def test_page_has_every_metric() -> None:
+    text = PAGE.read_text()
+    assert [name for name in METRICS if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_pages(endpoint: Endpoint, metrics: Metrics) -> None:
+    assert get(endpoint, "/metrics?x=1") == (200, metrics.text())
+    assert get(endpoint, "/health") == (200, "ok\n")
+    assert get(endpoint, "/health") == (503, "the recorder does not record\n")
+    assert get(endpoint, "/../etc/passwd")[0] == 404
+    assert get(endpoint, "/metrics", "POST")[0] == 501
+
+
+def test_clients_that_say_nothing_do_not_hold_up_others_for_long(endpoint: Endpoint) -> None:
+    silent = [socket.create_connection(("127.0.0.1", endpoint.port)) for _ in range(7)]
+    assert get(endpoint, "/metrics")[0] == 200
+    silent.append(socket.create_connection(("127.0.0.1", endpoint.port)))
+    more = socket.create_connection(("127.0.0.1", endpoint.port), timeout=10)
+    assert more.recv(1) == b"", "one too many is closed at once"
+    for one in [*silent, more]:
+        one.close()
+
+
+def test_port_that_is_taken_is_one_sentence(endpoint: Endpoint) -> None:
+    with pytest.raises(UsageError, match=f"--port {endpoint.port}: 127.0.0.1:{endpoint.port}: Address"):
+        Endpoint(endpoint.port, str, str)
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_service_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool) -> None:
+    name = f"\0agent-test-{tmp_path.name}-{id(tmp_path)}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(name)
+        manager.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", name.replace("\0", "@"))
+        monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+        notifier = Notifier()
+        notifier.send("READY=1", "STATUS=recording")
+        assert manager.recv(4096) == b"READY=1\nSTATUS=recording"
+        notifier.alive()
+        notifier.alive()
+        assert manager.recv(4096) == b"WATCHDOG=1"
+        notifier.reloading()
+        assert manager.recv(4096).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
+    notifier.send("STOPPING=1")  # nobody is there: no error
+
+
+def test_without_a_service_manager_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "")
+    monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    notifier = Notifier()
+    assert notifier.watchdog_s == 0
+    notifier.send("READY=1")
+    notifier.alive()
