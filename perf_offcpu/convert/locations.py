@@ -4,12 +4,13 @@
 A location is an address in a mapping. In the profile an inlined function is a frame of its own, deeper in the
 stack than the function that it was inlined into, at the same address; here both are lines of one location.
 Marks such as `[missed kernel stack]` are locations without an address. Numbers are dense and in order, from 1
-on, and only what a stack uses has one: Parca takes no other ids, and OTLP no unused entries.
+on, only what a stack uses has one, and equal entries are one: Parca takes no other ids, and tables of OTLP
+have neither unused nor equal entries.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,13 +19,15 @@ from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.callpaths.names import name_frames
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import MARKS, PathTree, marks_of
-from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I64, U8, U64, Bool, distinct, is_among
+from perf_offcpu.model.callchains import Ragged, unique_rows
+from perf_offcpu.model.columns import I64, U64, Bool, distinct, is_among
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import MISSED_KERNEL_STACK, printable
 
 _MARKS = (*MARKS, MISSED_KERNEL_STACK)
 """Marks by code; the first stands for none, the last is the only one below the frames."""
+
+T = TypeVar("T")
 
 
 class Mapping(NamedTuple):
@@ -41,7 +44,7 @@ class Location(NamedTuple):
 
     mapping: int  # 0 for a mark
     address: int  # in the file's own numbering; of the kernel absolute
-    lines: list[tuple[int, int]]  # (function, line of the source or 0), the innermost function first
+    lines: tuple[tuple[int, int], ...]  # (function, line of the source or 0), the innermost function first
 
 
 class Function(NamedTuple):
@@ -62,9 +65,9 @@ class Locations:
 
     def __init__(self, profile: Profile, options: PathOptions) -> None:
         self.profile = profile
-        self.mappings: list[Mapping] = []
-        self.locations: list[Location] = []
-        self.functions: list[Function] = []
+        self._mappings: dict[Mapping, int] = {}
+        self._locations: dict[Location, int] = {}
+        self._functions: dict[Function, int] = {}
         self._strings = {"": 0}
         self.of_sample, self.stacks = self._number(options)
 
@@ -76,6 +79,21 @@ class Locations:
     def strings(self) -> list[str]:
         """Return all texts so far, in order."""
         return list(self._strings)
+
+    @property
+    def mappings(self) -> list[Mapping]:
+        """Return the mappings in order."""
+        return list(self._mappings)
+
+    @property
+    def locations(self) -> list[Location]:
+        """Return the locations in order."""
+        return list(self._locations)
+
+    @property
+    def functions(self) -> list[Function]:
+        """Return the functions in order."""
+        return list(self._functions)
 
     def _number(self, options: PathOptions) -> tuple[I64, Ragged]:
         """Fill the tables.
@@ -89,15 +107,11 @@ class Locations:
         first, of = group(samples.stack, top, below)
         frames = self._frames_of(samples.stack[first].astype(np.int64))
         used = distinct(frames.values).astype(np.int64)
-        codes = _codes(top[first], below[first])
-        marks = distinct(np.concatenate([codes[0][codes[0] > 0], codes[1][codes[1] > 0]])).tolist()
-        number_of_mark = np.zeros(len(_MARKS), np.uint64)
-        number_of_mark[marks] = np.arange(len(used) + 1, len(used) + 1 + len(marks))
-        numbers = (np.searchsorted(used, frames.values) + 1).astype(np.uint64)
-        self._fill(used, marks, options)
-        return of, _between(
-            number_of_mark[codes[1]], Ragged(frames.offsets, numbers), number_of_mark[codes[0]]
-        )
+        inner, outer = below[first] * (len(_MARKS) - 1), top[first]
+        frame_numbers, mark_numbers = self._fill(used, distinct(np.append(inner, outer)).tolist(), options)
+        rows = Ragged(frames.offsets, frame_numbers[np.searchsorted(used, frames.values)])
+        stacks, ids = unique_rows(_between(mark_numbers[inner], rows, mark_numbers[outer]))
+        return ids[of].astype(np.int64), stacks
 
     def _frames_of(self, stacks: I64) -> Ragged:
         """Return the frame of each location of some stacks, leaf first: the innermost frame at an address."""
@@ -116,39 +130,44 @@ class Locations:
         leaf_first = np.lexsort((-np.arange(len(rows)), rows))
         return Ragged(offsets_of(counts), paths.values[kept][leaf_first])
 
-    def _fill(self, used: I64, marks: list[int], options: PathOptions) -> None:
-        """Describe the used frames and the marks."""
+    def _fill(self, used: I64, marks: list[int], options: PathOptions) -> tuple[U64, U64]:
+        """Describe used frames and marks; return the location of each frame, and of each mark by code."""
         frames = self.profile.frames
         outer = self._outer()
         rows = used
         while len(more := outer[rows[outer[rows] >= 0]]) and not is_among(more, rows).all():
             rows = distinct(np.append(rows, more))
-        dsos = distinct(frames.dso[rows]).tolist()
-        self.mappings = [self._mapping(dso) for dso in dsos]
-        mapping = {dso: number for number, dso in enumerate(dsos, 1)}
+        mapping = {
+            dso: _add(self._mappings, self._mapping(dso)) for dso in distinct(frames.dso[rows]).tolist()
+        }
         function = self._add_functions(rows, options)
+        numbers = []
         for row in used.tolist():
             lines, at = [], row
             while at >= 0:
                 lines.append((function[at], int(frames.line[at])))
                 at = int(outer[at])
-            self.locations.append(Location(mapping[int(frames.dso[row])], int(frames.address[row]), lines))
-        for mark in marks:
+            found = Location(mapping[int(frames.dso[row])], int(frames.address[row]), tuple(lines))
+            numbers.append(_add(self._locations, found))
+        number_of_mark = np.zeros(len(_MARKS), np.uint64)
+        for mark in filter(None, marks):
             name = self.string(_MARKS[mark])
-            self.functions.append(Function(name, name, 0))
-            self.locations.append(Location(0, 0, [(len(self.functions), 0)]))
+            number = _add(self._functions, Function(name, name, 0))
+            number_of_mark[mark] = _add(self._locations, Location(0, 0, ((number, 0),)))
+        return np.array(numbers, np.uint64), number_of_mark
 
     def _add_functions(self, rows: I64, options: PathOptions) -> dict[int, int]:
         """Add the functions of some frames; return frame → number."""
         frames, strings = self.profile.frames, self.profile.strings
         names, of = name_frames(self.profile, rows, options)
         first = dict(zip(of[::-1].tolist(), rows[::-1].tolist(), strict=True))
-        for number, name in enumerate(names):
-            row = first[number]
+        numbers = []
+        for place, name in enumerate(names):
+            row = first[place]
             symbol, file = (printable(strings[int(column[row])]) for column in (frames.symbol, frames.file))
             texts = (name.label, symbol or name.label, file)
-            self.functions.append(Function(*map(self.string, texts)))
-        return dict(zip(rows.tolist(), (of + 1).tolist(), strict=True))
+            numbers.append(_add(self._functions, Function(*map(self.string, texts))))
+        return {row: numbers[place] for row, place in zip(rows.tolist(), of.tolist(), strict=True)}
 
     def _outer(self) -> I64:
         """Return int64[frames]: for an inlined frame, the frame that it was inlined into; else -1."""
@@ -165,9 +184,9 @@ class Locations:
         return Mapping(limit, self.string(path), build_id, bool((frames.line[mine] > 0).any()))
 
 
-def _codes(top: U8, below: U8) -> tuple[I64, I64]:
-    """Return the codes of the marks above and below the frames of each stack; 0 for none."""
-    return top.astype(np.int64), below.astype(np.int64) * (len(_MARKS) - 1)
+def _add(table: dict[T, int], row: T) -> int:
+    """Return the number of a row, from 1; a new row is added."""
+    return table.setdefault(row, len(table) + 1)
 
 
 def _between(inner: U64, rows: Ragged, outer: U64) -> Ragged:

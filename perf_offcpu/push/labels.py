@@ -70,7 +70,7 @@ def labels_of(profile: Profile, labels: Mapping[str, str]) -> dict[str, str]:
     """Return the given labels in OpenTelemetry's spelling, with the host and a service."""
     known = {_ALIASES.get(name, name): value.strip() for name, value in labels.items()}
     spelled = {underscored(name) for name in known}
-    host = printable(profile.meta.hostname).strip()
+    host = printable(profile.meta.hostname).strip()[:_LONGEST]
     if host and underscored(HOST) not in spelled:
         known[HOST] = host
     if underscored(SERVICE) not in spelled:

@@ -69,9 +69,8 @@ def waits_of(profile: Profile) -> Waits:
         found = WaitClass(classes[row])
         label = found.label if found != WaitClass.OTHER else ""
         sets.append({THREAD: names[int(name[row])], WAIT_CLASS: label})
-    whole = Waits(
-        _with_time(fold_interpreters(profile)), Content([(TYPE, UNIT)], [profile.samples.period], sets, of)
-    )
+    shown = _without_kernel_addresses(_with_time(fold_interpreters(profile)))
+    whole = Waits(shown, Content([(TYPE, UNIT)], [profile.samples.period], sets, of))
     return whole.take(np.flatnonzero(profile.is_offcpu() & (profile.samples.period > 0)))
 
 
@@ -113,6 +112,13 @@ def encode_parts(waits: Waits, encode: Callable[[Waits], bytes]) -> Iterator[tup
             continue
         piece_of = of * pieces // groups
         pending += [part.take(np.flatnonzero(piece_of == piece)) for piece in reversed(range(pieces))]
+
+
+def _without_kernel_addresses(profile: Profile) -> Profile:
+    """Return the profile without addresses of kernel code, which tell where the kernel was loaded."""
+    frames = profile.frames
+    address = np.where(frames.is_kernel(), np.uint64(0), frames.address)
+    return replace(profile, frames=frames.with_columns(address=address))
 
 
 def _with_time(profile: Profile) -> Profile:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from builders.large import large_profile
-from builders.profile import ProfileBuilder
+from builders.profile import Code, ProfileBuilder
 from builders.push import otlp, rules
 from builders.push.published import parse
 from builders.push.rules import Series
@@ -17,6 +17,7 @@ from builders.push.waits import folded, recent, some_waits
 from google.protobuf import json_format
 
 from perf_offcpu.errors import UsageError
+from perf_offcpu.model.join import join
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.push import waits
 from perf_offcpu.push.messages import Message, messages
@@ -132,6 +133,29 @@ def test_threads_of_many_names_share_a_label(target: str) -> None:
     expected = {(f"pool-{number}", ("main",)): 1000 - number for number in range(waits.MOST_COMMS - 1)}
     others = sum(1000 - number for number in range(waits.MOST_COMMS - 1, 100))
     assert series.by_label(name) == expected | {(waits.OTHERS, ("main",)): others}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_equal_entries_are_one(target: str) -> None:
+    """Functions of one name in several files, and the frames of several recordings of one program."""
+    builder = ProfileBuilder()
+    for path in ("/bin/a", "/bin/b"):
+        builder.sample("a", [Code("main", path, 0x10), Code("read", "/lib/libc.so.6", 0x20)], 5)
+    one = builder.build()
+    ((_, series),) = pushed(target, join([one, one], 1), {})
+    assert [*series.values.values()] == [20]
+    assert {path for path, _, _ in series.addresses} == {"/bin/a", "/bin/b", "/lib/libc.so.6"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_where_the_kernel_is_loaded_is_not_told(target: str) -> None:
+    builder = ProfileBuilder()
+    for offset in (0x10, 0x20):
+        code = Code("schedule", "[kernel.kallsyms]", 0xFFFFFFFF81000000 + offset, kernel=True)
+        builder.sample("a", [Code("read", "/lib/libc.so.6", 0x30), code], 5)
+    ((_, series),) = pushed(target, builder.build(), {})
+    assert {address for _, _, address in series.addresses} == {0, 0x30}
+    assert [*series.values.values()] == [10]
 
 
 def test_the_same_profile_yields_the_same_bytes() -> None:
