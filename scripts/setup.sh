@@ -69,6 +69,7 @@ needs() {
     has_command nginx || [ -x /usr/sbin/nginx ] || echo "nginx|for the waits of a proxy"
     has_command readelf || echo "binutils|to compare readelf with our ELF reader"
     has_command dot || echo "graphviz|to draw call graphs"
+    has_command openssl || echo "openssl|to make certificates for servers that profiles are pushed to"
     has_command man || echo "man-db|to check that man finds the pages"
     has_command asciidoctor || echo "asciidoctor|for the man pages"
     has_command zsh || echo "zsh|to test completion in it"

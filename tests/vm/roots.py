@@ -25,7 +25,7 @@ SUITES = ("bookworm", "trixie", "sid")
 PACKAGES = (
     *("python3", "python3-venv", "python3-bpfcc", "python3-numpy", "python3-pyelftools", "linux-perf"),
     *("gcc", "g++", "libc6-dev", "binutils", "procps", "iproute2", "kmod", "ca-certificates"),
-    *("gdb", "postgresql", "graphviz", "asciidoctor", "zsh"),
+    *("gdb", "postgresql", "graphviz", "asciidoctor", "zsh", "openssl"),
 )
 VENV = "/opt/venv"
 PROJECT = "/perf-offcpu"
