@@ -3,7 +3,8 @@
 
 `perf bench sched pipe`, which only switches between two tasks, runs on one CPU under each form of the
 program in turn, for several rounds; the kernel counts the programs' run time (BPF_ENABLE_STATS). The table
-has medians over the rounds, of all programs together.
+has medians over the rounds, of all programs together. With `--waits epoll` or `mutex` the two tasks wait in
+epoll_wait(), or for locks (benchmarks/wait_pair.c, compiled with gcc).
 
 Small reference programs run in the same rounds (bpf/reference.bpf.c): one walk of the user stack at every
 switch-out; two walks, as `perf record --off-cpu` makes; and programs that return at once. bpftrace and
@@ -22,6 +23,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -115,6 +117,9 @@ FORMS: dict[str, Callable[[], AbstractContextManager[Stats]]] = {
     "sums by stack and caller, budget, wakers": lambda: ours(
         OffCpuConfig(threshold_ns=NEVER, copy_bytes=8192)
     ),
+    "sums by stack and caller, lock owners": lambda: ours(
+        OffCpuConfig(threshold_ns=NEVER, copy_bytes=8192, lock_owners=True)
+    ),
     "sums without stacks": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **THREADS, **BARE)),
     "sums without stacks, budget": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **THREADS, wakers=False)),
     "sums without stacks, budget, wakers": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **THREADS)),
@@ -136,25 +141,30 @@ FORMS: dict[str, Callable[[], AbstractContextManager[Stats]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of the pipe benchmark under one form."""
+    """One run of the benchmark under one form."""
 
     us_per_operation: float
     ns_per_switch: float = 0.0
     ns_per_run: dict[str, float] = field(default_factory=dict)
 
 
-def pipe(loops: int, cpu: int) -> float:
-    """Return us per operation (two switches) of perf's pipe benchmark, both tasks on one CPU."""
-    command = f"taskset -c {cpu} perf bench --format=simple sched pipe -l {loops}"
-    seconds = float(subprocess.check_output(command.split(), text=True).split()[-1])
-    return seconds / loops * 1e6
+def command_of(waits: str, loops: int, cpu: int, directory: Path) -> list[str]:
+    """Return the command that waits and wakes; it prints its seconds last. Both tasks are on one CPU."""
+    if waits == "pipe":
+        return f"taskset -c {cpu} perf bench --format=simple sched pipe -l {loops}".split()
+    return [references.wait_pair(directory), waits, str(cpu), str(cpu), str(loops)]
 
 
-def measure(form: Callable[[], AbstractContextManager[Stats]], loops: int, cpu: int) -> Run:
+def us_of(command: list[str], loops: int) -> float:
+    """Return us per operation, which is two switches."""
+    return float(subprocess.check_output(command, text=True).split()[-1]) / loops * 1e6
+
+
+def measure(form: Callable[[], AbstractContextManager[Stats]], command: list[str], loops: int) -> Run:
     """Run the benchmark under one form."""
     with form() as stats:
         before = stats()
-        us = pipe(loops, cpu)
+        us = us_of(command, loops)
         after = stats()
     used = {name: (runs - before[name][0], ns - before[name][1]) for name, (runs, ns) in after.items()}
     switches = max(runs for runs, _ in used.values())
@@ -182,6 +192,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--loops", type=int, default=50_000)
+    parser.add_argument(
+        "--waits", choices=("pipe", "epoll", "mutex"), default="pipe", help="what is waited for"
+    )
     parser.add_argument("--only", default="", help="measure only forms with this text in their names")
     options = parser.parse_args()
     *others, cpu = online_cpus()
@@ -194,10 +207,12 @@ def main() -> None:
     forms |= {name: form for name, form in FORMS.items() if name.startswith("reference")}
     runs: dict[str, list[Run]] = {name: [] for name in ["bare", *forms]}
     stats_on = bpf_syscall.call(Command.ENABLE_STATS, EnableStats(type=0))  # BPF_STATS_RUN_TIME
-    for _ in range(options.rounds):
-        runs["bare"].append(Run(pipe(options.loops, cpu)))
-        for name, form in forms.items():
-            runs[name].append(measure(form, options.loops, cpu))
+    with tempfile.TemporaryDirectory() as directory:
+        command = command_of(options.waits, options.loops, cpu, Path(directory))
+        for _ in range(options.rounds):
+            runs["bare"].append(Run(us_of(command, options.loops)))
+            for name, form in forms.items():
+                runs[name].append(measure(form, command, options.loops))
     os.close(stats_on)
     show(runs)
 

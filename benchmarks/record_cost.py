@@ -8,7 +8,7 @@ of the middle half, for wall clock and for the CPU time of the benchmark's proce
 less (it includes start and exit, about 10 ms in both kinds of run).
 
 `--cpu 0` keeps both tasks on one CPU: the worst case for a recorder, as they never idle. `--cpu 0,1` gives
-each its own CPU, with a program that does the same (benchmarks/pipe_pair.c, compiled with gcc): they wake
+each its own CPU, with a program that does the same (benchmarks/wait_pair.c, compiled with gcc): they wake
 each other across CPUs, where an operation takes longer anyway. `--cpu any` is the plain `perf bench sched
 pipe`: the scheduler chooses.
 
@@ -166,18 +166,10 @@ def other_tool(command: list[str]) -> Iterator[Stats]:
         yield stats
 
 
-def pipe_pair(directory: Path) -> str:
-    """Compile the program for two CPUs."""
-    program = directory / "pipe_pair"
-    source = Path(__file__).with_name("pipe_pair.c")
-    subprocess.run(["gcc", "-O2", "-fno-omit-frame-pointer", "-o", program, source], check=True)
-    return str(program)
-
-
 def pipe_benchmark(loops: int, cpu: str, pair: str) -> list[str]:
     """Return the command of the pipe benchmark on one CPU, on two (program `pair`), or on any."""
     if "," in cpu:
-        return [pair, *cpu.split(","), str(loops)]
+        return [pair, "pipe", *cpu.split(","), str(loops)]
     pinned = [] if cpu == "any" else ["taskset", "-c", cpu]
     return [*pinned, "perf", "bench", "--format=simple", "sched", "pipe", "-l", str(loops)]
 
@@ -283,7 +275,7 @@ def main() -> None:
     ways = {name: options for name, options in WAYS.items() if args.only in name}
     with tempfile.TemporaryDirectory(dir=args.output) as name:
         directory = Path(name).resolve()
-        pair = pipe_pair(directory) if "," in args.cpu else ""
+        pair = references.wait_pair(directory) if "," in args.cpu else ""
         pipe = pipe_benchmark(args.loops, args.cpu, pair)
         for options in ways.values():  # compiled, and in memory
             recorded(options, pipe_benchmark(100, args.cpu, pair), directory)

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from other_tools import Stats
 
@@ -58,3 +60,11 @@ def _attached(programs: Mapping[str, str], walks: int) -> Iterator[Stats]:
             return {name: (info.run_cnt, info.run_time_ns) for name, info in infos.items()}
 
         yield stats
+
+
+def wait_pair(directory: Path) -> str:
+    """Compile the program whose two tasks wait for each other; return its path."""
+    program = directory / "wait_pair"
+    source = Path(__file__).with_name("wait_pair.c")
+    subprocess.run(["gcc", "-O2", "-pthread", "-fno-omit-frame-pointer", "-o", program, source], check=True)
+    return str(program)

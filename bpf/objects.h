@@ -13,6 +13,9 @@
 
 #include "descriptions.h"
 
+/* The only descriptor of threads that are still blocked in poll() or select(), from user space. */
+BPF_TABLE("lru_hash", struct offcpu_polled, u32, polled, OFFCPU_POLLED);
+
 #if OFFCPU_OBJECTS
 /* Whether a wait is over, and its system call did not end by itself after the time asked for. */
 static __always_inline bool ended_early(const struct offcpu_object *to, u64 ns)
@@ -92,14 +95,16 @@ static __always_inline void count_unknown(u32 lost, u64 ns)
 
 /*
  * Find out what a task waits for. The result is in `to`, which is per-CPU memory: id (0 none), time
- * asked for, and what was lost. `ns` is the length of the wait, 0 if it is not over.
+ * asked for, and what was lost. `ns` is the length of the wait, 0 if it is not over; `polled`
+ * the only descriptor of poll() or select(), -1 unknown.
  */
 static __always_inline void find_object(const struct offcpu_control *ctl, struct task_struct *task,
 					struct offcpu_object *to, s32 syscall, u32 state, u64 begin,
-					u64 ns, u32 pid, bool in_sleeper)
+					u64 ns, u32 pid, bool in_sleeper, s32 polled)
 {
 	struct offcpu_arguments args;
 	struct offcpu_call *call;
+	u32 what;
 	void *regs;
 
 	__builtin_memset(to, 0, offsetof(struct offcpu_object, name));
@@ -112,21 +117,26 @@ static __always_inline void find_object(const struct offcpu_control *ctl, struct
 		return;
 	}
 	call = call_of(syscall);
-	if (!call)
+	if (!call && polled < 0)
 		return;
 	read_arguments(regs, &args);
-	if (call->what == OFFCPU_CALL_FUTEX && !waits_for_futex(args.words[1]))
+	what = call ? call->what : OFFCPU_CALL_NONE;
+	if (what == OFFCPU_CALL_FUTEX && !waits_for_futex(args.words[1]))
 		return;
 	to->in_sleeper = in_sleeper;
 	to->pid = pid;
 	to->number = -1;
 	to->sp = args.sp;
-	if (call->timeout)
+	if (call && call->timeout)
 		to->asked_ns = asked_of(to, call->timeout, &args, begin);
-	if (!call->what)
+	if (polled >= 0) {
+		what = OFFCPU_CALL_DESCRIPTOR;
+		args.words[0] = polled;
+	}
+	if (!what)
 		return;
 	to->id = ctl->hash_key;
-	describe_call(to, task, call->what, state, &args, ns);
+	describe_call(to, task, what, state, &args, ns);
 	if (to->kind == OFFCPU_OBJECT_PATH)
 		read_path(ctl, to);
 	if (to->kind == OFFCPU_OBJECT_NONE) {

@@ -454,6 +454,10 @@ static __always_inline void show_task(void *seq, struct task_struct *task)
 	u64 nr_user = 0, size;	/* not u32: clang would compare a copy, unknown to be the same */
 	long bytes = 0;
 	u32 zero = 0;
+#if OFFCPU_OBJECTS
+	struct offcpu_polled key;
+	u32 *fd;
+#endif
 
 	to = scratch.lookup(&zero);
 	if (!to || !ctl || !storage || !storage->mode || storage->mode == OFFCPU_DEAD)
@@ -462,8 +466,11 @@ static __always_inline void show_task(void *seq, struct task_struct *task)
 	describe_task(last, ctl, task, storage);
 #if OFFCPU_OBJECTS
 	if (last->waits) {
+		key.switch_out_ns = last->switch_out_ns;
+		key.tid = last->tid;
+		fd = polled.lookup(&key);
 		find_object(ctl, task, &to->object, last->syscall, last->state,
-			    last->switch_out_ns, 0, last->pid, false);
+			    last->switch_out_ns, 0, last->pid, false, fd ? *fd : -1);
 		last->object_id = to->object.id;
 		last->asked_ns = to->object.asked_ns;
 		last->object_lost = to->object.lost;

@@ -183,6 +183,7 @@ enum offcpu_object_kind {
 };
 
 #define OFFCPU_NAME_BYTES 256
+#define OFFCPU_POLLED 1024		/* waits in poll(), not over, whose descriptor is told */
 
 /* What a thread waits for. User space gets it once, when a file has the first wait for it. */
 struct offcpu_object {
@@ -209,6 +210,12 @@ struct offcpu_object {
 	u8 local[16];
 	u8 remote[16];
 	u8 name[OFFCPU_NAME_BYTES];	/* a file, its directory, ... up to the root */
+};
+
+/* A wait in poll() that is not over. */
+struct offcpu_polled {
+	u64 switch_out_ns;
+	u64 tid;
 };
 
 /* A second threshold, which rises while there are more samples than control.max_rate. */

@@ -444,7 +444,7 @@ static __always_inline void account(void *ctx, struct offcpu_control *ctl,
 #if OFFCPU_OBJECTS
 	if (!wait->first)
 		find_object(ctl, wait->task, &to->object, wait->syscall, wait->prev_state,
-			    wait->switch_out_ns, wait->length, wait->pid, OFFCPU_AT_EXIT);
+			    wait->switch_out_ns, wait->length, wait->pid, OFFCPU_AT_EXIT, -1);
 	if (!wait->first && to->object.lost)
 		count_unknown(to->object.lost, wait->ns);
 #endif

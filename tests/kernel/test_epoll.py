@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,7 +26,9 @@ from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classify import classify
 from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
+from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.symbolize.load import load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions
 
@@ -111,6 +115,59 @@ def test_a_set_is_named_by_the_connections_made_from_here(profile: Profile) -> N
     listening, _, more = whole.removeprefix(f"[eventpoll] of {upstream}, tcp listen ").partition(" and ")
     assert listening.startswith("127.0.0.1:") and more == "3 more", whole
     assert profile.losses[losses.EVENTS_TAKEN] == 1, "the signal"
+
+
+GROWING = """
+import select, socket
+epoll, server, front = select.epoll(), *(socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+epoll.register(front, select.EPOLLIN)
+epoll.poll(0.03)
+connection = socket.create_connection(server.getsockname())
+epoll.register(connection, select.EPOLLIN)
+print("%s:%d" % server.getsockname(), flush=True)
+epoll.poll(60)
+"""
+
+
+def test_a_set_that_is_still_waited_for_has_the_name_of_the_end(tmp_path: Path) -> None:
+    (tmp_path / "growing.py").write_text(GROWING)
+    command = f"{sys.executable} growing.py >address & echo $!; while ! [ -s address ]; do sleep 0.05; done"
+    done = run("-e", "none", "--", "sh", "-c", f"{command}; sleep 0.2", cwd=tmp_path)
+    os.kill(int(done.stdout), signal.SIGKILL)
+    assert done.status == 0, done.stderr
+    address = (tmp_path / "address").read_text().strip()
+    profile = load_profile([str(tmp_path / "perf.data")], SymbolizeOptions(inline=False))
+    names = [profile.strings[name] for name in profile.objects.name.tolist()]
+    (whole,) = [name for name in names if name.startswith("[eventpoll]")]
+    assert whole.startswith(f"[eventpoll] of tcp {address}, tcp listen 127.0.0.1:"), whole
+
+
+STILL = """
+import os, select, sys
+there, to = os.pipe()
+if sys.argv[1] == "poll":
+    poll = select.poll()
+    poll.register(there)
+    poll.poll(60000)
+else:
+    select.select([there], [], [there] + [to] * (sys.argv[1] == "several"), 60)
+"""
+
+
+@pytest.mark.parametrize("how", ["poll", "select", "several"])
+def test_the_descriptor_of_poll_and_select_is_known_before_the_wait_is_over(how: str, tmp_path: Path) -> None:
+    (tmp_path / "still.py").write_text(STILL)
+    command = f"{sys.executable} still.py {how} >address & echo $!; sleep 0.3"
+    done = run("-e", "none", "--off-cpu-thresh", "100", "--", "sh", "-c", command, cwd=tmp_path)
+    pid = int(done.stdout)
+    inode = os.stat(f"/proc/{pid}/fd/3").st_ino
+    os.kill(pid, signal.SIGKILL)
+    assert done.status == 0, done.stderr
+    recording = load_recording(tmp_path / "perf.data")
+    samples, objects = recording.samples, recording.objects
+    (row,) = np.flatnonzero((samples.pid == pid) & samples.has(SampleFlag.STILL_BLOCKED))
+    found = objects.inode[objects.id == samples.object_id[row]].tolist()
+    assert found == ([] if how == "several" else [inode])
 
 
 UPSTREAM = """

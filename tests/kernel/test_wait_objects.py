@@ -128,7 +128,7 @@ def test_holder_when_the_wait_began_and_releaser(kind: str, recorded: Recorded) 
                 released += int(samples.waker_tid[row] == one.holder)
                 assert samples.holder_tid[row] in (one.holder, -1)
     assert number >= LEAST
-    assert (right, released) >= (0.99 * number, 0.99 * number)
+    assert min(right, released) >= 0.99 * number - 1, "one preempted before it slept"
 
 
 @pytest.mark.parametrize("kind", ["cond", "sem"])

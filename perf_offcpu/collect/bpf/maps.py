@@ -16,7 +16,7 @@ import fcntl
 import functools
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,8 @@ from perf_offcpu.errors import RecordingError
 
 MAP_NAMES = (
     "budgets", "calls", "comms", "control", "counters", "events", "events_bare", "events_double",
-    "events_fourfold", "events_quarter", "groups", "new_objects", "rate", "stacks", "sums", "targets",
+    "events_fourfold", "events_quarter", "groups", "new_objects", "polled", "rate", "stacks", "sums",
+    "targets",
 )  # fmt: skip
 
 
@@ -176,6 +177,18 @@ class ProgramMaps:
         for number, (what, timeout) in calls.items():
             row["what"], row["timeout"] = kinds.index(f"call_{what}"), timeouts.index(f"timeout_{timeout}")
             bpf_syscall.update(self._fds["calls"], _u32(number), row.tobytes())
+
+    def set_polled(self, waits: NDArray[Any], descriptors: Sequence[int]) -> None:
+        """Tell for which single descriptors threads are still blocked in poll() or select().
+
+        Args:
+            waits: their rows of `struct offcpu_last`.
+        """
+        keys = np.zeros(len(waits), self.header.structs["polled"])
+        for name in keys.dtype.names or ():
+            keys[name] = waits[name]
+        for key, descriptor in zip(keys, descriptors, strict=True):
+            self._set("polled", key.tobytes(), descriptor)
 
     def take_objects(self) -> NDArray[np.void]:
         """Remove and return the descriptions of objects that are new: rows of `struct offcpu_object`.

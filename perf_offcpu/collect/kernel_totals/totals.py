@@ -29,6 +29,7 @@ from perf_offcpu.collect.rings.waiter import FLUSH_S
 from perf_offcpu.collect.system.background import stepping_until
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.wait_objects.owners import with_holders
+from perf_offcpu.collect.wait_objects.polled import with_polled
 from perf_offcpu.errors import FileFullError
 
 LONGEST_PACE_S = 5.0
@@ -110,6 +111,7 @@ class KernelTotals:
         """
         copy_bytes = self._waits.attr.sample_stack_user if copied else 0
         last = with_user_stacks(self._program.last_tasks(), self._program.last_tasks, copy_bytes)
+        last = with_polled(last, self._program.maps.set_polled, self._program.last_tasks)
         return with_holders(last)
 
     def present_tasks(self, drained_ns: int) -> LastTasks:

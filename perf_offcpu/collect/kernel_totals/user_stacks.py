@@ -44,7 +44,7 @@ class RegisterWords(NamedTuple):
     sp: int
     fp: int
     arguments: tuple[int, ...]
-    """The first three arguments of a system call."""
+    """The first four arguments of a system call."""
     sampled: tuple[int, ...]
     """The words of sample_regs_user (`abi.cfi.Registers.sample_mask`), in the order of its bits."""
     segment: int = -1
@@ -54,9 +54,9 @@ class RegisterWords(NamedTuple):
 REGISTER_WORDS = {
     # ax bx cx dx si di bp sp ip r8 … r15
     "x86_64": RegisterWords(
-        16, 19, 4, (14, 13, 12), (10, 5, 11, 12, 13, 14, 4, 19, 16, 9, 8, 7, 6, 3, 2, 1, 0), 17
+        16, 19, 4, (14, 13, 12, 7), (10, 5, 11, 12, 13, 14, 4, 19, 16, 9, 8, 7, 6, 3, 2, 1, 0), 17
     ),
-    "aarch64": RegisterWords(32, 31, 29, (0, 1, 2), tuple(range(33))),
+    "aarch64": RegisterWords(32, 31, 29, (0, 1, 2, 3), tuple(range(33))),
 }
 _USER32_CS = 0x23  # arch/x86/include/asm/segment.h: a 32-bit program, whose frames are unlike
 

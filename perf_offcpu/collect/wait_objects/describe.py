@@ -57,7 +57,7 @@ def describe(rows: NDArray[Any], *, names: bool) -> list[Described]:
             texts["place"] = place_of(maps_of(pid), int(row["address"]), int(row["sp"]))
         elif kind in (ObjectKind.PATH, ObjectKind.ANONYMOUS):
             texts["name"] = bytes(row["name"]).split(b"\0")[0]
-            if texts["name"] == EPOLL and names:
+            if is_epoll(row) and names:
                 texts["name"] = watched_by(pid, int(row["fd"])) or EPOLL
         elif kind == ObjectKind.PIPE or kind in _FILES:
             texts = _file_texts(row, pid, mounts) if names else {}
@@ -65,6 +65,16 @@ def describe(rows: NDArray[Any], *, names: bool) -> list[Described]:
     if names:
         _add_peers(found)
     return found
+
+
+def is_epoll(row: Any) -> bool:
+    """Return True for an epoll instance, a row of `struct offcpu_object`."""
+    return int(row["kind"]) == ObjectKind.ANONYMOUS and bytes(row["name"]).split(b"\0")[0] == EPOLL
+
+
+def described_again(rows: NDArray[Any]) -> list[Described]:
+    """Describe epoll instances that processes still have: they may watch others than before."""
+    return [one for one in describe(rows, names=True) if one["name"] != EPOLL]
 
 
 def _numbers(row: Any) -> Described:

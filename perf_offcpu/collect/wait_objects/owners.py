@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import struct
-import threading
 from dataclasses import replace
 from typing import Any, Final
 
@@ -20,11 +19,8 @@ from numpy.typing import NDArray
 
 from perf_offcpu.abi.syscall_arguments import call_numbers
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
-from perf_offcpu.collect.kernel_totals.user_stacks import REGISTER_WORDS
+from perf_offcpu.collect.wait_objects.memory import TIME_S, arguments_of, of_each, read_memory
 from perf_offcpu.files import read_kernel
-
-TIME_S = 2.0
-"""Time for all threads together: a read of memory takes a lock that a thread may hold."""
 
 _WORDS = struct.Struct("=5I")
 _COMMAND, _WAIT, _LOCK_PI, _WAIT_BITSET, _LOCK_PI2 = 0x7F, 0, 6, 9, 13  # include/uapi/linux/futex.h
@@ -72,17 +68,9 @@ def with_holders(last: LastTasks, time_s: float = TIME_S) -> LastTasks:
     futexes = [nr for nr, (what, _) in call_numbers(platform.machine()).items() if what == "futex"]
     rows = last.waiting()
     rows = rows[np.isin(last.tasks["syscall"][rows], futexes) & (last.tasks["object_id"][rows] != 0)]
-    holders: dict[int, int] = {}
-
-    def read_all() -> None:
-        for row in rows.tolist():
-            holders[row] = _holder(last.tasks[row])
-
-    worker = threading.Thread(target=read_all, daemon=True)
-    worker.start()
-    worker.join(time_s)
+    holders = of_each(rows.tolist(), lambda row: _holder(last.tasks[row]), time_s)
     tasks = last.tasks.copy()
-    for row, tid in list(holders.items()):
+    for row, tid in holders.items():
         if tid:
             tasks["holder_tid"][row] = tid
     return replace(last, tasks=tasks)
@@ -91,21 +79,9 @@ def with_holders(last: LastTasks, time_s: float = TIME_S) -> LastTasks:
 def _holder(task: NDArray[Any]) -> int:
     """Return the thread that holds the lock of a task, in the pid namespace of the recorder; 0 unknown."""
     pid = int(task["pid"])
-    address, operation, value = (
-        int(task["regs"][word]) for word in REGISTER_WORDS[platform.machine()].arguments
-    )
-    try:
-        # direct: a file of /proc
-        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return 0
-    try:
-        words = os.pread(memory, _WORDS.size, address)
-    except (OSError, OverflowError):
-        return 0
-    finally:
-        os.close(memory)
-    if len(words) < _WORDS.size:
+    address, operation, value, *_ = arguments_of(task)
+    words = read_memory(pid, address, _WORDS.size)
+    if not words:
         return 0
     owner = owner_in(_WORDS.unpack(words), operation, value & 0xFFFFFFFF)
     return _outer(pid, owner) if owner else 0

@@ -23,11 +23,11 @@ def classes(profile: Profile) -> list[str]:
 
 def judged(
     syscall: int, kind: K, *, protocol: str = "", name: str = "x", connected: bool = False,
-    path: tuple[str | Code, ...] = ("main",), state: int = S,
+    inward: bool = False, path: tuple[str | Code, ...] = ("main",), state: int = S,
 ) -> tuple[str, bool]:  # fmt: skip
     """Class of a wait, and whether it is for work."""
     builder = ProfileBuilder(meta={"arch": "x86_64"})
-    thing = builder.thing(name, kind, protocol=protocol, connected=connected)
+    thing = builder.thing(name, kind, protocol=protocol, connected=connected, inward=inward)
     builder.sample("a", list(path), 5, syscall=syscall, state=state, object=thing)
     waits = classify(builder.build())
     return WaitClass(waits.wait_class[0]).label, bool(waits.for_work[0])
@@ -82,6 +82,24 @@ def test_poll_of_one_descriptor(path: tuple[str | Code, ...]) -> None:
     assert judged(POLL, K.DESCRIPTORS, name="sleep", path=path) == ("sleep", False)
     assert judged(POLL, K.ANONYMOUS, name="[eventfd]", path=path) == ("poll", True)
     assert judged(POLL, K.ANONYMOUS, name="[timerfd]", path=path) == ("sleep", False)
+
+
+WAITING_FOR_EVENTS = ("main", kernel("do_epoll_wait"), kernel("ep_poll"))
+
+
+@pytest.mark.parametrize("path", [WAITING_FOR_EVENTS, ("main",)])
+def test_what_ended_a_wait_in_epoll(path: tuple[str | Code, ...]) -> None:
+    """An answer is waited for; a client's request, a new connection, a timer or another thread is work."""
+    tcp, unix = {"protocol": "tcp", "path": path}, {"protocol": "unix", "path": path}
+    assert judged(EPOLL, K.SOCKET, connected=True, **tcp) == ("network", False)
+    assert judged(EPOLL, K.SOCKET, connected=True, inward=True, **tcp) == ("network", True)
+    assert judged(EPOLL, K.SOCKET, **tcp) == ("network", True)
+    assert judged(EPOLL, K.SOCKET, connected=True, **unix) == ("pipe", False)
+    assert judged(EPOLL, K.PIPE, connected=True, path=path) == ("pipe", False)
+    assert judged(EPOLL, K.PIPE, connected=True, inward=True, path=path) == ("pipe", True)
+    assert judged(EPOLL, K.ANONYMOUS, name="[timerfd]", path=path) == ("poll", True)
+    assert judged(EPOLL, K.ANONYMOUS, name="[eventpoll] of 5 descriptors", path=path) == ("poll", True)
+    assert judged(POLL, K.SOCKET, connected=True, inward=True, **tcp) == ("network", False), "the only one"
 
 
 def test_functions_of_the_kernel_say_more_than_the_object() -> None:

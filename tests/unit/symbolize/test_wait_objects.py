@@ -34,6 +34,7 @@ from perf_offcpu.symbolize.symbolizer import symbolize
 
 CLOCK = event("cpu-clock", (1,), BASE | S.CALLCHAIN)
 EVENTS = [CLOCK, WAITS, COUNTERS]
+SET = "[eventpoll] of a"
 NAMES = [comm(CLOCK, 10, 10, "find"), comm(CLOCK, 20, 20, "xz"), comm(CLOCK, 30, 30, "postgres")]
 
 
@@ -62,6 +63,7 @@ def both(path: Path, *records: bytes) -> tuple[list[str], list[str]]:
         (K.FILE, {"inode": 5, "device": 8 << 20 | 1}, "inode 5 on 8:1", "file"),
         (K.CHARACTER, {"name": "/dev/tty1"}, "/dev/tty1", "/dev/tty1"),
         (K.ANONYMOUS, {"name": "[eventfd]"}, "[eventfd]", "[eventfd]"),
+        (K.ANONYMOUS, {"name": "[eventpoll] of a and 4 more"}, "[eventpoll] of a and 4 more", SET),
         (K.DESCRIPTORS, {"number": 3}, "3 descriptors", "3 descriptors"),
         (K.DESCRIPTORS, {"number": 0}, "sleep", "sleep"),
         (K.DESCRIPTORS, {"number": 1}, "1 descriptor", "1 descriptor"),
@@ -270,3 +272,33 @@ def test_hosts_have_files_of_their_own(tmp_path: Path) -> None:
     profile = join_profiles(recordings, SymbolizeOptions(), options, merge=True)
     profile.check()
     assert names(profile) == ["web1:/a", "web2:/a"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "inward"),
+    [
+        (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:40000", "remote": "10.0.0.7:5432"}, False),
+        (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:80", "remote": "10.0.0.7:40000"}, True),
+        (
+            K.SOCKET,
+            {"protocol": "tcp", "local": "10.0.0.1:40000", "remote": "10.0.0.7:40001", "place": "accepted"},
+            True,
+        ),
+        (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:4000", "remote": "10.0.0.7:80"}, False),
+        (K.SOCKET, {"protocol": "unix", "name": "/run/x", "peer_pid": 20}, False),
+        (K.SOCKET, {"protocol": "unix", "name": "/run/x", "peer_pid": 20, "place": "accepted"}, True),
+        (K.SOCKET, {"protocol": "unix", "inode": 9, "peer_pid": 10}, True),
+        (K.SOCKET, {"protocol": "unix", "inode": 9, "peer_pid": 20}, False),
+        (K.PIPE, {"inode": 9, "peer_pid": 20}, False),
+        (K.PIPE, {"inode": 9}, True),
+        (K.FILE, {"inode": 9}, False),
+    ],
+)
+def test_whose_events_are_work_that_comes_in(
+    kind: K, fields: dict[str, Any], inward: bool, tmp_path: Path
+) -> None:
+    records = (
+        described(thing(7, kind, **{"pid": 10} | fields)),
+        wait(7, time=90, pid=10, tid=10, syscall=READ),
+    )
+    assert profile_of(tmp_path, *records).objects.inward.tolist()[0] is inward

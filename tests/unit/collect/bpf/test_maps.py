@@ -33,6 +33,7 @@ def test_structures_have_the_sizes_that_c_gives_them() -> None:
     sizes = {name: dtype.itemsize for name, dtype in structs.items()}
     assert sizes == {
         "target_key": 8,
+        "polled": 16,
         "comm": 16,
         "control": 96,
         "call": 4,

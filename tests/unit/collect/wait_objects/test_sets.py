@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What epoll instances, poll() and select() of this process watch, read as of another."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import select
+import socket
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perf_offcpu.collect.kernel_totals.user_stacks import REGISTER_WORDS
+from perf_offcpu.collect.wait_objects.epoll import watched_by
+from perf_offcpu.collect.wait_objects.polled import only_descriptor
+from perf_offcpu.collect.wait_objects.sockets import listening_ports
+
+PID = os.getpid()
+
+
+def address(one: socket.socket) -> str:
+    return "{}:{}".format(*one.getsockname())
+
+
+def test_connections_made_from_here_come_before_listening_sockets() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as front,
+        socket.create_server(("127.0.0.1", 0)) as slow,
+        socket.create_connection(slow.getsockname()) as upstream,
+        socket.create_connection(front.getsockname()),
+        front.accept()[0] as client,
+        select.epoll() as epoll,
+    ):
+        epoll.register(front, select.EPOLLIN)
+        assert watched_by(PID, epoll.fileno()).decode() == f"[eventpoll] of tcp listen {address(front)}"
+        epoll.register(client, select.EPOLLIN)
+        epoll.register(upstream, select.EPOLLIN)
+        named = f"tcp {address(slow)}, tcp listen {address(front)} and 1 more"
+        assert watched_by(PID, epoll.fileno()).decode() == f"[eventpoll] of {named}"
+        assert {front.getsockname()[1], slow.getsockname()[1]} <= listening_ports(PID)
+        assert upstream.getsockname()[1] not in listening_ports(PID)
+
+
+def test_sets_without_sockets_and_sets_that_are_gone() -> None:
+    there, to = os.pipe()
+    with select.epoll() as epoll:
+        number = epoll.fileno()
+        assert watched_by(PID, number) == b""
+        epoll.register(there, select.EPOLLIN)
+        epoll.register(to, select.EPOLLOUT)
+        assert watched_by(PID, number) == b"[eventpoll] of 2 descriptors"
+    os.close(there), os.close(to)
+    assert watched_by(PID, number) == b"" and not listening_ports(2**31 - 2)
+
+
+def task(*arguments: int) -> Any:
+    row = np.zeros((), [("pid", "u4"), ("regs", "u8", 34)])
+    row["pid"] = PID
+    for word, value in zip(REGISTER_WORDS[platform.machine()].arguments, arguments, strict=False):
+        row["regs"][word] = value
+    return row
+
+
+def test_the_only_descriptor_of_poll() -> None:
+    entry = ctypes.create_string_buffer((7).to_bytes(4, "little") + bytes(12), 16)
+    at = ctypes.addressof(entry)
+    assert only_descriptor(task(at, 1), is_select=False) == 7
+    assert only_descriptor(task(at, 2), is_select=False) == -1
+    assert only_descriptor(task(8, 1), is_select=False) == -1, "memory that cannot be read"
+
+
+@pytest.mark.parametrize(
+    ("sets", "number", "expected"),
+    [
+        ([{70}, set(), set()], 71, 70),
+        ([{70}, {70}, set()], 71, 70),
+        ([{70}, {3}, set()], 71, -1),
+        ([{3}, set(), {70}], 71, -1),
+        ([{3}, set(), {70}], 4, 3),  # the others are beyond the number
+        ([set(), set(), set()], 71, -1),
+        ([{70}, set(), set()], 0, -1),
+        ([{70}, set(), set()], 5000, -1),
+    ],
+)
+def test_the_only_descriptor_of_select(sets: list[set[int]], number: int, expected: int) -> None:
+    words = [ctypes.create_string_buffer(sum(1 << fd for fd in one).to_bytes(128, "little")) for one in sets]
+    addresses = [ctypes.addressof(one) if fds else 0 for one, fds in zip(words, sets, strict=True)]
+    assert only_descriptor(task(number, *addresses), is_select=True) == expected
