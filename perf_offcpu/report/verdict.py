@@ -25,7 +25,7 @@ from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.causes import Causes, causes_of
 from perf_offcpu.analysis.classify import Waits, of_idle_threads
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.analysis.wait_classes import WaitClass, Work
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.losses import LossCause, Stage
 from perf_offcpu.model.columns import I64, U32, Bool
@@ -71,7 +71,7 @@ class Cause:
     program: str  # of the rule; "" for none
     meaning: str  # of the rule; "" for none
     weight: int
-    for_work: bool  # by a rule of the program
+    for_work: bool  # by a rule of the program, or by the class
     threads: Threads
     functions: int  # number of functions in which they wait
     places: list[Place]  # functions with much of the weight, the largest first
@@ -271,7 +271,7 @@ def _cause(profile: Profile, waits: Waits, causes: Causes, cells: _Cells) -> Cau
         rule.program if rule else "",
         rule.meaning if rule else "",
         whole,
-        bool(rule and rule.for_work),
+        bool(rule.for_work) if rule else WaitClass(cells.wait_class[0]).row.work is Work.ALWAYS,
         _threads(profile, cells),
         len(first),
         [

@@ -182,6 +182,18 @@ def test_waits_that_end_elsewhere_come_last() -> None:
     ]
 
 
+def test_waits_for_events_come_after_waits_for_answers() -> None:
+    builder = ProfileBuilder()
+    builder.sample("loop", ["main", "serve", *EPOLL], 80 * MS, tid=1, state=1)
+    builder.sample("loop", ["main", "serve", kernel("tcp_recvmsg")], 20 * MS, tid=1, state=1)
+    said = sentences(builder)
+    assert said[0] == (
+        "100.000 ms off the CPU in 1 thread: 20 % network waits in serve (loop, 1 thread); "
+        "80 % poll waits in serve (loop, 1 thread)."
+    )
+    assert said[-1] == "Next: perf-offcpu report --class network --comm loop"
+
+
 def test_still_blocked() -> None:
     builder = ProfileBuilder()
     still = SampleFlag.STILL_BLOCKED
