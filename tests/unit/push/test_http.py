@@ -262,7 +262,7 @@ def test_tls(certificates: Path) -> None:
             send("otlp", found.port, b"x", SHORT)
         assert len(found.requests) == 1
     with receiver() as plain, pytest.raises(ServerRefused, match="TLS"):
-        send("otlp", plain.port, b"x", SHORT, "https://localhost")
+        send("otlp", plain.port, b"x", None, "https://localhost")
 
 
 def test_certificates_that_are_none() -> None:
