@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Add the man pages (from Documentation/*.txt) and scripts/offcpu.py to wheels and source distributions.
+"""Add man pages (Documentation/*.txt), scripts/offcpu.py and service/ to wheels and source distributions.
 
 A wheel installs the pages in PREFIX/share/man/man1, where `man` looks for programs in PREFIX/bin. asciidoctor
 makes them, as it makes perf's and git's. A source distribution holds them ready-made, so that installing from
@@ -18,7 +18,12 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SCRIPTS = {"scripts/offcpu.py": "share/perf-offcpu/offcpu.py"}
+SCRIPTS = {
+    "scripts/offcpu.py": "share/perf-offcpu/offcpu.py",
+    "service/perf-offcpu-agent.service": "share/perf-offcpu/perf-offcpu-agent.service",
+    "service/daemonset.yaml": "share/perf-offcpu/daemonset.yaml",
+    "service/agent.toml": "share/perf-offcpu/agent.toml",
+}
 MAN = "man"
 """Directory of the pages in a source distribution."""
 

@@ -36,6 +36,8 @@ STUCK_S: Final = 600.0
 """A segment that takes longer is a hang: the service manager is not told any more that the agent works."""
 END_OF_RECORDER_S: Final = 20.0
 LAST_DELIVERY_S: Final = 30.0
+UNHURRIED_S: Final = 600.0
+"""Time for the last deliveries: after a signal, which the service manager follows up, and after --duration."""
 _SOUND_S: Final = 30.0
 """A recorder that ran for so long has started well: the next failure is tried again soon."""
 
@@ -288,7 +290,9 @@ class Agent:
                 recorder.kill()
                 recorder.wait(END_OF_RECORDER_S)
             self._recorder = None
-        self._delivery.close(LAST_DELIVERY_S)
+        self._delivery.close(LAST_DELIVERY_S if self._ending else UNHURRIED_S)
+        if left := len(self.spool.recordings()):
+            self._say(f"{left} segments stay in the spool; the next agent delivers them")
         for sink in self._delivery.push:
             sink.close(2.0)
         self._cost.measure(None)
