@@ -37,7 +37,7 @@ STUCK_S: Final = 600.0
 END_OF_RECORDER_S: Final = 20.0
 LAST_DELIVERY_S: Final = 30.0
 UNHURRIED_S: Final = 600.0
-"""Time for the last deliveries: after a signal, which the service manager follows up, and after --duration."""
+"""Time for the last deliveries: after a signal, when a service manager waits, and after --duration."""
 _SOUND_S: Final = 30.0
 """A recorder that ran for so long has started well: the next failure is tried again soon."""
 
