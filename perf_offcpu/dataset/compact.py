@@ -30,7 +30,7 @@ from perf_offcpu.dataset.layout import (
     note_of,
     notes,
 )
-from perf_offcpu.dataset.parquet import CHUNK, ROW_GROUP, open_parquet, writer
+from perf_offcpu.dataset.parquet import CHUNK, ROW_GROUP, arrow_schema, open_parquet, writer
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.store import imported, put
 from perf_offcpu.errors import PerfOffcpuError
@@ -215,7 +215,8 @@ def _write(table: str, out: IO[bytes], tables: Iterator[Any]) -> int:
 
     def flush() -> None:
         nonlocal parquet
-        rows = pa.concat_tables(waiting).unify_dictionaries()
+        # A dictionary of all rows would stand in each row group; as texts each gets one of its own.
+        rows = pa.concat_tables(waiting).cast(arrow_schema(table))
         parquet = parquet or writer(table, out, rows.schema)
         parquet.write_table(rows, ROW_GROUP)
         waiting.clear()

@@ -23,6 +23,7 @@ _MEMORY_LIMIT = "1500MB"
 _SPARK = {
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
 }
 _INSTALL = "pip install 'perf-offcpu[fleet]'"
 
@@ -70,10 +71,9 @@ class Engine:
         """
         import ibis
 
+        # Ibis 12 can neither make tables in DuckDB 2 nor cache what is made of memtables in Spark.
         with self.asked():
-            if self.name != "duckdb":
-                return expression.cache()
-            return ibis.memtable(self.backend.to_pyarrow(expression))  # Ibis 12 cannot make it in DuckDB 2
+            return ibis.memtable(self.backend.to_pyarrow(expression))
 
     def named(self, expression: Any, name: str) -> Any:
         """Return an expression as a view with this name, for raw SQL."""
@@ -172,15 +172,20 @@ def _duckdb() -> Any:
 def _spark(url: str) -> Any:
     if importlib.util.find_spec("pyspark") is None:
         raise UsageError(f"--engine {url}: pyspark is not installed: pip install pyspark 'pandas<3'")
+    import logging
+
     import ibis
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName("perf-offcpu fleet")
     builder = builder.master(url if url.startswith("spark://") else url.removeprefix("spark:"))
+    logging.getLogger("SQLQueryContextLogger").disabled = True  # errors are one sentence
     for key, value in _SPARK.items():
         builder = builder.config(key, value)
     try:
-        return ibis.pyspark.connect(builder.getOrCreate())
+        session = builder.getOrCreate()
+        session.sparkContext.setLogLevel("ERROR")
+        return ibis.pyspark.connect(session)
     except Exception as problem:  # py4j's, pyspark's and RuntimeError
         raise EngineError(
             f"--engine {url}: Spark does not start: {str(problem).splitlines()[0]}"

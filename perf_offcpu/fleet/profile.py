@@ -79,7 +79,7 @@ def profile_of(tables: Tables, groups: Mapping[str, Sequence[Any]], title: str) 
     if sum(groups["weight"]) >= _MOST:
         raise UsageError(
             "the selected time is more than a picture can hold (146 years of waiting): "
-            "choose fewer hosts or a shorter time"
+            "choose fewer hosts, a shorter time, or --idle hide"
         )
     strings = Strings()
     chains, frames = _stacks(tables, groups, strings)

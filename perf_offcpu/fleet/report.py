@@ -156,7 +156,8 @@ def stacks_of(selected: Selected, limit: int | None) -> StackTable:
     """
     most = None if limit is None else max(_MOST_STACKS, 20 * limit)
     groups = selected.tables.engine.run(ranked(grouped(selected, STACK_KEYS), most))
-    profile = profile_of(selected.tables, groups, "")
+    names = groups | {"weight": [0] * len(groups["weight"])}  # these may be more than 63 bits hold
+    profile = profile_of(selected.tables, names, "")
     tree = build_paths(profile, PathOptions())
     weights: Counter[int] = Counter()
     waits: Counter[int] = Counter()

@@ -86,6 +86,18 @@ def test_stacks_of_equal_names_are_one(dataset: Path, capsys: pytest.CaptureFixt
     assert "88.89%" in text and "and 1 more stacks: 2.000 ms (2000000 ns)" in text
 
 
+def test_more_waiting_than_63_bits_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    builder = DatasetBuilder()
+    builder.host("web1")
+    for _ in range(3):
+        builder.wait("web1", (1 << 63) - 1, ["main"])
+    dataset, weight = builder.write(tmp_path / "dataset"), 3 * ((1 << 63) - 1)
+    assert json.loads(run(capsys, "top", dataset, "--json"))["rows"][0]["weight"] == weight
+    assert f"({weight} ns)" in run(capsys, "report", dataset)
+    assert main(["fleet", "flamegraph", str(dataset), "-o", "-"]) != 0
+    assert "more than a picture can hold" in capsys.readouterr().err
+
+
 def test_flamegraph(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "out.html"
     run(capsys, "flamegraph", dataset, "-o", page, "--label", "service=web")
