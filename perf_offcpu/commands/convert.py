@@ -14,7 +14,7 @@ from perf_offcpu.commands.shared.busy import busy
 from perf_offcpu.commands.shared.cascades import cascade_from_args
 from perf_offcpu.commands.shared.critical import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.critical import critical_path_from_args
-from perf_offcpu.commands.shared.option_tables import add_options
+from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct
 from perf_offcpu.commands.shared.page import with_head
 from perf_offcpu.commands.shared.parquet import write_dataset
@@ -81,6 +81,7 @@ _OUTPUT = f"""
 {CRITICAL_PATH.strip()}
 --svg: callgraph: draw it with graphviz
 --fold-interpreters: functions of an interpreter as one frame: [CPython] (default: yes)
+--label NAME=VALUE: parquet: a label of the hosts, such as service=web
 -j, --jobs N: parquet: recordings that are written at once (default: one for each CPU)
 --min-share PERCENT: callgraph: leave out functions with a smaller share (default: {MIN_SHARE})
 """
@@ -104,7 +105,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     unit, share = {"choices": UNITS, "default": ""}, {"type": float, "default": MIN_SHARE}
     output = parser.add_argument_group("output")
     fold = {"action": argparse.BooleanOptionalAction, "default": True}
-    details: dict[str, Any] = {"unit": unit, "min_share": share, "jobs": {"type": int}}
+    details: dict[str, Any] = {"unit": unit, "min_share": share, "jobs": {"type": int}, "label": LIST}
     add_options(output, _OUTPUT, fold_interpreters=fold, title={"default": ""}, **details)
     add_profile_arguments(parser, showing=_SHOWING)
 
@@ -131,8 +132,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
     if args.parquet is not None:
         return write_dataset(args)
-    if args.jobs is not None:
-        raise UsageError("--jobs is for --parquet, which writes a file for each recording")
+    if args.jobs is not None or args.label:
+        raise UsageError(f"--{'label' if args.label else 'jobs'} is for --parquet alone")
     if args.critical_path:
         return _critical_path(args)
     if args.cascade:

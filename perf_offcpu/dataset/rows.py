@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,11 @@ class Host:
     labels: dict[str, str] | None = None
 
 
-def host_of(profile: Profile, **labels: str) -> Host:
+def host_of(profile: Profile, labels: Mapping[str, str] | None = None) -> Host:
     """Return the host that a recording names; its id is the host name, for recordings have no machine-id.
+
+    Args:
+        labels: of the host.
 
     Raises:
         UsageError: the recording does not name its host.
@@ -50,7 +54,8 @@ def host_of(profile: Profile, **labels: str) -> Host:
     if not meta.hostname:
         raise UsageError(f"{meta.source}: it does not say of which host it is")
     name = printable(meta.hostname)
-    return Host(name, "", name, printable(meta.os_release), meta.nr_cpus, printable(meta.arch), labels)
+    facts = printable(meta.os_release), meta.nr_cpus, printable(meta.arch)
+    return Host(name, "", name, *facts, dict(labels or {}))
 
 
 @frozen

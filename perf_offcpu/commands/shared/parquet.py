@@ -32,7 +32,7 @@ def write_dataset(args: argparse.Namespace) -> int:
     if given := [name for name in _MEANINGLESS if getattr(args, name) not in _DEFAULTS]:
         option = {"wait_class": "class"}.get(given[0], given[0]).replace("_", "-")
         raise UsageError(f"--{option} means nothing to --parquet, which writes whole recordings")
-    paths = inputs(args)
+    paths, _ = inputs(args), _labels(args)
     jobs = min(_jobs(args), len(paths))
     from perf_offcpu.dataset.dataset import open_dataset
 
@@ -54,6 +54,13 @@ def _jobs(args: argparse.Namespace) -> int:
     if not 0 < args.jobs <= _MOST_JOBS:
         raise UsageError(f"--jobs: {args.jobs} is not between 1 and {_MOST_JOBS}")
     return int(args.jobs)
+
+
+def _labels(args: argparse.Namespace) -> dict[str, str]:
+    """Return the labels of the hosts."""
+    from perf_offcpu.agent.config import parse_label
+
+    return dict(map(parse_label, args.label))
 
 
 def _results(
@@ -96,7 +103,7 @@ def _write(args: argparse.Namespace, path: str) -> str:
 
     profile = whole_profile_from_args(argparse.Namespace(**vars(args) | {"input": [path]}))
     profile = fold_interpreters(profile) if args.fold_interpreters else profile
-    host = host_of(profile)
+    host = host_of(profile, _labels(args))
     segment = write_segment(open_dataset(args.parquet), profile, host)
     text = f"{segment.rows:,} samples of {host.host_id}, {segment.bytes:,} bytes in {segment.files} files"
     return text + (f" ({segment.skipped} are part of compacted files already)" if segment.skipped else "")

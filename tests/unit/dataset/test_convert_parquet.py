@@ -17,13 +17,16 @@ RECORDINGS = {"vm": DATA / "demo.data", "vmtest": DATA / "arm64" / "own.data"}
 
 def test_several_recordings_at_once_have_the_totals_of_the_report(tmp_path: Path) -> None:
     inputs = [word for path in RECORDINGS.values() for word in ("-i", path)]
-    done = run("convert", "--parquet", tmp_path / "set", *inputs, "-j", 2)
+    labels = ["--label", "service=web", "--label", "version=2.0"]
+    done = run("convert", "--parquet", tmp_path / "set", *inputs, *labels, "-j", 2)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split(": ")[1].split(",")[0] for line in done.stdout.splitlines()] == [
         "162 samples of vm",
         "148 samples of vmtest",
     ]
     table = pads.dataset(tmp_path / "set" / "samples", partitioning="hive").to_table()
+    hosts = pads.dataset(tmp_path / "set" / "hosts", partitioning="hive").to_table()
+    assert hosts["labels"].to_pylist() == [[("service", "web"), ("version", "2.0")]] * 2
     for host, path in RECORDINGS.items():
         report = json.loads(run("report", "-i", path, "--json").stdout)
         mine = table.filter(pc.equal(table["host_id"], host))
@@ -56,6 +59,7 @@ def test_a_recording_that_cannot_be_written_is_named_and_the_others_are_written(
         (["--comm", "x"], "--comm means nothing to --parquet, which writes whole recordings"),
         (["--class", "lock"], "--class means nothing to --parquet"),
         (["-o", "x"], "--output means nothing to --parquet"),
+        (["--label", "x"], "--label x: not NAME=VALUE"),
         (["--jobs", "0"], "--jobs: 0 is not between 1 and 1024"),
         (["--idle", "hide"], "--idle means nothing to --parquet"),
     ],
@@ -75,4 +79,6 @@ def test_an_unknown_store_is_one_sentence(url: str) -> None:
 
 
 def test_jobs_is_for_datasets() -> None:
-    assert "--jobs is for --parquet" in run("convert", "--folded", "-j", 2, "-i", RECORDINGS["vm"]).stderr
+    assert (
+        "--jobs is for --parquet alone" in run("convert", "--folded", "-j", 2, "-i", RECORDINGS["vm"]).stderr
+    )
