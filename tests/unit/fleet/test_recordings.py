@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What fleet says of recordings in a dataset is what report says of the recordings, to the nanosecond."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perf_offcpu.cli import main
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+
+
+@pytest.fixture(scope="module", params=["demo.data", "arm64/own.data"])
+def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording, next to its dataset."""
+    folder = tmp_path_factory.mktemp("recording")
+    shutil.copy(DATA / request.param, folder / "perf.data")
+    assert main(["convert", "--parquet", str(folder / "waits"), "-i", str(folder / "perf.data")]) == 0
+    return folder
+
+
+def json_of(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Any:
+    capsys.readouterr()
+    assert main([*map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("keys", ["class", "comm,class", "pid,tid", "syscall,state", "object"])
+def test_tables(recording: Path, keys: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--sort", keys)
+    expected = json_of(capsys, "report", "-i", recording / "perf.data", *words)["groups"]
+    (found,) = json_of(capsys, "fleet", "report", recording / "waits", *words)["tables"]
+    rows = [tuple(row["values"]) for row in expected["rows"]]
+    known = sums(rows, expected["rows"], "count")
+    rows = [tuple(row[key] for key in keys.split(",")) for row in found["rows"]]
+    assert sums(rows, found["rows"], "waits") == known
+    assert found["weight"] == sum(row["weight"] for row in expected["rows"]) > 0
+
+
+def sums(values: list[tuple[str, ...]], rows: Any, count: str) -> dict[tuple[str, ...], Counter[str]]:
+    """Return values → weight and waits; what is not known or does not exist has one name."""
+    found: dict[tuple[str, ...], Counter[str]] = {}
+    for texts, row in zip(values, rows, strict=True):
+        key = tuple("" if text in ("[unknown]", "[none]", "(sum)", "?", "-") else text for text in texts)
+        found.setdefault(key, Counter()).update({"weight": row["weight"], "waits": row[count]})
+    return found
+
+
+def test_stacks(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = json_of(capsys, "report", "-i", recording / "perf.data")["stacks"]
+    found = json_of(capsys, "fleet", "top", recording / "waits")
+
+    def weights(rows: Any) -> list[tuple[int, str, list[str]]]:
+        return sorted((row["weight"], row["comm"], [one["name"] for one in row["frames"]]) for row in rows)
+
+    assert weights(found["rows"]) == weights(expected)
