@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recordings that were just made have the same totals in a dataset as in the report, to the nanosecond."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from builders import program
+from conftest import Command
+
+from perf_offcpu.dataset.dataset import open_dataset
+
+pytestmark = pytest.mark.beside
+
+
+def summed(rows: list[dict[str, Any]], key: str, value: str = "weight_ns") -> Counter[Any]:
+    found: Counter[Any] = Counter()
+    for row in rows:
+        found[row[key]] += row[value] or 0
+    return +found
+
+
+def test_totals_of_fresh_recordings(waiter: Path, perf_offcpu: Command, tmp_path: Path) -> None:
+    forms = {
+        "every": ["--off-cpu-thresh", "0"],
+        "sums": ["--off-cpu-thresh", "5"],
+        "drawn": ["--off-cpu-period", "2"],
+    }
+    reports, inputs, before_ns = {}, [], time.time_ns()
+    for name, options in forms.items():
+        done = perf_offcpu(
+            "record", "-o", f"{name}.data", *options, "--", waiter, "--rounds", "3", cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+        reports[name] = json.loads(program.run("report", "-i", f"{name}.data", "--json", cwd=tmp_path).stdout)
+        inputs += ["-i", f"{name}.data"]
+    done = program.run("convert", "--parquet", "set", *inputs, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    dataset = open_dataset(str(tmp_path / "set"))
+    hosts = [row for path in dataset.files("hosts") for row in pq.ParquetFile(path).read().to_pylist()]
+    assert sorted(row["period_ns"] for row in hosts) == [0, 0, 2_000_000]
+    assert {(row["hostname"], row["cpus"]) for row in hosts} == {(os.uname().nodename, os.cpu_count())}
+    for name, span in zip(forms, sorted((row["begin_ns"], row["end_ns"]) for row in hosts), strict=True):
+        _same(dataset, reports[name], *span)
+        assert before_ns - 10**9 < span[0] < span[1] < time.time_ns() + 10**9
+
+
+def _same(dataset: Any, report: dict[str, Any], begin_ns: int, end_ns: int) -> None:
+    part = f"-{begin_ns}-{end_ns}-"
+    tables = {
+        table: [
+            row
+            for path in dataset.files(table)
+            if part in path
+            for row in pq.ParquetFile(path).read().to_pylist()
+        ]
+        for table in ("samples", "budgets", "losses")
+    }
+    samples, budgets = tables["samples"], tables["budgets"]
+    assert summed(samples, "event") == {row["name"]: row["weight"] for row in report["events"]}
+    assert summed(samples, "event", "count") == {row["name"]: row["count"] for row in report["events"]}
+    waits = [row for row in samples if row["event"] == "offcpu-time"]
+    assert waits and all(begin_ns <= row["time_ns"] <= end_ns for row in waits)
+    classes = report["groups"]["rows"]
+    assert summed(waits, "class") == {row["values"][0]: row["weight"] for row in classes}
+    assert summed(waits, "class", "runq_ns") == +Counter(
+        {row["values"][0]: row["runq"] or 0 for row in classes}
+    )
+    assert summed(waits, "tid") == {row["tid"]: row["weight"] for row in report["threads"] if row["weight"]}
+    total = report["budget"]["total"]
+    assert len(budgets) == total["threads"] > 5
+    assert sum(row["running_ns"] for row in budgets) == total["running"]
+    assert sum(row["runnable_ns"] + row["preempted_ns"] for row in budgets) == total["runnable"]
+    assert sum(row["end_ns"] - row["begin_ns"] for row in budgets) == total["wall"]
+    assert {row["cause"]: row["count"] for row in tables["losses"] if row["is_loss"]} == report["losses"]
