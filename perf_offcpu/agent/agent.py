@@ -23,6 +23,7 @@ from perf_offcpu.agent.delivery import Delivery
 from perf_offcpu.agent.endpoint import Endpoint
 from perf_offcpu.agent.host import boot_id
 from perf_offcpu.agent.ledger import Ledger
+from perf_offcpu.agent.memory import keep_no_free_memory
 from perf_offcpu.agent.notify import Notifier
 from perf_offcpu.agent.recorder import Recorder, is_finished
 from perf_offcpu.agent.sinks import Backoff, DatasetSink, PushSink, Say
@@ -58,6 +59,7 @@ class Agent:
     """
 
     def __init__(self, load: Callable[[], AgentConfig], say: Say, duration_s: float | None = None) -> None:
+        keep_no_free_memory()
         self._load, self._say, self._duration_s = load, say, duration_s
         self.config = load()
         self._mail: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
@@ -265,6 +267,8 @@ class Agent:
         while size > self.config.spool_bytes and oldest:
             name = oldest.pop(0)
             with self._delivery.lock:
+                if name == self._delivery.current:
+                    continue
                 size -= self.spool.size_of(name)
                 self._drop(name)
         if size > self.config.spool_bytes and self._recorder is not None:

@@ -40,6 +40,7 @@ class Delivery:
 
     Attributes:
         lock: held while the account and the spool change together.
+        current: the recording that is being delivered; "" none.
         busy_since: time.monotonic() at which the current segment was begun; 0 none.
     """
 
@@ -58,6 +59,7 @@ class Delivery:
         self.bytes: Bucket | None = None
         self.lock = threading.Lock()
         self.busy_since = 0.0
+        self.current = ""
         self._backoff, self._attempts = Backoff(), 0
         self._head: tuple[str, Profile] | None = None
         self._wake, self._closing = threading.Event(), False
@@ -93,9 +95,12 @@ class Delivery:
                 self._wake.wait(min(max(self._backoff.left_s, 0.0) or _IDLE_S, _IDLE_S))
                 self._wake.clear()
                 continue
-            self.busy_since = time.monotonic()
-            self._deliver(names[0])
-            self.busy_since = 0.0
+            with self.lock:  # what is removed from a full spool is none that is delivered
+                self.current = names[0] if self._spool.has(names[0]) else ""
+            if self.current:
+                self.busy_since = time.monotonic()
+                self._deliver(self.current)
+                self.busy_since, self.current = 0.0, ""
 
     def _deliver(self, name: str) -> None:
         """Deliver a recording; count it as lost if it can never be delivered."""
@@ -106,10 +111,6 @@ class Delivery:
             profile = self._decoded(name)
             begin_ns, end_ns = _span(profile)
             self._write(name, profile)
-        except FileNotFoundError as problem:
-            if problem.filename and str(problem.filename).endswith(name):  # dropped: the spool was full
-                return
-            self._failed(name, problem)
         except (FormatError, UsageError) as problem:
             self._lose(name, DAMAGED, str(problem))
         except _Empty:

@@ -110,6 +110,10 @@ class Spool:
         sizes = [status.st_blocks * 512 for name in self._directory.names() if (status := self._status(name))]
         return sum(sizes), len(sizes)
 
+    def has(self, name: str) -> bool:
+        """Return whether there is a file of that name."""
+        return self._status(name) is not None
+
     def size_of(self, name: str) -> int:
         """Return the bytes of a file; 0 if it is not there."""
         status = self._status(name)

@@ -30,5 +30,5 @@ def test_killed_parts_lose_only_time_that_is_counted(tmp_path: Path) -> None:
     assert place.counter("recorder_failures_total") == 1
     assert place.counter("segments_total") >= delivered + len(left) + 1
     assert place.causes("segments_lost_total").keys() <= {"empty"}, "killed before its first record"
-    assert {row[0] for row in place.rows("hosts", ["period_ns"])} == {20_000_000}
+    assert {row[0] for row in place.rows("hosts", ["period_ns"])} == {50_000_000}
     assert len(set(place.rows("hosts", ["host_id", "boot_id", "hostname", "kernel", "cpus", "arch"]))) == 1

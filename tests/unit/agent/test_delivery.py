@@ -277,3 +277,24 @@ def test_threads_of_an_agent_share_the_account(place: Place) -> None:
     thread.join()
     state: dict[str, Any] = place.ledger._causes
     assert len(state) == 64 and max(state) == f"{300:08}"
+
+
+def test_recording_that_is_delivered_is_not_dropped(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full spool loses others: each recording is delivered, or lost, never both."""
+    sink, began, go = place.delivery.dataset, threading.Event(), threading.Event()
+    assert sink is not None
+    write = sink.write
+
+    def slow(profile: Profile) -> int:
+        began.set()
+        assert go.wait(60)
+        return write(profile)
+
+    monkeypatch.setattr(sink, "write", slow)
+    place.add(FIRST)
+    with running(place):
+        assert began.wait(60)
+        assert place.delivery.current == FIRST
+        go.set()
+        until(lambda: place.value("segments_total") == 1)
+        until(lambda: place.delivery.current == "")
