@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths
@@ -25,6 +26,7 @@ BLOCKED = "blocked"
 SERVICE = "service"
 """The label by which a report sums without being asked."""
 OBJECT_KEYS = ("object",)
+_TOP_KEYS = ("comm", "stack", "class", "marks")
 _MOST_STACKS = 2000
 """Groups of equal stacks among which stacks that differ in lines alone are summed."""
 
@@ -155,8 +157,11 @@ def stacks_of(selected: Selected, limit: int | None) -> StackTable:
         limit: most rows; None for all.
     """
     most = None if limit is None else max(_MOST_STACKS, 20 * limit)
-    groups = selected.tables.engine.run(ranked(grouped(selected, STACK_KEYS), most))
-    names = groups | {"weight": [0] * len(groups["weight"])}  # these may be more than 63 bits hold
+    sums = grouped(selected, _TOP_KEYS).select(*_TOP_KEYS, "weight", "waits", "first_ns")  # reads no others
+    groups = selected.tables.engine.run(ranked(sums, most))
+    blank = dict.fromkeys(("state", "syscall"), [""] * len(groups["stack"]))
+    names = groups | blank | {"event": [EVENT_NAME] * len(groups["stack"])}
+    names["weight"] = [0] * len(groups["weight"])  # these may be more than 63 bits hold
     profile = profile_of(selected.tables, names, "")
     tree = build_paths(profile, PathOptions())
     weights: Counter[int] = Counter()
