@@ -73,9 +73,9 @@ def test_the_object_is_the_descriptor_that_ended_the_wait(in_switch: bool) -> No
             assert [row["local_port"], row["remote_port"], row["inode"]] == list(map(int, numbers)), kind
             found[kind] += 1
     assert all(found[kind] >= ROUNDS - 2 for kind in KINDS if kind != "signal"), found
-    assert (counters["events_taken"], found["signal"]) == (1, 2), (
-        "python waits again for the rest of the time"
-    )
+    assert found["signal"] in (1, 2), "Python waits again for the rest"
+    # Where a switch takes a millisecond, a timeout does not look like one.
+    assert 1 <= counters["events_taken"] <= (1 if PATIENCE == 1 else 1 + ROUNDS)
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +145,7 @@ def test_a_set_that_is_still_waited_for_has_the_name_of_the_end(tmp_path: Path) 
 STILL = """
 import os, select, sys
 there, to = os.pipe()
+print("ready", flush=True)
 if sys.argv[1] == "poll":
     poll = select.poll()
     poll.register(there)
@@ -157,7 +158,8 @@ else:
 @pytest.mark.parametrize("how", ["poll", "select", "several"])
 def test_the_descriptor_of_poll_and_select_is_known_before_the_wait_is_over(how: str, tmp_path: Path) -> None:
     (tmp_path / "still.py").write_text(STILL)
-    command = f"{sys.executable} still.py {how} >address & echo $!; sleep 0.3"
+    command = f"{sys.executable} still.py {how} >ready & echo $!; while ! [ -s ready ]; do sleep 0.05; done"
+    command = f"{command}; sleep {0.2 * min(PATIENCE, 10)}"
     done = run("-e", "none", "--off-cpu-thresh", "100", "--", "sh", "-c", command, cwd=tmp_path)
     pid = int(done.stdout)
     inode = os.stat(f"/proc/{pid}/fd/3").st_ino
