@@ -134,10 +134,10 @@ struct offcpu_times {
 
 /* The last switch of a CPU. */
 struct offcpu_switch {
+	u64 next;			/* address of the task that came to the CPU */
 #if !OFFCPU_SAMPLING
 	u64 now;			/* 0 once used */
 #else
-	u64 next;			/* address of the task that came to the CPU */
 	u64 drawn;			/* whether the wait that ended is a sample */
 	struct offcpu_times times;	/* of this wait */
 #endif

@@ -525,11 +525,11 @@ static __always_inline void before_switch(void *ctx, struct task_struct *next, u
 	last = switched.lookup(&zero);
 	if (!last)
 		return;
+	last->next = (u64)next;
 #if OFFCPU_SAMPLING
 	/* Few waits are samples: the others end here, where the clock was read already. */
 	struct offcpu_control *ctl = enabled();
 
-	last->next = (u64)next;
 	last->drawn = ctl && end_time(ctl, next, now, &last->times);
 #if OFFCPU_KERNEL_EARLY
 	if (last->drawn)
@@ -595,7 +595,6 @@ int offcpu_switched(u64 *ctx)
 {
 	struct offcpu_switch *last;
 	u32 zero = 0;
-	u64 now;
 
 	last = switched.lookup(&zero);
 	if (!last || !(OFFCPU_BY_PROBE || ctx[0]))
@@ -603,10 +602,15 @@ int offcpu_switched(u64 *ctx)
 #if OFFCPU_SAMPLING
 	finish_drawn(ctx, last);
 #else
-	/* The task has been on its CPU since the switch: interrupts may have come since then. */
-	now = last->now;
+	/*
+	 * The task has been on its CPU since the switch: interrupts may have come since then. But
+	 * if that was not traced, as of some tasks it is not, the time is that of another switch.
+	 */
+	struct task_struct *task = bpf_get_current_task_btf();
+	u64 now = last->next == (u64)task ? last->now : 0;
+
 	last->now = 0;
-	end_wait(ctx, bpf_get_current_task_btf(), now ? now : bpf_ktime_get_ns());
+	end_wait(ctx, task, now ? now : bpf_ktime_get_ns());
 #endif
 	return 0;
 }
