@@ -10,9 +10,13 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Hashable
+from typing import Any
 
 from perf_offcpu.build_ids import build_id_of
 from perf_offcpu.files import open_regular
+
+MOST_KNOWN = 1 << 16
+"""Files that are remembered at once: a recording of weeks meets any number of them."""
 
 
 class MappedBuildIds:
@@ -42,10 +46,17 @@ class MappedBuildIds:
                 found = build_id_at(path, inode)
             if found is None:
                 return None
-            self._known[key] = found
+            remember(self._known, key, found)
             if found:
-                self.files[path] = found
+                remember(self.files, path, found)
         return self._known[key]
+
+
+def remember(known: dict[Any, bytes], key: Hashable, found: bytes) -> None:
+    """Add an entry to a table of at most MOST_KNOWN; the one that was added first goes."""
+    if len(known) >= MOST_KNOWN:
+        del known[next(iter(known))]
+    known[key] = found
 
 
 def build_id_at(path: str | bytes, inode: int | None = None) -> bytes | None:

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
+from perf_offcpu.collect.existing.mapped_files import MappedBuildIds, remember
 from perf_offcpu.collect.existing.records import ZERO_TRAILER
 from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.errors import FileFullError
@@ -162,5 +162,5 @@ class SideBand:
             found = self._build_ids.of_mapping(values["pid"], start, end, device, values["ino"], path)
             if found is None:
                 return b""
-            self._known[key] = found
+            remember(self._known, key, found)
         return self._known[key]

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from perf_offcpu.abi.records import CpuMode, Misc, RecordType
 from perf_offcpu.binary.fields import Buffer
+from perf_offcpu.collect.existing import mapped_files
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.records import mmap2, synthesized
 from perf_offcpu.collect.rings.side_band import SideBand
@@ -53,3 +57,13 @@ def test_maps_of_own_data_are_left_out(name: bytes, prot: int, stays: bool) -> N
     record = mapped(name, prot)
     side_band.append(COMM + record, record + COMM)
     assert kept.records == COMM + 2 * stays * record + COMM
+
+
+def test_no_more_than_some_files_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(mapped_files, "MOST_KNOWN", 2)
+    build_ids = MappedBuildIds()
+    paths = [tmp_path / name for name in ("a", "b", "c")]
+    for path in paths:
+        shutil.copy("/bin/true", path)
+    found = [build_ids.of_mapping(0, 0, 0, 1, path.stat().st_ino, bytes(path)) for path in paths]
+    assert found[0] and list(build_ids.files) == [bytes(path) for path in paths[1:]]
