@@ -14,7 +14,7 @@ from typing import Final
 NAMING: Final = (
     *("BCC_KERNEL_SOURCE", "DEBUGINFOD_CACHE_PATH", "DEBUGINFOD_URLS", "LD_LIBRARY_PATH", "LD_PRELOAD"),
     *("LESSCLOSE", "LESSOPEN", "PAGER", "PERF_BUILDID_DIR", "PERF_CONFIG", "PERF_EXEC_PATH", "PERF_PAGER"),
-    *("PYTHONHOME", "PYTHONPATH", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"),
+    *("PYTHONHOME", "PYTHONPATH", "STATE_DIRECTORY", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"),
 )
 """Variables that name code or paths, of this program and of those that it starts."""
 _CALLERS: Final = ("SUDO_UID", "PKEXEC_UID")

@@ -44,6 +44,11 @@ def records(command: str) -> bool:
     return bool(re.search(r"\brecord\b|\bdoctor\b|--install|perf script report|-F trace:", command))
 
 
+def delivers(command: str) -> bool:
+    """Whether a command runs until it is stopped, or needs a server."""
+    return command.startswith(("perf-offcpu agent", "perf-offcpu push"))
+
+
 def run(command: str, directory: Path, environment: Mapping[str, str] = os.environ) -> str:
     """What a command printed, in a directory; a complaint with it if any part of it failed."""
     stands_in = directory / "elsewhere"

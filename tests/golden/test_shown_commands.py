@@ -3,15 +3,22 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
-from builders.commands import TOP, records, run, shown
+from builders.commands import TOP, delivers, records, run, shown
+
+from perf_offcpu.commands.agent import config_of
+from perf_offcpu.commands.shared.parsers import make_parsers
 
 RECORDING = TOP / "tests" / "data" / "demo.data"
 COPIES = ("perf.data", "old.data", "run1.data", "run2.data", "web1.data", "web2.data")
-COMMANDS = {where: command for where, command in shown().items() if not records(command)}
+COMMANDS = {
+    where: command for where, command in shown().items() if not (records(command) or delivers(command))
+}
+DELIVERING = {where: command for where, command in shown().items() if delivers(command)}
 
 
 @pytest.fixture
@@ -38,3 +45,14 @@ def test_a_command_that_reads(where: str, directory: Path) -> None:
     made = [path for path in set(directory.iterdir()) - before if path.is_file()]
     assert text or made or "--class" in COMMANDS[where]  # such waits may be missing
     assert all(path.stat().st_size for path in made)
+
+
+@pytest.mark.parametrize("where", DELIVERING)
+def test_a_command_that_delivers_has_known_options(where: str) -> None:
+    """Servers and time are missing here: tests/kernel/test_agent.py and test_push.py run the verbs."""
+    _, verb, *words = shlex.split(DELIVERING[where])
+    parser = make_parsers((verb,))[1][verb]
+    args = parser.parse_args(parser.attached(words))
+    if verb == "agent" and args.config is None:
+        config = config_of(args)
+        assert config.dataset or config.push

@@ -106,7 +106,7 @@ def lost(recording: Recording) -> set[LossCause]:
         run,
     so that a wake-up from an interrupt during them is not seen (by perf's own sched:sched_waking neither).
     """
-    untraced = {losses.ENDS_MISSED, losses.BEGINS_MISSED, losses.WAKEUPS_MISSED}
+    untraced = {losses.ENDS_MISSED, losses.BEGINS_MISSED, losses.WAKEUPS_MISSED, losses.EVENTS_TAKEN}
     return set(recording.losses) - {losses.GARBAGE} - untraced
 
 

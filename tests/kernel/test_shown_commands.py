@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders.commands import records, run, shown
+from builders.commands import delivers, records, run, shown
 from builders.stock_perf import REPORT
 
 pytestmark = pytest.mark.beside
@@ -21,7 +21,11 @@ COMMANDS = {
     for where, command in shown().items()
     if command.startswith(("perf-offcpu record", "perf-offcpu doctor"))
 }
-OTHERS = {command for where, command in shown().items() if records(command) and where not in COMMANDS}
+OTHERS = {
+    command
+    for where, command in shown().items()
+    if records(command) and where not in COMMANDS and not delivers(command)
+}
 """Each has a test of its own below."""
 QUICKER = {"make -j8": "./program", "sleep 5": "./program", "--duration 10": "--duration 0.5"}
 QUICKER |= {"--duration 5": "--duration 0.5", "system.slice/nginx.service": "/"}

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.beside
 SOURCE = Path(__file__).parents[1] / "workload" / "objects" / "objects.c"
 HUNG = Path(__file__).parent / "hung"
 ROUNDS = 60
-LEAST = 10
+LEAST = 5
 """Rounds that wait, however busy the machine: in others the lock was free again."""
 LOCKS = ("ledger", "journal", "heap", "pi", "rwlock")
 FUTEXES = (*LOCKS, "cond", "sem")
