@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders.commands import TOP, delivers, records, run, shown
+from builders.dataset import DatasetBuilder
 
 from perf_offcpu.commands.agent import config_of
 from perf_offcpu.commands.shared.parsers import make_parsers
@@ -30,6 +31,15 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def make_dataset(path: Path) -> None:
+    """Write a dataset of a service whose hosts have one of two versions."""
+    builder = DatasetBuilder()
+    for number, version in enumerate(("1.9", "1.9", "2.0", "2.0")):
+        builder.host(f"web{number}", {"service": "web", "version": version})
+        builder.wait(f"web{number}", 1_000_000 + number, ["main", "futex_wait_[k]"])
+    builder.write(path)
+
+
 def test_there_are_some_of_each_page() -> None:
     assert len(COMMANDS) > 20
     assert {where.partition(":")[0] for where in shown()} >= {
@@ -40,6 +50,8 @@ def test_there_are_some_of_each_page() -> None:
 
 @pytest.mark.parametrize("where", COMMANDS)
 def test_a_command_that_reads(where: str, directory: Path) -> None:
+    if COMMANDS[where].startswith("perf-offcpu fleet"):
+        make_dataset(directory / "DIR")
     before = set(directory.iterdir())
     text = run(COMMANDS[where], directory)
     made = [path for path in set(directory.iterdir()) - before if path.is_file()]
