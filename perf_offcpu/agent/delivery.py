@@ -95,7 +95,7 @@ class Delivery:
                 self._wake.wait(min(max(self._backoff.left_s, 0.0) or _IDLE_S, _IDLE_S))
                 self._wake.clear()
                 continue
-            with self.lock:  # what is removed from a full spool is none that is delivered
+            with self.lock:  # the segment that is delivered must not be removed from a full spool
                 self.current = names[0] if self._spool.has(names[0]) else ""
             if self.current:
                 self.busy_since = time.monotonic()

@@ -106,4 +106,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: whoever asks would fill the journal."""
+        """Log nothing: requests would fill the journal."""

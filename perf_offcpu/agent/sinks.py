@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where segments go: the dataset, and messages for servers.
+"""Deliver segments: into the dataset, and as messages to servers.
 
 A message that a server does not take now stays in the spool; each server has a thread of its own, so that a
 slow one holds up nothing else.

@@ -48,7 +48,7 @@ _IDS = {"stacks": "stack_id", "frames": "frame_id"}
 
 @mutable
 class Compacted:
-    """What a compaction did."""
+    """Counts of a compaction."""
 
     hours: int = 0  # partitions of all tables
     files: int = 0  # that were merged

@@ -13,7 +13,7 @@ _ORDER = ("samples", "budgets", "losses", "hosts", "stacks", "frames")
 
 @mutable
 class Expired:
-    """What was removed."""
+    """Counts of removed files."""
 
     hours: int = 0  # partitions of the samples
     files: int = 0  # of all tables

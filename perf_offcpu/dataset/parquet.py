@@ -17,7 +17,7 @@ from perf_offcpu.model.columns import Bool
 
 VERSION_KEY = b"perf_offcpu.schema"
 LEVEL = 3
-"""Of zstd's levels, the last that costs hardly any time; 9 saves a few percent."""
+"""Level of zstd: higher ones cost time, and 9 saves a few percent."""
 ROW_GROUP = 1 << 15
 """Rows of a few hosts: a query on one service skips the row groups of others."""
 CHUNK = 1 << 20

@@ -19,7 +19,7 @@ from perf_offcpu.structs import frozen
 
 DEFAULT = "duckdb"
 _MEMORY_LIMIT = "1500MB"
-"""Of DuckDB; Python, Arrow and the result come on top. What does not fit goes to temporary files."""
+"""Memory limit of DuckDB, beside Python, Arrow and the result; larger queries use temporary files."""
 _SPARK = {
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waited for what in a dataset: head, tables by keys, the heaviest stacks."""
+"""Make the report of a dataset: head, tables by keys, the heaviest stacks."""
 
 from __future__ import annotations
 

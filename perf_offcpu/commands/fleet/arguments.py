@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from perf_offcpu.report.style import Style
 
 SORT_KEYS = "host comm pid tid event state class syscall object waker cgroup container blocked".split()
-"""As in `report --sort`; every label of a host is a key, too."""
+"""Keys of `--sort`, as in `report`; every label of a host is a key, too."""
 _SELECTION = f"""
 --since TIME: from this time on, UTC: 2026-11-22T14:00, 14:00 (today), -2h, -3d; a wait is at its end
 --until TIME: up to this time
