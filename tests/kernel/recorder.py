@@ -102,11 +102,12 @@ def comms(recording: Recording, mask: np.ndarray) -> set[str]:
 def lost(recording: Recording) -> set[LossCause]:
     """Return the losses of a recording, apart from garbage words at the end of walks by frame pointer.
 
-    Events that the kernel does not report are left out, too: some kernels trace nothing while certain tasks
-        run,
-    so that a wake-up from an interrupt during them is not seen (by perf's own sched:sched_waking neither).
+    Left out, too, are events that the kernel does not report (some kernels trace nothing while certain tasks
+    run, so that wake-ups from interrupts are not seen then, by perf's own sched:sched_waking neither),
+    and what programs do: wait for descriptors that are closed, or for events that another thread takes.
     """
-    untraced = {losses.ENDS_MISSED, losses.BEGINS_MISSED, losses.WAKEUPS_MISSED, losses.EVENTS_TAKEN}
+    untraced = {losses.ENDS_MISSED, losses.BEGINS_MISSED, losses.WAKEUPS_MISSED}
+    untraced |= {losses.EVENTS_TAKEN, losses.OBJECTS_CLOSED}
     return set(recording.losses) - {losses.GARBAGE} - untraced
 
 

@@ -120,7 +120,7 @@ def test_killed_compressed_recording_can_be_read(tmp_path: Path) -> None:
     process.kill()
     process.wait()
     recording = load_recording(tmp_path / "perf.data")
-    assert off_cpu(recording).sum() >= 50
+    assert off_cpu(recording).sum() >= 20
 
 
 def parts(directory: Path) -> list[Path]:
