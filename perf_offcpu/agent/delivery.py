@@ -206,7 +206,7 @@ class _TooMuch(Exception):
 
 
 def _span(profile: Profile) -> tuple[int, int]:
-    """Return (begin, end) of the recorded time, CLOCK_MONOTONIC; raise _Empty if there is none."""
+    """Return (begin, end) of the recorded time, CLOCK_MONOTONIC; raise _Empty if nothing was recorded."""
     meta = profile.meta
     begin_ns, end_ns = meta.begin_ns or meta.first_ns, meta.end_ns or meta.last_ns
     if begin_ns <= 0 or end_ns < begin_ns:

@@ -14,7 +14,7 @@ _ID: Final = re.compile(r"[0-9a-f]{32}")
 
 @functools.cache
 def machine_id() -> str:
-    """Return the content of /etc/machine-id; "" where there is none."""
+    """Return the content of /etc/machine-id; "" if the file is missing."""
     try:
         text = read_regular("/etc/machine-id", 4096).decode("ascii", "replace").strip()
     except OSError:

@@ -4,7 +4,7 @@
     end of the last delivered segment ──> begin of the next: a gap, with its cause
 
 Each segment is accounted once, in order, when it has been delivered; what is lost in between (the recorder
-did not run, the spool was full, a file was damaged) is therefore a gap, even if nobody noticed it. So the
+did not run, the spool was full, a file was damaged) is therefore a gap, even if it was not noticed. So the
 times of segments and gaps add up to the time from the first segment to the last.
 """
 

@@ -30,7 +30,7 @@ _LATER = frozenset({408, 425, 429})
 _NEVER = frozenset({501, 505})
 """Status codes of 5xx that say: the server lacks the method, or the version of HTTP."""
 _SERVER = frozenset({401, 403, 404, 405, 407, 421, *_NEVER})
-"""Of the address or the credentials, not of the message."""
+"""Status codes that are about the address or the credentials, not about the message."""
 
 
 class HttpSender:

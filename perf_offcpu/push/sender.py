@@ -14,7 +14,7 @@ TIMEOUT_S = 30.0
 
 @frozen
 class SendOptions:
-    """How a target is reached."""
+    """Options of connections to targets."""
 
     headers: tuple[tuple[str, str], ...] = ()  # of each request: credentials, tenants
     ca: str = ""  # PEM of the certificates that sign the server's; "" for the system's

@@ -27,7 +27,7 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import UNKNOWN, printable
 
 TYPE, UNIT = "off_cpu", "nanoseconds"
-"""What Pyroscope's converter of OTLP recognises (pkg/ingester/otlp/convert.go)."""
+"""Sample type and unit that Pyroscope's converter of OTLP recognises (pkg/ingester/otlp/convert.go)."""
 MOST_COMMS = 60
 OTHERS = "(others)"
 """Comms beyond these share a label: thread pools number their threads."""

@@ -104,10 +104,10 @@ def lost(recording: Recording) -> set[LossCause]:
 
     Left out, too, are events that the kernel does not report (some kernels trace nothing while certain tasks
     run, so that wake-ups from interrupts are not seen then, by perf's own sched:sched_waking neither),
-    and what programs do: wait for descriptors that are closed, or for events that another thread takes.
+    and what programs do: wait for events that another thread takes.
     """
     untraced = {losses.ENDS_MISSED, losses.BEGINS_MISSED, losses.WAKEUPS_MISSED}
-    untraced |= {losses.EVENTS_TAKEN, losses.OBJECTS_CLOSED}
+    untraced |= {losses.EVENTS_TAKEN}
     return set(recording.losses) - {losses.GARBAGE} - untraced
 
 
