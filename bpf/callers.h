@@ -60,7 +60,7 @@ static __always_inline void hash_top(const struct offcpu_control *ctl, struct ta
 		top->stale = ALL_BLOCKS;
 	}
 	if (!stack->check || !top->chain) {
-		top->chain = hash_chain(at, stack, seed_of(ctl, task));
+		top->chain = hash_chain(ctl, at, stack, seed_of(ctl, task));
 		stack->check = 1;
 	}
 	/* Addresses are those of a program and its forks. Stacks end near the thread pointer. */

@@ -52,13 +52,14 @@ static __always_inline bool may_return(const struct offcpu_layout *at, u64 word,
 }
 
 /* Hash a chain of frame pointers, without the words in it that are no code addresses. */
-static __always_inline u64 hash_chain(const struct offcpu_layout *at, struct offcpu_stack *stack,
+static __always_inline u64 hash_chain(const struct offcpu_control *ctl,
+				      const struct offcpu_layout *at, struct offcpu_stack *stack,
 				      u64 hash)
 {
-	u32 i;
+	u64 i;
 
 #pragma clang loop unroll(disable)
-	for (i = 1; i < OFFCPU_FRAMES; i++) {
+	for (i = first_round(ctl, 1); can_loop; i++) {
 		barrier_var(i);
 		if (i >= OFFCPU_FRAMES || i >= stack->nr)
 			break;
@@ -158,11 +159,12 @@ static __always_inline u64 hash_words(const struct offcpu_layout *at, const u64 
  * Hash so many bytes from the stack pointer on, or up to where the mapping ends, as the copy does;
  * 0 if none can be read. A piece ends at a multiple of its size, so that it lies in one page.
  */
-static __always_inline u64 hash_bytes(const struct offcpu_layout *at, u64 bytes, u64 hash)
+static __always_inline u64 hash_bytes(const struct offcpu_control *ctl,
+				      const struct offcpu_layout *at, u64 bytes, u64 hash)
 {
 	struct offcpu_piece *piece;
-	u32 zero = 0, block, i;
-	u64 from, size, more;
+	u32 zero = 0, block;
+	u64 i, from, size, more;
 
 	piece = pieces.lookup(&zero);
 	if (!piece)
@@ -170,9 +172,9 @@ static __always_inline u64 hash_bytes(const struct offcpu_layout *at, u64 bytes,
 	piece->from = at->sp;
 	piece->left = bytes;
 #pragma clang loop unroll(disable)
-	for (i = 0; i <= MOST_COPIED / PIECE_BYTES; i++) {
+	for (i = first_round(ctl, 0); can_loop; i++) {
 		barrier_var(i);
-		if (!piece->left)
+		if (i > MOST_COPIED / PIECE_BYTES || !piece->left)
 			break;
 		from = piece->from;
 		size = PIECE_BYTES - (from & (PIECE_BYTES - 1));
@@ -221,11 +223,11 @@ static __always_inline void plan_copy(const struct offcpu_control *ctl, struct o
 	}
 	bytes = via_memory(wait->storage, bytes);
 	fp = FIELD(u64, regs, REGS_FP) - at.sp;
-	hash = hash_chain(&at, wait->user, seed_of(ctl, task));
+	hash = hash_chain(ctl, &at, wait->user, seed_of(ctl, task));
 	hash = mix(hash, at.code ^ at.top ^ at.code_size << 20);
 	hash = mix(hash, FIELD(u64, regs, REGS_IP));
 	hash = mix(hash, (fp < NEAR_STACK ? fp : 0) ^ bytes << 32);
-	wait->copied = hash_bytes(&at, bytes, hash);
+	wait->copied = hash_bytes(ctl, &at, bytes, hash);
 	if (wait->copied && !ctl->copy_all && !is_first(ctl, wait->copied))
 		wait->copy = OFFCPU_COPY_BARE;
 }

@@ -34,17 +34,17 @@ static __always_inline void read_path(const struct offcpu_control *ctl, struct o
 }
 
 /* Read the names from a file up to the root of its file system, as far as there is room. */
-static __always_inline void read_names(struct offcpu_object *to, u64 dentry)
+static __always_inline void read_names(const struct offcpu_control *ctl, struct offcpu_object *to,
+				       u64 dentry)
 {
-	u64 name, parent;
-	u32 i, at = 0;
+	u64 i, name, parent, at = first_round(ctl, 0);
 	long size;
 
 #pragma clang loop unroll(disable)
-	for (i = 0; i < PATH_DEPTH; i++) {
+	for (i = first_round(ctl, 0); can_loop; i++) {
 		barrier_var(i);
 		barrier_var(at);
-		if (at >= OFFCPU_NAME_BYTES / 2)
+		if (i >= PATH_DEPTH || at >= OFFCPU_NAME_BYTES / 2)
 			break;
 		name = kernel_word(to, dentry + DENTRY_NAME, sizeof(u64));
 		size = bpf_probe_read_kernel_str(&to->name[at], OFFCPU_NAME_BYTES / 2,
@@ -67,7 +67,7 @@ static __always_inline void read_rest(struct offcpu_object *to)
 }
 
 /* Read the name of a new object: the path of a file or a Unix socket. */
-static __always_inline void read_name(struct offcpu_object *to)
+static __always_inline void read_name(const struct offcpu_control *ctl, struct offcpu_object *to)
 {
 	u64 from = 0;
 	u32 size;
@@ -104,7 +104,7 @@ static __always_inline void read_name(struct offcpu_object *to)
 #endif
 		return;
 	}
-	read_names(to, kernel_word(to, to->where + FILE_DENTRY, sizeof(u64)));
+	read_names(ctl, to, kernel_word(to, to->where + FILE_DENTRY, sizeof(u64)));
 }
 
 /* Describe an object to user space, unless that was done since the output file began. */
@@ -119,7 +119,7 @@ static __always_inline void announce(const struct offcpu_control *ctl, struct of
 	if (to->kind != OFFCPU_OBJECT_PATH)
 		__builtin_memset(to->name, 0, sizeof(to->name));
 	if (ctl->object_names && to->kind <= OFFCPU_OBJECT_ANONYMOUS)
-		read_name(to);
+		read_name(ctl, to);
 	if (!new_objects.push(to, 0))
 		objects_seen.update(&id, &epoch);
 	else

@@ -7,6 +7,7 @@
 
 #include <linux/compiler.h>
 #include <linux/stddef.h>
+#include "loops.h"
 #include "off_cpu.h"
 
 /* Hide from clang what a variable holds, so that it leaves bounds as the verifier needs them. */

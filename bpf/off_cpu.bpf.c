@@ -64,6 +64,7 @@
  *
  * Constants by kernel:
  *	OFFCPU_FRAME_LIMIT			kernel.perf_event_max_stack, at most 127
+ *	OFFCPU_MAY_GOTO				whether loops have the instruction (loops.h)
  *	OFFCPU_FRAME_POINTERS			see user_walk.h
  *	OFFCPU_SYSCALLS, OFFCPU_USER_REGISTERS	whether bpf_task_pt_regs() exists
  *	OFFCPU_SCHED_TEXT, OFFCPU_SCHED_TEXT_SIZE	where the scheduler's code is
@@ -168,7 +169,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *task, u32 
 #endif
 #if WALK_AT_SWITCH_OUT
 	if (wanted)
-		take_user_stack(ctx, task, &storage->user, TOP_OF(storage), true);
+		take_user_stack(ctx, ctl, task, &storage->user, TOP_OF(storage), true);
 #endif
 }
 
@@ -306,7 +307,7 @@ static __always_inline void finish_wait(void *ctx, struct offcpu_control *ctl,
 #if WALK_AT_SWITCH_OUT
 	wait.user = &storage->user;
 	if (wait.flags & OFFCPU_BEGAN_BEFORE)	/* the switch-out was not traced */
-		late_user_stack(ctx, task, wait.user);
+		late_user_stack(ctx, ctl, task, wait.user);
 #endif
 	wait.wakeup_ns = via_memory(storage, wait.wakeup_ns);
 	account(ctx, ctl, &wait);
@@ -343,7 +344,7 @@ static __always_inline void note_waker(void *ctx, const struct offcpu_control *c
 	if (is_wanted(ctl, storage->mode) &&
 	    storage->wakeup_ns - storage->since_ns >= ctl->threshold_ns)
 #endif
-		walk_waker(ctx, current, storage->waker_flags, &storage->waker);
+		walk_waker(ctx, ctl, current, storage->waker_flags, &storage->waker);
 #endif
 }
 

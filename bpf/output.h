@@ -148,7 +148,7 @@ static __always_inline u32 append_callchain(void *ctx, const struct offcpu_contr
 	u32 at = 0, nr, first;
 
 	if (ctl->kernel_stacks && !wait->first) {
-		nr = walk_kernel_stack(ctx, wait, to);
+		nr = walk_kernel_stack(ctx, ctl, wait, to);
 		first = to->first;
 		if (!nr)
 			*lost |= OFFCPU_LOST_KERNEL_STACK;
@@ -433,7 +433,7 @@ static __always_inline void account(void *ctx, struct offcpu_control *ctl,
 		to->user.nr = 0;
 		to->user.lost = 0;
 	} else {
-		take_user_stack(ctx, wait->task, wait->user, NULL, OFFCPU_COPIES);
+		take_user_stack(ctx, ctl, wait->task, wait->user, NULL, OFFCPU_COPIES);
 	}
 #endif
 #if OFFCPU_COPIES

@@ -34,15 +34,15 @@ static __always_inline long walk_as_kernel(void *ctx, struct offcpu_stack *stack
  * loop, and once more for each path that leads to it, so a program has one place for it: the begin
  * of a wait, or the wake-up. Elsewhere, for long waits only, the kernel walks.
  */
-static __always_inline void walk_user_stack(void *ctx, struct task_struct *task,
-					    struct offcpu_stack *stack, struct offcpu_top *top,
-					    bool often)
+static __always_inline void walk_user_stack(void *ctx, const struct offcpu_control *ctl,
+					    struct task_struct *task, struct offcpu_stack *stack,
+					    struct offcpu_top *top, bool often)
 {
 	long nr = 0;
 
 #if OFFCPU_FRAME_POINTERS
 	if (often)
-		nr = walk_frames(task, stack, top);
+		nr = walk_frames(ctl, task, stack, top);
 #endif
 	if (!nr)
 		nr = walk_as_kernel(ctx, stack);
@@ -55,27 +55,27 @@ static __always_inline void walk_user_stack(void *ctx, struct task_struct *task,
 }
 
 /* The same for any task; kernel threads have no user stack. */
-static __always_inline void take_user_stack(void *ctx, struct task_struct *task,
-					    struct offcpu_stack *stack, struct offcpu_top *top,
-					    bool often)
+static __always_inline void take_user_stack(void *ctx, const struct offcpu_control *ctl,
+					    struct task_struct *task, struct offcpu_stack *stack,
+					    struct offcpu_top *top, bool often)
 {
 	if (is_kernel_thread(task)) {
 		stack->nr = 0;
 		stack->lost = 0;
 		return;
 	}
-	walk_user_stack(ctx, task, stack, top, often);
+	walk_user_stack(ctx, ctl, task, stack, top, often);
 }
 
 /*
  * Take the user stack at the end of a wait whose begin was not observed. That needs the sleeper's
  * address space, which is active only with OFFCPU_AT_EXIT.
  */
-static __always_inline void late_user_stack(void *ctx, struct task_struct *task,
-					    struct offcpu_stack *stack)
+static __always_inline void late_user_stack(void *ctx, const struct offcpu_control *ctl,
+					    struct task_struct *task, struct offcpu_stack *stack)
 {
 #if OFFCPU_AT_EXIT
-	take_user_stack(ctx, task, stack, NULL, false);
+	take_user_stack(ctx, ctl, task, stack, NULL, false);
 #else
 	stack->nr = 0;
 	stack->lost = is_kernel_thread(task) ? 0 : OFFCPU_LOST_USER_STACK;
@@ -97,15 +97,15 @@ static __always_inline u64 seed_of(const struct offcpu_control *ctl, struct task
 
 #if OFFCPU_SUM_STACKS
 /* Hash a stack twice: a 64-bit hash to find it by, and a check for stacks that share the first. */
-static __always_inline u64 hash_stack(struct offcpu_stack *stack, u64 seed)
+static __always_inline u64 hash_stack(const struct offcpu_control *ctl,
+				      struct offcpu_stack *stack, u64 seed)
 {
-	u64 hash = seed ^ stack->nr, check = 0;
-	u32 i;
+	u64 hash = seed ^ stack->nr, check = 0, i;
 
 #pragma clang loop unroll(disable)
-	for (i = 0; i < OFFCPU_FRAMES; i++) {
+	for (i = first_round(ctl, 0); can_loop; i++) {
 		barrier_var(i);
-		if (i >= stack->nr)
+		if (i >= OFFCPU_FRAMES || i >= stack->nr)
 			break;
 		hash = (hash ^ stack->ips[i]) * 0xff51afd7ed558ccdULL;
 		hash ^= hash >> 32;
@@ -147,7 +147,7 @@ static __always_inline u64 intern_stack(const struct offcpu_control *ctl, struct
 		return storage->kept_hash;
 	storage->kept_hash = 0;
 #endif
-	key.hash = hash_stack(wait->user, seed_of(ctl, wait->task));
+	key.hash = hash_stack(ctl, wait->user, seed_of(ctl, wait->task));
 	if (!keep_stack(&key, wait->user))
 		return 0;
 #if !OFFCPU_SUM_CALLERS
@@ -164,14 +164,16 @@ static __always_inline u64 intern_stack(const struct offcpu_control *ctl, struct
  * other functions of the scheduler's text section follow. The first frame after them says what the
  * task waits for, like wchan and like bpf_get_task_stack() of a sleeping task. Return its number.
  */
-static __always_inline u32 skip_scheduler(const u64 *ips, u32 nr)
+static __always_inline u32 skip_scheduler(const struct offcpu_control *ctl, const u64 *ips, u32 nr)
 {
 	bool seen = false;
-	u32 i;
+	u64 i;
 
 #pragma clang loop unroll(disable)
-	for (i = 0; i < SCHEDULER_FRAMES; i++) {
+	for (i = first_round(ctl, 0); can_loop; i++) {
 		barrier_var(i);
+		if (i >= SCHEDULER_FRAMES)
+			break;
 		if (i >= nr)
 			return seen ? nr : 0;
 		if (ips[i] - OFFCPU_SCHED_TEXT < OFFCPU_SCHED_TEXT_SIZE)
@@ -223,8 +225,8 @@ static __always_inline void walk_if_long(struct task_struct *next, u64 now)
  * Walk the sleeper's kernel stack into scratch. The frames [to->first, return value) are those to
  * report. `first` is in memory: the verifier would follow the rest for each of its values.
  */
-static __always_inline u32 walk_kernel_stack(void *ctx, struct offcpu_wait *wait,
-					     struct offcpu_scratch *to)
+static __always_inline u32 walk_kernel_stack(void *ctx, const struct offcpu_control *ctl,
+					     struct offcpu_wait *wait, struct offcpu_scratch *to)
 {
 	long bytes;
 
@@ -245,21 +247,21 @@ static __always_inline u32 walk_kernel_stack(void *ctx, struct offcpu_wait *wait
 		return 0;
 	}
 #if OFFCPU_AT_EXIT
-	to->first = skip_scheduler(to->kernel, bytes / sizeof(u64));
+	to->first = skip_scheduler(ctl, to->kernel, bytes / sizeof(u64));
 #endif
 	return bytes / sizeof(u64);
 }
 
 #if OFFCPU_WAKER_STACKS
 /* The number of frames before try_to_wake_up(), of this program and its callers; 0 if not found. */
-static __always_inline u32 skip_tracing(const u64 *ips, u32 nr)
+static __always_inline u32 skip_tracing(const struct offcpu_control *ctl, const u64 *ips, u32 nr)
 {
-	u32 i;
+	u64 i;
 
 #pragma clang loop unroll(disable)
-	for (i = 0; i < TRACING_FRAMES; i++) {
+	for (i = first_round(ctl, 0); can_loop; i++) {
 		barrier_var(i);
-		if (i >= nr)
+		if (i >= TRACING_FRAMES || i >= nr)
 			break;
 		if (ips[i] - OFFCPU_WAKE_UP < OFFCPU_WAKE_UP_SIZE)
 			return i;
@@ -268,17 +270,17 @@ static __always_inline u32 skip_tracing(const u64 *ips, u32 nr)
 }
 
 /* Walk the stack of the waker, `current`. The user part is left out for interrupts. */
-static __always_inline void walk_waker(void *ctx, struct task_struct *current, u32 flags,
-				       struct offcpu_waker_stack *to)
+static __always_inline void walk_waker(void *ctx, const struct offcpu_control *ctl,
+				       struct task_struct *current, u32 flags, struct offcpu_waker_stack *to)
 {
 	long bytes = bpf_get_stack(ctx, to->kernel, sizeof(to->kernel), 0);
 
 	to->nr_kernel = bytes > 0 ? bytes / sizeof(u64) : 0;
-	to->first = skip_tracing(to->kernel, to->nr_kernel);
+	to->first = skip_tracing(ctl, to->kernel, to->nr_kernel);
 	if (flags & OFFCPU_WAKER_INTERRUPT || is_kernel_thread(current))
 		to->user.nr = 0;
 	else
-		walk_user_stack(ctx, current, &to->user, NULL, true);
+		walk_user_stack(ctx, ctl, current, &to->user, NULL, true);
 }
 #endif
 

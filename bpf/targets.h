@@ -83,10 +83,10 @@ static __always_inline bool is_target(const struct offcpu_control *ctl, struct t
 
 #if OFFCPU_BY_GROUP
 /* Whether a task is in one of the control groups in `groups`, or below one. */
-static __always_inline bool in_groups(struct task_struct *task)
+static __always_inline bool in_groups(const struct offcpu_control *ctl, struct task_struct *task)
 {
 	char *set = FIELD(char *, task, TASK_CGROUPS), *css = NULL, *cgroup = NULL, *node = NULL;
-	u32 i;
+	u64 i;
 
 #if OFFCPU_BY_GROUP == 1
 	bpf_probe_read_kernel(&cgroup, sizeof(cgroup), set + CSS_SET_DFL_CGRP);
@@ -95,10 +95,12 @@ static __always_inline bool in_groups(struct task_struct *task)
 	bpf_probe_read_kernel(&css, sizeof(css), set + CSS_SET_CSS);
 #endif
 #pragma clang loop unroll(disable)
-	for (i = 0; i < GROUP_LEVELS; i++) {
+	for (i = first_round(ctl, 0); can_loop; i++) {
 		u64 id = 0;
 
 		barrier_var(i);
+		if (i >= GROUP_LEVELS)
+			break;
 		bpf_probe_read_kernel(&cgroup, sizeof(cgroup), css + CSS_CGROUP);
 		bpf_probe_read_kernel(&node, sizeof(node), cgroup + CGROUP_KN);
 		if (bpf_probe_read_kernel(&id, sizeof(id), node + KERNFS_NODE_ID))
@@ -136,7 +138,7 @@ static __always_inline bool has_properties(const struct offcpu_control *ctl,
 	if (ctl->by_comm && !has_comm(task))
 		return false;
 #if OFFCPU_BY_GROUP
-	if (!in_groups(task))
+	if (!in_groups(ctl, task))
 		return false;
 #endif
 #if OFFCPU_PID_LEVEL

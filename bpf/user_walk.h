@@ -128,13 +128,14 @@ static __always_inline void reach_further(struct offcpu_top *top, u64 sp, u64 fp
  * Walk the stack of `current`, leaf first. Return the number of frames, 0 if the task is not in
  * 64-bit mode. Clear stack->check if the stack is not the same as before.
  */
-static __always_inline u32 walk_frames(struct task_struct *current, struct offcpu_stack *stack,
+static __always_inline u32 walk_frames(const struct offcpu_control *ctl,
+				       struct task_struct *current, struct offcpu_stack *stack,
 				       struct offcpu_top *top)
 {
 	void *regs = (void *)bpf_task_pt_regs(current);
 	struct offcpu_window *window;
-	u64 changed, fp, at;
-	u32 zero = 0, i;
+	u64 changed, fp, at, i;
+	u32 zero = 0;
 
 	window = windows.lookup(&zero);
 	if (!window || FIELD(u64, regs, REGS_CS) != USER_CS)
@@ -153,11 +154,11 @@ static __always_inline u32 walk_frames(struct task_struct *current, struct offcp
 	changed = stack->ips[0] ^ FIELD(u64, regs, REGS_IP);
 	stack->ips[0] = FIELD(u64, regs, REGS_IP);
 #pragma clang loop unroll(disable)
-	for (i = 1; i < OFFCPU_FRAME_LIMIT; i++) {
+	for (i = first_round(ctl, 1); can_loop; i++) {
 		u64 ip;
 
 		barrier_var(i);
-		if (i >= OFFCPU_FRAMES)
+		if (i >= OFFCPU_FRAME_LIMIT)
 			break;
 		at = fp - window->base;
 		if (at >= window->room || at & WORD_MASK) {

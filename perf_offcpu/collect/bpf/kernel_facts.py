@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perf_offcpu.collect.bpf.attr import ProgramType
+from perf_offcpu.collect.bpf.kernel_probes import has_may_goto
 from perf_offcpu.collect.bpf.kprobe import switch_end
-from perf_offcpu.collect.bpf.syscall import VerifierError, load_program, run_program
+from perf_offcpu.collect.bpf.syscall import load_program, run_program
 from perf_offcpu.collect.system.btf import Btf, Tracepoint
 from perf_offcpu.collect.system.btf_walk import Kind
 from perf_offcpu.collect.system.kallsyms import KALLSYMS, read_bytes, symbol_address
-from perf_offcpu.collect.system.privileges import privilege_remedy
 from perf_offcpu.errors import CapabilityError
 
 MAX_FRAMES = 127  # PERF_MAX_STACK_DEPTH, the default of kernel.perf_event_max_stack
@@ -31,7 +31,6 @@ Defines = dict[str, int | str]
 
 _POINTER = 8
 _KERNEL_NEEDED = "boot Linux 5.15 or newer"
-_RETURN_0 = bytes.fromhex("b700000000000000 9500000000000000")  # r0 = 0; exit
 _SYSCALL_REGISTER = {"x86_64": "orig_ax", "aarch64": "syscallno"}  # in struct pt_regs; -1 if in none
 _USER_REGISTERS = {"x86_64": ("ip", "sp", "bp"), "aarch64": ("pc", "sp", "regs")}  # and the frame pointer
 _FP_OF_ARM64 = 29 * 8  # x29, in pt_regs.regs
@@ -173,19 +172,6 @@ class KernelFacts:
         return "sched_exit_tp" in self.tracepoints
 
 
-def check_privileges() -> None:
-    """Load the smallest BPF program and close it.
-
-    Raises:
-        CapabilityError: this process may not load BPF programs.
-    """
-    try:
-        os.close(load_program(ProgramType.PERF_EVENT, "offcpu_probe", _RETURN_0, "GPL"))
-    except VerifierError as error:
-        what = f"BPF programs cannot be loaded ({error.strerror})"
-        raise CapabilityError(what, privilege_remedy()) from error
-
-
 def explore(btf: Btf) -> KernelFacts:
     """Look up all facts in the kernel's BTF and symbols.
 
@@ -213,6 +199,7 @@ def explore(btf: Btf) -> KernelFacts:
         **_preempt_count(btf),
         "OFFCPU_SWITCH_HAS_STATE": int(found["sched_switch"].args >= 4),  # fa2c3254d7cf, Linux 5.18
         "OFFCPU_FRAME_LIMIT": _frame_limit(),
+        "OFFCPU_MAY_GOTO": int(has_may_goto()),
     }
     return KernelFacts(found, defines, btf.type_id(Kind.FUNC, "bpf_iter_task"), switch_end(symbols))
 

@@ -32,7 +32,8 @@ from perf_offcpu.collect.bpf.attr import AttachType, ProgramInfo, ProgramType
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe, build
 from perf_offcpu.collect.bpf.config import OffCpuConfig
 from perf_offcpu.collect.bpf.header import read_header
-from perf_offcpu.collect.bpf.kernel_facts import KernelFacts, check_privileges, explore
+from perf_offcpu.collect.bpf.kernel_facts import KernelFacts, explore
+from perf_offcpu.collect.bpf.kernel_probes import check_privileges
 from perf_offcpu.collect.bpf.kprobe import Kprobe
 from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
 from perf_offcpu.collect.bpf.maps import MAP_NAMES, ProgramMaps

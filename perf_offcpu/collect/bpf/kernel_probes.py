@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Smallest BPF programs, loaded to learn what this kernel and this process can do."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from perf_offcpu.collect.bpf.attr import ProgramType
+from perf_offcpu.collect.bpf.syscall import VerifierError, load_program
+from perf_offcpu.collect.system.privileges import privilege_remedy
+from perf_offcpu.errors import CapabilityError
+
+_RETURN_0 = bytes.fromhex("b700000000000000 9500000000000000")  # r0 = 0; exit
+_MAY_GOTO = (
+    bytes.fromhex("7a0a00fe00000000 b700000000000000")  # *(u64 *)(r10 - 512) = 0; r0 = 0
+    + bytes.fromhex("e500010000000000 b700000000000000")  # may_goto +1; r0 = 0
+    + bytes.fromhex("9500000000000000")  # exit
+)
+
+
+def check_privileges() -> None:
+    """Load the smallest BPF program and close it.
+
+    Raises:
+        CapabilityError: this process may not load BPF programs.
+    """
+    try:
+        os.close(load_program(ProgramType.PERF_EVENT, "offcpu_probe", _RETURN_0, "GPL"))
+    except VerifierError as error:
+        what = f"BPF programs cannot be loaded ({error.strerror})"
+        raise CapabilityError(what, privilege_remedy()) from error
+
+
+def has_may_goto() -> bool:
+    """Return whether programs may have the instruction may_goto (011832b97b31, Linux 6.9; bpf/loops.h).
+
+    It takes up to 16 bytes of stack, which an interpreter may not have. So the program uses all of its stack.
+    """
+    if sys.byteorder != "little":  # bpf/loops.h has the bytes in this order
+        return False
+    try:
+        os.close(load_program(ProgramType.PERF_EVENT, "offcpu_may_goto", _MAY_GOTO, "GPL"))
+    except VerifierError:
+        return False
+    return True
