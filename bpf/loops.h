@@ -1,19 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Loops that the verifier does not follow round by round.
+ * Keep the verifier's work small: users wait for it at each start.
  *
- * Of a bounded loop the verifier follows every round, and what comes after it once more for each
- * round that may be the last. Linux 6.9 has an instruction for loops, may_goto: it leaves the loop
- * when some eight million rounds are over (never here), so that the verifier need not prove an end.
- * It follows a round only while rounds differ in what matters for safety. So the number of the
- * first round must not be known either, which first_round() sees to.
+ * Of a bounded loop the verifier follows every round, and what comes after the loop once more for
+ * each round that may be the last. Linux 6.9 has an instruction for loops, may_goto: it leaves the
+ * loop after some eight million rounds (never here), so that the verifier need not prove an end. A
+ * round that begins as an earlier one did, apart from values that do not matter for safety, is not
+ * followed again. For that the number of the first round must not be known: first_round().
  *
  *	for (i = first_round(ctl, 0); can_loop; i++) {
  *		barrier_var(i);
  *		if (i >= BOUND)
  *			break;
  *
- * Older kernels follow all rounds up to BOUND. Each costs 1 ns more with may_goto.
+ * Older kernels follow all rounds up to BOUND.
+ *
+ * Code after branches is followed once more for each value that is known from them, such as a mode.
+ * unknown() makes one of these paths. (A visit may cost a millisecond: to follow a pointer from a
+ * task, kernels up to 6.18 compare the names of all types.)
  */
 #ifndef OFFCPU_LOOPS_H
 #define OFFCPU_LOOPS_H
@@ -41,10 +45,17 @@
 #define can_loop true
 #endif
 
+/* Return a value, of which the verifier then knows nothing. User space leaves ctl->zero alone. */
+static __always_inline u64 unknown(const struct offcpu_control *ctl, u64 value)
+{
+	return value + *(const volatile u64 *)&ctl->zero;
+}
+
+/* Return the number of the first round of a loop. */
 static __always_inline u64 first_round(const struct offcpu_control *ctl, u64 first)
 {
 #if OFFCPU_MAY_GOTO
-	return first + *(const volatile u64 *)&ctl->zero;
+	return unknown(ctl, first);
 #else
 	return first;
 #endif

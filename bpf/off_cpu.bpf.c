@@ -130,16 +130,18 @@ static __always_inline struct offcpu_task *leaving(const struct offcpu_control *
 static __always_inline void begin_wait(void *ctx, struct task_struct *task, u32 prev_state,
 				       bool preempted, u64 now)
 {
-	u32 mode = mode_of(prev_state, preempted);
 	struct offcpu_control *ctl = enabled();
 	struct offcpu_task *storage;
 	bool wanted;
+	u32 mode;
 
 	if (!ctl || !is_candidate(ctl, task))
 		return;
+	mode = mode_of(prev_state, preempted);
 	if (mode == OFFCPU_PREEMPTED && is_throttled(task))
 		mode = OFFCPU_THROTTLED;
-	wanted = is_wanted(ctl, mode) && on_wanted_cpu(ctl);
+	mode = unknown(ctl, mode);
+	wanted = unknown(ctl, is_wanted(ctl, mode) && on_wanted_cpu(ctl));
 	if (!OFFCPU_BUDGET && !wanted)
 		return;
 	storage = leaving(ctl, task, now);
@@ -266,9 +268,10 @@ static __always_inline struct offcpu_task *end_time(const struct offcpu_control 
 #endif
 	times->begin = begin;
 	times->end = now;
-	times->wakeup = wakeup && wakeup < begin ? begin : wakeup;
-	times->length = length;
-	times->mode = mode;
+	times->wakeup = unknown(ctl, wakeup && wakeup < begin ? begin : wakeup);
+	times->runq = unknown(ctl, times->runq);
+	times->length = unknown(ctl, length);
+	times->mode = unknown(ctl, mode);
 	return storage;
 }
 

@@ -233,6 +233,7 @@ static __always_inline bool send_sample(void *ctx, const struct offcpu_control *
 	long error;
 
 	nr = append_callchain(ctx, ctl, wait, to, &lost);
+	lost = via_memory(wait->storage, lost);
 	if (nr > CHAIN_WORDS)
 		return false;
 	end = nr + 1 + OFFCPU_EXTENSION_WORDS;
@@ -380,7 +381,6 @@ static __always_inline bool sum_wait(struct offcpu_control *ctl, struct offcpu_w
 	return false;
 }
 
-#if OFFCPU_COPIES
 /* Pass what the verifier may know of a wait through memory: see via_memory(). */
 static __always_inline void forget_values(struct offcpu_wait *wait)
 {
@@ -404,7 +404,6 @@ static __always_inline void forget_values(struct offcpu_wait *wait)
 	wait->switch_in_ns = via_memory(storage, wait->switch_in_ns);
 	wait->generation = via_memory(storage, wait->generation);
 }
-#endif
 
 /* Account a completed wait: sum it or send it, and if one fails do the other. */
 static __always_inline void account(void *ctx, struct offcpu_control *ctl,
@@ -436,10 +435,12 @@ static __always_inline void account(void *ctx, struct offcpu_control *ctl,
 		take_user_stack(ctx, ctl, wait->task, wait->user, NULL, OFFCPU_COPIES);
 	}
 #endif
-#if OFFCPU_COPIES
 	forget_values(wait);
 	sampled = via_memory(wait->storage, sampled);
+#if OFFCPU_COPIES
 	plan_copy(ctl, wait);
+	wait->copy = via_memory(wait->storage, wait->copy);
+	wait->copied = via_memory(wait->storage, wait->copied);
 #endif
 #if OFFCPU_OBJECTS
 	if (!wait->first)
