@@ -8,6 +8,7 @@
 #include "maps.h"
 
 /* include/linux/sched.h */
+#define PF_EXITING 0x00000004
 #define PF_KTHREAD 0x00200000
 #define TASK_INTERRUPTIBLE 0x1
 #define TASK_UNINTERRUPTIBLE 0x2
@@ -27,6 +28,15 @@
 static __always_inline bool is_kernel_thread(struct task_struct *task)
 {
 	return FIELD(u32, task, TASK_FLAGS) & PF_KTHREAD;
+}
+
+/*
+ * Whether a task is on its way out. It may have been killed in a system call, whose arguments it
+ * does not wait for any more, and its descriptors are closed.
+ */
+static __always_inline bool is_exiting(struct task_struct *task)
+{
+	return FIELD(u32, task, TASK_FLAGS) & PF_EXITING;
 }
 
 /* Whether a task may be recorded. Idle threads, whose id is 0, never are. */

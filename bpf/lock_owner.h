@@ -57,7 +57,7 @@ static __always_inline u32 lock_owner(const struct offcpu_control *ctl, struct t
 	if (syscall < 0)
 		return OFFCPU_NO_ID;
 	call = call_of(syscall);
-	if (!call || call->what != OFFCPU_CALL_FUTEX || !in_our_namespace(task))
+	if (!call || call->what != OFFCPU_CALL_FUTEX || is_exiting(task) || !in_our_namespace(task))
 		return OFFCPU_NO_ID;
 	regs = (void *)bpf_task_pt_regs(task);
 	if (is_compat(task, regs))

@@ -109,7 +109,7 @@ static __always_inline void find_object(const struct offcpu_control *ctl, struct
 
 	__builtin_memset(to, 0, offsetof(struct offcpu_object, name));
 	to->asked_ns = OFFCPU_NOT_KNOWN;
-	if (!ctl->objects || syscall < 0)
+	if (!ctl->objects || syscall < 0 || is_exiting(task))
 		return;
 	regs = (void *)bpf_task_pt_regs(task);
 	if (is_compat(task, regs)) {

@@ -407,22 +407,28 @@ static __always_inline void describe_task(struct offcpu_last *last,
 					  const struct offcpu_control *ctl,
 					  struct task_struct *task, struct offcpu_task *storage)
 {
+	u32 state;
 #if OFFCPU_COPIES
 	void *mm;
-
 #endif
+
 	last->pid = pid_of(task);
 	last->tid = tid_of(task);
 	last->mode = FIELD(u32, task, TASK_EXIT_STATE) ? OFFCPU_UNKNOWN : storage->mode;
 	last->waits = is_wanted(ctl, last->mode) && !(storage->flags & UNWANTED);
 	last->state = storage->prev_state;
 	last->syscall = syscall_of(task, storage->flags);
-	last->flags = storage->flags | (storage->wakeup_ns ? waker_flags(storage) : 0);
+	/*
+	 * A wake-up before the switch-out may have kept the task on its CPU, and ended no wait. One
+	 * that ends this wait has changed the state by now.
+	 */
+	state = FIELD(u32, task, TASK_STATE);
+	last->wakeup_ns = !state || state & TASK_WAKING ? storage->wakeup_ns : 0;
+	last->flags = storage->flags | (last->wakeup_ns ? waker_flags(storage) : 0);
 	last->lost = 0;
 	last->waker_pid = storage->waker_pid;
 	last->waker_tid = storage->waker_tid;
 	last->switch_out_ns = storage->since_ns;
-	last->wakeup_ns = storage->wakeup_ns;
 	last->cgroup = cgroup_of(ctl, task);
 #ifdef TASK_RUN_DELAY
 	last->queued_ns = FIELD(u64, task, TASK_RUN_DELAY);

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 from conftest import Command
 from kernel.napping import MS
+from kernel.recorder import recorder
 
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Budget
@@ -213,3 +214,98 @@ def test_budgets_agree_with_schedstat_of_ended_threads(perf_offcpu: Command, tmp
     assert len(lines) == 5
     rows = {tid: row for row, tid in enumerate(budget.tid.tolist())}
     assert [agree(budget, rows[tid], Figures(*two)) for tid, *two, _ in lines] == [[]] * 5
+
+
+BLOCKING = """
+#define _GNU_SOURCE
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static _Atomic int word, blocked, done;
+
+static void *wake(void *unused)
+{
+	while (!done)
+		syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0);
+	return unused;
+}
+
+static long switches(void)
+{
+	struct rusage usage;
+
+	getrusage(RUSAGE_THREAD, &usage);
+	return usage.ru_nvcsw;
+}
+
+/* Wait until woken on the way to sleep, without having slept; then block for good. */
+static void *play(void *unused)
+{
+	long before;
+
+	do {
+		before = switches();
+	} while (syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, 0, 0, 0, 0) || switches() != before);
+	blocked++;
+	syscall(SYS_futex, &blocked, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0);
+	pause();
+	return unused;
+}
+
+int main(void)
+{
+	time_t end;
+	pthread_t waker, thread;
+	char go;
+
+	if (read(0, &go, 1) != 1)
+		return 1;
+	end = time(0) + 3;
+	pthread_create(&waker, 0, wake, 0);
+	for (int i = 0; i < 300 && time(0) < end; i++) {
+		pthread_create(&thread, 0, play, 0);
+		while (blocked == i)
+			syscall(SYS_futex, &blocked, FUTEX_WAIT_PRIVATE, i, 0, 0, 0);
+	}
+	done = 1;
+	puts("blocked");
+	fflush(stdout);
+	pause();
+	return 0;
+}
+"""
+"""Threads that are woken before they leave the CPU, so that they do not sleep, and block at once."""
+
+
+def test_a_thread_that_was_woken_before_it_blocked_does_not_wait_for_a_cpu(tmp_path: Path) -> None:
+    (tmp_path / "blocking.c").write_text(BLOCKING)
+    subprocess.run(["gcc", "-O1", "-pthread", "-o", "blocking", "blocking.c"], cwd=tmp_path, check=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([tmp_path / "blocking"], **pipes) as program:  # type: ignore[call-overload]
+        try:
+            with recorder("-p", str(program.pid), "-e", "none", cwd=tmp_path) as recording:
+                program.stdin.write(b"x")
+                program.stdin.flush()
+                assert program.stdout.readline() == b"blocked\n"
+                time.sleep(0.1)
+                recording.send_signal(signal.SIGINT)
+                assert recording.wait(20) == 128 + signal.SIGINT
+            kernel = {int(task.name): figures(int(task.name)) for task in tasks_of(program.pid)}
+        finally:
+            program.kill()
+    budget = load_recording(tmp_path / "perf.data").budget
+    rows = {tid: row for row, tid in enumerate(budget.tid.tolist())}
+    wrong = [found for tid, one in kernel.items() if one and (found := agree(budget, rows[tid], one))]
+    assert len(kernel) > 20
+    assert wrong == []
+
+
+def tasks_of(pid: int) -> list[Path]:
+    """Return the directories in /proc of the threads that a process has started."""
+    return [task for task in Path(f"/proc/{pid}/task").iterdir() if int(task.name) != pid]

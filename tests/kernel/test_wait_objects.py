@@ -240,6 +240,40 @@ def test_a_descriptor_closed_meanwhile_is_counted(tmp_path: Path) -> None:
     assert recording.losses[losses.OBJECTS_CLOSED] == 1
 
 
+KILLED_IN_READ = """
+import ctypes, mmap, os, signal, time
+NEWPID, PAGES = 0x20000000, 1 << 15
+there, to = os.pipe()
+ready, say = os.pipe()
+if ctypes.CDLL(None).unshare(NEWPID):
+    raise OSError
+if (first := os.fork()) == 0:
+    if os.fork() == 0:
+        memory = mmap.mmap(-1, PAGES * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        for page in range(PAGES):
+            memory[page * mmap.PAGESIZE] = 1
+        os.write(say, b"x")
+        time.sleep(60)
+    os.read(there, 1)
+os.read(ready, 1)
+os.kill(first, signal.SIGKILL)
+os.waitpid(first, 0)
+print(first)
+"""
+"""The first process of a pid namespace is killed while it reads, and then waits for the end of its child."""
+
+
+def test_a_thread_that_was_killed_does_not_wait_for_its_descriptor_any_more(tmp_path: Path) -> None:
+    done, recording = record_python(KILLED_IN_READ, tmp_path)
+    samples = recording.samples
+    mine = (samples.tid == int(done.stdout)) & (samples.syscall == SYSCALLS["read"])
+    rows = np.flatnonzero(mine & samples.has(SampleFlag.OFFCPU))
+    rows = rows[np.argsort(samples.switch_out_ns[rows])]
+    assert samples.object_id[rows[-2]] != 0 and samples.object_id[rows[-1]] == 0
+    assert losses.OBJECTS_CLOSED not in recording.losses
+
+
 SLEEPS = "import time; [time.sleep(0.02) for _ in range(5)]"
 CLOCK_NANOSLEEP = 230
 
