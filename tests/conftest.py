@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,14 @@ def own_caches(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
         "XDG_CACHE_HOME": str(caches / "cache"),
         "DEBUGINFOD_CACHE_PATH": str(caches / "debuginfod"),
     }
+
+
+@pytest.fixture(autouse=True)
+def own_build_ids() -> Iterator[None]:
+    """No test finds the files that another one has kept by build-id: they would name its addresses, too."""
+    yield
+    if os.path.lexists(kept := os.environ["PERF_BUILDID_DIR"]):
+        shutil.rmtree(kept)
 
 
 @pytest.fixture(scope="session")
