@@ -38,12 +38,24 @@ def record(directory: Path, *options: str, program: str = NAPS) -> Recording:
     return load_recording(directory / "perf.data")
 
 
+@pytest.fixture(scope="module")
+def naps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Record NAPS once; return the directory. No test changes the file."""
+    directory = tmp_path_factory.mktemp("naps")
+    record(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def recording(naps: Path) -> Recording:
+    return load_recording(naps / "perf.data")
+
+
 def threads_of(recording: Recording) -> int:
     return len(np.unique(recording.samples.tid))
 
 
-def test_weights_are_periods_and_their_sum_is_the_time_of_all_waits(tmp_path: Path) -> None:
-    recording = record(tmp_path)
+def test_weights_are_periods_and_their_sum_is_the_time_of_all_waits(recording: Recording) -> None:
     samples, sampling = recording.samples, recording.meta.sampling
     drawn = samples.has(SampleFlag.SAMPLED)
     assert drawn.sum() > 300 and not samples.has(SampleFlag.AGGREGATED).any()
@@ -56,8 +68,8 @@ def test_weights_are_periods_and_their_sum_is_the_time_of_all_waits(tmp_path: Pa
     assert abs(sampling.estimated_waits - sampling.waits) < 0.2 * sampling.waits
 
 
-def test_long_waits_are_all_there_with_their_length(tmp_path: Path) -> None:
-    samples = record(tmp_path).samples
+def test_long_waits_are_all_there_with_their_length(recording: Recording) -> None:
+    samples = recording.samples
     length, drawn = samples.length_ns(), samples.has(SampleFlag.SAMPLED)
     late = (samples.time_ns - samples.switch_out_ns - length)[drawn]  # the sample is written after the wait
     assert (late >= 0).all() and np.median(late) < 0.1 * MS
@@ -65,8 +77,8 @@ def test_long_waits_are_all_there_with_their_length(tmp_path: Path) -> None:
     assert naps.sum() == 30
 
 
-def test_budgets_stay_exact(tmp_path: Path) -> None:
-    budget = record(tmp_path).budget
+def test_budgets_stay_exact(recording: Recording) -> None:
+    budget = recording.budget
     modes = [name for name in budget.columns if name.endswith("_ns") and name not in ("begin_ns", "end_ns")]
     spent = sum(getattr(budget, name) for name in modes)
     assert (spent <= budget.end_ns - budget.begin_ns).all()
@@ -99,9 +111,10 @@ def test_max_rate_makes_the_period_longer_and_leaves_no_sample_out(tmp_path: Pat
     assert abs(sampling.estimated_ns - sampling.waits_ns) < 0.15 * sampling.waits_ns
 
 
-def test_stock_perf_shows_the_weights(perf_offcpu: Command, tmp_path: Path) -> None:
-    recording = record(tmp_path)
-    done = perf_offcpu("inject", "-o", "plain.data", cwd=tmp_path)
+def test_stock_perf_shows_the_weights(
+    recording: Recording, naps: Path, perf_offcpu: Command, tmp_path: Path
+) -> None:
+    done = perf_offcpu("inject", "-i", naps / "perf.data", "-o", "plain.data", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     text = subprocess.run(
         ["perf", "script", "-i", "plain.data", "-F", "event,period"],
@@ -113,19 +126,15 @@ def test_stock_perf_shows_the_weights(perf_offcpu: Command, tmp_path: Path) -> N
     assert sorted(again.length_ns().tolist()) == sorted(recording.samples.length_ns().tolist())
 
 
-def test_report_says_how_far_the_estimates_are(perf_offcpu: Command, tmp_path: Path) -> None:
-    record(tmp_path)
-    text = perf_offcpu("report", "--limit", "1", cwd=tmp_path).stdout
+def test_report_says_how_far_the_estimates_are(naps: Path, perf_offcpu: Command) -> None:
+    text = perf_offcpu("report", "--limit", "1", cwd=naps).stdout
     assert "One sample for each 2 ms of waiting of a thread" in text
     assert "All that ended, counted exactly" in text
 
 
 @pytest.mark.parametrize("option", ["--critical-path", "--serial", "--bottlenecks"])
-def test_what_needs_every_wait_refuses_samples_of_them(
-    option: str, perf_offcpu: Command, tmp_path: Path
-) -> None:
-    record(tmp_path)
-    done = perf_offcpu("report", option, cwd=tmp_path)
+def test_what_needs_every_wait_refuses_samples_of_them(option: str, naps: Path, perf_offcpu: Command) -> None:
+    done = perf_offcpu("report", option, cwd=naps)
     assert done.returncode == 129 and done.stdout == ""
     assert f"{option} needs every wait" in done.stderr and done.stderr.count("\n") == 1
 
