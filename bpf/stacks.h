@@ -271,7 +271,8 @@ static __always_inline u32 skip_tracing(const struct offcpu_control *ctl, const 
 
 /* Walk the stack of the waker, `current`. The user part is left out for interrupts. */
 static __always_inline void walk_waker(void *ctx, const struct offcpu_control *ctl,
-				       struct task_struct *current, u32 flags, struct offcpu_waker_stack *to)
+				       struct task_struct *current, u32 flags,
+				       struct offcpu_waker_stack *to)
 {
 	long bytes = bpf_get_stack(ctx, to->kernel, sizeof(to->kernel), 0);
 
