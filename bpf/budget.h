@@ -31,6 +31,12 @@ static __always_inline void begin_budget(const struct offcpu_control *ctl,
 
 	if (storage->since_ns >= ctl->begin_ns)
 		return;
+	/* What was noted before is over: recording may have been disabled meanwhile. */
+	if (storage->wakeup_ns < ctl->begin_ns)
+		storage->wakeup_ns = 0;
+#if OFFCPU_LOCK_OWNERS
+	storage->holder_tid = OFFCPU_NO_ID;
+#endif
 	storage->mode = OFFCPU_UNKNOWN;
 	storage->since_ns = birth > ctl->begin_ns ? birth : ctl->begin_ns;
 #if OFFCPU_BUDGET

@@ -42,7 +42,7 @@ UNHURRIED_S: Final = 600.0
 _SOUND_S: Final = 30.0
 """A recorder that ran for so long has started well: the next failure is tried again soon."""
 
-STOPPED, RECORDER, BUDGET, RELOAD, PERIOD = "stopped", "recorder", "budget", "reload", "period"
+STOPPED, RECORDER, BUDGET, RELOAD = "stopped", "recorder", "budget", "reload"
 """Causes of gaps, besides those of lost segments."""
 SPOOL_FULL: Final = "spool-full"
 
@@ -68,6 +68,7 @@ class Agent:
         self.metrics = self.ledger.metrics
         self._delivery = Delivery(self.spool, self.ledger, say, self._finished, self._delivered)
         self._complete: set[str] = set()
+        self._last_complete = ""
         self._recorder: Recorder | None = None
         self._backoff, self._next_cause = Backoff(), STOPPED
         self._started_s = self._measured_s = 0.0
@@ -138,7 +139,14 @@ class Agent:
         self.metrics.set("recording", 1)
         self._notifier.send(f"STATUS=recording, one sample for {self._period.ns / 1e6:g} ms of waiting")
 
+    def _on_paused(self, _text: str) -> None:
+        self.metrics.set("recording", 0)
+        self._notifier.send("STATUS=recording pauses, to keep to --max-cpu")
+        if self._last_complete:
+            self.ledger.pause(self._last_complete, BUDGET)
+
     def _on_complete(self, name: str) -> None:
+        self._last_complete = name
         self._complete.add(name)
         self._delivery.wake()
 
@@ -168,7 +176,9 @@ class Agent:
             word = "raised" if self._period.ns > before else "lowered"
             self.metrics.add("budget_raises_total", float(self._period.ns > before))
             self._say(f"--max-cpu: the period is {word} to {self._period.ns / 1e6:g} ms")
-            self._stop_recorder(PERIOD)
+            self.metrics.set("period_seconds", self._period.ns / 1e9)
+            if self._recorder is not None:
+                self._recorder.set_period(self._period.ns)
 
     def _on_reload(self, _text: str) -> None:
         """Read the configuration again; one that is not possible changes nothing."""
@@ -255,10 +265,13 @@ class Agent:
             self._paused = True
             self.metrics.add("budget_pauses_total")
             self._say(f"--max-cpu {self.config.max_cpu:.3%} is spent: recording pauses")
-            self._stop_recorder(BUDGET)
+            if self._recorder is not None:
+                self._recorder.pause()
         elif self._paused and self._budget.is_recovered:
             self._paused = False
             self._say("recording goes on")
+            if self._recorder is not None:
+                self._recorder.go_on()
 
     def _bound_spool(self) -> None:
         """Remove the oldest files until the others fit."""

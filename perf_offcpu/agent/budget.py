@@ -85,11 +85,11 @@ class CpuBudget:
 
     @property
     def is_recovered(self) -> bool:
-        """Return whether recording may go on after a pause: nearly all of the burst is there again.
+        """Return whether recording may go on after a pause: half of the burst is there again.
 
-        A start of the recorder costs about a second of CPU, so pauses are few and long.
+        The end of a file and the begin of another take some tenths of a second, so pauses are not too many.
         """
-        return not self.is_counting or self._bucket.level >= 0.9 * self._bucket.limit
+        return not self.is_counting or self._bucket.level >= 0.5 * self._bucket.limit
 
     def recent(self) -> float:
         """Return the CPU time of the last ten minutes as a part of one CPU."""

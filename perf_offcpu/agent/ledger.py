@@ -22,6 +22,8 @@ VERSION: Final = 1
 UNKNOWN: Final = "unknown"
 CLOCK_STEP_NS: Final = 100_000_000
 _KEPT_CAUSES: Final = 64
+_AFTER: Final = "~"
+"""Behind the name of a recording: after it. Such keys sort between that name and the next."""
 
 
 class Ledger:
@@ -65,6 +67,11 @@ class Ledger:
             self.metrics.add("recorder_starts_total")
             self._note(f"{self.run:08}", cause)
             return self.run
+
+    def pause(self, name: str, cause: str) -> None:
+        """Note that there is a gap after a recording, because the recorder pauses."""
+        with self._lock:
+            self._note(f"{name}{_AFTER}", cause)
 
     def drop(self, name: str, cause: str) -> None:
         """Note that a recording is not delivered."""
@@ -123,11 +130,16 @@ class Ledger:
             del self._causes[oldest]
 
     def _cause_before(self, name: str) -> str:
-        """Return why there is a gap: a dropped recording since the last one, else the start of the run."""
-        dropped = [key for key in sorted(self._causes) if self.done < key < name and "." in key]
-        if dropped:
-            return self._causes[dropped[-1]]
-        return self._causes.get(f"{run_of(name):08}", UNKNOWN)
+        """Return why there is a gap before a recording.
+
+        Because of a recording that was dropped since the last one, else of a pause in this run of the
+        recorder, else of its start.
+        """
+        since = [key for key in sorted(self._causes) if self.done < key < name and "." in key]
+        dropped = [key for key in since if not key.endswith(_AFTER)]
+        paused = [key for key in since if key.endswith(_AFTER) and run_of(key) == run_of(name)]
+        last = (dropped or paused or [f"{run_of(name):08}"])[-1]
+        return self._causes.get(last, UNKNOWN)
 
 
 def _parsed(text: bytes) -> Mapping[str, Any]:

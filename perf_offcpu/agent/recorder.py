@@ -3,11 +3,13 @@
 
 It is a process of its own, so that nothing that the agent does keeps rings from being emptied. It ends with
 the agent, however that ends (`--until-exit`), and completes its file; it holds the lock of the spool until
-then. What it says on standard error tells which files are complete.
+then. What it says on standard error tells which files are complete. It pauses, and changes its period, on
+command (`--control`): a start takes about a second of CPU time, that does not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -31,23 +33,24 @@ _SAID: Final = re.compile(r"\[ perf-offcpu record: (.*) \]")
 _LONGEST_LINE: Final = 1000
 
 Said = Callable[[str, str], None]
-"""Called with a kind (`recording`, `complete`, `says`, `ended`) and a text."""
+"""Called with a kind (`recording`, `paused`, `complete`, `says`, `ended`) and a text."""
 
 
-def arguments_of(config: AgentConfig, period_ns: int, output: str, pid: int) -> list[str]:
+def arguments_of(config: AgentConfig, period_ns: int, output: str, pid: int, control: int) -> list[str]:
     """Return the command line of the recorder, without the program.
 
     Args:
         period_ns: off-CPU time that one sample stands for.
         output: first part of the names of its files.
         pid: the recorder ends with this process.
+        control: descriptor from which it takes commands.
     """
     rate = max(_LEAST_RATE, round(config.max_cpu * 100 * SAMPLES_A_SECOND))
     own = [
         *("--off-cpu-period", f"{period_ns / 1e6:.6g}"),
         *("--max-rate", str(rate)),
         f"--switch-output={config.segment_s}s",
-        *("--until-exit", str(pid), "-o", output),
+        *("--until-exit", str(pid), f"--control=fd:{control}", "-o", output),
     ]
     return ["record", *own, *config.record]
 
@@ -61,21 +64,23 @@ class Recorder:
     """
 
     def __init__(self, spool: Spool, config: AgentConfig, period_ns: int, run: int, said: Said) -> None:
-        self.run, self.period_ns, self._said = run, period_ns, said
+        self.run, self._said = run, said
         output = spool.path_of(f"{run:08}.data")
-        words = arguments_of(config, period_ns, output, os.getpid())
+        commands, self._control = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        words = arguments_of(config, period_ns, output, os.getpid(), commands)
         self.is_recording = False
-        self._stopping = False
+        self._stopping, self._lock = False, threading.Lock()
         # UTC: names of files ascend, also when summer ends. -P: no modules of the working directory.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "perf_offcpu", *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            pass_fds=[spool.lock_fd],
+            pass_fds=[spool.lock_fd, commands],
             env={**os.environ, "TZ": "UTC"},
             start_new_session=True,
         )
+        os.close(commands)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -97,8 +102,25 @@ class Recorder:
 
     def rotate(self) -> None:
         """Ask it to begin a new file."""
-        if self.is_recording and self._process.poll() is None:
-            self._process.send_signal(signal.SIGUSR2)
+        self._command("snapshot")
+
+    def pause(self) -> None:
+        """Ask it to complete its file and to record nothing until `go_on`."""
+        self._command("disable")
+
+    def go_on(self) -> None:
+        """Ask it to record again."""
+        self._command("enable")
+
+    def set_period(self, period_ns: int) -> None:
+        """Ask it to sample with another period, from a new file on."""
+        self._command(f"period {period_ns / 1e6:.6f}")
+
+    def _command(self, text: str) -> None:
+        """Write a command. A recorder that starts takes it as soon as it records."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._control >= 0:
+                os.write(self._control, f"{text}\n".encode())
 
     def kill(self) -> None:
         """End it at once: its file is cut off."""
@@ -136,14 +158,20 @@ class Recorder:
                 self._hear(line.decode(errors="replace").strip())
         status = self._process.wait()
         self.is_recording = False
+        with self._lock:
+            os.close(self._control)
+            self._control = -1
         self._said("ended", str(status))
 
     def _hear(self, line: str) -> None:
         found = _SAID.fullmatch(line)
         text = found[1] if found else line
-        if text == "recording":
+        if text in ("recording", "Events enabled"):
             self.is_recording = True
             self._said("recording", "")
+        elif text == "Events disabled":
+            self.is_recording = False
+            self._said("paused", "")
         elif text.startswith("dump "):
             self._said("complete", os.path.basename(text.removeprefix("dump ")))
         elif text and not text.startswith("Captured and wrote"):

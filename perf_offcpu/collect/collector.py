@@ -31,7 +31,9 @@ from perf_offcpu.collect.events import evsels, perf_event
 from perf_offcpu.collect.events.copies import CopyEvents
 from perf_offcpu.collect.events.evsels import CpuEvent, Support
 from perf_offcpu.collect.events.parser import SamplingEvent
+from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
+from perf_offcpu.collect.existing.proc import KnownTasks
 from perf_offcpu.collect.kernel_totals.losses import Counter, Span, counters_event
 from perf_offcpu.collect.options import RecordOptions, bpf_config
 from perf_offcpu.collect.rings.pressure import Pressure, RunDelay
@@ -64,6 +66,7 @@ class Collector:
         rings: the rings of samples.
         pressure: measures the time between two drains.
         build_ids: build-ids of mapped files.
+        known_tasks, known_kernel: records of tasks and kernel with which the last file begins.
         counters_event: the event of the recorder's own samples, which no ring has.
 
     Raises:
@@ -84,7 +87,8 @@ class Collector:
             stack.callback(run_delay.close)
             self.pressure = Pressure(runnable=run_delay)
             self.build_ids = MappedBuildIds()
-            self._side_band = SideBand(self.build_ids)
+            self.known_tasks, self.known_kernel = KnownTasks(), KnownKernel()
+            self._side_band = SideBand(self.build_ids, self.known_kernel)
             self._sampling: list[CpuEvent] = []
             for event in options.events:
                 self._sampling.append(self._open_sampling(event, support, options.target.cpus or cpus))
@@ -200,11 +204,15 @@ class Collector:
         Args:
             command_pid: the process that will become the command, if that is the target.
         """
-        for event in (self.rings.owner, *self._copies):
-            event.enable()
         self._add_targets()
         if command_pid is not None:
             self.program.maps.add_target(command_pid, mode="target_armed")
+        self.resume()
+
+    def resume(self) -> None:
+        """Go on after `end` and another `track`; children of targets, born meanwhile, are recorded."""
+        for event in (self.rings.owner, *self._copies):
+            event.enable()
         self.span = Span(now_ns(), 0, self.options.least_ns)
         self.program.enable()
         for event in self._sampling:
@@ -238,6 +246,17 @@ class Collector:
         self.span = Span(self.span.begin_ns, end_ns, self.options.least_ns)
         for event in (self._side_rings.owner, self.rings.owner, *self._copies):
             event.disable()
+
+    def sleep(self) -> None:
+        """Let the programs take no time, where nothing has to be followed until `wake`: after `end`."""
+        if self.options.is_steady:
+            self.program.detach()
+
+    def wake(self) -> None:
+        """End `sleep`, before `track`. What came meanwhile was not announced."""
+        self.known_kernel.changes += 1
+        if self.options.is_steady:
+            self.program.attach()
 
     def drain(self, sink: Sink) -> None:
         """Move the content of all rings to `sink`; errors as of the sink, with nothing lost."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig, WaitOptions
+from perf_offcpu.collect.control import ControlFds
 from perf_offcpu.collect.events.parser import DEFAULT_EVENT, SamplingEvent, parse_events
 from perf_offcpu.collect.rotation import Rotation
 from perf_offcpu.collect.targets import Target
@@ -40,6 +41,7 @@ class RecordOptions(WaitOptions):
             the end; "" for none.
         duration_s: seconds after which the recording ends; None for no limit.
         until_exit: a process with which the recording ends; 0 for none.
+        control: descriptors for commands that pause the recording or change it; None for none.
     """
 
     target: Target
@@ -59,6 +61,12 @@ class RecordOptions(WaitOptions):
     pystack: str = ""
     duration_s: float | None = None
     until_exit: int = 0
+    control: ControlFds | None = None
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the whole machine is recorded in many files: what each look costs counts for ever."""
+        return self.target.is_system and self.rotation is not None and not self.command
 
 
 def bpf_config(options: RecordOptions, deferred_stacks: bool) -> OffCpuConfig:

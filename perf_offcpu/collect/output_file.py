@@ -113,7 +113,9 @@ class OutputFile:
         self._created_s = time.monotonic()
         self._begin_ns = self._end_ns = 0
         self._clock_pair = wall_clock_pair()
-        self._inventory = Inventory(target, collector.build_ids, data_maps=options.stack_bytes > 0)
+        data_maps = options.stack_bytes > 0
+        known = collector.known_tasks, collector.known_kernel
+        self._inventory = Inventory(target, collector.build_ids, data_maps, *known)
         self._finished = False
         self._begun: Counts | None = None
         self._ended: Counts | None = None
@@ -179,6 +181,10 @@ class OutputFile:
         """End here: what is not in `counts` and waits that end after `end_ns` belong to a later file."""
         self._ended, self._end_ns = counts, end_ns
         later._begun, later._begin_ns = counts, end_ns
+
+    def go_on_after(self, counts: Counts) -> None:
+        """Begin after a pause: what is in `counts` belongs to earlier files."""
+        self._begun = counts
 
     def finish(self, recording: Span) -> None:
         """Write the end: losses, counts and features.

@@ -11,7 +11,9 @@
 A failure before the file has its name leaves an older file as it was. A later one leaves a file that can be
 read: complete, or, if the recorder is killed, as far as it got.
 
-With `--switch-output` a file ends and a new one begins while all of this goes on (`rotation`).
+With `--switch-output` a file ends and a new one begins while all of this goes on (`rotation`). With
+`--control` recording pauses and goes on: a file ends as the last one does, and a new one begins as the first,
+with the same programs and rings.
 
 Rings fill all the time, so that the recorder must not wait for anything else: what may block in the kernel
 (grace periods, iterators, /proc, names and ends of files) is done in a thread, and rings are emptied
@@ -31,13 +33,14 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from perf_offcpu import losses
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.collector import Collector
+from perf_offcpu.collect.control import Control, parse_period
 from perf_offcpu.collect.hotplug import Hotplug
 from perf_offcpu.collect.kernel_totals.losses import Counter
 from perf_offcpu.collect.kernel_totals.python_stacks import with_python_functions
@@ -45,7 +48,7 @@ from perf_offcpu.collect.kernel_totals.totals import KernelTotals
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
 from perf_offcpu.collect.output_file import Counts, OutputFile
 from perf_offcpu.collect.rings.pressure import remedy
-from perf_offcpu.collect.rings.waiter import FLUSH_S, Waiter
+from perf_offcpu.collect.rings.waiter import FLUSH_S, STEADY_FLUSH_S, Waiter
 from perf_offcpu.collect.rotation import FileNames, Rotation
 from perf_offcpu.collect.summary import Summary, progress_line
 from perf_offcpu.collect.system.background import in_background, stepping_until
@@ -63,6 +66,12 @@ PROGRESS_S = 0.5
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 GRACE_S = 2.0
 """A terminal sends these signals to the command, too, which may print a summary before it ends."""
+
+LOOK_S = 1.0
+"""Time between two looks for CPUs that went or came."""
+
+PAUSED_S = 60.0
+"""Longest time between two looks while recording pauses; a command or a signal ends it."""
 
 LAST_SWITCH_S = 0.01
 """Time for each task that a CPU has to run: several slices of the scheduler."""
@@ -159,6 +168,8 @@ class _Session:
         self.totals = KernelTotals(collector, self._drain)
         self.objects = ObjectTable(collector)
         self.hotplug = Hotplug(collector, options.output == STANDARD_OUTPUT, say)
+        self.control = Control(options.control)
+        self.paused = self.stopping = False
         self.summary = Summary(self.file.shown, ring_bytes=collector.rings.data_bytes)
 
     def run(self, workload: Workload | None, watch: TargetWatch, enders: list[int]) -> Summary:
@@ -175,7 +186,8 @@ class _Session:
         finally:
             if self.past:
                 self.past.file.close()
-            self.file.close()
+            if not self.paused:
+                self.file.close()
         return self.summary
 
     def _begin(self, workload: Workload | None) -> None:
@@ -196,12 +208,16 @@ class _Session:
 
     def _record(self, workload: Workload | None, watch: TargetWatch, enders: list[int]) -> None:
         endings = [*enders, *([workload.pidfd] if workload else [])]
-        waiter = Waiter(self.collector.ring_fds, endings, self.signals, watch, self.options.duration_s)
+        fds, duration_s = self.collector.ring_fds, self.options.duration_s
+        waiter = Waiter(fds, endings, self.signals, watch, duration_s, self.control)
         try:
-            self._loop(waiter)
-            if not self.signals.received:
-                self._while_draining(_let_last_thread_leave)
-            self._end()
+            while not self._loop(waiter) and self._pause(waiter):
+                pass
+            if not self.paused:
+                if not self.signals.received:
+                    self._while_draining(_let_last_thread_leave)
+                self._end_file()
+            self._sum_up()
         except RecordingError:
             # Most likely the disk is full: what is in the file is worth an end, if there is room for one.
             self.collector.end()
@@ -212,12 +228,16 @@ class _Session:
             self.file.finish_somehow(span, {losses.RECORDS_UNWRITTEN: unwritten}, rest)
             raise
 
-    def _loop(self, waiter: Waiter) -> None:
-        """Copy rings to the file until something ends the recording."""
+    def _loop(self, waiter: Waiter) -> bool:
+        """Copy rings to the file until something ends or pauses the recording; return whether it is over."""
         next_look = time.monotonic()
         next_show = next_look + PROGRESS_S
         while not self._wait(waiter):
             self._drain()
+            if self._obey("disable"):
+                return False
+            if self.stopping:
+                break
             self.objects.follow(self._files())
             if self.past is None:
                 self.totals.write_if_due(self.file)
@@ -226,17 +246,78 @@ class _Session:
             now = time.monotonic()
             if now >= next_look:
                 waiter.add_rings(self.hotplug.follow(self.file))
-                next_look = now + FLUSH_S
+                next_look = now + LOOK_S
             if self.show and now >= next_show:
                 self.show(self._progress())
                 next_show = now + PROGRESS_S
             # While the maps are drained for this file or the past one, a new file has to wait.
             if self.options.rotation and not self.totals.is_pending and self._is_full(self.options.rotation):
                 self._rotate()
+        return True
+
+    def _obey(self, expected: str) -> bool:
+        """Carry out the commands that have come, up to the expected one; return whether that has come."""
+        while not self.stopping and (command := self.control.next()) is not None:
+            if command.name == expected:
+                return True
+            if command.name == "period":
+                self._change_period(command.argument)
+            self.signals.rotate |= command.name == "snapshot"
+            self.stopping = command.name == "stop"
+            self.control.acknowledge()
+        return False
+
+    def _change_period(self, text: str) -> None:
+        """Sample with another period from the next file on, which begins at once."""
+        period_ns = parse_period(text)
+        if not period_ns or not self.options.off_cpu_period_ns:
+            self.say(f"--control: period {text}: not 0.001 or more (ms), or waits are not sampled by length")
+            return
+        self.options, self.signals.rotate = replace(self.options, off_cpu_period_ns=period_ns), True
+
+    def _pause(self, waiter: Waiter) -> bool:
+        """End the file, and begin another when recording shall go on; return False if it is over."""
+        self._end_file()
+        self.summary.file_bytes += self.file.size
+        self.paused = True
+        self.file.close()
+        self.names.forget_oldest()
+        self.say(f"[ perf-offcpu record: dump {self.file.path} ]")
+        self.say("Events disabled")
+        self.control.acknowledge()
+        counts = Counts.of(self.collector)
+        self.collector.sleep()
+        while not waiter.wait(PAUSED_S):
+            if self._obey("enable"):
+                self._go_on(counts)
+                return True
+            if self.stopping:
+                break
+        return False
+
+    def _go_on(self, counts: Counts) -> None:
+        """Begin a file after a pause; `counts` are those up to it."""
+        self.file = self._open_next()
+        self.paused, self.signals.rotate = False, False
+        self.file.go_on_after(counts)
+        self.collector.pressure.begin()
+        self.collector.wake()
+        self.collector.track()
+        self.file.describe(self._drain)
+        self._set_period()
+        self._while_draining(self.collector.resume)
+        self._while_draining(self.file.commit)
+        self.summary.path, self.summary.files = self.file.shown, self.summary.files + 1
+        self.say("Events enabled")
+        self.control.acknowledge()
+
+    def _set_period(self) -> None:
+        if period_ns := self.options.off_cpu_period_ns:
+            self.collector.program.maps.set_control(period_ns=period_ns)
 
     def _wait(self, waiter: Waiter) -> bool:
         with self.collector.pressure.sleeping():
-            return waiter.wait()
+            return waiter.wait(STEADY_FLUSH_S if self.options.is_steady else FLUSH_S)
 
     def _files(self) -> list[OutputFile]:
         """Return the files that lack something: while one takes over from another, both."""
@@ -273,6 +354,7 @@ class _Session:
         except BaseException:
             new.discard()
             raise
+        self._set_period()
         self.totals.start(end_of_file=True)
         counts = Counts.of(self.collector)
         old.go_on_in(new, counts, drained_ns)
@@ -321,20 +403,20 @@ class _Session:
             file_bytes=self.file.size,
         )
 
-    def _end(self) -> None:
+    def _end_file(self) -> None:
+        """Stop everything, and write the end of the file."""
         self._while_draining(self.collector.end)
         self._drain()
         if self.past:
             self._finish_past(self.past)
         elif self.totals.is_pending:
             self.totals.write(self.file)
-        self.totals.start()
+        self.totals.start(end_of_file=True)
         last = self._with_python(self.totals.last_tasks())
         self.objects.finish([self.file], self._drain)
         self.totals.write(self.file, last)
         self.summary.still_blocked = len(last.waiting())
         self.file.finish(self.collector.span)
-        self._sum_up()
 
     def _sum_up(self) -> None:
         summary, collector = self.summary, self.collector
@@ -343,7 +425,7 @@ class _Session:
         summary.oncpu_samples, summary.lost_records = collector.oncpu_samples(), collector.lost()
         summary.ring_fullest, stats = collector.rings.fullest, collector.program.run_stats()
         summary.programs = {name: (one.run_cnt, one.run_time_ns) for name, one in stats.items()}
-        summary.file_bytes += self.file.size
+        summary.file_bytes += 0 if self.paused else self.file.size
         summary.longest = collector.pressure.longest
         if summary.lost_records or summary.events(losses.RING_FULL):
             compressed = bool(self.options.compression_level)

@@ -134,6 +134,7 @@ _TAKEN: Final = {
     "max_rate": "--max-rate",
     "until_exit": "--until-exit",
     "ready_fd": "--ready-fd",
+    "control": "--control",
     "buildid_cache": "--buildid-cache",
     "switch_max_files": "--switch-max-files",
     "quiet": "-q",

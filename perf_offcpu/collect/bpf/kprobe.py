@@ -44,18 +44,26 @@ class Kprobe:
         # One event is enough: the program runs on every CPU, whatever the CPU of the event.
         attr = Attr(type=kind, config1=ctypes.addressof(name), sample_period=1)
         self._fd = perf_event.open_event(attr, online_cpus()[0])
+        self._has_program = False
 
     def attach(self, program_fd: int) -> None:
-        """Run a program of type KPROBE there until `close`.
+        """Run a program of type KPROBE there until `detach`, or go on after it with the same program.
 
         Raises:
             OSError: the kernel refuses.
         """
-        perf_event.set_filter(self._fd, program_fd)
+        if not self._has_program:
+            perf_event.set_filter(self._fd, program_fd)
+            self._has_program = True
         perf_event.enable(self._fd)
 
+    def detach(self) -> None:
+        """Run the program no more."""
+        if self._fd >= 0 and self._has_program:
+            perf_event.disable(self._fd)
+
     def close(self) -> None:
-        """Detach the program. Closing twice is allowed."""
+        """Detach the program for good. Closing twice is allowed."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

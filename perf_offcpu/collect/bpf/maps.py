@@ -131,6 +131,11 @@ class ProgramMaps:
             self._control[name] = value
         bpf_syscall.update(self._fds["control"], _u32(0), self._control.tobytes())
 
+    def start(self) -> None:
+        """Begin to record, or go on after `stop`: what was noted of tasks before does not count any more."""
+        self._stopped = False
+        self.set_control(enabled=1, begin_ns=now_ns(), end_ns=0)
+
     def stop(self) -> None:
         """Stop recording; return when no program runs any more that has not seen it."""
         if self._control["enabled"]:

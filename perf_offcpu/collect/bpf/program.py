@@ -136,11 +136,13 @@ class OffCpuProgram:
         while self._links:
             os.close(self._links.pop())
         if self._probe:
-            self._probe.close()
+            self._probe.detach()
 
     def close(self) -> None:
         """Detach and close all descriptors. Closing twice is allowed."""
         self.detach()
+        if self._probe:
+            self._probe.close()
         self._unload()
 
     def _unload(self) -> None:
@@ -162,8 +164,11 @@ class OffCpuProgram:
         return self._maps
 
     def enable(self) -> None:
-        """Begin to record; tasks that wait already are looked up, so that their waits are known, too."""
-        self.maps.set_control(enabled=1, begin_ns=now_ns())
+        """Begin to record, or go on after `disable`.
+
+        Tasks that wait already are looked up, so that their waits are known, too.
+        """
+        self.maps.start()
         if _FIRST in self._programs:
             bpf_syscall.run_iterator(self._programs[_FIRST])
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from perf_offcpu.abi.records import CpuMode, RecordType
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.cgroups import cgroup_records
-from perf_offcpu.collect.existing.kernel_maps import KernelMaps
+from perf_offcpu.collect.existing.kernel_maps import KernelMaps, KnownKernel
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
-from perf_offcpu.collect.existing.proc import ProcScan
+from perf_offcpu.collect.existing.proc import KnownTasks, ProcScan
 from perf_offcpu.collect.kernel_totals.losses import Counter
 from perf_offcpu.collect.targets import Target, process_of
 from perf_offcpu.losses import LossCause
@@ -34,12 +34,21 @@ class Inventory:
             recorded of all, because they may be parents and wakers.
         build_ids: gathers the build-ids of mapped files.
         data_maps: also record files mapped for reading.
+        known: tasks of the file before.
+        kernel: of the file before.
     """
 
-    def __init__(self, target: Target, build_ids: MappedBuildIds, data_maps: bool = False) -> None:
-        self._kernel, self._build_ids = KernelMaps(), build_ids
+    def __init__(
+        self,
+        target: Target,
+        build_ids: MappedBuildIds,
+        data_maps: bool = False,
+        known: KnownTasks | None = None,
+        kernel: KnownKernel | None = None,
+    ) -> None:
+        self._kernel, self._build_ids = KernelMaps(kernel), build_ids
         mapped = None if target.is_system else {process_of(one) for one in target.ids}
-        self._tasks = ProcScan(mapped, build_ids, data_maps)
+        self._tasks = ProcScan(mapped, build_ids, data_maps, known)
 
     def records(self) -> Iterator[bytes]:
         """Yield all records, some at a time. Side-band records must flow by now: see `proc`."""

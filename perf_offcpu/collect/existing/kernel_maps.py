@@ -10,9 +10,11 @@ Source: tools/perf/util/synthetic-events.c: perf_event__synthesize_kernel_mmap()
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from perf_offcpu.abi.records import KSYMBOL_TYPE_BPF, CpuMode, RecordType
@@ -21,28 +23,58 @@ from perf_offcpu.collect.existing.records import KERNEL_PID, mmap2, synthesized
 from perf_offcpu.collect.system.kallsyms import KALLSYMS, read_bytes, symbol_address
 from perf_offcpu.files import kernel_lines
 
+_MODULES = Path("/proc/modules")
 KERNEL_DSO = b"[kernel.kallsyms]"
 
 _LAST_BYTES = 4096
 """Assumed length of the last BPF program in memory; that of the others follows from their neighbours."""
 
 
+@dataclass(slots=True)
+class KnownKernel:
+    """Records that were made for an earlier file, and what tells that they still hold.
+
+    Args:
+        changes: number of symbols that the kernel has announced since: BPF programs that came or went.
+        made_at: `changes` when the records were made, with `modules`, the text of /proc/modules.
+        records: these; empty for none.
+        files: their build-ids.
+    """
+
+    changes: int = 0
+    made_at: int = -1
+    modules: bytes = b""
+    records: tuple[bytes, ...] = ()
+    files: dict[bytes, bytes] = field(default_factory=dict)
+
+
 class KernelMaps:
     """The records of kernel text, modules and BPF programs.
+
+    Args:
+        known: records of an earlier file, replaced by those of this one.
 
     Attributes:
         files: name → build-id of the kernel and of each module that has one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: KnownKernel | None = None) -> None:
         self.files: dict[bytes, bytes] = {}
-        self._kallsyms = read_bytes(KALLSYMS)
+        self._known = known or KnownKernel()
+
+    @functools.cached_property
+    def _kallsyms(self) -> bytes:
+        return read_bytes(KALLSYMS)
 
     def records(self) -> Iterator[bytes]:
         """Yield the records of the kernel, its modules and its BPF programs."""
-        yield from self._kernel()
-        yield from self._modules()
-        yield from self._bpf_programs()
+        known, modules = self._known, read_bytes(_MODULES)
+        changes = known.changes
+        if not known.records or (known.made_at, known.modules) != (changes, modules):
+            known.records = (*self._kernel(), *self._modules(modules), *self._bpf_programs())
+            known.made_at, known.modules, known.files = changes, modules, dict(self.files)
+        self.files.update(known.files)
+        yield from known.records
 
     def _kernel(self) -> Iterator[bytes]:
         ends = [symbol_address(self._kallsyms, name) for name in (b"_edata", b"_etext")]
@@ -53,8 +85,8 @@ class KernelMaps:
                 yield self._mmap(KERNEL_DSO, name, start, end - start, start, kernel_build_id())
                 return
 
-    def _modules(self) -> Iterator[bytes]:
-        modules = [line.split() for line in kernel_lines(read_bytes(Path("/proc/modules")))]
+    def _modules(self, text: bytes) -> Iterator[bytes]:
+        modules = [line.split() for line in kernel_lines(text)]
         files = _module_files() if modules else {}
         for module in modules:
             name, size, address = module[0], int(module[1]), int(module[5], 16)

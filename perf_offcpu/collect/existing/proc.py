@@ -12,8 +12,10 @@ they need not be UTF-8.
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import PROT_EXEC, CpuMode, Misc, RecordType
@@ -44,6 +46,33 @@ class Mapping:
     name: bytes
 
 
+class KnownTasks:
+    """Records of the last scan: where a process is as it was, they are not made again.
+
+    Args:
+        most_bytes: of the records of one scan that are kept.
+    """
+
+    def __init__(self, most_bytes: int = 16 << 20) -> None:
+        self._most_bytes = most_bytes
+        self._last: dict[Hashable, tuple[Hashable, bytes]] = {}
+        self._next: dict[Hashable, tuple[Hashable, bytes]] = {}
+        self._bytes = 0
+
+    def begin(self) -> None:
+        """Begin a scan; what is not asked for in it is forgotten."""
+        self._last, self._next, self._bytes = self._next, {}, 0
+
+    def records(self, of: Hashable, content: Hashable, make: Callable[[], bytes]) -> bytes:
+        """Return the records of something, made anew unless its content is that of the last scan."""
+        known = self._last.get(of)
+        found = known[1] if known is not None and known[0] == content else make()
+        if self._bytes + len(found) <= self._most_bytes:
+            self._next[of] = content, found
+            self._bytes += len(found)
+        return found
+
+
 class ProcScan:
     """A scan of all processes.
 
@@ -52,20 +81,27 @@ class ProcScan:
             names are recorded, because they may be parents or wakers.
         build_ids: gathers the build-ids of mapped files.
         data_maps: also record files mapped for reading.
+        known: records of the last scan, with the same `data_maps`; replaced by those of this one.
 
     Attributes:
         skipped: lines of /proc that were left out.
     """
 
     def __init__(
-        self, mapped: Container[object] | None, build_ids: MappedBuildIds, data_maps: bool = False
+        self,
+        mapped: Container[object] | None,
+        build_ids: MappedBuildIds,
+        data_maps: bool = False,
+        known: KnownTasks | None = None,
     ) -> None:
+        self._known = known or KnownTasks()
         self._mapped, self._build_ids, self._data_maps = mapped, build_ids, data_maps
         self.skipped = Losses()
         self._vdso = _vdso_build_id()
 
     def records(self) -> Iterator[bytes]:
         """Yield the records of one process at a time, in ascending order of pids."""
+        self._known.begin()
         for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
             try:
                 yield b"".join(self._process(pid))
@@ -73,29 +109,18 @@ class ProcScan:
                 continue
 
     def _process(self, pid: int) -> Iterator[bytes]:
-        parent = _parent(pid)
-        for tid in sorted(map(int, os.listdir(f"/proc/{pid}/task"))):
-            try:
-                comm = read_kernel(f"/proc/{pid}/task/{tid}/comm")[:-1]
-            except _GONE:
-                continue
-            creator = parent if tid == pid else pid
-            fork = {"pid": pid, "ppid": creator, "tid": tid, "ptid": creator, "time": 0}
-            yield synthesized(RecordType.FORK, Misc.FORK_EXEC, fork)
-            yield synthesized(RecordType.COMM, 0, {"pid": pid, "tid": tid, "comm": comm})
-        if self._mapped is None or pid in self._mapped:
-            yield from self._maps(pid)
-
-    def _maps(self, pid: int) -> Iterator[bytes]:
-        mappings = [
-            one
-            for one in parse_maps(read_kernel(f"/proc/{pid}/maps"), self.skipped)
-            if self._is_recorded(one)
-        ]
-        if mappings:  # kernel threads have none
+        parent, comms = _parent(pid), _comms(pid)
+        yield self._known.records(pid, (parent, comms), lambda: _threads(pid, parent, comms))
+        if self._mapped is not None and pid not in self._mapped:
+            return
+        if text := read_kernel(f"/proc/{pid}/maps"):  # kernel threads have none
             yield _namespaces(pid)
-        for mapping in mappings:
-            yield self._mmap(pid, mapping)
+            digest = blake2b(text, digest_size=16).digest()
+            yield self._known.records(("maps", pid), digest, lambda: self._maps(pid, text))
+
+    def _maps(self, pid: int, text: bytes) -> bytes:
+        mappings = filter(self._is_recorded, parse_maps(text, self.skipped))
+        return b"".join(self._mmap(pid, mapping) for mapping in mappings)
 
     def _is_recorded(self, mapping: Mapping) -> bool:
         data = self._data_maps and mapping.inode > 0 and mapping.permissions.startswith(b"r-")
@@ -130,6 +155,26 @@ class ProcScan:
             pid, mapping.start, mapping.end, mapping.device, mapping.inode, mapping.name, maps=True
         )
         return found or b""
+
+
+def _comms(pid: int) -> tuple[tuple[int, bytes], ...]:
+    """Return the threads of a process, ascending, with their names."""
+    found = []
+    for tid in sorted(map(int, os.listdir(f"/proc/{pid}/task"))):
+        with suppress(*_GONE):
+            found.append((tid, read_kernel(f"/proc/{pid}/task/{tid}/comm")[:-1]))
+    return tuple(found)
+
+
+def _threads(pid: int, parent: int, comms: tuple[tuple[int, bytes], ...]) -> bytes:
+    """Return FORK and COMM of each thread."""
+    records = []
+    for tid, comm in comms:
+        creator = parent if tid == pid else pid
+        fork = {"pid": pid, "ppid": creator, "tid": tid, "ptid": creator, "time": 0}
+        records.append(synthesized(RecordType.FORK, Misc.FORK_EXEC, fork))
+        records.append(synthesized(RecordType.COMM, 0, {"pid": pid, "tid": tid, "comm": comm}))
+    return b"".join(records)
 
 
 def parse_maps(text: bytes, skipped: Losses | None = None) -> Iterator[Mapping]:

@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds, remember
 from perf_offcpu.collect.existing.records import ZERO_TRAILER
 from perf_offcpu.collect.rings.rings import Sink
@@ -87,13 +88,14 @@ class SideBand:
 
     Args:
         build_ids: gathers the build-ids of what is mapped.
+        kernel: counts changes of the kernel's symbols.
 
     Attributes:
         sink: receives the records.
     """
 
-    def __init__(self, build_ids: MappedBuildIds) -> None:
-        self._build_ids = build_ids
+    def __init__(self, build_ids: MappedBuildIds, kernel: KnownKernel) -> None:
+        self._build_ids, self._kernel = build_ids, kernel
         self._known: dict[bytes, bytes] = {}  # inode and name, as they stand in records
         self.sink: Sink | None = None
         self._next: Sink | None = None
@@ -133,7 +135,9 @@ class SideBand:
                 kept = at + size
             elif kind == _MMAP2:
                 self._complete(view[at : at + size])
-            elif kind in _GROWING and (true_size := _true_size(kind, view[at : at + size])) < size:
+            elif kind in _GROWING:
+                self._kernel.changes += 1
+            if kind in _GROWING and (true_size := _true_size(kind, view[at : at + size])) < size:
                 view[at + 6 : at + 8] = true_size.to_bytes(2, sys.byteorder)
                 pieces.append(view[kept : at + true_size])
                 kept = at + size

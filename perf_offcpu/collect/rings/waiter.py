@@ -11,11 +11,16 @@ import select
 import time
 from collections.abc import Iterable
 
+from perf_offcpu.collect.control import Control
 from perf_offcpu.collect.system.signals import RecordingSignals
 from perf_offcpu.collect.targets import TargetWatch
 
 FLUSH_S = 0.2
 """Longest time between two looks into the rings: as much as a killed recorder loses at most."""
+
+
+STEADY_FLUSH_S = 1.0
+"""The same in a recording of the whole machine in many files: each look takes CPU time, for ever."""
 
 
 class Waiter:
@@ -27,6 +32,7 @@ class Waiter:
         signals: end the recording, too.
         watch: the targets; the end of the last one ends the recording.
         duration_s: time from now after which the recording ends; None for no limit.
+        control: commands, which end a wait when they come.
     """
 
     def __init__(
@@ -36,11 +42,14 @@ class Waiter:
         signals: RecordingSignals,
         watch: TargetWatch,
         duration_s: float | None,
+        control: Control,
     ) -> None:
         self._endings, self._watch, self._signals = set(endings), watch, signals
+        self._control = control
         self._deadline = None if duration_s is None else time.monotonic() + duration_s
         self._poll = select.poll()
-        for fd in (*rings, *self._endings, signals.fd, *watch.fds):
+        commands = [control.fd] if control.fd >= 0 else []
+        for fd in (*rings, *self._endings, signals.fd, *watch.fds, *commands):
             self._poll.register(fd, select.POLLIN)
 
     def add_rings(self, rings: Iterable[int]) -> None:
@@ -48,9 +57,9 @@ class Waiter:
         for fd in rings:
             self._poll.register(fd, select.POLLIN)
 
-    def wait(self) -> bool:
-        """Wait until there is something to do; return whether the recording is over."""
-        left_s = FLUSH_S if self._deadline is None else min(FLUSH_S, self._deadline - time.monotonic())
+    def wait(self, most_s: float = FLUSH_S) -> bool:
+        """Wait until there is something to do, or for `most_s`; return whether the recording is over."""
+        left_s = most_s if self._deadline is None else min(most_s, self._deadline - time.monotonic())
         ready = self._poll.poll(max(0.0, left_s) * 1000)
         over = [self._is_over(fd, flags) for fd, flags in ready]
         return any(over) or (self._deadline is not None and time.monotonic() >= self._deadline)
@@ -60,6 +69,10 @@ class Waiter:
             return True
         if fd == self._signals.fd:
             return self._signals.is_ending()
+        if fd == self._control.fd:
+            if not self._control.read():
+                self._poll.unregister(fd)
+            return False
         if fd in self._watch.fds:
             self._poll.unregister(fd)
             return self._watch.ended(fd)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
+import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.wait_objects import MAGIC, OBJECTS, TEXTS, VERSION, ObjectKind
@@ -24,7 +25,7 @@ from perf_offcpu.collect.wait_objects.names import (
     socket_texts,
 )
 from perf_offcpu.collect.wait_objects.peers import Ends
-from perf_offcpu.collect.wait_objects.sockets import listening_ports
+from perf_offcpu.collect.wait_objects.sockets import ListeningPorts
 
 Described = dict[str, Any]
 """Fields of `abi.wait_objects.OBJECT`, and the texts by name as bytes."""
@@ -32,19 +33,22 @@ Described = dict[str, Any]
 _MOST_TEXT: Final = 24 << 10
 """Bytes of text in a record, which has 64 KB."""
 _MOST_OBJECTS: Final = 128
+PORTS_S: Final = 2.0
+"""Time after which listening ports are read again."""
 _FILES = (ObjectKind.FILE, ObjectKind.DIRECTORY, ObjectKind.CHARACTER, ObjectKind.BLOCK)
 _SIDES = {os.O_RDONLY: b"read end", os.O_WRONLY: b"write end"}
 
 
-def describe(rows: NDArray[Any], *, names: bool) -> list[Described]:
+def describe(rows: NDArray[Any], *, names: bool, ports: ListeningPorts | None = None) -> list[Described]:
     """Describe objects.
 
     Args:
         rows: of `struct offcpu_object`.
         names: look up names; else only numbers and addresses are described.
+        ports: the ports that are known.
     """
     mounts = Mounts()
-    maps_of, ports_of = functools.cache(mappings_of), functools.cache(listening_ports)
+    maps_of, ports_of = functools.cache(mappings_of), (ports or ListeningPorts(PORTS_S)).of
     found = []
     for row in rows:
         kind, pid = int(row["kind"]), int(row["pid"])
@@ -64,6 +68,12 @@ def describe(rows: NDArray[Any], *, names: bool) -> list[Described]:
         found.append(_numbers(row) | dict.fromkeys(TEXTS, b"") | texts)
     if names:
         _add_peers(found)
+    return found
+
+
+def needs_scan(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return bool[n]: True for objects whose other ends are looked for in all processes."""
+    found: NDArray[np.bool_] = (rows["kind"] == ObjectKind.PIPE) | (rows["peer_inode"] != 0)
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -44,6 +45,34 @@ def listening_ports(pid: int) -> frozenset[int]:
                 break
             ports.add(int(words[_LOCAL].rpartition(b":")[2], 16))
     return frozenset(ports)
+
+
+class ListeningPorts:
+    """The listening ports of network namespaces; each is looked up again after some time.
+
+    Where tables of connections are large, the kernel takes milliseconds to read even their begin.
+
+    Args:
+        valid_s: time after which a namespace is looked up again.
+    """
+
+    def __init__(self, valid_s: float) -> None:
+        self._valid_s = valid_s
+        self._known: dict[int, tuple[float, frozenset[int]]] = {}
+
+    def of(self, pid: int) -> frozenset[int]:
+        """Return the ports of a process's namespace; none if it is gone."""
+        try:
+            namespace = os.stat(f"/proc/{pid}/ns/net").st_ino
+        except OSError:
+            return frozenset()
+        now = time.monotonic()
+        until, ports = self._known.get(namespace, (0.0, frozenset[int]()))
+        if now >= until:
+            self._known = {key: one for key, one in self._known.items() if one[0] > now}
+            ports = listening_ports(pid)
+            self._known[namespace] = now + self._valid_s, ports
+        return ports
 
 
 def sockets_of(pid: int, inodes: frozenset[bytes]) -> dict[bytes, Socket]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +22,55 @@ from perf_offcpu.collect.output_file import OutputFile, Piece
 from perf_offcpu.collect.system.background import NAP_S, in_background
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.wait_objects.describe import (
+    PORTS_S,
     Described,
     describe,
     described_again,
     is_epoll,
+    needs_scan,
     object_payloads,
 )
+from perf_offcpu.collect.wait_objects.sockets import ListeningPorts
 
 NAMING_S = 2.0
 """Longest time for names at the end of a file; /proc may wait for a lock of the process."""
 _MOST_SETS = 256
+_MOST_KNOWN = 1 << 14
+_IDENTITY = ["id", "kind", "pid", "fd", "device", "inode", "number", "address", "peer_inode"]
+"""Members of `struct offcpu_object` that make it the same one, at the same place."""
+STEADY_KNOWN_S, STEADY_PORTS_S = 300.0, 20.0
+"""Times for which names of objects, which each file needs, and listening ports hold in many files."""
+SCAN_SHARE, STEADY_SCAN_SHARE = 0.05, 0.002
+"""Part of a CPU for scans of all processes, for the other ends of pipes; the second in many files."""
+
+
+class KnownObjects:
+    """Descriptions of objects that hold for some time: each file needs those of all that were waited for.
+
+    Args:
+        valid_s: 0 for none.
+    """
+
+    def __init__(self, valid_s: float) -> None:
+        self._valid_s = valid_s
+        self._known: dict[tuple[int, ...], tuple[float, Described]] = {}
+
+    def described(
+        self, rows: NDArray[Any], describe_new: Callable[[NDArray[Any]], list[Described]]
+    ) -> list[Described]:
+        """Return the descriptions of rows of `struct offcpu_object`, in this order."""
+        if not self._valid_s:
+            return describe_new(rows)
+        now = time.monotonic()
+        keys: list[tuple[int, ...]] = rows[_IDENTITY].tolist()
+        new = [at for at, key in enumerate(keys) if self._known.get(key, (0.0,))[0] < now]
+        if new and len(self._known) + len(new) > _MOST_KNOWN:
+            self._known = {key: one for key, one in self._known.items() if one[0] >= now}
+        found = dict(zip(new, describe_new(rows[new]), strict=True))
+        for at, one in found.items():
+            if len(self._known) < _MOST_KNOWN:
+                self._known[keys[at]] = now + self._valid_s, one
+        return [found[at] if at in found else self._known[key][1] for at, key in enumerate(keys)]
 
 
 class ObjectTable:
@@ -40,6 +80,12 @@ class ObjectTable:
         self._collector, self._names = collector, collector.options.object_names
         self._naming: Future[list[Described]] | None = None
         self._named: NDArray[np.void] = np.empty(0, np.void)
+        is_steady = collector.options.is_steady
+        self._known = KnownObjects(STEADY_KNOWN_S if is_steady else 0.0)
+        self._ports = ListeningPorts(STEADY_PORTS_S if is_steady else PORTS_S)
+        self._scan_share = STEADY_SCAN_SHARE if is_steady else SCAN_SHARE
+        self._held: NDArray[np.void] = np.empty(0, np.void)  # rows that wait for a scan
+        self._scan_due = self._scan_s = 0.0
         self._sets: dict[int, NDArray[np.void]] = {}  # epoll instances of this file by id, a row each
         self._unwritten: Iterator[Piece] = iter(())
 
@@ -48,8 +94,20 @@ class ObjectTable:
         if self._naming is not None and self._naming.done():
             self._write(self._naming.result(), files)
             self._naming = None
-        if self._naming is None and len(rows := self._collector.program.maps.take_objects()):
+        if self._naming is None and len(rows := self._next_rows()):
             self._begin(rows)
+
+    def _next_rows(self) -> NDArray[np.void]:
+        """Return the objects to be named now: those that need a scan of all processes wait for its time."""
+        rows = self._collector.program.maps.take_objects()
+        if len(self._held):
+            rows = np.concatenate([self._held, rows])
+        if not len(rows) or time.monotonic() >= self._scan_due:
+            self._held = rows[:0]
+            return rows
+        waits = needs_scan(rows)
+        self._held = rows[waits]
+        return rows[~waits]
 
     def finish(self, files: Iterable[OutputFile], drain: Callable[[], object]) -> None:
         """Write all objects up to now, for the end of a file, and what epoll instances watch by now.
@@ -58,6 +116,7 @@ class ObjectTable:
             drain: empties the rings, and is called again and again.
         """
         files, until = list(files), time.monotonic() + NAMING_S
+        self._scan_due = 0.0
         self.follow(files)
         self._await(files, until, drain)
         if self._sets and self._names:
@@ -84,7 +143,16 @@ class ObjectTable:
         for at in range(len(rows)):
             if is_epoll(rows[at]) and len(self._sets) < _MOST_SETS:
                 self._sets[int(rows[at]["id"])] = rows[at : at + 1]
-        self._named, self._naming = rows, in_background(lambda: describe(rows, names=names))
+        scans = names and bool(needs_scan(rows).any())
+
+        def work() -> list[Described]:
+            begin_s = time.thread_time()
+            found = self._known.described(rows, lambda new: describe(new, names=names, ports=self._ports))
+            if scans:
+                self._scan_due = time.monotonic() + (time.thread_time() - begin_s) / self._scan_share
+            return found
+
+        self._named, self._naming = rows, in_background(work)
 
     def _write(self, objects: list[Described], files: Iterable[OutputFile]) -> None:
         event = self._collector.counters_event

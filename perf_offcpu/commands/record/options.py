@@ -19,6 +19,7 @@ from perf_offcpu.commands.shared.streams import stdout_is_closed
 from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
+    from perf_offcpu.collect.control import ControlFds
     from perf_offcpu.collect.options import RecordOptions
     from perf_offcpu.collect.rotation import Rotation
 
@@ -92,6 +93,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         pystack=_pystack() if args.python_stacks else "",
         duration_s=args.duration,
         until_exit=_at_least("--until-exit", 0, args.until_exit),
+        control=_control(args),
     )
     _check_tracepoints(options)
     return options
@@ -118,6 +120,16 @@ def _rotation(args: argparse.Namespace) -> Rotation | None:
     if args.output == STANDARD_OUTPUT:
         raise UsageError("--switch-output needs files, -o - is a pipe")
     return parse_rotation(args.switch_output, args.switch_max_files)
+
+
+def _control(args: argparse.Namespace) -> ControlFds | None:
+    from perf_offcpu.collect.control import parse_control
+
+    if args.control is None:
+        return None
+    if args.switch_output is None:
+        raise UsageError("--control needs --switch-output: each pause ends a file")
+    return parse_control(args.control)
 
 
 def _compression_level(args: argparse.Namespace) -> int:

@@ -43,7 +43,7 @@ _ADVICE: Mapping[str, Mapping[tuple[str, ...], str]] = {
         ("-z",): "levels are -z1 to -z22; without -z nothing is compressed",
         ("-b", "--branch-any", "-j", "--branch-filter", "-d", "--data", "-W", "--weight", "-I", "--intr-regs",
          "--user-regs", "--phys-data", "-S", "--snapshot", "--overwrite", "--aux-sample", "--per-thread",
-         "--control", "--group", "-s", "--stat", "-R", "--raw-samples",
+         "--group", "-s", "--stat", "-R", "--raw-samples",
          "-n", "--no-samples"): "perf record does that; record with both, and give both files to -i",
     },
     "report": _COMMON

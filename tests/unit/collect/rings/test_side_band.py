@@ -11,6 +11,7 @@ import pytest
 from perf_offcpu.abi.records import CpuMode, Misc, RecordType
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.existing import mapped_files
+from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.records import mmap2, synthesized
 from perf_offcpu.collect.rings.side_band import SideBand
@@ -52,7 +53,7 @@ def mapped(name: bytes, prot: int) -> bytes:
     ],
 )
 def test_maps_of_own_data_are_left_out(name: bytes, prot: int, stays: bool) -> None:
-    side_band, kept = SideBand(MappedBuildIds()), Kept()
+    side_band, kept = SideBand(MappedBuildIds(), KnownKernel()), Kept()
     side_band.sink = kept
     record = mapped(name, prot)
     side_band.append(COMM + record, record + COMM)
