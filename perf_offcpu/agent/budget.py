@@ -61,6 +61,8 @@ class CpuBudget:
     def begin(self, now_s: float) -> None:
         """Count from now on."""
         self._bucket = Bucket(self.part * HOUR_S, HOUR_S, now_s)
+        while len(self._notes) > 1:
+            self._notes.popleft()
         self.is_counting = True
 
     def note(self, cpu_s: float, now_s: float) -> None:
@@ -91,6 +93,11 @@ class CpuBudget:
         """
         return not self.is_counting or self._bucket.level >= 0.5 * self._bucket.limit
 
+    @property
+    def noted_s(self) -> float:
+        """Return the time that `recent` is about."""
+        return self._notes[-1][0] - self._notes[0][0] if self._notes else 0.0
+
     def recent(self) -> float:
         """Return the CPU time of the last ten minutes as a part of one CPU."""
         if len(self._notes) < 2 or self._notes[-1][0] <= self._notes[0][0]:
@@ -104,6 +111,8 @@ COST_OF_SAMPLE_S: Final = 1e-4
 MAX_RAISE: Final = 64
 _LOWER_BELOW: Final = 0.6
 _LEAST_S: Final = 600.0
+_KNOWN_S: Final = 240.0
+"""Time over which the cost must be known, before it says something."""
 
 
 class Period:
@@ -125,7 +134,7 @@ class Period:
 
     def adapt(self, budget: CpuBudget, samples_per_s: float, now_s: float) -> bool:
         """Choose the period after a segment; return whether it changed."""
-        if not budget.is_counting or now_s - self._changed_s < _LEAST_S:
+        if not budget.is_counting or budget.noted_s < _KNOWN_S or now_s - self._changed_s < _LEAST_S:
             return False
         share, sampled = budget.recent() / budget.part, samples_per_s * COST_OF_SAMPLE_S / budget.part
         if share > 1 and sampled > 0.3 and self.factor < MAX_RAISE:
