@@ -143,16 +143,16 @@ class Delivery:
             raise _TooMuch
         size = 0
         if self.dataset is not None:
-            size = self.dataset.write(profile)
+            begin_ns, _ = _span(profile)
+            size = self.dataset.write(profile, self._ledger.missing(name, begin_ns, _utc(profile)))
             self._metrics.add("dataset_bytes_total", size)
         size += sum(sink.keep(name, profile) for sink in self.push)
         if self.bytes is not None:
             self.bytes.spend(size, time.monotonic())
 
     def _account(self, name: str, profile: Profile, begin_ns: int, end_ns: int) -> None:
-        meta = profile.meta
         with self.lock:
-            self._ledger.deliver(name, begin_ns, end_ns, meta.wall_clock_ns - meta.wall_clock_at_ns)
+            self._ledger.deliver(name, begin_ns, end_ns, _utc(profile))
             self._metrics.add("samples_total", len(profile.samples))
             for cause, count in profile.losses.items():
                 if cause.is_loss:
@@ -203,6 +203,11 @@ class _Empty(Exception):
 
 class _TooMuch(Exception):
     """The bytes of this day are spent."""
+
+
+def _utc(profile: Profile) -> int:
+    """Return UTC minus CLOCK_MONOTONIC; 0 unknown."""
+    return profile.meta.wall_clock_ns - profile.meta.wall_clock_at_ns
 
 
 def _span(profile: Profile) -> tuple[int, int]:

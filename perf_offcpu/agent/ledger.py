@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.spool import STATE, Spool, run_of
@@ -24,6 +24,13 @@ CLOCK_STEP_NS: Final = 100_000_000
 _KEPT_CAUSES: Final = 64
 _AFTER: Final = "~"
 """Behind the name of a recording: after it. Such keys sort between that name and the next."""
+
+
+class Missing(NamedTuple):
+    """A time that is in no segment, and why."""
+
+    ns: int
+    cause: str
 
 
 class Ledger:
@@ -79,6 +86,18 @@ class Ledger:
             self.metrics.add("segments_lost_total", 1, cause)
             self._note(name, cause)
 
+    def missing(self, name: str, begin_ns: int, utc_ns: int) -> Missing | None:
+        """Return the time that is missing before a recording; None if it follows the last one.
+
+        Args:
+            begin_ns, utc_ns: as of `deliver`.
+        """
+        with self._lock:
+            if not self._end_ns:
+                return None
+            ns = begin_ns - self._end_ns if self._same_boot else begin_ns + utc_ns - self._end_utc_ns
+            return Missing(ns, self._cause_before(name)) if ns > 0 else None
+
     def deliver(self, name: str, begin_ns: int, end_ns: int, utc_ns: int) -> None:
         """Account a delivered segment, and the gap before it.
 
@@ -92,10 +111,9 @@ class Ledger:
             self._causes = {key: value for key, value in self._causes.items() if key > self.done}
 
     def _account(self, name: str, begin_ns: int, end_ns: int, utc_ns: int) -> None:
+        if gap := self.missing(name, begin_ns, utc_ns):
+            self.metrics.add("gap_seconds_total", gap.ns / 1e9, gap.cause)
         if self._end_ns:
-            gap_ns = begin_ns - self._end_ns if self._same_boot else begin_ns + utc_ns - self._end_utc_ns
-            if gap_ns > 0:
-                self.metrics.add("gap_seconds_total", gap_ns / 1e9, self._cause_before(name))
             step_ns = self._end_ns + utc_ns - self._end_utc_ns
             if self._same_boot and abs(step_ns) >= CLOCK_STEP_NS:
                 self.metrics.add("clock_steps_total")

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from perf_offcpu.agent.ledger import Missing
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.spool import Spool, message_name
 from perf_offcpu.text import printable
 
 if TYPE_CHECKING:
-    from perf_offcpu.dataset.rows import Host
+    from perf_offcpu.dataset.rows import Gap, Host
     from perf_offcpu.model.profile import Profile
     from perf_offcpu.push.sender import Sender
     from perf_offcpu.push.targets import Target
@@ -70,15 +71,26 @@ class DatasetSink:
         self._dataset = open_dataset(url, make=True)
         self._labels = labels
 
-    def write(self, profile: Profile) -> int:
+    def write(self, profile: Profile, missing: Missing | None = None) -> int:
         """Write a segment, in place of one of the same time; return its bytes.
+
+        Args:
+            missing: the time before it that is in no segment.
 
         Raises:
             OSError, PerfOffcpuError: it cannot be written.
         """
         from perf_offcpu.dataset.segment import write_segment
 
-        return write_segment(self._dataset, profile, _host(profile, self._labels)).bytes
+        gap = _gap(profile, missing) if missing else None
+        return write_segment(self._dataset, profile, _host(profile, self._labels), gap).bytes
+
+
+def _gap(profile: Profile, missing: Missing) -> Gap:
+    from perf_offcpu.dataset.rows import Gap, span_of
+
+    end_ns = span_of(profile).begin_ns
+    return Gap(end_ns - missing.ns, end_ns, missing.cause)
 
 
 def _host(profile: Profile, labels: dict[str, str]) -> Host:

@@ -9,8 +9,8 @@
 `Dataset.files` leaves out a file that the note of a compacted one names, so that at any time, also after a
 crash at any step, it has each row once; the next compaction completes what a crash left. A reader that lists
 folders by itself can see rows twice between steps 3 and 4. A segment that is written again later is not
-written: the note says that its rows are there. Samples, budgets, hosts and losses are sorted by (host, time);
-of stacks and frames one row of each id is kept.
+written: the note says that its rows are there. Samples, budgets, hosts, losses and gaps are sorted by (host,
+time); of stacks and frames one row of each id is kept.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ _KEYS = {
     "budgets": ("begin_ns", "tid"),
     "hosts": ("begin_ns",),
     "losses": ("begin_ns",),
+    "gaps": ("end_ns",),
 }
 """Order of the rows of a host."""
 _IDS = {"stacks": "stack_id", "frames": "frame_id"}

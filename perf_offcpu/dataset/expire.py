@@ -7,7 +7,7 @@ from perf_offcpu.dataset.dataset import Dataset
 from perf_offcpu.dataset.layout import HOUR_NS
 from perf_offcpu.structs import mutable
 
-_ORDER = ("samples", "budgets", "losses", "hosts", "stacks", "frames")
+_ORDER = ("samples", "budgets", "losses", "gaps", "hosts", "stacks", "frames")
 """Samples first: a crash leaves none without their stacks."""
 
 

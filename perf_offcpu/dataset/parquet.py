@@ -31,6 +31,7 @@ _STATISTICS = {
     "budgets": ["begin_ns", "host_id"],
     "hosts": ["begin_ns", "host_id"],
     "losses": ["begin_ns", "host_id"],
+    "gaps": ["end_ns", "host_id"],
 }
 """Columns by which engines skip row groups. Statistics of all columns are half of a small file."""
 

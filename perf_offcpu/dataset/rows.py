@@ -181,6 +181,25 @@ def loss_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
     }
 
 
+@frozen
+class Gap:
+    """Time of a host that is in no segment, UTC."""
+
+    begin_ns: int
+    end_ns: int
+    cause: str
+
+
+def gap_row(gap: Gap, host: Host) -> dict[str, Any]:
+    """Return the columns of GAPS: one row."""
+    return {
+        "begin_ns": _repeated(gap.begin_ns, 1),
+        "end_ns": _repeated(gap.end_ns, 1),
+        "cause": Texts([printable(gap.cause)], np.zeros(1, np.int64)),
+        **_host_columns(host, 1),
+    }
+
+
 def host_row(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
     """Return the columns of HOSTS: one row."""
     import pyarrow as pa

@@ -5,9 +5,10 @@ A dataset is a folder with one folder a table, and below hive partitions by hour
 
     DATASET/samples/date=2026-11-22/hour=14/web1-….parquet
 
-A row lies in the hour of its `time_ns` (budgets, hosts, losses: of their `begin_ns`); the stacks and frames
-that the rows of an hour name lie in the same hour. A file holds one host until compaction merges those of an
-hour, sorted by (host_id, time_ns, stack_id): the column `host_id` tells hosts apart, not a folder.
+A row lies in the hour of its `time_ns` (budgets, hosts, losses: of their `begin_ns`; gaps: `end_ns`); the
+stacks and frames that the rows of an hour name lie in the same hour. A file holds one host until compaction
+merges those of an hour, sorted by (host_id, time_ns, stack_id): the column `host_id` tells hosts apart, not a
+folder.
 
 Ids of stacks and frames are hashes of their content, so files of several hosts and times are merged by
 concatenation, and equal stacks and frames may be there several times: a query takes one row of each id.
@@ -126,6 +127,13 @@ LOSSES = (
     Column("host_id", "string", "the host"),
     Column("boot_id", "string", "the boot of the host"),
 )
+GAPS = (
+    Column("begin_ns", "int64", "end of the last recorded time before it: ns since 1970, UTC"),
+    Column("end_ns", "int64", "begin of the next: that of a row of hosts"),
+    Column("cause", "string", "why this host recorded nothing: perf-offcpu-agent.txt, WHAT IS LOST"),
+    Column("host_id", "string", "the host"),
+    Column("boot_id", "string", "the boot of the host at the end"),
+)
 PARTITIONS = (
     Column("date", "date32", "day, UTC: 2026-11-22"),
     Column("hour", "int32", "hour of the day, UTC: 00 to 23"),
@@ -138,5 +146,6 @@ TABLES = {
     "budgets": BUDGETS,
     "hosts": HOSTS,
     "losses": LOSSES,
+    "gaps": GAPS,
 }
 """Name → columns."""

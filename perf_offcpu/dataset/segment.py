@@ -18,9 +18,11 @@ from perf_offcpu.dataset.dataset import Dataset
 from perf_offcpu.dataset.layout import HOUR_NS, folder_of, segment_name
 from perf_offcpu.dataset.parquet import to_parquet
 from perf_offcpu.dataset.rows import (
+    Gap,
     Host,
     Span,
     budget_columns,
+    gap_row,
     host_row,
     loss_columns,
     sample_columns,
@@ -47,11 +49,12 @@ class Segment:
     skipped: int  # files that are part of a compacted file already, and were not written again
 
 
-def write_segment(dataset: Dataset, profile: Profile, host: Host) -> Segment:
+def write_segment(dataset: Dataset, profile: Profile, host: Host, gap: Gap | None = None) -> Segment:
     """Write the samples, stacks, frames, budgets and losses of a profile.
 
     Args:
         profile: of one host; all events.
+        gap: the time before it of which the host has no segment; None for none, or if that is not known.
 
     Raises:
         UsageError: the recording does not say what time it was.
@@ -61,7 +64,7 @@ def write_segment(dataset: Dataset, profile: Profile, host: Host) -> Segment:
     span = span_of(profile)
     name = segment_name(host.host_id, host.boot_id, span.begin_ns, span.end_ns)
     size = files = skipped = 0
-    for table, hour, columns in _parts(profile, host, span):
+    for table, hour, columns in _parts(profile, host, span, gap):
         folder = f"{table}/{folder_of(hour)}"
         if dataset.is_compacted(folder, name):
             skipped += 1
@@ -72,7 +75,9 @@ def write_segment(dataset: Dataset, profile: Profile, host: Host) -> Segment:
     return Segment(name, len(profile.samples), size, files, skipped)
 
 
-def _parts(profile: Profile, host: Host, span: Span) -> Iterator[tuple[str, int, dict[str, Any]]]:
+def _parts(
+    profile: Profile, host: Host, span: Span, gap: Gap | None
+) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Return (table, hour, columns) in the order in which they are to be written."""
     content = content_of(profile)
     samples = sample_columns(profile, content, host, span)
@@ -90,6 +95,8 @@ def _parts(profile: Profile, host: Host, span: Span) -> Iterator[tuple[str, int,
             yield "stacks", hour, stacks
     first = span.begin_ns // HOUR_NS
     yield "hosts", first, host_row(profile, host, span)
+    if gap is not None:
+        yield "gaps", gap.end_ns // HOUR_NS, gap_row(gap, host)
     if profile.losses:
         yield "losses", first, loss_columns(profile, host, span)
     budgets = budget_columns(profile, host, span)

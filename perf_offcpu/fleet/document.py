@@ -12,6 +12,7 @@ from perf_offcpu.report.fields import fields, frame
 VERSION = 1
 """Raised when a key changes its meaning or goes."""
 _HEAD = "source selection hosts recorded_ns first_ns last_ns periods events unit losses notes"
+_GAP = "host cause ns"
 _ROW = "weight blocked runq waits waits_are_exact samples"
 
 
@@ -31,7 +32,8 @@ def stacks(head: Head, table: StackTable) -> dict[str, Any]:
 
 def head_fields(head: Head) -> dict[str, Any]:
     """Return the facts on a selection."""
-    return {"version": VERSION} | fields(head, _HEAD)
+    gaps = [fields(gap, _GAP) for gap in head.gaps]
+    return {"version": VERSION} | fields(head, _HEAD) | {"gaps": gaps}
 
 
 def _table(table: Table) -> dict[str, Any]:

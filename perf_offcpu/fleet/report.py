@@ -32,6 +32,15 @@ _MOST_STACKS = 2000
 
 
 @frozen
+class Gap:
+    """The time that a host recorded nothing, for one cause."""
+
+    host: str
+    cause: str
+    ns: int
+
+
+@frozen
 class Head:
     """Facts on what a view shows."""
 
@@ -46,6 +55,7 @@ class Head:
     unit: str  # of weights: "ns", or "" for occurrences
     losses: dict[str, int]
     notes: dict[str, int]
+    gaps: tuple[Gap, ...]  # longest first
 
 
 @frozen
@@ -119,6 +129,7 @@ def head_of(selected: Selected) -> Head:
         unit=unit_of(selection.events),
         losses={cause: count for (cause, is_loss), count in lost.items() if is_loss},
         notes={cause: count for (cause, is_loss), count in lost.items() if not is_loss},
+        gaps=tuple(_gaps(selected)),
     )
 
 
@@ -251,6 +262,33 @@ def _losses(selected: Selected) -> dict[tuple[str, bool], int]:
     columns = selected.tables.engine.run(found.order_by("cause"))
     rows = zip(columns["cause"], columns["is_loss"], columns["total"], strict=True)
     return {(printable(cause), is_loss): total for cause, is_loss, total in rows}
+
+
+def _gaps(selected: Selected) -> list[Gap]:
+    """Return the time that hosts recorded nothing, cut to the selected time, by host and cause."""
+    import ibis
+
+    table, selection = selected.tables.table("gaps"), selected.selection
+    rows = table.filter(True, *in_hours(table, replace(selection, until_ns=None)))  # in the hour of their end
+    begin, end = rows.begin_ns, rows.end_ns
+    if selection.since_ns is not None:
+        begin = ibis.greatest(begin, ibis.literal(selection.since_ns, "int64"))
+    if selection.until_ns is not None:
+        end = ibis.least(end, ibis.literal(selection.until_ns, "int64"))
+    if len(selected.spans) < len(selected.all_spans):
+        rows = rows.filter(rows.host_id.isin(sorted({span.host_id for span in selected.spans})))
+    each = rows.select("host_id", "cause", begin=begin, end=end).distinct()
+    each = each.filter(each.begin < each.end)
+    found = each.group_by("host_id", "cause").aggregate(
+        ns=(each.end - each.begin).cast("decimal(38, 0)").sum()
+    )
+    columns = selected.tables.engine.run(found)
+    names = host_names(selected)
+    gaps = [
+        Gap(names.get(host) or printable(host), printable(cause), int(ns))
+        for host, cause, ns in zip(columns["host_id"], columns["cause"], columns["ns"], strict=True)
+    ]
+    return sorted(gaps, key=lambda gap: (-gap.ns, gap.host, gap.cause))
 
 
 def profile_of_selected(selected: Selected) -> Profile:

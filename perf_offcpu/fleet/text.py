@@ -16,6 +16,7 @@ from perf_offcpu.report.text_table import Column
 from perf_offcpu.text import printable
 
 _NUMBERS = ("pid", "tid", "cpu")
+_MOST_GAPS = 10
 _HOUR = 3600 * 10**9
 
 
@@ -33,6 +34,19 @@ def head(found: Head, style: Style) -> Iterator[str]:
         periods = " to ".join(f"{ns / 1e6:g} ms" for ns in ends)
         text = f"One sample for each {periods} of waiting of a thread: waits and lengths are estimated."
         yield say.comment(text)
+
+
+def _gaps(found: Head) -> Iterator[str]:
+    """Return the lines on time that hosts did not record."""
+    if not found.gaps:
+        return
+    whole = sum(gap.ns for gap in found.gaps)
+    share = _share(whole, whole + found.recorded_ns)
+    yield say.comment(f"Not recorded: {hours(whole)}, {share} of the time of these hosts")
+    for gap in found.gaps[:_MOST_GAPS]:
+        yield say.comment(f"{hours(gap.ns):>10}  {gap.cause}, {gap.host}")
+    if more := found.gaps[_MOST_GAPS:]:
+        yield say.comment(f"{hours(sum(gap.ns for gap in more)):>10}  in {len(more)} more rows (--json)")
 
 
 def hours(ns: int) -> str:
@@ -144,6 +158,7 @@ def _colour(weight: int, whole: int) -> str:
 
 def _losses(found: Head) -> Iterator[str]:
     yield "#"
+    yield from _gaps(found)
     for title, counts in (("Samples to know about", found.notes), ("Lost or damaged", found.losses)):
         if counts:
             yield say.comment(title)

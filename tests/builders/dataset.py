@@ -19,7 +19,13 @@ BEGIN = 1_790_000_000_000_000_000 // HOUR * HOUR
 """A time at which an hour begins, ns since 1970."""
 _TYPES = {"list<int64>": pa.list_(pa.int64()), "map<string,string>": pa.map_(pa.string(), pa.string())}
 _ZEROS = {"int64": 0, "int32": 0, "string": "", "bool": False, "list<int64>": [], "map<string,string>": {}}
-_TIMES = {"samples": "time_ns", "budgets": "begin_ns", "hosts": "begin_ns", "losses": "begin_ns"}
+_TIMES = {
+    "samples": "time_ns",
+    "budgets": "begin_ns",
+    "hosts": "begin_ns",
+    "losses": "begin_ns",
+    "gaps": "end_ns",
+}
 
 
 @dataclass

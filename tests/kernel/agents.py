@@ -98,11 +98,24 @@ class Place:
         assert abs(recorded - self.counter("recorded_seconds_total")) < 1e-3
         assert abs(recorded + self.counter("gap_seconds_total") - whole) < 1e-3
         assert len(spans) == self.counter("segments_total")
+        self.check_gaps(spans)
         columns = ["time_ns", "off_ns", "pid", "tid", "event", "stack_id", "class", "state", "cpu", "count"]
         samples = self.rows("samples", columns)
         assert len(samples) == self.counter("samples_total")
         timed = [row for row in samples if row[1]]
         assert len(set(timed)) == len(timed)
+
+    def check_gaps(self, spans: list[tuple[int, int]]) -> None:
+        """Check that each time between two segments is a row of gaps, with the causes that were counted."""
+        rows = self.rows("gaps", ["begin_ns", "end_ns", "cause"])
+        between = [begin - end for (_, end), (begin, _) in zip(spans, spans[1:], strict=False) if begin > end]
+        assert sorted(end - begin for begin, end, _ in rows) == sorted(between)
+        told: dict[str, float] = {}
+        for begin, end, cause in rows:
+            told[cause] = told.get(cause, 0) + (end - begin) / 1e9
+        counted = self.causes("gap_seconds_total")
+        assert told.keys() == counted.keys()
+        assert all(abs(told[cause] - counted[cause]) < 1e-3 for cause in told)
 
 
 def recorder_of(agent: subprocess.Popen[str]) -> int:

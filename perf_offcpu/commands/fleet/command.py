@@ -89,7 +89,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
     sql = verbs.add_parser("sql", help="a query in the engine's own SQL")
     add_dataset(sql)
-    sql.add_argument("query", metavar="QUERY", help="tables: samples, stacks, frames, budgets, hosts, losses")
+    sql.add_argument(
+        "query", metavar="QUERY", help="tables: samples, stacks, frames, budgets, hosts, losses, gaps"
+    )
     add_options(sql, "--json: print a JSON document")
     sql.set_defaults(fleet_run=_sql)
     add_verbs(verbs)

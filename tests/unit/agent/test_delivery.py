@@ -94,6 +94,24 @@ def test_recording_becomes_a_segment_and_is_removed(place: Place) -> None:
     assert dict(pq.read_table(host)["labels"][0].as_py()) == {"region": "eu"}
 
 
+def test_a_pause_is_the_cause_of_the_gap_after_it_in_the_same_run(place: Place) -> None:
+    ledger, other_run = place.ledger, "00000002.data.2026112214020000"
+    ledger.begin_run("stopped")
+    ledger.deliver(FIRST, 10, 20, 1000)
+    assert ledger.end_before(SECOND) == 20 and ledger.missing(SECOND, 20, 1000) is None
+    ledger.pause(FIRST, "budget")
+    assert ledger.end_before(SECOND) == 0, "the file does not begin where the one before ends"
+    assert ledger.missing(SECOND, 50, 1000) == (30, "budget")
+    ledger.save()
+    place.renew()
+    assert place.ledger.missing(SECOND, 50, 1000) == (30, "budget")
+    place.ledger.begin_run("recorder")
+    assert place.ledger.missing(other_run, 60, 1000) == (40, "recorder")
+    place.ledger.deliver(SECOND, 50, 60, 1000)
+    assert place.value("gap_seconds_total", "budget") == 30e-9
+    assert place.ledger.missing("00000001.data.2026112214020000", 61, 1000) == (1, "unknown")
+
+
 def test_agent_killed_anywhere_delivers_nothing_twice(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop between the dataset, the account and the removal, and begin again each time."""
 
@@ -129,11 +147,11 @@ def test_dataset_that_fails_gets_the_segment_later(
     assert sink is not None
     write = sink.write
 
-    def failing(profile: Profile) -> int:
+    def failing(profile: Profile, missing: object) -> int:
         attempts.append(time.monotonic())
         if len(attempts) <= 4:
             raise problem
-        return write(profile)
+        return write(profile, None)
 
     monkeypatch.setattr(sink, "write", failing)
     place.add(FIRST)
@@ -172,11 +190,11 @@ def test_segment_that_makes_the_code_fail_is_given_up(place: Place, monkeypatch:
     assert sink is not None
     write, bad = sink.write, list[Profile]()
 
-    def failing(profile: Profile) -> int:
+    def failing(profile: Profile, missing: object) -> int:
         bad[:] = bad or [profile]
         if profile is bad[0]:
             raise ZeroDivisionError("oops")
-        return write(profile)
+        return write(profile, None)
 
     monkeypatch.setattr(sink, "write", failing)
     place.add(FIRST)
@@ -285,10 +303,10 @@ def test_recording_that_is_delivered_is_not_dropped(place: Place, monkeypatch: p
     assert sink is not None
     write = sink.write
 
-    def slow(profile: Profile) -> int:
+    def slow(profile: Profile, missing: object) -> int:
         began.set()
         assert go.wait(60)
-        return write(profile)
+        return write(profile, None)
 
     monkeypatch.setattr(sink, "write", slow)
     place.add(FIRST)

@@ -12,7 +12,7 @@ from builders.profile import ProfileBuilder
 
 from perf_offcpu.dataset.content import content_of
 from perf_offcpu.dataset.dataset import Dataset, open_dataset
-from perf_offcpu.dataset.rows import host_of
+from perf_offcpu.dataset.rows import Gap, host_of
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.segment import write_segment
 from perf_offcpu.errors import UsageError
@@ -72,6 +72,16 @@ def test_every_stack_is_there_with_its_frames(profile: Profile, tmp_path: Path) 
     for row, sample in zip(rows(dataset, "samples"), _by_time(profile), strict=True):
         assert (row["stack_id"] == 0) == (sample == [])
         assert [frames[one]["symbol"] for one in stacks.get(row["stack_id"], [])] == sample
+
+
+def test_the_time_before_a_segment_is_told_with_its_cause(profile: Profile, tmp_path: Path) -> None:
+    dataset = open_dataset(str(tmp_path / "set"), make=True)
+    for _ in range(2):
+        write_segment(dataset, profile, host_of(profile), Gap(5, 3600 * 10**9, "budget\n"))
+    (row,) = rows(dataset, "gaps")
+    expected = {"begin_ns": 5, "end_ns": 3600 * 10**9, "cause": "budget\\n", "boot_id": ""}
+    assert row == expected | {"host_id": profile.meta.hostname}
+    assert "hour=01" in dataset.files("gaps")[0]
 
 
 def _by_time(profile: Profile) -> list[list[str]]:

@@ -13,6 +13,7 @@ from builders.html_page import Page
 
 from perf_offcpu.cli import main
 from perf_offcpu.dataset.schema import VERSION
+from perf_offcpu.fleet.selection import utc
 
 HOSTILE = "\x1b[31m</script><script>alert(1)</script>\n"
 
@@ -36,6 +37,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     builder.wait("db1", 5, event="cpu-clock", time_ns=BEGIN + HOUR)
     row = {"begin_ns": BEGIN, "end_ns": BEGIN + HOUR, "host_id": "id-web1"}
     builder.rows["losses"] += [row | {"cause": "rings were full", "count": 7, "is_loss": True}]
+    gap = {
+        "host_id": "id-web1",
+        "cause": "budget",
+        "begin_ns": BEGIN + HOUR,
+        "end_ns": BEGIN + HOUR + 20 * 10**9,
+    }
+    builder.rows["gaps"] += [gap, gap, gap | {"host_id": "id-db1", "cause": "stopped", "begin_ns": BEGIN}]
     return builder.write(tmp_path_factory.mktemp("dataset"))
 
 
@@ -50,6 +58,16 @@ def test_report(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "report", dataset)
     assert "3 hosts" in out and "Total:    18.000 ms (18000000 ns)" in out and "7  rings were full" in out
     assert "One sample for each 10 ms" in out
+    assert "Not recorded: 1.0 h" in out and "20.0 s  budget, web1\n" in out
+    assert out.index("1.0 h  stopped, db1\n") < out.index("budget, web1")
+    of_web = json.loads(run(capsys, "report", dataset, "--label", "service=web", "--json"))
+    assert of_web["gaps"] == [{"host": "web1", "cause": "budget", "ns": 20 * 10**9}]
+    since = utc(BEGIN + HOUR + 5 * 10**9).replace(" ", "T")
+    cut = json.loads(run(capsys, "report", dataset, "--since", since, "--json"))
+    assert {(gap["host"], gap["ns"]) for gap in cut["gaps"]} == {
+        ("id-web1", 15 * 10**9),  # no segment in this time tells its name
+        ("db1", 15 * 10**9),
+    }
     for title in ("what was waited for", "service", "host", "comm"):
         assert f"# Off-cpu time by {title}\n" in out
 
