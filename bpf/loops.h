@@ -24,6 +24,9 @@
 
 #include "off_cpu.h"
 
+/* Hide from clang what a variable holds, so that it leaves bounds as the verifier needs them. */
+#define barrier_var(var) asm volatile("" : "+r"(var))
+
 #if OFFCPU_MAY_GOTO
 /*
  * The instruction by its bytes, which older versions of clang do not know by name: opcode,
@@ -48,7 +51,9 @@
 /* Return a value, of which the verifier then knows nothing. User space leaves ctl->zero alone. */
 static __always_inline u64 unknown(const struct offcpu_control *ctl, u64 value)
 {
-	return value + *(const volatile u64 *)&ctl->zero;
+	value += *(const volatile u64 *)&ctl->zero;
+	barrier_var(value);
+	return value;
 }
 
 /* Return the number of the first round of a loop. */

@@ -10,9 +10,6 @@
 #include "loops.h"
 #include "off_cpu.h"
 
-/* Hide from clang what a variable holds, so that it leaves bounds as the verifier needs them. */
-#define barrier_var(var) asm volatile("" : "+r"(var))
-
 /* A member of a kernel structure at the offset that the running kernel's BTF has for it. */
 #define FIELD(type, object, offset) (*(type *)((char *)(object) + (offset)))
 

@@ -141,6 +141,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *task, u32 
 	if (mode == OFFCPU_PREEMPTED && is_throttled(task))
 		mode = OFFCPU_THROTTLED;
 	mode = unknown(ctl, mode);
+	preempted = unknown(ctl, preempted);
 	wanted = unknown(ctl, is_wanted(ctl, mode) && on_wanted_cpu(ctl));
 	if (!OFFCPU_BUDGET && !wanted)
 		return;
