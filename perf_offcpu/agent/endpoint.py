@@ -40,7 +40,10 @@ class Endpoint:
         try:
             self._server = _Server((ADDRESS, port), Handler)
         except OSError as problem:
-            raise UsageError(f"--port {port}: {ADDRESS}:{port}: {problem.strerror}") from None
+            raise UsageError(
+                f"--port {port}: {ADDRESS}:{port}: {problem.strerror}; "
+                "choose another (--port N) or none (--port 0)"
+            ) from None
         self.port = int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, args=(0.5,), daemon=True).start()
 

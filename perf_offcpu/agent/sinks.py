@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 FIRST_RETRY_S: Final = 1.0
 LAST_RETRY_S: Final = 300.0
+LATEST_S: Final = 3600.0
+"""Time for which a server may answer that it takes a message later."""
+OVERDUE: Final = "overdue"
 
 Say = Callable[[str], None]
 
@@ -138,6 +141,7 @@ class PushSink:
         self._sender = sender
         self._spool, self._metrics, self._say = spool, metrics, say
         self._backoff = Backoff()
+        self._put_off: tuple[str, float] | None = None  # a message, and when it was put off first
         self._wake, self._closing = threading.Event(), False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -193,8 +197,11 @@ class PushSink:
         try:
             answer = self._sender.send(body)
         except RetryLater as problem:
-            self._later(str(problem), problem.after_s)
-            return
+            if not (problem.was_answered and self._is_overdue(name)):
+                self._later(str(problem), problem.after_s)
+                return
+            self._metrics.add("push_lost_total", 1, OVERDUE)
+            self._say(f"not pushed, after attempts for {LATEST_S / 60:.0f} minutes: {problem}")
         except ServerRefused as problem:  # wrong credentials may be mended there
             self._later(str(problem), None)
             return
@@ -211,6 +218,16 @@ class PushSink:
                 self._say(f"{self.name}: takes messages again")
             self._backoff.worked()
         self._spool.remove(name)
+
+    def _is_overdue(self, name: str) -> bool:
+        """Note that a server put off a message; return whether it has done so for too long.
+
+        Others may be taken: one that the server fails at must not hold them up for ever.
+        """
+        now = time.monotonic()
+        if self._put_off is None or self._put_off[0] != name:
+            self._put_off = name, now
+        return now - self._put_off[1] >= LATEST_S
 
     def _later(self, text: str, after_s: float | None) -> None:
         self._metrics.add("push_retries_total", 1, self.name)

@@ -16,10 +16,11 @@ class RetryLater(PushError):
     Args:
         text: the message.
         after_s: seconds that the server asked to wait; None if it did not.
+        was_answered: the server got the message and answered.
     """
 
-    def __init__(self, text: str, after_s: float | None = None) -> None:
-        self.after_s = after_s
+    def __init__(self, text: str, after_s: float | None = None, *, was_answered: bool = False) -> None:
+        self.after_s, self.was_answered = after_s, was_answered
         super().__init__(text)
 
 

@@ -78,7 +78,7 @@ class GrpcSender:
         if code in _SERVER or any(words in details for words in _BAD_CERTIFICATES):
             return ServerRefused(text)
         if code in _LATER or (code == "RESOURCE_EXHAUSTED" and after_s is not None):
-            return RetryLater(text, after_s)
+            return RetryLater(text, after_s, was_answered=code == "RESOURCE_EXHAUSTED")
         return Refused(text)
 
 

@@ -129,7 +129,8 @@ class HttpSender:
             f": {reason}" if reason else ""
         )
         if status in _LATER or (status >= 500 and status not in _NEVER):
-            raise RetryLater(text, retry_after_s(response.getheader("Retry-After"), time.time()))
+            after_s = retry_after_s(response.getheader("Retry-After"), time.time())
+            raise RetryLater(text, after_s, was_answered=True)
         raise (ServerRefused if status in _SERVER or status < 400 else Refused)(text)
 
 

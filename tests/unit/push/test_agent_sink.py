@@ -9,6 +9,7 @@ import pytest
 from builders.push.servers import Receiver, Reply, receiver
 from builders.push.waits import some_waits
 
+from perf_offcpu.agent import sinks
 from perf_offcpu.agent.config import make_config
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.sinks import PushSink
@@ -58,6 +59,22 @@ def test_what_a_server_does_not_want_is_counted(tmp_path: Path, reply: Reply, ca
 def test_what_a_server_may_want_later_stays(tmp_path: Path, status: int) -> None:
     with receiver(None, Reply(status)) as found:
         metrics, _, left = deliver(found, tmp_path)
+    assert len(left) == 1 and metrics.sum("push_lost_total") == 0
+
+
+def test_a_message_that_is_put_off_for_too_long_makes_room_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinks, "LATEST_S", 0.0)
+    with receiver(None, Reply(429)) as found:
+        metrics, said, left = deliver(found, tmp_path)
+    assert left == [] and metrics.value("push_lost_total", "overdue") == 1
+    assert "429" in "".join(said)
+    with receiver() as found:
+        port = found.port
+    monkeypatch.setattr(sinks, "LATEST_S", 0.0)
+    found.port = port  # nobody listens: such a message stays
+    metrics, _, left = deliver(found, tmp_path)
     assert len(left) == 1 and metrics.sum("push_lost_total") == 0
 
 
