@@ -8,8 +8,9 @@ may_goto, without which the verifier follows each round of a loop; the programs 
 from __future__ import annotations
 
 import ctypes
+import os
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from kernel.napping import both_forms
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.beside
 ENOUGH = 60_000
 ENOUGH_BEFORE_MAY_GOTO = 400_000
 STATISTICS = 4  # BPF_LOG_STATS, include/linux/bpf_verifier.h
+MAY_GOTO = 0xE5  # BPF_JMP | BPF_JCOND
 
 EVERYTHING = {
     "targets": Targets.ALL, "cgroups": True, "waker_stacks": True, "by_cpu": True, "by_user": True,
@@ -34,6 +36,18 @@ EVERYTHING = {
     "lock_owners": True,
 }  # fmt: skip
 SAMPLED = EVERYTHING | {"off_cpu_period_ns": 1_000_000}
+
+
+class Followed(NamedTuple):
+    """A program that was loaded.
+
+    Args:
+        instructions: number that the verifier looked at.
+        loops: number of instructions may_goto in the program.
+    """
+
+    instructions: int
+    loops: int
 
 
 def load_followed(
@@ -60,9 +74,9 @@ forms_of_options = pytest.mark.parametrize(
 )
 
 
-def count_instructions(config: OffCpuConfig, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Load all programs; return by name how many instructions the verifier looked at."""
-    seen: dict[str, int] = {}
+def load_all(config: OffCpuConfig, monkeypatch: pytest.MonkeyPatch) -> dict[str, Followed]:
+    """Load all programs; return by name what the verifier looked at."""
+    seen: dict[str, Followed] = {}
 
     def count_and_load(
         kind: ProgramType,
@@ -72,7 +86,8 @@ def count_instructions(config: OffCpuConfig, monkeypatch: pytest.MonkeyPatch) ->
         btf_id: int = 0,
         attach: AttachType = AttachType.NONE,
     ) -> int:
-        fd, seen[name] = load_followed(kind, name, code, license_text, btf_id, attach)
+        fd, count = load_followed(kind, name, code, license_text, btf_id, attach)
+        seen[name] = Followed(count, code[::8].count(MAY_GOTO))
         return fd
 
     monkeypatch.setattr(bpf_syscall, "load_program", count_and_load)
@@ -87,8 +102,8 @@ def test_programs_stay_far_from_the_verifiers_limit(
     asked: dict[str, Any], in_switch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = ENOUGH if kernel_facts.has_may_goto() else ENOUGH_BEFORE_MAY_GOTO
-    seen = count_instructions(OffCpuConfig(in_switch=in_switch, **asked), monkeypatch)
-    assert {name: count for name, count in seen.items() if count > limit} == {}
+    seen = load_all(OffCpuConfig(in_switch=in_switch, **asked), monkeypatch)
+    assert {name: one.instructions for name, one in seen.items() if one.instructions > limit} == {}
 
 
 @forms_of_options
@@ -96,8 +111,17 @@ def test_programs_without_may_goto_stay_far_from_the_verifiers_limit(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel_facts, "has_may_goto", lambda: False)
-    seen = count_instructions(OffCpuConfig(**asked), monkeypatch)
-    assert {name: count for name, count in seen.items() if count > ENOUGH_BEFORE_MAY_GOTO} == {}
+    seen = load_all(OffCpuConfig(**asked), monkeypatch)
+    assert max(one.instructions for one in seen.values()) <= ENOUGH_BEFORE_MAY_GOTO
+    assert not any(one.loops for one in seen.values())
+
+
+def test_loops_have_the_instruction_from_linux_6_9_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    assert number
+    assert kernel_facts.has_may_goto() or (int(number[1]), int(number[2])) < (6, 9)
+    seen = load_all(OffCpuConfig(), monkeypatch)
+    assert any(one.loops for one in seen.values()) == kernel_facts.has_may_goto()
 
 
 @forms_of_options
@@ -118,5 +142,7 @@ class Nowhere:
     def __init__(self, function: str) -> None:
         assert function.startswith("finish_task_switch")
 
-    def close(self) -> None:
+    def detach(self) -> None:
         """Nothing was attached."""
+
+    close = detach
