@@ -34,6 +34,7 @@ _OWN_FIELDS: dict[int, int] = {
     RecordType.EXIT: 5,
     RecordType.MMAP: 5,
     RecordType.MMAP2: 5,
+    RecordType.NAMESPACES: 2,
 }
 """By type: how many first fields (ids, addresses, times) differ between records that are otherwise alike."""
 
