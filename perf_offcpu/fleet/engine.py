@@ -75,11 +75,18 @@ class Engine:
         with self.asked():
             return ibis.memtable(self.backend.to_pyarrow(expression))
 
-    def named(self, expression: Any, name: str) -> Any:
-        """Return an expression as a view with this name, for raw SQL."""
+    def empty(self, schema: Any, name: str) -> Any:
+        """Return a table without rows, of a schema of Ibis; a view with this name where files are read."""
+        import ibis
+
         if self.name == "duckdb":
-            return self.backend.create_view(name, expression)
-        self.backend._session.sql(self.backend.compile(expression)).createOrReplaceTempView(name)
+            return self.backend.create_view(name, ibis.memtable([], schema=schema), overwrite=True)
+        if self.name != "pyspark":
+            return ibis.memtable([], schema=schema)
+        from ibis.backends.pyspark.datatypes import PySparkSchema
+
+        frame = self.backend._session.createDataFrame([], PySparkSchema.from_ibis(schema))
+        frame.createOrReplaceTempView(name)
         return self.backend.table(name)
 
     def run(self, expression: Any) -> dict[str, list[Any]]:

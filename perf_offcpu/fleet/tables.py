@@ -21,6 +21,9 @@ _IBIS_TYPES = {
     "date32": "date",
 }
 
+_LATER = ("gaps",)
+"""Tables that databases of this version may lack."""
+
 
 @mutable
 class Tables:
@@ -51,6 +54,8 @@ class Tables:
 
     def _open(self, name: str) -> Any:
         if self.dataset is None:
+            if name in _LATER and name not in self.engine.backend.list_tables():
+                return self._empty(name)
             return self.engine.backend.table(name)
         files = self.dataset.files(name)
         return self.engine.read(files, f"{self.path}/{name}", name) if files else self._empty(name)
@@ -60,7 +65,7 @@ class Tables:
 
         columns = (*TABLES[name], *PARTITIONS)
         types = {column.name: _IBIS_TYPES.get(column.type, column.type) for column in columns}
-        return self.engine.named(ibis.memtable([], schema=ibis.schema(types)), name)
+        return self.engine.empty(ibis.schema(types), name)
 
 
 def open_tables(path: str, engine: Engine) -> Tables:

@@ -79,6 +79,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     row = {"begin_ns": BEGIN, "end_ns": BEGIN + HOUR, "host_id": "id-host1"}
     builder.rows["losses"] += [row | {"cause": "rings were full", "count": 7, "is_loss": True}] * 2
+    gap = {"host_id": "id-host1", "cause": "budget", "begin_ns": BEGIN - 10**9, "end_ns": BEGIN + 10**9}
+    builder.rows["gaps"] += [gap, gap | {"host_id": "id-host2", "cause": "stopped"}]
     return builder.write(tmp_path_factory.mktemp("dataset"))
 
 
