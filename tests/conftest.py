@@ -17,7 +17,8 @@ from hypothesis import settings
 TESTS = Path(__file__).resolve().parent
 
 # A deadline for each example judges how busy the machine is; pytest-timeout ends what hangs.
-settings.register_profile("patient", deadline=None)
+EXAMPLES = int(os.environ.get("PERF_OFFCPU_TEST_EXAMPLES", "50"))
+settings.register_profile("patient", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("patient")
 
 Command = Callable[..., subprocess.CompletedProcess[str]]

@@ -133,6 +133,7 @@ def test_a_hundred_waits(browser: Browser, show: Show) -> None:
     assert "(2/3)" in page(browser)
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_waits(browser: Browser, show: Show) -> None:
     profile = large_profile(100_000, 5_000)
     show(profile, "speedscope")

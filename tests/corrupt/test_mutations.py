@@ -19,19 +19,19 @@ SECONDS = 5.0
 
 @pytest.mark.parametrize("name", ZOO)
 def test_seeded_damage(name: str) -> None:
-    for seed in range(20):
+    for seed in range(10):
         data = mutated(ZOO[name], random.Random(f"{name} {seed}"))
         assert survive(data, rewriting=seed % 8 == 0, showing=seed % 8 == 1) < SECONDS
 
 
 @pytest.mark.parametrize("name", ZOO)
 def test_prefixes(name: str) -> None:
-    """Each seventh of the first 300 bytes, and a sample of the others.
+    """Each thirteenth of the first 300 bytes, and a sample of the others.
 
     Most give the records, events and features of one before: those are opened and cut into records only.
     """
     data, seen = ZOO[name], set[bytes]()
-    for size in [*range(0, 300, 7), *range(300, len(data), max(1, len(data) // 40))]:
+    for size in [*range(0, 300, 13), *range(300, len(data), max(1, len(data) // 20))]:
         with as_file(data[:size]) as path:
             what = content(str(path))
         if what not in seen:

@@ -69,9 +69,23 @@ def load_followed(
 
 forms_of_options = pytest.mark.parametrize(
     "asked",
-    [{}, {"copy_bytes": 8192}, EVERYTHING, SAMPLED],
-    ids=["default", "callers", "everything", "sampled"],
+    [
+        pytest.param({}, id="default"),
+        pytest.param({"copy_bytes": 8192}, id="callers", marks=pytest.mark.long),
+        pytest.param(EVERYTHING, id="everything"),
+        pytest.param(SAMPLED, id="sampled"),
+    ],
 )
+largest_forms = pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param({}, id="default", marks=pytest.mark.long),
+        pytest.param({"copy_bytes": 8192}, id="callers", marks=pytest.mark.long),
+        pytest.param(EVERYTHING, id="everything"),
+        pytest.param(SAMPLED, id="sampled", marks=pytest.mark.long),
+    ],
+)
+"""For forms of the programs that few kernels need."""
 
 
 def load_all(config: OffCpuConfig, monkeypatch: pytest.MonkeyPatch) -> dict[str, Followed]:
@@ -106,7 +120,7 @@ def test_programs_stay_far_from_the_verifiers_limit(
     assert {name: one.instructions for name, one in seen.items() if one.instructions > limit} == {}
 
 
-@forms_of_options
+@largest_forms
 def test_programs_without_may_goto_stay_far_from_the_verifiers_limit(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +138,7 @@ def test_loops_have_the_instruction_from_linux_6_9_on(monkeypatch: pytest.Monkey
     assert any(one.loops for one in seen.values()) == kernel_facts.has_may_goto()
 
 
-@forms_of_options
+@largest_forms
 def test_the_form_for_a_kprobe_is_taken_even_where_there_are_none(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
