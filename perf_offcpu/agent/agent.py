@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from perf_offcpu.agent.budget import Bucket, CpuBudget, Period
+from perf_offcpu.agent.budget import Bucket, CpuBudget, Period, SegmentLength
 from perf_offcpu.agent.config import DAY_S, AgentConfig
 from perf_offcpu.agent.cost import Cost
 from perf_offcpu.agent.delivery import Delivery
@@ -74,7 +74,8 @@ class Agent:
         self._started_s = self._measured_s = 0.0
         self._paused = self._ending = False
         self._cost, self._budget = Cost(), CpuBudget(self.config.max_cpu)
-        self._period = Period(self.config.period_ns)
+        self._period, self._length = Period(self.config.period_ns), SegmentLength(self.config.segment_s)
+        self._segment_began_s = 0.0
         self._notifier = Notifier()
         self._open_sinks(self.config)
         port = self.config.port
@@ -120,12 +121,21 @@ class Agent:
             self._start_recorder()
         if not (self._delivery.busy_since and now - self._delivery.busy_since > STUCK_S):
             self._notifier.alive()
-        pause_s = TICK_S if until is None else min(TICK_S, max(0.0, until - now))
+        next_s = min(now + TICK_S, self._end_segment(now), now + TICK_S if until is None else until)
         try:
-            kind, text = self._mail.get(timeout=pause_s)
+            kind, text = self._mail.get(timeout=max(0.0, next_s - now))
         except queue.Empty:
             return
         getattr(self, f"_on_{kind}")(text)
+
+    def _end_segment(self, now: float) -> float:
+        """Begin another segment if it is time; return when that is next."""
+        if self._recorder is None or not self._recorder.is_recording:
+            return now + TICK_S
+        if now >= self._segment_began_s + self._length.seconds:
+            self._segment_began_s = now
+            self._recorder.rotate()
+        return self._segment_began_s + self._length.seconds
 
     # What happens
 
@@ -136,6 +146,7 @@ class Agent:
         self._ending = True
 
     def _on_recording(self, _text: str) -> None:
+        self._segment_began_s = time.monotonic()
         self.metrics.set("recording", 1)
         self._notifier.send(f"STATUS=recording, one sample for {self._period.ns / 1e6:g} ms of waiting")
 
@@ -171,7 +182,12 @@ class Agent:
         samples, seconds = map(float, text.split())
         if not self._budget.is_counting:
             self._budget.begin(time.monotonic())
+        if self._length.adapt(self._budget, time.monotonic()):
+            self._say(f"--max-cpu: segments of {self._length.seconds:.0f} s from here on")
+            return
         before = self._period.ns
+        if not self._length.is_longest and self._period.factor == 1:
+            return  # longer segments first: they lose nothing
         if seconds > 0 and self._period.adapt(self._budget, samples / seconds, time.monotonic()):
             word = "raised" if self._period.ns > before else "lowered"
             self.metrics.add("budget_raises_total", float(self._period.ns > before))
@@ -195,6 +211,7 @@ class Agent:
             before, self.config = self.config, config
             self._budget.change(config.max_cpu)
             self._period = self._period if before.period_ns == config.period_ns else Period(config.period_ns)
+            self._length = SegmentLength(config.segment_s)
             self.metrics.add("reloads_total", 1, "done")
             self._say("the configuration was read again")
             if _recording(before) != _recording(config):

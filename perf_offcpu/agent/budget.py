@@ -98,21 +98,68 @@ class CpuBudget:
         """Return the time that `recent` is about."""
         return self._notes[-1][0] - self._notes[0][0] if self._notes else 0.0
 
-    def recent(self) -> float:
-        """Return the CPU time of the last ten minutes as a part of one CPU."""
-        if len(self._notes) < 2 or self._notes[-1][0] <= self._notes[0][0]:
+    def recent(self, window_s: float = RECENT_S) -> float:
+        """Return the CPU time of the last ten minutes, or of fewer, as a part of one CPU."""
+        if not self._notes:
             return 0.0
-        (first_s, before), (last_s, after) = self._notes[0], self._notes[-1]
-        return (after - before) / (last_s - first_s)
+        last_s, after = self._notes[-1]
+        within = (note for note in self._notes if note[0] >= last_s - window_s)
+        first_s, before = next(within)
+        return (after - before) / (last_s - first_s) if last_s > first_s else 0.0
 
 
 COST_OF_SAMPLE_S: Final = 1e-4
 """CPU time of one sample, from the ring to the dataset: a higher period saves this much for each."""
 MAX_RAISE: Final = 64
+_LONGER_ABOVE, _SHORTER_BELOW = 0.9, 0.4
 _LOWER_BELOW: Final = 0.6
 _LEAST_S: Final = 600.0
 _KNOWN_S: Final = 240.0
 """Time over which the cost must be known, before it says something."""
+
+
+LONGEST_SEGMENT_S: Final = 300.0
+_SEGMENT_WINDOW_S: Final = 240.0
+
+
+class SegmentLength:
+    """The length of segments: longer where the budget is nearly spent, for each has a cost of its own.
+
+    The begin and end of a file, reading it, the symbols of what runs: half of what an agent takes with
+    segments of a minute. Nothing is lost with longer ones.
+
+    Args:
+        base_s: the length asked for.
+    """
+
+    def __init__(self, base_s: float) -> None:
+        self.base_s = base_s
+        self._factor = 1
+        self._changed_s = float("-inf")
+
+    @property
+    def seconds(self) -> float:
+        """The length now."""
+        return max(self.base_s, min(LONGEST_SEGMENT_S, self.base_s * self._factor))
+
+    @property
+    def is_longest(self) -> bool:
+        """Return whether it cannot be longer."""
+        return self.seconds >= LONGEST_SEGMENT_S
+
+    def adapt(self, budget: CpuBudget, now_s: float) -> bool:
+        """Choose the length after a segment; return whether it changed."""
+        if not budget.is_counting or now_s - self._changed_s < 2 * self.seconds:
+            return False
+        share = budget.recent(max(_SEGMENT_WINDOW_S, 2 * self.seconds)) / budget.part
+        if share > _LONGER_ABOVE and not self.is_longest:
+            self._factor *= 2
+        elif share < _SHORTER_BELOW and self._factor > 1:
+            self._factor //= 2
+        else:
+            return False
+        self._changed_s = now_s
+        return True
 
 
 class Period:

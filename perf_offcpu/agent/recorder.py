@@ -26,6 +26,8 @@ from perf_offcpu.text import printable
 
 SAMPLES_A_SECOND: Final = 100
 """Samples that cost about a hundredth of a CPU, from the ring to the dataset."""
+_LONGEST_FILES, _LONGEST_FILE_S = 2, 600
+"""Files end when the agent says so, and after these segments and seconds if it does not."""
 _LEAST_RATE: Final = 10
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -49,7 +51,7 @@ def arguments_of(config: AgentConfig, period_ns: int, output: str, pid: int, con
     own = [
         *("--off-cpu-period", f"{period_ns / 1e6:.6g}"),
         *("--max-rate", str(rate)),
-        f"--switch-output={config.segment_s}s",
+        f"--switch-output={_LONGEST_FILES * config.segment_s + _LONGEST_FILE_S}s",
         *("--until-exit", str(pid), f"--control=fd:{control}", "-o", output),
     ]
     return ["record", *own, *config.record]

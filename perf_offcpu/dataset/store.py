@@ -181,7 +181,10 @@ class RemoteStore:
             yield staged
             staged.seek(0)
             with self._errors(path):
-                self.filesystem.pipe_file(self._at(path), staged.read())
+                try:
+                    self.filesystem.pipe_file(self._at(path), staged.read())
+                except FileNotFoundError as problem:  # of the bucket
+                    raise PerfOffcpuError(f"{self.path(path)}: {problem}") from None
 
     def reader(self, path: str) -> IO[bytes]:
         """Open a file for reading."""

@@ -5,7 +5,15 @@ from __future__ import annotations
 
 import random
 
-from perf_offcpu.agent.budget import HOUR_S, MAX_RAISE, Bucket, CpuBudget, Period
+from perf_offcpu.agent.budget import (
+    HOUR_S,
+    LONGEST_SEGMENT_S,
+    MAX_RAISE,
+    Bucket,
+    CpuBudget,
+    Period,
+    SegmentLength,
+)
 
 
 def test_no_hour_sees_more_than_its_share() -> None:
@@ -57,6 +65,26 @@ def test_start_is_not_counted() -> None:
     budget.note(100.1, 60.0)
     assert not budget.is_spent
     assert 0.009 < budget.recent() < 0.011
+
+
+def test_segments_become_longer_where_each_costs_much_and_shorter_again() -> None:
+    budget, length, now, cpu, lengths = CpuBudget(0.01), SegmentLength(60), 0.0, 0.0, list[float]()
+    budget.begin(now)
+    while now < 4 * HOUR_S:
+        each = 0.6 if now < 2 * HOUR_S else 0.05
+        now += length.seconds
+        cpu += length.seconds * 0.002 + each
+        budget.note(cpu, now)
+        if length.adapt(budget, now):
+            lengths.append(length.seconds)
+    assert lengths == [120, 60]
+    greedy = SegmentLength(60)
+    for _ in range(30):
+        now, cpu = now + greedy.seconds, cpu + greedy.seconds
+        budget.note(cpu, now)
+        greedy.adapt(budget, now)
+    assert greedy.is_longest and greedy.seconds == LONGEST_SEGMENT_S
+    assert SegmentLength(1800).seconds == 1800 and SegmentLength(1800).is_longest
 
 
 def test_period_rises_where_samples_cost_and_falls_again() -> None:
