@@ -155,6 +155,7 @@ class Agent:
         self._notifier.send("STATUS=recording pauses, to keep to --max-cpu")
         if self._last_complete:
             self.ledger.pause(self._last_complete, BUDGET)
+            self._save_account()
 
     def _on_complete(self, name: str) -> None:
         self._last_complete = name
@@ -223,10 +224,7 @@ class Agent:
     def _start_recorder(self) -> None:
         self.spool.tidy()  # a recorder that was killed
         run = self.ledger.begin_run(self._next_cause)
-        try:
-            self.ledger.save()
-        except OSError as problem:
-            self._say(f"the account cannot be written: {problem.strerror}")
+        self._save_account()
         self._next_cause, self._started_s = RECORDER, time.monotonic()
         self.metrics.set("period_seconds", self._period.ns / 1e9)
         said = lambda kind, text: self._mail.put((kind, text))  # noqa: E731
@@ -237,6 +235,12 @@ class Agent:
         self._next_cause = cause
         if self._recorder is not None:
             self._recorder.stop()
+
+    def _save_account(self) -> None:
+        try:
+            self.ledger.save()
+        except OSError as problem:
+            self._say(f"the account cannot be written: {problem.strerror}")
 
     def _finished(self) -> list[str]:
         running = self._recorder.run if self._recorder else -1
@@ -311,6 +315,7 @@ class Agent:
             self.metrics.add("push_lost_total", 1, SPOOL_FULL)
         elif name > self.ledger.done:
             self.ledger.drop(name, SPOOL_FULL)
+            self._save_account()
             self._say("a segment is lost: the spool is full (--spool-size)")
         self.spool.remove(name)
 
@@ -330,10 +335,7 @@ class Agent:
         for sink in self._delivery.push:
             sink.close(2.0)
         self._cost.measure(None)
-        try:
-            self.ledger.save()
-        except OSError as problem:
-            self._say(f"the account cannot be written: {problem.strerror}")
+        self._save_account()
         if self.endpoint is not None:
             self.endpoint.close()
         self.spool.close()

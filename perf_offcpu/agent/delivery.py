@@ -132,6 +132,7 @@ class Delivery:
                 self._spool.path_of(name),
                 of_this_boot=ledger.is_of_this_boot(name),
                 after_ns=ledger.end_before(name),
+                clock=lambda now: ledger.clock_of(name, now),
             )
             self._head = name, profile
         return self._head[1]

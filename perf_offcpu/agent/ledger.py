@@ -10,6 +10,7 @@ times of segments and gaps add up to the time from the first segment to the last
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Mapping
@@ -54,6 +55,7 @@ class Ledger:
         self._end_ns, self._end_utc_ns = _number(state, "end_ns"), _number(state, "end_utc_ns")
         self._same_boot = state.get("boot_id") == boot_id
         self._first_run = _number(state, "first_run") if self._same_boot else self.run + 1
+        self._clocks = _pairs(state.get("clocks"))
         causes = state.get("causes")
         self._causes = dict(causes) if isinstance(causes, dict) else dict[str, str]()
 
@@ -66,6 +68,21 @@ class Ledger:
         same_run = self.done != "" and run_of(self.done) == run_of(name)
         dropped = any(self.done < key < name for key in self._causes)
         return self._end_ns if same_run and not dropped else 0
+
+    def clock_of(self, name: str, now: tuple[int, int]) -> tuple[int, int]:
+        """Return the clocks of a recording that has none: at the first call those of now, then the same.
+
+        A segment is named by its time. One that is delivered again must have the name that it had.
+
+        Args:
+            now: UTC and CLOCK_MONOTONIC.
+        """
+        with self._lock:
+            if name not in self._clocks:
+                self._clocks[name] = now
+                with contextlib.suppress(OSError):
+                    self.save()
+            return self._clocks[name]
 
     def begin_run(self, cause: str) -> int:
         """Return the number of the next run of the recorder; `cause` is why the run before has ended."""
@@ -109,6 +126,7 @@ class Ledger:
             self._account(name, begin_ns, end_ns, utc_ns)
             self.done = max(self.done, name)
             self._causes = {key: value for key, value in self._causes.items() if key > self.done}
+            self._clocks = {key: value for key, value in self._clocks.items() if key > self.done}
 
     def _account(self, name: str, begin_ns: int, end_ns: int, utc_ns: int) -> None:
         if gap := self.missing(name, begin_ns, utc_ns):
@@ -138,6 +156,7 @@ class Ledger:
                 "end_ns": self._end_ns,
                 "end_utc_ns": self._end_utc_ns,
                 "causes": self._causes,
+                "clocks": self._clocks,
                 "counters": self.metrics.counters(),
             }
             self._spool.write(STATE, json.dumps(state, indent=1, sort_keys=True).encode())
@@ -167,6 +186,17 @@ def _parsed(text: bytes) -> Mapping[str, Any]:
         return state if isinstance(state, dict) and state.get("version") == VERSION else {}
     except (ValueError, RecursionError):
         return {}
+
+
+def _pairs(values: object) -> dict[str, tuple[int, int]]:
+    """Return name → clocks; damaged ones are left out."""
+    if not isinstance(values, dict):
+        return {}
+    return {
+        str(key): (pair[0], pair[1])
+        for key, pair in values.items()
+        if isinstance(pair, list) and len(pair) == 2 and all(isinstance(one, int) for one in pair)
+    }
 
 
 def _number(state: Mapping[str, Any], key: str) -> int:

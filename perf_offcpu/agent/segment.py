@@ -8,6 +8,7 @@ was made in this boot they are those of now, and only the clock may have been st
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
 from perf_offcpu.build_ids import kernel_build_id
@@ -22,12 +23,22 @@ from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
 from perf_offcpu.unwind.unwinder import unwind
 
+ClockPair = tuple[int, int]
+"""A time in UTC and in CLOCK_MONOTONIC, as of `wall_clock_pair`."""
 
-def read_segment(path: str, *, of_this_boot: bool, after_ns: int) -> Profile:
+
+def read_segment(
+    path: str,
+    *,
+    of_this_boot: bool,
+    after_ns: int,
+    clock: Callable[[ClockPair], ClockPair] = lambda pair: pair,
+) -> Profile:
     """Return the profile of a recording; it has no clock if the end is missing and the boot was another.
 
     Args:
         after_ns: end of the file before it, of the same recorder; 0 none.
+        clock: is called with the clocks of now, if the recording has none; returns those it shall have.
 
     Raises:
         FormatError: it is no recording.
@@ -36,18 +47,18 @@ def read_segment(path: str, *, of_this_boot: bool, after_ns: int) -> Profile:
     symbols = SymbolizeOptions(cache=DiskCache.usual())
     recording = load_recording(path, snapshots=True)
     if of_this_boot and not recording.meta.wall_clock_ns:
-        recording = completed(recording, after_ns)
+        recording = completed(recording, after_ns, clock(wall_clock_pair()))
     return symbolize(deferred_as_samples(unwind(recording, symbols.search())), symbols)
 
 
-def completed(recording: Recording, after_ns: int) -> Recording:
+def completed(recording: Recording, after_ns: int, clock: ClockPair) -> Recording:
     """Return a recording of this boot with the facts that stand at the end of a file.
 
     Args:
         after_ns: end of the file before it. Its last waits may be in this one, if they were drained later.
     """
     machine, meta = os.uname(), recording.meta
-    wall_ns, at_ns = wall_clock_pair()
+    wall_ns, at_ns = clock
     samples = recording.samples
     weights = samples.period[samples.has(SampleFlag.SAMPLED)]
     known = replace(

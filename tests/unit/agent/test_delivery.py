@@ -94,6 +94,19 @@ def test_recording_becomes_a_segment_and_is_removed(place: Place) -> None:
     assert dict(pq.read_table(host)["labels"][0].as_py()) == {"region": "eu"}
 
 
+def test_a_recording_without_clocks_has_the_same_name_each_time(place: Place) -> None:
+    """A killed recorder leaves none; the agent may be killed, too, before the segment is accounted."""
+    assert place.ledger.clock_of(FIRST, (1000, 5)) == (1000, 5)
+    place.renew()
+    assert place.ledger.clock_of(FIRST, (2001, 1000)) == (1000, 5)
+    assert place.ledger.clock_of(SECOND, (2001, 1000)) == (2001, 1000)
+    place.ledger.deliver(FIRST, 5, 6, 995)
+    place.ledger.save()
+    place.renew()
+    assert place.ledger.clock_of(FIRST, (3001, 2000)) == (3001, 2000), "it is forgotten once it is accounted"
+    assert place.ledger.clock_of(SECOND, (3001, 2000)) == (2001, 1000)
+
+
 def test_a_pause_is_the_cause_of_the_gap_after_it_in_the_same_run(place: Place) -> None:
     ledger, other_run = place.ledger, "00000002.data.2026112214020000"
     ledger.begin_run("stopped")
