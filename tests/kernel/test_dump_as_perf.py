@@ -23,7 +23,12 @@ PIPE_HEADER = 16
 RECORDINGS = {
     "chains": ["-g", "-e", "cpu-clock", "-F", "5000"],
     "addresses": ["-g", "-d", "-e", "page-faults", "-c", "1"],
-    "several": ["-g", "-e", "cpu-clock,page-faults,context-switches", "-c", "1000", "--switch-events"],
+    "several": [
+        "-g",
+        "-e",
+        "cpu-clock/period=500000/,page-faults/period=10/,context-switches/period=1/",
+        "--switch-events",
+    ],
     "everything": [
         "-e",
         "cpu-clock",
