@@ -99,16 +99,21 @@ def comms(recording: Recording, mask: np.ndarray) -> set[str]:
     return {recording.strings[row] for row in np.unique(recording.samples.comm[mask])}
 
 
-def lost(recording: Recording) -> set[LossCause]:
+def lost(recording: Recording, *, of_others: bool = False) -> set[LossCause]:
     """Return the losses of a recording, apart from garbage words at the end of walks by frame pointer.
 
-    Left out, too, are events that the kernel does not report (some kernels trace nothing while certain tasks
-    run, so that wake-ups from interrupts are not seen then, by perf's own sched:sched_waking neither),
-    and what programs do: wait for events that another thread takes.
+    Left out, too, are events that the kernel does not report: some kernels trace nothing while certain tasks
+    run, so that wake-ups from interrupts are not seen then, by perf's own sched:sched_waking neither.
+
+    Args:
+        of_others: it has programs of tests that run at the same time; these close descriptors, unmap memory
+            and take events for which they wait.
     """
-    untraced = {losses.ENDS_MISSED, losses.BEGINS_MISSED, losses.WAKEUPS_MISSED}
-    untraced |= {losses.EVENTS_TAKEN}
-    return set(recording.losses) - {losses.GARBAGE} - untraced
+    left_out = {losses.GARBAGE, losses.ENDS_MISSED, losses.BEGINS_MISSED, losses.WAKEUPS_MISSED}
+    if of_others:
+        left_out |= {losses.OBJECTS_CLOSED, losses.OBJECTS_UNREADABLE, losses.OBJECTS_COMPAT}
+        left_out |= {losses.EVENTS_TAKEN}
+    return set(recording.losses) - left_out
 
 
 def off_cpu(recording: Recording) -> np.ndarray:
