@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -179,4 +180,9 @@ def _table(
     verdicts = sides.test(*found)
     means = [one.mean(axis=0).tolist() for one in found]
     rows = [Row(*row) for row in zip(labels, frames, *means, verdicts.p.tolist(), strict=True)]
-    return Table(keys, sorted(rows, key=lambda row: (not row.is_significant, -abs(row.change))), verdicts)
+    return Table(keys, sorted(rows, key=_order), verdicts)
+
+
+def _order(row: Row) -> tuple[Any, ...]:
+    """Return the place of a row: by its texts where the change is equal, as engines have no order of rows."""
+    return not row.is_significant, -abs(row.change), row.values, row.frames

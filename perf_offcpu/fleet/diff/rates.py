@@ -37,13 +37,16 @@ def cube_of(selected: Selected, keys: Sequence[str]) -> Cube:
 
 
 def heaviest(cubes: Sequence[Cube], keys: Sequence[str]) -> list[Key]:
-    """Return the values of the rows that are among the heaviest of any cube."""
+    """Return the values of the rows that are among the heaviest of any cube, in an order of their own.
+
+    Engines return rows of equal weight in any order, and sums of numbers depend on theirs in the last digit.
+    """
     columns = [column_of(key) for key in keys]
     found: dict[Key, None] = {}
     for cube in cubes:
         rows = cube.selected.tables.engine.run(ranked(folded(cube.groups, columns), MOST))
         found |= dict.fromkeys(zip(*(rows[column] for column in columns), strict=True))
-    return list(found)
+    return sorted(found, key=repr)
 
 
 def rates(cube: Cube, keys: Sequence[str], rows: Sequence[Key]) -> F64:
