@@ -126,6 +126,7 @@ FORMS: dict[str, Callable[[], AbstractContextManager[Stats]]] = {
     "dropped, budget, wakers": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **DROP)),
     "sampled by length, 1 ms": lambda: ours(OffCpuConfig(off_cpu_period_ns=MS)),
     "sampled by length, 1 ms, no wakers": lambda: ours(OffCpuConfig(off_cpu_period_ns=MS, wakers=False)),
+    "sampled by length, 10 ms": lambda: ours(OffCpuConfig(off_cpu_period_ns=10 * MS)),
     "every wait a sample": lambda: ours(OffCpuConfig(threshold_ns=0)),
     "every wait, no objects": lambda: ours(OffCpuConfig(threshold_ns=0, objects=False)),
     "every wait, lock owners": lambda: ours(OffCpuConfig(threshold_ns=0, lock_owners=True)),

@@ -129,6 +129,11 @@ static __always_inline s32 syscall_of(struct task_struct *task, u32 flags)
 #endif
 }
 
+#ifdef OFFCPU_READ_ONLY_CAST
+/* bpf_rdonly_cast(), a kernel function: makes an address a pointer to a structure. */
+static void *(*read_only_cast)(u64 address, u32 type) = (void *)OFFCPU_READ_ONLY_CAST;
+#endif
+
 #if OFFCPU_PREEMPT_COUNT == OFFCPU_PREEMPT_COUNT_OF_CPU
 /* Read a per-CPU variable, by its distance from another one, the run queue. */
 static __always_inline void read_of_cpu(struct task_struct *current, s64 distance, void *to,
@@ -138,6 +143,22 @@ static __always_inline void read_of_cpu(struct task_struct *current, s64 distanc
 	char *rq = FIELD(void *, cfs, CFS_RQ_RQ);
 
 	bpf_probe_read_kernel(to, size, rq + distance);
+}
+
+/* The preemption count of this CPU; read without a call where possible, which takes 50 ns less. */
+static __always_inline u32 preempt_count_of_cpu(struct task_struct *current)
+{
+#ifdef OFFCPU_READ_ONLY_CAST
+	void *cfs = FIELD(void *, current, TASK_CFS_RQ);
+	u64 rq = (u64)FIELD(void *, cfs, CFS_RQ_RQ);
+
+	return *(u32 *)read_only_cast(rq + PREEMPT_COUNT, OFFCPU_WORD);
+#else
+	u32 count = 0;
+
+	read_of_cpu(current, PREEMPT_COUNT, &count, sizeof(count));
+	return count;
+#endif
 }
 #endif
 
@@ -189,7 +210,7 @@ static __always_inline bool in_interrupt(struct task_struct *current)
 #if OFFCPU_PREEMPT_COUNT == OFFCPU_PREEMPT_COUNT_OF_TASK
 	count = FIELD(u32, current, PREEMPT_COUNT);
 #elif OFFCPU_PREEMPT_COUNT == OFFCPU_PREEMPT_COUNT_OF_CPU
-	read_of_cpu(current, PREEMPT_COUNT, &count, sizeof(count));
+	count = preempt_count_of_cpu(current);
 #endif
 	count &= INTERRUPT_MASK;
 	return count == SOFTIRQ_OFFSET ? !in_own_softirq(current) : count;

@@ -58,9 +58,6 @@ struct offcpu_waker_stack {
 };
 #endif
 
-/* In the flags of a waker: sampling.h left it out. */
-#define WAKER_NOT_NOTED 0x8000
-
 /* Task storage. Unless control.everybody is set, a task is recorded if it has one. */
 struct offcpu_task {
 	u64 since_ns;			/* when the present mode began */
@@ -70,10 +67,12 @@ struct offcpu_task {
 	u32 mode;			/* enum offcpu_mode */
 	u32 prev_state;			/* raw state of the present wait */
 	u32 flags;			/* of the present wait: OFFCPU_PREEMPTED_WAIT, ... */
-	u32 waker_flags;		/* OFFCPU_WAKER_INTERRUPT, or WAKER_NOT_NOTED */
+	u32 waker_flags;		/* OFFCPU_WAKER_INTERRUPT */
 	u64 scratch;			/* see via_memory() */
 #if OFFCPU_SAMPLING
 	u64 accumulated;		/* waiting that no sample stands for yet: see sampling.h */
+	u64 clock;			/* of the run queue when the present mode began */
+	u64 queued_ns;			/* the kernel's run-queue delay of the task by then */
 #endif
 #if OFFCPU_LOCK_OWNERS
 	u32 holder_tid;			/* who held the lock when the wait began, or OFFCPU_NO_ID */
@@ -136,7 +135,8 @@ struct offcpu_switch {
 #if !OFFCPU_SAMPLING
 	u64 now;			/* 0 once used */
 #else
-	u64 drawn;			/* whether the wait that ended is a sample */
+	u32 traced;			/* the switch, whose end was not traced yet */
+	u32 drawn;			/* the wait that ended is a sample */
 	struct offcpu_times times;	/* of this wait */
 #endif
 };
@@ -255,11 +255,6 @@ static __always_inline struct offcpu_control *enabled(void)
 	struct offcpu_control *ctl = get_control();
 
 	return ctl && ctl->enabled ? ctl : NULL;
-}
-
-static __always_inline u32 waker_flags(const struct offcpu_task *storage)
-{
-	return storage->waker_flags & ~WAKER_NOT_NOTED;
 }
 
 /* Whether a mode counts as a wait. */

@@ -73,6 +73,7 @@
  *	OFFCPU_DO_SOFTIRQ, OFFCPU_BACKLOG, *_SIZE	where do_softirq() and process_backlog() are
  *	OFFCPU_SWITCH_HAS_STATE			whether sched_switch passes prev_state (since 5.18)
  *	OFFCPU_PREEMPT_COUNT, PREEMPT_COUNT	where the preemption count is
+ *	OFFCPU_READ_ONLY_CAST, OFFCPU_WORD	a kernel function and a type, to read it without a call
  *	OFFCPU_SYSCALL_NUMBERS			size of the table of system calls
  *	FILES_*, FDTABLE_*, FILE_*, INODE_*, SUPER_*, DENTRY_*, SOCKET_*, SOCK_*, UNIX_*,
  *	EVENTPOLL_*, EPITEM_*, TASK_*, CSS_*, CGROUP_*, KERNFS_*, MM_*, PID_*, CRED_*,
@@ -151,6 +152,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *task, u32 
 	if (storage->since_ns < ctl->begin_ns)
 		storage->mode = OFFCPU_UNKNOWN;
 	end_run(ctl, storage, task, now);
+	note_clock(storage, task);
 	storage->mode = mode;
 	storage->prev_state = prev_state;
 	storage->flags = flags_of(mode, preempted);
@@ -198,6 +200,15 @@ static __always_inline u64 end_pause(const struct offcpu_control *ctl, struct of
 		spend(storage, mode, now);
 		return mode == OFFCPU_THROTTLED ? OFFCPU_NOT_KNOWN : pause;
 	}
+#if OFFCPU_SAMPLING
+	u64 queued = queued_for(storage, task);
+
+	if (queued > pause)
+		queued = pause;
+	spend(storage, mode, now - queued);
+	spend(storage, OFFCPU_RUNNABLE, now);
+	return queued;
+#else
 	if (!wakeup) {
 		spend(storage, mode, now);
 		return OFFCPU_NOT_KNOWN;
@@ -205,6 +216,7 @@ static __always_inline u64 end_pause(const struct offcpu_control *ctl, struct of
 	spend(storage, mode, wakeup < now ? wakeup : now);
 	spend(storage, OFFCPU_RUNNABLE, now);
 	return wakeup < begin ? pause : wakeup < now ? now - wakeup : 0;
+#endif
 }
 
 /* Begin the budget of a task that comes to a CPU and has not left one since recording began. */
@@ -267,6 +279,10 @@ static __always_inline struct offcpu_task *end_time(const struct offcpu_control 
 		return NULL;
 	}
 #endif
+#if OFFCPU_SAMPLING
+	if (wakeup)
+		wakeup = now - times->runq;
+#endif
 	times->begin = begin;
 	times->end = now;
 	times->wakeup = unknown(ctl, wakeup && wakeup < begin ? begin : wakeup);
@@ -295,13 +311,9 @@ static __always_inline void finish_wait(void *ctx, struct offcpu_control *ctl,
 	wait.ns = via_memory(storage, times->weight);
 	wait.flags = *(volatile u32 *)&storage->flags;
 	if (wait.wakeup_ns)
-		wait.flags |= waker_flags(storage);
+		wait.flags |= storage->waker_flags;
 	else if (ctl->wakers && times->mode > OFFCPU_PREEMPTED)
 		count(OFFCPU_WAKEUPS_MISSED, wait.ns);
-#if OFFCPU_SAMPLING
-	if (wait.wakeup_ns && storage->waker_flags == WAKER_NOT_NOTED)
-		count(OFFCPU_WAKERS_LEFT_OUT, wait.ns);
-#endif
 	wait.prev_state = storage->prev_state;
 	wait.pid = pid_of(task);
 	wait.tid = tid_of(task);
@@ -333,17 +345,16 @@ static __always_inline void note_waker(void *ctx, const struct offcpu_control *c
 				       struct offcpu_task *storage)
 {
 	struct task_struct *current = bpf_get_current_task_btf();
-	u64 ids = bpf_get_current_pid_tgid();
 
-	storage->waker_pid = ids >> 32;
-	storage->waker_tid = ids;
+	storage->waker_pid = pid_of(current);
+	storage->waker_tid = tid_of(current);
 	storage->waker_flags = in_interrupt(current) ? OFFCPU_WAKER_INTERRUPT : 0;
 	/* An idle thread wakes no other: an interrupt did that cannot be recognized here. */
-	if (!ids && !storage->waker_flags)
+	if (!storage->waker_tid && !storage->waker_flags)
 		storage->waker_pid = storage->waker_tid = OFFCPU_NO_ID;
 #if OFFCPU_WAKER_STACKS
 #if OFFCPU_SAMPLING
-	if (is_wanted(ctl, storage->mode) && may_be_drawn(ctl, storage, 0))
+	if (is_wanted(ctl, storage->mode) && would_be_drawn(ctl, storage))
 #else
 	if (is_wanted(ctl, storage->mode) &&
 	    storage->wakeup_ns - storage->since_ns >= ctl->threshold_ns)
@@ -362,14 +373,12 @@ static __always_inline void note_wakeup(void *ctx, struct task_struct *task)
 	storage = find_storage(task);
 	if (!storage)
 		return;
-	storage->wakeup_ns = bpf_ktime_get_ns();
 #if OFFCPU_SAMPLING
-	if (!may_be_drawn(ctl, storage, period_of(ctl) / NEAR)) {
-		storage->waker_pid = storage->waker_tid = OFFCPU_NO_ID;
-		storage->waker_flags = WAKER_NOT_NOTED;
-		return;
-	}
+	if (storage->mode > OFFCPU_PREEMPTED)
+		storage->wakeup_ns = WOKEN;
+	else
 #endif
+		storage->wakeup_ns = bpf_ktime_get_ns();
 	note_waker(ctx, ctl, storage);
 }
 
@@ -397,6 +406,7 @@ static __always_inline void find_task(struct task_struct *task)
 		mode = OFFCPU_RUNNING;
 	if (!OFFCPU_BUDGET && !is_wanted(ctl, mode))
 		return;
+	note_clock(storage, task);
 	storage->prev_state = state;
 	storage->flags = flags_of(mode, false);
 	if (mode > OFFCPU_PREEMPTED || mode == OFFCPU_THROTTLED)
@@ -424,8 +434,8 @@ static __always_inline void describe_task(struct offcpu_last *last,
 	 * that ends this wait has changed the state by now.
 	 */
 	state = FIELD(u32, task, TASK_STATE);
-	last->wakeup_ns = !state || state & TASK_WAKING ? storage->wakeup_ns : 0;
-	last->flags = storage->flags | (last->wakeup_ns ? waker_flags(storage) : 0);
+	last->wakeup_ns = !state || state & TASK_WAKING ? woken_at(storage, task) : 0;
+	last->flags = storage->flags | (last->wakeup_ns ? storage->waker_flags : 0);
 	last->lost = 0;
 	last->waker_pid = storage->waker_pid;
 	last->waker_tid = storage->waker_tid;
@@ -538,6 +548,7 @@ static __always_inline void before_switch(void *ctx, struct task_struct *next, u
 		return;
 	last->next = (u64)next;
 #if OFFCPU_SAMPLING
+	last->traced = true;
 	/* Few waits are samples: the others end here, where the clock was read already. */
 	struct offcpu_control *ctl = enabled();
 
@@ -578,13 +589,16 @@ int offcpu_switch(u64 *ctx)
 /* Send the wait of `current` that ended, if it is a sample. */
 static __always_inline void finish_drawn(void *ctx, struct offcpu_switch *last)
 {
-	struct task_struct *task = bpf_get_current_task_btf();
-	bool traced = last->next == (u64)task;
 	struct offcpu_control *ctl;
 	struct offcpu_task *storage;
+	struct task_struct *task;
+	bool traced = last->traced;
 
-	if (traced && !last->drawn)
+	last->traced = false;
+	if (traced && !last->drawn)	/* nearly always */
 		return;
+	task = bpf_get_current_task_btf();
+	traced = traced && last->next == (u64)task;
 	ctl = enabled();
 	if (!ctl) {
 		if (traced)

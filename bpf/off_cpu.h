@@ -42,7 +42,6 @@ enum offcpu_counter {
 	OFFCPU_OBJECTS_FULL,		/* objects not described: the queue was full */
 	OFFCPU_EVENTS_TAKEN,		/* waits in epoll, after which nothing was ready */
 	OFFCPU_UNSAMPLED,		/* waits that others stand for */
-	OFFCPU_WAKERS_LEFT_OUT,		/* samples of long waits for a CPU: waker unknown */
 	OFFCPU_COUNTERS			/* number of counters */
 };
 

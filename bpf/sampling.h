@@ -7,8 +7,9 @@
  * next one. So the expected weight of any set of waits is their time, however short they are, and a
  * wait of at least a period is always a sample. Waits without a sample cost no stack and no map.
  *
- * Who wakes a thread is looked up only if the wait is a sample by then, or nearly: if it is filled
- * up by a longer wait for a CPU, its waker is left out and counted.
+ * Wake-ups are noted without their time, which few waits need: reading the clock is a third of what
+ * there is to do. The kernel itself notes how long a task waits for a CPU (CONFIG_SCHED_INFO), by the
+ * clock of its run queue; the wake-up was so long before the end of the wait.
  */
 #ifndef OFFCPU_SAMPLING_H
 #define OFFCPU_SAMPLING_H
@@ -16,7 +17,47 @@
 #include "targets.h"
 
 #if OFFCPU_SAMPLING
-#define NEAR 8				/* part of a period that may be waiting for a CPU */
+#define WOKEN 1				/* for storage->wakeup_ns: woken since the wait began */
+
+/* The clock of the run queue that a task is on: sched_clock() when the kernel last looked. */
+static __always_inline u64 queue_clock(struct task_struct *task)
+{
+	void *cfs = FIELD(void *, task, TASK_CFS_RQ);
+	void *rq = FIELD(void *, cfs, CFS_RQ_RQ);
+
+	return FIELD(u64, rq, RQ_CLOCK);
+}
+
+/*
+ * How long a task has waited for a CPU since it left one. The kernel adds the part on the present
+ * run queue after sched_switch (sched_info_arrive(), kernel/sched/stats.h).
+ */
+static __always_inline u64 queued_for(const struct offcpu_task *storage, struct task_struct *task)
+{
+	u64 ns = FIELD(u64, task, TASK_RUN_DELAY) - storage->queued_ns;
+	u64 since = FIELD(u64, task, TASK_LAST_QUEUED), clock;
+
+	if (!since)
+		return ns;
+	clock = queue_clock(task);
+	return clock > since ? ns + clock - since : ns;
+}
+
+static __always_inline void note_clock(struct offcpu_task *storage, struct task_struct *task)
+{
+	storage->clock = queue_clock(task);
+	storage->queued_ns = FIELD(u64, task, TASK_RUN_DELAY);
+}
+
+/* When a task that still waits for a CPU was woken; 0 if it was not. */
+static __always_inline u64 woken_at(const struct offcpu_task *storage, struct task_struct *task)
+{
+	u64 since = FIELD(u64, task, TASK_LAST_QUEUED);
+
+	if (storage->wakeup_ns != WOKEN)
+		return storage->wakeup_ns;
+	return storage->since_ns + (since > storage->clock ? since - storage->clock : 0);
+}
 
 /* The period: that of the user, or a longer one while there are too many samples. */
 static __always_inline u64 period_of(const struct offcpu_control *ctl)
@@ -51,18 +92,22 @@ static __always_inline bool draw(const struct offcpu_control *ctl, struct offcpu
 	return true;
 }
 
-/*
- * Whether a wait would be a sample if it ended `later` ns after its wake-up. Before its first wait
- * a thread has no phase; one that is woken before it leaves its CPU is not blocked at all.
- */
-static __always_inline bool may_be_drawn(const struct offcpu_control *ctl,
-					 const struct offcpu_task *storage, u64 later)
+/* Whether a wait that has ended now would be a sample. Before its first wait a thread has no phase. */
+static __always_inline bool would_be_drawn(const struct offcpu_control *ctl,
+					   const struct offcpu_task *storage)
 {
-	u64 blocked = storage->wakeup_ns - storage->since_ns;
+	u64 blocked = bpf_ktime_get_ns() - storage->since_ns;
 
-	if (storage->mode <= OFFCPU_PREEMPTED)
-		blocked = 0;
-	return !storage->accumulated || storage->accumulated + blocked + later > period_of(ctl);
+	return !storage->accumulated || storage->accumulated + blocked > period_of(ctl);
+}
+#else
+static __always_inline void note_clock(struct offcpu_task *storage, struct task_struct *task)
+{
+}
+
+static __always_inline u64 woken_at(const struct offcpu_task *storage, struct task_struct *task)
+{
+	return storage->wakeup_ns;
 }
 #endif
 

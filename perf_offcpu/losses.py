@@ -119,11 +119,6 @@ EVENTS_TAKEN = _bpf(
     "wait, so that all watched descriptors are its object",
 )
 UNSAMPLED = _bpf("unsampled", "waits that samples of others stand for (--off-cpu-period)", is_loss=False)
-WAKERS_LEFT_OUT = _bpf(
-    "wakers-left-out",
-    "samples drawn only because of their long wait for a CPU, without waker (--off-cpu-period)",
-    is_loss=False,
-)
 
 _recorder = partial(LossCause, Stage.RECORDER)
 MISSED_RUNS = _recorder(

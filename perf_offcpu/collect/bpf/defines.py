@@ -39,7 +39,17 @@ def tracepoints_of(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
 def option_defines(
     config: OffCpuConfig, facts: KernelFacts, at_exit: bool, by_probe: bool
 ) -> dict[str, int | str]:
-    """Return the constants for off_cpu.bpf.c that depend on the config."""
+    """Return the constants for off_cpu.bpf.c that depend on the config.
+
+    Raises:
+        CapabilityError: the kernel does not tell what sampling by length needs.
+    """
+    if config.off_cpu_period_ns and "RQ_CLOCK" not in facts.defines:
+        raise CapabilityError(
+            "this kernel does not note since when a thread waits for a CPU (CONFIG_SCHED_INFO), as sampling "
+            "waits by their length needs",
+            "record without --off-cpu-period",
+        )
     follows_callers = {"TASK_MM", "OFFCPU_FRAME_POINTERS"} <= facts.defines.keys()
     copies = at_exit and config.copy_bytes > 0 and follows_callers
     known_early = config.off_cpu_period_ns > 0 or config.threshold_ns < EARLY_BELOW_NS

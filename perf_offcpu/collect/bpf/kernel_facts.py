@@ -18,6 +18,7 @@ from pathlib import Path
 from perf_offcpu.collect.bpf.attr import ProgramType
 from perf_offcpu.collect.bpf.kernel_probes import has_may_goto
 from perf_offcpu.collect.bpf.kprobe import switch_end
+from perf_offcpu.collect.bpf.object import KERNEL_FUNCTION
 from perf_offcpu.collect.bpf.syscall import load_program, run_program
 from perf_offcpu.collect.system.btf import Btf, Tracepoint
 from perf_offcpu.collect.system.btf_walk import Kind
@@ -65,6 +66,14 @@ _KERNEL_FIGURES = {
     "TASK_RUN_DELAY": "task_struct.sched_info.run_delay",
 }
 """The kernel's own time on CPUs and run-queue delay of a task; the latter with CONFIG_SCHED_INFO only."""
+_QUEUE = {
+    "TASK_RUN_DELAY": "task_struct.sched_info.run_delay",
+    "TASK_LAST_QUEUED": "task_struct.sched_info.last_queued",
+    "TASK_CFS_RQ": "task_struct.se.cfs_rq",
+    "CFS_RQ_RQ": "cfs_rq.rq",
+    "RQ_CLOCK": "rq.clock",
+}
+"""Since when a task is on a run queue, and the clock of that (CONFIG_SCHED_INFO, CONFIG_FAIR_GROUP_SCHED)."""
 _THROTTLING = {"TASK_CFS_RQ": "task_struct.se.cfs_rq", "CFS_RQ_THROTTLE_COUNT": "cfs_rq.throttle_count"}
 """Members that show a throttled control group on kernels without task_struct.throttled (Linux 6.18)."""
 _PROPERTIES = {
@@ -189,6 +198,7 @@ def explore(btf: Btf) -> KernelFacts:
         **_task_offsets(btf),
         **_all_offsets(btf, _CGROUP_ID),
         **_all_offsets(btf, _KERNEL_FIGURES),
+        **_all_offsets(btf, _QUEUE),
         **_all_offsets(btf, _THROTTLING),
         **_offsets(btf, {"TASK_THROTTLED": "task_struct.throttled"}),
         **_offsets(btf, _PROPERTIES),
@@ -328,6 +338,9 @@ def _preempt_count(btf: Btf) -> Defines:
     if not run_queue or count is None:
         return {**common, "OFFCPU_PREEMPT_COUNT": 0}
     found: Defines = {**common, **run_queue, "OFFCPU_PREEMPT_COUNT": 2, "PREEMPT_COUNT": count}
+    cast, word = btf.type_id(Kind.FUNC, "bpf_rdonly_cast"), btf.type_id(Kind.STRUCT, "refcount_struct")
+    if cast is not None and word is not None:  # a35b9af4ec2c, Linux 6.2
+        found |= {"OFFCPU_READ_ONLY_CAST": KERNEL_FUNCTION + cast, "OFFCPU_WORD": word}
     end, in_use = (_distance(btf, name, name) for name in ("hardirq_stack_ptr", "hardirq_stack_inuse"))
     if end is not None and in_use is not None and platform.machine() == "x86_64":
         found |= {"OFFCPU_IRQ_STACK": 1, "IRQ_STACK_PTR": end, "IRQ_STACK_IN_USE": in_use}

@@ -29,6 +29,11 @@ _INSTRUCTION = np.dtype([("code", "u1"), ("registers", "u1"), ("off", "=i2"), ("
 _LOAD_64 = 0x18  # BPF_LD | BPF_DW | BPF_IMM
 _SOURCE_SHIFT = 4 if sys.byteorder == "little" else 0
 _PSEUDO_MAP_FD = 1
+_CALL = 0x85  # BPF_JMP | BPF_CALL
+_PSEUDO_KFUNC_CALL = 2
+
+KERNEL_FUNCTION = 1 << 30
+"""Added to the BTF id of a kernel function, the number of the helper as which the compiler knows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,16 @@ def linked(programs: BpfObject) -> Iterator[tuple[dict[str, bytes], dict[str, in
         rows = dict(enumerate(fds))
         functions = {name: _relinked(code, rows) for name, code in programs.functions.items()}
         yield functions, {shape.name: fd for shape, fd in zip(programs.maps, fds, strict=True)}
+
+
+def with_kernel_functions(code: bytes) -> bytes:
+    """Return the instructions with calls of kernel functions (kfuncs), which the compiler took for helpers."""
+    instructions = np.frombuffer(code, _INSTRUCTION).copy()
+    calls = (instructions["code"] == _CALL) & (instructions["registers"] == 0)
+    calls &= instructions["imm"] >= KERNEL_FUNCTION
+    instructions["registers"][calls] = _PSEUDO_KFUNC_CALL << _SOURCE_SHIFT
+    instructions["imm"][calls] -= KERNEL_FUNCTION
+    return instructions.tobytes()
 
 
 def _maps_of(code: bytes) -> tuple[NDArray[np.intp], list[int]]:

@@ -37,6 +37,7 @@ from perf_offcpu.collect.bpf.kernel_probes import check_privileges
 from perf_offcpu.collect.bpf.kprobe import Kprobe
 from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
 from perf_offcpu.collect.bpf.maps import MAP_NAMES, ProgramMaps
+from perf_offcpu.collect.bpf.object import with_kernel_functions
 from perf_offcpu.collect.bpf.syscall import VerifierError
 from perf_offcpu.collect.system.btf import VMLINUX_BTF, Btf
 from perf_offcpu.collect.system.clock import now_ns
@@ -221,6 +222,7 @@ def _open_probe(config: OffCpuConfig, facts: KernelFacts) -> Kprobe | None:
 
 def _load_program(name: str, code: bytes, tracepoints: Mapping[str, str], facts: KernelFacts) -> int:
     """Load a program; return its descriptor. `tracepoints` has the tracepoint of each program with one."""
+    code = with_kernel_functions(code)
     if name == _FILTER:
         return bpf_syscall.load_program(ProgramType.PERF_EVENT, name, code, _LICENSE)
     if name == defines.SWITCHED and name not in tracepoints:
