@@ -135,8 +135,7 @@ struct offcpu_switch {
 #if !OFFCPU_SAMPLING
 	u64 now;			/* 0 once used */
 #else
-	u32 traced;			/* the switch, whose end was not traced yet */
-	u32 drawn;			/* the wait that ended is a sample */
+	u64 drawn;			/* whether the wait that ended is a sample */
 	struct offcpu_times times;	/* of this wait */
 #endif
 };

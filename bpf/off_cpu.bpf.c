@@ -73,7 +73,7 @@
  *	OFFCPU_DO_SOFTIRQ, OFFCPU_BACKLOG, *_SIZE	where do_softirq() and process_backlog() are
  *	OFFCPU_SWITCH_HAS_STATE			whether sched_switch passes prev_state (since 5.18)
  *	OFFCPU_PREEMPT_COUNT, PREEMPT_COUNT	where the preemption count is
- *	OFFCPU_READ_ONLY_CAST, OFFCPU_WORD	a kernel function and a type, to read it without a call
+ *	OFFCPU_READ_ONLY_CAST, OFFCPU_WORD	a kernel function and a type, to read it
  *	OFFCPU_SYSCALL_NUMBERS			size of the table of system calls
  *	FILES_*, FDTABLE_*, FILE_*, INODE_*, SUPER_*, DENTRY_*, SOCKET_*, SOCK_*, UNIX_*,
  *	EVENTPOLL_*, EPITEM_*, TASK_*, CSS_*, CGROUP_*, KERNFS_*, MM_*, PID_*, CRED_*,
@@ -548,7 +548,6 @@ static __always_inline void before_switch(void *ctx, struct task_struct *next, u
 		return;
 	last->next = (u64)next;
 #if OFFCPU_SAMPLING
-	last->traced = true;
 	/* Few waits are samples: the others end here, where the clock was read already. */
 	struct offcpu_control *ctl = enabled();
 
@@ -589,16 +588,13 @@ int offcpu_switch(u64 *ctx)
 /* Send the wait of `current` that ended, if it is a sample. */
 static __always_inline void finish_drawn(void *ctx, struct offcpu_switch *last)
 {
+	struct task_struct *task = bpf_get_current_task_btf();
+	bool traced = last->next == (u64)task;
 	struct offcpu_control *ctl;
 	struct offcpu_task *storage;
-	struct task_struct *task;
-	bool traced = last->traced;
 
-	last->traced = false;
-	if (traced && !last->drawn)	/* nearly always */
+	if (traced && !last->drawn)
 		return;
-	task = bpf_get_current_task_btf();
-	traced = traced && last->next == (u64)task;
 	ctl = enabled();
 	if (!ctl) {
 		if (traced)

@@ -7,9 +7,9 @@
  * next one. So the expected weight of any set of waits is their time, however short they are, and a
  * wait of at least a period is always a sample. Waits without a sample cost no stack and no map.
  *
- * Wake-ups are noted without their time, which few waits need: reading the clock is a third of what
- * there is to do. The kernel itself notes how long a task waits for a CPU (CONFIG_SCHED_INFO), by the
- * clock of its run queue; the wake-up was so long before the end of the wait.
+ * Wake-ups are noted without their time: reading the clock costs as much as all else there. The
+ * kernel itself notes how long a task waits for a CPU (CONFIG_SCHED_INFO), by the clock of its run
+ * queue; the wake-up was so long before the end of the wait.
  */
 #ifndef OFFCPU_SAMPLING_H
 #define OFFCPU_SAMPLING_H
@@ -92,7 +92,7 @@ static __always_inline bool draw(const struct offcpu_control *ctl, struct offcpu
 	return true;
 }
 
-/* Whether a wait that has ended now would be a sample. Before its first wait a thread has no phase. */
+/* Whether a wait that ends now would be a sample. Before its first wait a thread has no phase. */
 static __always_inline bool would_be_drawn(const struct offcpu_control *ctl,
 					   const struct offcpu_task *storage)
 {

@@ -124,7 +124,7 @@ def linked(programs: BpfObject) -> Iterator[tuple[dict[str, bytes], dict[str, in
 
 
 def with_kernel_functions(code: bytes) -> bytes:
-    """Return the instructions with calls of kernel functions (kfuncs), which the compiler took for helpers."""
+    """Return the instructions with calls of kernel functions (kfuncs) where the compiler saw helpers."""
     instructions = np.frombuffer(code, _INSTRUCTION).copy()
     calls = (instructions["code"] == _CALL) & (instructions["registers"] == 0)
     calls &= instructions["imm"] >= KERNEL_FUNCTION
