@@ -77,6 +77,17 @@ def test_long_waits_are_all_there_with_their_length(recording: Recording) -> Non
     assert naps.sum() == 30
 
 
+def test_the_kernel_tells_when_a_sleeper_was_woken(recording: Recording) -> None:
+    samples = recording.samples
+    naps = samples.has(SampleFlag.SAMPLED) & (np.abs(samples.asked_ns - 17 * MS) < MS)
+    naps &= samples.wakeup_ns >= 0
+    out, wakeup, length = samples.switch_out_ns[naps], samples.wakeup_ns[naps], samples.length_ns()[naps]
+    assert naps.sum() > 25 and (wakeup <= out + length).all()
+    # A timer of 17 ms wakes after 17 ms, however long the thread then waits for a CPU.
+    blocked = wakeup - out
+    assert (blocked > 16.9 * MS).all() and np.median(blocked) < 17.5 * MS
+
+
 def test_budgets_stay_exact(recording: Recording) -> None:
     budget = recording.budget
     modes = [name for name in budget.columns if name.endswith("_ns") and name not in ("begin_ns", "end_ns")]
