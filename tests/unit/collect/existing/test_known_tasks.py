@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A scan that knows the last one gives the records of one that does not."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+import threading
+
+from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
+from perf_offcpu.collect.existing.proc import KnownTasks, ProcScan
+
+
+def scan(known: KnownTasks | None) -> bytes:
+    """Return the records of this process."""
+    found = ProcScan({os.getpid()}, MappedBuildIds(), data_maps=True, known=known)
+    if known is not None:
+        known.begin()
+    return b"".join(found._process(os.getpid()))
+
+
+def rename(name: bytes) -> None:
+    ctypes.CDLL(None).prctl(15, name, 0, 0, 0)
+
+
+def test_what_changed_is_read_again() -> None:
+    known = KnownTasks()
+    assert scan(known) == scan(known) == scan(None)
+    rename(b"other-name")
+    assert b"other-name" in scan(known) and scan(known) == scan(None)
+    rename(b"python")
+    go = threading.Event()
+    thread = threading.Thread(target=go.wait)
+    thread.start()
+    assert scan(known) == scan(None)
+    go.set()
+    thread.join()
+    assert scan(known) == scan(None)
+    with tempfile.NamedTemporaryFile(prefix="mapped-") as file:
+        file.write(bytes(mmap.PAGESIZE))
+        file.flush()
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_EXEC):
+            assert b"mapped-" in scan(known)
+    assert b"mapped-" not in scan(known)
+
+
+def test_what_is_kept_is_bounded() -> None:
+    known, made = KnownTasks(most_bytes=10), list[int]()
+
+    def make(number: int) -> bytes:
+        made.append(number)
+        return bytes(4)
+
+    for _ in range(2):
+        known.begin()
+        assert [known.records(one, "same", lambda one=one: make(one)) for one in range(4)] == [bytes(4)] * 4  # type: ignore[misc]
+    assert made == [0, 1, 2, 3, 2, 3], "the first two fit"
+    known.begin()
+    known.begin()
+    known.records(0, "same", lambda: make(9))
+    assert made[-1] == 9, "what a scan does not meet is forgotten"

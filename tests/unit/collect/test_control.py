@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands of `record --control`: what is a command, in pieces or damaged."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from perf_offcpu.collect.control import Command, Control, ControlFds, parse_control, parse_period
+from perf_offcpu.errors import UsageError
+
+
+def test_commands_come_in_pieces_and_others_are_left_out() -> None:
+    (theirs, ours), (acks, answers) = os.pipe(), os.pipe()
+    control = Control(ControlFds(theirs, answers))
+    assert control.read() and control.next() is None
+    for piece in (b"dis", b"able\nnonsense\nperiod  2.5 \n", b"x" * 5000, b"\nping\0\n\xff\xfe\n"):
+        os.write(ours, piece)
+        while control.read() and control.fd == theirs:
+            if not _readable(theirs):
+                break
+    found = list(iter(control.next, None))
+    assert found == [Command("disable"), Command("period", "2.5"), Command("ping")]
+    control.acknowledge()
+    assert os.read(acks, 10) == b"ack\n"
+    os.close(ours)
+    assert not control.read(), "nothing will come any more"
+    os.close(acks)
+    control.acknowledge()  # nobody listens
+    os.close(theirs)
+    os.close(answers)
+
+
+def _readable(fd: int) -> bool:
+    import select
+
+    return bool(select.select([fd], [], [], 0)[0])
+
+
+@pytest.mark.parametrize("text", ["", "3", "fd:", "fd:x", "fd:1,", "fifo:a", "fd:-1", "fd:999999"])
+def test_other_descriptors_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--control"):
+        parse_control(text)
+
+
+def test_descriptors() -> None:
+    assert parse_control("fd:0") == ControlFds(0)
+    assert parse_control("fd:1,2") == ControlFds(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "period_ns"), [("2", 2_000_000), ("0.001", 1000), ("0.0009", 0), ("-1", 0), ("1e9", 0), ("", 0)]
+)
+def test_periods(text: str, period_ns: int) -> None:
+    assert parse_period(text) == period_ns
