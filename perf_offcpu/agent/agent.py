@@ -20,6 +20,7 @@ from perf_offcpu.agent.budget import Bucket, CpuBudget, Period, SegmentLength
 from perf_offcpu.agent.config import DAY_S, AgentConfig
 from perf_offcpu.agent.cost import Cost
 from perf_offcpu.agent.delivery import Delivery
+from perf_offcpu.agent.duty import MINUTE_S, Duty
 from perf_offcpu.agent.endpoint import Endpoint
 from perf_offcpu.agent.host import boot_id
 from perf_offcpu.agent.ledger import Ledger
@@ -73,6 +74,7 @@ class Agent:
         self._backoff, self._next_cause = Backoff(), STOPPED
         self._started_s = self._measured_s = 0.0
         self._paused = self._ending = False
+        self._duty, self._minute_s, self._recorded_s = Duty(), time.monotonic(), 0.0
         self._cost, self._budget = Cost(), CpuBudget(self.config.max_cpu)
         self._period, self._length = Period(self.config.period_ns), SegmentLength(self.config.segment_s)
         self._segment_began_s = 0.0
@@ -121,7 +123,7 @@ class Agent:
             self._start_recorder()
         if not (self._delivery.busy_since and now - self._delivery.busy_since > STUCK_S):
             self._notifier.alive()
-        next_s = min(now + TICK_S, self._end_segment(now), now + TICK_S if until is None else until)
+        next_s = min(now + TICK_S, self._end_segment(now), self._keep_duty(now), until or now + TICK_S)
         try:
             kind, text = self._mail.get(timeout=max(0.0, next_s - now))
         except queue.Empty:
@@ -282,17 +284,27 @@ class Agent:
         self.metrics.set("cpu_share", self._budget.recent())
         self.metrics.set("cpu_share_limit", self.config.max_cpu)
         self._bound_spool()
-        if not self._paused and self._budget.is_spent:
-            self._paused = True
+
+    def _keep_duty(self, now: float) -> float:
+        """Record as much of each minute as the budget allows; return when there is something to do next."""
+        if now >= self._minute_s + MINUTE_S:
+            recorded_s = self._recorded_s if self._paused else MINUTE_S
+            self._recorded_s, self._minute_s = 0.0, now
+            if self._duty.adapt(self._budget, recorded_s):
+                how = "recording goes on" if self._duty.is_whole else "a part of each minute is recorded"
+                self._say(f"--max-cpu {self.config.max_cpu:.3%}: {how}")
+            self.metrics.set("recorded_part", min(1.0, self._duty.recorded_s / MINUTE_S))
+            if self._paused and self._duty.recorded_s:
+                self._paused = False
+                if self._recorder is not None:
+                    self._recorder.go_on()
+        end_s = self._minute_s + self._duty.recorded_s
+        if not self._duty.is_whole and not self._paused and now >= end_s:
+            self._paused, self._recorded_s = True, now - self._minute_s
             self.metrics.add("budget_pauses_total")
-            self._say(f"--max-cpu {self.config.max_cpu:.3%} is spent: recording pauses")
             if self._recorder is not None:
                 self._recorder.pause()
-        elif self._paused and self._budget.is_recovered:
-            self._paused = False
-            self._say("recording goes on")
-            if self._recorder is not None:
-                self._recorder.go_on()
+        return self._minute_s + MINUTE_S if self._paused or self._duty.is_whole else end_s
 
     def _bound_spool(self) -> None:
         """Remove the oldest files until the others fit."""

@@ -81,17 +81,19 @@ class CpuBudget:
             self._bucket.change(part * HOUR_S, HOUR_S)
 
     @property
-    def is_spent(self) -> bool:
-        """Return whether recording has to pause."""
-        return self.is_counting and self._bucket.level < 0
+    def level_s(self) -> float:
+        """Return the CPU time that may be spent at once; below 0: too much was."""
+        return self._bucket.level
 
     @property
-    def is_recovered(self) -> bool:
-        """Return whether recording may go on after a pause: half of the burst is there again.
+    def limit_s(self) -> float:
+        """Return the most that may be spent at once."""
+        return self._bucket.limit
 
-        The end of a file and the begin of another take some tenths of a second, so pauses are not too many.
-        """
-        return not self.is_counting or self._bucket.level >= 0.5 * self._bucket.limit
+    @property
+    def spent_s(self) -> float:
+        """Return the CPU time last noted."""
+        return self._notes[-1][1] if self._notes else 0.0
 
     @property
     def noted_s(self) -> float:

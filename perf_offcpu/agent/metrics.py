@@ -43,6 +43,7 @@ METRICS: Final = {
         Metric("recorder_starts_total", "counter", "starts of the recorder"),
         Metric("recorder_failures_total", "counter", "recorders that ended without being asked to"),
         Metric("budget_pauses_total", "counter", "times that recording paused to keep --max-cpu"),
+        Metric("recorded_part", "gauge", "part of each minute that is recorded, to keep --max-cpu"),
         Metric("budget_raises_total", "counter", "times that the sampling period was raised"),
         Metric("reloads_total", "counter", "configurations read again, by result", "result"),
         Metric("cpu_seconds_total", "counter", "CPU time taken, by part", "part"),

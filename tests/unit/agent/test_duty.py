@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of minutes: the budget is kept, no minute is left out, and all is recorded where that is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from perf_offcpu.agent.budget import CpuBudget
+from perf_offcpu.agent.duty import DEEPEST, LEAST_S, MINUTE_S, Duty
+
+HOUR = 60
+
+
+def minutes(cost: Callable[[int], float]) -> Iterator[tuple[float, float]]:
+    """Simulate four hours of an agent; yield seconds recorded and CPU time of each minute.
+
+    Recording takes `cost(minute)` of a CPU; a piece takes 0.2 s more, a minute later, when it is delivered.
+    """
+    budget, duty, cpu, delivery = CpuBudget(0.01), Duty(), 0.0, 0.0
+    budget.note(cpu, 0.0)
+    budget.begin(0.0)
+    for minute in range(4 * HOUR):
+        recorded = min(MINUTE_S, duty.recorded_s)
+        spent = recorded * cost(minute) + delivery
+        delivery = 0.2 + 0.3 * recorded * cost(minute) if recorded else 0.0
+        cpu += spent
+        budget.note(cpu, (minute + 1) * MINUTE_S)
+        duty.adapt(budget, recorded)
+        yield recorded, spent
+
+
+@pytest.mark.parametrize("load", [0.012, 0.03, 0.08, 0.2])
+def test_busy_machine_is_recorded_in_part_in_each_minute_and_the_budget_is_kept(load: float) -> None:
+    done = list(minutes(lambda _: load))
+    assert min(seconds for seconds, _ in done) >= (LEAST_S if load < 0.1 else 0)
+    burst, first_minute = 0.01 * 3600 / 12, load * 1.3 * MINUTE_S
+    for begin in range(0, len(done) - HOUR, 7):
+        assert sum(cpu for _, cpu in done[begin : begin + HOUR]) <= 36 + DEEPEST * burst + first_minute
+    assert sum(cpu for _, cpu in done[HOUR:]) <= 3 * 36 + burst
+
+
+def test_quiet_machine_is_recorded_wholly() -> None:
+    assert all(seconds == MINUTE_S for seconds, _ in minutes(lambda _: 0.004))
+
+
+def test_after_a_busy_hour_all_is_recorded_again() -> None:
+    done = list(minutes(lambda minute: 0.05 if minute < HOUR else 0.004))
+    assert all(seconds < MINUTE_S for seconds, _ in done[10:HOUR])
+    assert all(seconds == MINUTE_S for seconds, _ in done[2 * HOUR :])
+
+
+def test_nothing_is_left_out_before_the_start_is_over() -> None:
+    budget, duty = CpuBudget(0.01), Duty()
+    budget.note(50.0, 60.0)
+    assert not duty.adapt(budget, MINUTE_S) and duty.is_whole
