@@ -46,6 +46,8 @@ pytestmark = pytest.mark.beside
 
 OF_EACH_TIME = {"id", "btf_id"}
 REFUSED = bytes.fromhex("9500000000000000")  # exit without a result
+SMALL = OffCpuConfig(objects=False, budget=False)
+"""Takes half of the time to compile."""
 
 
 @pytest.fixture
@@ -139,9 +141,10 @@ def start(preparation: str = "") -> str:
     script = f"""
         import sys
         {preparation}
+        from perf_offcpu.collect.bpf.config import OffCpuConfig
         from perf_offcpu.collect.bpf.program import OffCpuProgram
         try:
-            OffCpuProgram().close()
+            OffCpuProgram(OffCpuConfig(objects=False, budget=False)).close()
             print("compiled" if "libbcc" in open("/proc/self/maps").read() else "kept")
         except Exception as error:
             print(f"{{type(error).__name__}}: {{error}}")
@@ -190,7 +193,8 @@ def keep(recipe: Recipe, cache: ProgramCache, compiler: str, **changes: Any) -> 
 def test_what_the_kernel_refuses_or_another_compiler_made_is_compiled_anew(
     place: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, files = OffCpuConfig(targets=Targets.PIDS, short_waits=ShortWaits.DROP), DiskCache(str(place))
+    config = dataclasses.replace(SMALL, targets=Targets.PIDS, short_waits=ShortWaits.DROP)
+    files = DiskCache(str(place))
     recipe, cache = recipe_of(config, monkeypatch), ProgramCache(files)
     changes = {
         "program": {"functions": dict.fromkeys(recipe.functions, REFUSED)},
@@ -220,6 +224,9 @@ class StandIn:
         if not self.function:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
+    def detach(self) -> None:
+        """Nothing was attached."""
+
     def close(self) -> None:
         self.function = ""
 
@@ -231,7 +238,8 @@ def test_a_refused_program_leaves_the_kprobe_open_for_the_next(
     monkeypatch.setattr(bpf_defines, "_ON_EXIT", {})
     if not kprobe.TYPE.exists():
         monkeypatch.setattr(bpf, "Kprobe", StandIn)
-    config, cache = OffCpuConfig(in_sleeper=True, copy_bytes=8192), ProgramCache(DiskCache(str(place)))
+    config = dataclasses.replace(SMALL, in_sleeper=True, copy_bytes=8192)
+    cache = ProgramCache(DiskCache(str(place)))
     recipe = recipe_of(config, monkeypatch)
     assert SWITCHED in recipe.functions
     keep(recipe, cache, bpf_compile.compiler(), functions=dict.fromkeys(recipe.functions, REFUSED))
@@ -243,14 +251,14 @@ def test_a_refused_program_leaves_the_kprobe_open_for_the_next(
 
 
 def test_closing_gives_back_what_was_kept_too(place: Path) -> None:
-    OffCpuProgram().close()
+    OffCpuProgram(SMALL).close()
 
     def bpf_objects() -> list[str]:
         links = [Path("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
         return [target for link in links if link.is_symlink() and "bpf" in (target := os.readlink(link))]
 
     before = len(os.listdir("/proc/self/fd"))
-    with OffCpuProgram() as program:
+    with OffCpuProgram(SMALL) as program:
         program.attach()
         maps = {one for one in bpf_objects() if "map" in one}
         assert maps == {"anon_inode:bpf-map"}
