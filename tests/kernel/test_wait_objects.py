@@ -28,9 +28,8 @@ pytestmark = pytest.mark.beside
 
 SOURCE = Path(__file__).parents[1] / "workload" / "objects" / "objects.c"
 HUNG = Path(__file__).parent / "hung"
-ROUNDS = 60
-LEAST = 5
-"""Rounds that wait, however busy the machine: in others the lock was free again."""
+ROUNDS = 30
+"""All of them wait, however busy the machine, but for fsync() where the disk was done already."""
 LOCKS = ("ledger", "journal", "heap", "pi", "rwlock")
 FUTEXES = (*LOCKS, "cond", "sem")
 CONDITION_BYTES = 48
@@ -46,7 +45,7 @@ class Round(NamedTuple):
     holder: int
     begin_ns: int
     end_ns: int
-    object: list[str]
+    object: tuple[str, ...]
 
 
 class Recorded(NamedTuple):
@@ -77,7 +76,7 @@ def record(directory: Path, *options: str) -> Recorded:
     rounds = []
     for line in done.stdout.splitlines():
         kind, *numbers = line.split()
-        rounds.append(Round(kind, *map(int, numbers[:4]), numbers[4:]))
+        rounds.append(Round(kind, *map(int, numbers[:4]), tuple(numbers[4:])))
     assert Counter(one.kind for one in rounds) == dict.fromkeys(
         [*FUTEXES, "tcp", "unix", "pipe", "fsync"], ROUNDS
     )
@@ -99,7 +98,8 @@ def objects_of(recorded: Recorded, kind: str, syscall: str) -> list[tuple[Round,
             id_ = recording.samples.object_id[row]
             (place,) = np.flatnonzero(recording.objects.id == id_)
             found.append((one, int(place)))
-    assert len(found) >= LEAST
+    waited = len({one for one, _ in found})
+    assert waited == ROUNDS or (kind == "fsync" and waited)
     return found
 
 
@@ -127,7 +127,7 @@ def test_holder_when_the_wait_began_and_releaser(kind: str, recorded: Recorded) 
                 right += int(samples.holder_tid[row] == one.holder)
                 released += int(samples.waker_tid[row] == one.holder)
                 assert samples.holder_tid[row] in (one.holder, -1)
-    assert number >= LEAST
+    assert number >= ROUNDS
     assert min(right, released) >= 0.99 * number - 1, "one preempted before it slept"
 
 
@@ -144,26 +144,26 @@ def test_what_nobody_holds_has_no_holder(kind: str, recorded: Recorded) -> None:
                     assert samples.holder_tid[row] == -1
 
 
-def check_tcp(recording: Recording, row: int, named: list[str]) -> None:
+def check_tcp(recording: Recording, row: int, named: tuple[str, ...]) -> None:
     objects, strings = recording.objects, recording.strings
     texts = [strings[getattr(objects, name)[row]] for name in ("protocol", "local", "remote")]
     assert (objects.kind[row], texts) == (ObjectKind.SOCKET, ["tcp", *named])
 
 
-def check_unix(recording: Recording, row: int, named: list[str]) -> None:
+def check_unix(recording: Recording, row: int, named: tuple[str, ...]) -> None:
     objects, strings = recording.objects, recording.strings
     assert strings[objects.protocol[row]] == "unix"
     assert (objects.inode[row], strings[objects.name[row]]) == (int(named[0]), named[1])
     assert strings[objects.peer_comm[row]] == "server"
 
 
-def check_pipe(recording: Recording, row: int, named: list[str]) -> None:
+def check_pipe(recording: Recording, row: int, named: tuple[str, ...]) -> None:
     objects, strings = recording.objects, recording.strings
     assert (objects.kind[row], objects.inode[row]) == (ObjectKind.PIPE, int(named[0]))
     assert (strings[objects.place[row]], strings[objects.peer_comm[row]]) == ("read end", "server")
 
 
-def check_file(recording: Recording, row: int, named: list[str]) -> None:
+def check_file(recording: Recording, row: int, named: tuple[str, ...]) -> None:
     objects, strings = recording.objects, recording.strings
     assert (objects.kind[row], objects.inode[row]) == (ObjectKind.FILE, int(named[0]))
     assert strings[objects.name[row]] == named[1]
@@ -179,7 +179,7 @@ def check_file(recording: Recording, row: int, named: list[str]) -> None:
     ],
 )
 def test_each_wait_for_a_descriptor_names_what_it_refers_to(
-    kind: str, syscall: str, check: Callable[[Recording, int, list[str]], None], recorded: Recorded
+    kind: str, syscall: str, check: Callable[[Recording, int, tuple[str, ...]], None], recorded: Recorded
 ) -> None:
     for one, row in objects_of(recorded, kind, syscall):
         check(recorded.recording, row, one.object)
@@ -193,14 +193,18 @@ def test_everything_that_is_named_is_described_and_nothing_was_lost(recorded: Re
     assert not set(unknown) & recording.losses.keys()
 
 
-def test_without_lock_owners_nobody_is_said_to_hold_a_lock(tmp_path: Path) -> None:
-    recording = record(tmp_path).recording
-    assert (recording.samples.holder_tid == -1).all() and (recording.samples.object_id != 0).any()
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """A recording without names of objects and holders of locks."""
+    return record(tmp_path_factory.mktemp("sparse"), "--no-object-names").recording
 
 
-def test_names_are_left_out_on_request(tmp_path: Path) -> None:
-    recording = record(tmp_path, "--no-object-names").recording
-    objects = recording.objects
+def test_without_lock_owners_nobody_is_said_to_hold_a_lock(sparse: Recording) -> None:
+    assert (sparse.samples.holder_tid == -1).all() and (sparse.samples.object_id != 0).any()
+
+
+def test_names_are_left_out_on_request(sparse: Recording) -> None:
+    objects = sparse.objects
     assert len(objects) and not (objects.name.any() or objects.place.any() or objects.peer_comm.any())
 
 

@@ -2,9 +2,9 @@
 /*
  * Waits for known objects: usage: objects FILE ROUNDS
  *
- * Two threads, "left" and "right", take turns: one holds a lock while the other waits for it. A
- * child process, "server", answers over TCP, a Unix socket and two pipes, after a while. Each
- * round prints a line:
+ * Two threads, "left" and "right", take turns: one holds a lock until the other waits for it. A
+ * child process, "server", answers over TCP, a Unix socket and two pipes, when the other side
+ * waits. Each round prints a line:
  *
  *	KIND WAITER HOLDER BEGIN_NS END_NS OBJECT...
  *
@@ -16,6 +16,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,11 +25,10 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#define HOLD_US 3000
+#define HOLD_US 2000
 
 pthread_mutex_t ledger_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_mutex_t journal_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -48,6 +48,23 @@ static long now_ns(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	return now.tv_sec * 1000000000L + now.tv_nsec;
+}
+
+/* Sleep, at least once, until a thread sleeps. */
+static void until_asleep(long tid)
+{
+	char path[32], text[256];
+	ssize_t size;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%ld/stat", tid);
+	do {
+		usleep(HOLD_US);
+		fd = open(path, O_RDONLY);
+		size = read(fd, text, sizeof(text) - 1);
+		close(fd);
+		text[size > 0 ? size : 0] = 0;
+	} while (size > 0 && !strstr(text, ") S "));
 }
 
 static void spin_until(int value)
@@ -127,7 +144,7 @@ static void *side(void *number)
 			if (round % 2 == me) {
 				kind->hold();
 				turn = 2 * step + 1;
-				usleep(HOLD_US);
+				until_asleep(tids[!me]);
 				kind->release();
 			} else {
 				long begin;
@@ -158,7 +175,7 @@ static void answer(int from, int to)
 	char byte;
 
 	while (read(from, &byte, 1) == 1) {
-		usleep(HOLD_US);
+		until_asleep(getppid());
 		if (write(to, &byte, 1) != 1)
 			break;
 	}
@@ -184,6 +201,7 @@ static pid_t serve(int from, int to, int other)
 
 	if (!pid) {
 		prctl(PR_SET_NAME, "server");
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		close(other);
 		answer(from, to);
 	}
@@ -209,8 +227,6 @@ static void over_tcp(void)
 	endpoint(remote, sizeof(remote), fd, getpeername);
 	snprintf(both, sizeof(both), "%s %s", local, remote);
 	ask("tcp", fd, fd, both);
-	close(fd);
-	wait(NULL);
 }
 
 static void over_unix(void)
@@ -231,8 +247,6 @@ static void over_unix(void)
 	fstat(fd, &status);
 	snprintf(object, sizeof(object), "%lu %s", status.st_ino, address.sun_path);
 	ask("unix", fd, fd, object);
-	close(fd);
-	wait(NULL);
 	unlink(address.sun_path);
 }
 
@@ -250,8 +264,6 @@ static void over_pipes(void)
 	fstat(back[0], &status);
 	snprintf(object, sizeof(object), "%lu", status.st_ino);
 	ask("pipe", there[1], back[0], object);
-	close(there[1]);
-	wait(NULL);
 }
 
 static void to_disk(const char *path)
@@ -301,5 +313,6 @@ int main(int argc, char **argv)
 	fflush(stdout);
 	over_pipes();
 	to_disk(argv[1]);
+	usleep(500000);	/* for who looks up the servers, which end with this process */
 	return 0;
 }
