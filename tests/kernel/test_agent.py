@@ -7,8 +7,11 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from kernel.agents import START_S, Place, recorder_of
 from kernel.recorder import until
+
+pytestmark = pytest.mark.beside
 
 
 def test_killed_parts_lose_only_time_that_is_counted(tmp_path: Path) -> None:

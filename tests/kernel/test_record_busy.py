@@ -35,9 +35,9 @@ def many_switches(seconds: float) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("options", "seconds"),
     [
-        (["--off-cpu-thresh", "0", "--call-graph", "fp"], 3),
-        ([], 3),
-        (["--switch-output=1s", "--call-graph", "fp"], 3.5),
+        (["--off-cpu-thresh", "0", "--call-graph", "fp"], 2),
+        ([], 2),
+        (["--switch-output=1s", "--call-graph", "fp"], 2.5),
     ],
     ids=["every wait", "defaults", "several files"],
 )
