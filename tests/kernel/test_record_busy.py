@@ -37,7 +37,7 @@ def many_switches(seconds: float) -> Iterator[None]:
     [
         (["--off-cpu-thresh", "0", "--call-graph", "fp"], 2),
         ([], 2),
-        (["--switch-output=1s", "--call-graph", "fp"], 2.5),
+        (["--switch-output=1s", "--call-graph", "fp"], 3.5),
     ],
     ids=["every wait", "defaults", "several files"],
 )
