@@ -266,9 +266,9 @@ int main(void)
 
 	if (read(0, &go, 1) != 1)
 		return 1;
-	end = time(0) + 10;
+	end = time(0) + 5;
 	pthread_create(&waker, 0, wake, 0);
-	for (int i = 0; i < 200 && time(0) < end; i++) {
+	for (int i = 0; i < 150 && time(0) < end; i++) {
 		pthread_create(&thread, 0, play, 0);
 		while (blocked == i)
 			syscall(SYS_futex, &blocked, FUTEX_WAIT_PRIVATE, i, 0, 0, 0);
@@ -302,7 +302,7 @@ def test_a_thread_that_was_woken_before_it_blocked_does_not_wait_for_a_cpu(tmp_p
     budget = load_recording(tmp_path / "perf.data").budget
     rows = {tid: row for row, tid in enumerate(budget.tid.tolist())}
     wrong = [found for tid, one in kernel.items() if one and (found := agree(budget, rows[tid], one))]
-    assert len(kernel) > 5
+    assert len(kernel) > 2
     assert wrong == []
 
 
