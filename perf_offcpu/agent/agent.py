@@ -290,17 +290,19 @@ class Agent:
         if now >= self._minute_s + MINUTE_S:
             recorded_s = self._recorded_s if self._paused else MINUTE_S
             self._recorded_s, self._minute_s = 0.0, now
-            if self._duty.adapt(self._budget, recorded_s):
+            if self._duty.adapt(self._budget, recorded_s, self._cost.bpf_share(), self._length.seconds):
                 how = "recording goes on" if self._duty.is_whole else "a part of each minute is recorded"
                 self._say(f"--max-cpu {self.config.max_cpu:.3%}: {how}")
             self.metrics.set("recorded_part", min(1.0, self._duty.recorded_s / MINUTE_S))
             if self._paused and self._duty.recorded_s:
                 self._paused = False
+                self._cost.note_bpf(was_recording=False)
                 if self._recorder is not None:
                     self._recorder.go_on()
         end_s = self._minute_s + self._duty.recorded_s
         if not self._duty.is_whole and not self._paused and now >= end_s:
             self._paused, self._recorded_s = True, now - self._minute_s
+            self._cost.note_bpf(was_recording=True)
             self.metrics.add("budget_pauses_total")
             if self._recorder is not None:
                 self._recorder.pause()

@@ -31,6 +31,7 @@ class Cost:
     def __init__(self) -> None:
         self._recorder_s = self._ended_s = self._own_s = self._bpf_s = 0.0
         self._s_per_switch, self._bpf_at, self._switches = 0.0, float("-inf"), context_switches()
+        self._began = time.monotonic(), self._switches
 
     def measure(self, recorder: Recorder | None) -> None:
         """Look at the clocks; once a minute this takes a second."""
@@ -39,14 +40,24 @@ class Cost:
         if recorder is not None and is_recording and now - self._bpf_at >= _BPF_EVERY_S:
             self._bpf_at = now
             self._s_per_switch = bpf_time_per_switch(recorder.pid, _BPF_FOR_S)
-        before, self._switches = self._switches, context_switches()
-        if is_recording:
-            self._bpf_s += self._s_per_switch * (self._switches - before)
+        self.note_bpf(is_recording)
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         self._own_s = time.process_time()
         running_s = recorder.cpu_s() if recorder else 0.0
         # Between two looks a recorder may have been waited for: its time moves from one term to the other.
         self._recorder_s = max(self._recorder_s, ended.ru_utime + ended.ru_stime + running_s)
+
+    def note_bpf(self, was_recording: bool) -> None:
+        """Count the time of BPF programs since the last call; also when recording begins or pauses."""
+        before, self._switches = self._switches, context_switches()
+        if was_recording:
+            self._bpf_s += self._s_per_switch * (self._switches - before)
+
+    def bpf_share(self) -> float:
+        """Return what BPF programs would have taken of a CPU since the last call, had they recorded."""
+        now, (before_s, before) = time.monotonic(), self._began
+        self._began = now, context_switches()
+        return self._s_per_switch * (self._began[1] - before) / max(now - before_s, 1e-3)
 
     @property
     def total_s(self) -> float:

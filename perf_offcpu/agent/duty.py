@@ -23,6 +23,12 @@ _SMOOTHING: Final = 0.3
 """Weight of the last minute in the averages: its recordings are delivered later, in others."""
 _WHOLE: Final = 0.9
 """A greater part is the whole minute: the begin and end of a file have a cost of their own."""
+_ROOM: Final = 0.8
+"""Part of the budget below which all is recorded even while something is to be saved."""
+_UNPROVEN: Final = 6
+"""Minutes after which it shows what it costs to record all."""
+_PER_BPF: Final = 2.0
+"""CPU time of recording, without begins and ends of files, as a multiple of that of the BPF programs."""
 
 
 class Duty:
@@ -35,21 +41,25 @@ class Duty:
     def __init__(self) -> None:
         self.recorded_s = MINUTE_S
         self._cost_s, self._seconds, self._before_s = 0.0, 0.0, 0.0
+        self._unproven = 0  # minutes
 
     @property
     def is_whole(self) -> bool:
         """Return whether no part is left out."""
         return self.recorded_s >= MINUTE_S
 
-    def adapt(self, budget: CpuBudget, recorded_s: float) -> bool:
+    def adapt(self, budget: CpuBudget, recorded_s: float, bpf_share: float, segment_s: float) -> bool:
         """Choose the part at the end of a minute.
 
         Args:
             recorded_s: seconds of this minute that were recorded.
+            bpf_share: what the BPF programs take of a CPU while they record.
+            segment_s: length of a segment, if all is recorded.
 
         Returns:
             Whether pauses begin or end with this choice.
         """
+        self._unproven = max(0, self._unproven - 1)
         was_whole, spent = self.is_whole, budget.spent_s - self._before_s
         self._before_s = budget.spent_s
         if not budget.is_counting:
@@ -57,16 +67,24 @@ class Duty:
         keep = 1 - _SMOOTHING if self._seconds else 0.0
         self._cost_s = keep * self._cost_s + (1 - keep) * spent
         self._seconds = keep * self._seconds + (1 - keep) * recorded_s
-        self.recorded_s = self._choose(budget)
-        return was_whole != self.is_whole
+        # In parts, each minute has the begin and end of a file, which may cost more than the time between.
+        once_s = max(0.0, self._cost_s - _PER_BPF * bpf_share * self._seconds)
+        expected_s = MINUTE_S * (_PER_BPF * bpf_share + once_s / segment_s)
+        self.recorded_s = self._choose(budget, self._cost_s if was_whole else expected_s)
+        if was_whole == self.is_whole:
+            return False
+        self._unproven = _UNPROVEN if self.is_whole else 0
+        return True
 
-    def _choose(self, budget: CpuBudget) -> float:
+    def _choose(self, budget: CpuBudget, whole_s: float) -> float:
+        """Return the seconds to record; `whole_s` is the CPU time of a minute of which all is recorded."""
         level, limit = budget.level_s, budget.limit_s
         if level < -DEEPEST * limit:
             return 0.0
-        each = self._cost_s / self._seconds if self._seconds else 0.0
+        each = max(self._cost_s / self._seconds if self._seconds else 0.0, 1e-6)
         allowed = MINUTE_S * budget.part + (min(0.0, level - limit / 2) * MINUTE_S / _REPAID_S)
-        if self.is_whole and level > 0 or each * MINUTE_S <= allowed:
+        room_s = max(allowed, _ROOM * MINUTE_S * budget.part)
+        if (self.is_whole and (level > 0 or self._unproven)) or whole_s <= room_s:
             return MINUTE_S
         part = max(LEAST_S, allowed / each)
         return MINUTE_S if part >= _WHOLE * MINUTE_S else part

@@ -13,10 +13,11 @@ from perf_offcpu.agent.duty import DEEPEST, LEAST_S, MINUTE_S, Duty
 HOUR = 60
 
 
-def minutes(cost: Callable[[int], float]) -> Iterator[tuple[float, float]]:
+def minutes(cost: Callable[[int], float], once: float = 0.2) -> Iterator[tuple[float, float]]:
     """Simulate four hours of an agent; yield seconds recorded and CPU time of each minute.
 
-    Recording takes `cost(minute)` of a CPU; a piece takes 0.2 s more, a minute later, when it is delivered.
+    Recording takes `cost(minute)` of a CPU, half of it in BPF programs; a piece takes `once` seconds more, a
+    minute later, when it is delivered. Without pauses, pieces are four minutes long.
     """
     budget, duty, cpu, delivery = CpuBudget(0.01), Duty(), 0.0, 0.0
     budget.note(cpu, 0.0)
@@ -24,10 +25,11 @@ def minutes(cost: Callable[[int], float]) -> Iterator[tuple[float, float]]:
     for minute in range(4 * HOUR):
         recorded = min(MINUTE_S, duty.recorded_s)
         spent = recorded * cost(minute) + delivery
-        delivery = 0.2 + 0.3 * recorded * cost(minute) if recorded else 0.0
+        pieces = 0.25 if duty.is_whole else 1.0 if recorded else 0.0
+        delivery = pieces * once
         cpu += spent
         budget.note(cpu, (minute + 1) * MINUTE_S)
-        duty.adapt(budget, recorded)
+        duty.adapt(budget, recorded, cost(minute) / 2, 4 * MINUTE_S)
         yield recorded, spent
 
 
@@ -35,7 +37,7 @@ def minutes(cost: Callable[[int], float]) -> Iterator[tuple[float, float]]:
 def test_busy_machine_is_recorded_in_part_in_each_minute_and_the_budget_is_kept(load: float) -> None:
     done = list(minutes(lambda _: load))
     assert min(seconds for seconds, _ in done) >= (LEAST_S if load < 0.1 else 0)
-    burst, first_minute = 0.01 * 3600 / 12, load * 1.3 * MINUTE_S
+    burst, first_minute = 0.01 * 3600 / 12, load * MINUTE_S + 0.2
     for begin in range(0, len(done) - HOUR, 7):
         assert sum(cpu for _, cpu in done[begin : begin + HOUR]) <= 36 + DEEPEST * burst + first_minute
     assert sum(cpu for _, cpu in done[HOUR:]) <= 3 * 36 + burst
@@ -51,7 +53,14 @@ def test_after_a_busy_hour_all_is_recorded_again() -> None:
     assert all(seconds == MINUTE_S for seconds, _ in done[2 * HOUR :])
 
 
+def test_costly_begins_and_ends_of_files_do_not_keep_it_in_parts() -> None:
+    """A piece alone takes the budget of a minute; without pauses there are few."""
+    done = list(minutes(lambda minute: 0.05 if minute < HOUR else 0.005, once=0.55))
+    assert all(seconds < MINUTE_S for seconds, _ in done[10:HOUR])
+    assert all(seconds == MINUTE_S for seconds, _ in done[3 * HOUR :])
+
+
 def test_nothing_is_left_out_before_the_start_is_over() -> None:
     budget, duty = CpuBudget(0.01), Duty()
     budget.note(50.0, 60.0)
-    assert not duty.adapt(budget, MINUTE_S) and duty.is_whole
+    assert not duty.adapt(budget, MINUTE_S, 0.5, MINUTE_S) and duty.is_whole
