@@ -16,11 +16,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from perf_offcpu.agent.budget import Bucket, CpuBudget, Period, SegmentLength
+from perf_offcpu.agent.budget.bucket import Bucket
+from perf_offcpu.agent.budget.keeper import BudgetKeeper
 from perf_offcpu.agent.config import DAY_S, AgentConfig
-from perf_offcpu.agent.cost import Cost
 from perf_offcpu.agent.delivery import Delivery
-from perf_offcpu.agent.duty import MINUTE_S, Duty
 from perf_offcpu.agent.endpoint import Endpoint
 from perf_offcpu.agent.host import boot_id
 from perf_offcpu.agent.ledger import Ledger
@@ -73,10 +72,8 @@ class Agent:
         self._recorder: Recorder | None = None
         self._backoff, self._next_cause = Backoff(), STOPPED
         self._started_s = self._measured_s = 0.0
-        self._paused = self._ending = False
-        self._duty, self._minute_s, self._recorded_s = Duty(), time.monotonic(), 0.0
-        self._cost, self._budget = Cost(), CpuBudget(self.config.max_cpu)
-        self._period, self._length = Period(self.config.period_ns), SegmentLength(self.config.segment_s)
+        self._ending = False
+        self._keeper = BudgetKeeper(self.config, self.metrics, say)
         self._segment_began_s = 0.0
         self._notifier = Notifier()
         self._open_sinks(self.config)
@@ -109,7 +106,7 @@ class Agent:
             return "segments cannot be delivered"
         recorder = self._recorder
         starting = time.monotonic() - self._started_s < 2 * self.config.segment_s + 60
-        if not self._paused and (recorder is None or not recorder.is_recording) and not starting:
+        if not self._keeper.paused and (recorder is None or not recorder.is_recording) and not starting:
             return "the recorder does not record"
         return ""
 
@@ -118,12 +115,18 @@ class Agent:
         now = time.monotonic()
         if now - self._measured_s >= MEASURE_S:
             self._measured_s = now
-            self._measure()
-        if self._recorder is None and not self._paused and self._backoff.left_s <= 0:
+            self._keeper.measure(self._recorder)
+            self._bound_spool()
+        if self._recorder is None and not self._keeper.paused and self._backoff.left_s <= 0:
             self._start_recorder()
         if not (self._delivery.busy_since and now - self._delivery.busy_since > STUCK_S):
             self._notifier.alive()
-        next_s = min(now + TICK_S, self._end_segment(now), self._keep_duty(now), until or now + TICK_S)
+        next_s = min(
+            now + TICK_S,
+            self._end_segment(now),
+            self._keeper.keep_duty(now, self._recorder),
+            until or now + TICK_S,
+        )
         try:
             kind, text = self._mail.get(timeout=max(0.0, next_s - now))
         except queue.Empty:
@@ -134,10 +137,10 @@ class Agent:
         """Begin another segment if it is time; return when that is next."""
         if self._recorder is None or not self._recorder.is_recording:
             return now + TICK_S
-        if now >= self._segment_began_s + self._length.seconds:
+        if now >= self._segment_began_s + self._keeper.segment_s:
             self._segment_began_s = now
             self._recorder.rotate()
-        return self._segment_began_s + self._length.seconds
+        return self._segment_began_s + self._keeper.segment_s
 
     # What happens
 
@@ -150,7 +153,9 @@ class Agent:
     def _on_recording(self, _text: str) -> None:
         self._segment_began_s = time.monotonic()
         self.metrics.set("recording", 1)
-        self._notifier.send(f"STATUS=recording, one sample for {self._period.ns / 1e6:g} ms of waiting")
+        self._notifier.send(
+            f"STATUS=recording, one sample for {self._keeper.period_ns / 1e6:g} ms of waiting"
+        )
 
     def _on_paused(self, _text: str) -> None:
         self.metrics.set("recording", 0)
@@ -183,21 +188,7 @@ class Agent:
 
     def _on_delivered(self, text: str) -> None:
         samples, seconds = map(float, text.split())
-        if not self._budget.is_counting:
-            self._budget.begin(time.monotonic())
-        if self._length.adapt(self._budget, time.monotonic()):
-            self._say(f"--max-cpu: segments of {self._length.seconds:.0f} s from here on")
-            return
-        before = self._period.ns
-        if not self._length.is_longest and self._period.factor == 1:
-            return  # longer segments first: they lose nothing
-        if seconds > 0 and self._period.adapt(self._budget, samples / seconds, time.monotonic()):
-            word = "raised" if self._period.ns > before else "lowered"
-            self.metrics.add("budget_raises_total", float(self._period.ns > before))
-            self._say(f"--max-cpu: the period is {word} to {self._period.ns / 1e6:g} ms")
-            self.metrics.set("period_seconds", self._period.ns / 1e9)
-            if self._recorder is not None:
-                self._recorder.set_period(self._period.ns)
+        self._keeper.after_segment(samples, seconds, self._recorder)
 
     def _on_reload(self, _text: str) -> None:
         """Read the configuration again; one that is not possible changes nothing."""
@@ -212,9 +203,7 @@ class Agent:
             self._say(f"the configuration stays as it was: {problem}")
         else:
             before, self.config = self.config, config
-            self._budget.change(config.max_cpu)
-            self._period = self._period if before.period_ns == config.period_ns else Period(config.period_ns)
-            self._length = SegmentLength(config.segment_s)
+            self._keeper.change(config)
             self.metrics.add("reloads_total", 1, "done")
             self._say("the configuration was read again")
             if _recording(before) != _recording(config):
@@ -228,9 +217,9 @@ class Agent:
         run = self.ledger.begin_run(self._next_cause)
         self._save_account()
         self._next_cause, self._started_s = RECORDER, time.monotonic()
-        self.metrics.set("period_seconds", self._period.ns / 1e9)
+        self.metrics.set("period_seconds", self._keeper.period_ns / 1e9)
         said = lambda kind, text: self._mail.put((kind, text))  # noqa: E731
-        self._recorder = Recorder(self.spool, self.config, self._period.ns, run, said)
+        self._recorder = Recorder(self.spool, self.config, self._keeper.period_ns, run, said)
 
     def _stop_recorder(self, cause: str) -> None:
         """End the recorder; another one is started when it has ended."""
@@ -272,42 +261,6 @@ class Agent:
 
     # Budgets
 
-    def _measure(self) -> None:
-        """Look at what all of it costs, and at the size of the spool."""
-        now, cost = time.monotonic(), self._cost
-        cost.measure(self._recorder)
-        self._budget.note(cost.total_s, now)
-        for part, seconds in cost.parts().items():
-            self.metrics.set("cpu_seconds_total", seconds, part)
-        for part, size in cost.memory(self._recorder).items():
-            self.metrics.set("resident_bytes", size, part)
-        self.metrics.set("cpu_share", self._budget.recent())
-        self.metrics.set("cpu_share_limit", self.config.max_cpu)
-        self._bound_spool()
-
-    def _keep_duty(self, now: float) -> float:
-        """Record as much of each minute as the budget allows; return when there is something to do next."""
-        if now >= self._minute_s + MINUTE_S:
-            recorded_s = self._recorded_s if self._paused else MINUTE_S
-            self._recorded_s, self._minute_s = 0.0, now
-            if self._duty.adapt(self._budget, recorded_s, self._cost.bpf_share(), self._length.seconds):
-                how = "recording goes on" if self._duty.is_whole else "a part of each minute is recorded"
-                self._say(f"--max-cpu {self.config.max_cpu:.3%}: {how}")
-            self.metrics.set("recorded_part", min(1.0, self._duty.recorded_s / MINUTE_S))
-            if self._paused and self._duty.recorded_s:
-                self._paused = False
-                self._cost.note_bpf(was_recording=False)
-                if self._recorder is not None:
-                    self._recorder.go_on()
-        end_s = self._minute_s + self._duty.recorded_s
-        if not self._duty.is_whole and not self._paused and now >= end_s:
-            self._paused, self._recorded_s = True, now - self._minute_s
-            self._cost.note_bpf(was_recording=True)
-            self.metrics.add("budget_pauses_total")
-            if self._recorder is not None:
-                self._recorder.pause()
-        return self._minute_s + MINUTE_S if self._paused or self._duty.is_whole else end_s
-
     def _bound_spool(self) -> None:
         """Remove the oldest files until the others fit."""
         size, files = self.spool.usage()
@@ -348,7 +301,7 @@ class Agent:
             self._say(f"{left} segments stay in the spool; the next agent delivers them")
         for sink in self._delivery.push:
             sink.close(2.0)
-        self._cost.measure(None)
+        self._keeper.measure(None)
         self._save_account()
         if self.endpoint is not None:
             self.endpoint.close()

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from perf_offcpu.agent.budget import CpuBudget
-from perf_offcpu.agent.duty import DEEPEST, LEAST_S, MINUTE_S, Duty
+from perf_offcpu.agent.budget.cpu import CpuBudget
+from perf_offcpu.agent.budget.duty import DEEPEST, LEAST_S, MINUTE_S, Duty
 
 HOUR = 60
 

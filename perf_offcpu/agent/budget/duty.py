@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from perf_offcpu.agent.budget import CpuBudget
+from perf_offcpu.agent.budget.cpu import CpuBudget
 
 MINUTE_S: Final = 60.0
 LEAST_S: Final = 3.0

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A budget: how much may be spent by now.
+
+A bucket fills at a constant rate up to a limit. What is spent is taken out, also more than there is. The rate
+is chosen so that no window of `window_s` seconds sees more than its share, although the bucket may be full at
+its begin.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+BURST: Final = 1 / 12
+"""Part of a window's share that may be spent at once."""
+
+
+class Bucket:
+    """A budget of `share` units in each window of `window_s` seconds, full at first.
+
+    Attributes:
+        level: what may be spent now; below 0: too much was.
+    """
+
+    def __init__(self, share: float, window_s: float, now_s: float) -> None:
+        self.limit = share * BURST
+        self._rate = share * (1 - BURST) / window_s
+        self.level, self._at = self.limit, now_s
+
+    def spend(self, amount: float, now_s: float) -> None:
+        """Take out an amount, after filling up to now."""
+        self.level = min(self.limit, self.level + max(0.0, now_s - self._at) * self._rate) - amount
+        self._at = now_s
+
+    def change(self, share: float, window_s: float) -> None:
+        """Go on with another share; the level keeps its part of the limit."""
+        part = self.level / self.limit if self.limit else 1.0
+        self.limit = share * BURST
+        self._rate = share * (1 - BURST) / window_s
+        self.level = part * self.limit

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keep a running agent to `--max-cpu`: measure what it costs, and choose what it does.
+
+In this order, as the cost approaches the budget: longer segments, a longer sampling period, a part of each
+minute only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from perf_offcpu.agent.budget.cost import Cost
+from perf_offcpu.agent.budget.cpu import CpuBudget
+from perf_offcpu.agent.budget.duty import MINUTE_S, Duty
+from perf_offcpu.agent.budget.period import Period
+from perf_offcpu.agent.budget.segment_length import SegmentLength
+from perf_offcpu.agent.config import AgentConfig
+from perf_offcpu.agent.metrics import Metrics
+from perf_offcpu.agent.recorder import Recorder
+
+
+class BudgetKeeper:
+    """The choices that keep to the budget.
+
+    Args:
+        say: is called with sentences for the journal.
+
+    Attributes:
+        paused: recording is off until the next minute.
+    """
+
+    def __init__(self, config: AgentConfig, metrics: Metrics, say: Callable[[str], None]) -> None:
+        self.paused = False
+        self._config, self._metrics, self._say = config, metrics, say
+        self._cost, self._budget = Cost(), CpuBudget(config.max_cpu)
+        self._period, self._length = Period(config.period_ns), SegmentLength(config.segment_s)
+        self._duty, self._minute_s, self._recorded_s = Duty(), time.monotonic(), 0.0
+
+    @property
+    def period_ns(self) -> int:
+        """The sampling period now."""
+        return self._period.ns
+
+    @property
+    def segment_s(self) -> float:
+        """The length of segments now."""
+        return self._length.seconds
+
+    def change(self, config: AgentConfig) -> None:
+        """Go on with another configuration."""
+        before, self._config = self._config, config
+        self._budget.change(config.max_cpu)
+        self._period = self._period if before.period_ns == config.period_ns else Period(config.period_ns)
+        self._length = SegmentLength(config.segment_s)
+
+    def measure(self, recorder: Recorder | None) -> None:
+        """Look at what all of it costs."""
+        metrics, cost = self._metrics, self._cost
+        cost.measure(recorder)
+        self._budget.note(cost.total_s, time.monotonic())
+        for part, seconds in cost.parts().items():
+            metrics.set("cpu_seconds_total", seconds, part)
+        for part, size in cost.memory(recorder).items():
+            metrics.set("resident_bytes", size, part)
+        metrics.set("cpu_share", self._budget.recent())
+        metrics.set("cpu_share_limit", self._config.max_cpu)
+
+    def after_segment(self, samples: float, seconds: float, recorder: Recorder | None) -> None:
+        """Choose length and period of the next segments after one was delivered."""
+        now, budget = time.monotonic(), self._budget
+        if not budget.is_counting:
+            budget.begin(now)
+        if self._length.adapt(budget, now):
+            self._say(f"--max-cpu: segments of {self.segment_s:.0f} s from here on")
+            return
+        if not self._length.is_longest and self._period.factor == 1:
+            return  # longer segments first: they lose nothing
+        before = self._period.ns
+        if seconds > 0 and self._period.adapt(budget, samples / seconds, now):
+            word = "raised" if self._period.ns > before else "lowered"
+            self._metrics.add("budget_raises_total", float(self._period.ns > before))
+            self._say(f"--max-cpu: the period is {word} to {self._period.ns / 1e6:g} ms")
+            self._metrics.set("period_seconds", self._period.ns / 1e9)
+            if recorder is not None:
+                recorder.set_period(self._period.ns)
+
+    def keep_duty(self, now: float, recorder: Recorder | None) -> float:
+        """Record as much of each minute as the budget allows; return when there is something to do next."""
+        if now >= self._minute_s + MINUTE_S:
+            self._begin_minute(now, recorder)
+        end_s = self._minute_s + self._duty.recorded_s
+        if not self._duty.is_whole and not self.paused and now >= end_s:
+            self.paused, self._recorded_s = True, now - self._minute_s
+            self._cost.note_bpf(was_recording=True)
+            self._metrics.add("budget_pauses_total")
+            if recorder is not None:
+                recorder.pause()
+        return self._minute_s + MINUTE_S if self.paused or self._duty.is_whole else end_s
+
+    def _begin_minute(self, now: float, recorder: Recorder | None) -> None:
+        recorded_s = self._recorded_s if self.paused else MINUTE_S
+        self._recorded_s, self._minute_s = 0.0, now
+        if self._duty.adapt(self._budget, recorded_s, self._cost.bpf_share(), self.segment_s):
+            how = "recording goes on" if self._duty.is_whole else "a part of each minute is recorded"
+            self._say(f"--max-cpu {self._config.max_cpu:.3%}: {how}")
+        self._metrics.set("recorded_part", min(1.0, self._duty.recorded_s / MINUTE_S))
+        if self.paused and self._duty.recorded_s:
+            self.paused = False
+            self._cost.note_bpf(was_recording=False)
+            if recorder is not None:
+                recorder.go_on()
