@@ -12,7 +12,9 @@ by length (`--off-cpu-period`). Printed are
   rounding;
 * how many of such stacks of all runs, and bins, were within 3 standard errors (or one period, the most by
   which a single wait is rounded: few waits have no normal distribution), and the bias of the sums of time and
-  of waits over all runs, with its standard error.
+  of waits over all runs, with its standard error;
+* the same against the totals that the sampling recorder counts itself: what each recorder does in a wait
+  makes it longer for the other one, which is no error of the sampling.
 
 PROGRAMs are those of benchmarks/waiting_programs.py; without one, all of them.
 """
@@ -43,6 +45,7 @@ from waiting_programs import PROGRAMS  # noqa: E402
 from perf_offcpu.model.columns import I64, Bool  # noqa: E402
 from perf_offcpu.model.profile import Profile  # noqa: E402
 from perf_offcpu.model.recording import SampleFlag  # noqa: E402
+from perf_offcpu.model.sampling import Sampling, joined_sampling  # noqa: E402
 from perf_offcpu.symbolize.load import load_profile  # noqa: E402
 from perf_offcpu.symbolize.options import SymbolizeOptions  # noqa: E402
 
@@ -103,6 +106,8 @@ class Run:
     """The stacks of one run."""
 
     stacks: dict[Stack, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    own: Sampling = Sampling()
+    """The totals that the sampling recorder itself counted of all waits."""
 
     def heavy(self) -> dict[Stack, Tally]:
         """Return the stacks with at least SHARE of the time."""
@@ -153,7 +158,7 @@ def load(path: Path) -> Profile:
 
 def compare(exact: Profile, sampled: Profile, period: int, bins: Bins) -> Run:
     """Return the tallies of all stacks; waits that did not begin and end in the recording are left out."""
-    run = Run()
+    run = Run(own=sampled.meta.sampling)
     for profile, is_exact in ((exact, True), (sampled, False)):
         samples, names = profile.samples, names_of(profile)
         partial = samples.has(SampleFlag.STILL_BLOCKED | SampleFlag.BEGAN_BEFORE)
@@ -236,9 +241,13 @@ def report(name: str, runs: list[Run], bins: Bins, period: int) -> None:
     waits, guessed, spread = bins.exact.sum(), bins.estimate.sum(), math.sqrt(bins.variance.sum())
     print(
         f"sum of all {(estimate - exact) / exact:+.4%} (standard error {error / exact:.4%}); "
-        f"waits {(guessed - waits) / waits:+.2%} ({spread / waits:.2%}) of {waits:.0f}",
-        flush=True,
+        f"waits {(guessed - waits) / waits:+.2%} ({spread / waits:.2%}) of {waits:.0f}"
     )
+    own = joined_sampling([run.own for run in runs])
+    time, number = own.estimated_ns / own.waits_ns - 1, own.estimated_waits / own.waits - 1
+    print(f"against the exact totals of the same recorder: time {time:+.4%}, waits {number:+.2%}")
+    time, number = own.waits_ns / exact - 1, own.waits / waits - 1
+    print(f"these totals against those of the other: time {time:+.4%}, waits {number:+.2%}", flush=True)
 
 
 if __name__ == "__main__":
