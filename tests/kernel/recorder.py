@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,7 +142,10 @@ def recording_tasks(recording: Recording) -> list[Task]:
 
 def bpf_programs_of(pid: int) -> set[int]:
     """Ids of the BPF programs that a process holds."""
-    texts = [path.read_text() for path in Path(f"/proc/{pid}/fdinfo").iterdir()]
+    texts = []
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with suppress(FileNotFoundError):  # closed since
+            texts.append(path.read_text())
     return {
         int(found[1]) for text in texts if (found := re.search(r"^prog_id:\s*(\d+)$", text, re.MULTILINE))
     }

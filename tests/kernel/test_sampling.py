@@ -73,14 +73,14 @@ def test_long_waits_are_all_there_with_their_length(recording: Recording) -> Non
     length, drawn = samples.length_ns(), samples.has(SampleFlag.SAMPLED)
     late = (samples.time_ns - samples.switch_out_ns - length)[drawn]  # the sample is written after the wait
     assert (late >= 0).all() and np.median(late) < 0.1 * MS
-    naps = drawn & (length > 16.9 * MS) & (samples.asked_ns > 16 * MS) & (samples.asked_ns < 18 * MS)
-    assert naps.sum() == 30
+    # A thread that had to wait for a CPU before it slept asks for the rest of its 17 ms.
+    naps = drawn & (samples.asked_ns > 3 * MS) & (samples.asked_ns < 18 * MS)
+    assert naps.sum() == 30 and (length >= samples.asked_ns - 0.1 * MS)[naps].all()
 
 
 def test_the_kernel_tells_when_a_sleeper_was_woken(recording: Recording) -> None:
     samples = recording.samples
-    naps = samples.has(SampleFlag.SAMPLED) & (np.abs(samples.asked_ns - 17 * MS) < MS)
-    naps &= samples.wakeup_ns >= 0
+    naps = samples.has(SampleFlag.SAMPLED) & (samples.asked_ns > 3 * MS) & (samples.wakeup_ns >= 0)
     out, wakeup, length = samples.switch_out_ns[naps], samples.wakeup_ns[naps], samples.length_ns()[naps]
     assert naps.sum() > 25 and (wakeup <= out + length).all()
     # A timer wakes after the time that is asked for, however long the thread then waits for a CPU.
