@@ -28,7 +28,9 @@ _ROOM: Final = 0.8
 _UNPROVEN: Final = 6
 """Minutes after which it shows what it costs to record all."""
 _PER_BPF: Final = 2.0
-"""CPU time of recording, without begins and ends of files, as a multiple of that of the BPF programs."""
+"""CPU time of recording as a multiple of that of BPF programs, at least: programs that start add to it."""
+_FORGOTTEN: Final = 0.98
+"""What is left, each minute, of a larger multiple that was measured when all was recorded."""
 
 
 class Duty:
@@ -42,6 +44,7 @@ class Duty:
         self.recorded_s = MINUTE_S
         self._cost_s, self._seconds, self._before_s = 0.0, 0.0, 0.0
         self._unproven = 0  # minutes
+        self._per_bpf = _PER_BPF
 
     @property
     def is_whole(self) -> bool:
@@ -67,9 +70,12 @@ class Duty:
         keep = 1 - _SMOOTHING if self._seconds else 0.0
         self._cost_s = keep * self._cost_s + (1 - keep) * spent
         self._seconds = keep * self._seconds + (1 - keep) * recorded_s
+        self._per_bpf = max(_PER_BPF, _FORGOTTEN * self._per_bpf)
+        if was_whole and bpf_share > 0:
+            self._per_bpf = max(self._per_bpf, self._cost_s / (MINUTE_S * bpf_share))
         # In parts, each minute has the begin and end of a file, which may cost more than the time between.
-        once_s = max(0.0, self._cost_s - _PER_BPF * bpf_share * self._seconds)
-        expected_s = MINUTE_S * (_PER_BPF * bpf_share + once_s / segment_s)
+        once_s = max(0.0, self._cost_s - self._per_bpf * bpf_share * self._seconds)
+        expected_s = MINUTE_S * (self._per_bpf * bpf_share + once_s / segment_s)
         self.recorded_s = self._choose(budget, self._cost_s if was_whole else expected_s)
         if was_whole == self.is_whole:
             return False
@@ -84,7 +90,8 @@ class Duty:
         each = max(self._cost_s / self._seconds if self._seconds else 0.0, 1e-6)
         allowed = MINUTE_S * budget.part + (min(0.0, level - limit / 2) * MINUTE_S / _REPAID_S)
         room_s = max(allowed, _ROOM * MINUTE_S * budget.part)
-        if (self.is_whole and (level > 0 or self._unproven)) or whole_s <= room_s:
+        patient = self.is_whole and level > (-limit / 2 if self._unproven else 0)
+        if patient or whole_s <= room_s:
             return MINUTE_S
         part = max(LEAST_S, allowed / each)
         return MINUTE_S if part >= _WHOLE * MINUTE_S else part

@@ -13,11 +13,13 @@ from perf_offcpu.agent.budget.duty import DEEPEST, LEAST_S, MINUTE_S, Duty
 HOUR = 60
 
 
-def minutes(cost: Callable[[int], float], once: float = 0.2) -> Iterator[tuple[float, float]]:
+def minutes(
+    cost: Callable[[int], float], once: float = 0.2, bpf: float = 0.5
+) -> Iterator[tuple[float, float]]:
     """Simulate four hours of an agent; yield seconds recorded and CPU time of each minute.
 
-    Recording takes `cost(minute)` of a CPU, half of it in BPF programs; a piece takes `once` seconds more, a
-    minute later, when it is delivered. Without pauses, pieces are four minutes long.
+    Recording takes `cost(minute)` of a CPU, `bpf` of it in BPF programs; a piece takes `once` seconds
+    more, a minute later, when it is delivered. Without pauses, pieces are four minutes long.
     """
     budget, duty, cpu, delivery = CpuBudget(0.01), Duty(), 0.0, 0.0
     budget.note(cpu, 0.0)
@@ -29,7 +31,7 @@ def minutes(cost: Callable[[int], float], once: float = 0.2) -> Iterator[tuple[f
         delivery = pieces * once
         cpu += spent
         budget.note(cpu, (minute + 1) * MINUTE_S)
-        duty.adapt(budget, recorded, cost(minute) / 2, 4 * MINUTE_S)
+        duty.adapt(budget, recorded, bpf * cost(minute), 4 * MINUTE_S)
         yield recorded, spent
 
 
@@ -51,6 +53,15 @@ def test_after_a_busy_hour_all_is_recorded_again() -> None:
     done = list(minutes(lambda minute: 0.05 if minute < HOUR else 0.004))
     assert all(seconds < MINUTE_S for seconds, _ in done[10:HOUR])
     assert all(seconds == MINUTE_S for seconds, _ in done[2 * HOUR :])
+
+
+def test_all_is_tried_seldom_where_the_rest_costs_more_than_the_bpf_programs() -> None:
+    """Programs that start all the time cost the agent much, and the BPF programs little."""
+    done = list(minutes(lambda _: 0.05, once=0.3, bpf=0.03))
+    whole = [seconds == MINUTE_S for seconds, _ in done[HOUR:]]
+    assert sum(whole) < 0.1 * len(whole)
+    assert sum(cpu for _, cpu in done[HOUR:]) <= 3 * 36 + 3
+    assert sum(seconds > 0 for seconds, _ in done) > 0.9 * len(done)
 
 
 def test_costly_begins_and_ends_of_files_do_not_keep_it_in_parts() -> None:
