@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,6 @@ HOSTILE = [
 SECONDS = 10**9
 
 Show = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if shutil.which("chromedriver") is None:
-        pytest.skip("no chromedriver here (Debian: chromium chromium-driver)")
-    with Browser() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import random
 import shlex
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from builders.large import large_profile
 from builders.profile import ProfileBuilder, kernel
 from builders.program import run
 
+from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.analysis.select import Selection, select_events, select_samples
 from perf_offcpu.analysis.time_windows import parse_windows
-from perf_offcpu.analysis.wait_classes import BY_LABEL
 from perf_offcpu.api import load
 from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.registry import FORMATS
@@ -38,14 +37,6 @@ HOSTILE = [
     "<!--<script>",
 ]
 Show = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if shutil.which("chromedriver") is None:
-        pytest.skip("no chromedriver here (Debian: chromium chromium-driver)")
-    with Browser() as opened:
-        yield opened
 
 
 def opened(browser: Browser, page: Path) -> None:

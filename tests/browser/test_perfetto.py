@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -33,6 +32,7 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
 MS = 10**6
+WINDOW = (1400, 900)
 HOSTILE = "<img src=x onerror=hacked=1>"
 FILES: dict[str, bytes] = {}
 
@@ -41,14 +41,6 @@ FILES: dict[str, bytes] = {}
 def address() -> Iterator[str]:
     with served(perfetto(), FILES) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if shutil.which("chromedriver") is None:
-        pytest.skip("no chromedriver here (Debian: chromium chromium-driver)")
-    with Browser(1400, 900) as opened:
-        yield opened
 
 
 def written(profile: Profile, name: str, options: Options | None = None) -> bytes:

@@ -7,7 +7,6 @@ import base64
 import io
 import json
 import re
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,15 +24,8 @@ from perf_offcpu.model.profile import Profile
 
 Show = Callable[[Profile, str], None]
 MS = 10**6
+WINDOW = (1400, 900)
 HOSTILE = "<img src=x onerror=hacked=1>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if shutil.which("chromedriver") is None:
-        pytest.skip("no chromedriver here (Debian: chromium chromium-driver)")
-    with Browser(1400, 900) as opened:
-        yield opened
 
 
 @pytest.fixture

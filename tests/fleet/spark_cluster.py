@@ -7,8 +7,8 @@ install openjdk-17-jre-headless).
     python3 -m venv ~/spark && ~/spark/bin/pip install -e '.[fleet]' 'pandas<3' pyspark pytest pytest-timeout
     ~/spark/bin/python -m pytest -p no:cacheprovider tests/fleet/spark_cluster.py
 
-PERF_OFFCPU_SPARK=spark:local[2] chooses another master. PERF_OFFCPU_DATASET=DIR adds a test of the heaviest
-stacks of a service (PERF_OFFCPU_SERVICE) of another dataset.
+PERF_OFFCPU_SPARK=spark:local[2] chooses another master. PERF_OFFCPU_DATASET=DIR and PERF_OFFCPU_SERVICE=NAME
+choose another dataset, and a service in it, for the test of the heaviest stacks of a service.
 """
 
 from __future__ import annotations
@@ -162,13 +162,13 @@ def test_raw_sql(engines: tuple[Engine, Engine], dataset: Path) -> None:
     assert first == second and first["comm"] == ["nginx", "worker", "öß"]
 
 
-@pytest.mark.skipif("PERF_OFFCPU_DATASET" not in os.environ, reason="a large dataset, on request")
-def test_heaviest_stacks_of_a_service(engines: tuple[Engine, Engine]) -> None:
-    service = os.environ.get("PERF_OFFCPU_SERVICE", "checkout")
+def test_heaviest_stacks_of_a_service(engines: tuple[Engine, Engine], dataset: Path) -> None:
+    place = os.environ.get("PERF_OFFCPU_DATASET", str(dataset))
+    service = os.environ.get("PERF_OFFCPU_SERVICE", "web")
     documents = []
     for engine in engines:
         began = time.monotonic()
-        tables = open_tables(os.environ["PERF_OFFCPU_DATASET"], engine)
+        tables = open_tables(place, engine)
         documents.append(stacks(select(tables, Selection(labels={"service": (service,)}))))
         print(f"{engine.name}: {time.monotonic() - began:.1f} s")
     assert documents[0] == documents[1] and documents[0]["rows"]
