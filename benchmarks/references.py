@@ -14,7 +14,7 @@ from other_tools import Stats
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import AttachType, ProgramInfo, ProgramType
 from perf_offcpu.collect.bpf.compile import compiled
-from perf_offcpu.collect.bpf.kernel_facts import explore
+from perf_offcpu.collect.bpf.kernel.facts import explore
 from perf_offcpu.collect.system.btf import Btf
 from perf_offcpu.resources import bpf_dir
 

@@ -26,7 +26,7 @@
 #define AF_INET 2
 #define AF_INET6 10
 
-#define HEAD_BYTES 96			/* of struct inode, sock and epitem: see kernel_facts.py */
+#define HEAD_BYTES 96			/* of struct inode, sock, epitem: kernel/objects.py */
 
 /* Memory of the kernel at an address of which the verifier knows nothing. */
 static __always_inline u64 kernel_word(struct offcpu_object *to, u64 address, u32 size)

@@ -36,7 +36,7 @@
  * with its time.
  *
  * bcc compiles this file without kernel headers (see README.md) and without CO-RE. User space
- * passes constants with -D (perf_offcpu/collect/bpf/defines.py and kernel_facts.py). Options are
+ * passes constants with -D (perf_offcpu/collect/bpf/defines.py and kernel/). Options are
  * members of struct offcpu_control; constants are those that would cost something unused:
  *
  *	OFFCPU_AT_EXIT, OFFCPU_BY_PROBE		see above: the contexts differ

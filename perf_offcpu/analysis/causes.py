@@ -3,7 +3,7 @@
 
 The innermost function says how a thread sleeps (`epoll_wait`), not why. One rule finds the name, leaf first:
 
-    where a rule of the program decided (`analysis.program_rules`)    only frames outside of the rule's count
+    where a rule decided (`analysis.classes.program_rules`)            only frames outside of the rule's count
     the next event or command of a loop, by a rule                     the function of the rule
     else the innermost named function of the program                        no library or runtime, see below
     else the function of the rule                                      `take_gil`
@@ -13,7 +13,7 @@ The innermost function says how a thread sleeps (`epoll_wait`), not why. One rul
 
 Waits for a CPU, run queue or throttled, have none: a thread may be stopped anywhere.
 Libraries and runtimes are known by file (libc, libstdc++, interpreters, the JVM) and by function (wrappers of
-`analysis.wait_classes`, and FUNCTIONS: what is linked into programs, and what leads to their locks).
+`analysis.classes.wait_classes`, and FUNCTIONS: what is linked into programs, and what leads to their locks).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import re
 
 import numpy as np
 
-from perf_offcpu.analysis.classify import Waits
+from perf_offcpu.analysis.classes.classify import Waits
+from perf_offcpu.analysis.classes.program_rules import fits, pattern
+from perf_offcpu.analysis.classes.wait_classes import SYMBOL_VERSION, WaitClass, class_of_wrapper
 from perf_offcpu.analysis.group import group
-from perf_offcpu.analysis.program_rules import fits, pattern
-from perf_offcpu.analysis.wait_classes import SYMBOL_VERSION, WaitClass, class_of_wrapper
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.objects.perf_map import is_jit_memory

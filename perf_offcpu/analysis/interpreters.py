@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi.records import CpuMode
-from perf_offcpu.analysis.program_rules import DECORATION, pattern
+from perf_offcpu.analysis.classes.program_rules import DECORATION, pattern
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Frames, Profile, Stacks
 from perf_offcpu.model.stacks import depths

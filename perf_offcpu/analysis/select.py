@@ -16,11 +16,11 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
-from perf_offcpu.analysis.classify import Waits, classify, of_idle_threads
+from perf_offcpu.analysis.classes.classify import Waits, classify, of_idle_threads
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.time_windows import Window, in_windows
-from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.errors import UsageError
 from perf_offcpu.losses import LossCause
@@ -49,7 +49,7 @@ class Selection:
     cpus: tuple[int, ...] = ()  # for a wait the CPU on which the thread continued
     cgroups: tuple[str, ...] = ()  # paths, cgroups below them included, or ids
     windows: tuple[Window, ...] = ()  # spans of time; a wait is at its end
-    idle: str = "show"  # `hide` leaves out idle threads, `only` all others; see `analysis.classify`
+    idle: str = "show"  # `hide` leaves out idle threads, `only` all others; see `analysis.classes.classify`
     states: tuple[str, ...] = ()  # letters. This and the fields below choose among waits; other samples stay
     classes: tuple[WaitClass, ...] = ()
     min_ns: int = 0  # the shortest wait; sums stay if they can hold one

@@ -10,11 +10,11 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
-from perf_offcpu.analysis.classify import Waits, classify
+from perf_offcpu.analysis.classes.classify import Waits, classify
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.states import STATES, state_codes
-from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.analysis.wakeups import Wakeups
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile

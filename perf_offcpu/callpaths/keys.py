@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
-from perf_offcpu.analysis.classify import Waits
+from perf_offcpu.analysis.classes.classify import Waits
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.states import STATES, state_codes
-from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.callpaths.names import Name, NameKind, name_frames
 from perf_offcpu.callpaths.options import PathOptions

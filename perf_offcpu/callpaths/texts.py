@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.analysis.classify import Waits
+from perf_offcpu.analysis.classes.classify import Waits
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.states import STATES, state_codes
-from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile

@@ -27,10 +27,10 @@ import enum
 
 import numpy as np
 
-from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.classes.classify import classify
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.timeline import Timeline, Track
-from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.causality.wait_table import WaitTable, ranges
 from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.model.columns import I64, Bool

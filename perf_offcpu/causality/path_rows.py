@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 
 from perf_offcpu.analysis.causes import causes_of
-from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.classes.classify import classify
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.timeline import Timeline
-from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.causality.critical_path import CriticalPath, Doing
 from perf_offcpu.causality.path_stacks import Chains, running_samples, shared_out
 from perf_offcpu.model.columns import I64, distinct

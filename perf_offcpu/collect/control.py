@@ -51,7 +51,7 @@ def parse_control(text: str) -> ControlFds:
 
 
 def parse_period(text: str) -> int:
-    """Parse the argument of `period`, milliseconds; return ns, 0 if it is none."""
+    """Parse the argument of the command `period`, in ms; return ns, 0 for an invalid argument."""
     found = re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text, re.ASCII)
     period_ns = round(float(text) * 1e6) if found else 0
     return period_ns if period_ns >= _LEAST_PERIOD_NS else 0

@@ -65,7 +65,7 @@ class RecordOptions(WaitOptions):
 
     @property
     def is_steady(self) -> bool:
-        """Whether the whole machine is recorded in many files: what each look costs counts for ever."""
+        """True for recordings of the whole machine in several files, which run for days."""
         return self.target.is_system and self.rotation is not None and not self.command
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.commands.shared.busy import busy
-from perf_offcpu.commands.shared.cascades import cascade_from_args
-from perf_offcpu.commands.shared.critical import HELP as CRITICAL_PATH
-from perf_offcpu.commands.shared.critical import critical_path_from_args
+from perf_offcpu.commands.shared.causality.cascades import cascade_from_args
+from perf_offcpu.commands.shared.causality.critical import HELP as CRITICAL_PATH
+from perf_offcpu.commands.shared.causality.critical import critical_path_from_args
 from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct
 from perf_offcpu.commands.shared.page import with_head

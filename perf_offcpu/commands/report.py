@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
 from perf_offcpu.callpaths.options import UNITS
-from perf_offcpu.commands.shared.cascades import cascade_from_args
-from perf_offcpu.commands.shared.critical import HELP as CRITICAL_PATH
-from perf_offcpu.commands.shared.critical import critical_path_from_args
+from perf_offcpu.commands.shared.causality.cascades import cascade_from_args
+from perf_offcpu.commands.shared.causality.critical import HELP as CRITICAL_PATH
+from perf_offcpu.commands.shared.causality.critical import critical_path_from_args
+from perf_offcpu.commands.shared.causality.serial import serial_from_args
 from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.output import check_distinct, open_output
 from perf_offcpu.commands.shared.page import kept_options, whole_lives, with_head
@@ -27,7 +28,6 @@ from perf_offcpu.commands.shared.profile import (
     split_list,
     split_words,
 )
-from perf_offcpu.commands.shared.serial import serial_from_args
 from perf_offcpu.commands.shared.streams import columns
 from perf_offcpu.errors import UsageError
 

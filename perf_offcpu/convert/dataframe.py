@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.callpaths.texts import Texts, merged, sample_texts
 from perf_offcpu.callpaths.tree import build_paths

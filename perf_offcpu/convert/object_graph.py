@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.evidence.holders import Holders, holders_of
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.timeline import Track, comm_of, timeline_of

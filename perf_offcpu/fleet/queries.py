@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.errors import UsageError
 from perf_offcpu.fleet.hosts import Span, chosen, of_hosts, spans_of, with_label
 from perf_offcpu.fleet.profile import MARKS

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from perf_offcpu.analysis.wait_classes import BY_LABEL
+from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.fleet.report import Head, Row, StackRow, StackTable, Table
 from perf_offcpu.fleet.selection import utc
 from perf_offcpu.report import style as say

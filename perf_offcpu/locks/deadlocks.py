@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from perf_offcpu.analysis.causes import causes_of
-from perf_offcpu.analysis.classify import Waits
+from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.evidence.holders import Holders
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile, ProfileSamples

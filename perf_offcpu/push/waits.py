@@ -15,10 +15,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.classes.classify import classify
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.interpreters import fold_interpreters
-from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.convert.pprof import Content, utc_ns
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile

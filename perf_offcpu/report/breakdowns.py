@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perf_offcpu.analysis.classify import Waits
+from perf_offcpu.analysis.classes.classify import Waits
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.calls import calls_of
 from perf_offcpu.callpaths.keys import column_of
 from perf_offcpu.callpaths.names import Name

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.analysis.classify import Waits, classify, of_idle_threads
+from perf_offcpu.analysis.classes.classify import Waits, classify, of_idle_threads
 from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.select import event_rows

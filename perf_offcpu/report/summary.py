@@ -15,11 +15,11 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
-from perf_offcpu.analysis.classify import Waits, classify
+from perf_offcpu.analysis.classes.classify import Waits, classify
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.select import event_rows
-from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths

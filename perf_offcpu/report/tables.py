@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from perf_offcpu.analysis.wait_classes import BY_LABEL
+from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.callpaths.keys import symbol_label
 from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.report import style as say

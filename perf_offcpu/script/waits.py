@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
-from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.classes.classify import classify
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.analysis.states import STATES, state_codes
-from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag

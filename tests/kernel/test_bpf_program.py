@@ -30,7 +30,7 @@ from kernel.napping import (
 )
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits, Targets
-from perf_offcpu.collect.bpf.kernel_facts import KernelFacts, explore
+from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, explore
 from perf_offcpu.collect.bpf.maps import ProgramMaps
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.system.btf import Btf

@@ -15,7 +15,8 @@ import pytest
 from kernel.napping import MS, recording, waits_of
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
-from perf_offcpu.collect.bpf.kernel_facts import explore, pid_namespace_level
+from perf_offcpu.collect.bpf.kernel.facts import explore
+from perf_offcpu.collect.bpf.kernel.probes import pid_namespace_level
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.system.btf import Btf
 
@@ -169,4 +170,4 @@ def test_ids_are_those_of_the_recorders_pid_namespace() -> None:
 
 
 def test_this_pid_namespace_is_the_first() -> None:
-    assert pid_namespace_level(explore(Btf.load())) == 0
+    assert pid_namespace_level(explore(Btf.load()).defines) == 0

@@ -16,11 +16,11 @@ import pytest
 from kernel.napping import both_forms
 
 from perf_offcpu.collect.bpf import defines as bpf_defines
-from perf_offcpu.collect.bpf import kernel_facts
 from perf_offcpu.collect.bpf import program as bpf_program
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import AttachType, Command, ProgramLoad, ProgramType
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
+from perf_offcpu.collect.bpf.kernel import facts as kernel_facts
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 
 pytestmark = pytest.mark.beside

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 from builders.program import run as perf_offcpu
 
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.select import Selection, selected_rows
 from perf_offcpu.analysis.timeline import Timeline, timeline_of
-from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.causality.cascade import Held, cascade_of
 from perf_offcpu.causality.critical_path import CriticalPath, Doing, critical_path
 from perf_offcpu.causality.path_rows import rivals

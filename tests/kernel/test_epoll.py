@@ -23,8 +23,8 @@ from kernel.recorder import run
 
 from perf_offcpu import losses
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.analysis.classify import classify
-from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.analysis.classes.classify import classify
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile

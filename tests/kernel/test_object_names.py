@@ -16,8 +16,8 @@ from conftest import Command
 from kernel.recorder import hanging, run
 from kernel.test_wait_objects import HUNG, LOCKS, Recorded, record
 
-from perf_offcpu.analysis.classify import classify
-from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.analysis.classes.classify import classify
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.symbolize.load import load_profile

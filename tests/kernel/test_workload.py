@@ -12,8 +12,8 @@ import pytest
 from conftest import PATIENCE, Command
 from workload.measured import Thread, parse
 
-from perf_offcpu.analysis.classify import classify
-from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.analysis.classes.classify import classify
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag

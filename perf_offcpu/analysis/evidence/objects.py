@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.model.columns import I16
 from perf_offcpu.model.profile import Profile
 

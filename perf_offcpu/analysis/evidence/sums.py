@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group
-from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.model.columns import I64, U8, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS

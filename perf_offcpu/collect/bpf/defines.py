@@ -11,7 +11,9 @@ from pathlib import Path
 
 from perf_offcpu.abi.syscall_arguments import SYSCALL_NUMBERS
 from perf_offcpu.collect.bpf.config import MODES, OffCpuConfig, ShortWaits, Targets
-from perf_offcpu.collect.bpf.kernel_facts import KernelFacts, controller_offset, pid_namespace_level
+from perf_offcpu.collect.bpf.kernel.facts import KernelFacts
+from perf_offcpu.collect.bpf.kernel.members import controller_offset
+from perf_offcpu.collect.bpf.kernel.probes import pid_namespace_level
 from perf_offcpu.collect.system.btf import Btf
 from perf_offcpu.errors import CapabilityError
 
@@ -134,6 +136,6 @@ def target_defines(config: OffCpuConfig, facts: KernelFacts, btf: Btf) -> dict[s
     return {
         "OFFCPU_BY_GROUP": group,
         "CSS_SET_CSS": css,
-        "OFFCPU_PID_LEVEL": 0 if namespace == FIRST_PID_NAMESPACE else pid_namespace_level(facts),
+        "OFFCPU_PID_LEVEL": 0 if namespace == FIRST_PID_NAMESPACE else pid_namespace_level(facts.defines),
         "OFFCPU_PID_NAMESPACE": namespace,
     }

@@ -12,7 +12,7 @@
         sums, stacks, _ = program.maps.drain()     # waits that were too short for a sample
         offsets, ips = stacks.find(sums["stack"])
 
-The C file describes what the program does. Here it is compiled for the running kernel (`kernel_facts`),
+The C file describes what the program does. Here it is compiled for the running kernel (`kernel.facts`),
 loaded and attached through file descriptors only: nothing is pinned, so the kernel removes everything when
 this process ends, however it ends.
 """
@@ -32,8 +32,8 @@ from perf_offcpu.collect.bpf.attr import AttachType, ProgramInfo, ProgramType
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe, build
 from perf_offcpu.collect.bpf.config import OffCpuConfig
 from perf_offcpu.collect.bpf.header import read_header
-from perf_offcpu.collect.bpf.kernel_facts import KernelFacts, explore
-from perf_offcpu.collect.bpf.kernel_probes import check_privileges
+from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, explore
+from perf_offcpu.collect.bpf.kernel.probes import check_privileges
 from perf_offcpu.collect.bpf.kprobe import Kprobe
 from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
 from perf_offcpu.collect.bpf.maps import MAP_NAMES, ProgramMaps

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
 from perf_offcpu.collect.bpf.compile import import_bcc
-from perf_offcpu.collect.bpf.kernel_facts import explore
-from perf_offcpu.collect.bpf.kernel_probes import check_privileges
+from perf_offcpu.collect.bpf.kernel.facts import explore
+from perf_offcpu.collect.bpf.kernel.probes import check_privileges
 from perf_offcpu.collect.bpf.kprobe import Kprobe
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.doctor import limits

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.collect.bpf.kernel_facts import MAX_FRAMES
+from perf_offcpu.collect.bpf.kernel.facts import MAX_FRAMES
 from perf_offcpu.collect.events.copies import LARGEST
 
 U64 = NDArray[np.uint64]

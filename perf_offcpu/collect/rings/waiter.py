@@ -16,11 +16,10 @@ from perf_offcpu.collect.system.signals import RecordingSignals
 from perf_offcpu.collect.targets import TargetWatch
 
 FLUSH_S = 0.2
-"""Longest time between two looks into the rings: as much as a killed recorder loses at most."""
-
+"""Longest time between two reads of the rings: a killed recorder loses at most this time."""
 
 STEADY_FLUSH_S = 1.0
-"""The same in a recording of the whole machine in many files: each look takes CPU time, for ever."""
+"""The same for recordings that run for days (`RecordOptions.is_steady`): fewer reads save CPU time."""
 
 
 class Waiter:

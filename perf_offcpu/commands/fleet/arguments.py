@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from perf_offcpu.analysis.wait_classes import BY_LABEL
+from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.profile import split_list, split_words

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     Without a command it is 128 + signal if a signal ended the recording, else 0.
     """
-    from perf_offcpu.collect.session import record
+    from perf_offcpu.collect.recording import record
     from perf_offcpu.text import printable
 
     options = options_of(args, sys.argv)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from perf_offcpu.analysis.wait_classes import BY_LABEL
+from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.commands.shared.inputs import FORCE, RECORDING, check_ownership
 from perf_offcpu.commands.shared.option_tables import LIST, add_options
@@ -122,7 +122,7 @@ def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loa
 
 def whole_profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loading: bool) -> Profile:
     """Read and symbolize without selecting; arguments as in `profile_from_args`."""
-    from perf_offcpu.analysis.rules_file import read_rules, usual_rules
+    from perf_offcpu.analysis.classes.rules_file import read_rules, usual_rules
     from perf_offcpu.symbolize.load import load_profile
 
     rules = (*(read_rules(args.rules) if args.rules else ()), *usual_rules())

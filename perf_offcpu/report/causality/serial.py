@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from perf_offcpu.analysis.causes import causes_of
-from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.classes.classify import classify
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.timeline import Timeline
-from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.causality.parallel import Parallelism, parallelism_of
 from perf_offcpu.causality.path_rows import functions_of

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group
-from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.callpaths.keys import column_of, object_column
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.options import PathOptions

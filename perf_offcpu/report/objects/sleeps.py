@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from perf_offcpu.analysis.classify import Waits
-from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.analysis.classes.classify import Waits
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.structs import frozen

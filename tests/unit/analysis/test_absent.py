@@ -7,8 +7,8 @@ import pytest
 from builders.profile import ProfileBuilder, kernel
 
 from perf_offcpu.analysis.absent import absent_values
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.select import Selection
-from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.model.profile import Profile
 
 

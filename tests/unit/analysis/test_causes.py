@@ -8,7 +8,7 @@ from builders.profile import Code, ProfileBuilder, kernel
 
 from perf_offcpu.abi.syscalls import syscall_names
 from perf_offcpu.analysis.causes import FUNCTIONS, causes_of
-from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.model.recording import SampleFlag
 
 FUTEX = [kernel("do_syscall_64"), kernel("futex_wait")]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from builders.profile import Code, ProfileBuilder, kernel
 
-from perf_offcpu.analysis.classify import classify, of_idle_threads
+from perf_offcpu.analysis.classes.classify import classify, of_idle_threads
 from perf_offcpu.analysis.select import Selection, select_samples
 
 S, D, IDLE = 1, 2, 0x402

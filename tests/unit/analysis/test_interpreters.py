@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from builders.profile import Code, ProfileBuilder, kernel
 
-from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.interpreters import INTERPRETERS, fold_interpreters
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.stacks import frames_of

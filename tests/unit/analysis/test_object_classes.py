@@ -7,8 +7,8 @@ import pytest
 from builders.profile import Code, ProfileBuilder, kernel
 
 from perf_offcpu.abi.wait_objects import ObjectKind as K
-from perf_offcpu.analysis.classify import classify
-from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.analysis.classes.classify import classify
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 

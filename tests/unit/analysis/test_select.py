@@ -11,9 +11,9 @@ import pytest
 from builders.profile import ProfileBuilder
 
 from perf_offcpu import losses
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.select import Selection, select, select_samples, selected_rows
 from perf_offcpu.analysis.time_windows import parse_windows
-from perf_offcpu.analysis.wait_classes import WaitClass
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget, Comms, SampleFlag

@@ -9,8 +9,8 @@ import pytest
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 
-from perf_offcpu.analysis.classify import classify
-from perf_offcpu.analysis.wait_classes import WaitClass
+from perf_offcpu.analysis.classes.classify import classify
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag

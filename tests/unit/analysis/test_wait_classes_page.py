@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from perf_offcpu.analysis.program_rules import PROGRAM_RULES
-from perf_offcpu.analysis.wait_classes import BY_LABEL, CLASSES, ClassRow, WaitClass
+from perf_offcpu.analysis.classes.program_rules import PROGRAM_RULES
+from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, CLASSES, ClassRow, WaitClass
 
 DOCUMENTATION = Path(__file__).resolve().parents[3] / "Documentation"
 MAN_PAGES = [DOCUMENTATION / f"perf-offcpu-{verb}.txt" for verb in ("convert", "report", "script")]

@@ -9,7 +9,7 @@ from builders.profile import ProfileBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf_offcpu.analysis.classify import classify
+from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.locks.deadlocks import circles_of, deadlocks_of, sentence_of
 from perf_offcpu.model.recording import SampleFlag, Tasks

@@ -8,7 +8,7 @@ import platform
 import pytest
 from builders.btf import BtfBuilder
 
-from perf_offcpu.collect.bpf.kernel_facts import _preempt_count, _text_ranges
+from perf_offcpu.collect.bpf.kernel.facts import _preempt_count, _text_ranges
 from perf_offcpu.collect.system.btf import Btf
 
 OLDER, NEWER = 0x00FF0100, 0x1F000100

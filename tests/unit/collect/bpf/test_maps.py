@@ -13,7 +13,7 @@ from perf_offcpu.abi import offcpu
 from perf_offcpu.abi.counters import BUDGET
 from perf_offcpu.collect.bpf.config import MODES
 from perf_offcpu.collect.bpf.header import read_header
-from perf_offcpu.collect.bpf.kernel_facts import explore
+from perf_offcpu.collect.bpf.kernel.facts import explore
 from perf_offcpu.collect.bpf.maps import UserStacks
 from perf_offcpu.collect.system.btf import Btf
 from perf_offcpu.errors import CapabilityError

@@ -16,7 +16,7 @@ import functools
 import re
 from collections.abc import Sequence
 
-from perf_offcpu.analysis.wait_classes import BY_LABEL, WaitClass
+from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, WaitClass
 from perf_offcpu.model.program_rule import ProgramRule
 
 _BLOCKED = "lock poll pipe network sleep other"

@@ -12,7 +12,7 @@ import re
 import tomllib
 from typing import Any
 
-from perf_offcpu.analysis.wait_classes import BY_LABEL
+from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.errors import UsageError
 from perf_offcpu.files import read_regular
 from perf_offcpu.model.program_rule import ProgramRule

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wait class and system call of each sample, and idle threads: `analysis.wait_classes` on whole columns.
+"""Find wait class and system call of each sample, and idle threads: `wait_classes` on whole columns.
 
 The rules are applied once to each function, then to each stack, then to each distinct combination of a
 stack's evidence with system call, state and flags; samples look up the result. The rules, in order:
@@ -17,7 +17,7 @@ stack's evidence with system call, state and flags; samples look up the result. 
     else                                      other
 
 A sum that is left with other gets the class of single waits like it (`analysis.evidence.sums`).
-A rule of the program (`analysis.program_rules`) may give the wait another class, or say that it is for work.
+A rule of the program (`program_rules`) may give the wait another class, or say that it is for work.
 
 A wait is *for work* if another thread, or the outside, ends it by handing in the next piece: poll and its
 like, accept(), signals, a terminal, condition variables and semaphores, and what a kernel thread does between
@@ -40,12 +40,12 @@ import numpy as np
 from perf_offcpu.abi.offcpu import SYSCALL_NONE, SYSCALL_UNKNOWN
 from perf_offcpu.abi.syscalls import is_compat_entry, syscall_names
 from perf_offcpu.abi.task_state import state_letter
-from perf_offcpu.analysis import wait_classes as rules
+from perf_offcpu.analysis.classes import wait_classes as rules
+from perf_offcpu.analysis.classes.program_rules import Rules
+from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, WaitClass, Work
 from perf_offcpu.analysis.evidence.objects import BY_OBJECT, answers, class_of, is_connected, object_codes
 from perf_offcpu.analysis.evidence.sums import like_single_waits
 from perf_offcpu.analysis.group import distinct, group, sum_by
-from perf_offcpu.analysis.program_rules import Rules
-from perf_offcpu.analysis.wait_classes import BY_LABEL, WaitClass, Work
 from perf_offcpu.model.columns import I32, I64, U8, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.program_rule import ProgramRule

@@ -2,7 +2,7 @@
 """The table of wait classes: meaning, colour and rules of each class, one row a class.
 
 A row names the functions of the kernel, the system calls and the wrappers in libc or Go's runtime that mean
-its class, and those that wait for the next piece of work; `analysis.classify` weighs this evidence: the
+its class, and those that wait for the next piece of work; `classify` weighs this evidence: the
 function nearest the leaf that means a class decides, and of classes that both name it the first. Functions
 that serve all classes (schedule, schedule_timeout, wait_for_completion) stand in no row, so their callers are
 looked at. Names are those of Linux 5.15 to 6.18, without the suffixes of compilers (`.constprop.0`). Rules of

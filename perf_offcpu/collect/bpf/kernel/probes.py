@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
 from perf_offcpu.collect.bpf.attr import ProgramType
-from perf_offcpu.collect.bpf.syscall import VerifierError, load_program
+from perf_offcpu.collect.bpf.syscall import VerifierError, load_program, run_program
 from perf_offcpu.collect.system.privileges import privilege_remedy
 from perf_offcpu.errors import CapabilityError
 
@@ -44,3 +45,33 @@ def has_may_goto() -> bool:
     except VerifierError:
         return False
     return True
+
+
+def pid_namespace_level(defines: Mapping[str, int | str]) -> int:
+    """Return the number of pid namespaces above that of this process, read by a program in its context.
+
+    Args:
+        defines: offsets of `members.task_members`.
+
+    Raises:
+        CapabilityError: the kernel cannot run such a program.
+    """
+    offsets = [defines.get(name) for name in ("TASK_THREAD_PID", "PID_LEVEL")]
+    task_pid, level = (offset if isinstance(offset, int) else -1 for offset in offsets)
+    code = (
+        bytes.fromhex("85000000 9e000000")  # r0 = bpf_get_current_task_btf()
+        + bytes.fromhex("7900") + task_pid.to_bytes(2, sys.byteorder) + bytes(4)  # r0 = r0->thread_pid
+        + bytes.fromhex("6100") + level.to_bytes(2, sys.byteorder) + bytes(4)  # r0 = r0->level
+        + bytes.fromhex("9500000000000000")  # exit
+    )  # fmt: skip
+    try:
+        fd = load_program(ProgramType.RAW_TRACEPOINT, "offcpu_level", code, "GPL")
+    except OSError as error:
+        raise CapabilityError(
+            f"the kernel does not tell which pid namespace this is ({error.strerror})",
+            "record from outside of the container",
+        ) from error
+    try:
+        return run_program(fd)
+    finally:
+        os.close(fd)

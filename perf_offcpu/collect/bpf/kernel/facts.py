@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts about the running kernel with which the BPF program is compiled.
+
+Kernel differences are looked up, not derived from version numbers: the kernel's BTF has a member, a
+tracepoint or a helper, or not. What the program cannot do without raises a `CapabilityError`; for other
+features it gets a constant that turns them off.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from perf_offcpu.collect.bpf.kernel.members import KERNEL_NEEDED, Defines, all_offsets, task_members
+from perf_offcpu.collect.bpf.kernel.objects import object_members
+from perf_offcpu.collect.bpf.kernel.probes import has_may_goto
+from perf_offcpu.collect.bpf.kprobe import switch_end
+from perf_offcpu.collect.bpf.object import KERNEL_FUNCTION
+from perf_offcpu.collect.system.btf import Btf, Tracepoint
+from perf_offcpu.collect.system.btf_walk import Kind
+from perf_offcpu.collect.system.kallsyms import KALLSYMS, read_bytes, symbol_address
+from perf_offcpu.errors import CapabilityError
+
+MAX_FRAMES = 127  # PERF_MAX_STACK_DEPTH, the default of kernel.perf_event_max_stack
+
+_SYSCALL_REGISTER = {"x86_64": "orig_ax", "aarch64": "syscallno"}  # in struct pt_regs; -1 if in none
+_USER_REGISTERS = {"x86_64": ("ip", "sp", "bp"), "aarch64": ("pc", "sp", "regs")}  # and the frame pointer
+_FP_OF_ARM64 = 29 * 8  # x29, in pt_regs.regs
+_REGISTER_BYTES = {"x86_64": 21 * 8, "aarch64": 34 * 8}  # the user ABI's part of struct pt_regs
+
+_TRACEPOINTS = (
+    "sched_switch", "sched_exit_tp", "sched_waking", "sched_process_fork", "sched_process_exec",
+)  # fmt: skip
+_OPTIONAL = {"sched_exit_tp"}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFacts:
+    """Facts about the running kernel."""
+
+    tracepoints: Mapping[str, Tracepoint]
+    """Tracepoints of this kernel that the program can use, by name."""
+    defines: Mapping[str, int | str]
+    """Preprocessor constants."""
+    task_iterator: int | None = None
+    """BTF id of the function that identifies iterators over tasks; None before Linux 5.8."""
+    switch_end: str = ""
+    """The function that a task runs first when it comes to a CPU, for a kprobe; "" if not known."""
+
+    @property
+    def has_exit_tp(self) -> bool:
+        """True if waits can end in the sleeper's own context (sched_exit_tp, Linux 6.16)."""
+        return "sched_exit_tp" in self.tracepoints
+
+
+def explore(btf: Btf) -> KernelFacts:
+    """Look up all facts in the kernel's BTF and symbols.
+
+    Raises:
+        CapabilityError: the kernel is too old.
+        FormatError: its BTF is damaged.
+    """
+    found = {name: point for name in _TRACEPOINTS if (point := btf.tracepoint(name))}
+    missing = [name for name in _TRACEPOINTS if name not in found and name not in _OPTIONAL]
+    if missing or not btf.member("task_struct", "bpf_storage"):
+        what = f"the tracepoint {missing[0]} in its BTF" if missing else "BPF task storage"
+        raise CapabilityError(f"kernel {platform.release()} lacks {what}", KERNEL_NEEDED)
+    symbols = read_bytes(KALLSYMS)
+    defines = {
+        **task_members(btf),
+        **_registers(btf),
+        **object_members(btf),
+        **_text_ranges(symbols),
+        **_preempt_count(btf),
+        "OFFCPU_SWITCH_HAS_STATE": int(found["sched_switch"].args >= 4),  # fa2c3254d7cf, Linux 5.18
+        "OFFCPU_FRAME_LIMIT": _frame_limit(),
+        "OFFCPU_MAY_GOTO": int(has_may_goto()),
+    }
+    return KernelFacts(found, defines, btf.type_id(Kind.FUNC, "bpf_iter_task"), switch_end(symbols))
+
+
+def _registers(btf: Btf) -> Defines:
+    """Return the offsets of saved user registers: the number of the system call, and for stack walks."""
+    machine = platform.machine()
+    register = btf.member("pt_regs", _SYSCALL_REGISTER.get(machine, "no such"))
+    if register is None or not btf.has_string("BPF_FUNC_task_pt_regs"):  # dd6e10fbd9fb, Linux 5.15
+        return {"OFFCPU_SYSCALLS": 0, "OFFCPU_USER_REGISTERS": 0}
+    ip, sp, fp = (btf.member("pt_regs", name) for name in _USER_REGISTERS[machine])
+    walkable = {"OFFCPU_USER_REGISTERS": 0}
+    if ip and sp and fp:
+        shift = _FP_OF_ARM64 if machine == "aarch64" else 0
+        walkable = {"OFFCPU_USER_REGISTERS": 1, "REGS_IP": ip.offset, "REGS_SP": sp.offset}
+        walkable |= {"REGS_FP": fp.offset + shift, "REGS_SIZE": _REGISTER_BYTES[machine]}
+        code_segment = btf.member("pt_regs", "cs")  # x86: shows 64-bit mode
+        if code_segment and machine == "x86_64":
+            walkable |= {"OFFCPU_FRAME_POINTERS": 1, "REGS_CS": code_segment.offset}
+    return {
+        "OFFCPU_SYSCALLS": 1,
+        "REGS_SYSCALL": register.offset,
+        "REGS_SYSCALL_TYPE": f"s{8 * register.size}",
+        **walkable,
+    }
+
+
+_INTERRUPT_MASK = {False: 0x00FF0100, True: 0x1F000100}
+"""include/linux/preempt.h: NMI, hard interrupt, serving a soft one (but not: soft ones disabled)."""
+
+
+def _preempt_count(btf: Btf) -> Defines:
+    """Return the place of the preempt count, which shows an interrupt; if it is not found, none is noticed.
+
+    arm64 keeps it in the task. x86 has a per-CPU variable, from 6.2 to 6.13 as a member of `pcpu_hot`. BPF
+    cannot have its address, but a task leads to another per-CPU variable, the run queue of its CPU.
+    """
+    # Locks that disable interrupts count between soft and hard ones where this is: in 7.3, not in 6.18.
+    newer = btf.type_id(Kind.VAR, "local_interrupt_disable_state") is not None
+    common: Defines = {
+        "OFFCPU_PREEMPT_COUNT_OF_TASK": 1,
+        "OFFCPU_PREEMPT_COUNT_OF_CPU": 2,
+        "INTERRUPT_MASK": _INTERRUPT_MASK[newer],
+    }
+    of_task = btf.member("task_struct", "thread_info.preempt.count")
+    if of_task:
+        return {**common, "OFFCPU_PREEMPT_COUNT": 1, "PREEMPT_COUNT": of_task.offset}
+    run_queue = all_offsets(btf, {"TASK_CFS_RQ": "task_struct.se.cfs_rq", "CFS_RQ_RQ": "cfs_rq.rq"})
+    count = _distance(btf, "preempt_count", "__preempt_count")
+    if not run_queue or count is None:
+        return {**common, "OFFCPU_PREEMPT_COUNT": 0}
+    found: Defines = {**common, **run_queue, "OFFCPU_PREEMPT_COUNT": 2, "PREEMPT_COUNT": count}
+    cast, word = btf.type_id(Kind.FUNC, "bpf_rdonly_cast"), btf.type_id(Kind.STRUCT, "refcount_struct")
+    if cast is not None and word is not None:  # a35b9af4ec2c, Linux 6.2
+        found |= {"OFFCPU_READ_ONLY_CAST": KERNEL_FUNCTION + cast, "OFFCPU_WORD": word}
+    end, in_use = (_distance(btf, name, name) for name in ("hardirq_stack_ptr", "hardirq_stack_inuse"))
+    if end is not None and in_use is not None and platform.machine() == "x86_64":
+        found |= {"OFFCPU_IRQ_STACK": 1, "IRQ_STACK_PTR": end, "IRQ_STACK_IN_USE": in_use}
+    return found
+
+
+def _distance(btf: Btf, member: str, variable: str) -> str | None:
+    """Return how far a per-CPU variable, or member of `pcpu_hot`, is from the run queue; None if unknown."""
+    hot, of_hot = btf.per_cpu_offset("pcpu_hot"), btf.member("pcpu_hot", member)
+    offset = hot + of_hot.offset if hot is not None and of_hot else btf.per_cpu_offset(variable)
+    neighbour = btf.per_cpu_offset("runqueues")
+    return None if offset is None or neighbour is None else f"({offset - neighbour}LL)"
+
+
+def _text_ranges(symbols: bytes) -> Defines:
+    """Return the places of code marked `__sched` and of functions; sizes are 0 if hidden.
+
+    Then no frames are skipped, wakers' stacks begin with those of tracing, and each softirq is an interrupt.
+    """
+    softirq, outlined = (
+        _function_range(symbols, "OFFCPU_DO_SOFTIRQ", name) for name in (b"do_softirq", b"do_softirq.part.0")
+    )
+    begin, end = (symbol_address(symbols, name) for name in (b"__sched_text_start", b"__sched_text_end"))
+    return {
+        "OFFCPU_SCHED_TEXT": f"{begin:#x}ULL",
+        "OFFCPU_SCHED_TEXT_SIZE": end - begin,
+        **_function_range(symbols, "OFFCPU_WAKE_UP", b"try_to_wake_up"),
+        **_function_range(symbols, "OFFCPU_BACKLOG", b"process_backlog"),
+        **(outlined if outlined["OFFCPU_DO_SOFTIRQ_SIZE"] else softirq),
+    }
+
+
+def _function_range(symbols: bytes, constant: str, name: bytes) -> Defines:
+    line = symbols.find(b" " + name + b"\n")
+    start = symbol_address(symbols, name)
+    following = symbols[line + 1 :].split(b"\n", 2)[1] if line >= 0 else b""
+    size = int(following.split()[0], 16) - start if following else 0
+    return {constant: f"{start:#x}ULL", f"{constant}_SIZE": size if 0 < size < 1 << 16 else 0}
+
+
+def _frame_limit() -> int:
+    try:
+        return min(MAX_FRAMES, int(Path("/proc/sys/kernel/perf_event_max_stack").read_text()))
+    except (OSError, ValueError):
+        return MAX_FRAMES

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Offsets of members of the task, and of what leads from it to control groups, users and pid namespaces."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+
+from perf_offcpu.collect.system.btf import Btf
+from perf_offcpu.errors import CapabilityError
+
+Defines = dict[str, int | str]
+"""Preprocessor constants of the BPF program."""
+
+KERNEL_NEEDED = "boot Linux 5.15 or newer"
+_POINTER = 8
+
+# Constant → structure and member of which it is the offset.
+_TASK = {
+    "TASK_STATE": "task_struct.__state",
+    "TASK_FLAGS": "task_struct.flags",
+    "TASK_PID": "task_struct.pid",
+    "TASK_TGID": "task_struct.tgid",
+    "TASK_START_TIME": "task_struct.start_time",
+    "TASK_NVCSW": "task_struct.nvcsw",
+    "TASK_NIVCSW": "task_struct.nivcsw",
+    "TASK_EXIT_STATE": "task_struct.exit_state",
+    "TASK_ON_CPU": "task_struct.on_cpu",
+}
+_CGROUP_ID = {
+    "TASK_CGROUPS": "task_struct.cgroups",
+    "CSS_SET_DFL_CGRP": "css_set.dfl_cgrp",
+    "CGROUP_KN": "cgroup.kn",
+    "KERNFS_NODE_ID": "kernfs_node.id",
+}
+"""The id of a task's cgroup v2 is task->cgroups->dfl_cgrp->kn->id."""
+_KERNEL_FIGURES = {
+    "TASK_SUM_EXEC_RUNTIME": "task_struct.se.sum_exec_runtime",
+    "TASK_RUN_DELAY": "task_struct.sched_info.run_delay",
+}
+"""The kernel's own time on CPUs and run-queue delay of a task; the latter with CONFIG_SCHED_INFO only."""
+_QUEUE = {
+    "TASK_RUN_DELAY": "task_struct.sched_info.run_delay",
+    "TASK_LAST_QUEUED": "task_struct.sched_info.last_queued",
+    "TASK_CFS_RQ": "task_struct.se.cfs_rq",
+    "CFS_RQ_RQ": "cfs_rq.rq",
+    "RQ_CLOCK": "rq.clock",
+}
+"""Since when a task is on a run queue, and the clock of that (CONFIG_SCHED_INFO, CONFIG_FAIR_GROUP_SCHED)."""
+_THROTTLING = {"TASK_CFS_RQ": "task_struct.se.cfs_rq", "CFS_RQ_THROTTLE_COUNT": "cfs_rq.throttle_count"}
+"""Members that show a throttled control group on kernels without task_struct.throttled (Linux 6.18)."""
+_PROPERTIES = {
+    "TASK_THREAD_PID": "task_struct.thread_pid",
+    "TASK_GROUP_LEADER": "task_struct.group_leader",
+    "PID_LEVEL": "pid.level",
+    "PID_NUMBERS": "pid.numbers",
+    "PID_NAMESPACE_INUM": "pid_namespace.ns.inum",
+    "TASK_COMM": "task_struct.comm",
+    "TASK_REAL_CRED": "task_struct.real_cred",
+    "CRED_EUID": "cred.euid",
+    "CSS_SET_SUBSYS": "css_set.subsys",
+    "CGROUP_SELF": "cgroup.self",
+    "CSS_CGROUP": "cgroup_subsys_state.cgroup",
+    "CSS_PARENT": "cgroup_subsys_state.parent",
+}
+"""Properties by which targets are chosen: pids of their namespace, user, comm, control groups."""
+_CALLERS = {
+    "TASK_MM": "task_struct.mm",
+    "TASK_THREAD_POINTER": "task_struct.thread.fsbase",
+    "MM_START_CODE": "mm_struct.start_code",
+    "MM_END_CODE": "mm_struct.end_code",
+    "MM_MMAP_BASE": "mm_struct.mmap_base",
+    "MM_START_STACK": "mm_struct.start_stack",
+}
+"""The code, libraries and stack of a task, on x86-64."""
+
+
+def task_members(btf: Btf) -> Defines:
+    """Return the offsets of members of the task; features of which a member is missing have none.
+
+    Raises:
+        CapabilityError: the kernel lacks a member that the program cannot do without.
+    """
+    return {
+        **_needed(btf),
+        **all_offsets(btf, _CGROUP_ID),
+        **all_offsets(btf, _KERNEL_FIGURES),
+        **all_offsets(btf, _QUEUE),
+        **all_offsets(btf, _THROTTLING),
+        **offsets(btf, {"TASK_THROTTLED": "task_struct.throttled"}),
+        **offsets(btf, _PROPERTIES),
+        **(all_offsets(btf, _CALLERS) if platform.machine() == "x86_64" else {}),
+    }
+
+
+def offsets(btf: Btf, members: Mapping[str, str]) -> Defines:
+    """Return the offsets of the members that this kernel has."""
+    found = {name: btf.member(*path.split(".", 1)) for name, path in members.items()}
+    return {name: member.offset for name, member in found.items() if member}
+
+
+def all_offsets(btf: Btf, members: Mapping[str, str]) -> Defines:
+    """Return the offsets of members that are of use together only; nothing if one is missing."""
+    found = offsets(btf, members)
+    return found if len(found) == len(members) else {}
+
+
+def _needed(btf: Btf) -> Defines:
+    # `state` became `__state` in 2f064a59a11f ("sched: Change task_struct::state"), Linux 5.14.
+    found = offsets(btf, {"TASK_STATE": "task_struct.state"}) | offsets(btf, _TASK)
+    missing = [path for name, path in _TASK.items() if name not in found]
+    if missing:
+        raise CapabilityError(f"kernel {platform.release()} has no {missing[0]} in its BTF", KERNEL_NEEDED)
+    # A whole int up to 6.18, a byte on 7.3: the verifier refuses to read more than the member.
+    on_cpu = btf.member("task_struct", "on_cpu")
+    width = f"u{8 * on_cpu.size}" if on_cpu and on_cpu.size in (1, 2, 4) else "u32"
+    return found | {"TASK_ON_CPU_TYPE": width}
+
+
+def controller_offset(btf: Btf, controller: str) -> int | None:
+    """Return the offset in a css_set of the pointer to its group in the v1 hierarchy of a controller."""
+    number = btf.enumerator("cgroup_subsys_id", f"{controller}_cgrp_id")
+    pointers = btf.member("css_set", "subsys")
+    return None if number is None or pointers is None else pointers.offset + number * _POINTER
