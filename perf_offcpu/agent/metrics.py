@@ -83,7 +83,7 @@ class Metrics:
             self._values[name, label] = value
 
     def value(self, name: str, label: str = "") -> float:
-        """Return one value; 0 if there is none."""
+        """Return the value of a metric with a label; 0 before it is set."""
         with self._lock:
             return self._values.get((name, label), 0)
 

@@ -120,7 +120,7 @@ class PushSink:
         sender: its sender (`push.opening.open_targets`).
 
     Raises:
-        UsageError: a label is none that servers take.
+        UsageError: servers refuse the name of a label.
     """
 
     def __init__(

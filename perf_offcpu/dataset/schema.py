@@ -67,6 +67,10 @@ SAMPLES = (
     Column("host_id", "string", "the host"),
     Column("boot_id", "string", "the boot of the host, /proc/sys/kernel/random/boot_id"),
 )
+_OF_HOST = (
+    Column("host_id", "string", "the host"),
+    Column("boot_id", "string", "the boot of the host"),
+)
 STACKS = (
     Column("stack_id", "int64", "hash of the frames"),
     Column(
@@ -102,11 +106,10 @@ BUDGETS = (
     Column("stopped_ns", "int64", "stopped or traced"),
     Column("other_ns", "int64", "off the CPU in any other state"),
     Column("switches", "int64", "times that the thread left a CPU"),
-    Column("host_id", "string", "the host"),
-    Column("boot_id", "string", "the boot of the host"),
+    *_OF_HOST,
 )
 HOSTS = (
-    Column("host_id", "string", "/etc/machine-id, or the host name where there is none"),
+    Column("host_id", "string", "content of /etc/machine-id; the host name on machines without this file"),
     Column("boot_id", "string", "the boot of the host"),
     Column("hostname", "string", "name of the host"),
     Column("kernel", "string", "release of the kernel"),
@@ -124,8 +127,7 @@ LOSSES = (
     Column("cause", "string", "losses.LossCause (losses.md)"),
     Column("count", "int64", "lost samples, stacks or records"),
     Column("is_loss", "bool", "false: a note on the data, nothing is missing"),
-    Column("host_id", "string", "the host"),
-    Column("boot_id", "string", "the boot of the host"),
+    *_OF_HOST,
 )
 GAPS = (
     Column("begin_ns", "int64", "end of the last recorded time before it: ns since 1970, UTC"),

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the agent keeps to `--max-cpu`, and to `--max-bytes`."""
+"""Keep the agent to the budget of `--max-cpu`: measure its CPU time, and choose what it records."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of each minute is recorded, where recording all of it would cost more than `--max-cpu`.
+"""Choose the part of each minute to record, if whole minutes would cost more CPU time than `--max-cpu`.
 
 A busy machine may cost several times the budget: the BPF programs run at each context switch. A pause until
 the budget has recovered would leave out half an hour, most likely the one that is asked about later. So a
@@ -16,21 +16,21 @@ MINUTE_S: Final = 60.0
 LEAST_S: Final = 3.0
 """Recorded of a minute at least, unless the budget is overdrawn by more than `DEEPEST` bursts."""
 DEEPEST: Final = 2.0
-"""Bursts: multiples of what may be spent at once."""
+"""Number of bursts; a burst is the CPU time that may be spent at once."""
 _REPAID_S: Final = 600.0
-"""Time in which what was spent too much is saved again."""
+"""Time in which an overdraft is saved again."""
 _SMOOTHING: Final = 0.3
 """Weight of the last minute in the averages: its recordings are delivered later, in others."""
 _WHOLE: Final = 0.9
-"""A greater part is the whole minute: the begin and end of a file have a cost of their own."""
+"""Part above which the whole minute is recorded: each begin and end of a file costs CPU time, too."""
 _ROOM: Final = 0.8
-"""Part of the budget below which all is recorded even while something is to be saved."""
+"""Part of the budget below which whole minutes are recorded even during an overdraft."""
 _UNPROVEN: Final = 6
-"""Minutes after which it shows what it costs to record all."""
+"""Number of minutes after which the cost of whole minutes is known: segments are delivered by then."""
 _PER_BPF: Final = 2.0
-"""CPU time of recording as a multiple of that of BPF programs, at least: programs that start add to it."""
+"""Least ratio of the CPU time of recording to that of its BPF programs; new processes increase it."""
 _FORGOTTEN: Final = 0.98
-"""What is left, each minute, of a larger multiple that was measured when all was recorded."""
+"""Factor by which a larger measured ratio decreases each minute, so that whole minutes are tried again."""
 
 
 class Duty:
@@ -73,7 +73,7 @@ class Duty:
         self._per_bpf = max(_PER_BPF, _FORGOTTEN * self._per_bpf)
         if was_whole and bpf_share > 0:
             self._per_bpf = max(self._per_bpf, self._cost_s / (MINUTE_S * bpf_share))
-        # In parts, each minute has the begin and end of a file, which may cost more than the time between.
+        # A minute recorded in part has a begin and an end of a file, which may cost most.
         once_s = max(0.0, self._cost_s - self._per_bpf * bpf_share * self._seconds)
         expected_s = MINUTE_S * (self._per_bpf * bpf_share + once_s / segment_s)
         self.recorded_s = self._choose(budget, self._cost_s if was_whole else expected_s)
