@@ -17,6 +17,8 @@ LEAST_S: Final = 3.0
 """Recorded of a minute at least, unless the budget is overdrawn by more than `DEEPEST` bursts."""
 DEEPEST: Final = 2.0
 """Number of bursts; a burst is the CPU time that may be spent at once."""
+_SURPRISE: Final = 0.5
+"""Number of bursts by which one minute may overdraw the budget."""
 _REPAID_S: Final = 600.0
 """Time in which an overdraft is saved again."""
 _SMOOTHING: Final = 0.3
@@ -45,11 +47,17 @@ class Duty:
         self._cost_s, self._seconds, self._before_s = 0.0, 0.0, 0.0
         self._unproven = 0  # minutes
         self._per_bpf = _PER_BPF
+        self._level_s = 0.0  # of the budget when the minute began
 
     @property
     def is_whole(self) -> bool:
         """Return whether no part is left out."""
         return self.recorded_s >= MINUTE_S
+
+    def ends_early(self, budget: CpuBudget) -> bool:
+        """Return whether the rest of this minute must be left out: it costs much more than was expected."""
+        allowed = min(self._level_s, 0.0) - _SURPRISE * budget.limit_s
+        return budget.is_counting and budget.level_s < allowed
 
     def adapt(self, budget: CpuBudget, recorded_s: float, bpf_share: float, segment_s: float) -> bool:
         """Choose the part at the end of a minute.
@@ -64,19 +72,20 @@ class Duty:
         """
         self._unproven = max(0, self._unproven - 1)
         was_whole, spent = self.is_whole, budget.spent_s - self._before_s
-        self._before_s = budget.spent_s
+        is_measured = was_whole and recorded_s >= MINUTE_S
+        self._before_s, self._level_s = budget.spent_s, budget.level_s
         if not budget.is_counting:
             return False
         keep = 1 - _SMOOTHING if self._seconds else 0.0
         self._cost_s = keep * self._cost_s + (1 - keep) * spent
         self._seconds = keep * self._seconds + (1 - keep) * recorded_s
         self._per_bpf = max(_PER_BPF, _FORGOTTEN * self._per_bpf)
-        if was_whole and bpf_share > 0:
+        if is_measured and bpf_share > 0:
             self._per_bpf = max(self._per_bpf, self._cost_s / (MINUTE_S * bpf_share))
         # A minute recorded in part has a begin and an end of a file, which may cost most.
         once_s = max(0.0, self._cost_s - self._per_bpf * bpf_share * self._seconds)
         expected_s = MINUTE_S * (self._per_bpf * bpf_share + once_s / segment_s)
-        self.recorded_s = self._choose(budget, self._cost_s if was_whole else expected_s)
+        self.recorded_s = self._choose(budget, self._cost_s if is_measured else expected_s)
         if was_whole == self.is_whole:
             return False
         self._unproven = _UNPROVEN if self.is_whole else 0

@@ -90,7 +90,8 @@ class BudgetKeeper:
         if now >= self._minute_s + MINUTE_S:
             self._begin_minute(now, recorder)
         end_s = self._minute_s + self._duty.recorded_s
-        if not self._duty.is_whole and not self.paused and now >= end_s:
+        is_over = not self._duty.is_whole and now >= end_s
+        if not self.paused and (is_over or self._duty.ends_early(self._budget)):
             self.paused, self._recorded_s = True, now - self._minute_s
             self._cost.note_bpf(was_recording=True)
             self._metrics.add("budget_pauses_total")

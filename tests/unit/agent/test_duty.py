@@ -11,6 +11,8 @@ from perf_offcpu.agent.budget.cpu import CpuBudget
 from perf_offcpu.agent.budget.duty import DEEPEST, LEAST_S, MINUTE_S, Duty
 
 HOUR = 60
+LOOK_S = 10.0
+"""Time between two looks at the cost."""
 
 
 def minutes(
@@ -25,12 +27,16 @@ def minutes(
     budget.note(cpu, 0.0)
     budget.begin(0.0)
     for minute in range(4 * HOUR):
-        recorded = min(MINUTE_S, duty.recorded_s)
-        spent = recorded * cost(minute) + delivery
+        before, recorded, is_over = cpu, 0.0, False
+        cpu += delivery
+        for tenth in range(6):
+            length = 0.0 if is_over else min(LOOK_S, max(0.0, duty.recorded_s - tenth * LOOK_S))
+            recorded += length
+            cpu += length * cost(minute)
+            budget.note(cpu, minute * MINUTE_S + (tenth + 1) * LOOK_S)
+            is_over = is_over or duty.ends_early(budget)
         pieces = 0.25 if duty.is_whole else 1.0 if recorded else 0.0
-        delivery = pieces * once
-        cpu += spent
-        budget.note(cpu, (minute + 1) * MINUTE_S)
+        delivery, spent = pieces * once, cpu - before
         duty.adapt(budget, recorded, bpf * cost(minute), 4 * MINUTE_S)
         yield recorded, spent
 
@@ -69,6 +75,15 @@ def test_costly_begins_and_ends_of_files_do_not_keep_it_in_parts() -> None:
     done = list(minutes(lambda minute: 0.05 if minute < HOUR else 0.005, once=0.55))
     assert all(seconds < MINUTE_S for seconds, _ in done[10:HOUR])
     assert all(seconds == MINUTE_S for seconds, _ in done[3 * HOUR :])
+
+
+def test_sudden_load_overdraws_the_budget_by_less_than_a_burst() -> None:
+    """A third of a CPU: a whole minute of it would cost what may be spent in half an hour."""
+    done = list(minutes(lambda minute: 0.3 if minute in (70, 71, 150) else 0.004))
+    burst = 0.01 * 3600 / 12
+    assert all(seconds == MINUTE_S for seconds, _ in done[:70])
+    assert 0 < done[70][0] < MINUTE_S and done[70][1] < 2 * burst + 0.3 * LOOK_S
+    assert all(seconds == MINUTE_S for seconds, _ in [*done[100:150], *done[180:]])
 
 
 def test_nothing_is_left_out_before_the_start_is_over() -> None:
