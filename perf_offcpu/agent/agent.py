@@ -22,7 +22,7 @@ from perf_offcpu.agent.config import DAY_S, AgentConfig
 from perf_offcpu.agent.delivery import Delivery
 from perf_offcpu.agent.endpoint import Endpoint
 from perf_offcpu.agent.host import boot_id
-from perf_offcpu.agent.ledger import Ledger
+from perf_offcpu.agent.ledger import BUDGET, Ledger
 from perf_offcpu.agent.memory import keep_no_free_memory
 from perf_offcpu.agent.notify import Notifier
 from perf_offcpu.agent.recorder import Recorder, is_finished
@@ -42,7 +42,7 @@ UNHURRIED_S: Final = 600.0
 _SOUND_S: Final = 30.0
 """A recorder that ran for so long has started well: the next failure is tried again soon."""
 
-STOPPED, RECORDER, BUDGET, RELOAD = "stopped", "recorder", "budget", "reload"
+STOPPED, RECORDER, RELOAD = "stopped", "recorder", "reload"
 """Causes of gaps, besides those of lost segments."""
 SPOOL_FULL: Final = "spool-full"
 
@@ -68,7 +68,6 @@ class Agent:
         self.metrics = self.ledger.metrics
         self._delivery = Delivery(self.spool, self.ledger, say, self._finished, self._delivered)
         self._complete: set[str] = set()
-        self._last_complete = ""
         self._recorder: Recorder | None = None
         self._backoff, self._next_cause = Backoff(), STOPPED
         self._started_s = self._measured_s = 0.0
@@ -151,7 +150,7 @@ class Agent:
         self._ending = True
 
     def _on_recording(self, _text: str) -> None:
-        self._segment_began_s = time.monotonic()
+        self._segment_began_s = self._segment_began_s or time.monotonic()
         self.metrics.set("recording", 1)
         self._notifier.send(
             f"STATUS=recording, one sample for {self._keeper.period_ns / 1e6:g} ms of waiting"
@@ -160,13 +159,13 @@ class Agent:
     def _on_paused(self, _text: str) -> None:
         self.metrics.set("recording", 0)
         self._notifier.send("STATUS=recording pauses, to keep to --max-cpu")
-        if self._last_complete:
-            self.ledger.pause(self._last_complete, BUDGET)
-            self._save_account()
 
     def _on_complete(self, name: str) -> None:
-        self._last_complete = name
         self._complete.add(name)
+        if self._keeper.paused:  # the next one begins after the pause
+            self._segment_began_s = 0.0
+            self.ledger.pause(name, BUDGET)
+            self._save_account()
         self._delivery.wake()
 
     def _on_says(self, text: str) -> None:
@@ -216,7 +215,7 @@ class Agent:
         self.spool.tidy()  # a recorder that was killed
         run = self.ledger.begin_run(self._next_cause)
         self._save_account()
-        self._next_cause, self._started_s = RECORDER, time.monotonic()
+        self._next_cause, self._started_s, self._segment_began_s = RECORDER, time.monotonic(), 0.0
         self.metrics.set("period_seconds", self._keeper.period_ns / 1e9)
         said = lambda kind, text: self._mail.put((kind, text))  # noqa: E731
         self._recorder = Recorder(self.spool, self.config, self._keeper.period_ns, run, said)

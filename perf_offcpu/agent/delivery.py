@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from perf_offcpu.agent.budget.bucket import Bucket
-from perf_offcpu.agent.ledger import Ledger
+from perf_offcpu.agent.ledger import Ledger, Parts
 from perf_offcpu.agent.segment import read_segment
 from perf_offcpu.agent.sinks import Backoff, DatasetSink, PushSink, Say
 from perf_offcpu.agent.spool import Spool
@@ -109,8 +109,8 @@ class Delivery:
             return
         try:
             profile = self._decoded(name)
-            begin_ns, end_ns = _span(profile)
-            self._write(name, profile)
+            parts = _parts(profile)
+            self._write(name, profile, parts[0][0])
         except (FormatError, UsageError) as problem:
             self._lose(name, DAMAGED, str(problem))
         except _Empty:
@@ -122,7 +122,7 @@ class Delivery:
         except Exception as problem:  # the next segment may work
             self._failed(name, problem)
         else:
-            self._account(name, profile, begin_ns, end_ns)
+            self._account(name, profile, parts)
 
     def _decoded(self, name: str) -> Profile:
         """Return the profile of a recording; the last one is kept for further attempts."""
@@ -137,23 +137,22 @@ class Delivery:
             self._head = name, profile
         return self._head[1]
 
-    def _write(self, name: str, profile: Profile) -> None:
+    def _write(self, name: str, profile: Profile, begin_ns: int) -> None:
         if self.bytes is not None and self.bytes.level < 0:
             self.bytes.spend(0, time.monotonic())
         if self.bytes is not None and self.bytes.level < 0:
             raise _TooMuch
         size = 0
         if self.dataset is not None:
-            begin_ns, _ = _span(profile)
             size = self.dataset.write(profile, self._ledger.missing(name, begin_ns, _utc(profile)))
             self._metrics.add("dataset_bytes_total", size)
         size += sum(sink.keep(name, profile) for sink in self.push)
         if self.bytes is not None:
             self.bytes.spend(size, time.monotonic())
 
-    def _account(self, name: str, profile: Profile, begin_ns: int, end_ns: int) -> None:
+    def _account(self, name: str, profile: Profile, parts: Parts) -> None:
         with self.lock:
-            self._ledger.deliver(name, begin_ns, end_ns, _utc(profile))
+            self._ledger.deliver(name, parts, _utc(profile))
             self._metrics.add("samples_total", len(profile.samples))
             for cause, count in profile.losses.items():
                 if cause.is_loss:
@@ -164,7 +163,7 @@ class Delivery:
         if self._backoff.failures:
             self._say("segments are delivered again")
         self._backoff.worked()
-        self._delivered(len(profile.samples), (end_ns - begin_ns) / 1e9)
+        self._delivered(len(profile.samples), sum(end - begin for begin, end in parts) / 1e9)
 
     def _lose(self, name: str, cause: str, why: str) -> None:
         """Count a recording as lost."""
@@ -211,10 +210,9 @@ def _utc(profile: Profile) -> int:
     return profile.meta.wall_clock_ns - profile.meta.wall_clock_at_ns
 
 
-def _span(profile: Profile) -> tuple[int, int]:
-    """Return (begin, end) of the recorded time, CLOCK_MONOTONIC; raise _Empty if nothing was recorded."""
-    meta = profile.meta
-    begin_ns, end_ns = meta.begin_ns or meta.first_ns, meta.end_ns or meta.last_ns
-    if begin_ns <= 0 or end_ns < begin_ns:
+def _parts(profile: Profile) -> Parts:
+    """Return (begin, end) of each recorded time, CLOCK_MONOTONIC; raise _Empty if nothing was recorded."""
+    parts = profile.meta.recorded
+    if parts[0][0] <= 0 or parts[-1][1] < parts[0][0]:
         raise _Empty
-    return begin_ns, end_ns
+    return parts

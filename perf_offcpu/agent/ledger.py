@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from perf_offcpu.agent.metrics import Metrics
@@ -21,10 +21,15 @@ from perf_offcpu.agent.spool import STATE, Spool, run_of
 
 VERSION: Final = 1
 UNKNOWN: Final = "unknown"
+BUDGET: Final = "budget"
+"""Cause of gaps: the recorder pauses to keep to --max-cpu. It pauses for nothing else."""
 CLOCK_STEP_NS: Final = 100_000_000
 _KEPT_CAUSES: Final = 64
 _AFTER: Final = "~"
 """Behind the name of a recording: after it. Such keys sort between that name and the next."""
+
+
+Parts = Sequence[tuple[int, int]]
 
 
 class Missing(NamedTuple):
@@ -115,27 +120,31 @@ class Ledger:
             ns = begin_ns - self._end_ns if self._same_boot else begin_ns + utc_ns - self._end_utc_ns
             return Missing(ns, self._cause_before(name)) if ns > 0 else None
 
-    def deliver(self, name: str, begin_ns: int, end_ns: int, utc_ns: int) -> None:
-        """Account a delivered segment, and the gap before it.
+    def deliver(self, name: str, parts: Parts, utc_ns: int) -> None:
+        """Account a delivered segment, the gap before it, and its pauses.
 
         Args:
-            begin_ns, end_ns: of CLOCK_MONOTONIC.
+            parts: (begin, end) of each time between pauses, CLOCK_MONOTONIC, at least one.
             utc_ns: UTC minus CLOCK_MONOTONIC; 0 unknown.
         """
         with self._lock:
-            self._account(name, begin_ns, end_ns, utc_ns)
+            self._account(name, parts, utc_ns)
             self.done = max(self.done, name)
             self._causes = {key: value for key, value in self._causes.items() if key > self.done}
             self._clocks = {key: value for key, value in self._clocks.items() if key > self.done}
 
-    def _account(self, name: str, begin_ns: int, end_ns: int, utc_ns: int) -> None:
+    def _account(self, name: str, parts: Parts, utc_ns: int) -> None:
+        begin_ns, end_ns = parts[0][0], parts[-1][1]
+        recorded_ns = sum(end - begin for begin, end in parts)
         if gap := self.missing(name, begin_ns, utc_ns):
             self.metrics.add("gap_seconds_total", gap.ns / 1e9, gap.cause)
         if self._end_ns:
             step_ns = self._end_ns + utc_ns - self._end_utc_ns
             if self._same_boot and abs(step_ns) >= CLOCK_STEP_NS:
                 self.metrics.add("clock_steps_total")
-        self.metrics.add("recorded_seconds_total", (end_ns - begin_ns) / 1e9)
+        if len(parts) > 1:
+            self.metrics.add("gap_seconds_total", (end_ns - begin_ns - recorded_ns) / 1e9, BUDGET)
+        self.metrics.add("recorded_seconds_total", recorded_ns / 1e9)
         self.metrics.add("segments_total")
         self.metrics.set("last_segment_timestamp_seconds", (end_ns + utc_ns) / 1e9)
         self._end_ns, self._end_utc_ns, self._same_boot = end_ns, end_ns + utc_ns, True

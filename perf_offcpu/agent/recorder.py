@@ -107,7 +107,7 @@ class Recorder:
         self._command("snapshot")
 
     def pause(self) -> None:
-        """Ask it to complete its file and to record nothing until `go_on`."""
+        """Ask it to record nothing until `go_on`; if `rotate` follows, it also completes its file."""
         self._command("disable")
 
     def go_on(self) -> None:

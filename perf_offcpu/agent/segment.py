@@ -61,6 +61,8 @@ def completed(recording: Recording, after_ns: int, clock: ClockPair) -> Recordin
     wall_ns, at_ns = clock
     samples = recording.samples
     weights = samples.period[samples.has(SampleFlag.SAMPLED)]
+    begin_ns = meta.begin_ns or after_ns or max(meta.first_ns, 0)
+    end_ns = max(meta.end_ns, meta.last_ns, after_ns, 0)
     known = replace(
         meta,
         hostname=meta.hostname or machine.nodename,
@@ -70,9 +72,23 @@ def completed(recording: Recording, after_ns: int, clock: ClockPair) -> Recordin
         kernel_build_id=meta.kernel_build_id or kernel_build_id().hex(),
         wall_clock_ns=wall_ns,
         wall_clock_at_ns=at_ns,
-        begin_ns=meta.begin_ns or after_ns or max(meta.first_ns, 0),
-        end_ns=meta.end_ns or max(meta.last_ns, after_ns, 0),
+        begin_ns=begin_ns,
+        end_ns=end_ns,
+        parts=_parts(recording, end_ns),
         # The weight of a sample is a multiple of the period, mostly the period itself.
         sampling=meta.sampling or Sampling(period_ns=int(weights.min()) if len(weights) else 0),
     )
     return replace(recording, meta=known)
+
+
+def _parts(recording: Recording, end_ns: int) -> tuple[tuple[int, int], ...]:
+    """Return (begin, end) of each time between pauses, with the last one, which has no account.
+
+    The begin of that is not known: at most that of its first sample.
+    """
+    meta, times = recording.meta, recording.samples.time_ns
+    if not meta.end_ns or end_ns <= meta.end_ns:
+        return meta.parts
+    after = times[times > meta.end_ns]
+    known = meta.parts or ((meta.begin_ns, meta.end_ns),)
+    return (*known, (int(after[0]) if len(after) else end_ns, end_ns))

@@ -11,9 +11,10 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from perf_offcpu.agent.ledger import Missing
+from perf_offcpu.agent.ledger import BUDGET, Missing
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.spool import Spool, message_name
 from perf_offcpu.text import printable
@@ -85,15 +86,17 @@ class DatasetSink:
         """
         from perf_offcpu.dataset.segment import write_segment
 
-        gap = _gap(profile, missing) if missing else None
-        return write_segment(self._dataset, profile, _host(profile, self._labels), gap).bytes
+        gaps = _gaps(profile, missing)
+        return write_segment(self._dataset, profile, _host(profile, self._labels), gaps).bytes
 
 
-def _gap(profile: Profile, missing: Missing) -> Gap:
+def _gaps(profile: Profile, missing: Missing | None) -> list[Gap]:
+    """Return the gap before a segment, and its pauses."""
     from perf_offcpu.dataset.rows import Gap, span_of
 
-    end_ns = span_of(profile).begin_ns
-    return Gap(end_ns - missing.ns, end_ns, missing.cause)
+    span = span_of(profile)
+    before = [Gap(span.begin_ns - missing.ns, span.begin_ns, missing.cause)] if missing else []
+    return before + [Gap(begin[1], end[0], BUDGET) for begin, end in pairwise(span.parts)]
 
 
 def _host(profile: Profile, labels: dict[str, str]) -> Host:

@@ -196,6 +196,7 @@ class Collector:
 
     def track(self) -> None:
         """Let births, deaths, names and maps of all processes flow into the rings."""
+        self.known_kernel.changes += 1  # what came before was not announced
         self._side_rings.owner.enable()
 
     def begin(self, command_pid: int | None) -> None:
@@ -210,7 +211,10 @@ class Collector:
         self.resume()
 
     def resume(self) -> None:
-        """Go on after `end` and another `track`; children of targets, born meanwhile, are recorded."""
+        """Go on after `pause`, or after `end` and another `track`.
+
+        Children of targets, born meanwhile, are recorded.
+        """
         for event in (self.rings.owner, *self._copies):
             event.enable()
         self.span = Span(now_ns(), 0, self.options.least_ns)
@@ -234,8 +238,8 @@ class Collector:
         for group in target.groups:
             maps.add_group(group.id)
 
-    def end(self) -> None:
-        """Stop everything; when this returns, no record is written any more.
+    def pause(self) -> None:
+        """Stop waits and samples; side-band records flow on, so that `resume` can follow.
 
         It waits for programs that run; the rings can be drained meanwhile, in another thread.
         """
@@ -244,17 +248,21 @@ class Collector:
         self.program.disable()
         end_ns = min(now_ns(), self.program.maps.end_ns + LAST_RUN_NS)
         self.span = Span(self.span.begin_ns, end_ns, self.options.least_ns)
-        for event in (self._side_rings.owner, self.rings.owner, *self._copies):
+        for event in (self.rings.owner, *self._copies):
             event.disable()
 
+    def end(self) -> None:
+        """Stop everything; when this returns, no record is written any more. Waits as `pause` does."""
+        self.pause()
+        self._side_rings.owner.disable()
+
     def sleep(self) -> None:
-        """Let the programs take no time, where nothing has to be followed until `wake`: after `end`."""
+        """Let the programs take no time until `wake`: after `pause` or `end`."""
         if self.options.is_steady:
             self.program.detach()
 
     def wake(self) -> None:
-        """End `sleep`, before `track`. What came meanwhile was not announced."""
-        self.known_kernel.changes += 1
+        """End `sleep`, before `resume`."""
         if self.options.is_steady:
             self.program.attach()
 

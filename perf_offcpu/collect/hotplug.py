@@ -38,6 +38,11 @@ class Hotplug:
         self._collector, self._to_pipe, self._say = collector, to_pipe, say
         self._cpus = tuple(collector.rings.owner.fds)
 
+    @property
+    def has_changed(self) -> bool:
+        """Return whether a CPU went or came since the last `follow`."""
+        return online_cpus() != self._cpus
+
     def follow(self, sink: Sink) -> list[int]:
         """Open events on CPUs that came online; return descriptors that become readable when rings fill."""
         before, self._cpus = self._cpus, online_cpus()

@@ -111,12 +111,12 @@ class OutputFile:
     def __init__(self, options: RecordOptions, collector: Collector, path: str, target: Target) -> None:
         self.options, self.collector, self.path = options, collector, path
         self._created_s = time.monotonic()
-        self._begin_ns = self._end_ns = 0
+        self._first_ns = self._begin_ns = self._end_ns = 0
         self._clock_pair = wall_clock_pair()
         data_maps = options.stack_bytes > 0
         known = collector.known_tasks, collector.known_kernel
         self._inventory = Inventory(target, collector.build_ids, data_maps, *known)
-        self._finished = False
+        self._finished = self._paused = False
         self._begun: Counts | None = None
         self._ended: Counts | None = None
         self._disk = None if path == STANDARD_OUTPUT else AtomicFile(path, keep_old=True, reserve=RESERVE)
@@ -182,8 +182,23 @@ class OutputFile:
         self._ended, self._end_ns = counts, end_ns
         later._begun, later._begin_ns = counts, end_ns
 
+    def pause(self, recording: Span) -> None:
+        """Write the account of the time up to a pause: losses and counts since the begin, or the last pause.
+
+        Args:
+            recording: the span that ends with the pause.
+        """
+        self._write_account(recording, {})
+        self._first_ns = self._span(recording).begin_ns
+        self.go_on_after(Counts.of(self.collector))
+        self._begin_ns, self._paused = 0, True
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._paused = False
+
     def go_on_after(self, counts: Counts) -> None:
-        """Begin after a pause: what is in `counts` belongs to earlier files."""
+        """Begin after a pause: what is in `counts` belongs to the time before."""
         self._begun = counts
 
     def finish(self, recording: Span) -> None:
@@ -192,7 +207,8 @@ class OutputFile:
         Args:
             recording: the span of the recording up to now.
         """
-        self._write_account(recording, {})
+        if not self._paused:
+            self._write_account(recording, {})
         self._finished = True
         self._learn_ids()
         self._writer.finish(self._features(recording))
@@ -247,7 +263,7 @@ class OutputFile:
     def _write_account(self, recording: Span, more: Mapping[LossCause, Counter]) -> None:
         """Write what was counted since the file was begun, and what the kernel lost."""
         counts = (self._ended or Counts.of(self.collector)).since(self._begun)
-        counters = counts.counters | self._inventory.losses() | dict(more)
+        counters = counts.counters | self._inventory.take_losses() | dict(more)
         if period := self.options.off_cpu_period_ns:
             counters[losses.SAMPLING_PERIOD] = Counter(1, period)
         event = self.collector.counters_event
@@ -261,7 +277,7 @@ class OutputFile:
     def _features(self, recording: Span) -> dict[int, bytes]:
         """Return the features. SAMPLE_TIME is the time that was recorded: no sample lies outside of it."""
         span = self._span(recording)
-        times = {"first": span.begin_ns, "last": span.end_ns}
+        times = {"first": self._first_ns or span.begin_ns, "last": span.end_ns}
         return self._known_features(self.collector.events) | {
             Feature.BUILD_ID: build_id_body(self._inventory.build_ids(), NATIVE),
             Feature.SAMPLE_TIME: feature_body(Feature.SAMPLE_TIME, NATIVE, **times),

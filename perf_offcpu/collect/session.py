@@ -12,8 +12,9 @@ A failure before the file has its name leaves an older file as it was. A later o
 read: complete, or, if the recorder is killed, as far as it got.
 
 With `--switch-output` a file ends and a new one begins while all of this goes on (`rotation`). With
-`--control` recording pauses and goes on: a file ends as the last one does, and a new one begins as the first,
-with the same programs and rings.
+`--control` recording pauses and goes on, with the same programs and rings. A pause is in the file, which
+takes the side-band records of that time and has an account for each part; if a new file is asked for in a
+pause, the file ends at once, and the new one begins when recording goes on.
 
 Rings fill all the time, so that the recorder must not wait for anything else: what may block in the kernel
 (grace periods, iterators, /proc, names and ends of files) is done in a thread, and rings are emptied
@@ -115,6 +116,8 @@ class Session:
         self.hotplug = Hotplug(collector, options.output == STANDARD_OUTPUT, say)
         self.control = Control(options.control)
         self.paused = self.stopping = False
+        self.between_files = False  # in a pause: the file is complete
+        self._paused_counts = Counts({}, {})
         self.summary = Summary(self.file.shown, ring_bytes=collector.rings.data_bytes)
 
     def run(self, workload: Workload | None, watch: TargetWatch, enders: list[int]) -> Summary:
@@ -131,7 +134,7 @@ class Session:
         finally:
             if self.past:
                 self.past.file.close()
-            if not self.paused:
+            if not self.between_files:
                 self.file.close()
         return self.summary
 
@@ -161,7 +164,10 @@ class Session:
             if not self.paused:
                 if not self.signals.received:
                     self._while_draining(_let_last_thread_leave)
-                self._end_file()
+                self._end_part(self.collector.end)
+                self.file.finish(self.collector.span)
+            elif not self.between_files:
+                self._end_paused_file()
             self._sum_up()
         except RecordingError:
             # Most likely the disk is full: what is in the file is worth an end, if there is room for one.
@@ -205,7 +211,9 @@ class Session:
         while not self.stopping and (command := self.control.next()) is not None:
             if command.name == expected:
                 return True
-            if command.name == "period":
+            if command.name in ("period", "snapshot") and not self.options.rotation:
+                self.say(f"--control: {command.name}: needs a new file, and there is no --switch-output")
+            elif command.name == "period":
                 self._change_period(command.argument)
             self.signals.rotate |= command.name == "snapshot"
             self.stopping = command.name == "stop"
@@ -221,30 +229,67 @@ class Session:
         self.options, self.signals.rotate = replace(self.options, off_cpu_period_ns=period_ns), True
 
     def _pause(self, waiter: Waiter) -> bool:
-        """End the file, and begin another when recording shall go on; return False if it is over."""
-        self._end_file()
-        self.summary.file_bytes += self.file.size
+        """Record no waits until recording shall go on; return False if it is over before."""
+        self._end_part(self.collector.pause)
+        self.file.pause(self.collector.span)
+        self.collector.sleep()
         self.paused = True
-        self.file.close()
-        self.names.forget_oldest()
-        self.say(f"[ perf-offcpu record: dump {self.file.path} ]")
         self.say("Events disabled")
         self.control.acknowledge()
-        counts = Counts.of(self.collector)
-        self.collector.sleep()
         while not waiter.wait(PAUSED_S):
-            if self._obey("enable"):
-                self._go_on(counts)
+            if not self.between_files:
+                self._drain()
+            goes_on = self._obey("enable")
+            if self._is_file_over(goes_on):
+                self._leave_file()
+            if goes_on:
+                self._go_on()
                 return True
             if self.stopping:
                 break
         return False
 
-    def _go_on(self, counts: Counts) -> None:
-        """Begin a file after a pause; `counts` are those up to it."""
+    def _is_file_over(self, goes_on: bool) -> bool:
+        """Return whether the file ends in this pause."""
+        if self.between_files:
+            return False
+        # Processes of a CPU that came meanwhile are not known.
+        asked = self.signals.rotate and self.options.rotation is not None
+        return asked or (goes_on and self.options.rotation is not None and self.hotplug.has_changed)
+
+    def _end_paused_file(self) -> None:
+        self._while_draining(self.collector.end)
+        self._drain()
+        self.file.finish(self.collector.span)
+
+    def _leave_file(self) -> None:
+        """Complete the file in a pause, and follow nothing more until recording goes on."""
+        self._end_paused_file()
+        self.summary.file_bytes += self.file.size
+        self.between_files = True
+        self.file.close()
+        self.names.forget_oldest()
+        self.say(f"[ perf-offcpu record: dump {self.file.path} ]")
+        self._paused_counts = Counts.of(self.collector)
+
+    def _go_on(self) -> None:
+        """Record again after a pause."""
+        if self.between_files:
+            self._begin_next()
+        else:
+            self.file.resume()
+            self.collector.pressure.begin()
+            self.collector.wake()
+            self._while_draining(self.collector.resume)
+        self.paused = False
+        self.say("Events enabled")
+        self.control.acknowledge()
+
+    def _begin_next(self) -> None:
+        """Begin a file after a pause in which the last one ended."""
         self.file = self._open_next()
-        self.paused, self.signals.rotate = False, False
-        self.file.go_on_after(counts)
+        self.between_files, self.signals.rotate = False, False
+        self.file.go_on_after(self._paused_counts)
         self.collector.pressure.begin()
         self.collector.wake()
         self.collector.track()
@@ -253,8 +298,6 @@ class Session:
         self._while_draining(self.collector.resume)
         self._while_draining(self.file.commit)
         self.summary.path, self.summary.files = self.file.shown, self.summary.files + 1
-        self.say("Events enabled")
-        self.control.acknowledge()
 
     def _set_period(self) -> None:
         if period_ns := self.options.off_cpu_period_ns:
@@ -348,9 +391,9 @@ class Session:
             file_bytes=self.file.size,
         )
 
-    def _end_file(self) -> None:
-        """Stop everything, and write the end of the file."""
-        self._while_draining(self.collector.end)
+    def _end_part(self, stop: Callable[[], None]) -> None:
+        """Stop recording, and write what is known of the time up to now, but for the account."""
+        self._while_draining(stop)
         self._drain()
         if self.past:
             self._finish_past(self.past)
@@ -361,7 +404,6 @@ class Session:
         self.objects.finish([self.file], self._drain)
         self.totals.write(self.file, last)
         self.summary.still_blocked = len(last.waiting())
-        self.file.finish(self.collector.span)
 
     def _sum_up(self) -> None:
         summary, collector = self.summary, self.collector
@@ -370,7 +412,7 @@ class Session:
         summary.oncpu_samples, summary.lost_records = collector.oncpu_samples(), collector.lost()
         summary.ring_fullest, stats = collector.rings.fullest, collector.program.run_stats()
         summary.programs = {name: (one.run_cnt, one.run_time_ns) for name, one in stats.items()}
-        summary.file_bytes += 0 if self.paused else self.file.size
+        summary.file_bytes += 0 if self.between_files else self.file.size
         summary.longest = collector.pressure.longest
         if summary.lost_records or summary.events(losses.RING_FULL):
             compressed = bool(self.options.compression_level)

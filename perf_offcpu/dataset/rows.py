@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,10 @@ def host_of(profile: Profile, labels: Mapping[str, str] | None = None) -> Host:
     return Host(name, "", name, *facts, dict(labels or {}))
 
 
+Parts = Sequence[tuple[int, int]]
+"""(begin, end) of each time between pauses."""
+
+
 @frozen
 class Span:
     """The recorded time of a profile, UTC."""
@@ -65,6 +69,7 @@ class Span:
     offset_ns: int  # UTC minus the recording's clock
     begin_ns: int
     end_ns: int
+    parts: Parts  # at least one
 
 
 def span_of(profile: Profile) -> Span:
@@ -85,7 +90,9 @@ def span_of(profile: Profile) -> Span:
     offset = meta.wall_clock_ns - meta.wall_clock_at_ns
     if not begin:  # no record has a time
         begin = end = meta.wall_clock_at_ns
-    return Span(offset, begin + offset, max(begin, end) + offset)
+    end = max(begin, end)
+    parts = [(first + offset, last + offset) for first, last in meta.parts or ((begin, end),)]
+    return Span(offset, begin + offset, end + offset, parts)
 
 
 def sample_columns(profile: Profile, content: Content, host: Host, span: Span) -> dict[str, Any]:
@@ -190,33 +197,34 @@ class Gap:
     cause: str
 
 
-def gap_row(gap: Gap, host: Host) -> dict[str, Any]:
-    """Return the columns of GAPS: one row."""
+def gap_columns(gaps: Sequence[Gap], host: Host) -> dict[str, Any]:
+    """Return the columns of GAPS."""
     return {
-        "begin_ns": _repeated(gap.begin_ns, 1),
-        "end_ns": _repeated(gap.end_ns, 1),
-        "cause": Texts([printable(gap.cause)], np.zeros(1, np.int64)),
-        **_host_columns(host, 1),
+        "begin_ns": np.array([gap.begin_ns for gap in gaps], np.int64),
+        "end_ns": np.array([gap.end_ns for gap in gaps], np.int64),
+        "cause": merged([printable(gap.cause) for gap in gaps], np.arange(len(gaps))),
+        **_host_columns(host, len(gaps)),
     }
 
 
-def host_row(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
-    """Return the columns of HOSTS: one row."""
+def host_columns(profile: Profile, host: Host, offset_ns: int, parts: Parts) -> dict[str, Any]:
+    """Return the columns of HOSTS: a row for each of some times between pauses."""
     import pyarrow as pa
 
+    number = len(parts)
     labels = [(printable(key), printable(value)) for key, value in sorted((host.labels or {}).items())]
     texts = {
-        name: Texts([printable(getattr(host, name))], np.zeros(1, np.int64))
+        name: Texts([printable(getattr(host, name))], np.zeros(number, np.int64))
         for name in ("hostname", "kernel", "arch")
     }
     return texts | {
-        "cpus": np.array([host.cpus], np.int32),
-        "labels": pa.array([labels], pa.map_(pa.string(), pa.string())),
-        "begin_ns": _repeated(span.begin_ns, 1),
-        "end_ns": _repeated(span.end_ns, 1),
-        "clock_offset_ns": _repeated(span.offset_ns, 1),
-        "period_ns": _repeated(profile.meta.sampling.period_ns, 1),
-        **_host_columns(host, 1),
+        "cpus": np.full(number, host.cpus, np.int32),
+        "labels": pa.array([labels] * number, pa.map_(pa.string(), pa.string())),
+        "begin_ns": np.array([begin for begin, _ in parts], np.int64),
+        "end_ns": np.array([end for _, end in parts], np.int64),
+        "clock_offset_ns": _repeated(offset_ns, number),
+        "period_ns": _repeated(profile.meta.sampling.period_ns, number),
+        **_host_columns(host, number),
     }
 
 

@@ -8,7 +8,8 @@ that a writer that is killed at any time leaves samples of whole hours, with the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ from perf_offcpu.dataset.rows import (
     Host,
     Span,
     budget_columns,
-    gap_row,
-    host_row,
+    gap_columns,
+    host_columns,
     loss_columns,
     sample_columns,
     span_of,
@@ -49,12 +50,12 @@ class Segment:
     skipped: int  # files that are part of a compacted file already, and were not written again
 
 
-def write_segment(dataset: Dataset, profile: Profile, host: Host, gap: Gap | None = None) -> Segment:
+def write_segment(dataset: Dataset, profile: Profile, host: Host, gaps: Sequence[Gap] = ()) -> Segment:
     """Write the samples, stacks, frames, budgets and losses of a profile.
 
     Args:
         profile: of one host; all events.
-        gap: the time before it of which the host has no segment; None for none, or if that is not known.
+        gaps: times of the host that are in no segment: before this one, and its pauses.
 
     Raises:
         UsageError: the recording does not say what time it was.
@@ -64,7 +65,7 @@ def write_segment(dataset: Dataset, profile: Profile, host: Host, gap: Gap | Non
     span = span_of(profile)
     name = segment_name(host.host_id, host.boot_id, span.begin_ns, span.end_ns)
     size = files = skipped = 0
-    for table, hour, columns in _parts(profile, host, span, gap):
+    for table, hour, columns in _parts(profile, host, span, gaps):
         folder = f"{table}/{folder_of(hour)}"
         if dataset.is_compacted(folder, name):
             skipped += 1
@@ -76,7 +77,7 @@ def write_segment(dataset: Dataset, profile: Profile, host: Host, gap: Gap | Non
 
 
 def _parts(
-    profile: Profile, host: Host, span: Span, gap: Gap | None
+    profile: Profile, host: Host, span: Span, gaps: Sequence[Gap]
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Return (table, hour, columns) in the order in which they are to be written."""
     content = content_of(profile)
@@ -93,16 +94,19 @@ def _parts(
         if len(stacks["stack_id"]):
             yield "frames", hour, frames
             yield "stacks", hour, stacks
-    first = span.begin_ns // HOUR_NS
-    yield "hosts", first, host_row(profile, host, span)
-    if gap is not None:
-        yield "gaps", gap.end_ns // HOUR_NS, gap_row(gap, host)
+    for hour, parts in groupby(span.parts, lambda part: part[0] // HOUR_NS):
+        yield "hosts", hour, host_columns(profile, host, span.offset_ns, list(parts))
+    yield from _by_hour("gaps", "end_ns", gap_columns(gaps, host))
     if profile.losses:
-        yield "losses", first, loss_columns(profile, host, span)
-    budgets = budget_columns(profile, host, span)
-    hours_of_budgets = budgets["begin_ns"] // HOUR_NS
-    for hour in distinct(hours_of_budgets).tolist():
-        chosen = hours_of_budgets == hour
-        yield "budgets", hour, {key: taken(column, chosen) for key, column in budgets.items()}
+        yield "losses", span.begin_ns // HOUR_NS, loss_columns(profile, host, span)
+    yield from _by_hour("budgets", "begin_ns", budget_columns(profile, host, span))
     for hour, rows in bounds:
         yield "samples", hour, {key: taken(column, rows) for key, column in samples.items()}
+
+
+def _by_hour(table: str, time: str, columns: dict[str, Any]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yield (table, hour, columns) of each hour of a time."""
+    hours = columns[time] // HOUR_NS
+    for hour in distinct(hours).tolist():
+        chosen = hours == hour
+        yield table, hour, {key: taken(column, chosen) for key, column in columns.items()}

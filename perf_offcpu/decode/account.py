@@ -57,6 +57,7 @@ class CollectorAccount:
     # begin_ns, end_ns: CLOCK_MONOTONIC: waits that end in between are in the file
     begin_ns: int = 0
     end_ns: int = 0
+    spans: list[tuple[int, int]] = field(default_factory=list)  # (begin, end) of each sample of counters
     threshold_ns: int = 0  # waits of at least this length are samples of their own
     counted: Losses = field(default_factory=Losses)  # losses by cause
     budgets: list[Budget] = field(default_factory=list)  # of threads, in the order of the file
@@ -102,7 +103,8 @@ class CollectorAccount:
     def _read(self, values: dict[str, Any]) -> None:
         names = ("begin_ns", "end_ns", "threshold_ns")
         begin, end, threshold = (min(values[name], 2**63 - 1) for name in names)
-        # A file may be several put together by other tools: from the first begin to the last end.
+        # There is one for each time between pauses, and a file may be several put together by other tools.
+        self.spans.append((begin, end))
         self.begin_ns = min(begin, self.begin_ns or begin)
         self.end_ns = max(end, self.end_ns)
         self.threshold_ns = max(threshold, self.threshold_ns)
@@ -110,7 +112,23 @@ class CollectorAccount:
             cause = _cause(counter["name"].split(b"\0", 1)[0].decode("utf-8", "surrogateescape"))
             if cause.is_loss:
                 self.counted.add(cause, counter["events"])
-            self.notes[cause.name] = counter["events"], min(counter["ns"], 2**63 - 1)
+            self._note(cause, counter["events"], min(counter["ns"], 2**63 - 1))
+
+    def _note(self, cause: LossCause, events: int, ns: int) -> None:
+        """Add to a counter; the time of some is no sum."""
+        known, known_ns = self.notes.get(cause.name, (0, 0))
+        is_sum = cause not in (losses.SAMPLING_PERIOD, losses.THRESHOLD_RAISED)
+        self.notes[cause.name] = known + events, known_ns + ns if is_sum else max(known_ns, ns)
+
+    def parts(self) -> tuple[tuple[int, int], ...]:
+        """Return (begin, end) of each time between pauses; () if there were no pauses."""
+        found: list[tuple[int, int]] = []
+        for begin, end in sorted(self.spans):
+            if found and begin <= found[-1][1]:
+                found[-1] = found[-1][0], max(found[-1][1], end)
+            else:
+                found.append((begin, end))
+        return tuple(found) if len(found) > 1 else ()
 
 
 def _cause(name: str) -> LossCause:

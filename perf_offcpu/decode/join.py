@@ -193,6 +193,8 @@ def _moved(recording: Recording, delta: int, since: int, clockid: int) -> Record
         wall_clock_at_ns=meta.wall_clock_at_ns + delta if meta.wall_clock_ns else 0,
         **dict(zip(names, times, strict=True)),
     )
+    if meta.parts:
+        meta.parts = tuple((begin + delta, end + delta) for begin, end in meta.parts)
     moved = renumbered(recording, {"time": later, "since": begins}) if delta or since else recording
     return moved.replaced(meta=meta)
 

@@ -230,6 +230,7 @@ def _read_meta(
         wall_clock_at_ns=clock.get("clockid_time", 0),
         begin_ns=account.begin_ns,
         end_ns=account.end_ns,
+        parts=account.parts(),
         sampling=_sampling(account, samples),
         threshold_ns=account.threshold_ns if account.end_ns else -1,
         first_ns=int(timed[0]) if len(timed) else -1,

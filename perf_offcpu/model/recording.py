@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from dataclasses import field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -270,12 +271,18 @@ class Meta:
     last_ns: int = -1
     kernel_build_id: str = ""
     source: str = ""  # the file, as the user named it
+    parts: tuple[tuple[int, int], ...] = ()  # (begin, end) of the times between pauses; () without pauses
     joined: tuple[tuple[int, int], ...] = ()  # (begin, end) of each recording that was joined to this one
 
     @property
     def recorded(self) -> tuple[tuple[int, int], ...]:
-        """Return (begin, end) of the time that was recorded; of several recordings each."""
-        return self.joined or ((self.begin_ns or self.first_ns, self.end_ns or self.last_ns),)
+        """Return (begin, end) of each time that was recorded: between pauses, and of several recordings."""
+        return self.joined or self.parts or ((self.begin_ns or self.first_ns, self.end_ns or self.last_ns),)
+
+    @property
+    def paused_ns(self) -> int:
+        """Time of all pauses."""
+        return sum(later - earlier for (_, earlier), (later, _) in pairwise(self.parts))
 
     @property
     def duration_ns(self) -> int:

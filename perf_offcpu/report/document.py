@@ -32,7 +32,7 @@ def document(summary: Summary) -> dict[str, Any]:
     subject = {"events": list(map(printable, summary.subject)), "offcpu": summary.is_offcpu}
     return {
         "version": VERSION,
-        "recording": recording | fields(meta, "first_ns last_ns"),
+        "recording": recording | fields(meta, "first_ns last_ns paused_ns"),
         "sampling": fields(meta.sampling, _SAMPLING) if meta.sampling else None,
         "events": [fields(row, "name unit samples") | total_fields(row.total) for row in summary.events],
         "subject": subject | {"unit": summary.unit} | total_fields(summary.total),

@@ -242,7 +242,7 @@ def _stacks(subject: Profile, waits: Waits, limit: int | None) -> tuple[list[Sta
     states = sums_by_state(samples, of, weight, len(kept))
     classes = sums_by_label(of, waits.wait_class, lambda one: WaitClass(one).label, weight, len(kept))
     syscalls = sums_by_label(of, waits.syscall, lambda row: waits.syscall_names[row], weight, len(kept))
-    unfinished = samples.has(SampleFlag.STILL_BLOCKED)
+    unfinished = subject.is_still_blocked()
     still_blocked = np.bincount(of[unfinished] + 1, minlength=len(kept) + 1)[1:].tolist()
     paths = tree.paths(node[kept].astype(np.int64))
     rows = []

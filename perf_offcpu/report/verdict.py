@@ -308,7 +308,7 @@ def _still_blocked(
     profile: Profile, waits: Waits, causes: Causes, busy: Bool
 ) -> tuple[int, list[BlockedThread]]:
     samples = profile.samples
-    rows = np.flatnonzero(busy & samples.has(SampleFlag.STILL_BLOCKED))
+    rows = np.flatnonzero(busy & profile.is_still_blocked())
     elsewhere = waits.for_work[rows] | (waits.wait_class[rows] == WaitClass.CHILD)
     order = rows[np.lexsort((-samples.period[rows], elsewhere))]
     before, names = samples.has(SampleFlag.BEGAN_BEFORE), _named_objects(profile)

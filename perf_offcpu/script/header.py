@@ -33,8 +33,8 @@ def header_lines(profile: Profile) -> Iterator[str]:
         yield _fact("event", f"name = {event.name}" + (f", unit = {event.unit}" if event.unit else ""))
     if meta.threshold_ns >= 0:
         yield _fact("off-cpu threshold", f"{meta.threshold_ns} ns")
-    if 0 < meta.begin_ns < meta.end_ns:
-        begin, end = (f"{ns // 10**9}.{ns % 10**9:09}" for ns in (meta.begin_ns, meta.end_ns))
+    for part in meta.recorded if 0 < meta.begin_ns < meta.end_ns else ():
+        begin, end = (f"{ns // 10**9}.{ns % 10**9:09}" for ns in part)
         yield _fact("recorded", f"from {begin} to {end}")
     yield from (_RULE, "#")
 

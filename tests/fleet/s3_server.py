@@ -71,8 +71,10 @@ def profile_of(second: int) -> Profile:
 
 def fill(dataset: Dataset) -> None:
     for second in range(5):
-        gap = Gap((HOUR * HOUR_NS) - 10**9, HOUR * HOUR_NS, "stopped") if not second else None
-        write_segment(dataset, profile_of(second), Host(f"web{second % 2}", hostname=f"web{second % 2}"), gap)
+        gaps = [] if second else [Gap((HOUR * HOUR_NS) - 10**9, HOUR * HOUR_NS, "stopped")]
+        write_segment(
+            dataset, profile_of(second), Host(f"web{second % 2}", hostname=f"web{second % 2}"), gaps
+        )
 
 
 def content(dataset: Dataset) -> dict[str, Counter[str]]:

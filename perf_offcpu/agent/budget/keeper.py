@@ -13,6 +13,7 @@ from collections.abc import Callable
 from perf_offcpu.agent.budget.cost import Cost
 from perf_offcpu.agent.budget.cpu import CpuBudget
 from perf_offcpu.agent.budget.duty import MINUTE_S, Duty
+from perf_offcpu.agent.budget.pauses import Pauses
 from perf_offcpu.agent.budget.period import Period
 from perf_offcpu.agent.budget.segment_length import SegmentLength
 from perf_offcpu.agent.config import AgentConfig
@@ -25,17 +26,19 @@ class BudgetKeeper:
 
     Args:
         say: is called with sentences for the journal.
-
-    Attributes:
-        paused: recording is off until the next minute.
     """
 
     def __init__(self, config: AgentConfig, metrics: Metrics, say: Callable[[str], None]) -> None:
-        self.paused = False
+        self._pauses = Pauses()
         self._config, self._metrics, self._say = config, metrics, say
         self._cost, self._budget = Cost(), CpuBudget(config.max_cpu)
         self._period, self._length = Period(config.period_ns), SegmentLength(config.segment_s)
         self._duty, self._minute_s, self._recorded_s = Duty(), time.monotonic(), 0.0
+
+    @property
+    def paused(self) -> bool:
+        """Return whether recording is off until the next minute."""
+        return self._pauses.paused
 
     @property
     def period_ns(self) -> int:
@@ -92,11 +95,8 @@ class BudgetKeeper:
         end_s = self._minute_s + self._duty.recorded_s
         is_over = not self._duty.is_whole and now >= end_s
         if not self.paused and (is_over or self._duty.ends_early(self._budget)):
-            self.paused, self._recorded_s = True, now - self._minute_s
-            self._cost.note_bpf(was_recording=True)
-            self._metrics.add("budget_pauses_total")
-            if recorder is not None:
-                recorder.pause()
+            self._recorded_s = now - self._minute_s
+            self._begin_pause(now, recorder)
         return self._minute_s + MINUTE_S if self.paused or self._duty.is_whole else end_s
 
     def _begin_minute(self, now: float, recorder: Recorder | None) -> None:
@@ -106,8 +106,27 @@ class BudgetKeeper:
             how = "recording goes on" if self._duty.is_whole else "a part of each minute is recorded"
             self._say(f"--max-cpu {self._config.max_cpu:.3%}: {how}")
         self._metrics.set("recorded_part", min(1.0, self._duty.recorded_s / MINUTE_S))
-        if self.paused and self._duty.recorded_s:
-            self.paused = False
+        if self.paused:
+            self._end_pause(now, recorder)
+
+    def _begin_pause(self, now: float, recorder: Recorder | None) -> None:
+        self._cost.note_bpf(was_recording=True)
+        self._metrics.add("budget_pauses_total")
+        self._pauses.begin(now, recorder.cpu_s() if recorder else 0.0, self._duty.recorded_s > 0)
+        if recorder is not None:
+            recorder.pause()
+            if not self._pauses.following:
+                recorder.rotate()
+
+    def _end_pause(self, now: float, recorder: Recorder | None) -> None:
+        """Go on, unless nothing of the next minute is recorded, either."""
+        self._pauses.look(now, recorder.cpu_s() if recorder else 0.0)
+        if self._duty.recorded_s:
+            self._pauses.paused = False
             self._cost.note_bpf(was_recording=False)
             if recorder is not None:
                 recorder.go_on()
+        elif self._pauses.following:
+            self._pauses.following = False
+            if recorder is not None:
+                recorder.rotate()

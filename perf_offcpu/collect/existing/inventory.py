@@ -56,9 +56,11 @@ class Inventory:
             yield from joined(records, PIECE)
         yield frame_record(RecordType.FINISHED_INIT, 0, b"", NATIVE)
 
-    def losses(self) -> dict[LossCause, Counter]:
-        """Return what the scan left out, after `records`."""
-        return {cause: Counter(count) for cause, count in self._tasks.skipped.items()}
+    def take_losses(self) -> dict[LossCause, Counter]:
+        """Return what the scan left out since the last call, after `records`."""
+        skipped = {cause: Counter(count) for cause, count in self._tasks.skipped.items()}
+        self._tasks.skipped.clear()
+        return skipped
 
     def build_ids(self) -> list[BuildId]:
         """Return build-ids of the kernel, its modules (after `records`) and all files mapped so far."""

@@ -78,7 +78,7 @@ _RECORDING = """
 --buildid-cache: copy the files with recorded addresses to ~/.debug (or $PERF_BUILDID_DIR), in case programs
   are removed or replaced
 --control FDS: take commands (enable, disable, snapshot, period MS, stop, ping) from an open descriptor,
-  fd:CTL, and acknowledge them, fd:CTL,ACK; with --switch-output
+  fd:CTL, and acknowledge them, fd:CTL,ACK
 --until-exit PID: stop when this process ends, whatever is recorded
 --ready-fd FD: write READY to this open descriptor when recording has begun, and close it
 -r, --realtime PRIO: run the recorder as SCHED_FIFO

@@ -100,7 +100,7 @@ def test_a_recording_without_clocks_has_the_same_name_each_time(place: Place) ->
     place.renew()
     assert place.ledger.clock_of(FIRST, (2001, 1000)) == (1000, 5)
     assert place.ledger.clock_of(SECOND, (2001, 1000)) == (2001, 1000)
-    place.ledger.deliver(FIRST, 5, 6, 995)
+    place.ledger.deliver(FIRST, [(5, 6)], 995)
     place.ledger.save()
     place.renew()
     assert place.ledger.clock_of(FIRST, (3001, 2000)) == (3001, 2000), "it is forgotten once it is accounted"
@@ -110,7 +110,7 @@ def test_a_recording_without_clocks_has_the_same_name_each_time(place: Place) ->
 def test_a_pause_is_the_cause_of_the_gap_after_it_in_the_same_run(place: Place) -> None:
     ledger, other_run = place.ledger, "00000002.data.2026112214020000"
     ledger.begin_run("stopped")
-    ledger.deliver(FIRST, 10, 20, 1000)
+    ledger.deliver(FIRST, [(10, 20)], 1000)
     assert ledger.end_before(SECOND) == 20 and ledger.missing(SECOND, 20, 1000) is None
     ledger.pause(FIRST, "budget")
     assert ledger.end_before(SECOND) == 0, "the file does not begin where the one before ends"
@@ -120,9 +120,19 @@ def test_a_pause_is_the_cause_of_the_gap_after_it_in_the_same_run(place: Place) 
     assert place.ledger.missing(SECOND, 50, 1000) == (30, "budget")
     place.ledger.begin_run("recorder")
     assert place.ledger.missing(other_run, 60, 1000) == (40, "recorder")
-    place.ledger.deliver(SECOND, 50, 60, 1000)
+    place.ledger.deliver(SECOND, [(50, 60)], 1000)
     assert place.value("gap_seconds_total", "budget") == 30e-9
     assert place.ledger.missing("00000001.data.2026112214020000", 61, 1000) == (1, "unknown")
+
+
+def test_pauses_within_a_segment_are_gaps(place: Place) -> None:
+    ledger, second = place.ledger, 10**9
+    ledger.begin_run("stopped")
+    parts = [(10 * second, 40 * second), (70 * second, 90 * second), (95 * second, 100 * second)]
+    ledger.deliver(FIRST, parts, 0)
+    assert place.value("gap_seconds_total", "budget") == 35
+    assert place.value("recorded_seconds_total") == 55
+    assert ledger.missing(SECOND, 100 * second, 0) is None
 
 
 def test_agent_killed_anywhere_delivers_nothing_twice(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,22 +240,22 @@ def test_bytes_that_are_spent_lose_segments(place: Place) -> None:
 def test_gaps_have_the_cause_that_was_noted(place: Place) -> None:
     ledger, second = place.ledger, 10**9
     ledger.begin_run("stopped")
-    ledger.deliver(f"{1:08}.data.{1:016}", 100 * second, 160 * second, 7 * second)
-    ledger.deliver(f"{1:08}.data.{2:016}", 160 * second, 220 * second, 7 * second)
+    ledger.deliver(f"{1:08}.data.{1:016}", [(100 * second, 160 * second)], 7 * second)
+    ledger.deliver(f"{1:08}.data.{2:016}", [(160 * second, 220 * second)], 7 * second)
     ledger.drop(f"{1:08}.data.{3:016}", "spool-full")
-    ledger.deliver(f"{1:08}.data.{4:016}", 280 * second, 340 * second, 7 * second)
+    ledger.deliver(f"{1:08}.data.{4:016}", [(280 * second, 340 * second)], 7 * second)
     ledger.begin_run("budget")
-    ledger.deliver(f"{2:08}.data.{1:016}", 400 * second, 460 * second, 7 * second)
+    ledger.deliver(f"{2:08}.data.{1:016}", [(400 * second, 460 * second)], 7 * second)
     ledger.save()
     again = Ledger(place.spool, "boot")
     again.begin_run("stopped")
-    again.deliver(f"{3:08}.data.{1:016}", 461 * second, 470 * second, 7 * second)
+    again.deliver(f"{3:08}.data.{1:016}", [(461 * second, 470 * second)], 7 * second)
     again.save()
     other = Ledger(place.spool, "next boot")
     assert not other.is_of_this_boot(f"{3:08}.data.{2:016}")
     other.begin_run("stopped")
     assert other.is_of_this_boot(f"{4:08}.data.{1:016}")
-    other.deliver(f"{4:08}.data.{1:016}", 5 * second, 15 * second, 500 * second)
+    other.deliver(f"{4:08}.data.{1:016}", [(5 * second, 15 * second)], 500 * second)
     gaps = {cause: other.metrics.value("gap_seconds_total", cause) for cause in ("spool-full", "budget")}
     assert gaps == {"spool-full": 60, "budget": 60}
     assert other.metrics.value("gap_seconds_total", "stopped") == 1 + (5 + 500 - 470 - 7)
@@ -258,7 +268,7 @@ def test_step_of_the_wall_clock_is_counted_and_lengths_stay(place: Place) -> Non
     for number, offset in enumerate((0, 0, 5, 5, -3600)):
         begin = (number + 1) * 60 * second
         place.ledger.deliver(
-            f"{1:08}.data.{number:016}", begin, begin + 60 * second, (10**6 + offset) * second
+            f"{1:08}.data.{number:016}", [(begin, begin + 60 * second)], (10**6 + offset) * second
         )
     assert place.value("clock_steps_total") == 2
     assert place.value("recorded_seconds_total") == 300
@@ -304,7 +314,7 @@ def test_threads_of_an_agent_share_the_account(place: Place) -> None:
     thread = threading.Thread(target=begin)
     thread.start()
     for number in range(300):
-        place.ledger.deliver(f"{0:08}.data.{number:016}", number + 1, number + 2, 0)
+        place.ledger.deliver(f"{0:08}.data.{number:016}", [(number + 1, number + 2)], 0)
     thread.join()
     state: dict[str, Any] = place.ledger._causes
     assert len(state) == 64 and max(state) == f"{300:08}"

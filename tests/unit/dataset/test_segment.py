@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from builders.profile import ProfileBuilder
 
 from perf_offcpu.dataset.content import content_of
 from perf_offcpu.dataset.dataset import Dataset, open_dataset
-from perf_offcpu.dataset.rows import Gap, host_of
+from perf_offcpu.dataset.rows import Gap, host_of, span_of
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.segment import write_segment
 from perf_offcpu.errors import UsageError
@@ -77,11 +78,22 @@ def test_every_stack_is_there_with_its_frames(profile: Profile, tmp_path: Path) 
 def test_the_time_before_a_segment_is_told_with_its_cause(profile: Profile, tmp_path: Path) -> None:
     dataset = open_dataset(str(tmp_path / "set"), make=True)
     for _ in range(2):
-        write_segment(dataset, profile, host_of(profile), Gap(5, 3600 * 10**9, "budget\n"))
+        write_segment(dataset, profile, host_of(profile), [Gap(5, 3600 * 10**9, "budget\n")])
     (row,) = rows(dataset, "gaps")
     expected = {"begin_ns": 5, "end_ns": 3600 * 10**9, "cause": "budget\\n", "boot_id": ""}
     assert row == expected | {"host_id": profile.meta.hostname}
     assert "hour=01" in dataset.files("gaps")[0]
+
+
+def test_each_time_between_pauses_is_a_row_of_hosts(profile: Profile, tmp_path: Path) -> None:
+    dataset, meta = open_dataset(str(tmp_path / "set"), make=True), profile.meta
+    begin, end, hour = span_of(profile).begin_ns, span_of(profile).end_ns, 3600 * 10**9
+    shift = begin - (meta.begin_ns or max(meta.first_ns, 0))
+    times = [(begin, begin + 7), (begin + 9, begin + 9 + hour), (begin + 2 * hour, end + 3 * hour)]
+    paused = replace(meta, parts=tuple((first - shift, last - shift) for first, last in times))
+    write_segment(dataset, replace(profile, meta=paused), host_of(profile))
+    assert [(row["begin_ns"], row["end_ns"]) for row in rows(dataset, "hosts")] == times
+    assert len(dataset.files("hosts")) == 2
 
 
 def _by_time(profile: Profile) -> list[list[str]]:

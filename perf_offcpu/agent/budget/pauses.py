@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choose what a recorder does in a pause: it goes on to follow processes, or follows nothing.
+
+A recorder that follows processes keeps its file open. Otherwise a file ends with the pause and another begins
+after it, which has to be described, read and symbolized anew: about half a second of CPU time. Where programs
+start all the time, to follow them costs more.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+COSTLY_S: Final = 0.5
+"""CPU time of a recorder in a pause from which on a file for each part of a minute is cheaper."""
+_FOR_S: Final = 600.0
+"""Time after which following is tried again."""
+
+
+class Pauses:
+    """The pauses of a recorder.
+
+    Attributes:
+        paused: recording is off until the next minute.
+        following: the recorder follows processes meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.paused = self.following = False
+        self._cpu_s, self._costly_until_s = 0.0, 0.0
+
+    def begin(self, now_s: float, cpu_s: float, is_short: bool) -> None:
+        """Begin a pause.
+
+        Args:
+            cpu_s: CPU time of the recorder up to now.
+            is_short: it lasts a part of a minute.
+        """
+        self.paused, self.following = True, is_short and now_s >= self._costly_until_s
+        self._cpu_s = cpu_s
+
+    def look(self, now_s: float, cpu_s: float) -> None:
+        """Note at the end of a minute what the recorder took to follow processes; arguments as of `begin`."""
+        if self.following and cpu_s - self._cpu_s > COSTLY_S:
+            self._costly_until_s = now_s + _FOR_S
+        self._cpu_s = cpu_s
