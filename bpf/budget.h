@@ -31,7 +31,7 @@ static __always_inline void begin_budget(const struct offcpu_control *ctl,
 
 	if (storage->since_ns >= ctl->begin_ns)
 		return;
-	/* What was noted before is over: recording may have been disabled meanwhile. */
+	/* What was noted before recording began, or went on after a pause, is over. */
 	if (storage->wakeup_ns < ctl->begin_ns)
 		storage->wakeup_ns = 0;
 #if OFFCPU_LOCK_OWNERS

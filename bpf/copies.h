@@ -156,7 +156,7 @@ static __always_inline u64 hash_words(const struct offcpu_layout *at, const u64 
 }
 
 /*
- * Hash so many bytes from the stack pointer on, or up to where the mapping ends, as the copy does;
+ * Hash `bytes` bytes from the stack pointer on, or up to the end of the mapping, as the copy does;
  * 0 if none can be read. A piece ends at a multiple of its size, so that it lies in one page.
  */
 static __always_inline u64 hash_bytes(const struct offcpu_control *ctl,

@@ -31,8 +31,8 @@ static __always_inline bool is_kernel_thread(struct task_struct *task)
 }
 
 /*
- * Whether a task is on its way out. It may have been killed in a system call, whose arguments it
- * does not wait for any more, and its descriptors are closed.
+ * Whether a task is exiting. It may have been killed in a system call: it no longer waits for the
+ * arguments of that, and its descriptors are closed.
  */
 static __always_inline bool is_exiting(struct task_struct *task)
 {

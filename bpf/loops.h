@@ -15,9 +15,9 @@
  *
  * Older kernels follow all rounds up to BOUND.
  *
- * Code after branches is followed once more for each value that is known from them, such as a mode.
- * unknown() makes one of these paths. (A visit may cost a millisecond: to follow a pointer from a
- * task, kernels up to 6.18 compare the names of all types.)
+ * Code after branches is followed once more for each value that they leave known, such as a mode.
+ * unknown() joins these paths. (One instruction can cost a millisecond: where it follows a pointer
+ * from a task, kernels up to 6.18 compare the names of all types.)
  */
 #ifndef OFFCPU_LOOPS_H
 #define OFFCPU_LOOPS_H

@@ -61,7 +61,7 @@ struct offcpu_waker_stack {
 /* Task storage. Unless control.everybody is set, a task is recorded if it has one. */
 struct offcpu_task {
 	u64 since_ns;			/* when the present mode began */
-	u64 wakeup_ns;			/* wake-up of the present wait, 0 none yet */
+	u64 wakeup_ns;			/* wake-up of the present wait, WOKEN, or 0 for none yet */
 	u32 waker_pid;			/* or OFFCPU_NO_ID */
 	u32 waker_tid;
 	u32 mode;			/* enum offcpu_mode */
@@ -71,7 +71,7 @@ struct offcpu_task {
 	u64 scratch;			/* see via_memory() */
 #if OFFCPU_SAMPLING
 	u64 accumulated;		/* waiting that no sample stands for yet: see sampling.h */
-	u64 clock;			/* of the run queue when the present mode began */
+	u64 clock;			/* of the run queue, at the switch-out or when found */
 	u64 queued_ns;			/* the kernel's run-queue delay of the task by then */
 #endif
 #if OFFCPU_LOCK_OWNERS

@@ -3,8 +3,8 @@
  * Record where threads wait: every wait of the chosen tasks, from switch-out to switch-in.
  *
  * At switch-out (tp_btf/sched_switch) only the time and the state are noted, at a wake-up
- * (tp_btf/sched_waking) its time and the waker. The costly work is done when the wait has ended,
- * by its length:
+ * (tp_btf/sched_waking) the waker and, but for sampling.h, the time. The costly work is done when
+ * the wait has ended, by its length:
  *
  *	wait >= threshold	one raw sample (perf_offcpu/abi/offcpu.py) with both stacks
  *	shorter			added to a sum per thread, state, system call, cgroup and user
@@ -22,8 +22,9 @@
  * With OFFCPU_SAMPLING few waits are sent: they all end in sched_switch, and the program at the end
  * of __schedule() returns at once for those that are no samples.
  *
- * The kernel stack is walked there, for samples only: it costs more than all the rest. (Where most
- * waits become samples it is walked in sched_switch, where it is shorter.) The user stack is walked
+ * The kernel stack is walked at the end of a wait, for samples only: it costs more than all the
+ * rest. (Where most waits become samples, that is in sched_switch, where the stack is shorter.) The
+ * user stack is walked
  * once in a wait: at switch-out if every wait needs it, for sums by stack, or if the sleeper's
  * memory cannot be reached later; its top is still in the caches then. Otherwise at the end of the
  * wait, for samples only.
@@ -278,8 +279,6 @@ static __always_inline struct offcpu_task *end_time(const struct offcpu_control 
 		count(OFFCPU_UNSAMPLED, length);
 		return NULL;
 	}
-#endif
-#if OFFCPU_SAMPLING
 	if (wakeup)
 		wakeup = now - times->runq;
 #endif

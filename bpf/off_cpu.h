@@ -110,7 +110,7 @@ struct offcpu_control {
 	u64 epoch;			/* increases with each output file: see callers.h */
 	u64 max_rate;			/* samples in a window of the rate, 0 unlimited */
 	u64 hash_key;			/* random, of hashes of user stacks: see seed_of() */
-	u64 zero;			/* 0, which only the verifier does not know: see loops.h */
+	u64 zero;			/* always 0, unknown to the verifier: see loops.h */
 	u32 states;			/* which modes are waits: bits by enum offcpu_mode */
 	u32 copy_bytes;			/* size of copies of stacks, 0 none */
 	u8 everybody;			/* all tasks are targets */

@@ -7,9 +7,9 @@
  * next one. So the expected weight of any set of waits is their time, however short they are, and a
  * wait of at least a period is always a sample. Waits without a sample cost no stack and no map.
  *
- * Wake-ups are noted without their time: reading the clock costs as much as all else there. The
- * kernel itself notes how long a task waits for a CPU (CONFIG_SCHED_INFO), by the clock of its run
- * queue; the wake-up was so long before the end of the wait.
+ * Wake-ups are noted without their time: reading the clock would cost as much as all the rest of a
+ * wake-up. The kernel itself measures how long a task waits for a CPU (CONFIG_SCHED_INFO), by the
+ * clock of its run queue; the time of the wake-up is the end of the wait minus this delay.
  */
 #ifndef OFFCPU_SAMPLING_H
 #define OFFCPU_SAMPLING_H
@@ -17,7 +17,7 @@
 #include "targets.h"
 
 #if OFFCPU_SAMPLING
-#define WOKEN 1				/* for storage->wakeup_ns: woken since the wait began */
+#define WOKEN 1				/* in storage->wakeup_ns: woken, at a time not noted */
 
 /* The clock of the run queue that a task is on: sched_clock() when the kernel last looked. */
 static __always_inline u64 queue_clock(struct task_struct *task)
@@ -43,6 +43,7 @@ static __always_inline u64 queued_for(const struct offcpu_task *storage, struct 
 	return clock > since ? ns + clock - since : ns;
 }
 
+/* Note, as a wait begins, what queued_for() and woken_at() count from. */
 static __always_inline void note_clock(struct offcpu_task *storage, struct task_struct *task)
 {
 	storage->clock = queue_clock(task);
