@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser.webdriver import KEYS, Browser
+from browser.webdriver import KEYS, Browser, text
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 
@@ -54,10 +54,6 @@ def boxes(browser: Browser) -> dict[str, dict[str, Any]]:
 
 def middle(box: dict[str, Any]) -> tuple[float, float]:
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-
-
-def text(browser: Browser, id_: str) -> str:
-    return str(browser.run("return document.getElementById(arguments[0]).textContent", id_))
 
 
 def colour_at(browser: Browser, box: dict[str, Any], part: float) -> list[int]:

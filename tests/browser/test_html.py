@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser.webdriver import KEYS, Browser
+from browser.webdriver import KEYS, Browser, text
 from builders.large import large_profile
 from builders.profile import ProfileBuilder, kernel
 from builders.program import run
@@ -81,10 +81,6 @@ def threads(number: int = 3) -> Profile:
     builder.sample("t0", ["main", kernel("futex_wait")], 3 * MS, tid=101, pid=100, count=50,
                    flags=SampleFlag.AGGREGATED, time_ns=10**9 + 200 * MS)  # fmt: skip
     return builder.build()
-
-
-def text(browser: Browser, id_: str) -> str:
-    return str(browser.run("return document.getElementById(arguments[0]).textContent", id_))
 
 
 def press(browser: Browser, selector: str) -> None:

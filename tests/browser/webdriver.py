@@ -157,3 +157,8 @@ class Browser:
     def screenshot(self, path: Path) -> None:
         """Write a picture of the page."""
         path.write_bytes(base64.b64decode(self.picture()))
+
+
+def text(browser: Browser, id_: str) -> str:
+    """Return the text of an element."""
+    return str(browser.run("return document.getElementById(arguments[0]).textContent", id_))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets made by hand, row by row, for tests of everything that reads one."""
+"""Datasets made by hand, row by row, for tests of everything that reads one; the rows of any dataset."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from perf_offcpu.dataset.dataset import Dataset
 from perf_offcpu.dataset.schema import TABLES, VERSION
 
 HOUR = 3600 * 10**9
@@ -26,6 +27,15 @@ _TIMES = {
     "losses": "begin_ns",
     "gaps": "end_ns",
 }
+
+
+def rows_of(dataset: Dataset, table: str) -> list[dict[str, Any]]:
+    """Return the rows of a table of any store, file by file."""
+    found: list[dict[str, Any]] = []
+    for path in dataset.files(table):
+        with dataset.store.reader(path.removeprefix(f"{dataset.url}/")) as file:
+            found += pq.ParquetFile(file).read().to_pylist()
+    return found
 
 
 @dataclass

@@ -18,7 +18,7 @@ from builders.program import PATIENCE
 
 from perf_offcpu import losses
 from perf_offcpu.losses import LossCause
-from perf_offcpu.model.recording import Recording, SampleFlag
+from perf_offcpu.model.recording import Budget, Recording, SampleFlag
 
 PROGRAM = [*program.PROGRAM, "record"]
 INTERRUPTIBLE = ["env", "--default-signal=INT"]
@@ -124,6 +124,11 @@ def off_cpu(recording: Recording) -> np.ndarray:
 def event(recording: Recording, name: str) -> np.ndarray:
     rows = [row for row, evsel in enumerate(recording.evsels) if evsel.name == name]
     return np.isin(recording.samples.evsel, rows)
+
+
+def budget_of(recording: Recording, tid: int) -> Budget:
+    """Return the rows of the budget of a thread."""
+    return recording.budget.take(np.flatnonzero(recording.budget.tid == tid))
 
 
 @dataclass(frozen=True)

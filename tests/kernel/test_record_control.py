@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import PATIENCE
-from kernel.recorder import MS, PROGRAM, bpf_programs_of, lost, run
+from kernel.recorder import MS, PROGRAM, bpf_programs_of, budget_of, lost, run
 
 from perf_offcpu import losses
 from perf_offcpu.agent.segment import read_segment
@@ -103,17 +103,9 @@ def files(directory: Path) -> list[Recording]:
     return found
 
 
-def of_thread(recording: Recording, tid: int) -> Budget:
-    return recording.budget.take(np.flatnonzero(recording.budget.tid == tid))
-
-
 def known_ns(budget: Budget) -> int:
     names = [name for name in vars(budget) if name.endswith("_ns") and name not in ("begin_ns", "end_ns")]
     return sum(int(getattr(budget, name).sum()) for name in names)
-
-
-def span(recording: Recording) -> int:
-    return recording.meta.end_ns - recording.meta.begin_ns
 
 
 OPTIONS = pytest.mark.parametrize("options", [(), ("--off-cpu-period", "20")], ids=["threshold", "sampled"])
@@ -129,7 +121,7 @@ def check_part(recording: Recording, begin_ns: int, end_ns: int, told: tuple[int
     length_ns = end_ns - begin_ns
     samples = recording.samples.take(np.flatnonzero(is_within(recording.samples, begin_ns, end_ns)))
     for tid in told:
-        budget = of_thread(recording, tid)
+        budget = budget_of(recording, tid)
         budget = budget.take(np.flatnonzero((budget.begin_ns >= begin_ns) & (budget.end_ns <= end_ns)))
         assert len(budget) == 1
         length = int(budget.end_ns[0] - budget.begin_ns[0])
@@ -268,7 +260,7 @@ def test_period_changes_with_a_new_file_and_nothing_is_between_them(tmp_path: Pa
         True,
         False,
     ]
-    told = [(int(one.begin_ns[0]), int(one.end_ns[0])) for one in (of_thread(each, stuck) for each in found)]
+    told = [(int(one.begin_ns[0]), int(one.end_ns[0])) for one in (budget_of(each, stuck) for each in found)]
     assert [before[1] == after[0] for before, after in pairwise(told)] == [True, True, False]
     for recording, period in zip(found, (2 * MS, 7 * MS, MS // 2, 3 * MS), strict=True):
         drawn = recording.samples.period[recording.samples.has(SampleFlag.SAMPLED)]
@@ -288,8 +280,8 @@ def test_end_while_paused_is_the_end_of_the_last_file(tmp_path: Path) -> None:
 
 def test_bad_descriptors_are_refused(tmp_path: Path) -> None:
     for options, words in (
-        (["--control=fd:99", "--switch-output"], "descriptor 99 is not open"),
-        (["--control=3", "--switch-output"], "not fd:CTL"),
+        (["--control=fd:99"], "descriptor 99 is not open"),
+        (["--control=3"], "not fd:CTL"),
     ):
         done = run(*options, "--", "true", cwd=tmp_path)
         assert done.status == 129 and words in done.stderr

@@ -16,12 +16,12 @@ import pytest
 from builders.stock_perf import REPORT
 from builders.terminal import on_terminal
 from conftest import PATIENCE
-from kernel.recorder import MS, PROGRAM, event, lost, off_cpu, perf, recording_tasks, run, until
+from kernel.recorder import MS, PROGRAM, budget_of, event, lost, off_cpu, perf, recording_tasks, run, until
 
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.decode.join import join_by_host
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.model.recording import Budget, Recording, SampleFlag, Samples
+from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.perfdata.reader import PerfDataReader
 
 pytestmark = pytest.mark.beside
@@ -183,10 +183,6 @@ def still_blocked(recording: Recording, tid: int) -> Samples:
     return recording.samples.take(np.flatnonzero((recording.samples.tid == tid) & (flags != 0)))
 
 
-def of_thread(recording: Recording, tid: int) -> Budget:
-    return recording.budget.take(np.flatnonzero(recording.budget.tid == tid))
-
-
 @pytest.mark.alone
 def test_each_file_tells_who_is_stuck_and_where_time_went(tmp_path: Path) -> None:
     """Joined they are one recording again, in which each wait counts once."""
@@ -198,9 +194,9 @@ def test_each_file_tells_who_is_stuck_and_where_time_went(tmp_path: Path) -> Non
     blocked_ns, command_ns = 0, 0
     for path in files[:-1]:
         recording = load_recording(path)
-        of_command = of_thread(recording, pid)
+        of_command = budget_of(recording, pid)
         command_ns += int((of_command.end_ns - of_command.begin_ns).sum())
-        waits, budget = still_blocked(recording, tid), of_thread(recording, tid)
+        waits, budget = still_blocked(recording, tid), budget_of(recording, tid)
         if not budget.interruptible_ns.sum():
             continue  # on a slow machine it may not be born yet, or not wait yet
         blocked_ns += int(budget.interruptible_ns.sum())
@@ -212,11 +208,11 @@ def test_each_file_tells_who_is_stuck_and_where_time_went(tmp_path: Path) -> Non
         assert 0 <= int(of_command.end_ns[0]) - recording.meta.end_ns < 20 * MS * PATIENCE
     assert blocked_ns > 0
     (host,) = join_by_host([load_recording(path) for path in files])
-    joined, last = host.recording, of_thread(load_recording(files[-1]), pid)
+    joined, last = host.recording, budget_of(load_recording(files[-1]), pid)
     joined.check()
     assert len(still_blocked(joined, tid)) == 0  # the command has ended, and so has its wait
-    assert len(of_thread(load_recording(files[-1]), tid)) == 1  # its last moments are told, too
-    budget = of_thread(joined, pid)
+    assert len(budget_of(load_recording(files[-1]), tid)) == 1  # its last moments are told, too
+    budget = budget_of(joined, pid)
     assert len(budget) == 1
     assert int(budget.end_ns[0] - budget.begin_ns[0]) == command_ns + int((last.end_ns - last.begin_ns).sum())
 

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
+from builders.dataset import rows_of
 from builders.profile import OFFCPU, Code, ProfileBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,14 +61,6 @@ def profile_of(samples: list[dict[str, Any]]) -> Profile:
     return builder.build()
 
 
-def rows(dataset: Dataset, table: str) -> list[dict[str, Any]]:
-    found = []
-    for path in dataset.files(table):
-        with dataset.store.reader(path.removeprefix(f"{dataset.url}/")) as file:
-            found += pq.ParquetFile(file).read().to_pylist()
-    return found
-
-
 def text(name: str | bytes) -> str:
     return printable(name if isinstance(name, str) else name.decode("utf-8", "surrogateescape"))
 
@@ -103,15 +95,15 @@ def test_rows_are_the_samples(hosts: list[list[dict[str, Any]]]) -> None:
 
 def found(dataset: Dataset) -> Counter[tuple[Any, ...]]:
     """Return the samples with the functions on their stacks."""
-    stacks = {row["stack_id"]: row["frame_ids"] for row in rows(dataset, "stacks")} | {0: []}
-    symbol = {row["frame_id"]: row["symbol"] for row in rows(dataset, "frames")}
+    stacks = {row["stack_id"]: row["frame_ids"] for row in rows_of(dataset, "stacks")} | {0: []}
+    symbol = {row["frame_id"]: row["symbol"] for row in rows_of(dataset, "frames")}
     plain = "host_id comm event weight_ns count tid cpu time_ns".split()
     return Counter(
         (
             *(row[name] for name in plain),
             *(tuple(symbol[one] for one in stacks[row[id_]]) for id_ in ("stack_id", "waker_stack_id")),
         )
-        for row in rows(dataset, "samples")
+        for row in rows_of(dataset, "samples")
     )
 
 

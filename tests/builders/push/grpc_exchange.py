@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent import futures
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +107,6 @@ def exchange(call: Call) -> dict[str, Any]:
         sender.close()
         server.stop(0).wait()
     return found | {"stored": stored, "metadata": metadata}
-
-
-def calls_of(calls: list[Call]) -> str:
-    return json.dumps([asdict(call) for call in calls])
 
 
 def main() -> Iterator[dict[str, Any]]:

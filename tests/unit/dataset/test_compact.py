@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from builders.dataset import rows_of
 from builders.profile import ProfileBuilder, kernel
 
 from perf_offcpu.dataset.compact import Compacted, compact
@@ -53,13 +54,9 @@ def write(dataset: Dataset, number: int, host: str, *, hour: int = HOUR) -> Segm
     return write_segment(dataset, segment_of(number, hour=hour), Host(host, "boot", host, labels={"a": "b"}))
 
 
-def rows(dataset: Dataset, table: str) -> list[dict[str, Any]]:
-    return [row for path in dataset.files(table) for row in pq.ParquetFile(path).read().to_pylist()]
-
-
 def content(dataset: Dataset) -> dict[str, Counter[str]]:
     """Return the rows of all tables, each as often as it is there; of stacks and frames each once."""
-    found = {table: Counter(map(repr, rows(dataset, table))) for table in TABLES}
+    found = {table: Counter(map(repr, rows_of(dataset, table))) for table in TABLES}
     for table in ("stacks", "frames"):
         found[table] = Counter(set(found[table]))
     return found
@@ -95,7 +92,7 @@ def test_an_hour_becomes_one_file_a_table_with_the_same_rows(dataset: Dataset) -
     for table in before:
         assert len(dataset.files(table, BEGIN, BEGIN + 1)) == (table not in EMPTY)
         assert len(dataset.files(table, BEGIN + HOUR_NS, END)) == (table not in EMPTY)
-    samples = [row for row in rows(dataset, "samples") if row["time_ns"] < BEGIN + HOUR_NS]
+    samples = [row for row in rows_of(dataset, "samples") if row["time_ns"] < BEGIN + HOUR_NS]
     assert samples == sorted(samples, key=lambda row: (row["host_id"], row["time_ns"], row["stack_id"]))
     (stacks,) = dataset.files("stacks", BEGIN, BEGIN + 1)
     ids = pq.ParquetFile(stacks).read()["stack_id"].to_pylist()
@@ -175,15 +172,15 @@ def test_a_writer_that_is_killed_leaves_no_sample_without_its_stack(
     with contextlib.suppress(Killed):
         write(made, 2, "web1")
     dying[0] = 10**9
-    stacks = {row["stack_id"]: row["frame_ids"] for row in rows(made, "stacks")}
-    frames = {row["frame_id"] for row in rows(made, "frames")}
-    assert {row["stack_id"] for row in rows(made, "samples")} <= {0, *stacks}
+    stacks = {row["stack_id"]: row["frame_ids"] for row in rows_of(made, "stacks")}
+    frames = {row["frame_id"] for row in rows_of(made, "frames")}
+    assert {row["stack_id"] for row in rows_of(made, "samples")} <= {0, *stacks}
     assert {frame for chain in stacks.values() for frame in chain} <= frames
-    counts = Counter(row["time_ns"] >= BEGIN + 120 * 10**9 for row in rows(made, "samples"))
+    counts = Counter(row["time_ns"] >= BEGIN + 120 * 10**9 for row in rows_of(made, "samples"))
     whole = len(segment_of(2).samples)
     assert counts[True] in {0, whole} and counts[False] == len(segment_of(1).samples)
     write(made, 2, "web1")
-    assert len(rows(made, "samples")) == whole + counts[False]
+    assert len(rows_of(made, "samples")) == whole + counts[False]
 
 
 def test_a_damaged_file_is_named_and_the_rest_is_merged(dataset: Dataset) -> None:
@@ -207,8 +204,8 @@ def test_old_hours_are_removed_and_others_stay(dataset: Dataset) -> None:
     write(dataset, 9, "web1")
     removed = expire(dataset, BEGIN + HOUR_NS)
     assert (removed.hours, removed.files) == (1, 15)  # five tables: compacted, note, segment
-    assert all(row["time_ns"] >= BEGIN + HOUR_NS for row in rows(dataset, "samples"))
-    assert len(rows(dataset, "hosts")) == 1
+    assert all(row["time_ns"] >= BEGIN + HOUR_NS for row in rows_of(dataset, "samples"))
+    assert len(rows_of(dataset, "hosts")) == 1
     assert expire(dataset, END).hours == 1
     assert not [path for path in Path(dataset.url).rglob("*") if path.is_file() or "=" in path.name]
 
@@ -240,11 +237,11 @@ def test_writers_killed_by_a_signal_leave_whole_files(tmp_path: Path) -> None:
             assert out is not None and out.readline() == b"written\n"
             time.sleep(delay_ms / 1000)
             writer.kill()
-    assert rows(made, "samples")
-    stacks = {row["stack_id"]: row["frame_ids"] for row in rows(made, "stacks")}
-    assert {row["stack_id"] for row in rows(made, "samples")} <= {0, *stacks}
+    assert rows_of(made, "samples")
+    stacks = {row["stack_id"]: row["frame_ids"] for row in rows_of(made, "stacks")}
+    assert {row["stack_id"] for row in rows_of(made, "samples")} <= {0, *stacks}
     assert {frame for chain in stacks.values() for frame in chain} <= {
-        row["frame_id"] for row in rows(made, "frames")
+        row["frame_id"] for row in rows_of(made, "frames")
     }
     before = content(made)
     done(made, 2**62)

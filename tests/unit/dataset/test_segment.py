@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
+from builders.dataset import rows_of
 from builders.profile import ProfileBuilder
 
 from perf_offcpu.dataset.content import content_of
-from perf_offcpu.dataset.dataset import Dataset, open_dataset
+from perf_offcpu.dataset.dataset import open_dataset
 from perf_offcpu.dataset.rows import Gap, host_of, span_of
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.segment import write_segment
@@ -25,10 +25,6 @@ from perf_offcpu.symbolize.options import SymbolizeOptions
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 RECORDINGS = ("demo.data", "arm64/own.data")
-
-
-def rows(dataset: Dataset, table: str) -> list[dict[str, Any]]:
-    return [row for path in dataset.files(table) for row in pq.ParquetFile(path).read().to_pylist()]
 
 
 def sums(samples: list[dict[str, Any]], key: str, value: str) -> dict[Any, int]:
@@ -46,7 +42,7 @@ def profile(request: pytest.FixtureRequest) -> Profile:
 def test_totals_are_those_of_the_report(profile: Profile, tmp_path: Path) -> None:
     dataset = open_dataset(str(tmp_path / "set"), make=True)
     segment = write_segment(dataset, profile, host_of(profile))
-    samples, report = rows(dataset, "samples"), document(summarize(profile))
+    samples, report = rows_of(dataset, "samples"), document(summarize(profile))
     assert segment.rows == len(samples) == len(profile.samples)
     assert sums(samples, "event", "weight_ns") == {row["name"]: row["weight"] for row in report["events"]}
     assert sums(samples, "event", "count") == {row["name"]: row["count"] for row in report["events"]}
@@ -61,16 +57,16 @@ def test_totals_are_those_of_the_report(profile: Profile, tmp_path: Path) -> Non
         for state, weight in stack["states"].items():
             states[state] = states.get(state, 0) + weight
     assert sums(waits, "state", "weight_ns") == states
-    lost = {row["cause"]: row["count"] for row in rows(dataset, "losses") if row["is_loss"]}
+    lost = {row["cause"]: row["count"] for row in rows_of(dataset, "losses") if row["is_loss"]}
     assert lost == report["losses"]
 
 
 def test_every_stack_is_there_with_its_frames(profile: Profile, tmp_path: Path) -> None:
     dataset = open_dataset(str(tmp_path / "set"), make=True)
     write_segment(dataset, profile, host_of(profile))
-    stacks = {row["stack_id"]: row["frame_ids"] for row in rows(dataset, "stacks")}
-    frames = {row["frame_id"]: row for row in rows(dataset, "frames")}
-    for row, sample in zip(rows(dataset, "samples"), _by_time(profile), strict=True):
+    stacks = {row["stack_id"]: row["frame_ids"] for row in rows_of(dataset, "stacks")}
+    frames = {row["frame_id"]: row for row in rows_of(dataset, "frames")}
+    for row, sample in zip(rows_of(dataset, "samples"), _by_time(profile), strict=True):
         assert (row["stack_id"] == 0) == (sample == [])
         assert [frames[one]["symbol"] for one in stacks.get(row["stack_id"], [])] == sample
 
@@ -79,7 +75,7 @@ def test_the_time_before_a_segment_is_told_with_its_cause(profile: Profile, tmp_
     dataset = open_dataset(str(tmp_path / "set"), make=True)
     for _ in range(2):
         write_segment(dataset, profile, host_of(profile), [Gap(5, 3600 * 10**9, "budget\n")])
-    (row,) = rows(dataset, "gaps")
+    (row,) = rows_of(dataset, "gaps")
     expected = {"begin_ns": 5, "end_ns": 3600 * 10**9, "cause": "budget\\n", "boot_id": ""}
     assert row == expected | {"host_id": profile.meta.hostname}
     assert "hour=01" in dataset.files("gaps")[0]
@@ -92,7 +88,7 @@ def test_each_time_between_pauses_is_a_row_of_hosts(profile: Profile, tmp_path: 
     times = [(begin, begin + 7), (begin + 9, begin + 9 + hour), (begin + 2 * hour, end + 3 * hour)]
     paused = replace(meta, parts=tuple((first - shift, last - shift) for first, last in times))
     write_segment(dataset, replace(profile, meta=paused), host_of(profile))
-    assert [(row["begin_ns"], row["end_ns"]) for row in rows(dataset, "hosts")] == times
+    assert [(row["begin_ns"], row["end_ns"]) for row in rows_of(dataset, "hosts")] == times
     assert len(dataset.files("hosts")) == 2
 
 
@@ -114,10 +110,10 @@ def _by_time(profile: Profile) -> list[list[str]]:
 def test_a_segment_written_twice_is_there_once(profile: Profile, tmp_path: Path) -> None:
     dataset = open_dataset(str(tmp_path / "set"), make=True)
     first = write_segment(dataset, profile, host_of(profile))
-    before = {table: rows(dataset, table) for table in TABLES}
+    before = {table: rows_of(dataset, table) for table in TABLES}
     again = write_segment(dataset, profile, host_of(profile))
     assert (again.name, again.bytes, again.files) == (first.name, first.bytes, first.files)
-    assert {table: rows(dataset, table) for table in TABLES} == before
+    assert {table: rows_of(dataset, table) for table in TABLES} == before
     sizes = [path.stat().st_size for path in (tmp_path / "set").rglob("*") if path.is_file()]
     assert (sum(sizes), len(sizes)) == (first.bytes, first.files)
 

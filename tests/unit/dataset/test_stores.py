@@ -7,10 +7,9 @@ import os
 import uuid
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
+from builders.dataset import rows_of
 from builders.profile import Code, ProfileBuilder
 
 from perf_offcpu.dataset.compact import compact
@@ -62,24 +61,16 @@ def profile_of(names: list[str], at_ns: int = 0) -> Profile:
     return builder.build()
 
 
-def rows(dataset: Dataset, table: str) -> list[dict[str, Any]]:
-    found = []
-    for path in dataset.files(table):
-        with dataset.store.reader(path.removeprefix(f"{dataset.url}/")) as file:
-            found += pq.ParquetFile(file).read().to_pylist()
-    return found
-
-
 def test_write_list_compact_and_expire(dataset: Dataset) -> None:
     for number in range(4):
         write_segment(dataset, profile_of(["a", "b"], number * 10**9), Host(f"web{number % 2}"))
-    before = {table: Counter(map(repr, rows(dataset, table))) for table in ("samples", "hosts")}
-    assert len(dataset.files("samples")) == 4 and len(rows(dataset, "samples")) == 8
+    before = {table: Counter(map(repr, rows_of(dataset, table))) for table in ("samples", "hosts")}
+    assert len(dataset.files("samples")) == 4 and len(rows_of(dataset, "samples")) == 8
     assert all(not isinstance(done, Exception) for _, done in compact(dataset, BEGIN + HOUR_NS))
     assert {table: len(dataset.files(table)) for table in TABLES} == {
         table: 1 if table not in {"budgets", "losses", "gaps"} else 0 for table in TABLES
     }
-    assert {table: Counter(map(repr, rows(dataset, table))) for table in ("samples", "hosts")} == before
+    assert {table: Counter(map(repr, rows_of(dataset, table))) for table in ("samples", "hosts")} == before
     assert write_segment(dataset, profile_of(["a", "b"]), Host("web0")).files == 0
     assert dataset.files("samples", BEGIN + HOUR_NS) == [] == dataset.files("samples", None, BEGIN)
     assert expire(dataset, BEGIN + HOUR_NS).hours == 1
@@ -89,7 +80,7 @@ def test_write_list_compact_and_expire(dataset: Dataset) -> None:
 def test_hostile_names_stay_printable_text(dataset: Dataset) -> None:
     for host in HOSTILE:
         write_segment(dataset, profile_of(HOSTILE), Host(host, host, host, host, 1, host, {host: host}))
-    samples, frames = rows(dataset, "samples"), rows(dataset, "frames")
+    samples, frames = rows_of(dataset, "samples"), rows_of(dataset, "frames")
     assert len(samples) == len(HOSTILE) ** 2
     texts = [row[name] for row in samples for name in ("comm", "object", "host_id", "boot_id")]
     texts += [row[name] for row in frames for name in ("symbol", "dso", "file")]
