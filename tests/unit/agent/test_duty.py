@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of minutes: the budget is kept, no minute is left out, and all is recorded where that is possible."""
+"""Parts of minutes: the budget is kept, few minutes are left out, and all is recorded where that is possible."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -42,9 +43,10 @@ def minutes(
 
 
 @pytest.mark.parametrize("load", [0.012, 0.03, 0.08, 0.2])
-def test_busy_machine_is_recorded_in_part_in_each_minute_and_the_budget_is_kept(load: float) -> None:
+def test_busy_machine_is_recorded_in_parts_of_minutes_and_the_budget_is_kept(load: float) -> None:
     done = list(minutes(lambda _: load))
-    assert min(seconds for seconds, _ in done) >= (LEAST_S if load < 0.1 else 0)
+    recorded = [seconds >= LEAST_S for seconds, _ in done]
+    assert all(recorded) if load < 0.1 else all(map(any, pairwise(recorded))), "of two minutes, one at least"
     burst, first_minute = 0.01 * 3600 / 12, load * MINUTE_S + 0.2
     for begin in range(0, len(done) - HOUR, 7):
         assert sum(cpu for _, cpu in done[begin : begin + HOUR]) <= 36 + DEEPEST * burst + first_minute

@@ -38,7 +38,7 @@ def test_other_descriptors_are_refused(text: str) -> None:
         parse_control(text)
 
 
-def test_descriptors() -> None:
+def test_descriptors_of_commands_and_answers() -> None:
     assert parse_control("fd:0") == ControlFds(0)
     assert parse_control("fd:1,2") == ControlFds(1, 2)
 
@@ -46,5 +46,5 @@ def test_descriptors() -> None:
 @pytest.mark.parametrize(
     ("text", "period_ns"), [("2", 2_000_000), ("0.001", 1000), ("0.0009", 0), ("-1", 0), ("1e9", 0), ("", 0)]
 )
-def test_periods(text: str, period_ns: int) -> None:
+def test_periods_are_in_ms_and_0_if_they_are_not_possible(text: str, period_ns: int) -> None:
     assert parse_period(text) == period_ns
