@@ -82,4 +82,13 @@ def test_period_stays_where_samples_are_not_what_costs() -> None:
         now, cpu = now + 60, cpu + 1.8
         budget.note(cpu, now)
         assert not period.adapt(budget, 5, now)
-    assert MAX_RAISE > 1
+
+
+def test_period_rises_up_to_a_limit() -> None:
+    budget, period, now, cpu = CpuBudget(0.01), Period(100), 0.0, 0.0
+    budget.begin(now)
+    for _ in range(200):
+        now, cpu = now + 60, cpu + 60
+        budget.note(cpu, now)
+        period.adapt(budget, 10_000, now)
+    assert period.ns == 100 * MAX_RAISE

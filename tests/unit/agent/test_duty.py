@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of minutes: the budget is kept, few minutes are left out, and all is recorded where that is possible."""
+"""Parts of minutes: the budget is kept, few minutes are left out, and all is recorded where possible."""
 
 from __future__ import annotations
 
