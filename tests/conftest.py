@@ -81,7 +81,7 @@ def own_caches(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
 
 @pytest.fixture(autouse=True)
 def own_build_ids() -> Iterator[None]:
-    """No test finds the files that another one has kept by build-id: they would name its addresses, too."""
+    """Remove files kept by build-id after each test: they would name addresses in recordings of others."""
     yield
     if os.path.lexists(kept := os.environ["PERF_BUILDID_DIR"]):
         shutil.rmtree(kept)

@@ -26,9 +26,9 @@ def test_seeded_damage(name: str) -> None:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_prefixes(name: str) -> None:
-    """Each thirteenth of the first 300 bytes, and a sample of the others.
+    """Cut at each thirteenth of the first 300 bytes, and at some of the others.
 
-    Most give the records, events and features of one before: those are opened and cut into records only.
+    Most prefixes have the records, events and features of a shorter one: these are only cut into records.
     """
     data, seen = ZOO[name], set[bytes]()
     for size in [*range(0, 300, 13), *range(300, len(data), max(1, len(data) // 20))]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dataset in an S3 store, behind an HTTP server: written, compacted, expired, asked as a directory is.
+"""A dataset in an S3 store, behind an HTTP server: written, compacted, expired and queried like a directory.
 
 It runs on request only: s3fs and moto are 100 MB with what they need.
 
