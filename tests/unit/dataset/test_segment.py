@@ -71,7 +71,7 @@ def test_every_stack_is_there_with_its_frames(profile: Profile, tmp_path: Path) 
         assert [frames[one]["symbol"] for one in stacks.get(row["stack_id"], [])] == sample
 
 
-def test_the_time_before_a_segment_is_told_with_its_cause(profile: Profile, tmp_path: Path) -> None:
+def test_the_time_before_a_segment_is_a_row_of_gaps_with_its_cause(profile: Profile, tmp_path: Path) -> None:
     dataset = open_dataset(str(tmp_path / "set"), make=True)
     for _ in range(2):
         write_segment(dataset, profile, host_of(profile), [Gap(5, 3600 * 10**9, "budget\n")])
