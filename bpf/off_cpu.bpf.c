@@ -56,8 +56,8 @@
  *	OFFCPU_LOCK_OWNERS			who holds a lock (lock_owner.h): work in every wait
  *						in a system call
  *	OFFCPU_SAMPLING				one sample for each period of waiting (sampling.h)
- *	OFFCPU_BY_GROUP				control groups (targets.h): a loop that takes the
- *						verifier a third longer
+ *	OFFCPU_BY_GROUP				control groups (targets.h): a loop, for which the
+ *						verifier took a third longer before may_goto
  *	OFFCPU_PID_LEVEL, OFFCPU_PID_NAMESPACE	the recorder's pid namespace (targets.h): reads for
  *						the ids of every wait
  *	OFFCPU_SUMS, OFFCPU_STACKS, OFFCPU_CALLERS, OFFCPU_BUDGETS, OFFCPU_TARGETS_MAX

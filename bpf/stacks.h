@@ -30,9 +30,10 @@ static __always_inline long walk_as_kernel(void *ctx, struct offcpu_stack *stack
 /*
  * Walk the user stack of a task, which is `current`.
  *
- * With `often`, which is a constant, frames are read by windows. The verifier takes long for that
- * loop, and once more for each path that leads to it, so a program has one place for it: the begin
- * of a wait, or the wake-up. Elsewhere, for long waits only, the kernel walks.
+ * With `often`, which is a constant, frames are read by windows. Verifiers that follow each round
+ * of that loop (loops.h) take long for it, and again for each path that leads to it, so a program
+ * has one place for it: the begin of a wait, or the wake-up. Elsewhere, for long waits only, the
+ * kernel walks.
  */
 static __always_inline void walk_user_stack(void *ctx, const struct offcpu_control *ctl,
 					    struct task_struct *task, struct offcpu_stack *stack,
