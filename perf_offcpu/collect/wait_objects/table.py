@@ -85,24 +85,28 @@ class ObjectTable:
         self._ports = ListeningPorts(STEADY_PORTS_S if is_steady else PORTS_S)
         self._scan_share = STEADY_SCAN_SHARE if is_steady else SCAN_SHARE
         self._held: NDArray[np.void] = np.empty(0, np.void)  # rows that wait for a scan
-        self._scan_due = self._scan_s = 0.0
+        self._scan_due = 0.0
         self._sets: dict[int, NDArray[np.void]] = {}  # epoll instances of this file by id, a row each
         self._unwritten: Iterator[Piece] = iter(())
 
-    def follow(self, files: Iterable[OutputFile]) -> None:
-        """Write the objects that have names by now, and begin to name those that are new."""
+    def follow(self, files: Iterable[OutputFile], *, scan_now: bool = False) -> None:
+        """Write the objects that have names by now, and begin to name new objects.
+
+        Args:
+            scan_now: objects that need a scan of all processes do not wait for its time.
+        """
         if self._naming is not None and self._naming.done():
             self._write(self._naming.result(), files)
             self._naming = None
-        if self._naming is None and len(rows := self._next_rows()):
+        if self._naming is None and len(rows := self._next_rows(scan_now)):
             self._begin(rows)
 
-    def _next_rows(self) -> NDArray[np.void]:
-        """Return the objects to be named now: those that need a scan of all processes wait for its time."""
+    def _next_rows(self, scan_now: bool) -> NDArray[np.void]:
+        """Return the objects to be named now, and hold those that wait for a scan; argument as of `follow`."""
         rows = self._collector.program.maps.take_objects()
         if len(self._held):
             rows = np.concatenate([self._held, rows])
-        if not len(rows) or time.monotonic() >= self._scan_due:
+        if scan_now or not len(rows) or time.monotonic() >= self._scan_due:
             self._held = rows[:0]
             return rows
         waits = needs_scan(rows)
@@ -116,8 +120,7 @@ class ObjectTable:
             drain: empties the rings, and is called again and again.
         """
         files, until = list(files), time.monotonic() + NAMING_S
-        self._scan_due = 0.0
-        self.follow(files)
+        self.follow(files, scan_now=True)
         self._await(files, until, drain)
         if self._sets and self._names:
             sets, self._sets = np.concatenate(list(self._sets.values())), {}
@@ -132,7 +135,7 @@ class ObjectTable:
             else:
                 wait([self._naming], NAP_S)
                 drain()
-            self.follow(files)
+            self.follow(files, scan_now=True)
 
     def unwritten(self) -> Iterator[Piece]:
         """Yield what is not written, for a file that takes no more than a little."""

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Descriptions of objects at the end of a file, while a scan of all processes is going on."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.collect.bpf.header import read_header
+from perf_offcpu.collect.wait_objects import table
+from perf_offcpu.collect.wait_objects.table import ObjectTable
+from perf_offcpu.resources import bpf_dir
+
+ROW = read_header(bpf_dir() / "off_cpu.h").structs["object"]
+
+
+def pipe(number: int) -> Any:
+    row = np.zeros(1, ROW)
+    row["id"], row["kind"] = number, ObjectKind.PIPE
+    return row
+
+
+def test_end_of_file_waits_for_objects_that_wait_for_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    new, named, go_on = [pipe(1)], list[int](), threading.Event()
+    maps = SimpleNamespace(take_objects=lambda: new.pop() if new else np.zeros(0, ROW))
+    options = SimpleNamespace(object_names=True, is_steady=True)
+    collector: Any = SimpleNamespace(options=options, program=SimpleNamespace(maps=maps), counters_event=None)
+
+    def describe(rows: Any, **_: object) -> list[Any]:
+        assert go_on.wait(10)
+        return [{"id": int(row["id"])} for row in rows]
+
+    def write(objects: list[Any], _: object) -> None:
+        named.extend(one["id"] for one in objects)
+
+    monkeypatch.setattr(table, "describe", describe)
+    # So long that nothing is scanned again before the test ends.
+    monkeypatch.setattr(table, "STEADY_SCAN_SHARE", 1e-12)
+    objects = ObjectTable(collector)
+    monkeypatch.setattr(objects, "_write", write)
+    objects.follow([])
+    new.append(pipe(2))
+    objects.finish([], go_on.set)
+    assert named == [1, 2]
