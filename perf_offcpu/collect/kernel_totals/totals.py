@@ -86,8 +86,8 @@ class KernelTotals:
         drained = stepping_until(self._pending, self._drain)
         self._pending = None
         self._set_pace(drained)
+        self._unwritten = pieces = self._pieces(drained, last)  # now: the disk may be full from here on
         self._drain()  # copies of stacks precede the sums of their callers
-        self._unwritten = pieces = self._pieces(drained, last)
         for piece in pieces:
             try:
                 file.append(piece.records)

@@ -135,6 +135,21 @@ def test_what_a_full_file_does_not_take_is_left_once(
     assert list(totals.unwritten()) == []
 
 
+def test_sums_are_left_if_the_rings_before_them_fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel: Any = Kernel()
+
+    def drain() -> None:
+        if kernel.future.done():
+            raise FileFullError("full", 0, 0)
+
+    totals = KernelTotals(kernel, drain)
+    totals.start()
+    kernel.future.set_result(drained(sums=2, budgets=3))
+    with pytest.raises(FileFullError):
+        totals.write(File())  # type: ignore[arg-type]
+    assert [piece.count.events for piece in totals.unwritten()] == [3, 2]
+
+
 def test_a_drain_that_was_begun_is_left_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, totals, _ = begin(monkeypatch)
     totals.start()
