@@ -253,7 +253,8 @@ class Collector:
 
     def end(self) -> None:
         """Stop everything; when this returns, no record is written any more. Waits as `pause` does."""
-        self.pause()
+        if not self.span.end_ns:  # else a second pause would move the end of the span
+            self.pause()
         self._side_rings.owner.disable()
 
     def sleep(self) -> None:

@@ -87,7 +87,7 @@ class Counts(NamedTuple):
         return cls(collector.counters(), collector.lost_by_id())
 
     def since(self, before: Counts | None) -> Counts:
-        """Return what was counted between two moments; None: the beginning."""
+        """Return the counts between two moments; None: the beginning."""
         if before is None:
             return self
         counters = {}
@@ -188,9 +188,8 @@ class OutputFile:
         Args:
             recording: the span that ends with the pause.
         """
-        self._write_account(recording, {})
-        self._first_ns = self._span(recording).begin_ns
-        self.go_on_after(Counts.of(self.collector))
+        self._first_ns = self._first_ns or self._span(recording).begin_ns
+        self.go_on_after(self._write_account(recording, {}))
         self._begin_ns, self._paused = 0, True
 
     def resume(self) -> None:
@@ -210,6 +209,8 @@ class OutputFile:
         if not self._paused:
             self._write_account(recording, {})
         self._finished = True
+        if self._disk is not None:
+            self._disk.release()  # nothing but the features follows
         self._learn_ids()
         self._writer.finish(self._features(recording))
 
@@ -260,15 +261,24 @@ class OutputFile:
         if self._disk is not None:
             self._plain.learn_ids(self.collector.events)
 
-    def _write_account(self, recording: Span, more: Mapping[LossCause, Counter]) -> None:
-        """Write what was counted since the file was begun, and what the kernel lost."""
-        counts = (self._ended or Counts.of(self.collector)).since(self._begun)
+    def _write_account(self, recording: Span, more: Mapping[LossCause, Counter]) -> Counts:
+        """Write losses and counts since the file was begun, or since the last pause.
+
+        Args:
+            more: losses that only this file has.
+
+        Returns:
+            The counts up to this account.
+        """
+        ended = self._ended or Counts.of(self.collector)
+        counts = ended.since(self._begun)
         counters = counts.counters | self._inventory.take_losses() | dict(more)
         if period := self.options.off_cpu_period_ns:
             counters[losses.SAMPLING_PERIOD] = Counter(1, period)
         event = self.collector.counters_event
         sample = counters_sample(event, self._span(recording), counters)
         self.append(*lost_records(counts.lost), sample)
+        return ended
 
     def _span(self, recording: Span) -> Span:
         begin_ns = self._begin_ns or recording.begin_ns

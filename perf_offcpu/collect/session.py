@@ -38,17 +38,16 @@ from typing import TypeVar
 from perf_offcpu import losses
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.collector import Collector
-from perf_offcpu.collect.control import Control, parse_period
 from perf_offcpu.collect.hotplug import Hotplug
 from perf_offcpu.collect.kernel_totals.losses import Counter
 from perf_offcpu.collect.kernel_totals.python_stacks import with_python_functions
 from perf_offcpu.collect.kernel_totals.totals import KernelTotals
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
 from perf_offcpu.collect.output_file import Counts, OutputFile
-from perf_offcpu.collect.rings.pressure import remedy
+from perf_offcpu.collect.requests import Requests
 from perf_offcpu.collect.rings.waiter import FLUSH_S, STEADY_FLUSH_S, Waiter
 from perf_offcpu.collect.rotation import FileNames, Rotation
-from perf_offcpu.collect.summary import Summary, progress_line
+from perf_offcpu.collect.summary import Summary
 from perf_offcpu.collect.system.background import in_background, stepping_until
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.signals import RecordingSignals
@@ -64,7 +63,7 @@ LOOK_S = 1.0
 """Time between two looks for CPUs that went or came."""
 
 PAUSED_S = 60.0
-"""Longest time between two looks while recording pauses; a command or a signal ends it."""
+"""Longest wait while recording pauses; a command, a signal or a ring that has filled ends it."""
 
 LAST_SWITCH_S = 0.01
 """Time for each task that a CPU has to run: several slices of the scheduler."""
@@ -114,9 +113,10 @@ class Session:
         self.totals = KernelTotals(collector, self._drain)
         self.objects = ObjectTable(collector)
         self.hotplug = Hotplug(collector, options.output == STANDARD_OUTPUT, say)
-        self.control = Control(options.control)
-        self.paused = self.stopping = False
+        self.requests = Requests(options, signals, say)
+        self.paused = False
         self.between_files = False  # in a pause: the file is complete
+        self._totals_begun = False  # the totals of the part that ends are being written
         self._paused_counts = Counts({}, {})
         self.summary = Summary(self.file.shown, ring_bytes=collector.rings.data_bytes)
 
@@ -157,7 +157,7 @@ class Session:
     def _record(self, workload: Workload | None, watch: TargetWatch, enders: list[int]) -> None:
         endings = [*enders, *([workload.pidfd] if workload else [])]
         fds, duration_s = self.collector.ring_fds, self.options.duration_s
-        waiter = Waiter(fds, endings, self.signals, watch, duration_s, self.control)
+        waiter = Waiter(fds, endings, self.signals, watch, duration_s, self.requests.control)
         try:
             while not self._loop(waiter) and self._pause(waiter):
                 pass
@@ -168,26 +168,35 @@ class Session:
                 self.file.finish(self.collector.span)
             elif not self.between_files:
                 self._end_paused_file()
-            self._sum_up()
+            file_bytes = 0 if self.between_files else self.file.size
+            self.summary.complete(self.collector, self.totals.sums, file_bytes, self.options)
         except RecordingError:
             # Most likely the disk is full: what is in the file is worth an end, if there is room for one.
-            self.collector.end()
-            span, unwritten = self.collector.span, Counter(self.collector.waiting_records())
-            if self.past:
-                self.past.file.finish_somehow(span, {}, self.totals.unwritten(self.past.present))
-            rest = itertools.chain(self.objects.unwritten(), self.totals.unwritten(), self.totals.remaining())
-            self.file.finish_somehow(span, {losses.RECORDS_UNWRITTEN: unwritten}, rest)
+            self._finish_somehow()
             raise
 
+    def _finish_somehow(self) -> None:
+        """Write an end into files that take no more than a little."""
+        self.collector.end()
+        span, unwritten = self.collector.span, Counter(self.collector.waiting_records())
+        # Threads that are still blocked would be in the file twice.
+        is_taken = self._totals_begun and not self.totals.is_pending
+        if self.past:
+            self.past.file.finish_somehow(span, {}, self.totals.unwritten(self.past.present))
+        known = itertools.chain(self.objects.unwritten(), self.totals.unwritten())
+        rest = known if is_taken else itertools.chain(known, self.totals.remaining())
+        self.file.finish_somehow(span, {losses.RECORDS_UNWRITTEN: unwritten}, rest)
+
     def _loop(self, waiter: Waiter) -> bool:
-        """Copy rings to the file until something ends or pauses the recording; return whether it is over."""
+        """Copy rings to the file until something ends or pauses the recording; return False for a pause."""
+        flush_s = STEADY_FLUSH_S if self.options.is_steady else FLUSH_S
         next_look = time.monotonic()
         next_show = next_look + PROGRESS_S
-        while not self._wait(waiter):
+        while not self._wait(waiter, flush_s):
             self._drain()
-            if self._obey("disable"):
+            if self.requests.obey("disable"):
                 return False
-            if self.stopping:
+            if self.requests.stopping:
                 break
             self.objects.follow(self._files())
             if self.past is None:
@@ -199,65 +208,44 @@ class Session:
                 waiter.add_rings(self.hotplug.follow(self.file))
                 next_look = now + LOOK_S
             if self.show and now >= next_show:
-                self.show(self._progress())
+                self.show(self.summary.progress(self.collector, self.totals.sums, self.file.size))
                 next_show = now + PROGRESS_S
             # While the maps are drained for this file or the past one, a new file has to wait.
             if self.options.rotation and not self.totals.is_pending and self._is_full(self.options.rotation):
                 self._rotate()
         return True
 
-    def _obey(self, expected: str) -> bool:
-        """Carry out the commands that have come, up to the expected one; return whether that has come."""
-        while not self.stopping and (command := self.control.next()) is not None:
-            if command.name == expected:
-                return True
-            if command.name in ("period", "snapshot") and not self.options.rotation:
-                self.say(f"--control: {command.name}: needs a new file, and there is no --switch-output")
-            elif command.name == "period":
-                self._change_period(command.argument)
-            self.signals.rotate |= command.name == "snapshot"
-            self.stopping = command.name == "stop"
-            self.control.acknowledge()
-        return False
-
-    def _change_period(self, text: str) -> None:
-        """Sample with another period from the next file on, which begins at once."""
-        period_ns = parse_period(text)
-        if not period_ns or not self.options.off_cpu_period_ns:
-            self.say(f"--control: period {text}: not 0.001 or more (ms), or waits are not sampled by length")
-            return
-        self.options, self.signals.rotate = replace(self.options, off_cpu_period_ns=period_ns), True
-
     def _pause(self, waiter: Waiter) -> bool:
-        """Record no waits until recording shall go on; return False if it is over before."""
+        """Record no waits until recording goes on; return False if it ends before that."""
         self._end_part(self.collector.pause)
         self.file.pause(self.collector.span)
-        self.collector.sleep()
+        self._while_draining(self.collector.sleep)
         self.paused = True
         self.say("Events disabled")
-        self.control.acknowledge()
-        while not waiter.wait(PAUSED_S):
-            if not self.between_files:
-                self._drain()
-            goes_on = self._obey("enable")
+        self.requests.control.acknowledge()
+        while True:
+            # Before the first wait: commands may have come together with `disable`.
+            goes_on = self.requests.obey("enable")
             if self._is_file_over(goes_on):
                 self._leave_file()
             if goes_on:
                 self._go_on()
                 return True
-            if self.stopping:
-                break
-        return False
+            if self.requests.stopping or self._wait(waiter, PAUSED_S):
+                return False
+            if not self.between_files:
+                self._drain()
 
     def _is_file_over(self, goes_on: bool) -> bool:
-        """Return whether the file ends in this pause."""
-        if self.between_files:
+        """Return whether the file ends in this pause: because a new one is due, or CPUs came or went."""
+        rotation = self.options.rotation
+        if self.between_files or rotation is None:
             return False
-        # Processes of a CPU that came meanwhile are not known.
-        asked = self.signals.rotate and self.options.rotation is not None
-        return asked or (goes_on and self.options.rotation is not None and self.hotplug.has_changed)
+        # The file lacks the processes that started on a CPU which came in the pause.
+        return self._is_full(rotation) or (goes_on and self.hotplug.has_changed)
 
     def _end_paused_file(self) -> None:
+        """Stop side-band records, too, and complete the file."""
         self._while_draining(self.collector.end)
         self._drain()
         self.file.finish(self.collector.span)
@@ -277,35 +265,36 @@ class Session:
         if self.between_files:
             self._begin_next()
         else:
+            self._while_draining(self.collector.wake)
+            self._totals_begun = False
             self.file.resume()
-            self.collector.pressure.begin()
-            self.collector.wake()
             self._while_draining(self.collector.resume)
         self.paused = False
         self.say("Events enabled")
-        self.control.acknowledge()
+        self.requests.control.acknowledge()
 
     def _begin_next(self) -> None:
         """Begin a file after a pause in which the last one ended."""
         self.file = self._open_next()
-        self.between_files, self.signals.rotate = False, False
+        self.between_files = False
+        self.requests.take_rotate()
         self.file.go_on_after(self._paused_counts)
-        self.collector.pressure.begin()
         self.collector.wake()
         self.collector.track()
         self.file.describe(self._drain)
         self._set_period()
+        self._totals_begun = False
         self._while_draining(self.collector.resume)
         self._while_draining(self.file.commit)
         self.summary.path, self.summary.files = self.file.shown, self.summary.files + 1
 
     def _set_period(self) -> None:
-        if period_ns := self.options.off_cpu_period_ns:
+        if period_ns := self.requests.period_ns:
             self.collector.program.maps.set_control(period_ns=period_ns)
 
-    def _wait(self, waiter: Waiter) -> bool:
+    def _wait(self, waiter: Waiter, most_s: float) -> bool:
         with self.collector.pressure.sleeping():
-            return waiter.wait(STEADY_FLUSH_S if self.options.is_steady else FLUSH_S)
+            return waiter.wait(most_s)
 
     def _files(self) -> list[OutputFile]:
         """Return the files that lack something: while one takes over from another, both."""
@@ -320,8 +309,7 @@ class Session:
 
     def _is_full(self, rotation: Rotation) -> bool:
         """Return whether a new file shall begin."""
-        asked, self.signals.rotate = self.signals.rotate, False
-        return asked or rotation.is_due(self.file.size, self.file.age_s)
+        return self.requests.take_rotate() or rotation.is_due(self.file.size, self.file.age_s)
 
     def _rotate(self) -> None:
         """Go on in a new file; the old one gets its end when the sums of its time are complete.
@@ -356,7 +344,8 @@ class Session:
 
     def _open_next(self) -> OutputFile:
         # Maps of all processes: children of the target are recorded, too, and their ids are not known here.
-        return OutputFile(self.options, self.collector, self.names.next(), Target())
+        options = replace(self.options, off_cpu_period_ns=self.requests.period_ns)
+        return OutputFile(options, self.collector, self.names.next(), Target())
 
     def _with_python(self, last: LastTasks) -> LastTasks:
         """Add the Python functions of threads that are blocked, if they are asked for."""
@@ -378,45 +367,25 @@ class Session:
         self._while_draining(self.names.forget_oldest)
         self._while_draining(lambda: self.say(f"[ perf-offcpu record: dump {past.file.path} ]"))
 
-    def _progress(self) -> str:
-        collector, summary = self.collector, self.summary
-        summary.counters, summary.lost_records = collector.counters(), collector.lost()
-        return progress_line(
-            elapsed_s=(now_ns() - collector.span.begin_ns) / 1e9,
-            samples=summary.events(losses.SAMPLES),
-            sums=self.totals.sums,
-            lost=sum(summary.losses().values()),
-            ring_fill=collector.rings.recent_fill(),
-            threshold_ns=collector.threshold_ns,
-            file_bytes=self.file.size,
-        )
-
     def _end_part(self, stop: Callable[[], None]) -> None:
-        """Stop recording, and write what is known of the time up to now, but for the account."""
+        """Stop recording, and write the totals of the time up to now; the account follows.
+
+        Args:
+            stop: returns when no wait is recorded any more. After a pause, side-band records flow on.
+        """
         self._while_draining(stop)
         self._drain()
+        self.summary.recorded_ns += self.collector.span.end_ns - self.collector.span.begin_ns
         if self.past:
             self._finish_past(self.past)
         elif self.totals.is_pending:
             self.totals.write(self.file)
         self.totals.start(end_of_file=True)
-        last = self._with_python(self.totals.last_tasks())
+        last = self._while_draining(lambda: self._with_python(self.totals.last_tasks()))
         self.objects.finish([self.file], self._drain)
+        self._totals_begun = True
         self.totals.write(self.file, last)
         self.summary.still_blocked = len(last.waiting())
-
-    def _sum_up(self) -> None:
-        summary, collector = self.summary, self.collector
-        summary.counters, summary.span = collector.counters(), collector.span
-        summary.sums = self.totals.sums + summary.events(losses.SNAPSHOTS)
-        summary.oncpu_samples, summary.lost_records = collector.oncpu_samples(), collector.lost()
-        summary.ring_fullest, stats = collector.rings.fullest, collector.program.run_stats()
-        summary.programs = {name: (one.run_cnt, one.run_time_ns) for name, one in stats.items()}
-        summary.file_bytes += 0 if self.between_files else self.file.size
-        summary.longest = collector.pressure.longest
-        if summary.lost_records or summary.events(losses.RING_FULL):
-            compressed = bool(self.options.compression_level)
-            summary.remedy = remedy(collector.pressure.full, self.options.stack_bytes > 0, compressed)
 
 
 def _let_last_thread_leave() -> None:

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from perf_offcpu import losses
-from perf_offcpu.collect.kernel_totals.losses import Counter, Span
-from perf_offcpu.collect.rings.pressure import TimeSpent
+from perf_offcpu.collect.collector import Collector
+from perf_offcpu.collect.kernel_totals.losses import Counter
+from perf_offcpu.collect.options import RecordOptions
+from perf_offcpu.collect.rings.pressure import TimeSpent, remedy
+from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.losses import LossCause
 
 
@@ -40,7 +43,7 @@ class Summary:
         oncpu_samples: samples of on-CPU events written.
         lost_records: records that found a ring full.
         counters: what the BPF program counted.
-        span: when waits were recorded.
+        recorded_ns: time in which waits were recorded, without pauses.
         ring_bytes, ring_fullest: size of each ring, and the largest fill of one, 0 to 1.
         longest: the longest time between two drains of the rings.
         cpu_s: CPU seconds of the recorder from the begin of the recording to the end of the file.
@@ -57,7 +60,7 @@ class Summary:
     oncpu_samples: int = 0
     lost_records: int = 0
     counters: Mapping[LossCause, Counter] = field(default_factory=dict)
-    span: Span = Span(0, 0, 0)
+    recorded_ns: int = 0
     ring_bytes: int = 0
     ring_fullest: float = 0.0
     longest: TimeSpent = TimeSpent()
@@ -74,3 +77,34 @@ class Summary:
         counts = {losses.LOST_RECORDS: self.lost_records}
         counts |= {cause: counter.events for cause, counter in self.counters.items() if cause.in_last_line}
         return {cause: count for cause, count in counts.items() if count}
+
+    def progress(self, collector: Collector, sums: int, file_bytes: int) -> str:
+        """Return the line on a recording that goes on; arguments as of `complete`."""
+        self.counters, self.lost_records = collector.counters(), collector.lost()
+        return progress_line(
+            elapsed_s=(self.recorded_ns + now_ns() - collector.span.begin_ns) / 1e9,
+            samples=self.events(losses.SAMPLES),
+            sums=sums,
+            lost=sum(self.losses().values()),
+            ring_fill=collector.rings.recent_fill(),
+            threshold_ns=collector.threshold_ns,
+            file_bytes=file_bytes,
+        )
+
+    def complete(self, collector: Collector, sums: int, file_bytes: int, options: RecordOptions) -> None:
+        """Add the numbers that are known at the end of a recording.
+
+        Args:
+            sums: number of sums written.
+            file_bytes: size of the last file; 0 if it is in the sum of all files already.
+        """
+        self.counters, self.lost_records = collector.counters(), collector.lost()
+        self.sums = sums + self.events(losses.SNAPSHOTS)
+        self.oncpu_samples, self.ring_fullest = collector.oncpu_samples(), collector.rings.fullest
+        stats = collector.program.run_stats()
+        self.programs = {name: (one.run_cnt, one.run_time_ns) for name, one in stats.items()}
+        self.file_bytes += file_bytes
+        self.longest = collector.pressure.longest
+        if self.lost_records or self.events(losses.RING_FULL):
+            compressed = bool(options.compression_level)
+            self.remedy = remedy(collector.pressure.full, options.stack_bytes > 0, compressed)

@@ -130,7 +130,7 @@ def keep_symbols(path: str) -> list[str]:
 
 
 def _details(summary: Summary) -> list[str]:
-    seconds = (summary.span.end_ns - summary.span.begin_ns) / 1e9
+    seconds = summary.recorded_ns / 1e9
     rings = f"{summary.ring_bytes >> 10} kB per CPU, {summary.ring_fullest:.0%} used at most"
     counters = ", ".join(f"{cause.name} {counter.events}" for cause, counter in summary.counters.items())
     lines = [

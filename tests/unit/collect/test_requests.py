@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to a recorder that runs, and a pause that begins while others wait."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from perf_offcpu.collect.control import ControlFds
+from perf_offcpu.collect.options import RecordOptions
+from perf_offcpu.collect.requests import Requests
+from perf_offcpu.collect.rotation import Rotation
+from perf_offcpu.collect.session import Session
+from perf_offcpu.collect.system.signals import RecordingSignals
+from perf_offcpu.collect.targets import Target
+
+MS = 10**6
+
+
+class Place:
+    """Requests with their pipe, and all that was said."""
+
+    def __init__(self, commands: str, rotation: Rotation | None, period_ns: int = 2 * MS) -> None:
+        theirs, ours = os.pipe()
+        os.write(ours, commands.encode())
+        os.close(ours)
+        self.said: list[str] = []
+        self.signals = cast(RecordingSignals, SimpleNamespace(rotate=False))
+        options = RecordOptions(
+            Target(), control=ControlFds(theirs), rotation=rotation, off_cpu_period_ns=period_ns
+        )
+        self.requests = Requests(options, self.signals, self.said.append)
+        self.requests.control.read()
+        os.close(theirs)
+
+
+def test_commands_are_carried_out_up_to_the_expected_one() -> None:
+    place = Place("ping\nperiod 7\ndisable\nenable\nstop\nenable\n", Rotation())
+    requests: Any = place.requests
+    assert requests.obey("disable") and requests.period_ns == 7 * MS and not requests.stopping
+    assert requests.take_rotate() and not requests.take_rotate(), "another period needs a new file"
+    assert requests.obey("enable")
+    assert not requests.obey("enable") and requests.stopping, "nothing counts after the end"
+    assert place.said == []
+
+
+@pytest.mark.parametrize(
+    ("commands", "rotation", "period_ns", "sentence"),
+    [
+        ("snapshot\nperiod 7\n", None, 2 * MS, "there is no --switch-output"),
+        ("period x\nperiod 0\n", Rotation(), 2 * MS, "not 0.001 or more"),
+        ("period 7\n", Rotation(), 0, "waits are not sampled by length"),
+    ],
+)
+def test_requests_that_cannot_be_met_change_nothing(
+    commands: str, rotation: Rotation | None, period_ns: int, sentence: str
+) -> None:
+    place = Place(commands, rotation, period_ns)
+    assert not place.requests.obey("disable") and not place.requests.take_rotate()
+    assert place.requests.period_ns == period_ns
+    assert len(place.said) == commands.count("\n") and all(sentence in one for one in place.said)
+
+
+class Pausing(Session):
+    """A session of which only the steps in a pause are left."""
+
+    def __init__(self, commands: str, rotation: Rotation) -> None:
+        place = Place(commands, rotation)
+        self.steps: list[str] = []
+        self.requests, self.signals = place.requests, place.signals
+        self.options = RecordOptions(Target(), rotation=rotation)
+        self.collector: Any = SimpleNamespace(pause=None, span=None, sleep=None)
+        self.file: Any = SimpleNamespace(pause=lambda span: None, size=50, age_s=1.0)
+        self.hotplug: Any = SimpleNamespace(has_changed=False)
+        self.paused = self.between_files = False
+        self.say = self.steps.append
+
+    def _end_part(self, stop: Any) -> None: ...
+
+    def _while_draining(self, work: Any) -> Any: ...
+
+    def _drain(self) -> None:
+        self.steps.append("drain")
+
+    def _wait(self, waiter: Any, most_s: float) -> bool:
+        self.steps.append("wait")
+        return self.steps.count("wait") > 2
+
+    def _leave_file(self) -> None:
+        self.between_files = True
+        self.steps.append("leave")
+
+    def _go_on(self) -> None:
+        self.steps.append("go on")
+
+
+@pytest.mark.parametrize(
+    ("commands", "rotation", "steps"),
+    [
+        ("snapshot\n", Rotation(), ["leave", "wait", "wait", "wait"]),
+        ("enable\n", Rotation(), ["go on"]),
+        ("snapshot\nenable\n", Rotation(), ["leave", "go on"]),
+        ("stop\n", Rotation(), []),
+        ("", Rotation(), ["wait", "drain", "wait", "drain", "wait"]),
+        ("", Rotation(size_bytes=50), ["leave", "wait", "wait", "wait"]),
+        ("", Rotation(seconds=2), ["wait", "drain", "wait", "drain", "wait"]),
+    ],
+)
+def test_commands_that_come_with_disable_are_not_waited_for(
+    commands: str, rotation: Rotation, steps: list[str]
+) -> None:
+    session: Any = Pausing(commands, rotation)
+    went_on = session._pause(None)
+    assert session.steps == ["Events disabled", *steps]
+    assert went_on == ("go on" in steps)
