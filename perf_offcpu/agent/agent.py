@@ -73,7 +73,8 @@ class Agent:
         self._started_s = self._measured_s = 0.0
         self._ending = False
         self._keeper = BudgetKeeper(self.config, self.metrics, say)
-        self._segment_began_s = 0.0
+        self._segment_began_s = 0.0  # 0: no segment grows
+        self._in_pause = False  # by what the recorder has said
         self._notifier = Notifier()
         self._open_sinks(self.config)
         port = self.config.port
@@ -134,7 +135,7 @@ class Agent:
 
     def _end_segment(self, now: float) -> float:
         """Begin another segment if it is time; return when that is next."""
-        if self._recorder is None or not self._recorder.is_recording:
+        if self._recorder is None or not self._recorder.is_recording or not self._segment_began_s:
             return now + TICK_S
         if now >= self._segment_began_s + self._keeper.segment_s:
             self._segment_began_s = now
@@ -150,19 +151,20 @@ class Agent:
         self._ending = True
 
     def _on_recording(self, _text: str) -> None:
-        self._segment_began_s = self._segment_began_s or time.monotonic()
+        self._in_pause, self._segment_began_s = False, self._segment_began_s or time.monotonic()
         self.metrics.set("recording", 1)
         self._notifier.send(
             f"STATUS=recording, one sample for {self._keeper.period_ns / 1e6:g} ms of waiting"
         )
 
     def _on_paused(self, _text: str) -> None:
+        self._in_pause = True
         self.metrics.set("recording", 0)
         self._notifier.send("STATUS=recording pauses, to keep to --max-cpu")
 
     def _on_complete(self, name: str) -> None:
         self._complete.add(name)
-        if self._keeper.paused:  # the next one begins after the pause
+        if self._in_pause:  # the next one begins after it; one that ends before the pause has been followed
             self._segment_began_s = 0.0
             self.ledger.pause(name, BUDGET)
             self._save_account()
@@ -215,7 +217,8 @@ class Agent:
         self.spool.tidy()  # a recorder that was killed
         run = self.ledger.begin_run(self._next_cause)
         self._save_account()
-        self._next_cause, self._started_s, self._segment_began_s = RECORDER, time.monotonic(), 0.0
+        self._next_cause, self._started_s = RECORDER, time.monotonic()
+        self._in_pause, self._segment_began_s = False, 0.0
         self.metrics.set("period_seconds", self._keeper.period_ns / 1e9)
         said = lambda kind, text: self._mail.put((kind, text))  # noqa: E731
         self._recorder = Recorder(self.spool, self.config, self._keeper.period_ns, run, said)
