@@ -276,7 +276,7 @@ NO_USER_STACK = _samples("no-user-stack", "user stack not recorded")
 NO_KERNEL_STACK = _samples("no-kernel-stack", "kernel stack not recorded")
 NO_DEFERRED_STACK = _samples("no-deferred-stack", "deferred user stack never came")
 STACK_CUT = _samples("stack-cut", "stack cut before its root")
-STILL_BLOCKED = _samples("still-blocked", "still blocked when the recording ended")
+STILL_BLOCKED = _samples("still-blocked", "still blocked when the recording ended or paused")
 BEGAN_BEFORE = _samples("began-before", "began before the recording")
 
 CAUSES = {row.name: row for row in list(vars().values()) if isinstance(row, LossCause)}

@@ -103,7 +103,7 @@ class CollectorAccount:
     def _read(self, values: dict[str, Any]) -> None:
         names = ("begin_ns", "end_ns", "threshold_ns")
         begin, end, threshold = (min(values[name], 2**63 - 1) for name in names)
-        # There is one for each time between pauses, and a file may be several put together by other tools.
+        # An account for each time between pauses; and other tools may have put several files into one.
         self.spans.append((begin, end))
         self.begin_ns = min(begin, self.begin_ns or begin)
         self.end_ns = max(end, self.end_ns)
@@ -115,15 +115,15 @@ class CollectorAccount:
             self._note(cause, counter["events"], min(counter["ns"], 2**63 - 1))
 
     def _note(self, cause: LossCause, events: int, ns: int) -> None:
-        """Add to a counter; the time of some is no sum."""
+        """Add to a counter. Of times that are no sums (a period, a threshold) the longest counts."""
         known, known_ns = self.notes.get(cause.name, (0, 0))
         is_sum = cause not in (losses.SAMPLING_PERIOD, losses.THRESHOLD_RAISED)
         self.notes[cause.name] = known + events, known_ns + ns if is_sum else max(known_ns, ns)
 
     def parts(self) -> tuple[tuple[int, int], ...]:
-        """Return (begin, end) of each time between pauses; () if there were no pauses."""
+        """Return (begin, end) of each time between pauses, ns, ascending; () if there were no pauses."""
         found: list[tuple[int, int]] = []
-        for begin, end in sorted(self.spans):
+        for begin, end in sorted(span for span in self.spans if 0 < span[0] <= span[1]):  # others are damaged
             if found and begin <= found[-1][1]:
                 found[-1] = found[-1][0], max(found[-1][1], end)
             else:

@@ -281,7 +281,7 @@ class Meta:
 
     @property
     def paused_ns(self) -> int:
-        """Time of all pauses."""
+        """Return the time of all pauses; 0 for joined recordings."""
         return sum(later - earlier for (_, earlier), (later, _) in pairwise(self.parts))
 
     @property

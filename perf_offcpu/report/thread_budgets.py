@@ -9,6 +9,7 @@ rows of `rest`, which sum up what is over the limit, they add up to `total`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -184,6 +185,7 @@ def _cgroups(profile: Profile, tids: I32) -> I64:
 def _derived(profile: Profile) -> _Lives | None:
     samples, meta = profile.samples, profile.meta
     begin, end = meta.begin_ns or meta.first_ns, meta.end_ns or meta.last_ns
+    parts = meta.parts or ((begin, end),)
     offcpu = profile.is_offcpu()
     if end <= begin or begin < 0 or not offcpu.any():
         return None
@@ -201,7 +203,7 @@ def _derived(profile: Profile) -> _Lives | None:
         samples.pid[first],
         samples.tid[first],
         samples.comm[first].astype(np.int64),
-        _lives(profile, samples.tid[first], begin, end),
+        _lives(profile, samples.tid[first], parts),
         None,
         runnable,
         {letter: column(letter) for letter in letters if letter != "R"},
@@ -209,11 +211,14 @@ def _derived(profile: Profile) -> _Lives | None:
     )
 
 
-def _lives(profile: Profile, tids: I32, begin: int, end: int) -> I64:
-    """Return int64[n], the time that these threads lived between begin and end."""
+def _lives(profile: Profile, tids: I32, parts: Sequence[tuple[int, int]]) -> I64:
+    """Return int64[n], the time that these threads lived in the parts (begin, end) of a recording."""
     tasks = profile.tasks
     row = rows_at(tasks.tid, tasks.begin_ns, tids, np.full(len(tids), -1, np.int64))
     born = np.append(tasks.begin_ns, 0)[row]
     died = np.append(tasks.end_ns, -1)[row]
-    lived: I64 = np.where(died >= 0, np.minimum(died, end), end) - np.maximum(born, begin)
+    died = np.where(died >= 0, died, parts[-1][1])
+    lived: I64 = np.zeros(len(tids), np.int64)
+    for begin, end in parts:
+        lived += np.maximum(np.minimum(died, end) - np.maximum(born, begin), 0)
     return lived

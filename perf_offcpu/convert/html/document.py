@@ -49,7 +49,7 @@ _OPTIONAL = {"object", "cgroup", "event"}
 FLAGS = {
     SampleFlag.OFFCPU: "wait",
     SampleFlag.PREEMPTED: "preempted",
-    SampleFlag.STILL_BLOCKED: "still blocked when the recording ended",
+    SampleFlag.STILL_BLOCKED: "still blocked when the recording ended or paused",
     SampleFlag.BEGAN_BEFORE: "began before the recording",
     SampleFlag.WAKER_INTERRUPT: "ended by an interrupt",
     SampleFlag.UNTIMED: "without a time",

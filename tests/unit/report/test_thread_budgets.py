@@ -38,6 +38,14 @@ def test_derived_from_waits() -> None:
         assert row.runnable + sum(row.blocked.values()) + row.unknown == row.wall
 
 
+def test_pauses_are_no_time_of_threads() -> None:
+    profile = waits()
+    profile.meta.parts = ((1000, 1600), (1700, 2000))
+    table = budget_table(profile)
+    assert table is not None
+    assert [row.wall for row in table.rows] == [900, 300], "the second lives from 1500 to 1900"
+
+
 def test_counted_by_the_collector() -> None:
     profile = waits()
     profile.budget = Budget.filled(
