@@ -26,10 +26,10 @@ BUDGET: Final = "budget"
 CLOCK_STEP_NS: Final = 100_000_000
 _KEPT_CAUSES: Final = 64
 _AFTER: Final = "~"
-"""Behind the name of a recording: after it. Such keys sort between that name and the next."""
-
+"""Ends the key of a gap after a recording: it sorts between the name of that recording and the next one."""
 
 Parts = Sequence[tuple[int, int]]
+"""(begin, end) of each time between pauses, ns; at least one."""
 
 
 class Missing(NamedTuple):
@@ -124,7 +124,7 @@ class Ledger:
         """Account a delivered segment, the gap before it, and its pauses.
 
         Args:
-            parts: (begin, end) of each time between pauses, CLOCK_MONOTONIC, at least one.
+            parts: the recorded times, CLOCK_MONOTONIC.
             utc_ns: UTC minus CLOCK_MONOTONIC; 0 unknown.
         """
         with self._lock:

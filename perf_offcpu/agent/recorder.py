@@ -4,7 +4,7 @@
 It is a process of its own, so that nothing that the agent does keeps rings from being emptied. It ends with
 the agent, however that ends (`--until-exit`), and completes its file; it holds the lock of the spool until
 then. What it says on standard error tells which files are complete. It pauses, and changes its period, on
-command (`--control`): a start takes about a second of CPU time, that does not.
+command (`--control`), which saves the second of CPU time that a start takes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from perf_offcpu.text import printable
 SAMPLES_A_SECOND: Final = 100
 """Samples that cost about a hundredth of a CPU, from the ring to the dataset."""
 _LONGEST_FILES, _LONGEST_FILE_S = 2, 600
-"""Files end when the agent says so, and after these segments and seconds if it does not."""
+"""Limit of a file whose end the agent does not ask for: the time of these segments, and these seconds."""
 _LEAST_RATE: Final = 10
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")

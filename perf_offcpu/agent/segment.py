@@ -38,7 +38,7 @@ def read_segment(
 
     Args:
         after_ns: end of the file before it, of the same recorder; 0 none.
-        clock: is called with the clocks of now, if the recording has none; returns those it shall have.
+        clock: is called if the recording has no clocks, with the present ones; returns those to take.
 
     Raises:
         FormatError: it is no recording.
@@ -84,7 +84,7 @@ def completed(recording: Recording, after_ns: int, clock: ClockPair) -> Recordin
 def _parts(recording: Recording, end_ns: int) -> tuple[tuple[int, int], ...]:
     """Return (begin, end) of each time between pauses, with the last one, which has no account.
 
-    The begin of that is not known: at most that of its first sample.
+    The last one begins with its first sample: its true begin is not in the file.
     """
     meta, times = recording.meta, recording.samples.time_ns
     if not meta.end_ns or end_ns <= meta.end_ns:

@@ -79,7 +79,7 @@ class DatasetSink:
         """Write a segment, in place of one of the same time; return its bytes.
 
         Args:
-            missing: the time before it that is in no segment.
+            missing: the gap before it; None for none.
 
         Raises:
             OSError, PerfOffcpuError: it cannot be written.

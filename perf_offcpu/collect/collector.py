@@ -62,7 +62,7 @@ class Collector:
         say: is called with a sentence for what differs from what was asked for.
 
     Attributes:
-        span: when waits are recorded; its end is 0 until `end`.
+        span: when waits are recorded, since the last `resume`; its end is 0 until `pause` or `end`.
         rings: the rings of samples.
         pressure: measures the time between two drains.
         build_ids: build-ids of mapped files.
@@ -258,12 +258,12 @@ class Collector:
         self._side_rings.owner.disable()
 
     def sleep(self) -> None:
-        """Let the programs take no time until `wake`: after `pause` or `end`."""
+        """Detach the programs of a steady recording until `wake`: they take no time. After `pause`."""
         if self.options.is_steady:
             self.program.detach()
 
     def wake(self) -> None:
-        """End `sleep`, before `resume`."""
+        """Attach the programs again after `sleep`, before `resume`."""
         if self.options.is_steady:
             self.program.attach()
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands to a recorder that runs, through a descriptor, as of `perf record --control fd:CTL,ACK`.
 
-A command is a line. After each one that was carried out, "ack" and a newline are written, if there is a
-descriptor for that.
+A command is a line. Each is answered with "ack" and a newline, if there is a descriptor for answers; also one
+that cannot be carried out, of which a sentence on standard error tells.
 
 Source: tools/perf/util/evlist.h (EVLIST_CTL_CMD_*_TAG), evlist.c: evlist__ctlfd_process(); `period` is ours.
 """
@@ -21,7 +21,7 @@ _LEAST_PERIOD_NS = 1000
 COMMANDS = ("enable", "disable", "snapshot", "period", "stop", "ping")
 _ACK = b"ack\n"
 _LONGEST = 256
-"""Bytes of a line; what is longer is no command."""
+"""Largest size of a line that comes in pieces, bytes; a longer one is no command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Control:
         return -1 if self._fds is None else self._fds.commands
 
     def read(self) -> bool:
-        """Read what has come; return False if nothing will come any more."""
+        """Read the commands that have come; return False at the end of the input."""
         assert self._fds is not None
         try:
             data = os.read(self._fds.commands, 4096)
@@ -103,11 +103,11 @@ class Control:
         return bool(data)
 
     def next(self) -> Command | None:
-        """Return the next command, which is to be carried out; None if there is none."""
+        """Remove and return the next command; None if there is none."""
         return self._commands.popleft() if self._commands else None
 
     def acknowledge(self) -> None:
-        """Say that a command was carried out; nobody has to listen."""
+        """Answer a command; a reader that is gone or slow is left out."""
         if self._fds is not None and self._fds.acks >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._fds.acks, _ACK)

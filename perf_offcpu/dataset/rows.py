@@ -208,7 +208,7 @@ def gap_columns(gaps: Sequence[Gap], host: Host) -> dict[str, Any]:
 
 
 def host_columns(profile: Profile, host: Host, offset_ns: int, parts: Parts) -> dict[str, Any]:
-    """Return the columns of HOSTS: a row for each of some times between pauses."""
+    """Return the columns of HOSTS: a row for each of these parts of the recorded time."""
     import pyarrow as pa
 
     number = len(parts)

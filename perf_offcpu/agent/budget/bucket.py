@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A budget: how much may be spent by now.
 
-A bucket fills at a constant rate up to a limit. What is spent is taken out, also more than there is. The rate
-is chosen so that no window of `window_s` seconds sees more than its share, although the bucket may be full at
-its begin.
+A bucket fills at a constant rate up to a limit. Amounts that are spent are taken out, also where that leaves
+less than 0. The rate is chosen so that no window of `window_s` seconds sees more than its share, although the
+bucket may be full at its begin.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Bucket:
     """A budget of `share` units in each window of `window_s` seconds, full at first.
 
     Attributes:
-        level: what may be spent now; below 0: too much was.
+        level: the amount that may be spent now; below 0 after overspending.
     """
 
     def __init__(self, share: float, window_s: float, now_s: float) -> None:

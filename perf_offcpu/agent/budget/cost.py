@@ -48,13 +48,17 @@ class Cost:
         self._recorder_s = max(self._recorder_s, ended.ru_utime + ended.ru_stime + running_s)
 
     def note_bpf(self, was_recording: bool) -> None:
-        """Count the time of BPF programs since the last call; also when recording begins or pauses."""
+        """Count the time of BPF programs since the last call; also called when recording begins or pauses.
+
+        Args:
+            was_recording: recording was on since the last call.
+        """
         before, self._switches = self._switches, context_switches()
         if was_recording:
             self._bpf_s += self._s_per_switch * (self._switches - before)
 
     def bpf_share(self) -> float:
-        """Return what BPF programs would have taken of a CPU since the last call, had they recorded."""
+        """Return the part of a CPU that BPF programs would have taken since the last call without pauses."""
         now, (before_s, before) = time.monotonic(), self._began
         self._began = now, context_switches()
         return self._s_per_switch * (self._began[1] - before) / max(now - before_s, 1e-3)

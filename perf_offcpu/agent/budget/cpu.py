@@ -52,7 +52,7 @@ class CpuBudget:
 
     @property
     def level_s(self) -> float:
-        """Return the CPU time that may be spent at once; below 0: too much was."""
+        """Return the CPU time that may be spent at once; below 0 after overspending."""
         return self._bucket.level
 
     @property
@@ -67,7 +67,7 @@ class CpuBudget:
 
     @property
     def noted_s(self) -> float:
-        """Return the time that `recent` is about."""
+        """Return the time over which `recent` averages."""
         return self._notes[-1][0] - self._notes[0][0] if self._notes else 0.0
 
     def recent(self, window_s: float = RECENT_S) -> float:

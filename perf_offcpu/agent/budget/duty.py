@@ -14,7 +14,7 @@ from perf_offcpu.agent.budget.cpu import CpuBudget
 
 MINUTE_S: Final = 60.0
 LEAST_S: Final = 3.0
-"""Recorded of a minute at least, unless the budget is overdrawn by more than `DEEPEST` bursts."""
+"""Shortest part of a minute, unless the budget is overdrawn by more than `DEEPEST` bursts: then none."""
 DEEPEST: Final = 2.0
 """Number of bursts; a burst is the CPU time that may be spent at once."""
 _SURPRISE: Final = 0.5
@@ -64,7 +64,7 @@ class Duty:
 
         Args:
             recorded_s: seconds of this minute that were recorded.
-            bpf_share: what the BPF programs take of a CPU while they record.
+            bpf_share: part of a CPU that the BPF programs take while they record.
             segment_s: length of a segment, if all is recorded.
 
         Returns:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep a running agent to `--max-cpu`: measure what it costs, and choose what it does.
+"""Keep a running agent to `--max-cpu`: measure its CPU time, and choose what it records.
 
 In this order, as the cost approaches the budget: longer segments, a longer sampling period, a part of each
 minute only.
@@ -58,7 +58,7 @@ class BudgetKeeper:
         self._length = SegmentLength(config.segment_s)
 
     def measure(self, recorder: Recorder | None) -> None:
-        """Look at what all of it costs."""
+        """Measure CPU time and memory of all parts of the agent."""
         metrics, cost = self._metrics, self._cost
         cost.measure(recorder)
         self._budget.note(cost.total_s, time.monotonic())
@@ -70,7 +70,11 @@ class BudgetKeeper:
         metrics.set("cpu_share_limit", self._config.max_cpu)
 
     def after_segment(self, samples: float, seconds: float, recorder: Recorder | None) -> None:
-        """Choose length and period of the next segments after one was delivered."""
+        """Choose length and period of the next segments after one was delivered.
+
+        Args:
+            samples, seconds: number of its samples, and its recorded time.
+        """
         now, budget = time.monotonic(), self._budget
         if not budget.is_counting:
             budget.begin(now)

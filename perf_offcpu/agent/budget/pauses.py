@@ -13,7 +13,7 @@ from typing import Final
 COSTLY_S: Final = 0.5
 """CPU time of a recorder in a pause from which on a file for each part of a minute is cheaper."""
 _FOR_S: Final = 600.0
-"""Time after which following is tried again."""
+"""Time after which the recorder follows processes again, to see whether that has become cheap."""
 
 
 class Pauses:
@@ -33,13 +33,13 @@ class Pauses:
 
         Args:
             cpu_s: CPU time of the recorder up to now.
-            is_short: it lasts a part of a minute.
+            is_short: it ends with the minute.
         """
         self.paused, self.following = True, is_short and now_s >= self._costly_until_s
         self._cpu_s = cpu_s
 
     def look(self, now_s: float, cpu_s: float) -> None:
-        """Note at the end of a minute what the recorder took to follow processes; arguments as of `begin`."""
+        """Note at the end of a minute the CPU time of following processes; arguments as of `begin`."""
         if self.following and cpu_s - self._cpu_s > COSTLY_S:
             self._costly_until_s = now_s + _FOR_S
         self._cpu_s = cpu_s

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sampling period, where samples are what costs."""
+"""Choose the sampling period: a longer one where samples are what costs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_RAISE: Final = 64
 _LOWER_BELOW: Final = 0.6
 _LEAST_S: Final = 600.0
 _KNOWN_S: Final = 240.0
-"""Time over which the cost must be known, before it says something."""
+"""Least time over which the cost is measured before the period changes."""
 
 
 class Period:

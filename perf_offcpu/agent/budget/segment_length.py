@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The length of segments, each of which has a cost of its own."""
+"""Choose the length of segments: each has a cost of its own."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Kprobe:
         perf_event.enable(self._fd)
 
     def detach(self) -> None:
-        """Run the program no more."""
+        """Stop running the program, until `attach`."""
         if self._fd >= 0 and self._has_program:
             perf_event.disable(self._fd)
 

@@ -132,7 +132,7 @@ class ProgramMaps:
         bpf_syscall.update(self._fds["control"], _u32(0), self._control.tobytes())
 
     def start(self) -> None:
-        """Begin to record, or go on after `stop`: what was noted of tasks before does not count any more."""
+        """Begin to record, or go on after `stop`; notes on tasks from before `stop` do not count any more."""
         self._stopped = False
         self.set_control(enabled=1, begin_ns=now_ns(), end_ns=0)
 

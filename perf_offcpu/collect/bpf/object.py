@@ -33,7 +33,7 @@ _CALL = 0x85  # BPF_JMP | BPF_CALL
 _PSEUDO_KFUNC_CALL = 2
 
 KERNEL_FUNCTION = 1 << 30
-"""Added to the BTF id of a kernel function, the number of the helper as which the compiler knows it."""
+"""Plus the BTF id of a kernel function: the number of a helper, as which the compiler calls the function."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,13 +32,13 @@ _LAST_BYTES = 4096
 
 @dataclass(slots=True)
 class KnownKernel:
-    """Records that were made for an earlier file, and what tells that they still hold.
+    """Records made for an earlier file, and the state of the kernel that they describe.
 
     Args:
-        changes: number of symbols that the kernel has announced since: BPF programs that came or went.
+        changes: number of symbols that the kernel has announced: BPF programs that came or went.
         made_at: `changes` when the records were made, with `modules`, the text of /proc/modules.
-        records: these; empty for none.
-        files: their build-ids.
+        records: of the kernel, its modules and BPF programs; empty for none.
+        files: name → build-id, as of `KernelMaps`.
     """
 
     changes: int = 0
@@ -52,7 +52,7 @@ class KernelMaps:
     """The records of kernel text, modules and BPF programs.
 
     Args:
-        known: records of an earlier file, replaced by those of this one.
+        known: records of an earlier file; replaced by the records of this one.
 
     Attributes:
         files: name → build-id of the kernel and of each module that has one.

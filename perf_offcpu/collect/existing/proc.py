@@ -47,10 +47,10 @@ class Mapping:
 
 
 class KnownTasks:
-    """Records of the last scan: where a process is as it was, they are not made again.
+    """Records of the last scan, used again for processes that have not changed.
 
     Args:
-        most_bytes: of the records of one scan that are kept.
+        most_bytes: largest size of the records of one scan that are kept.
     """
 
     def __init__(self, most_bytes: int = 16 << 20) -> None:
@@ -60,15 +60,15 @@ class KnownTasks:
         self._bytes = 0
 
     def begin(self) -> None:
-        """Begin a scan; what is not asked for in it is forgotten."""
+        """Begin a scan; records that are not asked for in it are forgotten."""
         self._last, self._next, self._bytes = self._next, {}, 0
 
-    def records(self, of: Hashable, content: Hashable, make: Callable[[], bytes]) -> bytes:
-        """Return the records of something, made anew unless its content is that of the last scan."""
-        known = self._last.get(of)
+    def records(self, key: Hashable, content: Hashable, make: Callable[[], bytes]) -> bytes:
+        """Return the records of a key; call `make` unless its content is that of the last scan."""
+        known = self._last.get(key)
         found = known[1] if known is not None and known[0] == content else make()
         if self._bytes + len(found) <= self._most_bytes:
-            self._next[of] = content, found
+            self._next[key] = content, found
             self._bytes += len(found)
         return found
 
@@ -81,7 +81,7 @@ class ProcScan:
             names are recorded, because they may be parents or wakers.
         build_ids: gathers the build-ids of mapped files.
         data_maps: also record files mapped for reading.
-        known: records of the last scan, with the same `data_maps`; replaced by those of this one.
+        known: records of the last scan, with the same `data_maps`; replaced by the records of this one.
 
     Attributes:
         skipped: lines of /proc that were left out.

@@ -45,7 +45,7 @@ def describe(rows: NDArray[Any], *, names: bool, ports: ListeningPorts | None = 
     Args:
         rows: of `struct offcpu_object`.
         names: look up names; else only numbers and addresses are described.
-        ports: the ports that are known.
+        ports: finds listening ports; None: nothing is known of them yet.
     """
     mounts = Mounts()
     maps_of, ports_of = functools.cache(mappings_of), (ports or ListeningPorts(PORTS_S)).of

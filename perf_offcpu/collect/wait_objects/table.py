@@ -37,18 +37,18 @@ NAMING_S = 2.0
 _MOST_SETS = 256
 _MOST_KNOWN = 1 << 14
 _IDENTITY = ["id", "kind", "pid", "fd", "device", "inode", "number", "address", "peer_inode"]
-"""Members of `struct offcpu_object` that make it the same one, at the same place."""
+"""Members of `struct offcpu_object` by which the description of an object is found again."""
 STEADY_KNOWN_S, STEADY_PORTS_S = 300.0, 20.0
-"""Times for which names of objects, which each file needs, and listening ports hold in many files."""
+"""Seconds for which names of objects and listening ports stay valid in a steady recording."""
 SCAN_SHARE, STEADY_SCAN_SHARE = 0.05, 0.002
-"""Part of a CPU for scans of all processes, for the other ends of pipes; the second in many files."""
+"""Largest part of a CPU for scans of all processes, which find the other ends of pipes."""
 
 
 class KnownObjects:
-    """Descriptions of objects that hold for some time: each file needs those of all that were waited for.
+    """Descriptions of objects, used again for some time: each file needs the descriptions of its objects.
 
     Args:
-        valid_s: 0 for none.
+        valid_s: time for which a description is used again; 0: never.
     """
 
     def __init__(self, valid_s: float) -> None:
@@ -102,7 +102,7 @@ class ObjectTable:
             self._begin(rows)
 
     def _next_rows(self, scan_now: bool) -> NDArray[np.void]:
-        """Return the objects to be named now, and hold those that wait for a scan; argument as of `follow`."""
+        """Return the objects to be named now, and hold objects that wait for a scan; see `follow`."""
         rows = self._collector.program.maps.take_objects()
         if len(self._held):
             rows = np.concatenate([self._held, rows])

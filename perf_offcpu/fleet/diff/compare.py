@@ -184,5 +184,5 @@ def _table(
 
 
 def _order(row: Row) -> tuple[Any, ...]:
-    """Return the place of a row: by its texts where the change is equal, as engines have no order of rows."""
+    """Return the sort key of a row; texts decide between equal changes: engines return rows in any order."""
     return not row.is_significant, -abs(row.change), row.values, row.frames

@@ -37,9 +37,9 @@ def cube_of(selected: Selected, keys: Sequence[str]) -> Cube:
 
 
 def heaviest(cubes: Sequence[Cube], keys: Sequence[str]) -> list[Key]:
-    """Return the values of the rows that are among the heaviest of any cube, in an order of their own.
+    """Return the values of the rows that are among the heaviest of any cube, sorted.
 
-    Engines return rows of equal weight in any order, and sums of numbers depend on theirs in the last digit.
+    Engines return rows of equal weight in any order, and the last digit of a sum depends on the order.
     """
     columns = [column_of(key) for key in keys]
     found: dict[Key, None] = {}

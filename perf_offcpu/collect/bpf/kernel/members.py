@@ -46,7 +46,7 @@ _QUEUE = {
     "CFS_RQ_RQ": "cfs_rq.rq",
     "RQ_CLOCK": "rq.clock",
 }
-"""Since when a task is on a run queue, and the clock of that (CONFIG_SCHED_INFO, CONFIG_FAIR_GROUP_SCHED)."""
+"""When a task came to a run queue, and the clock of that (CONFIG_SCHED_INFO, CONFIG_FAIR_GROUP_SCHED)."""
 _THROTTLING = {"TASK_CFS_RQ": "task_struct.se.cfs_rq", "CFS_RQ_THROTTLE_COUNT": "cfs_rq.throttle_count"}
 """Members that show a throttled control group on kernels without task_struct.throttled (Linux 6.18)."""
 _PROPERTIES = {
