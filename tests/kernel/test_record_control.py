@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import subprocess
 import sys
 import time
@@ -19,10 +21,12 @@ from conftest import PATIENCE
 from kernel.recorder import MS, PROGRAM, bpf_programs_of, budget_of, lost, run
 
 from perf_offcpu import losses
+from perf_offcpu.abi.features import Feature
 from perf_offcpu.agent.segment import read_segment
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.columns import Bool
 from perf_offcpu.model.recording import Budget, Recording, SampleFlag, Samples
+from perf_offcpu.perfdata.reader import PerfDataReader
 
 pytestmark = pytest.mark.beside
 
@@ -154,6 +158,8 @@ def test_pauses_are_in_the_file_without_waits(tmp_path: Path, options: tuple[str
     gaps = [after[0] - before[1] for before, after in pairwise(meta.parts)]
     assert len(gaps) == 2 and gaps[0] > 300 * MS and gaps[1] > 600 * MS
     assert (meta.begin_ns, meta.end_ns) == (meta.parts[0][0], meta.parts[-1][1])
+    with PerfDataReader.open(next(tmp_path.glob("perf.data.*"))) as reader:
+        assert reader.features.values(Feature.SAMPLE_TIME) == {"first": meta.begin_ns, "last": meta.end_ns}
     known = np.zeros(len(samples), np.bool_)
     for begin, end in meta.parts:
         known |= is_within(samples, begin, end)
@@ -184,6 +190,54 @@ def test_file_ends_in_a_pause_if_another_is_asked_for(tmp_path: Path, options: t
         assert recording.meta.parts == ()
         check_part(recording, recording.meta.begin_ns, recording.meta.end_ns, told)
         assert is_within(recording.samples, recording.meta.begin_ns, recording.meta.end_ns).all()
+
+
+def test_commands_that_come_with_disable_are_carried_out_in_the_pause(tmp_path: Path) -> None:
+    """As the agent sends them. A recorder that pauses looks again after a minute, if nothing wakes it."""
+    with program() as told, controlled("-p", str(told[0]), cwd=tmp_path) as recorder:
+        time.sleep(0.2)
+        os.write(recorder.commands, b"disable\nsnapshot\n")
+        answers = b""
+        while answers.count(b"\n") < 2:
+            assert select.select([recorder.acks], [], [], 30)[0], f"after {answers!r}"
+            answers += os.read(recorder.acks, 100)
+        recorder.tell("ping")  # the file has its end by the next answer
+        (path,) = tmp_path.glob("perf.data.*")
+        with PerfDataReader.open(path) as reader:
+            assert reader.features.values(Feature.SAMPLE_TIME) is not None
+        os.write(recorder.commands, b"enable\ndisable\nenable\n")
+        said = recorder.end()
+    assert said.count("Events disabled") == said.count("Events enabled") == 2 and said.count(" dump ") == 1
+    assert [len(one.meta.parts) for one in files(tmp_path)] == [0, 2]
+
+
+@pytest.mark.alone
+def test_disk_that_is_full_in_a_pause_has_each_blocked_thread_once(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16M", "none", disk], check=True)
+    try:
+        with (
+            program() as told,
+            controlled("-p", str(told[0]), "-o", disk / "perf.data", cwd=tmp_path, several=False) as recorder,
+        ):
+            time.sleep(0.3)
+            recorder.tell("disable")
+            with open(disk / "ballast", "wb", buffering=0) as ballast, contextlib.suppress(OSError):
+                while True:
+                    ballast.write(bytes(4096))
+            for _ in range(200):  # side-band records, more than there is room for in the last block
+                subprocess.run(["true"], check=True)
+            os.write(recorder.commands, b"stop\n")
+            _, said = recorder.process.communicate(timeout=60 * PATIENCE)
+        assert recorder.process.returncode == 1 and "No space left" in said
+        recording = load_recording(disk / "perf.data")
+        samples = recording.samples
+        blocked = samples.tid[samples.has(SampleFlag.STILL_BLOCKED)].tolist()
+        assert told[1] in blocked and len(blocked) == len(set(blocked))
+        assert recording.losses[losses.RECORDS_UNWRITTEN] > 0 and recording.meta.parts == ()
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_process_that_starts_in_a_pause_is_known_after_it(tmp_path: Path) -> None:
