@@ -9,6 +9,8 @@ two steps, because what already runs must be looked at in between:
     ...                     # scan /proc
     collector.begin()       # waits and samples of the target flow, too
     ...                     # collector.drain(sink)
+    collector.pause()       # side-band records flow only
+    collector.resume()      # waits and samples flow again
     collector.end()         # nothing flows any more; counters and sums are final
 
 Everything here lives in file descriptors: when the recorder goes, however it goes, the kernel takes it all

@@ -34,6 +34,8 @@ from perf_offcpu.collect.wait_objects.sockets import ListeningPorts
 
 NAMING_S = 2.0
 """Longest time for names at the end of a file; /proc may wait for a lock of the process."""
+NAMES_AGAIN_S = 600.0
+"""Time without names after /proc did not answer: each attempt may leave a thread that waits for ever."""
 _MOST_SETS = 256
 _MOST_KNOWN = 1 << 14
 _IDENTITY = ["id", "kind", "pid", "fd", "device", "inode", "number", "address", "peer_inode"]
@@ -77,7 +79,7 @@ class ObjectTable:
     """The objects of one recording, on their way from the BPF program to files."""
 
     def __init__(self, collector: Collector) -> None:
-        self._collector, self._names = collector, collector.options.object_names
+        self._collector, self._unnamed_until = collector, 0.0
         self._naming: Future[list[Described]] | None = None
         self._named: NDArray[np.void] = np.empty(0, np.void)
         is_steady = collector.options.is_steady
@@ -88,6 +90,11 @@ class ObjectTable:
         self._scan_due = 0.0
         self._sets: dict[int, NDArray[np.void]] = {}  # epoll instances of this file by id, a row each
         self._unwritten: Iterator[Piece] = iter(())
+
+    @property
+    def _names(self) -> bool:
+        """Return whether names are looked up now."""
+        return self._collector.options.object_names and time.monotonic() >= self._unnamed_until
 
     def follow(self, files: Iterable[OutputFile], *, scan_now: bool = False) -> None:
         """Write the objects that have names by now, and begin to name new objects.
@@ -129,8 +136,8 @@ class ObjectTable:
 
     def _await(self, files: Iterable[OutputFile], until: float, drain: Callable[[], object]) -> None:
         while self._naming is not None:
-            if time.monotonic() > until:  # from here on without names: /proc does not answer
-                self._naming, self._names = None, False
+            if time.monotonic() > until:  # /proc does not answer
+                self._naming, self._unnamed_until = None, time.monotonic() + NAMES_AGAIN_S
                 self._write(describe(self._named, names=False), files)
             else:
                 wait([self._naming], NAP_S)
