@@ -93,7 +93,9 @@ class Counts(NamedTuple):
         counters = {}
         for cause, counter in self.counters.items():
             old = before.counters.get(cause, Counter(0))
-            counters[cause] = Counter(counter.events - old.events, counter.ns - old.ns)
+            # The highest threshold is no sum.
+            ns = counter.ns if cause is losses.THRESHOLD_RAISED else counter.ns - old.ns
+            counters[cause] = Counter(counter.events - old.events, ns)
         return Counts(counters, {one: count - before.lost.get(one, 0) for one, count in self.lost.items()})
 
 

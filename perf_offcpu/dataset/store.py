@@ -183,7 +183,7 @@ class RemoteStore:
             with self._errors(path):
                 try:
                     self.filesystem.pipe_file(self._at(path), staged.read())
-                except FileNotFoundError as problem:  # of the bucket
+                except FileNotFoundError as problem:  # there is no such bucket
                     raise PerfOffcpuError(f"{self.path(path)}: {problem}") from None
 
     def reader(self, path: str) -> IO[bytes]:

@@ -17,7 +17,7 @@ from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks
 from perf_offcpu.collect.kernel_totals.losses import Counter, Span, counters_event
 from perf_offcpu.collect.options import RecordOptions
-from perf_offcpu.collect.output_file import OutputFile
+from perf_offcpu.collect.output_file import Counts, OutputFile
 from perf_offcpu.collect.targets import Target
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.perfdata.reader import PerfDataReader
@@ -59,6 +59,14 @@ def test_span_and_losses_of_all_parts_are_in_the_file(tmp_path: Path) -> None:
     assert recording.losses[losses.LOST_SAMPLES] == collector.lost, "in no account or in two"
     with PerfDataReader.open(tmp_path / "perf.data") as reader:
         assert reader.features.values(Feature.SAMPLE_TIME) == {"first": 1000, "last": 6000}
+
+
+def test_counts_of_a_part_are_differences_but_for_the_highest_threshold() -> None:
+    before = Counts({losses.SAMPLES: Counter(3, 30), losses.THRESHOLD_RAISED: Counter(2, 900)}, {1: 5})
+    now = Counts({losses.SAMPLES: Counter(7, 50), losses.THRESHOLD_RAISED: Counter(3, 900)}, {1: 6, 2: 4})
+    counters = {losses.SAMPLES: Counter(4, 20), losses.THRESHOLD_RAISED: Counter(1, 900)}
+    assert now.since(before) == Counts(counters, {1: 1, 2: 4})
+    assert now.since(None) is now
 
 
 def test_file_that_ends_in_a_pause_has_no_further_account(tmp_path: Path) -> None:
