@@ -75,7 +75,7 @@ class Ledger:
         return self._end_ns if same_run and not dropped else 0
 
     def clock_of(self, name: str, now: tuple[int, int]) -> tuple[int, int]:
-        """Return the clocks of a recording that has none: at the first call those of now, then the same.
+        """Return the clocks for a recording that has none: `now` at the first call, then the same again.
 
         A segment is named by its time. One that is delivered again must have the name that it had.
 

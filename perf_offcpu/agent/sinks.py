@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FIRST_RETRY_S: Final = 1.0
 LAST_RETRY_S: Final = 300.0
 LATEST_S: Final = 3600.0
-"""Time for which a server may answer that it takes a message later."""
+"""Longest time for which one message is sent again because the server answers that it takes it later."""
 OVERDUE: Final = "overdue"
 
 Say = Callable[[str], None]

@@ -27,12 +27,10 @@ of its last wait, which is long past when the sum is written. Without them perf 
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeVar
 
 from perf_offcpu import losses
@@ -53,7 +51,7 @@ from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.signals import RecordingSignals
 from perf_offcpu.collect.targets import Target, TargetWatch
 from perf_offcpu.collect.wait_objects.table import ObjectTable
-from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload
+from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload, let_last_thread_leave
 from perf_offcpu.errors import RecordingError
 
 PROGRESS_S = 0.5
@@ -64,9 +62,6 @@ LOOK_S = 1.0
 
 PAUSED_S = 60.0
 """Longest wait while recording pauses; a command, a signal or a ring that has filled ends it."""
-
-LAST_SWITCH_S = 0.01
-"""Time for each task that a CPU has to run: several slices of the scheduler."""
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -163,7 +158,7 @@ class Session:
                 pass
             if not self.paused:
                 if not self.signals.received:
-                    self._while_draining(_let_last_thread_leave)
+                    self._while_draining(let_last_thread_leave)
                 self._end_part(self.collector.end)
                 self.file.finish(self.collector.span)
             elif not self.between_files:
@@ -386,13 +381,3 @@ class Session:
         self._totals_begun = True
         self.totals.write(self.file, last)
         self.summary.still_blocked = len(last.waiting())
-
-
-def _let_last_thread_leave() -> None:
-    """Give a thread that has just ended the time to leave its CPU.
-
-    A process has ended before its last thread is switched out for the last time, which completes the budget
-    of that thread. The recorder may take its CPU at that moment, and no list of tasks shows it any more.
-    """
-    runnable = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
-    time.sleep(LAST_SWITCH_S * max(1.0, runnable / (os.cpu_count() or 1)))

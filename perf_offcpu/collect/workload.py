@@ -12,8 +12,10 @@ import errno
 import os
 import select
 import signal
+import time
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from perf_offcpu.environment import environment_of_caller
@@ -21,6 +23,9 @@ from perf_offcpu.errors import TargetError
 
 EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE = 127, 126  # as shells have it
 SIGNAL_EXIT_BASE = 128
+
+LAST_SWITCH_S = 0.01
+"""Time for each task that a CPU has to run: several slices of the scheduler."""
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -128,3 +133,13 @@ def _reset_signals() -> None:
             signal.signal(signum, signal.SIG_DFL)
     for signum in _IGNORED_BY_PYTHON:
         signal.signal(signum, signal.SIG_DFL)
+
+
+def let_last_thread_leave() -> None:
+    """Give a thread that has just ended the time to leave its CPU.
+
+    A process has ended before its last thread is switched out for the last time, which completes the budget
+    of that thread. The recorder may take its CPU at that moment, and no list of tasks shows it any more.
+    """
+    runnable = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
+    time.sleep(LAST_SWITCH_S * max(1.0, runnable / (os.cpu_count() or 1)))
