@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands to a recorder that runs, through a descriptor, as of `perf record --control fd:CTL,ACK`.
 
-A command is a line. Each is answered with "ack" and a newline, if there is a descriptor for answers; also one
-that cannot be carried out, of which a sentence on standard error tells.
+A command is a line; a NUL or the end of the input ends it, too, as in perf. Each is answered with "ack" and a
+newline, if there is a descriptor for answers; also one that cannot be carried out, of which a sentence on
+standard error tells.
 
 Source: tools/perf/util/evlist.h (EVLIST_CTL_CMD_*_TAG), evlist.c: evlist__ctlfd_process(); `period` is ours.
 """
@@ -94,10 +95,12 @@ class Control:
             return True
         except OSError:
             return False
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._rest = (self._rest + data).replace(b"\0", b"\n").split(b"\n")
         self._rest = self._rest[:_LONGEST]
+        if not data:
+            lines, self._rest = [self._rest], b""
         for line in lines:
-            name, _, argument = line.decode(errors="replace").strip(" \0\r").partition(" ")
+            name, _, argument = line.decode(errors="replace").strip(" \r").partition(" ")
             if name in COMMANDS:
                 self._commands.append(Command(name, argument.strip()))
         return bool(data)

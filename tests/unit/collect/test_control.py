@@ -16,16 +16,23 @@ def test_commands_come_in_pieces_and_others_are_left_out() -> None:
     (theirs, ours), (acks, answers) = os.pipe(), os.pipe()
     control = Control(ControlFds(theirs, answers))
     assert control.read() and control.next() is None
-    for piece in (b"dis", b"able\nnonsense\nperiod  2.5 \n", b"x" * 5000, b"\nping\0\n\xff\xfe\n"):
+    for piece in (
+        b"dis",
+        b"able\nnonsense\nperiod  2.5 \n",
+        b"x" * 5000,
+        b"\nping\0stop\0\n\xff\xfe\nena",
+        b"ble",
+    ):
         os.write(ours, piece)
         while select.select([control.fd], [], [], 0)[0]:
             assert control.read()
     found = list(iter(control.next, None))
-    assert found == [Command("disable"), Command("period", "2.5"), Command("ping")]
+    assert found == [Command("disable"), Command("period", "2.5"), Command("ping"), Command("stop")]
     control.acknowledge()
     assert os.read(acks, 10) == b"ack\n"
     os.close(ours)
     assert not control.read(), "nothing will come any more"
+    assert control.next() == Command("enable") and not control.read() and control.next() is None
     os.close(acks)
     control.acknowledge()  # nobody listens
     os.close(theirs)
