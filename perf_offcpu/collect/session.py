@@ -11,7 +11,7 @@
 A failure before the file has its name leaves an older file as it was. A later one leaves a file that can be
 read: complete, or, if the recorder is killed, as far as it got.
 
-With `--switch-output` a file ends and a new one begins while all of this goes on (`rotation`). With
+With `--switch-output` a file ends and a new one begins while all of this goes on (`file_series`). With
 `--control` recording pauses and goes on, with the same programs and rings. A pause is in the file, which
 takes the side-band records of that time and has an account for each part; if a new file is asked for in a
 pause, the file ends at once, and the new one begins when recording goes on.
@@ -26,31 +26,18 @@ of its last wait, which is long past when the sum is written. Without them perf 
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import TypeVar
 
-from perf_offcpu import losses
-from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.collector import Collector
+from perf_offcpu.collect.file_series import FileSeries
 from perf_offcpu.collect.hotplug import Hotplug
-from perf_offcpu.collect.kernel_totals.losses import Counter
-from perf_offcpu.collect.kernel_totals.python_stacks import with_python_functions
-from perf_offcpu.collect.kernel_totals.totals import KernelTotals
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
-from perf_offcpu.collect.output_file import Counts, OutputFile
 from perf_offcpu.collect.requests import Requests
 from perf_offcpu.collect.rings.waiter import FLUSH_S, STEADY_FLUSH_S, Waiter
-from perf_offcpu.collect.rotation import FileNames, Rotation
 from perf_offcpu.collect.summary import Summary
-from perf_offcpu.collect.system.background import in_background, stepping_until
-from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.signals import RecordingSignals
-from perf_offcpu.collect.targets import Target, TargetWatch
-from perf_offcpu.collect.wait_objects.table import ObjectTable
+from perf_offcpu.collect.targets import TargetWatch
 from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload, let_last_thread_leave
 from perf_offcpu.errors import RecordingError
 
@@ -64,30 +51,10 @@ PAUSED_S = 60.0
 """Longest wait while recording pauses; a command, a signal or a ring that has filled ends it."""
 
 Say = Callable[[str], None]
-T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _PastFile:
-    """A file that another has followed, and that still lacks the sums of its time.
-
-    Args:
-        present: the states of tasks at its end; None until they are known, and once they are being written.
-        with_python: these with Python functions, which take longer.
-    """
-
-    file: OutputFile
-    present: LastTasks | None = None
-    with_python: Future[LastTasks] | None = None
-
-    @property
-    def is_read(self) -> bool:
-        """Return True once the Python functions have been read, or if none are wanted."""
-        return self.with_python is None or self.with_python.done()
 
 
 class Session:
-    """The phases of one recording, on a kernel side and a file that are open."""
+    """The phases of one recording, on a kernel side that is open."""
 
     def __init__(
         self,
@@ -101,19 +68,10 @@ class Session:
         self.ready = ready
         self.options, self.collector, self.signals = options, collector, signals
         self.say, self.show = say, show
-        self.names = FileNames(options.output, options.rotation or Rotation())
-        path = self.names.next() if options.rotation else options.output
-        self.file = OutputFile(options, collector, path, options.target)
-        self.past: _PastFile | None = None
-        self.totals = KernelTotals(collector, self._drain)
-        self.objects = ObjectTable(collector)
-        self.hotplug = Hotplug(collector, options.output == STANDARD_OUTPUT, say)
         self.requests = Requests(options, signals, say)
+        self.files = FileSeries(options, collector, self.requests, say)
+        self.hotplug = Hotplug(collector, options.output == STANDARD_OUTPUT, say)
         self.paused = False
-        self.between_files = False  # in a pause: the file is complete
-        self._totals_begun = False  # the totals of the part that ends are being written
-        self._paused_counts = Counts({}, {})
-        self.summary = Summary(self.file.shown, ring_bytes=collector.rings.data_bytes)
 
     def run(self, workload: Workload | None, watch: TargetWatch, enders: list[int]) -> Summary:
         """Record until something ends the recording; return its numbers.
@@ -125,28 +83,26 @@ class Session:
             self._begin(workload)
             begin_s = time.process_time()
             self._record(workload, watch, enders)
-            self.summary.cpu_s = time.process_time() - begin_s
+            self.files.summary.cpu_s = time.process_time() - begin_s
         finally:
-            if self.past:
-                self.past.file.close()
-            if not self.between_files:
-                self.file.close()
-        return self.summary
+            self.files.close()
+        return self.files.summary
 
     def _begin(self, workload: Workload | None) -> None:
         """Do everything up to the moment when the command runs and the file has its name."""
+        files = self.files
         self.collector.track()
-        self.file.describe(self._drain)
+        files.current.describe(files.drain)
         if self.signals.received:
             problem = RecordingError("interrupted before the recording began: nothing is written")
             problem.exit_status = SIGNAL_EXIT_BASE + self.signals.received
             raise problem
         command = workload if self.options.target.command else None
         self.collector.pressure.begin()
-        self._while_draining(lambda: self.collector.begin(command.pid if command else None))
+        files.while_draining(lambda: self.collector.begin(command.pid if command else None))
         if workload:
             workload.start()
-        self._while_draining(self.file.commit)
+        files.while_draining(files.current.commit)
         self.ready()
 
     def _record(self, workload: Workload | None, watch: TargetWatch, enders: list[int]) -> None:
@@ -158,29 +114,16 @@ class Session:
                 pass
             if not self.paused:
                 if not self.signals.received:
-                    self._while_draining(let_last_thread_leave)
-                self._end_part(self.collector.end)
-                self.file.finish(self.collector.span)
-            elif not self.between_files:
-                self._end_paused_file()
-            file_bytes = 0 if self.between_files else self.file.size
-            self.summary.complete(self.collector, self.totals.sums, file_bytes, self.options)
+                    self.files.while_draining(let_last_thread_leave)
+                self.files.end_part(self.collector.end)
+                self.files.current.finish(self.collector.span)
+            elif not self.files.is_between:
+                self.files.finish_paused()
+            self.files.sum_up()
         except RecordingError:
             # Most likely the disk is full: what is in the file is worth an end, if there is room for one.
-            self._finish_somehow()
+            self.files.finish_somehow()
             raise
-
-    def _finish_somehow(self) -> None:
-        """Write an end into files that take no more than a little."""
-        self.collector.end()
-        span, unwritten = self.collector.span, Counter(self.collector.waiting_records())
-        # Threads that are still blocked would be in the file twice.
-        is_taken = self._totals_begun and not self.totals.is_pending
-        if self.past:
-            self.past.file.finish_somehow(span, {}, self.totals.unwritten(self.past.present))
-        known = itertools.chain(self.objects.unwritten(), self.totals.unwritten())
-        rest = known if is_taken else itertools.chain(known, self.totals.remaining())
-        self.file.finish_somehow(span, {losses.RECORDS_UNWRITTEN: unwritten}, rest)
 
     def _loop(self, waiter: Waiter) -> bool:
         """Copy rings to the file until something ends or pauses the recording; return False for a pause."""
@@ -188,33 +131,29 @@ class Session:
         next_look = time.monotonic()
         next_show = next_look + PROGRESS_S
         while not self._wait(waiter, flush_s):
-            self._drain()
+            self.files.drain()
             if self.requests.obey("disable"):
                 return False
             if self.requests.stopping:
                 break
-            self.objects.follow(self._files())
-            if self.past is None:
-                self.totals.write_if_due(self.file)
-            elif self.totals.is_ready and self.past.is_read:
-                self._finish_past(self.past)
+            self.files.write_due()
             now = time.monotonic()
             if now >= next_look:
-                waiter.add_rings(self.hotplug.follow(self.file))
+                waiter.add_rings(self.hotplug.follow(self.files.current))
                 next_look = now + LOOK_S
             if self.show and now >= next_show:
-                self.show(self.summary.progress(self.collector, self.totals.sums, self.file.size))
+                self.show(self.files.progress())
                 next_show = now + PROGRESS_S
-            # While the maps are drained for this file or the past one, a new file has to wait.
-            if self.options.rotation and not self.totals.is_pending and self._is_full(self.options.rotation):
-                self._rotate()
+            if self.options.rotation:
+                self.files.rotate_if_due(self.options.rotation)
         return True
 
     def _pause(self, waiter: Waiter) -> bool:
         """Record no waits until recording goes on; return False if it ends before that."""
-        self._end_part(self.collector.pause)
-        self.file.pause(self.collector.span)
-        self._while_draining(self.collector.sleep)
+        files = self.files
+        files.end_part(self.collector.pause)
+        files.current.pause(self.collector.span)
+        files.while_draining(self.collector.sleep)
         self.paused = True
         self.say("Events disabled")
         self.requests.control.acknowledge()
@@ -222,162 +161,30 @@ class Session:
             # Before the first wait: commands may have come together with `disable`.
             goes_on = self.requests.obey("enable")
             if self._is_file_over(goes_on):
-                self._leave_file()
+                files.leave()
             if goes_on:
                 self._go_on()
                 return True
             if self.requests.stopping or self._wait(waiter, PAUSED_S):
                 return False
-            if not self.between_files:
-                self._drain()
+            if not files.is_between:
+                files.drain()
 
     def _is_file_over(self, goes_on: bool) -> bool:
         """Return whether the file ends in this pause: because a new one is due, or CPUs came or went."""
         rotation = self.options.rotation
-        if self.between_files or rotation is None:
+        if self.files.is_between or rotation is None:
             return False
         # The file lacks the processes that started on a CPU which came in the pause.
-        return self._is_full(rotation) or (goes_on and self.hotplug.has_changed)
-
-    def _end_paused_file(self) -> None:
-        """Stop side-band records, too, and complete the file."""
-        self._while_draining(self.collector.end)
-        self._drain()
-        self.file.finish(self.collector.span)
-
-    def _leave_file(self) -> None:
-        """Complete the file in a pause, and follow nothing more until recording goes on."""
-        self._end_paused_file()
-        self.summary.file_bytes += self.file.size
-        self.between_files = True
-        self.file.close()
-        self.names.forget_oldest()
-        self.say(f"[ perf-offcpu record: dump {self.file.path} ]")
-        self._paused_counts = Counts.of(self.collector)
+        return self.files.is_due(rotation) or (goes_on and self.hotplug.has_changed)
 
     def _go_on(self) -> None:
         """Record again after a pause."""
-        if self.between_files:
-            self._begin_next()
-        else:
-            self._while_draining(self.collector.wake)
-            self._totals_begun = False
-            self.file.resume()
-            self._while_draining(self.collector.resume)
+        self.files.resume()
         self.paused = False
         self.say("Events enabled")
         self.requests.control.acknowledge()
 
-    def _begin_next(self) -> None:
-        """Begin a file after a pause in which the last one ended."""
-        self.file = self._open_next()
-        self.between_files = False
-        self.requests.take_rotate()
-        self.file.go_on_after(self._paused_counts)
-        self.collector.wake()
-        self.collector.track()
-        self.file.describe(self._drain)
-        self._set_period()
-        self._totals_begun = False
-        self._while_draining(self.collector.resume)
-        self._while_draining(self.file.commit)
-        self.summary.path, self.summary.files = self.file.shown, self.summary.files + 1
-
-    def _set_period(self) -> None:
-        if period_ns := self.requests.period_ns:
-            self.collector.program.maps.set_control(period_ns=period_ns)
-
     def _wait(self, waiter: Waiter, most_s: float) -> bool:
         with self.collector.pressure.sleeping():
             return waiter.wait(most_s)
-
-    def _files(self) -> list[OutputFile]:
-        """Return the files that lack something: while one takes over from another, both."""
-        return [self.file, self.past.file] if self.past else [self.file]
-
-    def _drain(self) -> None:
-        self.collector.drain(self.file)
-
-    def _while_draining(self, work: Callable[[], T]) -> T:
-        """Do in a thread what may block, and empty the rings meanwhile; return its result."""
-        return stepping_until(in_background(work), self._drain)
-
-    def _is_full(self, rotation: Rotation) -> bool:
-        """Return whether a new file shall begin."""
-        return self.requests.take_rotate() or rotation.is_due(self.file.size, self.file.age_s)
-
-    def _rotate(self) -> None:
-        """Go on in a new file; the old one gets its end when the sums of its time are complete.
-
-        The new file is begun while the old one still takes the samples: a process that ends then would not be
-        found any more when its last samples are in the new file. What starts meanwhile is in both files.
-        """
-        new = self._while_draining(self._open_next)
-        old = self.file
-        try:
-            with self.collector.side_band_also_to(new):
-                new.describe(self._drain)
-                self._while_draining(new.commit)
-                drained_ns = now_ns()
-                # What comes between is in the new file, its copy would not be.
-                self.collector.program.maps.copy_all()
-                self._drain()
-        except BaseException:
-            new.discard()
-            raise
-        self._set_period()
-        self.totals.start(end_of_file=True)
-        counts = Counts.of(self.collector)
-        old.go_on_in(new, counts, drained_ns)
-        self.file, self.past = new, _PastFile(old)
-        self.past.present = self._while_draining(lambda: self.totals.present_tasks(drained_ns))
-        old.go_on_in(new, counts, self.past.present.end_ns)
-        if self.options.pystack:
-            present = self.past.present
-            self.past.with_python = in_background(lambda: self._with_python(present))
-        self.summary.path, self.summary.files = new.shown, self.summary.files + 1
-
-    def _open_next(self) -> OutputFile:
-        # Maps of all processes: children of the target are recorded, too, and their ids are not known here.
-        options = replace(self.options, off_cpu_period_ns=self.requests.period_ns)
-        return OutputFile(options, self.collector, self.names.next(), Target())
-
-    def _with_python(self, last: LastTasks) -> LastTasks:
-        """Add the Python functions of threads that are blocked, if they are asked for."""
-        again = self.collector.program.last_tasks
-        pystack = self.options.pystack
-        return with_python_functions(last, again, pystack, self.say) if pystack else last
-
-    def _finish_past(self, past: _PastFile) -> None:
-        """Write the end of a file that another has followed, and remove the oldest."""
-        if past.with_python is not None:
-            past.present = stepping_until(past.with_python, self._drain)
-        present, past.present = past.present, None
-        self.objects.finish(self._files(), self._drain)
-        self.totals.write(past.file, present)
-        past.file.finish(self.collector.span)
-        self.summary.file_bytes += past.file.size
-        self.past = None
-        self._while_draining(past.file.close)
-        self._while_draining(self.names.forget_oldest)
-        self._while_draining(lambda: self.say(f"[ perf-offcpu record: dump {past.file.path} ]"))
-
-    def _end_part(self, stop: Callable[[], None]) -> None:
-        """Stop recording, and write the totals of the time up to now; the account follows.
-
-        Args:
-            stop: returns when no wait is recorded any more. After a pause, side-band records flow on.
-        """
-        self._while_draining(stop)
-        self._drain()
-        self.summary.recorded_ns += self.collector.span.end_ns - self.collector.span.begin_ns
-        if self.past:
-            self._finish_past(self.past)
-        elif self.totals.is_pending:
-            self.totals.write(self.file)
-        self.totals.start(end_of_file=True)
-        last = self._while_draining(lambda: self._with_python(self.totals.last_tasks()))
-        self.objects.finish([self.file], self._drain)
-        self._totals_begun = True
-        self.totals.write(self.file, last)
-        self.summary.still_blocked = len(last.waiting())

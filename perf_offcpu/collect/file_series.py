@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a recording: the one that takes records, and the one before it while that lacks its sums.
+
+With `--switch-output` a file ends and a new one begins while recording goes on. In a pause (`--control`) a
+file stays open, or ends, so that the next one begins when recording goes on. What is written into files here
+is what the kernel side keeps until then: sums, budgets, states of tasks and objects.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from perf_offcpu import losses
+from perf_offcpu.collect.bpf.last_tasks import LastTasks
+from perf_offcpu.collect.collector import Collector
+from perf_offcpu.collect.kernel_totals.losses import Counter
+from perf_offcpu.collect.kernel_totals.python_stacks import with_python_functions
+from perf_offcpu.collect.kernel_totals.totals import KernelTotals
+from perf_offcpu.collect.options import RecordOptions
+from perf_offcpu.collect.output_file import Counts, OutputFile
+from perf_offcpu.collect.requests import Requests
+from perf_offcpu.collect.rotation import FileNames, Rotation
+from perf_offcpu.collect.summary import Summary
+from perf_offcpu.collect.system.background import in_background, stepping_until
+from perf_offcpu.collect.system.clock import now_ns
+from perf_offcpu.collect.targets import Target
+from perf_offcpu.collect.wait_objects.table import ObjectTable
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _PastFile:
+    """A file that another has followed, and that still lacks the sums of its time.
+
+    Args:
+        present: the states of tasks at its end; None until they are known, and once they are being written.
+        with_python: these with Python functions, which take longer.
+    """
+
+    file: OutputFile
+    present: LastTasks | None = None
+    with_python: Future[LastTasks] | None = None
+
+    @property
+    def is_read(self) -> bool:
+        """Return True once the Python functions have been read, or if none are wanted."""
+        return self.with_python is None or self.with_python.done()
+
+
+class FileSeries:
+    """The files of one recording, one after the other.
+
+    Args:
+        say: is called with a sentence for each file that is complete, and for each problem.
+
+    Attributes:
+        current: the file that takes records; in a pause it may be complete.
+        is_between: it is complete, in a pause: the next one is begun when recording goes on.
+        summary: the numbers of the recording.
+    """
+
+    def __init__(
+        self, options: RecordOptions, collector: Collector, requests: Requests, say: Callable[[str], None]
+    ) -> None:
+        self._options, self._collector, self._requests, self._say = options, collector, requests, say
+        self._names = FileNames(options.output, options.rotation or Rotation())
+        path = self._names.next() if options.rotation else options.output
+        self.current = OutputFile(options, collector, path, options.target)
+        self.is_between = False
+        self._past: _PastFile | None = None
+        self._totals = KernelTotals(collector, self.drain)
+        self._objects = ObjectTable(collector)
+        self._totals_begun = False  # the totals of the part that ends are being written
+        self._paused_counts = Counts({}, {})
+        self.summary = Summary(self.current.shown, ring_bytes=collector.rings.data_bytes)
+
+    def close(self) -> None:
+        """Close all files; remove those that have no name yet."""
+        if self._past:
+            self._past.file.close()
+        if not self.is_between:
+            self.current.close()
+
+    def progress(self) -> str:
+        """Return the line on a recording that goes on."""
+        return self.summary.progress(self._collector, self._totals.sums, self.current.size)
+
+    def sum_up(self) -> None:
+        """Add the numbers that are known at the end of the recording to the summary."""
+        file_bytes = 0 if self.is_between else self.current.size
+        self.summary.complete(self._collector, self._totals.sums, file_bytes, self._options)
+
+    def write_due(self) -> None:
+        """Write objects that have names by now and sums that are due, and the end of the file before."""
+        self._objects.follow(self._open())
+        if self._past is None:
+            self._totals.write_if_due(self.current)
+        elif self._totals.is_ready and self._past.is_read:
+            self._finish_past(self._past)
+
+    def rotate_if_due(self, rotation: Rotation) -> None:
+        """Begin a new file if it is time; while the maps are drained for a file, it has to wait."""
+        if not self._totals.is_pending and self.is_due(rotation):
+            self._rotate()
+
+    def _open(self) -> list[OutputFile]:
+        """Return the files that lack something: while one takes over from another, both."""
+        return [self.current, self._past.file] if self._past else [self.current]
+
+    def drain(self) -> None:
+        """Move the content of all rings to the current file."""
+        self._collector.drain(self.current)
+
+    def while_draining(self, work: Callable[[], T]) -> T:
+        """Do in a thread what may block, and empty the rings meanwhile; return its result."""
+        return stepping_until(in_background(work), self.drain)
+
+    def is_due(self, rotation: Rotation) -> bool:
+        """Return whether a new file shall begin."""
+        return self._requests.take_rotate() or rotation.is_due(self.current.size, self.current.age_s)
+
+    def _rotate(self) -> None:
+        """Go on in a new file; the old one gets its end when the sums of its time are complete.
+
+        The new file is begun while the old one still takes the samples: a process that ends then would not be
+        found any more when its last samples are in the new file. What starts meanwhile is in both files.
+        """
+        new = self.while_draining(self._open_next)
+        old = self.current
+        try:
+            with self._collector.side_band_also_to(new):
+                new.describe(self.drain)
+                self.while_draining(new.commit)
+                drained_ns = now_ns()
+                # What comes between is in the new file, its copy would not be.
+                self._collector.program.maps.copy_all()
+                self.drain()
+        except BaseException:
+            new.discard()
+            raise
+        self._set_period()
+        self._totals.start(end_of_file=True)
+        counts = Counts.of(self._collector)
+        old.go_on_in(new, counts, drained_ns)
+        self.current, self._past = new, _PastFile(old)
+        self._past.present = self.while_draining(lambda: self._totals.present_tasks(drained_ns))
+        old.go_on_in(new, counts, self._past.present.end_ns)
+        if self._options.pystack:
+            present = self._past.present
+            self._past.with_python = in_background(lambda: self._with_python(present))
+        self.summary.path, self.summary.files = new.shown, self.summary.files + 1
+
+    def _open_next(self) -> OutputFile:
+        # Maps of all processes: children of the target are recorded, too, and their ids are not known here.
+        options = replace(self._options, off_cpu_period_ns=self._requests.period_ns)
+        return OutputFile(options, self._collector, self._names.next(), Target())
+
+    def _with_python(self, last: LastTasks) -> LastTasks:
+        """Add the Python functions of threads that are blocked, if they are asked for."""
+        again = self._collector.program.last_tasks
+        pystack = self._options.pystack
+        return with_python_functions(last, again, pystack, self._say) if pystack else last
+
+    def _finish_past(self, past: _PastFile) -> None:
+        """Write the end of a file that another has followed, and remove the oldest."""
+        if past.with_python is not None:
+            past.present = stepping_until(past.with_python, self.drain)
+        present, past.present = past.present, None
+        self._objects.finish(self._open(), self.drain)
+        self._totals.write(past.file, present)
+        past.file.finish(self._collector.span)
+        self.summary.file_bytes += past.file.size
+        self._past = None
+        self.while_draining(past.file.close)
+        self.while_draining(self._names.forget_oldest)
+        self.while_draining(lambda: self._say(f"[ perf-offcpu record: dump {past.file.path} ]"))
+
+    def end_part(self, stop: Callable[[], None]) -> None:
+        """Stop recording, and write the totals of the time up to now; the account follows.
+
+        Args:
+            stop: returns when no wait is recorded any more. After a pause, side-band records flow on.
+        """
+        self.while_draining(stop)
+        self.drain()
+        self.summary.recorded_ns += self._collector.span.end_ns - self._collector.span.begin_ns
+        if self._past:
+            self._finish_past(self._past)
+        elif self._totals.is_pending:
+            self._totals.write(self.current)
+        self._totals.start(end_of_file=True)
+        last = self.while_draining(lambda: self._with_python(self._totals.last_tasks()))
+        self._objects.finish([self.current], self.drain)
+        self._totals_begun = True
+        self._totals.write(self.current, last)
+        self.summary.still_blocked = len(last.waiting())
+
+    def finish_paused(self) -> None:
+        """Stop side-band records, too, and complete the file."""
+        self.while_draining(self._collector.end)
+        self.drain()
+        self.current.finish(self._collector.span)
+
+    def leave(self) -> None:
+        """Complete the file in a pause, and follow nothing more until recording goes on."""
+        self.finish_paused()
+        self.summary.file_bytes += self.current.size
+        self.is_between = True
+        self.current.close()
+        self._names.forget_oldest()
+        self._say(f"[ perf-offcpu record: dump {self.current.path} ]")
+        self._paused_counts = Counts.of(self._collector)
+
+    def resume(self) -> None:
+        """Go on after a pause, in the same file, or in a new one if that was left."""
+        if self.is_between:
+            self._begin_next()
+            return
+        self.while_draining(self._collector.wake)
+        self._totals_begun = False
+        self.current.resume()
+        self.while_draining(self._collector.resume)
+
+    def _begin_next(self) -> None:
+        """Begin a file after a pause in which the last one ended."""
+        self.current = self._open_next()
+        self.is_between = False
+        self._requests.take_rotate()
+        self.current.go_on_after(self._paused_counts)
+        self._collector.wake()
+        self._collector.track()
+        self.current.describe(self.drain)
+        self._set_period()
+        self._totals_begun = False
+        self.while_draining(self._collector.resume)
+        self.while_draining(self.current.commit)
+        self.summary.path, self.summary.files = self.current.shown, self.summary.files + 1
+
+    def _set_period(self) -> None:
+        if period_ns := self._requests.period_ns:
+            self._collector.program.maps.set_control(period_ns=period_ns)
+
+    def finish_somehow(self) -> None:
+        """Write an end into files that take no more than a little, after any error."""
+        self._collector.end()
+        span, unwritten = self._collector.span, Counter(self._collector.waiting_records())
+        # Threads that are still blocked would be in the file twice.
+        is_taken = self._totals_begun and not self._totals.is_pending
+        if self._past:
+            self._past.file.finish_somehow(span, {}, self._totals.unwritten(self._past.present))
+        known = itertools.chain(self._objects.unwritten(), self._totals.unwritten())
+        rest = known if is_taken else itertools.chain(known, self._totals.remaining())
+        self.current.finish_somehow(span, {losses.RECORDS_UNWRITTEN: unwritten}, rest)

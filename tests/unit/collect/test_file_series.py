@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a recording from begin to end: new files, pauses with and without one, and what each says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from perf_offcpu import losses
+from perf_offcpu.abi.attr import Attr, SampleType
+from perf_offcpu.collect.bpf.header import read_header
+from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
+from perf_offcpu.collect.bpf.maps import _NO_STACKS, Drained, _side_by_side
+from perf_offcpu.collect.events.evsels import SAMPLE_TYPE, Support
+from perf_offcpu.collect.existing.kernel_maps import KnownKernel
+from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
+from perf_offcpu.collect.existing.proc import KnownTasks
+from perf_offcpu.collect.file_series import FileSeries
+from perf_offcpu.collect.kernel_totals.losses import Counter, Span, counters_event
+from perf_offcpu.collect.options import RecordOptions
+from perf_offcpu.collect.output_file import OutputFile
+from perf_offcpu.collect.requests import Requests
+from perf_offcpu.collect.rotation import Rotation
+from perf_offcpu.collect.system.clock import now_ns
+from perf_offcpu.collect.targets import Target
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.recording import Recording
+from perf_offcpu.resources import bpf_dir
+
+HEADER = read_header(bpf_dir() / "off_cpu.h")
+WAITS = SimpleNamespace(attr=Attr(sample_type=SAMPLE_TYPE | SampleType.RAW), ids=(77,))
+
+
+class Collector:
+    """The kernel side, of which nothing comes but one sample that is counted each time it is drained."""
+
+    def __init__(self, options: RecordOptions) -> None:
+        self.options, self.events = options, [counters_event(Support())]
+        self.counters_event = self.events[0]
+        self.known_tasks, self.known_kernel = KnownTasks(), KnownKernel()
+        self.build_ids, self.span, self.samples, self.steps = MappedBuildIds(), Span(0, 0, 0), 0, list[str]()
+        spent = SimpleNamespace(longest=None, full=None)
+        self.pressure = SimpleNamespace(writing=contextlib.nullcontext, **vars(spent))
+        self.rings = SimpleNamespace(data_bytes=4096, fullest=0.0, owner=SimpleNamespace(spec=WAITS))
+        config = SimpleNamespace(sum_entries=1024, budget_entries=1024, budget=True)
+        self.program = SimpleNamespace(
+            config=config, maps=self, last_tasks=self.last_tasks, run_stats=dict[str, Any]
+        )
+        self.header = HEADER
+        self.waiting_records = lambda: 3
+
+    def last_tasks(self) -> LastTasks:
+        return parse_tasks(b"", HEADER, self.span.end_ns or now_ns(), True)
+
+    def start_drain(self, *, end_of_file: bool = False) -> Future[Drained]:
+        sums = _side_by_side(*(np.empty(0, HEADER.structs[name]) for name in ("sum_key", "sum")))
+        future = Future[Drained]()
+        future.set_result(Drained(sums, _NO_STACKS, np.empty(0, HEADER.structs["budget"])))
+        return future
+
+    def drain(self, sink: OutputFile | None = None) -> Any:
+        """Stand for the drain of the rings, and for that of the maps, which has no sink."""
+        if sink is None:
+            return self.start_drain().result()
+        self.samples += 1
+
+    @contextlib.contextmanager
+    def side_band_also_to(self, sink: OutputFile) -> Iterator[None]:
+        yield
+
+    def take_objects(self) -> Any:
+        return np.zeros(0, HEADER.structs["object"])
+
+    def counters(self) -> dict[losses.LossCause, Counter]:
+        return {losses.SAMPLES: Counter(self.samples)}
+
+    def lost_by_id(self) -> dict[int, int]:
+        return {}
+
+    def lost(self) -> int:
+        return 0
+
+    def oncpu_samples(self) -> int:
+        return 0
+
+    def set_polled(self, *_: object) -> None: ...
+
+    def copy_all(self) -> None: ...
+
+    def set_control(self, period_ns: int) -> None:
+        self.steps.append(f"period {period_ns}")
+
+    def resume(self) -> None:
+        self.span = Span(now_ns(), 0, 0)
+
+    def pause(self) -> None:
+        self.span = Span(self.span.begin_ns, now_ns(), 0)
+
+    def end(self) -> None:
+        if not self.span.end_ns:
+            self.pause()
+        self.steps.append("end")
+
+    def wake(self) -> None:
+        self.steps.append("wake")
+
+    def track(self) -> None:
+        self.steps.append("track")
+
+
+class Place:
+    def __init__(self, directory: Path, rotation: Rotation | None) -> None:
+        options = RecordOptions(
+            Target(), output=str(directory / "perf.data"), rotation=rotation, off_cpu_period_ns=2000
+        )
+        self.collector, self.said, self.directory = Collector(options), list[str](), directory
+        requests = Requests(options, cast(Any, SimpleNamespace(rotate=False)), self.said.append)
+        self.requests, self.series = (
+            requests,
+            FileSeries(options, cast(Any, self.collector), requests, self.said.append),
+        )
+        self.series.current.commit()
+        self.collector.resume()
+
+    def pause(self) -> None:
+        self.series.end_part(self.collector.pause)
+        self.series.current.pause(self.collector.span)
+
+    def end(self) -> list[Recording]:
+        """End the recording; return what is in the files."""
+        self.series.end_part(self.collector.end)
+        self.series.current.finish(self.collector.span)
+        self.series.sum_up()
+        self.series.close()
+        return [load_recording(path) for path in sorted(self.directory.iterdir())]
+
+
+def test_pauses_in_a_file_and_files_that_end_in_one(tmp_path: Path) -> None:
+    place = Place(tmp_path, Rotation())
+    series = place.series
+    place.pause()
+    series.resume()
+    assert series.summary.files == 1 and place.collector.steps == ["wake"]
+    place.pause()
+    series.leave()
+    assert series.is_between and len(place.said) == 1 and " dump " in place.said[0]
+    place.requests.period_ns = 5000
+    series.resume()
+    assert place.collector.steps == ["wake", "end", "wake", "track", "period 5000"]
+    first, second = place.end()
+    assert [len(first.meta.parts), len(second.meta.parts)] == [2, 0]
+    assert [one.meta.sampling.period_ns for one in (first, second)] == [2000, 5000]
+    assert first.meta.end_ns < second.meta.begin_ns
+    summary, spans = series.summary, [*first.meta.parts, *second.meta.recorded]
+    assert summary.files == 2 and summary.file_bytes > 0
+    assert summary.recorded_ns == sum(end - begin for begin, end in spans)
+
+
+@pytest.mark.parametrize("pausing", [False, True])
+def test_files_follow_each_other_without_a_gap(tmp_path: Path, pausing: bool) -> None:
+    place = Place(tmp_path, Rotation(size_bytes=1))
+    place.series.rotate_if_due(Rotation(size_bytes=1))
+    place.series.rotate_if_due(Rotation(size_bytes=1))
+    assert place.series.summary.files == 2, "the file before still lacks its sums"
+    if pausing:
+        place.pause()
+        place.series.resume()
+    else:
+        place.series.write_due()
+    assert len(place.said) == 1
+    first, second = place.end()
+    assert first.meta.parts == () and len(second.meta.parts) == 2 * pausing
+    assert first.meta.end_ns == second.meta.begin_ns
+    # Each sample is counted in one file; what is drained in a pause or at the end may come after the account.
+    counted = sum(one.meta.sampling.waits for one in (first, second))
+    assert 0 < counted <= place.collector.samples
+
+
+def test_end_in_a_pause(tmp_path: Path) -> None:
+    place = Place(tmp_path, None)
+    place.pause()
+    place.series.finish_paused()
+    place.series.sum_up()
+    place.series.close()
+    recording = load_recording(tmp_path / "perf.data")
+    assert recording.meta.parts == () and recording.meta.begin_ns == place.collector.span.begin_ns
+    assert place.series.summary.file_bytes > 0
+
+
+@pytest.mark.parametrize("pausing", [False, True])
+def test_full_disk_in_a_pause_does_not_take_the_totals_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pausing: bool
+) -> None:
+    place, taken = Place(tmp_path, None), list[None]()
+    totals = place.series._totals
+    remaining = totals.remaining
+
+    def noted() -> Any:
+        taken.append(None)
+        return remaining()
+
+    monkeypatch.setattr(totals, "remaining", noted)
+    if pausing:
+        place.pause()
+    place.series.finish_somehow()
+    place.series.close()
+    recording = load_recording(tmp_path / "perf.data")
+    assert recording.losses[losses.RECORDS_UNWRITTEN] == 3 and recording.meta.parts == ()
+    assert len(taken) == (not pausing)
