@@ -83,13 +83,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_options(
         parser.add_argument_group("budgets"),
         _BUDGETS,
-        max_cpu={"type": float},
+        max_cpu={"type": percent},
         max_bytes={},
         spool={},
         spool_size={},
     )
     add_options(parser.add_argument_group("others"), _OTHERS, config={}, port={"type": int})
     parser.add_argument("record", nargs=argparse.REMAINDER, metavar="OPTIONS", help=argparse.SUPPRESS)
+
+
+def percent(text: str) -> float:
+    """Parse a percentage, with the sign or without."""
+    return float(text.removesuffix("%"))
 
 
 def run(args: argparse.Namespace) -> int:

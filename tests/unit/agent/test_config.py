@@ -27,7 +27,7 @@ def test_file_and_command_line_say_the_same(tmp_path: Path) -> None:
         'spool-size = "64M"\nport = 0\nrecord = ["-G", "shop"]\npush = ["parca=http://a"]\n'
         '[label]\nservice = "shop"\n'
     )
-    words = "--dataset d --off-cpu-period 20 --segment 5m --max-cpu 2 --max-bytes 2G --spool /s".split()
+    words = "--dataset d --off-cpu-period 20 --segment 5m --max-cpu 2% --max-bytes 2G --spool /s".split()
     more = "--spool-size 64M --port 0 --push parca=http://a --label service=shop -- -G shop".split()
     from_file, from_line = parsed("-c", str(file)), parsed(*words, *more)
     assert from_file == from_line
