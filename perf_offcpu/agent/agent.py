@@ -35,6 +35,8 @@ MEASURE_S: Final = 10.0
 """Time between two looks at the cost and at the spool."""
 STUCK_S: Final = 600.0
 """A segment that takes longer is a hang: the service manager is not told any more that the agent works."""
+RESUMED_S: Final = 30.0
+"""Time after a pause in which the recorder may still begin its next file."""
 END_OF_RECORDER_S: Final = 20.0
 LAST_DELIVERY_S: Final = 30.0
 UNHURRIED_S: Final = 600.0
@@ -104,9 +106,10 @@ class Agent:
             return "a segment is not done after ten minutes"
         if self._delivery.failures > 2:
             return "segments cannot be delivered"
-        recorder = self._recorder
-        starting = time.monotonic() - self._started_s < 2 * self.config.segment_s + 60
-        if not self._keeper.paused and (recorder is None or not recorder.is_recording) and not starting:
+        now, keeper, recorder = time.monotonic(), self._keeper, self._recorder
+        starting = now - self._started_s < 2 * self.config.segment_s + 60
+        expected = not (starting or keeper.paused or now - keeper.resumed_s < RESUMED_S)
+        if expected and (recorder is None or not recorder.is_recording):
             return "the recorder does not record"
         return ""
 

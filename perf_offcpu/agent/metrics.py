@@ -28,7 +28,7 @@ METRICS: Final = {
     metric.name: metric
     for metric in (
         Metric("recorded_seconds_total", "counter", "time in segments that were delivered"),
-        Metric("gap_seconds_total", "counter", "time that is in no segment, by cause", "cause"),
+        Metric("gap_seconds_total", "counter", "time that was not recorded, by cause", "cause"),
         Metric("segments_total", "counter", "segments delivered"),
         Metric("segments_lost_total", "counter", "segments that were recorded and not delivered", "cause"),
         Metric("samples_total", "counter", "samples in delivered segments"),

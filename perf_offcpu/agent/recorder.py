@@ -72,17 +72,22 @@ class Recorder:
         words = arguments_of(config, period_ns, output, os.getpid(), commands)
         self.is_recording = False
         self._stopping, self._lock = False, threading.Lock()
-        # UTC: names of files ascend, also when summer ends. -P: no modules of the working directory.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "perf_offcpu", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            pass_fds=[spool.lock_fd, commands],
-            env={**os.environ, "TZ": "UTC"},
-            start_new_session=True,
-        )
-        os.close(commands)
+        try:
+            # UTC: names of files ascend, also when summer ends. -P: no modules of the working directory.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "perf_offcpu", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=[spool.lock_fd, commands],
+                env={**os.environ, "TZ": "UTC"},
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(self._control)
+            raise
+        finally:
+            os.close(commands)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -26,10 +26,13 @@ class BudgetKeeper:
 
     Args:
         say: is called with sentences for the journal.
+
+    Attributes:
+        resumed_s: time.monotonic() at the end of the last pause; 0 none.
     """
 
     def __init__(self, config: AgentConfig, metrics: Metrics, say: Callable[[str], None]) -> None:
-        self._pauses = Pauses()
+        self._pauses, self.resumed_s = Pauses(), 0.0
         self._config, self._metrics, self._say = config, metrics, say
         self._cost, self._budget = Cost(), CpuBudget(config.max_cpu)
         self._period, self._length = Period(config.period_ns), SegmentLength(config.segment_s)
@@ -126,7 +129,7 @@ class BudgetKeeper:
         """Go on, unless nothing of the next minute is recorded, either."""
         self._pauses.look(now, recorder.cpu_s() if recorder else 0.0)
         if self._duty.recorded_s:
-            self._pauses.paused = False
+            self._pauses.paused, self.resumed_s = False, now
             self._cost.note_bpf(was_recording=False)
             if recorder is not None:
                 recorder.go_on()

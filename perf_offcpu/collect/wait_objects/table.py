@@ -56,6 +56,7 @@ class KnownObjects:
     def __init__(self, valid_s: float) -> None:
         self._valid_s = valid_s
         self._known: dict[tuple[int, ...], tuple[float, Described]] = {}
+        self._tidied_s = time.monotonic()
 
     def described(
         self, rows: NDArray[Any], describe_new: Callable[[NDArray[Any]], list[Described]]
@@ -66,8 +67,9 @@ class KnownObjects:
         now = time.monotonic()
         keys: list[tuple[int, ...]] = rows[_IDENTITY].tolist()
         new = [at for at, key in enumerate(keys) if self._known.get(key, (0.0,))[0] < now]
-        if new and len(self._known) + len(new) > _MOST_KNOWN:
+        if now >= self._tidied_s + self._valid_s:  # objects of processes that have ended never come again
             self._known = {key: one for key, one in self._known.items() if one[0] >= now}
+            self._tidied_s = now
         found = dict(zip(new, describe_new(rows[new]), strict=True))
         for at, one in found.items():
             if len(self._known) < _MOST_KNOWN:

@@ -13,7 +13,7 @@ import pytest
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.wait_objects import table
-from perf_offcpu.collect.wait_objects.table import ObjectTable
+from perf_offcpu.collect.wait_objects.table import KnownObjects, ObjectTable
 from perf_offcpu.resources import bpf_dir
 
 ROW = read_header(bpf_dir() / "off_cpu.h").structs["object"]
@@ -77,3 +77,20 @@ def test_end_of_file_waits_for_objects_that_wait_for_a_scan(monkeypatch: pytest.
     new.append(pipe(2))
     objects.finish([], go_on.set)
     assert named == [1, 2]
+
+
+def test_descriptions_are_used_for_some_time_and_then_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, described = [1000.0], list[int]()
+    monkeypatch.setattr(table.time, "monotonic", lambda: now[0])
+    known = KnownObjects(300.0)
+
+    def describe(rows: Any) -> list[Any]:
+        described.extend(rows["id"].tolist())
+        return [{"id": number} for number in rows["id"].tolist()]
+
+    for second in range(0, 3000, 10):
+        now[0] = 1000.0 + second
+        rows = np.concatenate([pipe(7), pipe(1000 + second)])
+        assert [one["id"] for one in known.described(rows, describe)] == [7, 1000 + second]
+    assert described.count(7) == pytest.approx(3000 / 300, abs=1)
+    assert len(known._known) <= 2 * 300 / 10 + 2, "those of processes that have ended do not stay"
