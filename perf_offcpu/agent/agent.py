@@ -255,7 +255,7 @@ class Agent:
         opened = open_targets(config.push, config.push_header_file, config.push_ca) if config.push else []
         push = [PushSink(*one, labels, self.spool, self.metrics, self._say) for one in opened]
         before, delivery = self._delivery.push, self._delivery
-        delivery.dataset, delivery.push = dataset, push
+        delivery.dataset, delivery.push, delivery.period_ns = dataset, push, config.period_ns
         if config.max_bytes:
             delivery.bytes = delivery.bytes or Bucket(config.max_bytes, DAY_S, time.monotonic())
             delivery.bytes.change(config.max_bytes, DAY_S)

@@ -39,6 +39,7 @@ class Delivery:
         delivered: is called with (samples, seconds) of each delivered segment.
 
     Attributes:
+        period_ns: sampling period of the configuration.
         lock: held while the account and the spool change together.
         current: the recording that is being delivered; "" none.
         busy_since: time.monotonic() at which the current segment was begun; 0 none.
@@ -57,6 +58,7 @@ class Delivery:
         self.dataset: DatasetSink | None = None
         self.push: list[PushSink] = []
         self.bytes: Bucket | None = None
+        self.period_ns = 0
         self.lock = threading.Lock()
         self.busy_since = 0.0
         self.current = ""
@@ -132,6 +134,7 @@ class Delivery:
                 self._spool.path_of(name),
                 of_this_boot=ledger.is_of_this_boot(name),
                 after_ns=ledger.end_before(name),
+                period_ns=self.period_ns,
                 clock=lambda now: ledger.clock_of(name, now),
             )
             self._head = name, profile

@@ -32,12 +32,14 @@ def read_segment(
     *,
     of_this_boot: bool,
     after_ns: int,
+    period_ns: int = 0,
     clock: Callable[[ClockPair], ClockPair] = lambda pair: pair,
 ) -> Profile:
     """Return the profile of a recording; it has no clock if the end is missing and the boot was another.
 
     Args:
         after_ns: end of the file before it, of the same recorder; 0 none.
+        period_ns: sampling period of a recording whose end is missing, if no sample tells it.
         clock: is called if the recording has no clocks, with the present ones; returns those to take.
 
     Raises:
@@ -47,15 +49,16 @@ def read_segment(
     symbols = SymbolizeOptions(cache=DiskCache.usual())
     recording = load_recording(path, snapshots=True)
     if of_this_boot and not recording.meta.wall_clock_ns:
-        recording = completed(recording, after_ns, clock(wall_clock_pair()))
+        recording = completed(recording, after_ns, clock(wall_clock_pair()), period_ns)
     return symbolize(deferred_as_samples(unwind(recording, symbols.search())), symbols)
 
 
-def completed(recording: Recording, after_ns: int, clock: ClockPair) -> Recording:
+def completed(recording: Recording, after_ns: int, clock: ClockPair, period_ns: int) -> Recording:
     """Return a recording of this boot with the facts that stand at the end of a file.
 
     Args:
         after_ns: end of the file before it. Its last waits may be in this one, if they were drained later.
+        period_ns: sampling period, if no sample tells it.
     """
     machine, meta = os.uname(), recording.meta
     wall_ns, at_ns = clock
@@ -76,7 +79,7 @@ def completed(recording: Recording, after_ns: int, clock: ClockPair) -> Recordin
         end_ns=end_ns,
         parts=_parts(recording, end_ns),
         # The weight of a sample is a multiple of the period, mostly the period itself.
-        sampling=meta.sampling or Sampling(period_ns=int(weights.min()) if len(weights) else 0),
+        sampling=meta.sampling or Sampling(period_ns=int(weights.min()) if len(weights) else period_ns),
     )
     return replace(recording, meta=known)
 
