@@ -61,8 +61,9 @@ def test_the_time_of_a_client_is_that_of_the_servers_behind_it(perf_offcpu: Comm
     comms = {row["comm"]: row for row in path["hops"] if row["wakeups"] >= REQUESTS}
     assert [(comm, row["depth"]) for comm, row in comms.items()] == [("frontend", 1), ("backend", 2)]
     frontend, backend = comms["frontend"]["own"], comms["backend"]["own"]
-    # A busy machine adds time to each; what a server does before the other one waits for it does not count.
-    assert backend["waiting"] >= 0.95 * REQUESTS * SLEEP_MS * 1_000_000
+    # A busy machine adds time to each; what a server does before the other one waits for it does not count: a
+    # frontend that loses its CPU between its request and its read may do so for a whole sleep of the backend.
+    assert backend["waiting"] >= 0.8 * REQUESTS * SLEEP_MS * 1_000_000
     assert backend["running"] >= 0.95 * REQUESTS * BACKEND_MS * 1_000_000
     assert frontend["running"] >= 0.95 * REQUESTS * FRONTEND_MS * 1_000_000
     assert frontend["waiting"] <= 0.05 * path["total"]
