@@ -61,7 +61,7 @@ class Held(enum.IntEnum):
 
     RUNNING = 0  # on a CPU, or in a wait that was only summed
     RUNNABLE = 1  # waiting for a CPU
-    WAITING = 2  # in a wait of which nobody is known to have ended it; of a device: waited for
+    WAITING = 2  # in a wait that no known thread ended; of a device: waited for
     NOT_RECORDED = 3  # nothing is known of the thread: it was not recorded, or not born yet
     CUT = 4  # waiting for another thread, deeper than is followed
 

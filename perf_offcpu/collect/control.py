@@ -106,7 +106,7 @@ class Control:
         return bool(data)
 
     def next(self) -> Command | None:
-        """Remove and return the next command; None if there is none."""
+        """Remove and return the next command; None before one comes."""
         return self._commands.popleft() if self._commands else None
 
     def acknowledge(self) -> None:

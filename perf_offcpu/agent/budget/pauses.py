@@ -2,7 +2,7 @@
 """Choose what a recorder does in a pause: it goes on to follow processes, or follows nothing.
 
 A recorder that follows processes keeps its file open. Otherwise a file ends with the pause and another begins
-after it, which has to be described, read and symbolized anew: about half a second of CPU time. Where programs
+after it, which has to be described, read and symbolized, too: about half a second of CPU time. Where programs
 start all the time, to follow them costs more.
 """
 

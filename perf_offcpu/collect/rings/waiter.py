@@ -19,7 +19,7 @@ FLUSH_S = 0.2
 """Longest time between two reads of the rings: a killed recorder loses at most this time."""
 
 STEADY_FLUSH_S = 1.0
-"""The same for recordings that run for days (`RecordOptions.is_steady`): fewer reads save CPU time."""
+"""Longest time between two reads in recordings that run for days (`RecordOptions.is_steady`)."""
 
 
 class Waiter:

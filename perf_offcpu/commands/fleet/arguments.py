@@ -109,7 +109,7 @@ def opened(args: argparse.Namespace) -> Tables:
     """Open the dataset with its engine.
 
     Raises:
-        UsageError: there is none, or a package is missing.
+        UsageError: the dataset does not exist, or a package is missing.
         PerfOffcpuError: the engine does not answer.
     """
     from perf_offcpu.fleet.engine import connect
