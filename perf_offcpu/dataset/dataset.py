@@ -14,7 +14,7 @@ from perf_offcpu.dataset.layout import (
     note_name,
 )
 from perf_offcpu.dataset.schema import TABLES
-from perf_offcpu.dataset.store import Store, open_store, read_all
+from perf_offcpu.dataset.store import Store, imported, open_store, read_all
 from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.structs import frozen
 
@@ -105,6 +105,7 @@ def open_dataset(url: str, *, make: bool = False) -> Dataset:
         make: make the folder if it is not there.
 
     Raises:
-        UsageError: it is not there, or a package for this kind of store is missing.
+        UsageError: it is not there, or pyarrow or a package for this kind of store is missing.
     """
+    imported("pyarrow")  # now: an agent that cannot write has recorded for nothing
     return Dataset(open_store(url, make=make))

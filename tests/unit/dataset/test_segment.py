@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,17 @@ def test_each_time_between_pauses_is_a_row_of_hosts(profile: Profile, tmp_path: 
     write_segment(dataset, replace(profile, meta=paused), host_of(profile))
     assert [(row["begin_ns"], row["end_ns"]) for row in rows_of(dataset, "hosts")] == times
     assert len(dataset.files("hosts")) == 2
+
+
+def test_package_that_is_missing_is_told_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(
+        UsageError, match=r"datasets need the package pyarrow: pip install 'perf-offcpu\[fleet\]'"
+    ):
+        open_dataset(str(tmp_path / "set"), make=True)
+    assert not (tmp_path / "set").exists()
 
 
 def _by_time(profile: Profile) -> list[list[str]]:
