@@ -296,7 +296,7 @@ def _per(text: str | None, old: Meta, new: Meta) -> Per:
 
 
 def _program(meta: Meta) -> str:
-    """Return the program whose one run was recorded; "" if there is none: `sleep` is no workload."""
+    """Return the program of a recording of one run; "" for no program, and for `sleep`, no workload."""
     command = () if meta.joined else meta.cmdline
     words = command[command.index("--") + 1 :] if "--" in command else ()
     name = words[0] if words else ""

@@ -4,8 +4,8 @@
     worker ── 1.2 s, 40 x ──> ledger_lock in bank ── held, 1.1 s ──> audit
 
 An edge from a thread to an object has the time that the thread waited for it; an edge from an object to a
-thread the part of that time in which this thread held it when the wait began, or released it, or, of what
-nobody holds, ended the wait. Threads and locks of a deadlock are marked.
+thread the part of that time in which this thread held the object when the wait began, or released it, or, if
+the object has no holders (a pipe, a socket), ended the wait. Threads and locks of a deadlock are marked.
 """
 
 from __future__ import annotations

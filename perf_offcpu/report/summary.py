@@ -204,7 +204,7 @@ def _event_table(profile: Profile) -> dict[int, EventRow]:
 
 
 def _beside(profile: Profile, chosen: I32) -> int:
-    """Return the first event with samples that is not chosen; -1 if there is none."""
+    """Return the first event with samples that is not chosen; -1 without such an event."""
     evsels = profile.samples.evsel
     others = distinct(evsels[(evsels >= 0) & ~np.isin(evsels, chosen)])
     return int(others[0]) if len(others) else -1

@@ -143,7 +143,7 @@ def _details(summary: Summary) -> list[str]:
 
 
 def _say(text: str) -> None:
-    """Print a line; where nobody reads it any more, the recording goes on, to its proper end."""
+    """Print a line; if its reader is gone, the recording goes on to its proper end."""
     with contextlib.suppress(BrokenPipeError):
         print(text, file=sys.stderr)
 
