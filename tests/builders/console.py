@@ -87,7 +87,10 @@ def _without(column: str, printed: list[str]) -> list[str]:
     """Return the lines with a column taken out of the tables that have it: head, rule and rows."""
     lines, at = [], -1
     for line in printed:
-        at = line.find(column) if column in line else -1 if line.strip() == "#" else at
+        if column in line:
+            at = line.find(column)
+        elif line.startswith("#") and not _RULE.search(line):
+            at = -1  # below the table
         lines.append(line if at < 0 else line[:at] + line[at + len(column) :])
     return lines
 

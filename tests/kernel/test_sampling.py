@@ -14,14 +14,16 @@ from kernel.recorder import run
 
 from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.model.recording import Recording, SampleFlag
+from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 
 pytestmark = pytest.mark.beside
 
 MS = 1_000_000
 PERIOD = 2 * MS
+# A thread that waits for the interpreter's lock asks for 5 ms if not told otherwise, like a rest of 17 ms.
 NAPS = """
-import threading, time
+import sys, threading, time
+sys.setswitchinterval(1)
 def nap(seconds, times):
     for _ in range(times):
         time.sleep(seconds)
@@ -51,6 +53,11 @@ def recording(naps: Path) -> Recording:
     return load_recording(naps / "perf.data")
 
 
+def _asked_for_17_ms(samples: Samples) -> np.ndarray:
+    # A thread that had to wait for a CPU before it slept asks for the rest.
+    return (samples.asked_ns > 3 * MS) & (samples.asked_ns < 18 * MS)
+
+
 def threads_of(recording: Recording) -> int:
     return len(np.unique(recording.samples.tid))
 
@@ -73,14 +80,13 @@ def test_long_waits_are_all_there_with_their_length(recording: Recording) -> Non
     length, drawn = samples.length_ns(), samples.has(SampleFlag.SAMPLED)
     late = (samples.time_ns - samples.switch_out_ns - length)[drawn]  # the sample is written after the wait
     assert (late >= 0).all() and np.median(late) < 0.1 * MS
-    # A thread that had to wait for a CPU before it slept asks for the rest of its 17 ms.
-    naps = drawn & (samples.asked_ns > 3 * MS) & (samples.asked_ns < 18 * MS)
+    naps = drawn & _asked_for_17_ms(samples)
     assert naps.sum() == 30 and (length >= samples.asked_ns - 0.1 * MS)[naps].all()
 
 
 def test_the_kernel_tells_when_a_sleeper_was_woken(recording: Recording) -> None:
     samples = recording.samples
-    naps = samples.has(SampleFlag.SAMPLED) & (samples.asked_ns > 3 * MS) & (samples.wakeup_ns >= 0)
+    naps = samples.has(SampleFlag.SAMPLED) & _asked_for_17_ms(samples) & (samples.wakeup_ns >= 0)
     out, wakeup, length = samples.switch_out_ns[naps], samples.wakeup_ns[naps], samples.length_ns()[naps]
     assert naps.sum() > 25 and (wakeup <= out + length).all()
     # A timer wakes after the time that is asked for, however long the thread then waits for a CPU.

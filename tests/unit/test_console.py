@@ -43,4 +43,6 @@ def test_a_column_that_is_printed_only_sometimes_is_passed_over() -> None:
     shown = ("#  Wall ms  Unknown  Command", "  2000.1    0.0    sleeper", "…")
     printed = ["#  Wall ms  Blocked D  Unknown  Command", "  2007.3      0.200    6.1    sleeper", "#"]
     assert not difference(shown, printed)
+    below = "# running + blocked + unknown = wall"
+    assert not difference((*shown[:2], below), [*printed[:2], below])
     assert difference((shown[0].replace("Wall", "CPU"), "…"), printed)
