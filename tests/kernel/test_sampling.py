@@ -103,7 +103,13 @@ def test_budgets_stay_exact(recording: Recording) -> None:
 
 
 def test_each_file_of_a_rotation_names_the_period(tmp_path: Path) -> None:
-    program = "import time; [time.sleep(0.001) for _ in range(1800)]"
+    # A thread that is preempted on its way to sleep may not sleep at all: the kernel counts how often it did.
+    program = """
+import resource, time
+before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+for _ in range(1800): time.sleep(0.001)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before)
+"""
     command = ("--off-cpu-period", "2", "--switch-output=1s", "--", sys.executable, "-c", program)
     done = run("-e", "none", *command, cwd=tmp_path)
     assert done.status == 0, done.stderr
@@ -111,7 +117,7 @@ def test_each_file_of_a_rotation_names_the_period(tmp_path: Path) -> None:
     assert len(files) >= 2
     found = [load_recording(path).meta.sampling for path in files]
     assert {one.period_ns for one in found} == {2 * MS}
-    assert sum(one.waits for one in found) >= 1800
+    assert sum(one.waits for one in found) >= int(done.stdout) > 1500
     for one in found:
         assert abs(one.estimated_ns - one.waits_ns) < 10 * MS
 
