@@ -26,6 +26,9 @@ _SPARK = {
     "spark.ui.showConsoleProgress": "false",
 }
 _INSTALL = "pip install 'perf-offcpu[fleet]'"
+_READ = """
+FROM read_parquet([{files}], hive_partitioning = true, hive_types = {{'date': DATE, 'hour': INTEGER}})"""
+"""DuckDB by itself takes an hour such as 04 for a text, and then those of all files."""
 
 
 class EngineError(PerfOffcpuError):
@@ -57,7 +60,7 @@ class Engine:
             files: their paths or URLs, of one table.
         """
         if self.name == "duckdb":
-            self.backend.con.read_parquet(files, hive_partitioning=True).create_view(name)
+            self.backend.con.sql(_READ.format(files=", ".join(map(_quoted, files)))).create_view(name)
         else:
             reader = self.backend._session.read.option("basePath", folder)
             reader.parquet(*files).createOrReplaceTempView(name)
@@ -124,6 +127,11 @@ class Engine:
             raise
         except Exception as problem:  # each engine has its own exceptions, without a common base
             raise EngineError(f"{self.name}: {_first_line(problem)}") from problem
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _first_line(problem: Exception) -> str:

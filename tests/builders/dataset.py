@@ -16,8 +16,8 @@ from perf_offcpu.dataset.dataset import Dataset
 from perf_offcpu.dataset.schema import TABLES, VERSION
 
 HOUR = 3600 * 10**9
-BEGIN = 1_790_000_000_000_000_000 // HOUR * HOUR
-"""A time at which an hour begins, ns since 1970."""
+BEGIN = 1_789_977_600_000_000_000
+"""A time at which an hour begins, ns since 1970: 08:00, so that there are hours of one digit and of two."""
 _TYPES = {"list<int64>": pa.list_(pa.int64()), "map<string,string>": pa.map_(pa.string(), pa.string())}
 _ZEROS = {"int64": 0, "int32": 0, "string": "", "bool": False, "list<int64>": [], "map<string,string>": {}}
 _TIMES = {
