@@ -26,6 +26,7 @@ from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.program_rules import fits, pattern
 from perf_offcpu.analysis.classes.wait_classes import SYMBOL_VERSION, WaitClass, class_of_wrapper
 from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.stack_walk import frames_of, innermost, outermost
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.objects.perf_map import is_jit_memory
@@ -74,9 +75,9 @@ def causes_of(profile: Profile, waits: Waits) -> Causes:
     is_plain, is_nameless = _kinds(profile)
     is_named = ~frames.is_kernel() & (frames.symbol > 0)
     of_rule = np.where(np.append(is_named[profile.stacks.frame], False)[of_rule], of_rule, -1)
-    found = np.where(is_loop[first] & (of_rule >= 0), of_rule, _innermost(profile, start, is_plain))
+    found = np.where(is_loop[first] & (of_rule >= 0), of_rule, innermost(profile, start, is_plain))
     found = np.where(found < 0, of_rule, found)
-    found = np.where(found < 0, _innermost(profile, leaf, is_nameless), found)
+    found = np.where(found < 0, innermost(profile, leaf, is_nameless), found)
     frame = np.append(profile.stacks.frame, -1).astype(np.int64)[found]
     calls = [f"{printable(name)}()" if name else "" for name in waits.syscall_names]
     names: dict[str, int] = {"": 0}
@@ -99,7 +100,7 @@ def program_functions(profile: Profile, leaf: I64) -> tuple[list[str], I64]:
         (names, of): printable names, the first "", not known; int64[n], index into them.
     """
     first, of = group(leaf)
-    node = _innermost(profile, leaf[first], _kinds(profile)[0])
+    node = innermost(profile, leaf[first], _kinds(profile)[0])
     frame = np.append(profile.stacks.frame, -1)[node].tolist()
     numbers: dict[str, int] = {"": 0}
     symbols, strings = profile.frames.symbol, profile.strings
@@ -127,14 +128,14 @@ def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64
     for number in np.unique(rule[rule >= 0]).tolist():
         expressions = pattern(waits.rules[number].frames)
         mine = np.flatnonzero(rule == number)
-        used = np.unique(profile.stacks.frame[_nodes(profile, leaf[mine])])
+        used = np.flatnonzero(frames_of(profile, leaf[mine]))
         names = (
             strings[symbol] or frame_label("", strings[dso])
             for symbol, dso in zip(frames.symbol[used].tolist(), frames.dso[used].tolist(), strict=True)
         )
         met = np.zeros(len(frames), np.bool_)
         met[used] = [fits(expressions, name) for name in names]
-        node[mine] = _outermost(profile, leaf[mine], met)
+        node[mine] = outermost(profile, leaf[mine], met)
         start[mine] = np.where(node[mine] >= 0, np.append(profile.stacks.parent, -1)[node[mine]], leaf[mine])
     return node, start
 
@@ -154,38 +155,3 @@ def _kinds(profile: Profile) -> tuple[Bool, Bool]:
         np.bool_,
     )
     return of_program & own_name[of_symbol], of_program & (frames.symbol == 0)
-
-
-def _innermost(profile: Profile, node: I64, wanted: Bool) -> I64:
-    """Return int64[n]: from each node towards the root, the first one with a wanted frame; -1 for none."""
-    return _walk(profile, node, wanted, first=True)
-
-
-def _outermost(profile: Profile, node: I64, wanted: Bool) -> I64:
-    return _walk(profile, node, wanted, first=False)
-
-
-def _walk(profile: Profile, node: I64, wanted: Bool, *, first: bool) -> I64:
-    parent, frame = profile.stacks.parent, profile.stacks.frame
-    found = np.full(len(node), -1, np.int64)
-    live = np.flatnonzero(node >= 0)
-    at = node[live]
-    while len(live):
-        hit = wanted[frame[at]]
-        found[live[hit]] = at[hit]
-        above = parent[at].astype(np.int64)
-        on = (above >= 0) & ~(hit & first)
-        live, at = live[on], above[on]
-    return found
-
-
-def _nodes(profile: Profile, leaf: I64) -> I64:
-    """Return the nodes of these stacks, each once."""
-    seen = np.zeros(len(profile.stacks), np.bool_)
-    at = np.unique(leaf[leaf >= 0])
-    while len(at):
-        seen[at] = True
-        above = profile.stacks.parent[at]
-        above = above[above >= 0]
-        at = np.unique(above[~seen[above]]).astype(np.int64)
-    return np.flatnonzero(seen)

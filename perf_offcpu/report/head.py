@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.analysis.classes.classify import Waits, classify, of_idle_threads
+from perf_offcpu.analysis.classes.classify import Waits, classify
 from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.analysis.select import event_rows
 from perf_offcpu.locks.deadlocks import deadlocks_of, sentence_of
 from perf_offcpu.model.columns import Bool

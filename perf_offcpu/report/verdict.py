@@ -23,9 +23,10 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.causes import Causes, causes_of
-from perf_offcpu.analysis.classes.classify import Waits, of_idle_threads
+from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass, Work
 from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.losses import LossCause, Stage
 from perf_offcpu.model.columns import I64, U32, Bool

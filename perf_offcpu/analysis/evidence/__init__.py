@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evidence beside stack and system call: objects of waits, holders of locks, single waits like a sum."""
+"""Evidence of waits: functions of stacks, objects, holders of locks, single waits that are like a sum."""

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from perf_offcpu.analysis.causes import Causes, causes_of
-from perf_offcpu.analysis.classes.classify import Waits, classify, of_idle_threads
+from perf_offcpu.analysis.classes.classify import Waits, classify
+from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.analysis.select import event_rows
 from perf_offcpu.analysis.time_windows import Window
 from perf_offcpu.callpaths.weights import unit_of

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Apply the rules of `classes.wait_classes` and of programs to the functions of stacks.
+
+Each rule judges each function once; a stack has the value of its innermost kernel function with a value, or
+of the first wrapper near its leaf in user code.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from perf_offcpu.abi.syscalls import is_compat_entry
+from perf_offcpu.analysis.classes import wait_classes as rules
+from perf_offcpu.analysis.classes.program_rules import Rules
+from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.stack_walk import frames_of, innermost
+from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.text import frame_label
+
+_WRAPPER_DEPTH = 4
+"""Number of user frames, from the leaf on, that can be wrappers: further up a `read` is the program's own."""
+_NONE = -1
+_NO_SUFFIX = re.compile(r"(?!)")
+
+
+class Evidence(NamedTuple):
+    """Values of a stack by the rules on its functions, shared by many stacks; -1: none."""
+
+    in_kernel: int  # WaitClass by functions of the kernel
+    in_user: int  # WaitClass by wrappers
+    file: int  # 1 if a wrapper for a system call on files is at the leaf
+    fault: int  # 1 if a page fault is in it
+    compat: int  # 1 if it is in a system call of a 32-bit program
+    has_kernel: int  # 1 if it has kernel frames
+    entry: int  # string: the system call by its entry function
+    work_in_kernel: int  # 1 if functions of the kernel wait for work, 0 if they are at work
+    work_in_user: int  # 1 if a wrapper waits for work
+    exists: int  # 1 if there is a stack
+    rules: int  # rules of programs whose condition on frames the stack meets, a bit each
+    entry_name: str = ""  # the name of `entry`
+
+
+def evidence_of_stacks(profile: Profile, programs: Rules) -> tuple[list[Evidence], I64]:
+    """Return the distinct evidences of all stacks, and int64[samples], the row of each sample in them."""
+    first, of_sample = group(profile.samples.stack)
+    stacks = profile.samples.stack[first]
+    there = stacks >= 0
+    found_in = _Stacks(profile, stacks[there].astype(np.int64))
+    strings = profile.strings.copy()  # names of system calls may be new
+
+    def entry(function: str) -> int | None:
+        return strings.intern(rules.syscall_of_function(function)) or None
+
+    answers = (
+        found_in.kernel(rules.class_of_function),
+        found_in.user(rules.class_of_wrapper),
+        found_in.user(_if(rules.FILE_WRAPPER)),
+        found_in.kernel(_if(rules.FAULT_ENTRY)),
+        found_in.kernel(lambda name: is_compat_entry(name) or None),
+        found_in.kernel(lambda _: 1),
+        found_in.kernel(entry),
+        found_in.kernel(rules.is_for_work_in_kernel),
+        found_in.user(_if(rules.WORK_WRAPPERS)),
+        np.ones(len(found_in.stacks), np.int32),
+    )
+    met_sets, met = found_in.met_rules(programs)
+    columns = [np.full(len(stacks), _NONE, np.int32) for _ in (*answers, met)]
+    for column, answer in zip(columns, (*answers, met), strict=True):
+        column[there] = answer
+    first, of = group(*columns)
+    rows = zip(*(column[first].tolist() for column in columns), strict=True)
+    found = [Evidence(*row)._replace(rules=met_sets[row[-1]]) for row in rows]
+    found = [one._replace(entry_name=strings[one.entry]) if one.entry > 0 else one for one in found]
+    return found, of[of_sample]
+
+
+def _if(patterns: str) -> Callable[[str], int | None]:
+    return lambda name: rules.matches(patterns, name) or None
+
+
+class _Stacks:
+    """Search stacks of a profile, from the leaf on, for functions with a value by a rule.
+
+    Args:
+        stacks: int64[n], rows in the profile's stacks.
+    """
+
+    def __init__(self, profile: Profile, stacks: I64) -> None:
+        self.profile, self.stacks = profile, stacks
+        self.is_kernel, self.used = profile.frames.is_kernel(), frames_of(profile, stacks)
+
+    def kernel(self, judge: Callable[[str], int | None]) -> I32:
+        """Return int32[n]: the value of the innermost kernel function that has one; -1 for none."""
+        return self._first(self._judged(judge, self.used & self.is_kernel, rules.COMPILER_SUFFIX))
+
+    def user(self, judge: Callable[[str], int | None]) -> I32:
+        """Return int32[n]: the value of the first user function near the leaf that has one; -1 for none."""
+        return self._first(
+            self._judged(judge, self.used & ~self.is_kernel, rules.SYMBOL_VERSION), _WRAPPER_DEPTH
+        )
+
+    def met_rules(self, programs: Rules) -> tuple[list[int], I32]:
+        """Return the rules of programs whose functions each stack has.
+
+        Returns:
+            (sets, of): distinct sets of rules (bits), the last of them empty; int32[n], the set of each.
+        """
+        known: dict[int, int] = {}
+
+        def number(met: int) -> int:
+            return known.setdefault(met, len(known)) if met else _NONE
+
+        def of_function(function: str) -> int:
+            return number(programs.of_function(function))
+
+        met = self._judged(of_function, self.used, _NO_SUFFIX)[self.profile.stacks.frame]
+        asks = np.array([*(bool(one & programs.by_caller) for one in known), False])
+        if asks.any():
+            nodes = np.flatnonzero(asks[met])
+            sets, (allowed, caller) = list(known), self._callers(programs, nodes)
+            first, of = group(met[nodes], caller)
+            pairs = zip(met[nodes[first]].tolist(), caller[first].tolist(), strict=True)
+            left = [number(sets[one] & (~programs.by_caller | allowed[other])) for one, other in pairs]
+            met[nodes] = np.array(left, np.int32)[of]
+        found = self._every(met)
+        if not known:
+            return [0], np.zeros(len(found), np.int32)
+        different, of = np.unique(found, axis=0, return_inverse=True)
+        sets = [
+            functools.reduce(operator.or_, itertools.compress(known, row), 0) for row in different.tolist()
+        ]
+        return [*sets, 0], of.reshape(-1).astype(np.int32)
+
+    def _callers(self, programs: Rules, nodes: I64) -> tuple[list[int], I32]:
+        """Return distinct sets of rules (bits) that callers allow, and int32[nodes]: the set of each node."""
+        known = {0: 0}  # without a caller
+
+        def of_caller(function: str) -> int:
+            return known.setdefault(programs.of_caller(function), len(known))
+
+        set_of_frame = np.maximum(self._judged(of_caller, self.used, _NO_SUFFIX), 0)
+        parent, frame = self.profile.stacks.parent[nodes], self.profile.stacks.frame
+        return list(known), np.where(parent >= 0, set_of_frame[frame[parent]], 0)
+
+    def _judged(self, judge: Callable[[str], int | None], wanted: Bool, suffix: re.Pattern[str]) -> I32:
+        frames, strings = self.profile.frames, self.profile.strings
+        values = np.full(len(frames), _NONE, np.int32)
+        rows = np.flatnonzero(wanted)
+        symbol, dso = frames.symbol[rows], frames.dso[rows]
+        first, of = group(symbol, np.where(symbol > 0, 0, dso))
+        names = zip(symbol[first].tolist(), dso[first].tolist(), strict=True)
+        judged = (
+            judge(suffix.sub("", strings[one] or frame_label("", strings[file]))) for one, file in names
+        )
+        values[rows] = np.array([_NONE if value is None else value for value in judged], np.int32)[of]
+        return values
+
+    def _first(self, value_of_frame: I32, user_frames: int = 0) -> I32:
+        """Return the first value of each stack, leaf first, within `user_frames` user frames (0: all)."""
+        node = innermost(self.profile, self.stacks, value_of_frame >= 0, user_frames)
+        found: I32 = np.append(value_of_frame[self.profile.stacks.frame], np.int32(_NONE))[node]
+        return found
+
+    def _every(self, value_of_node: I32) -> Bool:
+        """Return bool[n, values]: the values (0, 1, …) that some frame of each stack has."""
+        parent = self.profile.stacks.parent
+        found = np.zeros((len(self.stacks), int(value_of_node.max(initial=_NONE)) + 1), np.bool_)
+        live, at = np.arange(len(self.stacks)), self.stacks
+        while found.shape[1] and len(live):
+            value = value_of_node[at]
+            met = value >= 0
+            found[live[met], value[met]] = True
+            above = parent[at]
+            on = above >= 0
+            live, at = live[on], above[on].astype(np.int64)
+        return found

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Walk up the stack tree from many leaves at once: one numpy pass per level, not a loop per stack."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perf_offcpu.analysis.group import distinct
+from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.profile import Profile
+
+
+def nodes_of(profile: Profile, leaves: I64) -> Bool:
+    """Return bool[stacks]: the nodes from some leaves to their roots.
+
+    Args:
+        leaves: rows in stacks; -1 for none.
+    """
+    parent = profile.stacks.parent
+    found = np.zeros(len(parent), np.bool_)
+    at = distinct(leaves[leaves >= 0], len(parent))
+    while len(at):
+        found[at] = True
+        above = parent[at]
+        above = above[above >= 0]
+        at = distinct(above[~found[above]], len(parent))
+    return found
+
+
+def frames_of(profile: Profile, leaves: I64) -> Bool:
+    """Return bool[frames]: the frames of some stacks, given by their leaves; -1 for none."""
+    used = np.zeros(len(profile.frames), np.bool_)
+    used[profile.stacks.frame[nodes_of(profile, leaves)]] = True
+    return used
+
+
+def innermost(profile: Profile, leaves: I64, wanted: Bool, user_frames: int = 0) -> I64:
+    """Return int64[n]: from each leaf towards the root, the first node with a wanted frame; -1 for none.
+
+    Args:
+        leaves: int64[n], rows in stacks; -1 for none.
+        wanted: bool[frames].
+        user_frames: stop after this number of frames of user code; 0: at the root.
+    """
+    return _walk(profile, leaves, wanted, first=True, user_frames=user_frames)
+
+
+def outermost(profile: Profile, leaves: I64, wanted: Bool) -> I64:
+    """Return int64[n]: from each leaf towards the root, the last node with a wanted frame; -1 for none."""
+    return _walk(profile, leaves, wanted, first=False, user_frames=0)
+
+
+def _walk(profile: Profile, leaves: I64, wanted: Bool, *, first: bool, user_frames: int) -> I64:
+    parent, frame = profile.stacks.parent, profile.stacks.frame
+    found = np.full(len(leaves), -1, np.int64)
+    if not wanted.any():
+        return found
+    live = np.flatnonzero(leaves >= 0)
+    at, is_user = leaves[live], ~profile.frames.is_kernel()
+    seen = np.zeros(len(live), np.int32)
+    while len(live):
+        hit = wanted[frame[at]]
+        found[live[hit]] = at[hit]
+        above = parent[at].astype(np.int64)
+        on = (above >= 0) & ~(hit & first)
+        if user_frames:
+            seen += is_user[frame[at]]
+            on &= seen < user_frames
+            seen = seen[on]
+        live, at = live[on], above[on]
+    return found
