@@ -17,8 +17,8 @@ from perf_offcpu.locks.deadlocks import deadlocks_of, sentence_of
 from perf_offcpu.model.columns import Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report.summary import shows_waits
-from perf_offcpu.report.verdict import verdict_of
-from perf_offcpu.report.verdict_text import sentences_of
+from perf_offcpu.report.verdict.numbers import verdict_of
+from perf_offcpu.report.verdict.text import sentences_of
 from perf_offcpu.structs import frozen
 
 

@@ -34,7 +34,8 @@ from perf_offcpu.report.objects.rows import ObjectTable, object_table
 from perf_offcpu.report.objects.sleeps import Oversleep, oversleep_of
 from perf_offcpu.report.thread_budgets import BudgetTable, budget_table
 from perf_offcpu.report.totals import Total, heaviest, sums_by_label, sums_by_state, totals_of
-from perf_offcpu.report.verdict import Verdict, verdict_of
+from perf_offcpu.report.verdict.numbers import verdict_of
+from perf_offcpu.report.verdict.verdict import Verdict
 from perf_offcpu.structs import frozen
 
 _CAUSE_OF_FLAG = {

@@ -19,7 +19,7 @@ from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import StackRow, Summary
 from perf_offcpu.report.tables import budget, functions, groups, histogram, threads
 from perf_offcpu.report.text_table import cut
-from perf_offcpu.report.verdict_text import sentences_of, wrapped
+from perf_offcpu.report.verdict.text import sentences_of, wrapped
 from perf_offcpu.text import printable
 
 INDENT = " " * 12

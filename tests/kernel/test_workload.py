@@ -20,7 +20,7 @@ from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.report.summary import summarize
 from perf_offcpu.report.thread_budgets import budget_table
-from perf_offcpu.report.verdict_text import sentences_of
+from perf_offcpu.report.verdict.text import sentences_of
 from perf_offcpu.symbolize.symbolizer import symbolize
 
 SHORT_SLEEPS = "short-sleeper"

@@ -16,7 +16,7 @@ from perf_offcpu.report.style import Style
 from perf_offcpu.report.tables import TITLES, coloured_table
 from perf_offcpu.report.terminal import frame_lines
 from perf_offcpu.report.text_table import Column
-from perf_offcpu.report.verdict_text import wrapped
+from perf_offcpu.report.verdict.text import wrapped
 from perf_offcpu.text import printable
 
 

@@ -15,7 +15,7 @@ from perf_offcpu.report.tables import TITLES
 from perf_offcpu.report.terminal import INDENT, collapsed
 from perf_offcpu.report.text_table import Column, cut, lay_out
 from perf_offcpu.report.totals import Total
-from perf_offcpu.report.verdict_text import wrapped
+from perf_offcpu.report.verdict.text import wrapped
 from perf_offcpu.text import printable
 
 

@@ -16,7 +16,7 @@ from perf_offcpu.report.diff.compare import Comparison, Row
 from perf_offcpu.report.diff.sides import Per, Side
 from perf_offcpu.report.style import plural
 from perf_offcpu.report.totals import Total
-from perf_offcpu.report.verdict_text import cause_words, names_text, time_text
+from perf_offcpu.report.verdict.text import cause_words, names_text, time_text
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import thread_label
 

@@ -22,7 +22,7 @@ from perf_offcpu.report.objects.rows import HELD, LockRow, LockTable, lock_table
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.terminal import INDENT, collapsed
 from perf_offcpu.report.text_table import Column, cut, lay_out
-from perf_offcpu.report.verdict_text import wrapped
+from perf_offcpu.report.verdict.text import wrapped
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import id_text, printable
 

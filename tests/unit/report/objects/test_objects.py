@@ -21,7 +21,7 @@ from perf_offcpu.report.objects import lock_report
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import Limits, summarize
 from perf_offcpu.report.terminal import render
-from perf_offcpu.report.verdict_text import sentences_of
+from perf_offcpu.report.verdict.text import sentences_of
 
 BLOCKED = SampleFlag.STILL_BLOCKED
 

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compute the verdict on a recording's waits: numbers for the sentences on top of a report.
+
+It is about the threads that are not idle:
+
+* the shares of their off-cpu time by cause, with function (`analysis.causes`) and threads;
+* the part of it that was waiting for a CPU; where such waits are not recorded, how long preempted threads
+  waited for one, by their budgets;
+* the number of idle threads, the threads that are still blocked, and the largest loss;
+* a command that shows the first cause alone.
+
+The same profile yields the same numbers.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from perf_offcpu import losses
+from perf_offcpu.analysis.causes import Causes, causes_of
+from perf_offcpu.analysis.classes.classify import Waits
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.idle import of_idle_threads
+from perf_offcpu.decode.tasks.lookup import rows_at
+from perf_offcpu.losses import LossCause, Stage
+from perf_offcpu.model.columns import Bool
+from perf_offcpu.model.profile import Profile, ProfileSamples
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.report.verdict.causes import (
+    CAUSE_PERCENT,
+    SOLE_PERCENT,
+    cells_of,
+    largest_causes,
+    named_objects,
+)
+from perf_offcpu.report.verdict.verdict import BlockedThread, Cause, Loss, Preempted, Threads, Verdict
+from perf_offcpu.text import printable, thread_label
+
+_SHOWN_BLOCKED = 2
+
+
+def verdict_of(
+    profile: Profile,
+    chosen: Bool,
+    subject: Profile,
+    waits: Waits,
+    counts: Mapping[LossCause, int],
+    *,
+    options: Sequence[tuple[str, str]] = (),
+    whole_lives: bool = True,
+) -> Verdict | None:
+    """Return the verdict on the waits of a profile; None if there are none.
+
+    Args:
+        profile: all samples of the threads.
+        chosen: bool[samples], the waits.
+        subject: the profile with these samples.
+        waits: `classify(subject)`.
+        counts: cause → number, of losses alone.
+        options: (option, value) of the command line that `command` keeps.
+        whole_lives: the profile has all samples of each thread; else no thread is judged idle.
+    """
+    idle = _idle(profile, chosen, waits) if whole_lives else np.zeros(len(subject.samples), np.bool_)
+    causes = causes_of(subject, waits)
+    cells = cells_of(subject, waits, causes, idle)
+    busy, period = cells.take(cells.idle == 0), subject.samples.period
+    weight = int(busy.weight.sum())
+    preempted = _preempted(profile, waits, weight) if whole_lives else None
+    if not len(subject.samples) and not preempted:
+        return None
+    found = largest_causes(subject, waits, causes, busy)
+    blocked, longest = _still_blocked(subject, waits, causes, ~idle)
+    hidden, hidden_ms = (profile.losses.get(one, 0) for one in (losses.IDLE_THREADS, losses.IDLE_MS))
+    return Verdict(
+        weight=weight,
+        threads=busy.number_of_threads(),
+        causes=found,
+        others=weight - sum(cause.weight for cause in found),
+        runq=int(busy.runq.sum()) if _knows_runq(subject.samples, waits) else None,
+        preempted=preempted,
+        idle_threads=cells.take(cells.idle == 1).number_of_threads() + hidden,
+        idle=int((cells.weight * cells.idle).sum()) + hidden_ms * 10**6,
+        still_blocked=blocked,
+        longest_blocked=longest,
+        goroutines="Go" in {waits.rules[row].program for row in np.unique(waits.rule).tolist() if row >= 0},
+        loss=_loss(counts, int(subject.samples.count.sum()), len(profile.frames)),
+        command=_command(found, int(period.sum()), options),
+    )
+
+
+def _idle(profile: Profile, chosen: Bool, waits: Waits) -> Bool:
+    for_work = np.zeros(len(chosen), np.bool_)
+    for_work[chosen] = waits.for_work
+    return of_idle_threads(profile, for_work)[chosen]
+
+
+def _knows_runq(samples: ProfileSamples, waits: Waits) -> bool:
+    return bool((samples.runq_ns >= 0).any() or (waits.wait_class == WaitClass.RUNQUEUE).any())
+
+
+def _preempted(profile: Profile, waits: Waits, others: int) -> Preempted | None:
+    budget, queued = profile.budget, waits.wait_class == WaitClass.RUNQUEUE
+    weight = int(budget.preempted_ns.sum())
+    if not weight or queued.any() or 100 * weight < CAUSE_PERCENT * (weight + others):
+        return None
+    much = budget.take(100 * budget.preempted_ns >= weight)  # 1 % of it
+    at = rows_at(profile.comms.tid, profile.comms.begin_ns, much.tid, much.end_ns)
+    comm = np.append(profile.comms.comm, 0)[at]
+    first, of = group(comm)
+    order = np.argsort(-sum_by(of, much.preempted_ns, len(first)), kind="stable")
+    comms = [thread_label(profile.strings[one]) for one in comm[first[order]].tolist()]
+    return Preempted(weight, Threads(len(much), comms), int(much.running_ns.sum()))
+
+
+def _still_blocked(
+    profile: Profile, waits: Waits, causes: Causes, busy: Bool
+) -> tuple[int, list[BlockedThread]]:
+    samples = profile.samples
+    rows = np.flatnonzero(busy & profile.is_still_blocked())
+    elsewhere = waits.for_work[rows] | (waits.wait_class[rows] == WaitClass.CHILD)
+    order = rows[np.lexsort((-samples.period[rows], elsewhere))]
+    before, names = samples.has(SampleFlag.BEGAN_BEFORE), named_objects(profile)
+    longest = [
+        BlockedThread(
+            comm=thread_label(profile.strings[samples.comm[row]]),
+            pid=int(samples.pid[row]),
+            tid=int(samples.tid[row]),
+            wait_class=WaitClass(waits.wait_class[row]).label,
+            object=printable(profile.strings[int(names[row])]),
+            function=causes.names[causes.function[row]],
+            weight=int(samples.period[row]),
+            since=int(samples.switch_out_ns[row]),
+            began_before=bool(before[row]),
+        )
+        for row in order[:_SHOWN_BLOCKED].tolist()
+    ]
+    return len(group(samples.pid[rows], samples.tid[rows])[0]), longest
+
+
+def _loss(counts: Mapping[LossCause, int], waits: int, frames: int) -> Loss | None:
+    """Return the largest loss: of those that the recorder reports, else of others, else of names."""
+    if not counts:
+        return None
+    names = (Stage.NAMES, Stage.LINES)
+    cause = max(counts, key=lambda one: (one.in_last_line, one.stage not in names, counts[one]))
+    count, of, whole = counts[cause], "", 0
+    if cause.stage in names:
+        of, whole = "addresses", max(frames, counts[cause])
+    elif cause.stage in (Stage.BPF, Stage.UNWIND):
+        of, whole = "waits", waits + (count if cause.stage is Stage.BPF else 0)
+    percent = round(min(100 * count / whole, 100.0), 2) if whole else None
+    return Loss(str(cause), count, percent, of, len(counts))
+
+
+def _command(causes: Sequence[Cause], whole: int, options: Sequence[tuple[str, str]]) -> str:
+    """Return a command that shows the first cause: its tables, or its flame graph if it is nearly all."""
+    if not causes:
+        kept = [word for pair in options for word in pair]
+        view = ["--sort", "comm,class"] if whole else ["--budget-by", "comm"]
+        return shlex.join(["perf-offcpu", "report", *kept, *view])
+    cause = causes[0]
+    alone = 100 * cause.weight >= SOLE_PERCENT * whole
+    verb = ["convert", "--flamegraph"] if alone else ["report"]
+    comms = cause.threads.comms
+    named = len(comms) == 1 and re.fullmatch(r"[\w.:+-]+", comms[0])
+    comm = ["--comm", comms[0]] if named and not comms[0].startswith("-") else []
+    replaced = ("--class", "--comm") if comm else ("--class",)
+    kept = [word for pair in options if pair[0] not in replaced for word in pair]
+    return shlex.join(["perf-offcpu", *verb, *kept, "--class", cause.wait_class, *comm])
