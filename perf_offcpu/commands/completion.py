@@ -134,7 +134,7 @@ def _lists() -> dict[str, str]:
     """Return option → the words that its list may hold."""
     from perf_offcpu.abi.task_state import STATE_NAMES
     from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
-    from perf_offcpu.commands.report import SORT_KEYS
+    from perf_offcpu.commands.report.arguments import SORT_KEYS
     from perf_offcpu.script.fields import OWN_FIELDS, PERF_FIELDS
 
     return {

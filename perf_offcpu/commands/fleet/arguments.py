@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declare the options of the verbs of fleet, and make selections, limits and styles of them."""
+"""Declare the options of the verbs of fleet, and make selections and limits of them."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -13,14 +11,12 @@ from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.profile import split_list, split_words
-from perf_offcpu.commands.shared.streams import columns
 from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
     from perf_offcpu.fleet.queries import Selected
     from perf_offcpu.fleet.selection import Selection
     from perf_offcpu.fleet.tables import Tables
-    from perf_offcpu.report.style import Style
 
 SORT_KEYS = "host comm pid tid event state class syscall object waker cgroup container blocked".split()
 """Keys of `--sort`, as in `report`; every label of a host is a key, too."""
@@ -147,12 +143,3 @@ def limit_of(args: argparse.Namespace) -> int | None:
     if args.limit is None:
         return None if args.json else int(args.default_limit)
     return args.limit or None
-
-
-def style_of(args: argparse.Namespace) -> Style:
-    """Return the style of the output."""
-    from perf_offcpu.report.style import Style
-
-    terminal = sys.stdout.isatty()
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
-    return Style(unit=args.unit, width=columns() if terminal else None, color=terminal and not plain)

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from collections.abc import Iterable
 
 from perf_offcpu.commands.fleet.arguments import (
     SORT_KEYS,
@@ -18,13 +16,12 @@ from perf_offcpu.commands.fleet.arguments import (
     parse_keys,
     selected,
     selection_of,
-    style_of,
 )
 from perf_offcpu.commands.fleet.keep import add_verbs
 from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.output import open_output
-from perf_offcpu.commands.shared.pager import paged
 from perf_offcpu.commands.shared.parsers import Parser
+from perf_offcpu.commands.shared.printing import print_json, print_lines, terminal_style
 from perf_offcpu.errors import UsageError
 
 _ROWS, _STACKS = 25, 10
@@ -110,8 +107,8 @@ def _report(args: argparse.Namespace) -> int:
     keys = parse_keys(args.sort, found.label_names)
     head, (tables, idle) = head_of(found), tables_of(found, keys, limit)
     if args.json:
-        return print_json(document.report(head, tables, idle))
-    return print_lines(text.report(head, tables, idle, style_of(args)), args)
+        return print_json(document.report(head, tables, idle), default=str)
+    return print_lines(text.report(head, tables, idle, terminal_style(args)), args)
 
 
 def _top(args: argparse.Namespace) -> int:
@@ -121,8 +118,8 @@ def _top(args: argparse.Namespace) -> int:
     limit, found = limit_of(args), selected(args)
     head, table = head_of(found), stacks_of(found, limit)
     if args.json:
-        return print_json(document.stacks(head, table))
-    return print_lines(text.stacks(head, table, style_of(args)), args)
+        return print_json(document.stacks(head, table), default=str)
+    return print_lines(text.stacks(head, table, terminal_style(args)), args)
 
 
 def _diff(args: argparse.Namespace) -> int:
@@ -145,13 +142,13 @@ def _diff(args: argparse.Namespace) -> int:
     if old is None:
         unlike = outliers_of(found, keys)
         if args.json:
-            return print_json(document.outliers(unlike, head))
-        return print_lines(text.outliers(unlike, head, style_of(args), limit), args)
+            return print_json(document.outliers(unlike, head), default=str)
+        return print_lines(text.outliers(unlike, head, terminal_style(args), limit), args)
     before = select(tables, old)
     comparison, old_head = compare(before, found, keys), head_of(before)
     if args.json:
-        return print_json(document.comparison(comparison, old_head, head))
-    return print_lines(text.comparison(comparison, old_head, head, style_of(args), limit), args)
+        return print_json(document.comparison(comparison, old_head, head), default=str)
+    return print_lines(text.comparison(comparison, old_head, head, terminal_style(args), limit), args)
 
 
 def _flamegraph(args: argparse.Namespace) -> int:
@@ -172,26 +169,9 @@ def _sql(args: argparse.Namespace) -> int:
     columns = ask(opened(args), args.query)
     if args.json:
         return print_json(
-            [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+            [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
+            default=str,
         )
     for line in lines(columns):
         print(line)
-    return 0
-
-
-def print_json(document: object) -> int:
-    """Print a JSON document and return the exit status."""
-    import json
-
-    json.dump(document, sys.stdout, indent=1, default=str)
-    print()
-    return 0
-
-
-def print_lines(lines: Iterable[str], args: argparse.Namespace) -> int:
-    """Print lines, through a pager on a terminal, and return the exit status."""
-    with paged(not args.no_pager) as out:
-        encoding = out.encoding or "utf-8"
-        for line in lines:
-            print(line.encode(encoding, "backslashreplace").decode(encoding), file=out)
     return 0

@@ -23,7 +23,7 @@ PROGRAM = "perf-offcpu"
 VERBS = {
     "record": "record.command",
     "agent": "agent",
-    "report": "report",
+    "report": "report.command",
     "script": "script",
     "convert": "convert",
     "push": "push",

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf-offcpu report: show where the time went, as tables on the terminal."""
+
+from __future__ import annotations
+
+import argparse
+
+from perf_offcpu.commands.report.arguments import STACKS, add_output, limits_of, parse_keys, style_of
+from perf_offcpu.commands.report.comparison import compare_with_older
+from perf_offcpu.commands.shared.causality.cascades import cascade_from_args
+from perf_offcpu.commands.shared.causality.critical import critical_path_from_args
+from perf_offcpu.commands.shared.causality.serial import serial_from_args
+from perf_offcpu.commands.shared.output import check_distinct, open_output
+from perf_offcpu.commands.shared.page import kept_options, whole_lives, with_head
+from perf_offcpu.commands.shared.perf_habits import accept_without_effect, advice_of
+from perf_offcpu.commands.shared.printing import print_json, print_lines
+from perf_offcpu.commands.shared.profile import (
+    add_profile_arguments,
+    inputs,
+    profile_from_args,
+    split_list,
+)
+from perf_offcpu.errors import UsageError
+
+EXAMPLES = """examples:
+  perf-offcpu report                        threads and stacks by off-cpu time
+  perf-offcpu report --unit ns --limit 0    everything, to the nanosecond
+  perf-offcpu report --comm mysqld          only threads of this name
+  perf-offcpu report --sort comm,class -g none   what each program waited for
+  perf-offcpu report --sort comm,object -g none  which lock, file or connection
+  perf-offcpu report --children -g none     functions, with all that they call
+  perf-offcpu report --idle hide            without threads that merely wait for work
+  perf-offcpu report --class disk --min-dur 10ms   long waits for the disk
+  perf-offcpu report --event cpu-clock      by CPU samples instead
+  perf-offcpu report -i run1.data -i run2.data     two runs as one; hosts are kept apart: web1:nginx
+  perf-offcpu report --diff old.data        what grew and shrank since then, and what of it is noise
+  perf-offcpu report --diff old.data --per 8000,12000   the same, per request: 8000 before, 12000 now
+  perf-offcpu report --critical-path --comm client   what this thread waited for, and on whom
+  perf-offcpu report --locks                each lock: waiters, holders, queue
+  perf-offcpu report --bottlenecks          where the waits of all threads end, and in which functions
+  perf-offcpu report --serial --comm server  what ran while few of its threads did
+  perf-offcpu report --html page.html       a page to look at: threads in time, and any part of it
+  perf-offcpu report --json | jq '.threads[] | [.comm, .tid, .weight]'
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb's options."""
+    parser = subparsers.add_parser(
+        "report",
+        help="show where the time went, as tables on the terminal",
+        description="Off-cpu time by thread, next to the thread's CPU samples; the time budget of threads; "
+        "what they waited for; the stacks that waited longest; a histogram of waits; and what was lost. "
+        "Totals are printed to the nanosecond.",
+        epilog=EXAMPLES,
+        advice=advice_of("report"),
+    )
+    accept_without_effect(parser, "report")
+    add_output(parser)
+    add_profile_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb and return the exit status."""
+    from perf_offcpu.analysis.interpreters import fold_interpreters
+    from perf_offcpu.report.summary import summarize
+
+    views = (
+        (args.html is not None, _page),
+        (args.critical_path, _critical_path),
+        (args.bottlenecks, _bottlenecks),
+        (args.locks, _locks),
+        (args.serial, _serial),
+        (args.diff is not None, compare_with_older),
+    )
+    for chosen, view in views:
+        if chosen:
+            return view(args)
+    if args.per is not None:
+        raise UsageError("--per has a meaning with --diff OLD only")
+    profile = profile_from_args(args)
+    summary = summarize(
+        fold_interpreters(profile) if args.fold_interpreters else profile,
+        split_list(args.event),
+        limits_of(args),
+        keys=parse_keys(args.sort) or ("class",),
+        children=args.children,
+        whole_lives=whole_lives(args),
+        verdict=not args.no_verdict,
+        options=kept_options(args),
+        budget_by=args.budget_by,
+    )
+    if args.json:
+        from perf_offcpu.report.document import document
+
+        return print_json(document(summary))
+    from perf_offcpu.report.terminal import render
+
+    return print_lines(render(summary, style_of(args)), args)
+
+
+def _page(args: argparse.Namespace) -> int:
+    """Write the page and return the exit status."""
+    from perf_offcpu.analysis.interpreters import fold_interpreters
+    from perf_offcpu.analysis.select import select_events
+    from perf_offcpu.convert.options import Options
+    from perf_offcpu.convert.registry import FORMATS
+
+    others = {"--json": args.json, "--diff": args.diff, "--critical-path": args.critical_path}
+    others |= {"--bottlenecks": args.bottlenecks, "--serial": args.serial}
+    if given := [name for name, value in others.items() if value]:
+        raise UsageError(f"{given[0]} means nothing to --html, which writes a page of one recording")
+    check_distinct(inputs(args), args.html)
+    profile = profile_from_args(args)
+    profile = fold_interpreters(profile) if args.fold_interpreters else profile
+    options = with_head(Options(), args, profile)
+    with open_output(args.html, binary=False) as out:
+        FORMATS["html"].write(select_events(profile, split_list(args.event)), out, options)
+    return 0
+
+
+def _critical_path(args: argparse.Namespace) -> int:
+    """Print the critical path of a thread and return the exit status."""
+    from perf_offcpu.report.causality.path_report import document, render, report_of
+
+    if args.diff is not None:
+        raise UsageError("--diff does not compare critical paths")
+    limit = limits_of(args).threads
+    report = report_of(*critical_path_from_args(args))
+    if args.json:
+        return print_json(document(report))
+    return print_lines(render(report, style_of(args), limit), args)
+
+
+def _bottlenecks(args: argparse.Namespace) -> int:
+    """Print where most waiting time ends and return the exit status."""
+    from perf_offcpu.report.causality.bottlenecks import bottlenecks_of, document
+    from perf_offcpu.report.causality.bottlenecks_text import render
+
+    if args.diff is not None or args.event:
+        raise UsageError("--bottlenecks is about the waits of one recording: no --diff, --event")
+    found = bottlenecks_of(*cascade_from_args(args))
+    if args.json:
+        return print_json(document(found))
+    return print_lines(render(found, style_of(args)), args)
+
+
+def _locks(args: argparse.Namespace) -> int:
+    """Print the locks that were waited for and return the exit status."""
+    from perf_offcpu.analysis.interpreters import fold_interpreters
+    from perf_offcpu.report.objects.lock_report import document, hand_limit, render, report_of
+
+    if args.diff is not None or args.event:
+        raise UsageError("--locks is about the waits of one recording: no --diff, --event")
+    profile, limit = profile_from_args(args), limits_of(args).stacks
+    found = report_of(
+        fold_interpreters(profile) if args.fold_interpreters else profile, limit, hand_limit(limit)
+    )
+    if args.json:
+        return print_json(document(found))
+    return print_lines(render(found, style_of(args)), args)
+
+
+def _serial(args: argparse.Namespace) -> int:
+    """Print how much of the time was serial and return the exit status."""
+    from perf_offcpu.report.causality.serial import document
+    from perf_offcpu.report.causality.serial_text import render
+
+    limits = limits_of(args)
+    found = serial_from_args(args, STACKS if limits.stacks is None else limits.stacks)
+    if args.json:
+        return print_json(document(found))
+    return print_lines(render(found, style_of(args), limits.threads), args)
