@@ -26,13 +26,13 @@ from dataclasses import replace
 from typing import Self
 
 from perf_offcpu import losses
-from perf_offcpu.abi.attr import AttrFlag, PerfType
+from perf_offcpu.abi.attr import AttrFlag
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.events import evsels, perf_event
 from perf_offcpu.collect.events.copies import CopyEvents
 from perf_offcpu.collect.events.evsels import CpuEvent, Support
-from perf_offcpu.collect.events.parser import SamplingEvent
+from perf_offcpu.collect.events.sampling import SamplingEvents
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks
@@ -43,7 +43,6 @@ from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
 from perf_offcpu.collect.rings.side_band import SideBand
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.cpus import online_cpus
-from perf_offcpu.errors import CapabilityError
 from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.events import EventSpec
 
@@ -91,16 +90,16 @@ class Collector:
             self.build_ids = MappedBuildIds()
             self.known_tasks, self.known_kernel = KnownTasks(), KnownKernel()
             self._side_band = SideBand(self.build_ids, self.known_kernel)
-            self._sampling: list[CpuEvent] = []
-            for event in options.events:
-                self._sampling.append(self._open_sampling(event, support, options.target.cpus or cpus))
-                stack.callback(self._sampling[-1].close)
+            self._sampling = SamplingEvents(options, support, self.rings.owner, self.program.filter_fd, say)
+            stack.callback(self._sampling.close)
             self._copies = CopyEvents(self.rings.owner, self.program.maps.set_output)
             stack.callback(self._copies.close)
             stack.callback(self.program.close)  # before the events that it writes to
             self.counters_event = counters_event(support)
             self._failures = self.program.maps.output_failures()
-            self._wire()
+            for cpu, fd in self.rings.owner.fds.items():
+                self.program.maps.set_output(cpu, fd)
+            self.program.attach()
             self._resources = stack.pop_all()
 
     def _probe_support(self, cpu: int) -> Support:
@@ -145,41 +144,6 @@ class Collector:
             return 0
         return self.options.stack_bytes
 
-    def _open_sampling(self, event: SamplingEvent, support: Support, cpus: tuple[int, ...]) -> CpuEvent:
-        """Open a sampling event, or the one that perf takes where the hardware does not count it."""
-        options = self.options
-        rate = options.frequency_hz, options.period
-        attr = evsels.sampling_attr(
-            event, support, *rate, options.kernel_stacks, options.all_cgroups, options.stack_bytes
-        )
-        for precise in (3, 2, 1) if event.most_precise else ():
-            with contextlib.suppress(CapabilityError):
-                flags = attr.flags | AttrFlag(precise * AttrFlag.PRECISE_IP_1)
-                return CpuEvent(event.name, attr._replace(flags=flags), cpus)
-        try:
-            return CpuEvent(event.name, attr, cpus)
-        except CapabilityError:
-            other = event.fallback()
-            if other is None:
-                raise
-        missing = f"event {event.name}: no hardware counter for it on this machine"
-        self._say(f"{missing}, using {other.name} instead")
-        return self._open_sampling(other, support, cpus)
-
-    def _wire(self) -> None:
-        """Lead all events into the rings and all filters to the events."""
-        for event in self._sampling:
-            for cpu in event.fds:
-                self._wire_sampling(event, cpu)
-        for cpu, fd in self.rings.owner.fds.items():
-            self.program.maps.set_output(cpu, fd)
-        self.program.attach()
-
-    def _wire_sampling(self, event: CpuEvent, cpu: int) -> None:
-        perf_event.redirect(event.fds[cpu], self.rings.owner.fds[cpu])
-        if _is_filtered(event):
-            perf_event.set_filter(event.fds[cpu], self.program.filter_fd)
-
     @property
     def events(self) -> list[EventSpec]:
         """The events as the file describes them, in its order."""
@@ -221,8 +185,7 @@ class Collector:
             event.enable()
         self.span = Span(now_ns(), 0, self.options.least_ns)
         self.program.enable()
-        for event in self._sampling:
-            event.enable()
+        self._sampling.enable()
 
     def _add_targets(self) -> None:
         target, maps = self.options.target, self.program.maps
@@ -245,8 +208,7 @@ class Collector:
 
         It waits for programs that run; the rings can be drained meanwhile, in another thread.
         """
-        for event in self._sampling:
-            event.disable()
+        self._sampling.disable()
         self.program.disable()
         end_ns = min(now_ns(), self.program.maps.end_ns + LAST_RUN_NS)
         self.span = Span(self.span.begin_ns, end_ns, self.options.least_ns)
@@ -302,11 +264,7 @@ class Collector:
         self.program.maps.set_output(cpu, self.rings.owner.fds[cpu])
         self._copies.reopen(cpu)
         self._failures = self.program.maps.output_failures()
-        if not self.options.target.cpus or cpu in self.options.target.cpus:
-            for event in self._sampling:
-                fd = event.reopen(cpu)
-                self._wire_sampling(event, cpu)
-                perf_event.enable(fd)
+        self._sampling.reopen(cpu)
         return fds
 
     def lost_by_id(self) -> dict[int, int]:
@@ -319,10 +277,7 @@ class Collector:
 
     def oncpu_samples(self) -> int:
         """Return the number of samples of the on-CPU events that went into the rings."""
-        lost = sum(lost for event in self._sampling for _, lost in event.lost())
-        unfiltered = [event for event in self._sampling if not _is_filtered(event)]
-        counted = sum(event.counted() // event.attr.sample_period for event in unfiltered)
-        return self.program.counters()["oncpu_samples"] + counted - lost
+        return self._sampling.samples(passed=self.program.counters()["oncpu_samples"])
 
     def counters(self) -> dict[LossCause, Counter]:
         """Return the counters of waits: those of the BPF program and of the rate limit."""
@@ -351,8 +306,3 @@ class Collector:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _is_filtered(event: CpuEvent) -> bool:
-    """Return whether a BPF program may filter the event: on a tracepoint it would for all recorders."""
-    return event.attr.type != PerfType.TRACEPOINT

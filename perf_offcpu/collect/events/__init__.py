@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Name, parse and open perf events."""
+"""Name, parse and open the perf events of a recording."""
