@@ -76,7 +76,7 @@ def chosen(spans: Sequence[Span], selection: Selection) -> list[Span]:
         and all(span.labels.get(name, "") in values for name, values in selection.labels.items())
     ]
     if not found:
-        raise UsageError(f"no host fits {selection.describe()}")
+        raise UsageError(f"no host fits {selection.describe_hosts()}")
     return found
 
 

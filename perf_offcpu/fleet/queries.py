@@ -79,7 +79,7 @@ def _nothing_recorded(tables: Tables, selection: Selection) -> str:
     ends = tables.engine.run(hosts.aggregate(first=hosts.begin_ns.min(), last=hosts.end_ns.max()))
     (first,), (last,) = ends["first"], ends["last"]
     known = "has no hosts" if first is None else f"reaches from {utc(first)} to {utc(last)} UTC"
-    return f"no host recorded {selection.describe()}: {tables.path} {known}"
+    return f"no host recorded {selection.describe_hosts()}: {tables.path} {known}"
 
 
 def grouped(selected: Selected, keys: Sequence[str]) -> Any:

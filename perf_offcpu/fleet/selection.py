@@ -7,7 +7,7 @@ import calendar
 import datetime
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any
 
@@ -18,7 +18,10 @@ from perf_offcpu.structs import frozen
 _GIGA = 10**9
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _RELATIVE = re.compile(r"-(\d{1,9})([smhdw])", re.ASCII)
-_LABEL = re.compile(r"([^=,]+)=([^,]*)")
+_LABEL = re.compile(r"([^=,]+)=(.*)", re.DOTALL)
+_LAST_NS = calendar.timegm((2200, 1, 1, 0, 0, 0)) * _GIGA
+"""No dataset has later times (`dataset.layout`)."""
+_IDLE = {"hide": "left out", "only": "alone"}
 
 
 @frozen
@@ -37,12 +40,27 @@ class Selection:
     idle: str = "show"  # `hide` leaves out threads that merely wait for work, `only` all others
 
     def describe(self) -> str:
+        """Return the choice as text; "everything" if there is none."""
+        parts = [*self._of_hosts(), *(f"{name} {'|'.join(values)}" for name, values in self._of_samples())]
+        parts += [f"threads that merely wait for work {_IDLE[self.idle]}"] if self.idle in _IDLE else []
+        return ", ".join(parts) or "everything"
+
+    def describe_hosts(self) -> str:
         """Return the choice of hosts and time as text; "everything" if there is none."""
+        return ", ".join(self._of_hosts()) or "everything"
+
+    def _of_hosts(self) -> list[str]:
         parts = [f"{name}={'|'.join(values)}" for name, values in self.labels.items()]
-        parts += [f"host {', '.join(self.hosts)}"] if self.hosts else []
+        parts += [f"host {'|'.join(self.hosts)}"] if self.hosts else []
         parts += [f"since {utc(self.since_ns)}"] if self.since_ns is not None else []
         parts += [f"until {utc(self.until_ns)}"] if self.until_ns is not None else []
-        return ", ".join(parts) or "everything"
+        return parts
+
+    def _of_samples(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        events = () if self.events == (EVENT_NAME,) else self.events
+        named = ("event", events), ("comm", self.comms), ("class", self.classes)
+        others = ("object", self.objects), ("container", self.containers)
+        return ((name, values) for name, values in (*named, *others) if values)
 
 
 def utc(ns: int) -> str:
@@ -56,22 +74,24 @@ def utc(ns: int) -> str:
 def parse_time(option: str, text: str, now_ns: int) -> int:
     """Return the ns since 1970 of `2026-11-22T14:00`, of `14:00` (today, UTC) or of `-2h`.
 
+    A time before 1970 is 1970, one after 2200 is 2200: no dataset has others.
+
     Raises:
         UsageError: it is none of these.
     """
     if match := _RELATIVE.fullmatch(text):
-        return now_ns - int(match[1]) * _UNITS[match[2]] * _GIGA
-    if re.fullmatch(r"\d{2}:\d{2}(:\d{2})?", text, re.ASCII):
-        text = time.strftime("%Y-%m-%dT", time.gmtime(now_ns // _GIGA)) + text
+        return max(0, now_ns - int(match[1]) * _UNITS[match[2]] * _GIGA)
+    is_today = re.fullmatch(r"\d{2}:\d{2}(:\d{2})?", text, re.ASCII)
+    day = time.strftime("%Y-%m-%dT", time.gmtime(now_ns // _GIGA)) if is_today else ""
     try:
-        found = datetime.datetime.fromisoformat(text)
+        found = datetime.datetime.fromisoformat(day + text)
     except ValueError:
         raise UsageError(
             f"{option}: '{text}' is not a time: 2026-11-22T14:00 (UTC), 14:00 (today, UTC), -2h, -3d"
         ) from None
     offset = found.utcoffset() or datetime.timedelta()
     seconds = calendar.timegm(found.timetuple()) - int(offset.total_seconds())
-    return seconds * _GIGA + found.microsecond * 1000
+    return min(max(0, seconds * _GIGA + found.microsecond * 1000), _LAST_NS)
 
 
 def parse_labels(option: str, texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
