@@ -72,6 +72,8 @@ def open_store(url: str, *, make: bool) -> Store:
     Raises:
         UsageError: it is not there, or the package for this kind of store is missing.
     """
+    if not url:
+        raise UsageError("the name of the dataset is empty")
     scheme = _SCHEME.match(url)
     if scheme is None or scheme[1].lower() in {"file", "local"}:
         return LocalStore(url[scheme.end() :] if scheme else url, make=make)
@@ -86,7 +88,8 @@ class LocalStore:
         try:
             self._root = Directory.named(path, make=make)
         except FileNotFoundError:
-            raise UsageError(f"{path}: there is no dataset") from None
+            found = "no dataset can be made there" if make else "there is no dataset"
+            raise UsageError(f"{path}: {found}") from None
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; none if there is no such folder."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import decimal
 import importlib.util
+import itertools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -111,10 +112,10 @@ class Engine:
         with self.asked():
             if self.name == "duckdb":  # Ibis 12 asks DuckDB 2 for a function that is gone
                 result = self.backend.con.sql(text)
-                return {} if result is None else dict(result.to_arrow_table().to_pydict())
+                return {} if result is None else _columns(result.to_arrow_table())
             if self.name == "pyspark":
-                return dict(self.backend._session.sql(text).toArrow().to_pydict())
-            return dict(self.backend.sql(text).to_pyarrow().to_pydict())
+                return _columns(self.backend._session.sql(text).toArrow())
+            return _columns(self.backend.sql(text).to_pyarrow())
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
@@ -127,6 +128,19 @@ class Engine:
             raise
         except Exception as problem:  # each engine has its own exceptions, without a common base
             raise EngineError(f"{self.name}: {_first_line(problem)}") from problem
+
+
+def _columns(table: Any) -> dict[str, list[Any]]:
+    """Return the columns of an Arrow table; a name that is there already gets a number, as in DuckDB."""
+    found: dict[str, list[Any]] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        numbered = (f"{name}_{number}" for number in itertools.count(1))
+        unique = next(one for one in itertools.chain([name], numbered) if one not in found)
+        values = column.to_pylist()
+        if str(column.type).startswith("map<"):
+            values = [None if pairs is None else dict(pairs) for pairs in values]
+        found[unique] = values
+    return found
 
 
 def _quoted(text: str) -> str:
@@ -212,10 +226,16 @@ def _by_url(url: str) -> Engine:
 
     if "://" not in url:
         raise UsageError(f"--engine {url}: give duckdb, spark:MASTER, or a URL such as clickhouse://HOST/DB")
+    scheme = url.partition("://")[0]
+    if scheme in ("duckdb", "pyspark"):  # their tables would be looked for there, and not in the dataset
+        raise UsageError(f"--engine {url}: give duckdb, or spark:MASTER")
     try:
         backend = ibis.connect(url)
     except ImportError as problem:
-        raise UsageError(f"--engine {url}: a package is missing: {problem}") from problem
+        install = f"pip install 'ibis-framework[{scheme}]'"
+        raise UsageError(
+            f"--engine {url}: a package is missing ({problem.__cause__ or _first_line(problem)}): {install}"
+        ) from problem
     except Exception as problem:  # each engine has its own
         raise EngineError(f"--engine {url}: cannot connect: {_first_line(problem)}") from problem
     return Engine(backend.name, backend)

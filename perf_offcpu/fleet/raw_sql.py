@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import decimal
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perf_offcpu.dataset.schema import TABLES
@@ -25,6 +27,27 @@ def ask(tables: Tables, query: str) -> dict[str, list[Any]]:
     return tables.engine.sql(query)
 
 
+def document(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a result as a JSON document: numbers stay exact, NaN and infinity become null."""
+    return [dict(zip(columns, map(_plain, row), strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of types that JSON has; others, such as times, as text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, decimal.Decimal):
+        is_whole = value.is_finite() and value == value.to_integral_value()
+        return int(value) if is_whole else _plain(float(value))
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return value if value is None or isinstance(value, str | int) else str(value)
+
+
 def lines(columns: dict[str, list[Any]]) -> Iterator[str]:
     """Return a text table of a result."""
     if not columns:
@@ -33,6 +56,6 @@ def lines(columns: dict[str, list[Any]]) -> Iterator[str]:
 
 
 def _column(name: str, values: list[Any]) -> Column:
-    left = any(isinstance(value, str) for value in values)
+    left = any(isinstance(value, str | Mapping | list) for value in values)
     cells = ["" if value is None else printable(str(value)) for value in values]
     return Column(printable(name), cells, left=left)

@@ -56,9 +56,20 @@ class Tables:
         if self.dataset is None:
             if name in _LATER and name not in self.engine.backend.list_tables():
                 return self._empty(name)
-            return self.engine.backend.table(name)
+            return self._of_database(name)
         files = self.dataset.files(name)
         return self.engine.read(files, f"{self.path}/{name}", name) if files else self._empty(name)
+
+    def _of_database(self, name: str) -> Any:
+        from ibis.common.exceptions import TableNotFound
+
+        try:
+            return self.engine.backend.table(name)
+        except TableNotFound:
+            raise UsageError(
+                f"{self.engine.name}: there is no table '{name}': a database has the tables of a dataset "
+                "under their names, made by its owner"
+            ) from None
 
     def _empty(self, name: str) -> Any:
         import ibis

@@ -164,14 +164,11 @@ def _flamegraph(args: argparse.Namespace) -> int:
 
 
 def _sql(args: argparse.Namespace) -> int:
-    from perf_offcpu.fleet.raw_sql import ask, lines
+    from perf_offcpu.fleet.raw_sql import ask, document, lines
 
     columns = ask(opened(args), args.query)
     if args.json:
-        return print_json(
-            [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
-            default=str,
-        )
+        return print_json(document(columns))
     for line in lines(columns):
         print(line)
     return 0

@@ -7,11 +7,14 @@ import argparse
 import re
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.errors import UsageError
 from perf_offcpu.text import printable
+
+if TYPE_CHECKING:
+    from perf_offcpu.dataset.dataset import Dataset
 
 _SECONDS = {"h": 3600, "d": 86400, "w": 604800}
 _AGE = re.compile(r"([1-9]\d{0,4})([hdw])", re.ASCII)
@@ -32,12 +35,22 @@ def add_verbs(verbs: Any) -> None:
     expire.set_defaults(fleet_run=_expire)
 
 
+def _opened(path: str) -> Dataset:
+    """Open a dataset; raise UsageError if there is none: a wrong path must not go unnoticed."""
+    from perf_offcpu.dataset.dataset import open_dataset
+    from perf_offcpu.dataset.schema import TABLES
+
+    dataset = open_dataset(path)
+    if not {*TABLES} & {*dataset.store.names("")}:
+        raise UsageError(f"{printable(path)}: no dataset: it has no folder samples")
+    return dataset
+
+
 def _compact(args: argparse.Namespace) -> int:
     from perf_offcpu.dataset.compact import Compacted, compact
-    from perf_offcpu.dataset.dataset import open_dataset
 
     total, status = Compacted(), 0
-    for folder, done in compact(open_dataset(args.dataset), time.time_ns() - _SETTLED_S * _GIGA):
+    for folder, done in compact(_opened(args.dataset), time.time_ns() - _SETTLED_S * _GIGA):
         if isinstance(done, Compacted):
             total.add(done)
             continue
@@ -52,13 +65,12 @@ def _compact(args: argparse.Namespace) -> int:
 
 
 def _expire(args: argparse.Namespace) -> int:
-    from perf_offcpu.dataset.dataset import open_dataset
     from perf_offcpu.dataset.expire import expire
 
     match = _AGE.fullmatch(args.older_than)
     if match is None:
         raise UsageError(f"--older-than: '{args.older_than}' is not a length of time (30d, 12h, 8w)")
     age_s = int(match[1]) * _SECONDS[match[2]]
-    done = expire(open_dataset(args.dataset), time.time_ns() - age_s * _GIGA)
+    done = expire(_opened(args.dataset), time.time_ns() - age_s * _GIGA)
     print(f"{done.hours:,} hours removed, {done.files:,} files")
     return 0

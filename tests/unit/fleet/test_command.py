@@ -133,6 +133,36 @@ def test_sql(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^  nginx +16000000$", text, re.M) and "\\x1b[31m" in text
 
 
+def test_every_column_of_a_query_is_there(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    query = (
+        "SELECT 1 AS a, 2 AS a, 3 AS a_1, (1::HUGEINT << 100) AS big, 'NaN'::DOUBLE AS nan, NULL AS none, "
+        "DATE '2026-11-22' AS day, 'x'::BLOB AS blob, [1.5::DOUBLE, 'inf'] AS list, labels FROM hosts LIMIT 1"
+    )
+    (found,) = json.loads(run(capsys, "sql", dataset, query, "--json"), parse_constant=pytest.fail)
+    assert (found["a"], found["a_1"], found["a_1_1"], found["big"]) == (1, 2, 3, 1 << 100)
+    assert (found["nan"], found["none"], found["list"]) == (None, None, [1.5, None])
+    assert (found["day"], found["blob"]) == ("2026-11-22", "x")
+    assert found["labels"]["service"] in ("web", "db")
+    text = run(capsys, "sql", dataset, "SELECT 1 AS a, 2 AS a")
+    assert re.search(r"^# a +a_1$", text, re.M) and re.search(r"^  1 +2$", text, re.M)
+
+
+def test_an_empty_name_is_not_the_working_directory(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(dataset)
+    for words in (["report", ""], ["expire", "", "--older-than", "1h"]):
+        assert main(["fleet", *words]) == 129
+        assert "the name of the dataset is empty" in capsys.readouterr().err
+
+
+def test_selected_names_all_that_was_chosen(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--class", "lock", "--comm", "nginx", "--idle", "hide")
+    shown = "comm nginx, class lock, threads that merely wait for work left out"
+    assert f"# Selected: {shown}\n" in run(capsys, "report", dataset, *words)
+    assert f"{dataset}: {shown} (3 hosts)" in run(capsys, "flamegraph", dataset, "-o", "-", *words)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -148,7 +178,13 @@ def test_sql(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("report DATASET --since -1h", "no host recorded since"),
         ("report DATASET --limit -3", "not a number of rows"),
         ("report DATASET --event cpu-clock,instructions", "do not add up"),
+        ("report DATASET --since 2026-11-22T25:00", "'2026-11-22T25:00' is not a time"),
+        ("report DATASET --until 0001-01-01", "no host recorded until 1970-01-01"),
         ("report DATASET --engine mysql", "give duckdb, spark:MASTER, or a URL"),
+        ("report DATASET --engine mysql://x/y", "pip install 'ibis-framework[mysql]'"),
+        ("report DATASET --engine duckdb://DATASET/x", "give duckdb, or"),
+        ("compact DATASET/hosts", "no dataset: it has no folder samples"),
+        ("expire DATASET/hosts --older-than 1d", "no dataset: it has no folder samples"),
         ("report DATASET --engine nosuch://x", "cannot connect"),
         ("report DATASET --engine spark:local[1]", "pyspark is not installed"),
         ("flamegraph DATASET -o /dev/null --event none", "no samples"),
