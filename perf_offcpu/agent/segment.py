@@ -14,10 +14,11 @@ from dataclasses import replace
 from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.collect.system.clock import wall_clock_pair
+from perf_offcpu.decode.continued import at_pauses
 from perf_offcpu.decode.deferred import deferred_as_samples
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Recording, SampleFlag
+from perf_offcpu.model.recording import Recording, SampleFlag, Spans
 from perf_offcpu.model.sampling import Sampling
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
@@ -81,10 +82,10 @@ def completed(recording: Recording, after_ns: int, clock: ClockPair, period_ns: 
         # The weight of a sample is a multiple of the period, mostly the period itself.
         sampling=meta.sampling or Sampling(period_ns=int(weights.min()) if len(weights) else period_ns),
     )
-    return replace(recording, meta=known)
+    return replace(recording, samples=at_pauses(samples, known.parts), meta=known)
 
 
-def _parts(recording: Recording, end_ns: int) -> tuple[tuple[int, int], ...]:
+def _parts(recording: Recording, end_ns: int) -> Spans:
     """Return (begin, end) of each time between pauses, with the last one, which has no account.
 
     The last one begins with its first sample: its true begin is not in the file.

@@ -28,7 +28,8 @@ from perf_offcpu.binary.fields import Order
 from perf_offcpu.decode.wait_objects import ObjectRow, read_objects
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, Stage
-from perf_offcpu.model.recording import Budget, PythonFrames
+from perf_offcpu.model.recording import Budget, PythonFrames, Spans
+from perf_offcpu.model.spans import united
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.structs import mutable
@@ -120,14 +121,9 @@ class CollectorAccount:
         is_sum = cause not in (losses.SAMPLING_PERIOD, losses.THRESHOLD_RAISED)
         self.notes[cause.name] = known + events, known_ns + ns if is_sum else max(known_ns, ns)
 
-    def parts(self) -> tuple[tuple[int, int], ...]:
+    def parts(self) -> Spans:
         """Return (begin, end) of each time between pauses, ns, ascending; () if there were no pauses."""
-        found: list[tuple[int, int]] = []
-        for begin, end in sorted(span for span in self.spans if 0 < span[0] <= span[1]):  # others are damaged
-            if found and begin <= found[-1][1]:
-                found[-1] = found[-1][0], max(found[-1][1], end)
-            else:
-                found.append((begin, end))
+        found = united(span for span in self.spans if span[0] > 0)  # others are damaged
         return tuple(found) if len(found) > 1 else ()
 
 

@@ -11,7 +11,9 @@ import numpy as np
 
 from perf_offcpu.decode.account import BUDGET_SUMS
 from perf_offcpu.model.columns import I32, I64, Bool, distinct, is_among
-from perf_offcpu.model.recording import Budget, SampleFlag, Samples
+from perf_offcpu.model.recording import Budget, SampleFlag, Samples, Spans
+
+_NEVER = np.iinfo(np.int64).max
 
 Borders = tuple[I32, I64]
 """(tid, time_ns): moments at which the budgets of threads go on from one file of a recording to the next."""
@@ -52,6 +54,36 @@ def without_continued(samples: Samples, borders: Borders, end_ns: int) -> Sample
     keep = np.ones(len(samples), np.bool_)
     keep[rows[np.isin(ends, going_on) | _repeated(samples, rows)]] = False
     return samples.take(np.flatnonzero(keep))
+
+
+def at_pauses(samples: Samples, parts: Spans) -> Samples:
+    """Mark the threads still blocked at a pause, which are not blocked at the end of the recording.
+
+    Args:
+        parts: the times between pauses; () without pauses.
+    """
+    blocked = samples.has(SampleFlag.STILL_BLOCKED)
+    return _marked(samples, np.flatnonzero(blocked & (samples.time_ns < parts[-1][0]))) if parts else samples
+
+
+def seen_again(samples: Samples) -> Samples:
+    """Mark the threads still blocked at the end of a recording that are in a later sample of another one.
+
+    That sample shows how the wait went on; and if the thread id is another thread's by then, it ended.
+    """
+    rows = np.flatnonzero(samples.has(SampleFlag.STILL_BLOCKED))
+    tids = distinct(samples.tid[rows])
+    first_ns = samples.time_ns[rows].min(initial=_NEVER)
+    theirs = np.flatnonzero((samples.time_ns > first_ns) & is_among(samples.tid, tids))
+    last_ns = np.full(len(tids), -1, np.int64)
+    np.maximum.at(last_ns, np.searchsorted(tids, samples.tid[theirs]), samples.time_ns[theirs])
+    return _marked(samples, rows[last_ns[np.searchsorted(tids, samples.tid[rows])] > samples.time_ns[rows]])
+
+
+def _marked(samples: Samples, rows: I64) -> Samples:
+    flags = samples.flags.copy()
+    flags[rows] |= np.uint32(SampleFlag.AT_PAUSE)
+    return samples.with_columns(flags=flags) if len(rows) else samples
 
 
 def _repeated(samples: Samples, rows: I64) -> Bool:

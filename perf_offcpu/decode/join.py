@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perf_offcpu.decode.continued import joined_budget, without_continued
+from perf_offcpu.decode.continued import joined_budget, seen_again, without_continued
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, Renumber
 from perf_offcpu.model.join import join, renumbered, to_rows
@@ -213,7 +213,7 @@ def _joined(recordings: list[Recording], since: list[int], cpus: int) -> Recordi
     """Join the recordings of one host, on one clock, which begin at the times `since`."""
     joined = join(recordings, cpus)
     budget, borders = joined_budget([joined.budget])
-    samples = without_continued(joined.samples, borders, joined.meta.end_ns)
+    samples = seen_again(without_continued(joined.samples, borders, joined.meta.end_ns))
     # Stable: samples of one time stay in the order of the recordings; those without time come first.
     samples.reorder(np.argsort(samples.time_ns, kind="stable"))
     dsos, row_of = _distinct_dsos(joined.dsos)

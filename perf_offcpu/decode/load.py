@@ -20,7 +20,7 @@ from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RECORD_LAYOUTS, CpuMode, RecordType
 from perf_offcpu.decode.account import CollectorAccount
 from perf_offcpu.decode.batch import Batch, BatchCollector
-from perf_offcpu.decode.continued import joined_budget
+from perf_offcpu.decode.continued import at_pauses, joined_budget
 from perf_offcpu.decode.counter_reads import CounterReads
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
 from perf_offcpu.decode.retype import count_foreign_ids, repair_ids
@@ -170,7 +170,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
     walked = tasks.attribute(Samples.filled(len(deferred), **ids))
     meta = _read_meta(head.events, head.features, head.path, samples, account)  # counts damaged features
     return Recording(
-        samples=samples,
+        samples=at_pauses(samples, meta.parts),
         callchains=batch.callchains,
         evsels=evsels,
         strings=tasks.strings,

@@ -23,6 +23,7 @@ from perf_offcpu.model.columns import Renumber, tables_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Evsel, Meta, Recording, WaitObjects
 from perf_offcpu.model.sampling import joined_sampling
+from perf_offcpu.model.spans import united
 from perf_offcpu.model.strings import Strings
 
 Part = TypeVar("Part", Recording, Profile)
@@ -76,10 +77,11 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
     joined |= {"strings": strings, "evsels": [one for _, one in evsels.values()]}
     joined["losses"] = dict(sum((Counter(part.losses) for part in parts), Counter()))
     joined["cgroups"] = {id_: path for part in parts for id_, path in part.cgroups.items()}
-    joined["meta"] = _joined_meta([part.meta for part in parts], nr_cpus)
+    meta = joined["meta"] = _joined_meta([part.meta for part in parts], nr_cpus)
     if isinstance(parts[0], Recording):
         joined["callchains"] = chains.release()
     else:
+        meta.hosts = tuple(part.meta.recorded for part in parts)
         joined["build_ids"] = _joined_build_ids(parts, strings)
     return type(parts[0])(**joined)
 
@@ -145,7 +147,7 @@ def _joined_meta(metas: Sequence[Meta], nr_cpus: int) -> Meta:
         last_ns=max(meta.last_ns for meta in metas),
         kernel_build_id=builds.pop() if len(builds) == 1 else "",
         source=_listed([meta.source for meta in metas]),
-        joined=tuple(span for meta in metas for span in meta.recorded),
+        parts=tuple(united(span for meta in metas for span in meta.recorded)),
     )
 
 

@@ -105,8 +105,7 @@ class Profile:
 
     def is_still_blocked(self) -> Bool:
         """Return bool[samples]: waits that went on when the recording ended; not those at a pause."""
-        parts, samples = self.meta.parts, self.samples
-        return samples.has(SampleFlag.STILL_BLOCKED) & (samples.time_ns >= (parts[-1][0] if parts else -1))
+        return self.samples.has(SampleFlag.STILL_BLOCKED) & ~self.samples.has(SampleFlag.AT_PAUSE)
 
     def select(self, rows: Bool | I64) -> Self:
         """Return the profile with these samples only; itself if a mask leaves none out."""

@@ -47,6 +47,7 @@ class SampleFlag(enum.IntFlag):
     YIELDED = 1 << 15  # with PREEMPTED: gave up its CPU by itself
     THROTTLED = 1 << 16  # with PREEMPTED: waited for its control group's quota of CPU time
     SAMPLED = 1 << 17  # drawn by length: period is a weight, longest_ns the length, count an estimate
+    AT_PAUSE = 1 << 18  # with STILL_BLOCKED: when a pause began, or its thread is in a later recording
 
 
 SUM_FLAGS = SampleFlag.AGGREGATED | SampleFlag.UNTIMED
@@ -249,6 +250,10 @@ class Evsel:
     unit: str = ""  # unit of periods: "ns" where the event counts time, else "" (occurrences)
 
 
+Spans = tuple[tuple[int, int], ...]
+"""(begin, end) of times, ns."""
+
+
 @mutable
 class Meta:
     """Facts about machine and run, from the header; "" or 0 where unknown."""
@@ -271,17 +276,18 @@ class Meta:
     last_ns: int = -1
     kernel_build_id: str = ""
     source: str = ""  # the file, as the user named it
-    parts: tuple[tuple[int, int], ...] = ()  # (begin, end) of the times between pauses; () without pauses
-    joined: tuple[tuple[int, int], ...] = ()  # (begin, end) of each recording that was joined to this one
+    # (begin, end) of each recorded time, ascending, if there are pauses or if recordings were joined
+    parts: Spans = ()
+    hosts: tuple[Spans, ...] = ()  # the recorded times of each host, if several were joined
 
     @property
-    def recorded(self) -> tuple[tuple[int, int], ...]:
-        """Return (begin, end) of each time that was recorded: between pauses, and of several recordings."""
-        return self.joined or self.parts or ((self.begin_ns or self.first_ns, self.end_ns or self.last_ns),)
+    def recorded(self) -> Spans:
+        """Return (begin, end) of each time that was recorded, of any host."""
+        return self.parts or ((self.begin_ns or self.first_ns, self.end_ns or self.last_ns),)
 
     @property
     def paused_ns(self) -> int:
-        """Return the time of all pauses; 0 for joined recordings."""
+        """Return the time of all pauses, and between joined recordings: when no host was recorded."""
         return sum(later - earlier for (_, earlier), (later, _) in pairwise(self.parts))
 
     @property

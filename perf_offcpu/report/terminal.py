@@ -42,8 +42,8 @@ def _recording(summary: Summary, _: Style) -> Iterator[str]:
         yield say.comment(f"Command:   {' '.join(meta.cmdline)}")
     if meta.duration_ns:
         lasted = f"{meta.duration_ns / 1e9:.3f} s from first to last sample"
-        pauses = f", {meta.paused_ns / 1e9:.3f} s of it paused" if meta.parts else ""
-        yield say.comment(f"Time:      {lasted}{pauses}{_begin(summary)}")
+        gaps = f", {meta.paused_ns / 1e9:.3f} s of it not recorded" if meta.paused_ns else ""
+        yield say.comment(f"Time:      {lasted}{gaps}{_begin(summary)}")
     yield "#"
 
 

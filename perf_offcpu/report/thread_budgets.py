@@ -9,19 +9,19 @@ rows of `rest`, which sum up what is over the limit, they add up to `total`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.callpaths.keys import cgroup_label
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report.totals import heaviest, sums_by_state
 from perf_offcpu.structs import frozen
+from perf_offcpu.symbolize.hosts import PID_STEP
 from perf_offcpu.text import UNKNOWN
 
 BUDGETS_BY = ("thread", "comm", "pid", "cgroup")
@@ -156,17 +156,25 @@ _BLOCKED = {
 
 
 def _counted(profile: Profile) -> _Lives:
-    budget, comms = profile.budget, profile.comms
-    at = rows_at(comms.tid, comms.begin_ns, budget.tid, budget.end_ns)
+    """Return the sums of the budgets that each thread has: one for each time between pauses."""
+    budget, tasks, comms = profile.budget, profile.tasks, profile.comms
+    life = rows_at(tasks.tid, tasks.begin_ns, budget.tid, budget.end_ns)
+    first, of = group(budget.tid, budget.pid, life)
+
+    def sums(column: I64) -> I64:
+        return sum_by(of, column, len(first))
+
+    tid = budget.tid[first]
+    comm = rows_at(comms.tid, comms.begin_ns, tid, max_by(of, budget.end_ns, len(first)))
     return _Lives(
-        budget.pid,
-        budget.tid,
-        np.append(comms.comm, 0).astype(np.int64)[at],
-        budget.end_ns - budget.begin_ns,
-        budget.running_ns,
-        budget.runnable_ns + budget.preempted_ns,
-        {letter: getattr(budget, name) for letter, name in _BLOCKED.items()},
-        _cgroups(profile, budget.tid),
+        budget.pid[first],
+        tid,
+        np.append(comms.comm, 0).astype(np.int64)[comm],
+        sums(budget.end_ns - budget.begin_ns),
+        sums(budget.running_ns),
+        sums(budget.runnable_ns + budget.preempted_ns),
+        {letter: sums(getattr(budget, name)) for letter, name in _BLOCKED.items()},
+        _cgroups(profile, tid),
     )
 
 
@@ -185,7 +193,6 @@ def _cgroups(profile: Profile, tids: I32) -> I64:
 def _derived(profile: Profile) -> _Lives | None:
     samples, meta = profile.samples, profile.meta
     begin, end = meta.begin_ns or meta.first_ns, meta.end_ns or meta.last_ns
-    parts = meta.parts or ((begin, end),)
     offcpu = profile.is_offcpu()
     if end <= begin or begin < 0 or not offcpu.any():
         return None
@@ -203,7 +210,7 @@ def _derived(profile: Profile) -> _Lives | None:
         samples.pid[first],
         samples.tid[first],
         samples.comm[first].astype(np.int64),
-        _lives(profile, samples.tid[first], parts),
+        _lives(profile, samples.tid[first]),
         None,
         runnable,
         {letter: column(letter) for letter in letters if letter != "R"},
@@ -211,14 +218,16 @@ def _derived(profile: Profile) -> _Lives | None:
     )
 
 
-def _lives(profile: Profile, tids: I32, parts: Sequence[tuple[int, int]]) -> I64:
-    """Return int64[n], the time that these threads lived in the parts (begin, end) of a recording."""
-    tasks = profile.tasks
+def _lives(profile: Profile, tids: I32) -> I64:
+    """Return int64[n], the time that these threads lived while their host was recorded."""
+    meta, tasks = profile.meta, profile.tasks
     row = rows_at(tasks.tid, tasks.begin_ns, tids, np.full(len(tids), -1, np.int64))
     born = np.append(tasks.begin_ns, 0)[row]
     died = np.append(tasks.end_ns, -1)[row]
-    died = np.where(died >= 0, died, parts[-1][1])
+    died = np.where(died >= 0, died, np.iinfo(np.int64).max)
     lived: I64 = np.zeros(len(tids), np.int64)
-    for begin, end in parts:
-        lived += np.maximum(np.minimum(died, end) - np.maximum(born, begin), 0)
+    for host, parts in enumerate(meta.hosts or [meta.recorded]):
+        is_here = np.maximum(tids, 0) // PID_STEP == host if meta.hosts else np.True_
+        for begin, end in parts:
+            lived += np.where(is_here, np.maximum(np.minimum(died, end) - np.maximum(born, begin), 0), 0)
     return lived

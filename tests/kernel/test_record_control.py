@@ -23,6 +23,7 @@ from kernel.recorder import MS, PROGRAM, bpf_programs_of, budget_of, lost, run
 from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.agent.segment import read_segment
+from perf_offcpu.decode.join import join_by_host
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.columns import Bool
 from perf_offcpu.model.recording import Budget, Recording, SampleFlag, Samples
@@ -165,6 +166,8 @@ def test_pauses_are_in_the_file_without_waits(tmp_path: Path, options: tuple[str
         known |= is_within(samples, begin, end)
         check_part(recording, begin, end, told)
     assert known.all()
+    blocked = samples.has(SampleFlag.STILL_BLOCKED) & ~samples.has(SampleFlag.AT_PAUSE)
+    assert told[1] in samples.tid[blocked] and (samples.time_ns[blocked] >= meta.parts[-1][0]).all()
     if options:
         # Counts of all parts are added: the totals that samples are compared with, too.
         assert meta.sampling.period_ns == 20 * MS
@@ -190,6 +193,13 @@ def test_file_ends_in_a_pause_if_another_is_asked_for(tmp_path: Path, options: t
         assert recording.meta.parts == ()
         check_part(recording, recording.meta.begin_ns, recording.meta.end_ns, told)
         assert is_within(recording.samples, recording.meta.begin_ns, recording.meta.end_ns).all()
+    (whole,) = join_by_host(found)
+    samples, meta = whole.recording.samples, whole.recording.meta
+    assert meta.recorded == tuple((one.meta.begin_ns, one.meta.end_ns) for one in found)
+    assert meta.paused_ns == sum(gaps)
+    assert samples.period.sum() == sum(int(one.samples.period.sum()) for one in found)
+    blocked = samples.has(SampleFlag.STILL_BLOCKED) & (samples.tid == told[1])
+    assert samples.has(SampleFlag.AT_PAUSE)[blocked].tolist() == [True, True, False]
 
 
 def test_commands_that_come_with_disable_are_carried_out_in_the_pause(tmp_path: Path) -> None:
@@ -273,7 +283,9 @@ def test_killed_recorder_leaves_the_times_between_pauses(tmp_path: Path) -> None
         recorder.process.kill()
         recorder.process.wait()
     path = str(next(tmp_path.glob("perf.data.*")))
-    meta = read_segment(path, of_this_boot=True, after_ns=0).meta
+    profile = read_segment(path, of_this_boot=True, after_ns=0)
+    assert not profile.is_still_blocked().any(), "when it paused, not at the end"
+    meta = profile.meta
     (first, second), times = meta.parts, load_recording(path).samples.time_ns
     assert first[1] - first[0] > 300 * MS and second[0] - first[1] > 300 * MS
     assert second[1] == meta.end_ns == times.max() and second[1] - second[0] > 200 * MS

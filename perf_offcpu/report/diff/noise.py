@@ -28,6 +28,7 @@ from perf_offcpu.analysis.time_windows import Window
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS, Meta, SampleFlag
+from perf_offcpu.model.spans import united
 from perf_offcpu.structs import mutable
 
 F64 = NDArray[np.float64]
@@ -46,7 +47,7 @@ def errors_needed(rows: int) -> float:
 
 @mutable
 class RecordedTime:
-    """The recorded time without gaps: between joined recordings, or outside of the selected windows."""
+    """The recorded time: without pauses, times between joined recordings, or outside of selected windows."""
 
     edges: F64  # float64[2k], ns of the recording's clock: begin and end of each span, ascending
     total_ns: float
@@ -54,9 +55,9 @@ class RecordedTime:
     @classmethod
     def of(cls, meta: Meta, windows: Sequence[Window] = ()) -> RecordedTime:
         """Return the time that was recorded, as far as it lies in one of the windows (none: all of it)."""
-        spans = _united([(float(begin), float(end)) for begin, end in meta.recorded])
+        spans = united((float(begin), float(end)) for begin, end in meta.recorded)
         if windows:
-            chosen = _united([window.bounds(meta.first_ns, meta.last_ns) for window in windows])
+            chosen = united(window.bounds(meta.first_ns, meta.last_ns) for window in windows)
             both = ((max(a, c), min(b, d)) for a, b in spans for c, d in chosen)
             spans = [(begin, end) for begin, end in both if begin < end]
         edges = np.array([edge for span in spans for edge in span], np.float64)
@@ -69,16 +70,6 @@ class RecordedTime:
         passed = np.cumsum(lengths)
         place: F64 = np.interp(times.astype(np.float64), self.edges, passed / self.total_ns * SLICES)
         return place
-
-
-def _united(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    found: list[tuple[float, float]] = []
-    for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
-        elif begin < end:
-            found.append((begin, end))
-    return found
 
 
 def variance_by_length(

@@ -24,7 +24,7 @@ from perf_offcpu import losses
 from perf_offcpu.analysis.causes import Causes, causes_of
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.losses import LossCause, Stage
@@ -108,13 +108,16 @@ def _preempted(profile: Profile, waits: Waits, others: int) -> Preempted | None:
     weight = int(budget.preempted_ns.sum())
     if not weight or queued.any() or 100 * weight < CAUSE_PERCENT * (weight + others):
         return None
-    much = budget.take(100 * budget.preempted_ns >= weight)  # 1 % of it
-    at = rows_at(profile.comms.tid, profile.comms.begin_ns, much.tid, much.end_ns)
+    thread, of = group(budget.pid, budget.tid)
+    preempted, running = (sum_by(of, ns, len(thread)) for ns in (budget.preempted_ns, budget.running_ns))
+    much = 100 * preempted >= weight  # 1 % of it
+    last = max_by(of, budget.end_ns, len(thread))
+    at = rows_at(profile.comms.tid, profile.comms.begin_ns, budget.tid[thread][much], last[much])
     comm = np.append(profile.comms.comm, 0)[at]
     first, of = group(comm)
-    order = np.argsort(-sum_by(of, much.preempted_ns, len(first)), kind="stable")
+    order = np.argsort(-sum_by(of, preempted[much], len(first)), kind="stable")
     comms = [thread_label(profile.strings[one]) for one in comm[first[order]].tolist()]
-    return Preempted(weight, Threads(len(much), comms), int(much.running_ns.sum()))
+    return Preempted(weight, Threads(len(at), comms), int(running[much].sum()))
 
 
 def _still_blocked(

@@ -44,6 +44,13 @@ def lines(profile: Profile, style: Style | None = None, limits: Limits | None = 
     return list(render(summarize(profile, limits=limits), style or Style()))
 
 
+def test_time_that_was_not_recorded() -> None:
+    profile = sample_profile()
+    profile.meta.parts = ((10**9, 2 * 10**9), (2_250_000_000, 2_500_000_000), (2_600_000_000, 3 * 10**9))
+    time = "# Time:      2.000 s from first to last sample, 0.350 s of it not recorded, beginning 2025-11-01"
+    assert lines(profile)[2].startswith(time)
+
+
 def test_whole() -> None:
     assert (
         "\n".join(lines(sample_profile(), Style(width=110)))

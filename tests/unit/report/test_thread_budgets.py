@@ -84,6 +84,33 @@ def test_counted_by_the_collector() -> None:
     assert cut.rest == [BudgetRow("", 1, -1, 1400, 1100, 10, {"S": 290}, 0, threads=2)]
 
 
+def test_budgets_of_a_thread_between_pauses_are_one_row() -> None:
+    """Unless the thread ended, and another one has its id."""
+    profile = waits()
+    profile.tasks = Tasks.from_rows([(1, 1, 0, -1), (2, 1, 1000, 1500), (2, 1, 1700, -1)])
+    profile.budget = Budget.filled(
+        5,
+        tid=[1, 1, 2, 2, 2],
+        pid=[1, 1, 1, 1, 1],
+        begin_ns=[1000, 1700, 1000, 1700, 3000],
+        end_ns=[1600, 2000, 1500, 2000, 3500],
+        running_ns=[400, 300, 500, 200, 500],
+        interruptible_ns=[200, 0, 0, 90, 0],
+    )
+    strings = profile.strings
+    profile.comms = Comms.from_rows([(1, 1, 0, strings.intern("old")), (1, 1, 1900, strings.intern("new"))])
+    table = budget_table(profile)
+    assert table is not None and table.total is not None
+    assert table.rows == [
+        BudgetRow("new", 1, 1, 900, 700, 0, {"S": 200}, 0),
+        BudgetRow("", 1, 2, 800, 700, 0, {"S": 90}, 10),
+        BudgetRow("", 1, 2, 500, 500, 0, {}, 0),
+    ]
+    assert (table.total.wall, table.total.threads) == (2200, 3)
+    by_pid = budget_table(profile, by="pid")
+    assert by_pid is not None and [row.threads for row in by_pid.rows] == [3]
+
+
 def crowd() -> Profile:
     """Return a profile of 60 threads of 15 comms, one of which has samples."""
     profile = ProfileBuilder().sample("t0", [], 5, tid=1, pid=1, state=S, cgroup=7).build()

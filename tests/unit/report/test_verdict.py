@@ -150,6 +150,15 @@ def test_preempted_threads_without_any_wait() -> None:
     ]
 
 
+def test_preempted_threads_are_counted_once_however_many_pauses_there_are() -> None:
+    profile = hogs(ProfileBuilder())
+    whole, budget = sentences_of(verdict_of(profile)), profile.budget
+    halves = {name: getattr(budget, name) // 2 for name in ("running_ns", "preempted_ns")}
+    late = budget.with_columns(begin_ns=budget.end_ns * 2, end_ns=budget.end_ns * 3, **halves)
+    profile.budget = Budget.concat([budget.with_columns(**halves), late])
+    assert sentences_of(verdict_of(profile)) == whole
+
+
 def test_preempted_threads_next_to_waits() -> None:
     builder = ProfileBuilder()
     builder.sample("a", ["main", *FUTEX], 500 * MS, tid=4, pid=1, state=1, runq_ns=5 * MS)

@@ -105,7 +105,7 @@ def test_more_rows_need_a_larger_change() -> None:
 
 
 def test_recorded_time_has_no_gaps() -> None:
-    joined = RecordedTime.of(Meta(joined=((100, 200), (150, 250), (1000, 1050))))
+    joined = RecordedTime.of(Meta(parts=((100, 200), (150, 250), (1000, 1050))))
     assert joined.total_ns == 200
     times = np.array([100, 250, 700, 1000, 1025, 5000], np.int64)
     assert joined.slices(times).tolist() == [0, 15, 15, 15, 17.5, 20]
