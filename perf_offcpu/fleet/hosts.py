@@ -90,8 +90,12 @@ def _check_label(spans: Sequence[Span], name: str, values: Iterable[str]) -> Non
         raise UsageError(f"no host has {name}={'|'.join(values)} in the selected time (known: {shown})")
 
 
-def of_hosts(samples: Any, spans: Sequence[Span], all_spans: Sequence[Span]) -> Any:
-    """Return the samples of some spans; all samples if they are all spans."""
+def of_hosts(samples: Any, spans: Sequence[Span], all_spans: Sequence[Span], time: str = "time_ns") -> Any:
+    """Return the samples of some spans; all samples if they are all spans.
+
+    Args:
+        samples: or the rows of another table, with the column `time` that says when they were.
+    """
     import ibis
 
     if len(spans) == len(all_spans):
@@ -101,7 +105,7 @@ def of_hosts(samples: Any, spans: Sequence[Span], all_spans: Sequence[Span]) -> 
         conditions.append(samples.host_id.isin(whole))
     for span in spans:
         if not span.is_whole:
-            within = (samples.time_ns >= span.begin_ns) & (samples.time_ns < span.end_ns)
+            within = (samples[time] >= span.begin_ns) & (samples[time] < span.end_ns)
             conditions.append((samples.host_id == span.host_id) & within)
     return samples.filter(ibis.or_(*conditions))
 

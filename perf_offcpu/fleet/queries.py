@@ -6,6 +6,7 @@ Sums of times are decimals of 38 digits: 63 bits hold 292 years, less than a day
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from perf_offcpu.fleet.selection import Selection, filtered, utc
 from perf_offcpu.fleet.tables import Tables
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import frozen
+from perf_offcpu.text import printable
 
 IDLE = "idle"
 """A column of truth values; as a key 1 or 0."""
@@ -80,6 +82,14 @@ def _nothing_recorded(tables: Tables, selection: Selection) -> str:
     (first,), (last,) = ends["first"], ends["last"]
     known = "has no hosts" if first is None else f"reaches from {utc(first)} to {utc(last)} UTC"
     return f"no host recorded {selection.describe_hosts()}: {tables.path} {known}"
+
+
+def host_names(selected: Selected) -> dict[str, str]:
+    """Return host_id → name; hosts of the same name have the begin of their id after it."""
+    names = {span.host_id: printable(span.hostname or span.host_id) for span in selected.all_spans}
+    times = Counter(names.values())
+    several = {name for name, number in times.items() if number > 1}
+    return {id_: f"{name} ({printable(id_)[:8]})" if name in several else name for id_, name in names.items()}
 
 
 def grouped(selected: Selected, keys: Sequence[str]) -> Any:

@@ -5,19 +5,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths
-from perf_offcpu.errors import UsageError
-from perf_offcpu.fleet.profile import KEYS as STACK_KEYS
+from perf_offcpu.fleet.missing import Gap, gaps_of, losses_of
 from perf_offcpu.fleet.profile import profile_of, unit_of
-from perf_offcpu.fleet.queries import IDLE, NUMBERS, Selected, column_of, folded, grouped, ranked
-from perf_offcpu.fleet.selection import in_hours
-from perf_offcpu.model.profile import Profile
+from perf_offcpu.fleet.queries import IDLE, NUMBERS, Selected, column_of, folded, grouped, host_names, ranked
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import UNKNOWN, id_text, printable
 
@@ -29,15 +25,6 @@ OBJECT_KEYS = ("object",)
 _TOP_KEYS = ("comm", "stack", "class", "marks")
 _MOST_STACKS = 2000
 """Groups of equal stacks among which stacks that differ in lines alone are summed."""
-
-
-@frozen
-class Gap:
-    """The time that a host recorded nothing, for one cause."""
-
-    host: str
-    cause: str
-    ns: int
 
 
 @frozen
@@ -116,7 +103,7 @@ def head_of(selected: Selected) -> Head:
         UsageError: the weights of its events do not add up.
     """
     spans, selection = selected.spans, selected.selection
-    lost = _losses(selected)
+    lost = losses_of(selected)
     return Head(
         source=printable(selected.tables.path),
         selection=printable(selection.describe()),
@@ -129,7 +116,7 @@ def head_of(selected: Selected) -> Head:
         unit=unit_of(selection.events),
         losses={cause: count for (cause, is_loss), count in lost.items() if is_loss},
         notes={cause: count for (cause, is_loss), count in lost.items() if not is_loss},
-        gaps=tuple(_gaps(selected)),
+        gaps=tuple(gaps_of(selected)),
     )
 
 
@@ -231,79 +218,9 @@ def _label(key: str, value: Any, hosts: dict[str, str]) -> str:
     return printable(value) or ("[none]" if key in OBJECT_KEYS else UNKNOWN)
 
 
-def host_names(selected: Selected) -> dict[str, str]:
-    """Return host_id → name; hosts of the same name have the begin of their id after it."""
-    names = {span.host_id: printable(span.hostname or span.host_id) for span in selected.all_spans}
-    times = Counter(names.values())
-    several = {name for name, number in times.items() if number > 1}
-    return {id_: f"{name} ({printable(id_)[:8]})" if name in several else name for id_, name in names.items()}
-
-
 def labels_of_rows(
     selected: Selected, keys: Sequence[str], rows: Sequence[tuple[Any, ...]]
 ) -> list[tuple[str, ...]]:
     """Return the values of keys as printable texts; hosts by name."""
     names = host_names(selected)
     return [tuple(_label(key, value, names) for key, value in zip(keys, row, strict=True)) for row in rows]
-
-
-def _losses(selected: Selected) -> dict[tuple[str, bool], int]:
-    """Return (cause, whether something is missing) → count, of segments within time and hosts."""
-    losses, selection = selected.tables.table("losses"), selected.selection
-    conditions: list[Any] = [losses["count"] > 0]
-    if selection.since_ns is not None:
-        conditions.append(losses.end_ns > selection.since_ns)
-    if selection.until_ns is not None:
-        conditions.append(losses.begin_ns < selection.until_ns)
-    conditions += in_hours(losses, replace(selection, since_ns=None))
-    if len(selected.spans) < len(selected.all_spans):
-        conditions.append(losses.host_id.isin(sorted({span.host_id for span in selected.spans})))
-    found = losses.filter(*conditions).group_by("cause", "is_loss").aggregate(total=losses["count"].sum())
-    columns = selected.tables.engine.run(found.order_by("cause"))
-    rows = zip(columns["cause"], columns["is_loss"], columns["total"], strict=True)
-    return {(printable(cause), is_loss): total for cause, is_loss, total in rows}
-
-
-def _gaps(selected: Selected) -> list[Gap]:
-    """Return the time that hosts recorded nothing, cut to the selected time, by host and cause."""
-    import ibis
-
-    table, selection = selected.tables.table("gaps"), selected.selection
-    rows = table.filter(True, *in_hours(table, replace(selection, until_ns=None)))  # in the hour of their end
-    begin, end = rows.begin_ns, rows.end_ns
-    if selection.since_ns is not None:
-        begin = ibis.greatest(begin, ibis.literal(selection.since_ns, "int64"))
-    if selection.until_ns is not None:
-        end = ibis.least(end, ibis.literal(selection.until_ns, "int64"))
-    if len(selected.spans) < len(selected.all_spans):
-        rows = rows.filter(rows.host_id.isin(sorted({span.host_id for span in selected.spans})))
-    each = rows.select("host_id", "cause", begin=begin, end=end).distinct()
-    each = each.filter(each.begin < each.end)
-    found = each.group_by("host_id", "cause").aggregate(
-        ns=(each.end - each.begin).cast("decimal(38, 0)").sum()
-    )
-    columns = selected.tables.engine.run(found)
-    names = host_names(selected)
-    gaps = [
-        Gap(names.get(host) or printable(host), printable(cause), int(ns))
-        for host, cause, ns in zip(columns["host_id"], columns["cause"], columns["ns"], strict=True)
-    ]
-    return sorted(gaps, key=lambda gap: (-gap.ns, gap.host, gap.cause))
-
-
-def profile_of_selected(selected: Selected) -> Profile:
-    """Return the selected samples as a profile: a row for each comm, stack, state, system call and class.
-
-    Raises:
-        UsageError: nothing was selected.
-    """
-    groups = selected.tables.engine.run(ranked(grouped(selected, STACK_KEYS), None))
-    if not groups["stack"]:
-        raise UsageError(f"{selected.tables.path}: no samples of {selected.selection.describe()}")
-    return profile_of(selected.tables, groups, selected.tables.path)
-
-
-def title_of(selected: Selected) -> str:
-    """Return the title of a picture."""
-    hosts = len({span.host_id for span in selected.spans})
-    return printable(f"{selected.tables.path}: {selected.selection.describe()} ({hosts} hosts)")

@@ -162,13 +162,15 @@ def _facts(profile: Profile, old: Profile | None) -> list[tuple[str, str]]:
     """Return the known facts about the recording as (term, text), and what was lost."""
     compared = "" if old is None else printable(old.meta.source or "an older profile")
     facts = [*recording_facts(profile), *([("Compared with", compared)] if compared else [])]
-    lost = [("Lost", printable(f"{count} {cause}")) for cause, count in by_text(profile.losses).items()]
-    return facts + (lost or [("Lost", "nothing")])
+    counts = by_text(profile.losses).items()
+    notes = [("Note", printable(f"{count} {cause}")) for cause, count in counts if not cause.is_loss]
+    lost = [("Lost", printable(f"{count} {cause}")) for cause, count in counts if cause.is_loss]
+    return [*facts, *notes, *(lost or [("Lost", "nothing")])]
 
 
 def recording_facts(profile: Profile) -> list[tuple[str, str]]:
     """Return the known facts about machine and run as (term, text)."""
-    meta = profile.meta
+    meta, period_ms = profile.meta, profile.meta.sampling.period_ns / 1e6
     facts = [
         ("Events", ", ".join(event.name for event in events_of(profile))),
         ("Command", " ".join(meta.cmdline)),
@@ -176,6 +178,7 @@ def recording_facts(profile: Profile) -> list[tuple[str, str]]:
         ("Kernel", f"{meta.os_release} {meta.arch}".strip()),
         ("CPUs", f"{meta.nr_cpus} × {meta.cpu_desc}" if meta.nr_cpus else meta.cpu_desc),
         ("Duration", f"{meta.duration_ns / _GIGA:.3f} s" if meta.duration_ns else ""),
+        ("Estimated", f"from a sample for each {period_ms:g} ms of waiting of a thread" if period_ms else ""),
         ("File", meta.source),
     ]
     return [(term, printable(text)) for term, text in facts if text]

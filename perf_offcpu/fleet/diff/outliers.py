@@ -17,8 +17,8 @@ import numpy as np
 
 from perf_offcpu.fleet.diff.rates import cube_of, heaviest, rates
 from perf_offcpu.fleet.diff.significance import F64
-from perf_offcpu.fleet.queries import Selected
-from perf_offcpu.fleet.report import SERVICE, host_names, labels_of_rows
+from perf_offcpu.fleet.queries import Selected, host_names
+from perf_offcpu.fleet.report import SERVICE, labels_of_rows
 from perf_offcpu.structs import frozen
 
 _LIMIT = 3.5

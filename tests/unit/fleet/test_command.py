@@ -37,6 +37,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     builder.wait("db1", 5, event="cpu-clock", time_ns=BEGIN + HOUR)
     row = {"begin_ns": BEGIN, "end_ns": BEGIN + HOUR, "host_id": "id-web1"}
     builder.rows["losses"] += [row | {"cause": "rings were full", "count": 7, "is_loss": True}]
+    builder.rows["losses"] += [row | {"cause": "odd waits", "count": 3, "is_loss": False}]
     gap = {
         "host_id": "id-web1",
         "cause": "budget",
@@ -123,6 +124,34 @@ def test_flamegraph(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     (layer,) = document["layers"]
     assert sum(hi * 10**9 + lo for hi, lo in zip(layer["hi"], layer["lo"], strict=True)) == 8_000_000
     assert "futex_wait" in document["names"]["label"] and "<script>alert" not in page.read_text()
+
+
+def test_flamegraph_says_what_it_lacks(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = Page(run(capsys, "flamegraph", dataset, "-o", "-")).profile["facts"]
+    assert ["Lost", "7 rings were full"] in facts and ["Note", "3 odd waits"] in facts
+    assert ["Lost", "20 s that web1 did not record (budget)"] in facts
+    assert ["Estimated", "from a sample for each 10 ms of waiting of a thread"] in facts
+    other = run(capsys, "flamegraph", dataset, "-o", "-", "--host", "web2")
+    assert ["Lost", "nothing"] in Page(other).profile["facts"] and "everything" not in other
+    assert f"{dataset}: host web2 (1 host)" in other
+
+
+def test_what_is_missing_is_that_of_the_chosen_label(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builder = DatasetBuilder()
+    for hour, version in enumerate("12"):
+        times = {"begin_ns": BEGIN + hour * HOUR, "end_ns": BEGIN + hour * HOUR + HOUR // 2}
+        builder.host("web1", {"version": version}, **times)
+        builder.wait("web1", 1000 * (hour + 1), time_ns=BEGIN + hour * HOUR + 1)
+        row = times | {"host_id": "id-web1", "cause": f"loss {version}", "count": 5, "is_loss": True}
+        builder.rows["losses"].append(row)
+    gap = {"host_id": "id-web1", "begin_ns": BEGIN + HOUR // 2, "end_ns": BEGIN + HOUR, "cause": "stopped"}
+    builder.rows["gaps"].append(gap)
+    dataset = builder.write(tmp_path / "dataset")
+    for version, gaps in (("1", []), ("2", [{"host": "web1", "cause": "stopped", "ns": HOUR // 2}])):
+        found = json.loads(run(capsys, "report", dataset, "--json", "--label", f"version={version}"))
+        assert (found["losses"], found["gaps"]) == ({f"loss {version}": 5}, gaps)
 
 
 def test_sql(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
