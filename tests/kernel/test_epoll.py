@@ -64,6 +64,7 @@ def test_the_object_is_the_descriptor_that_ended_the_wait(in_switch: bool) -> No
         waits = [wait for wait in waits_of(rings) if wait.syscall == EPOLL_WAIT and wait.tid == loop.pid]
         counters = program.counters()
     found: Counter[str] = Counter()
+    interrupted = 0
     for kind, begin, end, *numbers in log:
         for wait in waits:
             if not int(begin) <= wait.switch_out_ns < int(end) or wait.ns < 4_000_000:
@@ -72,10 +73,12 @@ def test_the_object_is_the_descriptor_that_ended_the_wait(in_switch: bool) -> No
             assert row["kind"] == KINDS[kind], kind
             assert [row["local_port"], row["remote_port"], row["inode"]] == list(map(int, numbers)), kind
             found[kind] += 1
+            # A thread that gets a CPU only after the timeout does not know that a signal came first.
+            interrupted += kind == "signal" and wait.ns < wait.asked_ns - 2_000_000
     assert all(found[kind] >= ROUNDS - 2 for kind in KINDS if kind != "signal"), found
     assert found["signal"] in (1, 2), "Python waits again for the rest"
     # Where a switch takes a millisecond, a timeout does not look like one.
-    assert 1 <= counters["events_taken"] <= (1 if PATIENCE == 1 else 1 + ROUNDS)
+    assert interrupted <= counters["events_taken"] <= (1 if PATIENCE == 1 else 1 + ROUNDS)
 
 
 @pytest.fixture(scope="module")

@@ -135,7 +135,9 @@ def check_part(recording: Recording, begin_ns: int, end_ns: int, told: tuple[int
             assert int(budget.interruptible_ns[0]) >= 0.9 * length_ns
         if tid == sleeper:
             # A wake-up of before the pause would make a wait after it one for a CPU.
-            assert int(budget.interruptible_ns[0]) > int(budget.runnable_ns[0])
+            woken = (samples.tid == tid) & (samples.asked_ns > 0) & (samples.wakeup_ns >= 0)
+            early = samples.asked_ns - (samples.wakeup_ns - samples.switch_out_ns)
+            assert woken.any() and (early[woken] < 0.1 * MS).all()
             assert int(budget.switches[0]) > 20 / PATIENCE
     (waits,) = np.flatnonzero((samples.tid == stuck) & samples.has(SampleFlag.STILL_BLOCKED))[None]
     assert len(waits) == 1 and 0.9 * length_ns <= int(samples.period[waits[0]]) <= length_ns

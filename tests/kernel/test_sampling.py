@@ -65,7 +65,8 @@ def threads_of(recording: Recording) -> int:
 def test_weights_are_periods_and_their_sum_is_the_time_of_all_waits(recording: Recording) -> None:
     samples, sampling = recording.samples, recording.meta.sampling
     drawn = samples.has(SampleFlag.SAMPLED)
-    assert drawn.sum() > 300 and not samples.has(SampleFlag.AGGREGATED).any()
+    # A sample that finds its ring full, of a recorder that gets no CPU, is added to a sum.
+    assert drawn.sum() > 300 and samples.has(SampleFlag.AGGREGATED).sum() < 0.1 * drawn.sum()
     assert (samples.period[drawn] % PERIOD == 0).all()
     length = samples.length_ns()[drawn]
     assert (np.abs(samples.period[drawn] - length) <= PERIOD).all()

@@ -8,6 +8,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,10 @@ def beginning_s(tmp_path_factory: pytest.TempPathFactory) -> float:
     return time.monotonic() - begin
 
 
-@pytest.fixture
-def process(beginning_s: float) -> Iterator[int]:
-    """A process that goes away by itself, and with it a recording that waits for its end."""
-    with subprocess.Popen(["sleep", str(2 * beginning_s + 1)]) as one:
+@contextmanager
+def process(seconds: float) -> Iterator[int]:
+    """Start a process that goes away by itself, and with it a recording that waits for its end."""
+    with subprocess.Popen(["sleep", str(seconds)]) as one:
         yield one.pid
         one.kill()
 
@@ -55,14 +56,15 @@ def make_program(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("where", COMMANDS)
-def test_a_command_that_records(where: str, tmp_path: Path, process: int, beginning_s: float) -> None:
+def test_a_command_that_records(where: str, tmp_path: Path, beginning_s: float) -> None:
     make_program(tmp_path)
-    command = re.sub(r"-p \d+", f"-p {process}", COMMANDS[where])
+    command = COMMANDS[where]
     for theirs, ours in QUICKER.items():
         command = command.replace(theirs, ours)
     if "-a" in command and " -- " not in command and "--duration" not in command:
         command = f"timeout -s INT {2 * beginning_s + 1} {command} || test $? = 124"  # somebody's Ctrl-C
-    text = run(command, tmp_path)
+    with process(60 if "--duration" in command else 2 * beginning_s + 1) as pid:
+        text = run(re.sub(r"-p \d+", f"-p {pid}", command), tmp_path)
     if " record " in command:
         assert "-o -" in command or list(tmp_path.glob("perf.data*"))
         assert re.search(r"[1-9]\d* off-cpu samples|offcpu-time", text), text

@@ -118,8 +118,9 @@ def test_sums_of_programs_as_debian_ships_them_reach_the_root(
 def test_few_stacks_are_copied(python_waits: Path) -> None:
     recording = load_recording(python_waits, snapshots=True)
     is_sum = recording.samples.has(SampleFlag.AGGREGATED)
-    assert int(recording.samples.count[is_sum].sum()) > 500
-    assert len(recording.snapshots) < 150
+    waits = int(recording.samples.count[is_sum].sum())
+    assert waits > 100  # some 1000 where nothing else runs
+    assert len(recording.snapshots) < min(150, 0.75 * waits)
 
 
 def perf_period(path: Path) -> int:
