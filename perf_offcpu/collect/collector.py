@@ -264,7 +264,7 @@ class Collector:
         self.program.maps.set_output(cpu, self.rings.owner.fds[cpu])
         self._copies.reopen(cpu)
         self._failures = self.program.maps.output_failures()
-        self._sampling.reopen(cpu)
+        self._sampling.reopen(cpu, starting=not self.span.end_ns)  # in a pause, `resume` starts them
         return fds
 
     def lost_by_id(self) -> dict[int, int]:

@@ -116,6 +116,10 @@ class FileSeries:
         """Move the content of all rings to the current file."""
         self._collector.drain(self.current)
 
+    def describe_again(self) -> None:
+        """Write into the current file what runs by now: some of it started on a CPU without events."""
+        self.current.describe_again(self.drain)
+
     def while_draining(self, work: Callable[[], T]) -> T:
         """Do in a thread what may block, and empty the rings meanwhile; return its result."""
         return stepping_until(in_background(work), self.drain)

@@ -7,23 +7,25 @@ are opened again there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.rings.rings import Sink
-from perf_offcpu.collect.system.cpus import online_cpus
+from perf_offcpu.collect.system.cpus import online_since
 
 
 def changed_cpus(
-    before: Iterable[int], now: Iterable[int], without_ring: Iterable[int] = ()
+    before: Mapping[int, int], now: Mapping[int, int], without_ring: Iterable[int] = ()
 ) -> tuple[list[int], list[int]]:
     """Return the CPUs that went offline and those that came online, ascending.
 
     Args:
+        before, now: CPUs as of `online_since`.
         without_ring: CPUs that have lost their events; one that runs was offline in between.
     """
-    known = set(before) - set(without_ring)
-    return sorted(known - set(now)), sorted(set(now) - known)
+    known = before.keys() - set(without_ring)
+    online = [cpu for cpu, since in now.items() if cpu not in known or before[cpu] != since]
+    return sorted(known - now.keys()), sorted(online)
 
 
 class Hotplug:
@@ -36,16 +38,12 @@ class Hotplug:
 
     def __init__(self, collector: Collector, to_pipe: bool, say: Callable[[str], None]) -> None:
         self._collector, self._to_pipe, self._say = collector, to_pipe, say
-        self._cpus = tuple(collector.rings.owner.fds)
-
-    @property
-    def has_changed(self) -> bool:
-        """Return whether a CPU went or came since the last `follow`."""
-        return online_cpus() != self._cpus
+        now = online_since()
+        self._cpus = {cpu: now[cpu] for cpu in collector.rings.owner.fds if cpu in now}
 
     def follow(self, sink: Sink) -> list[int]:
         """Open events on CPUs that came online; return descriptors that become readable when rings fill."""
-        before, self._cpus = self._cpus, online_cpus()
+        before, self._cpus = self._cpus, online_since()
         offline, online = changed_cpus(before, self._cpus, self._collector.cpus_without_ring())
         for cpu in offline:
             self._say(f"CPU {cpu} went offline")

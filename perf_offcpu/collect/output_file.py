@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -166,13 +166,19 @@ class OutputFile:
         Args:
             drain: empties the rings, and is called again and again.
         """
-        pieces = self._inventory.records()
+        self._append_all(self._inventory.records(), drain)
+        if isinstance(self._writer, PipeWriter):
+            self._writer.append_build_ids(self._inventory.build_ids())
+
+    def describe_again(self, drain: Callable[[], object]) -> None:
+        """Write what runs by now, as after a time in which side-band records of a CPU were missing."""
+        self._append_all(self._inventory.later_records(), drain)
+
+    def _append_all(self, pieces: Iterator[bytes], drain: Callable[[], object]) -> None:
         # A process may be long in coming: its maps are many, or locked.
         while (piece := stepping_until(in_background(lambda: next(pieces, None)), drain)) is not None:
             self.append(piece)
             drain()
-        if isinstance(self._writer, PipeWriter):
-            self._writer.append_build_ids(self._inventory.build_ids())
 
     def commit(self) -> None:
         """Give the file its name."""

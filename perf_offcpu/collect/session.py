@@ -139,7 +139,7 @@ class Session:
             self.files.write_due()
             now = time.monotonic()
             if now >= next_look:
-                waiter.add_rings(self.hotplug.follow(self.files.current))
+                self._follow_cpus(waiter)
                 next_look = now + LOOK_S
             if self.show and now >= next_show:
                 self.show(self.files.progress())
@@ -147,6 +147,12 @@ class Session:
             if self.options.rotation:
                 self.files.rotate_if_due(self.options.rotation)
         return True
+
+    def _follow_cpus(self, waiter: Waiter) -> None:
+        """Record on CPUs that came online, and look at what started there before."""
+        if rings := self.hotplug.follow(self.files.current):
+            waiter.add_rings(rings)
+            self.files.describe_again()
 
     def _pause(self, waiter: Waiter) -> bool:
         """Record no waits until recording goes on; return False if it ends before that."""
@@ -160,26 +166,25 @@ class Session:
         while True:
             # Before the first wait: commands may have come together with `disable`.
             goes_on = self.requests.obey("enable")
-            if self._is_file_over(goes_on):
+            if self._is_file_over():
                 files.leave()
             if goes_on:
-                self._go_on()
+                self._go_on(waiter)
                 return True
             if self.requests.stopping or self._wait(waiter, PAUSED_S):
                 return False
             if not files.is_between:
                 files.drain()
 
-    def _is_file_over(self, goes_on: bool) -> bool:
-        """Return whether the file ends in this pause: because a new one is due, or CPUs came or went."""
+    def _is_file_over(self) -> bool:
+        """Return whether the file ends in this pause, because a new one is due."""
         rotation = self.options.rotation
-        if self.files.is_between or rotation is None:
-            return False
-        # The file lacks the processes that started on a CPU which came in the pause.
-        return self.files.is_due(rotation) or (goes_on and self.hotplug.has_changed)
+        return rotation is not None and not self.files.is_between and self.files.is_due(rotation)
 
-    def _go_on(self) -> None:
+    def _go_on(self, waiter: Waiter) -> None:
         """Record again after a pause."""
+        if not self.files.is_between:
+            self._follow_cpus(waiter)  # before waits are recorded of what started there
         self.files.resume()
         self.paused = False
         self.say("Events enabled")

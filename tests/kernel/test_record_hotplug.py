@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from kernel.recorder import PROGRAM, perf
+from kernel.test_record_control import controlled
 
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
@@ -30,6 +33,48 @@ end = time.thread_time() + 0.3
 while time.thread_time() < end: pass
 time.sleep({nap})'
 """
+
+
+UNSEEN = """
+import time
+open("/proc/self/comm", "w").write("came-unseen")
+print(flush=True)
+while True: time.sleep(0.02)
+"""
+
+
+@pytest.mark.skipif(not SWITCH.exists(), reason="this CPU cannot be taken offline")
+def test_a_process_that_started_in_a_pause_on_a_cpu_that_came_back_has_its_name(tmp_path: Path) -> None:
+    """Its CPU had no events by then. Without --switch-output no new file begins, with what runs already."""
+    started: subprocess.Popen[bytes] | None = None
+    options = "-a", "-o", "out", "--off-cpu-thresh", "0"
+    try:
+        with controlled(*options, cwd=tmp_path, several=False) as recorder:
+            recorder.tell("disable")
+            SWITCH.write_text("0")
+            SWITCH.write_text("1")
+            command = ["taskset", "-c", str(CPU), sys.executable, "-c", UNSEEN]
+            started = subprocess.Popen(command, stdout=subprocess.PIPE)
+            assert started.stdout is not None and started.stdout.readline()
+            recorder.tell("enable")
+            time.sleep(0.5)
+            said = recorder.end()
+    finally:
+        SWITCH.write_text("1")
+        if started is not None:
+            started.kill()
+            started.communicate()
+    assert said.count(f"CPU {CPU} came online, and is recorded from here on") == 1
+    recording = load_recording(tmp_path / "out")
+    samples = recording.samples
+    mine = np.flatnonzero(samples.pid == started.pid)
+    assert len(mine) and (samples.space[mine] >= 0).all()
+    assert {recording.strings[row] for row in samples.comm[mine].tolist()} == {"came-unseen"}
+    lives = recording.tasks.take(recording.tasks.tid == os.getpid())
+    assert lives.begin_ns.tolist() == [0], "who was there before is not born"
+    assert f"came-unseen {started.pid}" in " ".join(
+        perf("script", "-F", "comm,pid", "-i", tmp_path / "out").split()
+    )
 
 
 @pytest.mark.skipif(not SWITCH.exists(), reason="this CPU cannot be taken offline")

@@ -87,8 +87,8 @@ class SamplingEvents:
         for event in self:
             event.disable()
 
-    def reopen(self, cpu: int) -> None:
-        """Open and start the events on a CPU that came online, if it is of the target.
+    def reopen(self, cpu: int, starting: bool) -> None:
+        """Open the events on a CPU that came online, if it is of the target, and start them if asked to.
 
         Raises:
             OSError: the kernel refuses one.
@@ -98,7 +98,8 @@ class SamplingEvents:
         for event in self:
             fd = event.reopen(cpu)
             self._wire(event, cpu)
-            perf_event.enable(fd)
+            if starting:
+                perf_event.enable(fd)
 
     def samples(self, passed: int) -> int:
         """Return the number of samples in the rings.

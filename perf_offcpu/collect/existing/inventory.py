@@ -15,7 +15,9 @@ from perf_offcpu.collect.existing.cgroups import cgroup_records
 from perf_offcpu.collect.existing.kernel_maps import KernelMaps, KnownKernel
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks, ProcScan
+from perf_offcpu.collect.existing.records import holding_from
 from perf_offcpu.collect.kernel_totals.losses import Counter
+from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import Target, process_of
 from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.compressed import joined
@@ -55,6 +57,14 @@ class Inventory:
         for records in (self._kernel.records(), cgroup_records(), self._tasks.records()):
             yield from joined(records, PIECE)
         yield frame_record(RecordType.FINISHED_INIT, 0, b"", NATIVE)
+
+    def later_records(self) -> Iterator[bytes]:
+        """Yield records of control groups and tasks, with the maps of all, that hold from now on."""
+        self._tasks.map_all()  # children of the target, too
+        since_ns = now_ns()
+        for records in (cgroup_records(), self._tasks.records()):
+            for piece in joined(records, PIECE):
+                yield holding_from(piece, since_ns)
 
     def take_losses(self) -> dict[LossCause, Counter]:
         """Return what the scan left out since the last call, after `records`."""

@@ -99,6 +99,10 @@ class ProcScan:
         self.skipped = Losses()
         self._vdso = _vdso_build_id()
 
+    def map_all(self) -> None:
+        """Record maps and namespaces of all processes from now on."""
+        self._mapped = None
+
     def records(self) -> Iterator[bytes]:
         """Yield the records of one process at a time, in ascending order of pids."""
         self._known.begin()

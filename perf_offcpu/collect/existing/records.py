@@ -7,10 +7,11 @@ time".
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
-from perf_offcpu.abi.records import CpuMode, Misc, RecordType
+from perf_offcpu.abi.records import RECORD_HEADER, CpuMode, Misc, RecordType
 from perf_offcpu.abi.sample import TRAILER
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE
 from perf_offcpu.collect.events.perf_event import NATIVE
@@ -22,12 +23,25 @@ KERNEL_PID = 2**32 - 1
 
 ZERO_TRAILER = bytes(TRAILER.size(SAMPLE_TYPE))
 
+_SIZE = RECORD_HEADER.offset("size")
+_TIME_LEFT = len(ZERO_TRAILER) - TRAILER.offset("time", SAMPLE_TYPE)
+"""Bytes from the time in a trailer to the end of the record."""
+
 _NO_INODE = {"maj": 0, "min": 0, "ino": 0, "ino_generation": 0}
 
 
 def synthesized(record_type: RecordType, misc: int, values: Mapping[str, Any]) -> bytes:
     """Pack a record with a trailer of zeros."""
     return pack_record(record_type, misc, values, ZERO_TRAILER, NATIVE)
+
+
+def holding_from(records: bytes, time_ns: int) -> bytes:
+    """Return synthesized records with a time in their trailers."""
+    changed, time, end = bytearray(records), time_ns.to_bytes(8, sys.byteorder), 0
+    while end < len(changed):
+        end += int.from_bytes(changed[end + _SIZE : end + _SIZE + 2], sys.byteorder)
+        changed[end - _TIME_LEFT : end - _TIME_LEFT + 8] = time
+    return bytes(changed)
 
 
 def mmap2(cpumode: CpuMode, mapping: Mapping[str, Any], build_id: bytes = b"", misc: int = 0) -> bytes:

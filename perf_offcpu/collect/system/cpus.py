@@ -22,6 +22,22 @@ def online_cpus() -> tuple[int, ...]:
     return parse_cpu_list((_SYSFS / "online").read_text())
 
 
+def online_since() -> dict[int, int]:
+    """Return the CPUs that run now, each with a number that changes when it has been offline.
+
+    The kernel makes the directory `topology` when a CPU comes online and removes it when it goes (6.18:
+    drivers/base/topology.c), with a new inode each time.
+    """
+    return {cpu: _inode(_SYSFS / f"cpu{cpu}/topology") for cpu in online_cpus()}
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino  # direct: a directory of the kernel
+    except FileNotFoundError:
+        return 0
+
+
 def present_cpus() -> tuple[int, ...]:
     """Return the CPUs that are plugged in, running or not, ascending."""
     return parse_cpu_list((_SYSFS / "present").read_text())

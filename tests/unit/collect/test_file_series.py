@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -161,6 +164,36 @@ def test_pauses_in_a_file_and_files_that_end_in_one(tmp_path: Path) -> None:
     summary, spans = series.summary, [*first.meta.parts, *second.meta.recorded]
     assert summary.files == 2 and summary.file_bytes > 0
     assert summary.recorded_ns == sum(end - begin for begin, end in spans)
+
+
+def test_what_runs_is_looked_at_again_where_records_were_missing(tmp_path: Path) -> None:
+    """Tasks that were there are not born again; one that came has its name and maps, target or not."""
+    place = Place(tmp_path, None)
+    place.series.current.describe(place.series.drain)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
+                time.sleep(0.001)
+            before_ns = now_ns()
+            place.series.describe_again()
+            after_ns = now_ns()
+        finally:
+            process.kill()
+    (recording,) = place.end()
+    recording.check()
+    assert recording.losses == {}
+
+    def lives(tid: int) -> list[int]:
+        return recording.tasks.begin_ns[recording.tasks.tid == tid].tolist()
+
+    (begin_ns,) = lives(process.pid)
+    assert lives(os.getpid()) == [0] and before_ns <= begin_ns <= after_ns
+    mine = np.flatnonzero(recording.comms.tid == process.pid)
+    assert [recording.strings[row] for row in recording.comms.comm[mine].tolist()] == ["sleep"]
+    assert recording.comms.begin_ns[mine].tolist() == [begin_ns]
+    (space,) = np.flatnonzero(recording.spaces.pid == process.pid).tolist()
+    dsos = recording.maps.dso[recording.maps.space == space]
+    assert "sleep" in {Path(recording.strings[row]).name for row in recording.dsos.path[dsos].tolist()}
 
 
 @pytest.mark.parametrize("pausing", [False, True])

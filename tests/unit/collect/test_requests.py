@@ -97,7 +97,7 @@ class Pausing(Session):
         self.requests, self.options = place.requests, RecordOptions(Target(), rotation=rotation)
         self.files = Files(self.requests, self.steps)
         self.collector: Any = SimpleNamespace(pause=None, span=None, sleep=None)
-        self.hotplug: Any = SimpleNamespace(has_changed=False)
+        self.hotplug: Any = SimpleNamespace(follow=lambda _: [])
         self.paused, self.say = False, self.steps.append
 
     def _wait(self, waiter: Any, most_s: float) -> bool:
