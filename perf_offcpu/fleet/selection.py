@@ -124,6 +124,8 @@ def baseline(selection: Selection, text: str, now_ns: int) -> Selection:
             parse_time(f"--baseline {name}", times[name], now_ns) if name in times else None
             for name in ("since", "until")
         )
+        if since is not None and until is not None and since >= until:
+            raise UsageError(f"--baseline: since={times['since']} is not before until={times['until']}")
         selection = replace(selection, since_ns=since, until_ns=until)
     hosts = given.pop("host", selection.hosts)
     return replace(selection, hosts=hosts, labels={**selection.labels, **given})

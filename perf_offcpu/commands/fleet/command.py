@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 
 from perf_offcpu.commands.fleet.arguments import (
@@ -21,7 +22,7 @@ from perf_offcpu.commands.fleet.keep import add_verbs
 from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.output import open_output
 from perf_offcpu.commands.shared.parsers import Parser
-from perf_offcpu.commands.shared.printing import print_json, print_lines, terminal_style
+from perf_offcpu.commands.shared.printing import print_json, print_lines, terminal_style, write_lines
 from perf_offcpu.errors import UsageError
 
 _ROWS, _STACKS = 25, 10
@@ -169,6 +170,5 @@ def _sql(args: argparse.Namespace) -> int:
     columns = ask(opened(args), args.query)
     if args.json:
         return print_json(document(columns))
-    for line in lines(columns):
-        print(line)
+    write_lines(lines(columns), sys.stdout)
     return 0

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from perf_offcpu.commands.shared.printing import write_lines
 from perf_offcpu.commands.shared.profile import inputs, whole_profile_from_args
 from perf_offcpu.convert.options import MIN_SHARE
 from perf_offcpu.errors import PerfOffcpuError, UsageError
@@ -40,7 +41,8 @@ def write_dataset(args: argparse.Namespace) -> int:
     status = 0
     for path, (text, is_written) in zip(paths, _results(partial(_outcome, args), paths, jobs), strict=True):
         if is_written:
-            print(f"{printable(path)}: {text}", flush=True)
+            write_lines([f"{printable(path)}: {text}"], sys.stdout)
+            sys.stdout.flush()
         else:
             print(f"perf-offcpu convert: {printable(text)}", file=sys.stderr, flush=True)
             status = 1

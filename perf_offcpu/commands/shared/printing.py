@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from perf_offcpu.commands.shared.pager import paged
 from perf_offcpu.commands.shared.streams import columns
@@ -30,15 +30,17 @@ def print_json(document: object, default: Callable[[Any], Any] | None = None) ->
 
 
 def print_lines(lines: Iterable[str], args: argparse.Namespace) -> int:
-    """Print lines, through a pager unless `--no-pager` is given, and return the exit status.
-
-    Characters that the terminal's encoding lacks are escaped.
-    """
+    """Print lines, through a pager unless `--no-pager` is given, and return the exit status."""
     with paged(not args.no_pager) as out:
-        encoding = out.encoding or "utf-8"
-        for line in lines:
-            print(line.encode(encoding, "backslashreplace").decode(encoding), file=out)
+        write_lines(lines, out)
     return 0
+
+
+def write_lines(lines: Iterable[str], out: IO[str]) -> None:
+    """Write lines; characters that the encoding of `out` lacks are escaped."""
+    encoding = out.encoding or "utf-8"
+    for line in lines:
+        print(line.encode(encoding, "backslashreplace").decode(encoding), file=out)
 
 
 def terminal_style(args: argparse.Namespace, *, leaf_first: bool = False, stacks: bool = True) -> Style:

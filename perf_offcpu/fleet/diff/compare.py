@@ -102,8 +102,9 @@ class _Sides:
         self.left_out = len(set(ids[0]) | set(ids[1])) - len({*chosen[0], *chosen[1]})
         if min(self.hosts) < 2:
             raise UsageError(
-                f"hosts are the samples of a comparison, and {self.hosts[0]} of the baseline are compared "
-                f"with {self.hosts[1]}: choose at least two on each side, or the same hosts at two times"
+                f"hosts are the samples of a comparison, and there are {len(ids[0])} in the baseline and "
+                f"{len(ids[1])} in the selection, {len(common)} of them in both: choose at least two on each "
+                "side, or at least two at two times"
             )
         self._rows = [[mine.index(host) for host in kept] for mine, kept in zip(ids, chosen, strict=True)]
 

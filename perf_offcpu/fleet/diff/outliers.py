@@ -23,7 +23,7 @@ from perf_offcpu.structs import frozen
 
 _LIMIT = 3.5
 _FALSE_TABLES = 0.05
-_FEWEST = 5
+FEWEST = 5
 """Hosts of a group; among fewer there are no "others"."""
 _SMALLEST = 0.01
 """Part of the whole rate of the median host: smaller differences do not matter."""
@@ -64,7 +64,7 @@ def outliers_of(selected: Selected, keys: Sequence[str]) -> Outliers:
     groups: dict[str, list[int]] = {}
     for at, host in enumerate(hosts):
         groups.setdefault(of_host[host], []).append(at)
-    compared = {name: mine for name, mine in groups.items() if len(mine) >= _FEWEST}
+    compared = {name: mine for name, mine in groups.items() if len(mine) >= FEWEST}
     number = sum(map(len, compared.values()))
     limit = limit_of(number * len(rows))
     found = []

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.fleet.diff.compare import STACK, Comparison, Row, Table
-from perf_offcpu.fleet.diff.outliers import Outliers
+from perf_offcpu.fleet.diff.outliers import FEWEST, Outliers
 from perf_offcpu.fleet.diff.significance import SIGNIFICANT
 from perf_offcpu.fleet.report import Head
 from perf_offcpu.fleet.text import head
@@ -116,7 +116,8 @@ def outliers(found: Outliers, new: Head, style: Style, limit: int | None) -> Ite
     yield from say.section(f"Hosts unlike the others, by {printable(', '.join(found.keys))}", style)
     rows = found.rows[:limit]
     if not rows:
-        yield say.comment("No host is unlike the others.")
+        few = f"No host was compared: a service needs {FEWEST} hosts."
+        yield say.comment("No host is unlike the others." if found.hosts else few)
         return
     columns = [
         Column("z", [f"{row.z:+.1f}" for row in rows]),

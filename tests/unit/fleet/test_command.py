@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -176,6 +178,21 @@ def test_every_column_of_a_query_is_there(dataset: Path, capsys: pytest.CaptureF
     assert re.search(r"^# a +a_1$", text, re.M) and re.search(r"^  1 +2$", text, re.M)
 
 
+def test_names_that_the_encoding_of_the_output_lacks_are_escaped(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", out)
+    assert main(["fleet", "sql", str(dataset), "SELECT 'ö' || chr(8364) AS name"]) == 0
+    out.flush()
+    assert out.buffer.getvalue().splitlines()[-1] == b"  \xf6\\u20ac"  # type: ignore[attr-defined]
+
+
+def test_too_few_hosts_are_told(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "diff", dataset)
+    assert "0 hosts, each compared" in out and "No host was compared: a service needs 5 hosts." in out
+
+
 def test_an_empty_name_is_not_the_working_directory(
     dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,6 +224,11 @@ def test_selected_names_all_that_was_chosen(dataset: Path, capsys: pytest.Captur
         ("report DATASET --since -1h", "no host recorded since"),
         ("report DATASET --limit -3", "not a number of rows"),
         ("report DATASET --event cpu-clock,instructions", "do not add up"),
+        ("diff DATASET --baseline since=-1h,until=-2h", "since=-1h is not before until=-2h"),
+        (
+            "diff DATASET --host db1 --baseline host=db1",
+            "1 in the baseline and 1 in the selection",
+        ),
         ("report DATASET --since 2026-11-22T25:00", "'2026-11-22T25:00' is not a time"),
         ("report DATASET --until 0001-01-01", "no host recorded until 1970-01-01"),
         ("report DATASET --engine mysql", "give duckdb, spark:MASTER, or a URL"),
