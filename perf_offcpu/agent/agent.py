@@ -27,7 +27,7 @@ from perf_offcpu.agent.memory import keep_no_free_memory
 from perf_offcpu.agent.notify import Notifier
 from perf_offcpu.agent.recorder import Recorder, is_finished
 from perf_offcpu.agent.sinks import Backoff, DatasetSink, PushSink, Say
-from perf_offcpu.agent.spool import Spool
+from perf_offcpu.agent.spool import Spool, key_of
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 
 TICK_S: Final = 1.0
@@ -46,7 +46,7 @@ _SOUND_S: Final = 30.0
 
 STOPPED, RECORDER, RELOAD = "stopped", "recorder", "reload"
 """Causes of gaps, besides those of lost segments."""
-SPOOL_FULL: Final = "spool-full"
+SPOOL_FULL, NO_SERVER = "spool-full", "no-server"
 
 
 class Agent:
@@ -218,7 +218,7 @@ class Agent:
 
     def _start_recorder(self) -> None:
         self.spool.tidy()  # a recorder that was killed
-        run = self.ledger.begin_run(self._next_cause)
+        run = self.ledger.begin_run(self._next_cause, dict(self.config.labels))
         self._save_account()
         self._next_cause, self._started_s = RECORDER, time.monotonic()
         self._in_pause, self._segment_began_s = False, 0.0
@@ -263,6 +263,16 @@ class Agent:
             delivery.bytes = None
         for sink in before:
             sink.close(0)
+        self._drop_messages({sink.key for sink in push})
+
+    def _drop_messages(self, keys: set[str]) -> None:
+        """Remove the messages for servers that are not in the configuration any more."""
+        others = [name for name in self.spool.messages() if key_of(name) not in keys]
+        for name in others:
+            self.spool.remove(name)
+        if others:
+            self.metrics.add("push_lost_total", len(others), NO_SERVER)
+            self._say(f"{len(others)} messages are removed: --push does not name their servers any more")
 
     # Budgets
 
@@ -314,5 +324,5 @@ class Agent:
 
 
 def _recording(config: AgentConfig) -> tuple[object, ...]:
-    """Return the options that a running recorder cannot change."""
-    return config.period_ns, config.segment_s, config.max_cpu, config.record
+    """Return the options that a running recorder cannot change; labels hold for all of its recordings."""
+    return config.period_ns, config.segment_s, config.max_cpu, config.record, config.labels

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -116,10 +116,14 @@ def make_config(values: Mapping[str, Any]) -> AgentConfig:
         max_bytes=parse_size("max-bytes", values.get("max-bytes", default.max_bytes)),
         spool=_text(values, "spool", default_spool()),
         spool_bytes=parse_size("spool-size", values.get("spool-size", default.spool_bytes)),
-        port=int(_number(values, "port", default.port, 0, 65535)),
+        port=_whole(values, "port", default.port, 65535),
         labels=tuple(sorted({**_labels_of_environment(), **_labels(values)}.items())),
         record=_texts(values, "record"),
     )
+    if isinstance(values.get("record"), str):
+        raise UsageError('record is a list, with a text for each word: record = ["-G", "kubepods.slice"]')
+    if not config.spool:
+        raise UsageError("--spool: the name is empty")
     if not config.dataset and not config.push:
         raise UsageError("there is nothing to write to: give --dataset, --push, or both")
     if config.spool_bytes < LEAST_SPOOL:
@@ -166,21 +170,37 @@ def parse_time(value: object) -> int:
 def parse_label(text: str) -> tuple[str, str]:
     """Return name and value of `NAME=VALUE`; raise UsageError if it is no label."""
     name, sign, value = text.partition("=")
-    if not sign or not _LABEL.fullmatch(name) or len(value) > _MAX_LABEL or not value.isprintable():
+    if not sign or not _LABEL.fullmatch(name):
         raise UsageError(f"--label {text}: not NAME=VALUE, a name of letters, digits, '_', '.', '-'")
+    if len(value) > _MAX_LABEL or not value.isprintable():
+        raise UsageError(f"--label {name}: the value is too long, or has characters that cannot be shown")
     return name, value
 
 
 def _labels(values: Mapping[str, Any]) -> dict[str, str]:
     found = values.get("label", [])
     if isinstance(found, Mapping):  # a table of the file
-        found = [f"{name}={value}" for name, value in found.items()]
+        found = [f"{name}={value}" for name, value in _flat(found)]
     return dict(map(parse_label, _texts({"label": found}, "label")))
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Return (name, value) of a table of labels; TOML makes a table of each part of a name with dots."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, str) or type(value) is int:
+            yield prefix + name, str(value)
+        else:  # 1.10 would be 1.1
+            raise UsageError(f"label {prefix}{name}: {value} is not a text: put it in quotes")
 
 
 def _labels_of_environment() -> dict[str, str]:
     text = os.environ.get(LABELS_VARIABLE, "")
-    return dict(parse_label(word) for word in text.split(",") if word)
+    try:
+        return dict(parse_label(word) for word in text.split(",") if word)
+    except UsageError as problem:
+        raise UsageError(f"{LABELS_VARIABLE} in the environment: {problem}") from None
 
 
 def _text(values: Mapping[str, Any], key: str, default: str) -> str:
@@ -196,6 +216,13 @@ def _texts(values: Mapping[str, Any], key: str) -> tuple[str, ...]:
     if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
         raise UsageError(f"--{key} {value}: not a list of texts")
     return tuple(words)
+
+
+def _whole(values: Mapping[str, Any], key: str, default: int, most: int) -> int:
+    value = values.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise UsageError(f"--{key} {value}: not a whole number from 0 to {most}")
+    return value
 
 
 def _number(values: Mapping[str, Any], key: str, default: float, least: float, most: float) -> float:

@@ -145,11 +145,11 @@ class Delivery:
             self.bytes.spend(0, time.monotonic())
         if self.bytes is not None and self.bytes.level < 0:
             raise _TooMuch
-        size = 0
+        size, origin = 0, self._ledger.origin(name)
         if self.dataset is not None:
-            size = self.dataset.write(profile, self._ledger.missing(name, begin_ns, _utc(profile)))
+            size = self.dataset.write(profile, origin, self._ledger.missing(name, begin_ns, _utc(profile)))
             self._metrics.add("dataset_bytes_total", size)
-        size += sum(sink.keep(name, profile) for sink in self.push)
+        size += sum(sink.keep(name, profile, origin.labels) for sink in self.push)
         if self.bytes is not None:
             self.bytes.spend(size, time.monotonic())
 

@@ -25,6 +25,7 @@ BUDGET: Final = "budget"
 """Cause of gaps: the recorder pauses to keep to --max-cpu. It pauses for nothing else."""
 CLOCK_STEP_NS: Final = 100_000_000
 _KEPT_CAUSES: Final = 64
+_KEPT_ORIGINS: Final = 64
 _AFTER: Final = "~"
 """Ends the key of a gap after a recording: it sorts between the name of that recording and the next one."""
 
@@ -37,6 +38,13 @@ class Missing(NamedTuple):
 
     ns: int
     cause: str
+
+
+class Origin(NamedTuple):
+    """In which boot a recording was made, and the host's labels then."""
+
+    boot_id: str
+    labels: dict[str, str] | None  # None unknown
 
 
 class Ledger:
@@ -61,6 +69,7 @@ class Ledger:
         self._same_boot = state.get("boot_id") == boot_id
         self._first_run = _number(state, "first_run") if self._same_boot else self.run + 1
         self._clocks = _pairs(state.get("clocks"))
+        self._origins = _origins(state.get("origins"))  # first run of each → origin
         causes = state.get("causes")
         self._causes = dict(causes) if isinstance(causes, dict) else dict[str, str]()
 
@@ -89,10 +98,23 @@ class Ledger:
                     self.save()
             return self._clocks[name]
 
-    def begin_run(self, cause: str) -> int:
-        """Return the number of the next run of the recorder; `cause` is why the run before has ended."""
+    def origin(self, name: str) -> Origin:
+        """Return the origin of a recording, which may be delivered after a restart with other labels."""
+        with self._lock:
+            runs = [run for run in self._origins if run <= name]
+            return self._origins[max(runs)] if runs else Origin(self._boot_id, None)
+
+    def begin_run(self, cause: str, labels: Mapping[str, str] | None = None) -> int:
+        """Return the number of the next run of the recorder.
+
+        Args:
+            cause: why the run before has ended.
+            labels: of the host in this run.
+        """
         with self._lock:
             self.run += 1
+            if labels is not None:
+                self._note_origin(Origin(self._boot_id, dict(labels)))
             self.metrics.add("recorder_starts_total")
             self._note(f"{self.run:08}", cause)
             return self.run
@@ -132,6 +154,7 @@ class Ledger:
             self.done = max(self.done, name)
             self._causes = {key: value for key, value in self._causes.items() if key > self.done}
             self._clocks = {key: value for key, value in self._clocks.items() if key > self.done}
+            self._forget_origins()
 
     def _account(self, name: str, parts: Parts, utc_ns: int) -> None:
         begin_ns, end_ns = parts[0][0], parts[-1][1]
@@ -166,6 +189,7 @@ class Ledger:
                 "end_utc_ns": self._end_utc_ns,
                 "causes": self._causes,
                 "clocks": self._clocks,
+                "origins": self._origins,
                 "counters": self.metrics.counters(),
             }
             self._spool.write(STATE, json.dumps(state, indent=1, sort_keys=True).encode())
@@ -174,6 +198,18 @@ class Ledger:
         self._causes[key] = cause
         for oldest in sorted(self._causes)[:-_KEPT_CAUSES]:
             del self._causes[oldest]
+
+    def _note_origin(self, origin: Origin) -> None:
+        """Note the origin of this run, if it is not that of the run before."""
+        if not self._origins or self._origins[max(self._origins)] != origin:
+            self._origins[f"{self.run:08}"] = origin
+        self._forget_origins()
+
+    def _forget_origins(self) -> None:
+        """Forget the origins of recordings that are all delivered."""
+        before = sorted(run for run in self._origins if run <= self.done)[:-1]
+        kept = sorted(self._origins.keys() - before)[-_KEPT_ORIGINS:]
+        self._origins = {run: self._origins[run] for run in kept}
 
     def _cause_before(self, name: str) -> str:
         """Return why there is a gap before a recording.
@@ -205,6 +241,16 @@ def _pairs(values: object) -> dict[str, tuple[int, int]]:
         str(key): (pair[0], pair[1])
         for key, pair in values.items()
         if isinstance(pair, list) and len(pair) == 2 and all(isinstance(one, int) for one in pair)
+    }
+
+
+def _origins(values: object) -> dict[str, Origin]:
+    """Return run → origin; damaged ones are left out."""
+    found = values.items() if isinstance(values, dict) else ()
+    return {
+        str(run): Origin(str(pair[0]), {str(name): str(value) for name, value in pair[1].items()})
+        for run, pair in found
+        if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], dict)
     }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from perf_offcpu.agent.ledger import BUDGET, Missing
+from perf_offcpu.agent.ledger import BUDGET, Missing, Origin
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.spool import Spool, message_name
 from perf_offcpu.text import printable
@@ -65,6 +65,9 @@ class Backoff:
 class DatasetSink:
     """The dataset.
 
+    Args:
+        labels: of recordings whose labels are not known.
+
     Raises:
         UsageError: a package is missing, or it cannot be made there.
     """
@@ -75,10 +78,11 @@ class DatasetSink:
         self._dataset = open_dataset(url, make=True)
         self._labels = labels
 
-    def write(self, profile: Profile, missing: Missing | None = None) -> int:
+    def write(self, profile: Profile, origin: Origin, missing: Missing | None = None) -> int:
         """Write a segment, in place of one of the same time; return its bytes.
 
         Args:
+            origin: in which boot it was recorded, and the labels of then.
             missing: the gap before it; None for none.
 
         Raises:
@@ -87,7 +91,8 @@ class DatasetSink:
         from perf_offcpu.dataset.segment import write_segment
 
         gaps = _gaps(profile, missing)
-        return write_segment(self._dataset, profile, _host(profile, self._labels), gaps).bytes
+        labels = self._labels if origin.labels is None else origin.labels
+        return write_segment(self._dataset, profile, _host(profile, origin.boot_id, labels), gaps).bytes
 
 
 def _gaps(profile: Profile, missing: Missing | None) -> list[Gap]:
@@ -99,14 +104,14 @@ def _gaps(profile: Profile, missing: Missing | None) -> list[Gap]:
     return before + [Gap(begin[1], end[0], BUDGET) for begin, end in pairwise(span.parts)]
 
 
-def _host(profile: Profile, labels: dict[str, str]) -> Host:
-    from perf_offcpu.agent.host import boot_id, machine_id
+def _host(profile: Profile, boot_id: str, labels: dict[str, str]) -> Host:
+    from perf_offcpu.agent.host import machine_id
     from perf_offcpu.dataset.rows import Host
 
     meta = profile.meta
     return Host(
         host_id=machine_id() or meta.hostname,
-        boot_id=boot_id(),
+        boot_id=boot_id,
         hostname=printable(meta.hostname),
         kernel=printable(meta.os_release),
         cpus=meta.nr_cpus,
@@ -121,6 +126,7 @@ class PushSink:
     Args:
         target: the server.
         sender: its sender (`push.opening.open_targets`).
+        labels: of recordings whose labels are not known.
 
     Raises:
         UsageError: servers refuse the name of a label.
@@ -149,23 +155,27 @@ class PushSink:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def keep(self, recording: str, profile: Profile) -> int:
+    def keep(self, recording: str, profile: Profile, labels: dict[str, str] | None = None) -> int:
         """Write the messages of a segment into the spool; return their bytes.
+
+        Args:
+            labels: of the host when it was recorded; None unknown.
 
         Raises:
             OSError: they cannot be written.
         """
         size = 0
-        for number, body in enumerate(self._messages(profile)):
+        for number, body in enumerate(self._messages(profile, labels)):
             self._spool.write(message_name(recording, self.key, number), body)
             size += len(body)
         self._wake.set()
         return size
 
-    def _messages(self, profile: Profile) -> Iterator[bytes]:
+    def _messages(self, profile: Profile, labels: dict[str, str] | None) -> Iterator[bytes]:
         from perf_offcpu.push.messages import messages
 
-        return (message.body for message in messages(self._target, profile, self._labels))
+        labels = self._labels if labels is None else labels
+        return (message.body for message in messages(self._target, profile, labels))
 
     def close(self, patience_s: float) -> None:
         """Send what can be sent in some time; the rest stays in the spool."""

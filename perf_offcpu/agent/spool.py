@@ -36,6 +36,11 @@ def run_of(name: str) -> int:
     return int(name[:8])
 
 
+def key_of(message: str) -> str:
+    """Return the key of the server that a message is for."""
+    return message.rpartition(".push-")[2][:8]
+
+
 class Spool:
     """The directory, open and locked.
 

@@ -24,6 +24,7 @@ from builders.dataset import rows_of
 from builders.profile import Code, ProfileBuilder
 from moto.server import ThreadedMotoServer
 
+from perf_offcpu.agent.ledger import Origin
 from perf_offcpu.agent.sinks import DatasetSink
 from perf_offcpu.cli import main
 from perf_offcpu.dataset.compact import compact
@@ -137,4 +138,4 @@ def test_verbs_write_compact_and_expire_a_bucket(bucket: str, capsys: pytest.Cap
 def test_a_store_that_refuses_is_one_sentence(bucket: str, tmp_path: Path) -> None:
     sink = DatasetSink("s3://no-such-bucket/x", {})
     with pytest.raises((PerfOffcpuError, OSError), match="no-such-bucket"):
-        sink.write(profile_of(0))
+        sink.write(profile_of(0), Origin("", None))

@@ -37,6 +37,7 @@ class BudgetKeeper:
         self._cost, self._budget = Cost(), CpuBudget(config.max_cpu)
         self._period, self._length = Period(config.period_ns), SegmentLength(config.segment_s)
         self._duty, self._minute_s, self._recorded_s = Duty(), time.monotonic(), 0.0
+        metrics.set("recorded_part", 1)
 
     @property
     def paused(self) -> bool:

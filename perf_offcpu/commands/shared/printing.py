@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from perf_offcpu.commands.shared.pager import paged
 from perf_offcpu.commands.shared.streams import columns
@@ -36,7 +36,7 @@ def print_lines(lines: Iterable[str], args: argparse.Namespace) -> int:
     return 0
 
 
-def write_lines(lines: Iterable[str], out: IO[str]) -> None:
+def write_lines(lines: Iterable[str], out: TextIO) -> None:
     """Write lines; characters that the encoding of `out` lacks are escaped."""
     encoding = out.encoding or "utf-8"
     for line in lines:

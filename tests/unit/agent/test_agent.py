@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a recorder completes around a pause: which of them is followed by a gap."""
+"""The agent without a recorder: files that end around a pause, and configurations that change."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from perf_offcpu.agent.agent import Agent
 from perf_offcpu.agent.config import AgentConfig
+from perf_offcpu.agent.spool import message_name
 
 FIRST, SECOND, THIRD = (f"00000001.data.202611221402{number:02}00" for number in range(3))
 
@@ -57,3 +58,37 @@ def test_file_that_another_has_followed_before_the_pause_is_not(agent: Agent) ->
     agent._end_segment(10**9)
     assert not rotations, "no segment grows"
     assert cause_between(agent, SECOND, THIRD) == "budget"
+
+
+def test_all_of_each_minute_is_recorded_until_the_budget_says_otherwise(agent: Agent) -> None:
+    assert agent.metrics.value("recorded_part") == 1
+
+
+def test_other_labels_begin_another_recorder(tmp_path: Path) -> None:
+    configs = [
+        AgentConfig(str(tmp_path / "set"), spool=str(tmp_path / "spool"), port=0, labels=(("version", one),))
+        for one in "112"
+    ]
+    stops: list[str] = []
+    agent = Agent(lambda: configs.pop(0), lambda text: None)
+    agent._recorder = SimpleNamespace(stop=lambda: stops.append(agent._next_cause))  # type: ignore[assignment]
+    agent._on_reload("")
+    assert stops == []
+    agent._on_reload("")
+    assert stops == ["reload"]
+    agent.spool.close()
+
+
+def test_messages_for_a_server_that_is_not_named_any_more_are_counted(tmp_path: Path) -> None:
+    spool, said = str(tmp_path / "spool"), list[str]()
+    with_server = AgentConfig(push=("otlp=http://127.0.0.1:1",), spool=spool, port=0)
+    configs = [with_server, with_server, AgentConfig(dataset=str(tmp_path / "set"), spool=spool, port=0)]
+    agent = Agent(lambda: configs.pop(0), said.append)
+    (sink,) = agent._delivery.push
+    agent.spool.write(message_name(FIRST, sink.key, 0), b"x")
+    agent._on_reload("")
+    assert agent.spool.messages(), "the server is still there"
+    agent._on_reload("")
+    assert agent.spool.messages() == [] and agent.metrics.value("push_lost_total", "no-server") == 1
+    assert any("--push does not name their servers" in text for text in said)
+    agent.spool.close()

@@ -46,6 +46,22 @@ def test_command_line_holds_over_the_file_and_labels_add_up(
     assert dict(config.labels) == {"a": "1", "b": "1", "z": "0"}
 
 
+def test_labels_with_dots_are_one_name_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text('dataset = "d"\n[label]\nk8s.pod.name = "web-1"\n"service.name" = "shop"\nshard = 7\n')
+    assert dict(load_config(str(file), {}).labels) == {
+        "k8s.pod.name": "web-1",
+        "service.name": "shop",
+        "shard": "7",
+    }
+
+
+def test_a_bad_label_of_the_environment_is_said_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERF_OFFCPU_LABELS", "a=1,b")
+    with pytest.raises(UsageError, match="PERF_OFFCPU_LABELS in the environment: --label b: not NAME=VALUE"):
+        make_config({"dataset": "d"})
+
+
 def test_options_of_record_replace_the_agents_defaults() -> None:
     record = parsed("--dataset", "d", "--", "-ecpu-clock", "-F", "19").record
     assert record == ("-m", "2M", "-ecpu-clock", "-F", "19")
@@ -83,6 +99,12 @@ def test_what_is_not_possible_is_one_sentence(words: list[str], text: str) -> No
         ('dataset = "d"\nrecord = "-a"\nlabel = 7', "--label 7: not a list of texts"),
         ('dataset = "d"\nsegment = true', "--segment True: not a time"),
         ("a = " + "[" * 5000, "not a TOML file"),
+        ('dataset = "d"\nrecord = "-G shop"', "record is a list"),
+        ('dataset = "d"\nport = 9811.5', "--port 9811.5: not a whole number"),
+        ('dataset = "d"\nspool = ""', "--spool: the name is empty"),
+        ('dataset = "d"\n[label]\nversion = 1.10', "label version: 1.1 is not a text: put it in quotes"),
+        ('dataset = "d"\n[label]\na.b = true', "label a.b: True is not a text"),
+        ('dataset = "d"\n[label]\na = "\\n"', "--label a: the value is too long, or has characters"),
         ("\udc80", "not a TOML file"),
     ],
 )

@@ -18,7 +18,7 @@ import pytest
 from perf_offcpu.agent import sinks
 from perf_offcpu.agent.budget.bucket import Bucket
 from perf_offcpu.agent.delivery import Delivery
-from perf_offcpu.agent.ledger import Ledger
+from perf_offcpu.agent.ledger import Ledger, Origin
 from perf_offcpu.agent.sinks import DatasetSink
 from perf_offcpu.agent.spool import Spool, message_name
 from perf_offcpu.errors import PerfOffcpuError, UsageError
@@ -37,9 +37,9 @@ class Place:
         self.said: list[str] = []
         self.renew()
 
-    def renew(self) -> None:
+    def renew(self, boot: str = "boot") -> None:
         """As after a restart."""
-        self.ledger = Ledger(self.spool, "boot")
+        self.ledger = Ledger(self.spool, boot)
         self.delivery = Delivery(
             self.spool, self.ledger, self.said.append, self.spool.recordings, lambda samples, seconds: None
         )
@@ -170,11 +170,11 @@ def test_dataset_that_fails_gets_the_segment_later(
     assert sink is not None
     write = sink.write
 
-    def failing(profile: Profile, missing: object) -> int:
+    def failing(profile: Profile, origin: Origin, missing: object) -> int:
         attempts.append(time.monotonic())
         if len(attempts) <= 4:
             raise problem
-        return write(profile, None)
+        return write(profile, origin, None)
 
     monkeypatch.setattr(sink, "write", failing)
     place.add(FIRST)
@@ -213,11 +213,11 @@ def test_segment_that_makes_the_code_fail_is_given_up(place: Place, monkeypatch:
     assert sink is not None
     write, bad = sink.write, list[Profile]()
 
-    def failing(profile: Profile, missing: object) -> int:
+    def failing(profile: Profile, origin: Origin, missing: object) -> int:
         bad[:] = bad or [profile]
         if profile is bad[0]:
             raise ZeroDivisionError("oops")
-        return write(profile, None)
+        return write(profile, origin, None)
 
     monkeypatch.setattr(sink, "write", failing)
     place.add(FIRST)
@@ -263,6 +263,46 @@ def test_gaps_have_the_cause_that_was_noted(place: Place) -> None:
     assert other.metrics.value("clock_steps_total") == 0
 
 
+def test_segments_have_the_labels_and_the_boot_of_their_recording(place: Place) -> None:
+    """A restart, or an hour without the dataset, must not give a release the waits of the one before."""
+    place.ledger.begin_run("stopped", {"version": "1"})
+    place.ledger.begin_run("recorder", {"version": "1"})
+    place.ledger.save()
+    place.renew(boot="next boot")
+    place.ledger.begin_run("stopped", {"version": "2"})
+    place.ledger.save()
+    place.renew(boot="next boot")
+    for run in (1, 2, 3):
+        place.add(f"{run:08}.data.2026112214000000")
+    with running(place):
+        until(lambda: place.value("segments_total") == 3)
+    hosts = pq.read_table(place.root / "dataset" / "hosts", columns=["boot_id", "labels"]).to_pylist()
+    found = {row["boot_id"]: dict(row["labels"]) for row in hosts}
+    assert found == {"boot": {"version": "1"}, "next boot": {"version": "2"}}
+    assert place.ledger.origin(f"{1:08}.data").labels is None, "it is not needed any more"
+
+
+def test_a_segment_that_is_delivered_again_after_a_boot_replaces_itself(place: Place) -> None:
+    place.ledger.begin_run("stopped", {})
+    place.ledger.save()
+    before = (place.root / "spool" / "state.json").read_bytes()
+    for boot in ("boot", "next boot"):  # a power failure before the account was on the disk
+        (place.root / "spool" / "state.json").write_bytes(before)
+        place.renew(boot)
+        place.add(FIRST)
+        with running(place):
+            until(lambda: place.spool.recordings() == [])
+    assert len(place.files()) == 1
+
+
+def test_origins_are_few(place: Place) -> None:
+    for number in range(200):
+        place.ledger.begin_run("reload", {"version": str(number)})
+    place.ledger.save()
+    origins = [Ledger(place.spool, "x").origin(f"{run:08}.data").labels for run in (1, 137, 200, 300)]
+    assert origins == [None, {"version": "136"}, {"version": "199"}, {"version": "199"}]
+
+
 def test_step_of_the_wall_clock_is_counted_and_lengths_stay(place: Place) -> None:
     second = 10**9
     for number, offset in enumerate((0, 0, 5, 5, -3600)):
@@ -275,7 +315,10 @@ def test_step_of_the_wall_clock_is_counted_and_lengths_stay(place: Place) -> Non
     assert place.ledger.metrics.sum("gap_seconds_total") == 0
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 1, "run": "x"}', "\0" * 100])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"version": 99}', '{"version": 1, "run": "x", "origins": {"1": [1, 2]}}', "\0" * 100],
+)
 def test_damaged_account_is_begun_again(place: Place, text: str) -> None:
     (place.root / "spool" / "state.json").write_text(text)
     place.add(FIRST)
@@ -326,10 +369,10 @@ def test_recording_that_is_delivered_is_not_dropped(place: Place, monkeypatch: p
     assert sink is not None
     write = sink.write
 
-    def slow(profile: Profile, missing: object) -> int:
+    def slow(profile: Profile, origin: Origin, missing: object) -> int:
         began.set()
         assert go.wait(60)
-        return write(profile, None)
+        return write(profile, origin, None)
 
     monkeypatch.setattr(sink, "write", slow)
     place.add(FIRST)
