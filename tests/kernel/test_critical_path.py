@@ -95,9 +95,9 @@ def assert_chains_and_bottlenecks(perf_offcpu: Command, folder: Path) -> None:
     done = perf_offcpu("report", "--bottlenecks", "--comm", "client", "--json", cwd=folder)
     found = json.loads(done.stdout)
     held = {name: one["held"] for one in found["bottlenecks"] for name in one["members"]}
-    assert held["[timer]"] >= 0.95 * REQUESTS * SLEEP_MS * 1_000_000
+    assert held["[timer]"] >= 0.8 * REQUESTS * SLEEP_MS * 1_000_000
     assert sum(held.values()) + found["others"]["held"] == found["total"]
     done = perf_offcpu("report", "--serial", "--comm", "client,frontend,backend", "--json", cwd=folder)
     serial = json.loads(done.stdout)
     assert sum(serial["threads_running"]) == serial["total"]
-    assert serial["threads_running"][0] >= 0.95 * REQUESTS * SLEEP_MS * 1_000_000
+    assert serial["threads_running"][0] >= 0.8 * REQUESTS * SLEEP_MS * 1_000_000
