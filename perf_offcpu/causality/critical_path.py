@@ -39,7 +39,7 @@ class Doing(enum.IntEnum):
     RUNNING = 0  # on a CPU, or in a wait that was only summed
     RUNNABLE = 1  # waiting for a CPU
     WAITING = 2  # in a wait that no other recorded thread explains
-    NOT_RECORDED = 3  # nothing is known of the thread: it was not recorded, or not born yet
+    NOT_RECORDED = 3  # nothing is known of the thread: it was not recorded, not born yet, or in a pause
 
 
 @mutable
@@ -100,19 +100,20 @@ def critical_path(
         if not len(level.begin):
             break
     whole = _Spans.concat(parts)
-    order = np.argsort(whole.begin, kind="stable")
+    whole = whole.take(np.argsort(whole.begin, kind="stable"))
+    whole = _without_pauses(whole, np.array(profile.meta.pauses, np.int64).reshape(-1, 2) - origin)
     samples = profile.samples
     sums = profile.is_offcpu() & samples.has(SUM_FLAGS)
     summed = sum_by(timeline.track[sums], samples.period[sums], len(waits.tracks))
     return CriticalPath(
         waits.tracks,
         root,
-        whole.begin[order] + origin,
-        whole.end[order] + origin,
-        whole.track[order],
-        whole.doing[order],
-        whole.wait[order],
-        whole.hop[order],
+        whole.begin + origin,
+        whole.end + origin,
+        whole.track,
+        whole.doing,
+        whole.wait,
+        whole.hop,
         Hops(*(np.concatenate([getattr(one, name) for one in hops]) for name in ("parent", "wait", "waker"))),
         summed,
     )
@@ -138,7 +139,7 @@ class _Spans:
     def concat(cls, parts: list[_Spans]) -> _Spans:
         return cls(*(np.concatenate([getattr(one, name) for one in parts]) for name in _SPAN_COLUMNS))
 
-    def take(self, rows: Bool) -> _Spans:
+    def take(self, rows: Bool | I64) -> _Spans:
         return _Spans(*(getattr(self, name)[rows] for name in _SPAN_COLUMNS))
 
 
@@ -193,6 +194,20 @@ class _Walk(WaitTable):
         rest = _Spans(spans.track, begin, spans.end, spans.hop, spans.doing, spans.wait)
         known = rest.end > rest.begin
         return unknown.take(unknown.end > unknown.begin), rest.take(known), woke[known]
+
+
+def _without_pauses(path: _Spans, pauses: I64) -> _Spans:
+    """Return a path, in the order of time, in which nothing is known of threads that ran in pauses."""
+    edges = pauses.reshape(-1)
+    at = np.searchsorted(path.begin, edges, "right") - 1
+    cuts = (at >= 0) & (path.begin[at] < edges) & (edges < path.end[at]) & (path.doing[at] == Doing.RUNNING)
+    begin, row = np.append(path.begin, edges[cuts]), np.append(np.arange(len(path.begin)), at[cuts])
+    order = np.argsort(begin, kind="stable")
+    begin, parts = begin[order], path.take(row[order])
+    parts.begin, parts.end = begin, np.append(begin[1:], path.end[-1:])
+    number = np.searchsorted(edges, begin, "right")  # odd: between a begin and an end
+    parts.doing[(number % 2 == 1) & (parts.doing == Doing.RUNNING)] = Doing.NOT_RECORDED
+    return parts
 
 
 def _gaps(spans: _Spans, of: I64, begin: I64, end: I64) -> _Spans:

@@ -5,7 +5,7 @@
 
 So a thread that runs alone weighs its time in full, and of two that run together each weighs half: what the
 others wait for weighs most. Source: GAPP (2020). The weights of all threads and the time in which none ran
-sum to the window. Begins and ends of all runs are sorted once; the rest are cumulative sums.
+sum to the window without pauses. Begins and ends of all runs are sorted once; the rest are cumulative sums.
 
 A thread runs from its birth to its exit, but for its waits, those on a run queue included. Waits that were
 only summed, and preemptions that were not recorded, have no place in time: they count as running.
@@ -34,6 +34,7 @@ class Parallelism:
     end: int
     time: I64  # int64[k], where the number changes; the first is `begin`, the last is `end`
     number: I64  # int64[k - 1], threads that run from each time to the next
+    length: I64  # int64[k - 1], from each time to the next; 0 in pauses
     alone: I64  # int64[k], time since `begin` in which one thread ran
     none: I64  # int64[k], time since `begin` in which no thread ran
     weight: I64  # int64[tracks], ns: see above
@@ -49,8 +50,8 @@ class Parallelism:
 
     def levels(self) -> I64:
         """Return int64[most + 1]: the time in which 0, 1, 2, … threads ran; the sum is the window."""
-        most = int(self.number.max(initial=0))
-        return sum_by(self.number, np.diff(self.time), most + 1)
+        most = int(self.number[self.length > 0].max(initial=0))
+        return sum_by(np.minimum(self.number, most), self.length, most + 1)
 
     def sum_until(self, sums: I64, at: I64) -> I64:
         """Return int64[n]: `alone` or `none` up to each time."""
@@ -71,7 +72,10 @@ def parallelism_of(
     whole = (int(begin.min(initial=np.iinfo(np.int64).max)), int(end.max(initial=0)))
     first, last = window or (whole if len(track) else (0, 0))
     track, begin, end = _runs(waits, track, np.clip(begin, first, last), np.clip(end, first, last))
-    edges, step = np.concatenate([begin, end]), np.repeat([1, -1], [len(begin), len(end)])
+    pauses = np.array(profile.meta.pauses, np.int64).reshape(-1, 2) - timeline.origin_ns
+    pauses = np.clip(pauses, first, last)
+    edges = np.concatenate([begin, end, pauses.reshape(-1)])
+    step = np.repeat([1, -1, 0], [len(begin), len(end), 2 * len(pauses)])
     order = np.argsort(edges, kind="stable")
     time, number = edges[order], np.cumsum(step[order])
     changes = np.append(time[1:] != time[:-1], True)[: len(time)]
@@ -81,7 +85,8 @@ def parallelism_of(
     if time[-1] < last:
         time, number = np.append(time, last), np.append(number, 0)
     time, number = time.astype(np.int64), number[: len(time) - 1].astype(np.int64)
-    length = np.diff(time)
+    in_pause = np.searchsorted(pauses.reshape(-1), time[:-1], "right") % 2 == 1
+    length = np.where(in_pause, 0, np.diff(time))
     alone, none = (_running_sum(np.where(number == some, length, 0)) for some in (1, 0))
     shares = np.append(0, np.cumsum(length / np.maximum(number, 1).astype(np.longdouble) * (number > 0)))
     tracks = len(waits.tracks)
@@ -89,7 +94,7 @@ def parallelism_of(
     weight = np.zeros(tracks, np.longdouble)
     np.add.at(weight, track, _at(time, shares, end) - _at(time, shares, begin))
     rounded = _rounded(weight, int(length[number > 0].sum()))
-    return Parallelism(first, last, time, number, alone, none, rounded, alone_by)
+    return Parallelism(first, last, time, number, length, alone, none, rounded, alone_by)
 
 
 def _lives(profile: Profile, timeline: Timeline, chosen: Bool) -> tuple[I64, I64, I64]:

@@ -286,9 +286,14 @@ class Meta:
         return self.parts or ((self.begin_ns or self.first_ns, self.end_ns or self.last_ns),)
 
     @property
+    def pauses(self) -> Spans:
+        """Return (begin, end) of each pause, and between joined recordings: when no host was recorded."""
+        return tuple((earlier, later) for (_, earlier), (later, _) in pairwise(self.parts))
+
+    @property
     def paused_ns(self) -> int:
-        """Return the time of all pauses, and between joined recordings: when no host was recorded."""
-        return sum(later - earlier for (_, earlier), (later, _) in pairwise(self.parts))
+        """Return the time of all `pauses`."""
+        return sum(end - begin for begin, end in self.pauses)
 
     @property
     def duration_ns(self) -> int:

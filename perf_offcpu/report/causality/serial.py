@@ -71,7 +71,7 @@ class SerialReport:
     threads: int
     begin_ns: int  # the recording's clock
     end_ns: int
-    levels: list[int]  # time in which 0, 1, 2, … threads ran; sums to the window
+    levels: list[int]  # time in which 0, 1, 2, … threads ran
     rows: list[SerialRow]  # weights sum to the time in which any thread ran
     stacks: list[SerialStack]
     waits: list[LoneWaits]
@@ -80,8 +80,13 @@ class SerialReport:
 
     @property
     def total_ns(self) -> int:
-        """Return the length of the window."""
-        return self.end_ns - self.begin_ns
+        """Return the length of the window without pauses."""
+        return sum(self.levels)
+
+    @property
+    def paused_ns(self) -> int:
+        """Return the time of pauses in the window."""
+        return self.end_ns - self.begin_ns - self.total_ns
 
 
 def serial_of(
@@ -237,6 +242,7 @@ def document(report: SerialReport) -> dict[str, Any]:
         "begin_ns": report.begin_ns,
         "end_ns": report.end_ns,
         "total": report.total_ns,
+        "paused": report.paused_ns,
         "threads_running": report.levels,
         "rows": [
             {

@@ -39,6 +39,9 @@ def render(report: SerialReport, style: Style, limit: int | None) -> Iterator[st
 
 
 def _facts(report: SerialReport, style: Style) -> Iterator[str]:
+    if report.paused_ns:
+        paused = say.exact_amount(report.paused_ns, "ns", style)
+        yield f"{paused} in between was not recorded, and is left out"
     for ns, what in (
         (report.summed_ns, "of short waits, which were summed (--off-cpu-thresh 0 records each of them)"),
         (report.preempted_ns, "of preemption, which was not recorded (--switch-states S,D,I,Q,R)"),

@@ -162,6 +162,26 @@ def test_a_path_covers_its_window_whatever_was_recorded(
     assert hop_rows(path, chains_of(profile, path))[0].total_ns == 400
 
 
+def test_nothing_is_known_of_threads_that_ran_in_pauses(chain: ProfileBuilder) -> None:
+    profile = chain.build()
+    whole = segments(follow(profile, window=(0, 2050)))
+    profile.meta.parts = ((0, 1050), (1150, 1200), (1300, 1700), (1950, 2020), (2030, 2100))
+    path = follow(profile, window=(0, 2050))
+    pauses = {at for begin, end in profile.meta.pauses for at in range(begin, end)}
+
+    def each(found: list[tuple[int, str, int, int]]) -> list[tuple[int, str]]:
+        return [(tid, doing) for tid, doing, begin, end in found for _ in range(begin, end)]
+
+    expected = [
+        (tid, "NOT_RECORDED" if doing == "RUNNING" and at in pauses else doing)
+        for at, (tid, doing) in enumerate(each(whole))
+    ]
+    assert each(segments(path)) == expected
+    assert {"NOT_RECORDED", "RUNNING", "RUNNABLE", "WAITING"} == {doing for _, doing in expected}
+    assert sum(row.ns for row in path_rows(profile, timeline_of(profile), path)) == 2050
+    assert int(path_profile(profile, timeline_of(profile), path).samples.period.sum()) == 2050
+
+
 @pytest.mark.parametrize(
     "path", [DATA / "demo.data", *sorted((DATA / "perf-7.2").glob("*.data"))], ids=lambda path: path.name
 )

@@ -54,6 +54,15 @@ def test_functions_that_run_alone_weigh_most() -> None:
     assert "\n  69.27%      701        1\n" in shown and "[no CPU sample]" in shown
 
 
+def test_pauses_are_left_out() -> None:
+    profile = program()
+    profile.meta.parts = ((0, 500), (700, 1012))
+    found = serial(profile)
+    assert found.levels == [1, 501, 10, 300] and found.paused_ns == 200
+    assert sum(row.weight for row in found.rows) == found.total_ns - found.levels[0] == 811
+    assert "# 200 ns in between was not recorded, and is left out" in render(found, Style(unit="ns"), None)
+
+
 def test_waits_that_one_thread_ends() -> None:
     """The server's wait ends when the third thread and the client run: it is not among them."""
     first, *_ = serial(program()).waits
