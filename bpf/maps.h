@@ -71,6 +71,7 @@ struct offcpu_task {
 	u64 scratch;			/* see via_memory() */
 #if OFFCPU_SAMPLING
 	u64 accumulated;		/* waiting that no sample stands for yet: see sampling.h */
+	u64 period_ns;			/* for which this is accumulated, 0 before the first wait */
 	u64 clock;			/* of the run queue, at the switch-out or when found */
 	u64 queued_ns;			/* the kernel's run-queue delay of the task by then */
 #endif

@@ -275,7 +275,7 @@ static __always_inline struct offcpu_task *end_time(const struct offcpu_control 
 	times->periods = 1;
 	times->weight = length;
 #if OFFCPU_SAMPLING
-	if (!(storage->flags & OFFCPU_BEGAN_BEFORE) && !draw(ctl, storage, length, times)) {
+	if (!(storage->flags & OFFCPU_BEGAN_BEFORE) && !draw(ctl, storage, now, length, times)) {
 		count(OFFCPU_UNSAMPLED, length);
 		return NULL;
 	}

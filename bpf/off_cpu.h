@@ -109,6 +109,7 @@ struct offcpu_control {
 	u64 end_ns;
 	u64 epoch;			/* increases with each output file: see callers.h */
 	u64 max_rate;			/* samples in a window of the rate, 0 unlimited */
+	u64 window_ns;			/* length of this window */
 	u64 hash_key;			/* random, of hashes of user stacks: see seed_of() */
 	u64 zero;			/* always 0, unknown to the verifier: see loops.h */
 	u32 states;			/* which modes are waits: bits by enum offcpu_mode */
@@ -218,7 +219,7 @@ struct offcpu_polled {
 	u64 tid;
 };
 
-/* A second threshold, which rises while there are more samples than control.max_rate. */
+/* A second threshold (or period), which rises while there are more samples than control.max_rate. */
 struct offcpu_rate {
 	u64 window_ns;			/* begin of the window in which samples are counted */
 	u64 threshold_ns;		/* waits must reach this one, too; 0 none */

@@ -14,7 +14,6 @@
 #define PERF_CONTEXT_USER_DEFERRED ((u64)-640)
 #define ENOSPC 28
 
-#define RATE_WINDOW_NS 100000000ULL
 #define RATE_FIRST_NS 1000		/* the first step of a threshold of 0 */
 #define SUM_FLAGS (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED | OFFCPU_THROTTLED_WAIT)
 
@@ -260,13 +259,7 @@ static __always_inline bool send_sample(void *ctx, const struct offcpu_control *
 	return !error;
 }
 
-/* What rises with the rate: the threshold, or the period. */
-#if OFFCPU_SAMPLING
-#define LEAST_NS(ctl) ((ctl)->period_ns)
-#else
-#define LEAST_NS(ctl) ((ctl)->threshold_ns)
-#endif
-
+#if !OFFCPU_SAMPLING
 /* Begin a new window of the rate. After one with few samples the threshold falls again. */
 static __always_inline void open_window(const struct offcpu_control *ctl,
 					struct offcpu_rate *limit, u64 now)
@@ -274,7 +267,7 @@ static __always_inline void open_window(const struct offcpu_control *ctl,
 	limit->window_ns = now;
 	if (limit->sent < ctl->max_rate / 4) {
 		limit->threshold_ns /= 2;
-		if (limit->threshold_ns < RATE_FIRST_NS || limit->threshold_ns < LEAST_NS(ctl))
+		if (limit->threshold_ns < RATE_FIRST_NS || limit->threshold_ns < ctl->threshold_ns)
 			limit->threshold_ns = 0;
 	}
 	limit->sent = 0;
@@ -284,7 +277,7 @@ static __always_inline void open_window(const struct offcpu_control *ctl,
 static __always_inline void raise_threshold(const struct offcpu_control *ctl,
 					    struct offcpu_rate *limit)
 {
-	u64 from = limit->threshold_ns ? limit->threshold_ns : LEAST_NS(ctl);
+	u64 from = limit->threshold_ns ? limit->threshold_ns : ctl->threshold_ns;
 
 	if (limit->raised_in == limit->window_ns)
 		return;
@@ -296,8 +289,8 @@ static __always_inline void raise_threshold(const struct offcpu_control *ctl,
 }
 
 /*
- * Whether a wait over the user's threshold may be sent: max_rate of them in a window of 100 ms.
- * CPUs do not wait for each other here, so that each may send one too many.
+ * Whether a wait over the user's threshold may be sent: max_rate of them in a window. CPUs do not
+ * wait for each other here, so that each may send one too many.
  */
 static __always_inline bool may_send(const struct offcpu_control *ctl, struct offcpu_wait *wait)
 {
@@ -309,15 +302,8 @@ static __always_inline bool may_send(const struct offcpu_control *ctl, struct of
 	limit = rate.lookup(&zero);
 	if (!limit)
 		return true;
-	if (wait->switch_in_ns - limit->window_ns >= RATE_WINDOW_NS)
+	if (wait->switch_in_ns - limit->window_ns >= ctl->window_ns)
 		open_window(ctl, limit, wait->switch_in_ns);
-#if OFFCPU_SAMPLING
-	/* The period rises, but no sample may be left out: the others would not stand for it. */
-	__sync_fetch_and_add(&limit->sent, 1);
-	if (limit->sent > ctl->max_rate)
-		raise_threshold(ctl, limit);
-	return true;
-#else
 	if (wait->ns >= limit->threshold_ns) {
 		if (limit->sent < ctl->max_rate) {
 			__sync_fetch_and_add(&limit->sent, 1);
@@ -327,8 +313,14 @@ static __always_inline bool may_send(const struct offcpu_control *ctl, struct of
 	}
 	count(OFFCPU_RATE_LIMITED, wait->ns);
 	return false;
-#endif
 }
+#else
+/* No sample may be left out: the period follows the rate (sampling.h). */
+static __always_inline bool may_send(const struct offcpu_control *ctl, struct offcpu_wait *wait)
+{
+	return true;
+}
+#endif
 
 #if OFFCPU_SUM_STACKS
 /* Keep the stack of a wait that begins a sum, or is told from others by its stack. */

@@ -123,22 +123,38 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before)
         assert abs(one.estimated_ns - one.waits_ns) < 10 * MS
 
 
-def test_max_rate_makes_the_period_longer_and_leaves_no_sample_out(tmp_path: Path) -> None:
-    """The period doubles ten times a second: the first 0.6 s of 2 give a sample of nearly each nap."""
+def test_max_rate_is_used_and_kept_and_leaves_no_sample_out(tmp_path: Path) -> None:
+    """Sixteen threads wait for 1.7 s, then one of them for 2.1 s: the period follows both ways."""
+    limit, window = 100, 50
     program = """
-import time
-end = time.monotonic() + 2
-while time.monotonic() < end:
-    time.sleep(0.0001)
+import sys, threading, time
+sys.setswitchinterval(1)
+begin = time.monotonic()
+def nap(seconds):
+    while time.monotonic() < begin + seconds:
+        time.sleep(0.001)
+threads = [threading.Thread(target=nap, args=[1.7 if n else 3.8]) for n in range(16)]
+for thread in threads: thread.start()
+print(threads[0].native_id)
+for thread in threads: thread.join()
 """
-    options = ("-e", "none", "--off-cpu-period", "0.01", "--max-rate", "100")
+    options = ("-e", "none", "--off-cpu-period", "0.01", "--max-rate", str(limit))
     done = run(*options, "--", sys.executable, "-c", program, cwd=tmp_path)
     assert done.status == 0, done.stderr
     recording = load_recording(tmp_path / "perf.data")
-    sampling = recording.meta.sampling
+    samples, sampling = recording.samples, recording.meta.sampling
     assert recording.losses[losses.THRESHOLD_RAISED] > 0
-    assert len(recording.samples) < 0.6 * sampling.waits
-    assert abs(sampling.estimated_ns - sampling.waits_ns) < 0.15 * sampling.waits_ns
+    assert abs(sampling.estimated_ns - sampling.waits_ns) < 0.08 * sampling.waits_ns
+    drawn = samples.has(SampleFlag.SAMPLED)
+    seconds = (samples.time_ns - samples.time_ns.min())[drawn] / 1e9
+    # At the begin the period is found, in steps of one window.
+    assert len(seconds) < limit * 4 + 5 * window
+    for begin in (0.8, 2.9):
+        rate = ((seconds >= begin) & (seconds < begin + 0.9)).sum() / 0.9
+        assert 0.5 * limit < rate < 1.4 * limit
+    last = drawn & (samples.tid == int(done.stdout))
+    # It waited nearly always; each period is off by less than itself, the first one for 160 ms.
+    assert abs(samples.period[last].sum() - 3700 * MS) < 500 * MS
 
 
 def test_stock_perf_shows_the_weights(

@@ -22,7 +22,8 @@ _ON_EXIT = {SWITCHED: "sched_exit_tp"}
 _ON_BIRTH = {"offcpu_fork": "sched_process_fork", "offcpu_exec": "sched_process_exec"}
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
-_WINDOWS_A_SECOND = 10  # RATE_WINDOW_NS in bpf/output.h
+_WINDOWS_A_SECOND = 10  # of the limit of the rate
+_LEAST_IN_WINDOW = 50  # samples that tell their rate well enough for a period (bpf/sampling.h)
 EARLY_BELOW_NS = 10_000
 """Thresholds below which most waits of a busy machine become samples: their kernel stacks are taken early."""
 
@@ -99,7 +100,7 @@ def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) ->
         "threshold_ns": config.least_ns,
         "period_ns": config.off_cpu_period_ns,
         "min_block_ns": config.min_block_ns,
-        "max_rate": max(1, config.max_rate // _WINDOWS_A_SECOND) if config.max_rate else 0,
+        **_rate_window(config),
         "states": sum(1 << modes.index(MODES[letter]) for letter in set(config.states)),
         "everybody": targets is Targets.ALL,
         "by_process": targets in (Targets.PIDS, Targets.TASKS, Targets.COMMAND),
@@ -117,6 +118,19 @@ def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) ->
         "objects": config.objects,
         "object_names": config.object_names,
     }
+
+
+def _rate_window(config: OffCpuConfig) -> dict[str, int]:
+    """Return the length of a window of the rate, and the number of samples allowed in it.
+
+    A threshold leaves waits out for the rest of a window, which must be short. A period is chosen after the
+    number of samples in a window, which must be large.
+    """
+    most = max(1, config.max_rate // _WINDOWS_A_SECOND) if config.max_rate else 0
+    if not most or not config.off_cpu_period_ns:
+        return {"max_rate": most, "window_ns": 10**9 // _WINDOWS_A_SECOND}
+    most = max(_LEAST_IN_WINDOW, most)
+    return {"max_rate": most, "window_ns": most * 10**9 // config.max_rate}
 
 
 def target_defines(config: OffCpuConfig, facts: KernelFacts, btf: Btf) -> dict[str, int]:
