@@ -219,7 +219,7 @@ struct offcpu_polled {
 	u64 tid;
 };
 
-/* A second threshold (or period), which rises while there are more samples than control.max_rate. */
+/* A second threshold, or period: it rises while there are more samples than control.max_rate. */
 struct offcpu_rate {
 	u64 window_ns;			/* begin of the window in which samples are counted */
 	u64 threshold_ns;		/* waits must reach this one, too; 0 none */

@@ -54,7 +54,7 @@ _WAITS = """
   thread, state and system call only, which costs least; drop, counted only (default: stacks)
 --min-block US: leave out waits shorter than US microseconds; they are counted
 --max-rate N: at most about N off-cpu samples per second: the threshold rises to keep to it, and the waits
-  below it are summed (N is 10 or more)
+  below it are summed; with --off-cpu-period, the period rises and falls (N is 10 or more)
 --switch-states STATES: task states that count as a wait: S, D, I (idle kernel threads), T, t, R (preempted or
   yielding), P (parked), Q (throttled by a quota of CPU time) (default: S,D,I,Q)
 --kernel-threads: record kernel threads, too
