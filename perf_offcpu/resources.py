@@ -34,7 +34,7 @@ def bpf_dir() -> Path:
 
 
 def version() -> str:
-    """Return this package's version; "unknown" when running from a source tree that is not installed."""
+    """Return this package's version; "unknown (not installed)" where it runs without an installation."""
     return installed_version("perf-offcpu") or "unknown (not installed)"
 
 

@@ -26,7 +26,7 @@ from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.program_rules import fits, pattern
 from perf_offcpu.analysis.classes.wait_classes import SYMBOL_VERSION, WaitClass, class_of_wrapper
 from perf_offcpu.analysis.group import group
-from perf_offcpu.analysis.stack_walk import frames_of, innermost, outermost
+from perf_offcpu.analysis.stack_walk import innermost_node, outermost_node, used_frames
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.objects.perf_map import is_jit_memory
@@ -75,9 +75,9 @@ def causes_of(profile: Profile, waits: Waits) -> Causes:
     is_plain, is_nameless = _kinds(profile)
     is_named = ~frames.is_kernel() & (frames.symbol > 0)
     of_rule = np.where(np.append(is_named[profile.stacks.frame], False)[of_rule], of_rule, -1)
-    found = np.where(is_loop[first] & (of_rule >= 0), of_rule, innermost(profile, start, is_plain))
+    found = np.where(is_loop[first] & (of_rule >= 0), of_rule, innermost_node(profile, start, is_plain))
     found = np.where(found < 0, of_rule, found)
-    found = np.where(found < 0, innermost(profile, leaf, is_nameless), found)
+    found = np.where(found < 0, innermost_node(profile, leaf, is_nameless), found)
     frame = np.append(profile.stacks.frame, -1).astype(np.int64)[found]
     calls = [f"{printable(name)}()" if name else "" for name in waits.syscall_names]
     names: dict[str, int] = {"": 0}
@@ -100,7 +100,7 @@ def program_functions(profile: Profile, leaf: I64) -> tuple[list[str], I64]:
         (names, of): printable names, the first "", not known; int64[n], index into them.
     """
     first, of = group(leaf)
-    node = innermost(profile, leaf[first], _kinds(profile)[0])
+    node = innermost_node(profile, leaf[first], _kinds(profile)[0])
     frame = np.append(profile.stacks.frame, -1)[node].tolist()
     numbers: dict[str, int] = {"": 0}
     symbols, strings = profile.frames.symbol, profile.strings
@@ -128,14 +128,14 @@ def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64
     for number in np.unique(rule[rule >= 0]).tolist():
         expressions = pattern(waits.rules[number].frames)
         mine = np.flatnonzero(rule == number)
-        used = np.flatnonzero(frames_of(profile, leaf[mine]))
+        used = np.flatnonzero(used_frames(profile, leaf[mine]))
         names = (
             strings[symbol] or frame_label("", strings[dso])
             for symbol, dso in zip(frames.symbol[used].tolist(), frames.dso[used].tolist(), strict=True)
         )
         met = np.zeros(len(frames), np.bool_)
         met[used] = [fits(expressions, name) for name in names]
-        node[mine] = outermost(profile, leaf[mine], met)
+        node[mine] = outermost_node(profile, leaf[mine], met)
         start[mine] = np.where(node[mine] >= 0, np.append(profile.stacks.parent, -1)[node[mine]], leaf[mine])
     return node, start
 

@@ -96,18 +96,6 @@ def stable_order(of: I64) -> I64:
     return order
 
 
-def distinct(values: NDArray[np.integer], size: int) -> I64:
-    """Return int64[k]: the distinct values, each at its last place; linear.
-
-    Args:
-        values: from 0 to `size` - 1.
-    """
-    owner, places = np.empty(size, np.int32), np.arange(len(values), dtype=np.int32)
-    owner[values] = places
-    last: I64 = values[owner[values] == places].astype(np.int64)
-    return last
-
-
 def max_by(of: I64, values: NDArray[Any], groups: int) -> I64:
     """Return int64[groups]: the largest value of each group; -1 for an empty group."""
     largest = np.full(groups + 1, -1, np.int64)

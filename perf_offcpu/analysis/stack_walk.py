@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from perf_offcpu.analysis.group import distinct
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 
 
-def nodes_of(profile: Profile, leaves: I64) -> Bool:
+def used_nodes(profile: Profile, leaves: I64) -> Bool:
     """Return bool[stacks]: the nodes from some leaves to their roots.
 
     Args:
@@ -18,23 +18,23 @@ def nodes_of(profile: Profile, leaves: I64) -> Bool:
     """
     parent = profile.stacks.parent
     found = np.zeros(len(parent), np.bool_)
-    at = distinct(leaves[leaves >= 0], len(parent))
+    at = _once(leaves[leaves >= 0], len(parent))
     while len(at):
         found[at] = True
         above = parent[at]
         above = above[above >= 0]
-        at = distinct(above[~found[above]], len(parent))
+        at = _once(above[~found[above]], len(parent))
     return found
 
 
-def frames_of(profile: Profile, leaves: I64) -> Bool:
+def used_frames(profile: Profile, leaves: I64) -> Bool:
     """Return bool[frames]: the frames of some stacks, given by their leaves; -1 for none."""
     used = np.zeros(len(profile.frames), np.bool_)
-    used[profile.stacks.frame[nodes_of(profile, leaves)]] = True
+    used[profile.stacks.frame[used_nodes(profile, leaves)]] = True
     return used
 
 
-def innermost(profile: Profile, leaves: I64, wanted: Bool, user_frames: int = 0) -> I64:
+def innermost_node(profile: Profile, leaves: I64, wanted: Bool, user_frames: int = 0) -> I64:
     """Return int64[n]: from each leaf towards the root, the first node with a wanted frame; -1 for none.
 
     Args:
@@ -45,7 +45,7 @@ def innermost(profile: Profile, leaves: I64, wanted: Bool, user_frames: int = 0)
     return _walk(profile, leaves, wanted, first=True, user_frames=user_frames)
 
 
-def outermost(profile: Profile, leaves: I64, wanted: Bool) -> I64:
+def outermost_node(profile: Profile, leaves: I64, wanted: Bool) -> I64:
     """Return int64[n]: from each leaf towards the root, the last node with a wanted frame; -1 for none."""
     return _walk(profile, leaves, wanted, first=False, user_frames=0)
 
@@ -69,3 +69,11 @@ def _walk(profile: Profile, leaves: I64, wanted: Bool, *, first: bool, user_fram
             seen = seen[on]
         live, at = live[on], above[on]
     return found
+
+
+def _once(nodes: NDArray[np.integer], size: int) -> I64:
+    """Return the different ones of some nodes below `size`, in any order; linear."""
+    owner, places = np.empty(size, np.int32), np.arange(len(nodes), dtype=np.int32)
+    owner[nodes] = places
+    last: I64 = nodes[owner[nodes] == places].astype(np.int64)
+    return last

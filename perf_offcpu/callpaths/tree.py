@@ -29,16 +29,15 @@ from numpy.typing import NDArray
 
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.states import STATES, state_codes
-from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.callpaths.chains import wakers_once
 from perf_offcpu.callpaths.names import WAKER_DELIMITER, Name, NameKind, name_frames, waker_name
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I32, I64, U8, U64, Bool
+from perf_offcpu.model.columns import I32, I64, U8, Bool
 from perf_offcpu.model.join import join
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.model.stacks import path_lengths
+from perf_offcpu.model.stacks import path_lengths, paths_of_nodes
 from perf_offcpu.structs import mutable
 from perf_offcpu.text import (
     MISSED_KERNEL_STACK,
@@ -74,14 +73,8 @@ class PathTree:
 
     def paths(self, nodes: I64) -> Ragged:
         """Return the names (indices into `names`) on the way to each of the given nodes, root first."""
-        offsets = offsets_of(path_lengths(self.parent, nodes))
-        values: U64 = np.empty(offsets[-1], np.uint64)
-        place, at = offsets[1:] - 1, nodes
-        while len(at):
-            values[place] = self.name[at]
-            above = self.parent[at]
-            place, at = place[above >= 0] - 1, above[above >= 0].astype(np.int64)
-        return Ragged(offsets, values)
+        offsets, path = paths_of_nodes(self.parent, nodes)
+        return Ragged(offsets, self.name[path].astype(np.uint64))
 
 
 def build_paths(

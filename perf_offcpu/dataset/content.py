@@ -23,7 +23,7 @@ from perf_offcpu.callpaths.texts import Texts, merged, named
 from perf_offcpu.dataset.schema import FRAMES
 from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.stacks import path_lengths
+from perf_offcpu.model.stacks import paths_of_nodes
 from perf_offcpu.structs import frozen
 
 _SIZE = 8
@@ -79,7 +79,8 @@ def content_of(profile: Profile) -> Content:
     stacks, samples = profile.stacks, profile.samples
     nodes = distinct(np.concatenate([samples.stack, samples.waker_stack]))
     nodes = nodes[nodes >= 0].astype(np.int64)
-    offsets, rows = _leaf_first(stacks.parent, stacks.frame, nodes)
+    offsets, path = paths_of_nodes(stacks.parent, nodes, leaf_first=True)
+    rows = stacks.frame[path].astype(np.int64)
     frame_of, frames = _frames(profile, distinct(rows))
     chains = frame_of[rows]
     data = chains.astype("<i8", copy=False).tobytes()
@@ -94,18 +95,6 @@ def content_of(profile: Profile) -> Content:
     begins = offsets_of(lengths)
     kept = np.repeat(offsets[:-1][first] - begins[:-1], lengths) + np.arange(begins[-1])
     return Content(stack_of, stack_ids, begins, chains[kept], frames)
-
-
-def _leaf_first(parent: Any, frame: Any, nodes: I64) -> tuple[I64, I64]:
-    """Return (offsets, frames): the frames on the way from each node to its root."""
-    offsets = offsets_of(path_lengths(parent, nodes))
-    values = np.empty(int(offsets[-1]), np.int64)
-    place, at = offsets[:-1].copy(), nodes
-    while len(at):
-        values[place] = frame[at]
-        above = parent[at]
-        place, at = place[above >= 0] + 1, above[above >= 0].astype(np.int64)
-    return offsets, values
 
 
 def _frames(profile: Profile, rows: I64) -> tuple[I64, dict[str, Any]]:

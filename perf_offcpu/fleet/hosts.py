@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from perf_offcpu.errors import UsageError
-from perf_offcpu.fleet.selection import Selection, in_hours
+from perf_offcpu.fleet.selection import Selection, cut_to_times, in_hours
 from perf_offcpu.fleet.tables import Tables
 from perf_offcpu.structs import frozen
 
@@ -130,14 +130,9 @@ def with_label(table: Any, name: str, spans: Sequence[Span], column: str) -> Any
 
 def _segments(hosts: Any, selection: Selection) -> Any:
     """Return the segments within the selected time, each once, their times cut to it; labels as two lists."""
-    import ibis
 
     hosts = hosts.filter(True, *in_hours(hosts, replace(selection, since_ns=None)))
-    begin, end = hosts.begin_ns, hosts.end_ns
-    if selection.since_ns is not None:
-        begin = ibis.greatest(begin, ibis.literal(selection.since_ns, "int64"))
-    if selection.until_ns is not None:
-        end = ibis.least(end, ibis.literal(selection.until_ns, "int64"))
+    begin, end = cut_to_times(hosts, selection)
     kept = hosts.select(
         "host_id",
         "boot_id",

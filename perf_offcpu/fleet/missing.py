@@ -8,7 +8,7 @@ from typing import Any
 
 from perf_offcpu.fleet.hosts import of_hosts
 from perf_offcpu.fleet.queries import Selected, host_names
-from perf_offcpu.fleet.selection import in_hours
+from perf_offcpu.fleet.selection import cut_to_times, in_hours
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 
@@ -41,15 +41,9 @@ def losses_of(selected: Selected) -> dict[tuple[str, bool], int]:
 
 def gaps_of(selected: Selected) -> list[Gap]:
     """Return the time that hosts recorded nothing, cut to the selected time, by host and cause."""
-    import ibis
-
     table, selection = selected.tables.table("gaps"), selected.selection
     rows = table.filter(True, *in_hours(table, replace(selection, until_ns=None)))  # in the hour of their end
-    begin, end = rows.begin_ns, rows.end_ns
-    if selection.since_ns is not None:
-        begin = ibis.greatest(begin, ibis.literal(selection.since_ns, "int64"))
-    if selection.until_ns is not None:
-        end = ibis.least(end, ibis.literal(selection.until_ns, "int64"))
+    begin, end = cut_to_times(rows, selection)
     rows = of_hosts(rows, selected.spans, selected.all_spans, time="end_ns")  # the begin of a segment
     each = rows.select("host_id", "cause", begin=begin, end=end).distinct()
     each = each.filter(each.begin < each.end)

@@ -170,6 +170,18 @@ def in_hours(table: Any, selection: Selection) -> list[Any]:
     return conditions
 
 
+def cut_to_times(table: Any, selection: Selection) -> tuple[Any, Any]:
+    """Return begin and end of each row, the columns `begin_ns` and `end_ns`, cut to the selected time."""
+    import ibis
+
+    begin, end = table.begin_ns, table.end_ns
+    if selection.since_ns is not None:
+        begin = ibis.greatest(begin, ibis.literal(selection.since_ns, "int64"))
+    if selection.until_ns is not None:
+        end = ibis.least(end, ibis.literal(selection.until_ns, "int64"))
+    return begin, end
+
+
 def _hour(ns: int) -> tuple[datetime.date, int]:
     at = time.gmtime(ns // _GIGA)
     return datetime.date(at.tm_year, at.tm_mon, at.tm_mday), at.tm_hour

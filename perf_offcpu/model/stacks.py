@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64
 
@@ -74,6 +75,23 @@ def path_lengths(parent: I32, nodes: I64) -> I64:
         above = parent[at]
         live, at = live[above >= 0], above[above >= 0].astype(np.int64)
     return length
+
+
+def paths_of_nodes(parent: I32, nodes: I64, *, leaf_first: bool = False) -> tuple[I64, I64]:
+    """Return the nodes on the way from the root to each of some nodes.
+
+    Returns:
+        (offsets, path): int64[k + 1], where each path begins; int64[n], its nodes, root first by default.
+    """
+    offsets = offsets_of(path_lengths(parent, nodes))
+    path = np.empty(int(offsets[-1]), np.int64)
+    step, place = (1, offsets[:-1].copy()) if leaf_first else (-1, offsets[1:] - 1)
+    at = nodes
+    while len(at):
+        path[place] = at
+        above = parent[at]
+        place, at = place[above >= 0] + step, above[above >= 0].astype(np.int64)
+    return offsets, path
 
 
 def frames_of(parent: I32, frame: I32, stack: int) -> list[int]:

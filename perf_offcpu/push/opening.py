@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from perf_offcpu.errors import UsageError
 from perf_offcpu.files import read_regular
 from perf_offcpu.push.headers import read_headers
-from perf_offcpu.push.sender import Sender, SendOptions, open_sender
+from perf_offcpu.push.sender import Sender, SendOptions
 from perf_offcpu.push.targets import Server, Target, parse_target
 
 _MOST_BYTES = 1 << 22
@@ -39,6 +39,21 @@ def open_targets(
         own = headers.get(target.server.value) or headers.get("", ())
         senders.append((target, open_sender(target, SendOptions(own, ca))))
     return senders
+
+
+def open_sender(target: Target, options: SendOptions | None = None) -> Sender:
+    """Return a sender; nothing is sent yet.
+
+    Raises:
+        UsageError: the target needs grpcio, which is not installed, or the certificates cannot be read.
+    """
+    if target.is_grpc:
+        from perf_offcpu.push.grpc_sender import GrpcSender
+
+        return GrpcSender(target, options or SendOptions())
+    from perf_offcpu.push.http_sender import HttpSender
+
+    return HttpSender(target, options or SendOptions())
 
 
 def _by_kind(texts: Iterable[str], targets: list[Target]) -> dict[str, str]:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Send messages to a target, over HTTP or gRPC."""
+"""A connection to a target, over HTTP or gRPC, and its options."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from perf_offcpu.push.answers import Answer
-from perf_offcpu.push.targets import Target
 from perf_offcpu.structs import frozen
 
 TIMEOUT_S = 30.0
@@ -36,18 +35,3 @@ class Sender(Protocol):
     def close(self) -> None:
         """Close the connection."""
         ...
-
-
-def open_sender(target: Target, options: SendOptions | None = None) -> Sender:
-    """Return a sender; nothing is sent yet.
-
-    Raises:
-        UsageError: the target needs grpcio, which is not installed, or the certificates cannot be read.
-    """
-    if target.is_grpc:
-        from perf_offcpu.push.grpc_sender import GrpcSender
-
-        return GrpcSender(target, options or SendOptions())
-    from perf_offcpu.push.http_sender import HttpSender
-
-    return HttpSender(target, options or SendOptions())

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from builders.sources import dotted
 
 PACKAGE = Path(__file__).resolve().parents[2] / "perf_offcpu"
 DOORS = frozenset({"files.py", "directories.py"})
@@ -70,15 +71,6 @@ class Use(NamedTuple):
     call: str
     first: int
     last: int
-
-
-def dotted(node: ast.expr) -> str:
-    """Return `os.path.exists` of such a node; "" of other expressions."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute) and (base := dotted(node.value)):
-        return f"{base}.{node.attr}"
-    return ""
 
 
 def uses(tree: ast.Module) -> Iterator[Use]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.sources import dotted
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "perf_offcpu"
@@ -39,15 +40,6 @@ OTHER_MODULES = frozenset("subprocess ctypes os signal resource fcntl importlib 
 PROCESS_POOL = "concurrent.futures.ProcessPoolExecutor"
 LIBRARY = re.compile(r"ctypes\.(CDLL|PyDLL|cdll\.\w+|pydll\.\w+|pythonapi)")
 LIBRARY_OBJECT = frozenset({"ctypes.cdll", "ctypes.pydll", "ctypes.pythonapi"})
-
-
-def dotted(node: ast.AST) -> str:
-    """Return `os.path.exists` of such a node; "" of other expressions."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute) and (base := dotted(node.value)):
-        return f"{base}.{node.attr}"
-    return ""
 
 
 def loads_library(node: ast.AST) -> bool:

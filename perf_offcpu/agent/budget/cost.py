@@ -29,7 +29,7 @@ class Cost:
     """CPU seconds since the agent began, by part."""
 
     def __init__(self) -> None:
-        self._recorder_s = self._ended_s = self._own_s = self._bpf_s = 0.0
+        self._recorder_s = self._own_s = self._bpf_s = 0.0
         self._s_per_switch, self._bpf_at, self._switches = 0.0, float("-inf"), context_switches()
         self._began = time.monotonic(), self._switches
 

@@ -20,7 +20,7 @@ from perf_offcpu.abi.syscalls import is_compat_entry
 from perf_offcpu.analysis.classes import wait_classes as rules
 from perf_offcpu.analysis.classes.program_rules import Rules
 from perf_offcpu.analysis.group import group
-from perf_offcpu.analysis.stack_walk import frames_of, innermost
+from perf_offcpu.analysis.stack_walk import innermost_node, used_frames
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import frame_label
@@ -95,7 +95,7 @@ class _Stacks:
 
     def __init__(self, profile: Profile, stacks: I64) -> None:
         self.profile, self.stacks = profile, stacks
-        self.is_kernel, self.used = profile.frames.is_kernel(), frames_of(profile, stacks)
+        self.is_kernel, self.used = profile.frames.is_kernel(), used_frames(profile, stacks)
 
     def kernel(self, judge: Callable[[str], int | None]) -> I32:
         """Return int32[n]: the value of the innermost kernel function that has one; -1 for none."""
@@ -165,7 +165,7 @@ class _Stacks:
 
     def _first(self, value_of_frame: I32, user_frames: int = 0) -> I32:
         """Return the first value of each stack, leaf first, within `user_frames` user frames (0: all)."""
-        node = innermost(self.profile, self.stacks, value_of_frame >= 0, user_frames)
+        node = innermost_node(self.profile, self.stacks, value_of_frame >= 0, user_frames)
         found: I32 = np.append(value_of_frame[self.profile.stacks.frame], np.int32(_NONE))[node]
         return found
 

@@ -8,7 +8,6 @@ features when a file has one (seen to crash with bit 200).
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import time
@@ -21,6 +20,7 @@ from perf_offcpu.collect.system import clock
 from perf_offcpu.collect.system.cpus import online_cpus, present_cpus
 from perf_offcpu.files import read_kernel
 from perf_offcpu.perfdata.features import cmdline_body, encoded, feature_body, text_body
+from perf_offcpu.resources import version
 
 
 def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[int, bytes]:
@@ -61,14 +61,6 @@ def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[i
             clockid_time=clock_ns,
         ),
     }
-
-
-def version() -> str:
-    """This program's version, "unknown" where it runs without having been installed."""
-    try:
-        return importlib.metadata.version("perf-offcpu")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _cpu_field(name: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable
 from typing import Any, Final
 
 from perf_offcpu.collect.existing.proc import Mapping, parse_maps
@@ -117,7 +116,6 @@ def comm_of(pid: int) -> bytes:
 
 
 Texts = dict[str, bytes]
-MapsOf = Callable[[int], list[Mapping]]
 
 
 def socket_texts(row: Any) -> Texts:

@@ -12,6 +12,7 @@ import numpy as np
 from perf_offcpu.causality.path_track import PathTrack
 from perf_offcpu.convert.encode.text_columns import joined, picked
 from perf_offcpu.convert.firefox.json_tables import StringArray, array_items
+from perf_offcpu.convert.firefox.shared import THREAD
 from perf_offcpu.model.columns import I64
 
 SCHEMA: dict[str, Any] = {
@@ -39,13 +40,7 @@ class PathThread:
     def parts(self) -> Iterator[str]:
         """Return the JSON of the thread, in parts."""
         path = self._path
-        head = {
-            "processType": "default",
-            "processStartupTime": 0,
-            "processShutdownTime": None,
-            "registerTime": 0,
-            "unregisterTime": None,
-            "pausedRanges": [],
+        head = THREAD | {
             "showMarkersInTimeline": True,
             "name": path.title,
             "isMainThread": False,

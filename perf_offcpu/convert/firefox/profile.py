@@ -32,7 +32,7 @@ from perf_offcpu.convert.encode.text_columns import joined, path_texts, picked, 
 from perf_offcpu.convert.firefox.json_tables import array_items
 from perf_offcpu.convert.firefox.path import SCHEMA as PATH_SCHEMA
 from perf_offcpu.convert.firefox.path import PathThread
-from perf_offcpu.convert.firefox.shared import CATEGORIES, SharedTables
+from perf_offcpu.convert.firefox.shared import CATEGORIES, THREAD, SharedTables
 from perf_offcpu.convert.options import Options
 from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
@@ -195,13 +195,7 @@ class _Writer:
         yield "}"
 
     def _head(self, track: Track, kind: str) -> dict[str, Any]:
-        return {
-            "processType": "default",
-            "processStartupTime": 0,
-            "processShutdownTime": None,
-            "registerTime": 0,
-            "unregisterTime": None,
-            "pausedRanges": [],
+        return THREAD | {
             "showMarkersInTimeline": not kind,
             "name": f"{track.comm} ({kind})" if kind else track.comm,
             "isMainThread": track.tid == track.pid and not kind,

@@ -43,6 +43,15 @@ _CATEGORY_OF_KIND = {
 CATEGORIES: list[dict[str, Any]] = [
     {"name": name, "color": colour, "subcategories": ["Other"]} for name, colour in _COLOURS.items()
 ]
+THREAD: dict[str, Any] = {
+    "processType": "default",
+    "processStartupTime": 0,
+    "processShutdownTime": None,
+    "registerTime": 0,
+    "unregisterTime": None,
+    "pausedRanges": [],
+}
+"""Keys of every thread."""
 _LIBRARY = 1
 _OWN = -1
 _MOST_ADDRESS = 2**31

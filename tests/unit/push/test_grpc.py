@@ -16,7 +16,7 @@ from builders.push.waits import some_waits
 
 from perf_offcpu.errors import UsageError
 from perf_offcpu.push.messages import messages
-from perf_offcpu.push.sender import open_sender
+from perf_offcpu.push.opening import open_sender
 from perf_offcpu.push.targets import parse_target
 
 TESTS = Path(__file__).resolve().parents[2]

@@ -19,8 +19,9 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.push.answers import Answer
 from perf_offcpu.push.errors import PushError, Refused, RetryLater, ServerRefused
 from perf_offcpu.push.messages import messages
+from perf_offcpu.push.opening import open_sender
 from perf_offcpu.push.retry import send_until
-from perf_offcpu.push.sender import Sender, SendOptions, open_sender
+from perf_offcpu.push.sender import Sender, SendOptions
 from perf_offcpu.push.targets import parse_target
 
 SERVERS = ("pyroscope", "parca", "otlp")
