@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent: records without end, decodes each segment, writes the dataset and pushes profiles."""
+"""The agent: record all the time, decode each segment, write it to a dataset and push it to servers."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent: keeps a recorder going, has its segments delivered, and keeps to its budgets.
+"""Run the agent: restart the recorder, let its segments be delivered, and keep to the budgets.
 
     recorder (a process) ──segments──> spool ──> delivery (a thread) ──> dataset
                                                                      └─> messages ──> servers (a thread each)
-    this thread: starts and restarts the recorder, bounds the spool, measures what all of it costs
+    this thread: starts and restarts the recorder, bounds the spool, measures the cost of all parts
 
-Recording goes on whatever happens to the rest: a full spool loses its oldest recordings, and counts them.
+Recording goes on if delivery fails: a full spool loses its oldest recordings, and they are counted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TICK_S: Final = 1.0
 MEASURE_S: Final = 10.0
 """Time between two looks at the cost and at the spool."""
 STUCK_S: Final = 600.0
-"""A segment that takes longer is a hang: the service manager is not told any more that the agent works."""
+"""A delivery that takes longer hangs: the service manager is no longer told that the agent is alive."""
 RESUMED_S: Final = 30.0
 """Time after a pause in which the recorder may still begin its next file."""
 END_OF_RECORDER_S: Final = 20.0
@@ -42,15 +42,15 @@ LAST_DELIVERY_S: Final = 30.0
 UNHURRIED_S: Final = 600.0
 """Time for the last deliveries: after a signal, when a service manager waits, and after --duration."""
 _SOUND_S: Final = 30.0
-"""A recorder that ran for so long has started well: the next failure is tried again soon."""
+"""Time of running after which a start counts as successful: the pause after the next failure is short."""
 
 STOPPED, RECORDER, RELOAD = "stopped", "recorder", "reload"
-"""Causes of gaps, besides those of lost segments."""
+"""Causes of gaps, in addition to the causes of lost segments."""
 SPOOL_FULL, NO_SERVER = "spool-full", "no-server"
 
 
 class Agent:
-    """One run of the agent.
+    """Run the agent once, from start to stop.
 
     Args:
         load: returns the configuration; called again at SIGHUP.
@@ -100,7 +100,7 @@ class Agent:
                 signal.signal(number, handler)
 
     def problem(self) -> str:
-        """Return what is wrong now; "" if all is well."""
+        """Return the present failure as a sentence; "" for none."""
         busy_s = time.monotonic() - (self._delivery.busy_since or time.monotonic())
         if busy_s > STUCK_S:
             return "a segment is not done after ten minutes"
@@ -114,7 +114,7 @@ class Agent:
         return ""
 
     def _step(self, until: float | None) -> None:
-        """Do what is due, and wait a moment for news."""
+        """Do the work that is due, then wait a moment for messages of other threads."""
         now = time.monotonic()
         if now - self._measured_s >= MEASURE_S:
             self._measured_s = now
@@ -137,7 +137,7 @@ class Agent:
         getattr(self, f"_on_{kind}")(text)
 
     def _end_segment(self, now: float) -> float:
-        """Begin another segment if it is time; return when that is next."""
+        """Begin another segment if it is time; return the time of the next one."""
         if self._recorder is None or not self._recorder.is_recording or not self._segment_began_s:
             return now + TICK_S
         if now >= self._segment_began_s + self._keeper.segment_s:
@@ -195,7 +195,7 @@ class Agent:
         self._keeper.after_segment(samples, seconds, self._recorder)
 
     def _on_reload(self, _text: str) -> None:
-        """Read the configuration again; one that is not possible changes nothing."""
+        """Read the configuration again; an invalid one changes nothing."""
         self._notifier.reloading()
         try:
             config = self._load()
@@ -302,7 +302,7 @@ class Agent:
         self.spool.remove(name)
 
     def _end(self) -> None:
-        """End the recorder, deliver what can be delivered now, and leave the rest to the next run."""
+        """End the recorder and deliver its last segments; undelivered ones are left to the next run."""
         self._notifier.send("STOPPING=1")
         recorder, self._next_cause = self._recorder, STOPPED
         if recorder is not None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the agent: from the command line, and from a TOML file with the same names.
+"""Read options of the agent from the command line and from a TOML file with the same names.
 
-What the command line gives holds over the file, also when the file is read again (SIGHUP).
+The command line has priority over the file, also when the file is read again (SIGHUP).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class AgentConfig:
     Args:
         dataset: folder or URL of the dataset; "" none.
         push: servers, `KIND=URL`.
-        push_header_file: files with headers of requests to them, as `push.opening.open_targets` takes them.
-        push_ca: file with certificates of the authorities that sign theirs; "" for the system's.
+        push_header_file: files with headers of requests to these servers, see `push.opening.open_targets`.
+        push_ca: file with the authorities that sign certificates of these servers; "" for the system's.
         period_ns: off-CPU time that one sample stands for, at least.
         segment_s: length of a segment.
         max_cpu: CPU time that the agent and its recorder may take, as a part of one CPU.
@@ -77,7 +77,7 @@ def load_config(path: str | None, given: Mapping[str, Any]) -> AgentConfig:
 
     Args:
         path: the file; None for none.
-        given: key → value of the options on the command line, which hold over the file.
+        given: key → value of the options on the command line, which have priority over the file.
 
     Raises:
         UsageError: a value is not possible, or the file cannot be read.
@@ -103,7 +103,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def make_config(values: Mapping[str, Any]) -> AgentConfig:
-    """Return the options of these values; raise UsageError for the first that is not possible."""
+    """Return the options with these values; raise UsageError for the first invalid one."""
     default = AgentConfig()
     config = AgentConfig(
         dataset=_text(values, "dataset", ""),
@@ -141,7 +141,7 @@ def default_spool() -> str:
 
 
 def parse_size(option: str, value: object) -> int:
-    """Return bytes of a number or of a text such as 512K, 100M, 1G.
+    """Return the bytes in a number or in a text such as 512K, 100M, 1G.
 
     Raises:
         UsageError: it is neither.
@@ -155,7 +155,7 @@ def parse_size(option: str, value: object) -> int:
 
 
 def parse_time(value: object) -> int:
-    """Return seconds of a number or of a text such as 60s, 5m.
+    """Return the seconds in a number or in a text such as 60s, 5m.
 
     Raises:
         UsageError: it is neither, or not 1 s to 1 h.
@@ -168,7 +168,7 @@ def parse_time(value: object) -> int:
 
 
 def parse_label(text: str) -> tuple[str, str]:
-    """Return name and value of `NAME=VALUE`; raise UsageError if it is no label."""
+    """Return name and value of `NAME=VALUE`; raise UsageError for anything else."""
     name, sign, value = text.partition("=")
     if not sign or not _LABEL.fullmatch(name):
         raise UsageError(f"--label {text}: not NAME=VALUE, a name of letters, digits, '_', '.', '-'")

@@ -3,9 +3,9 @@
 
     recording ──> Profile ──> dataset ──> messages in the spool ──> account ──> recording removed
 
-A recording is removed only after the account has been written, and the account only after everything else. If
-the agent is killed in between, the next one does it again: the segment of the dataset and the messages have
-the same names then and replace themselves, and a recording that was accounted is only removed.
+The account is written after segment and messages, and the recording is removed after that. If the agent is
+killed in between, the next one delivers the recording again: segment and messages get the same names and
+replace the first ones. A recording that is already in the account is only removed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Delivery:
         self._wake.set()
 
     def close(self, patience_s: float) -> None:
-        """Deliver what is finished, for some time; the rest stays in the spool."""
+        """Deliver finished recordings for some time; the others stay in the spool."""
         until = time.monotonic() + patience_s
         self._wake.set()
         while self._finished() and not self._backoff.failures and time.monotonic() < until:
@@ -178,7 +178,7 @@ class Delivery:
         self._say(f"a segment is lost: {why}")
 
     def _failed(self, name: str, problem: Exception) -> None:
-        """Try again, but not for ever: it may be the segment that cannot be delivered."""
+        """Plan another attempt, but not without end: the segment itself may be the cause."""
         self._attempts += 1
         if self._attempts >= _ATTEMPTS:
             self._lose(name, FAILED, f"{type(problem).__name__}: {problem}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics and health on the loopback: GET /metrics and GET /health, nothing else.
+"""Serve metrics and health on the loopback: GET /metrics and GET /health, nothing else.
 
-Any user of the machine can ask, so answers hold numbers alone, and a few slow or many clients hold up
-nothing: each request has a short time, and at most `_AT_ONCE` are answered at once.
+Any user of the machine can ask, so answers hold numbers alone, and slow or many clients delay nothing: each
+request has a short time limit, and at most `_AT_ONCE` are answered at the same time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Endpoint:
     Args:
         port: 0 for any that is free.
         metrics: returns the text of /metrics.
-        health: returns "" if all is well, else what is not.
+        health: returns the present failure as a sentence; "" for none.
 
     Raises:
         UsageError: the port is taken.
@@ -87,7 +87,7 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that go away."""
+        """Print nothing about clients that disconnect."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The account of the agent's time, kept over restarts: what was recorded, what is missing, and why.
+"""Account for the agent's time, also over restarts: recorded time, missing time, and the causes.
 
     end of the last delivered segment ──> begin of the next: a gap, with its cause
 
-Each segment is accounted once, in order, when it has been delivered; what is lost in between (the recorder
-did not run, the spool was full, a file was damaged) is therefore a gap, even if it was not noticed. So the
+Each segment is accounted once, in order, after its delivery. Time between two segments (the recorder did not
+run, the spool was full, a file was damaged) is therefore a gap, even if nothing else noticed the loss. So the
 times of segments and gaps add up to the time from the first segment to the last.
 """
 
@@ -22,19 +22,19 @@ from perf_offcpu.agent.spool import STATE, Spool, run_of
 VERSION: Final = 1
 UNKNOWN: Final = "unknown"
 BUDGET: Final = "budget"
-"""Cause of gaps: the recorder pauses to keep to --max-cpu. It pauses for nothing else."""
+"""Cause of gaps: the recorder pauses to keep to --max-cpu, which is its only reason to pause."""
 CLOCK_STEP_NS: Final = 100_000_000
 _KEPT_CAUSES: Final = 64
 _KEPT_ORIGINS: Final = 64
 _AFTER: Final = "~"
-"""Ends the key of a gap after a recording: it sorts between the name of that recording and the next one."""
+"""Last character of the key of a gap: the key sorts between the names of the recordings around the gap."""
 
 Parts = Sequence[tuple[int, int]]
 """(begin, end) of each time between pauses, ns; at least one."""
 
 
 class Missing(NamedTuple):
-    """A time that is in no segment, and why."""
+    """A time that is in no segment, and its cause."""
 
     ns: int
     cause: str
@@ -74,7 +74,7 @@ class Ledger:
         self._causes = dict(causes) if isinstance(causes, dict) else dict[str, str]()
 
     def is_of_this_boot(self, name: str) -> bool:
-        """Return whether a recording was made since the machine has booted."""
+        """Return whether a recording was made in this boot of the machine."""
         return run_of(name) >= self._first_run
 
     def end_before(self, name: str) -> int:
@@ -84,9 +84,9 @@ class Ledger:
         return self._end_ns if same_run and not dropped else 0
 
     def clock_of(self, name: str, now: tuple[int, int]) -> tuple[int, int]:
-        """Return the clocks for a recording that has none: `now` at the first call, then the same again.
+        """Return the clocks for a recording without clocks: `now` at the first call, later the same values.
 
-        A segment is named by its time. One that is delivered again must have the name that it had.
+        A segment is named by its time, and a second delivery must use the same name.
 
         Args:
             now: UTC and CLOCK_MONOTONIC.
@@ -108,7 +108,7 @@ class Ledger:
         """Return the number of the next run of the recorder.
 
         Args:
-            cause: why the run before has ended.
+            cause: the reason for the end of the last run.
             labels: of the host in this run.
         """
         with self._lock:
@@ -120,12 +120,12 @@ class Ledger:
             return self.run
 
     def pause(self, name: str, cause: str) -> None:
-        """Note that there is a gap after a recording, because the recorder pauses."""
+        """Note a gap after a recording: the recorder pauses."""
         with self._lock:
             self._note(f"{name}{_AFTER}", cause)
 
     def drop(self, name: str, cause: str) -> None:
-        """Note that a recording is not delivered."""
+        """Note that a recording will not be delivered."""
         with self._lock:
             self.metrics.add("segments_lost_total", 1, cause)
             self._note(name, cause)
@@ -200,7 +200,7 @@ class Ledger:
             del self._causes[oldest]
 
     def _note_origin(self, origin: Origin) -> None:
-        """Note the origin of this run, if it is not that of the run before."""
+        """Note the origin of this run, unless the last run has the same."""
         if not self._origins or self._origins[max(self._origins)] != origin:
             self._origins[f"{self.run:08}"] = origin
         self._forget_origins()
@@ -212,10 +212,10 @@ class Ledger:
         self._origins = {run: self._origins[run] for run in kept}
 
     def _cause_before(self, name: str) -> str:
-        """Return why there is a gap before a recording.
+        """Return the cause of the gap before a recording.
 
-        Because of a recording that was dropped since the last one, else of a pause in this run of the
-        recorder, else of its start.
+        It is that of a recording dropped in between, else that of a pause in this run of the recorder, else
+        that of its start.
         """
         since = [key for key in sorted(self._causes) if self.done < key < name and "." in key]
         dropped = [key for key in since if not key.endswith(_AFTER)]
@@ -225,7 +225,7 @@ class Ledger:
 
 
 def _parsed(text: bytes) -> Mapping[str, Any]:
-    """Return the state in a file; nothing if it is damaged."""
+    """Return the state in a file; an empty one if the file is damaged."""
     try:
         state = json.loads(text) if text else {}
         return state if isinstance(state, dict) and state.get("version") == VERSION else {}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of the agent, in the text form that Prometheus reads.
+"""Count numbers of the agent and write them in the text format that Prometheus reads.
 
-All metrics are declared in one table. Names of files, servers and programs are in none of them.
+All metrics are declared in one table. No metric holds names of files, servers or programs.
 
 Source: Prometheus, "Exposition formats", text format 0.0.4.
 """

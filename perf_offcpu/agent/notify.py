@@ -13,7 +13,7 @@ import time
 
 
 class Notifier:
-    """The service manager; without one, nothing is sent.
+    """A connection to the service manager; without a manager nothing is sent.
 
     Attributes:
         watchdog_s: time within which `alive` has to be called; 0 for none.
@@ -28,7 +28,7 @@ class Notifier:
         self._alive_at = 0.0
 
     def send(self, *lines: str) -> None:
-        """Send lines, as `READY=1`; a manager that does not take them is no error."""
+        """Send lines such as `READY=1`; a manager that refuses them is no error."""
         if not self._address.startswith(("/", "@")):
             return
         address = f"\0{self._address[1:]}" if self._address[0] == "@" else self._address
@@ -40,7 +40,7 @@ class Notifier:
         self.send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def alive(self) -> None:
-        """Say that the agent works, three times in the time that the watchdog allows."""
+        """Report that the agent is alive, three times in each interval of the watchdog."""
         if self.watchdog_s and time.monotonic() - self._alive_at >= self.watchdog_s / 3:
             self._alive_at = time.monotonic()
             self.send("WATCHDOG=1")

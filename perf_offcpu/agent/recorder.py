@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recorder: `perf-offcpu record` as a child process that writes segments into the spool.
+"""Control the recorder: `perf-offcpu record` as a child process that writes segments into the spool.
 
-It is a process of its own, so that nothing that the agent does keeps rings from being emptied. It ends with
-the agent, however that ends (`--until-exit`), and completes its file; it holds the lock of the spool until
-then. What it says on standard error tells which files are complete. It pauses, and changes its period, on
-command (`--control`), which saves the second of CPU time that a start takes.
+It is a separate process, so that work of the agent never delays the draining of rings. It ends when the agent
+ends for any reason (`--until-exit`), completes its file, and holds the lock of the spool until then. Lines on
+its standard error report complete files. Commands (`--control`) pause it and change its period, because a new
+start takes a second of CPU time.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from perf_offcpu.files import read_kernel
 from perf_offcpu.text import printable
 
 SAMPLES_A_SECOND: Final = 100
-"""Samples that cost about a hundredth of a CPU, from the ring to the dataset."""
+"""Rate of samples that costs about a hundredth of a CPU, from the ring to the dataset."""
 _LONGEST_FILES, _LONGEST_FILE_S = 2, 600
-"""Limit of a file whose end the agent does not ask for: the time of these segments, and these seconds."""
+"""Limit of a file if the agent never asks for its end: time of this number of segments, plus seconds."""
 _LEAST_RATE: Final = 10
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -58,7 +58,7 @@ def arguments_of(config: AgentConfig, period_ns: int, output: str, pid: int, con
 
 
 class Recorder:
-    """A recorder that was started.
+    """A started recorder.
 
     Args:
         run: its number, the first part of the names of its files.
@@ -93,48 +93,48 @@ class Recorder:
 
     @property
     def pid(self) -> int:
-        """Return the id of its process."""
+        """Return the id of the process."""
         return self._process.pid
 
     @property
     def was_stopped(self) -> bool:
-        """Return whether it was asked to end."""
+        """Return whether the recorder was asked to end."""
         return self._stopping
 
     def stop(self) -> None:
-        """Ask it to end; it then completes its file."""
+        """Ask the recorder to end; it then completes its file."""
         self._stopping = True
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
     def rotate(self) -> None:
-        """Ask it to begin a new file."""
+        """Ask the recorder to begin a new file."""
         self._command("snapshot")
 
     def pause(self) -> None:
-        """Ask it to record nothing until `go_on`; if `rotate` follows, it also completes its file."""
+        """Ask the recorder to record nothing until `go_on`; a `rotate` after it completes the file, too."""
         self._command("disable")
 
     def go_on(self) -> None:
-        """Ask it to record again."""
+        """Ask the recorder to record again."""
         self._command("enable")
 
     def set_period(self, period_ns: int) -> None:
-        """Ask it to sample with another period, from a new file on."""
+        """Ask the recorder to sample with another period, from a new file on."""
         self._command(f"period {period_ns / 1e6:.6f}")
 
     def _command(self, text: str) -> None:
-        """Write a command. A recorder that starts takes it as soon as it records."""
+        """Write a command. A recorder that is still starting reads it when it begins to record."""
         with self._lock, contextlib.suppress(OSError):
             if self._control >= 0:
                 os.write(self._control, f"{text}\n".encode())
 
     def kill(self) -> None:
-        """End it at once: its file is cut off."""
+        """Kill the recorder: its file is left incomplete."""
         self._process.kill()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for its end; return whether it has come."""
+        """Wait for the end of the recorder; return whether it has ended."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -142,7 +142,7 @@ class Recorder:
         return True
 
     def cpu_s(self) -> float:
-        """Return the CPU time that it has taken; 0 once it has been waited for."""
+        """Return the CPU time of the recorder, s; 0 once it has been waited for."""
         if self._process.returncode is not None:
             return 0.0
         try:
@@ -152,7 +152,7 @@ class Recorder:
         return sum(map(int, fields[11:15])) / _TICKS
 
     def resident_bytes(self) -> int:
-        """Return its memory; 0 if it has ended."""
+        """Return the resident memory of the recorder; 0 if it has ended."""
         try:
             return int(read_kernel(f"/proc/{self.pid}/statm").split()[1]) * _PAGE
         except (OSError, IndexError):
@@ -186,5 +186,5 @@ class Recorder:
 
 
 def is_finished(name: str, running: int, complete: Sequence[str] | set[str]) -> bool:
-    """Return whether a recording has its end: of a run that is over, or reported as complete."""
+    """Return whether a recording is complete: its run is over, or the recorder reported it."""
     return int(name[:8]) != running or name in complete

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read a recording of the spool as a Profile.
 
-A recorder that is killed leaves a file without its end, where the facts about machine and clocks stand. If it
-was made in this boot they are those of now, and only the clock may have been stepped since.
+A killed recorder leaves a file without its end, where machine and clocks are described. If the file was made
+in this boot, the present values are used instead; only the wall clock may have been set since.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def read_segment(
     period_ns: int = 0,
     clock: Callable[[ClockPair], ClockPair] = lambda pair: pair,
 ) -> Profile:
-    """Return the profile of a recording; it has no clock if the end is missing and the boot was another.
+    """Return the profile of a recording; a file without its end, of an earlier boot, has no clocks.
 
     Args:
         after_ns: end of the file before it, of the same recorder; 0 none.
         period_ns: sampling period of a recording whose end is missing, if no sample tells it.
-        clock: is called if the recording has no clocks, with the present ones; returns those to take.
+        clock: is called with the present clocks if the recording has none; returns the clocks to use.
 
     Raises:
         FormatError: it is no recording.
@@ -55,10 +55,10 @@ def read_segment(
 
 
 def completed(recording: Recording, after_ns: int, clock: ClockPair, period_ns: int) -> Recording:
-    """Return a recording of this boot with the facts that stand at the end of a file.
+    """Return a recording of this boot with the facts that the end of a file holds.
 
     Args:
-        after_ns: end of the file before it. Its last waits may be in this one, if they were drained later.
+        after_ns: end of the file before it. Waits before this time may be in the recording: drained late.
         period_ns: sampling period, if no sample tells it.
     """
     machine, meta = os.uname(), recording.meta
@@ -86,9 +86,9 @@ def completed(recording: Recording, after_ns: int, clock: ClockPair, period_ns: 
 
 
 def _parts(recording: Recording, end_ns: int) -> Spans:
-    """Return (begin, end) of each time between pauses, with the last one, which has no account.
+    """Return (begin, end) of each time between pauses; the last one has no account in the file.
 
-    The last one begins with its first sample: its true begin is not in the file.
+    So the last one is taken to begin with its first sample.
     """
     meta, times = recording.meta, recording.samples.time_ns
     if not meta.end_ns or end_ns <= meta.end_ns:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deliver segments: into the dataset, and as messages to servers.
+"""Deliver segments to the dataset, and as messages to servers.
 
-A message that a server does not take now stays in the spool; each server has a thread of its own, so that a
-slow one holds up nothing else.
+A message stays in the spool until its server accepts it. Each server has its own thread, so that a slow one
+delays no other.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 FIRST_RETRY_S: Final = 1.0
 LAST_RETRY_S: Final = 300.0
 LATEST_S: Final = 3600.0
-"""Longest time for which one message is sent again because the server answers that it takes it later."""
+"""Time after which a message is given up if the server keeps answering that it may be sent later."""
 OVERDUE: Final = "overdue"
 
 Say = Callable[[str], None]
 
 
 class Backoff:
-    """Times between attempts: twice as long after each failure, up to a limit."""
+    """Pauses between attempts: twice as long after each failure, up to a limit."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._pause_s, self._until = clock, FIRST_RETRY_S, 0.0
@@ -45,7 +45,7 @@ class Backoff:
         """Note a failure; return the seconds until the next attempt.
 
         Args:
-            after_s: time that the other side asked for.
+            after_s: pause that the server asked for.
         """
         pause_s = min(max(self._pause_s, after_s or 0.0), LAST_RETRY_S)
         self._pause_s = min(2 * self._pause_s, LAST_RETRY_S)
@@ -53,7 +53,7 @@ class Backoff:
         return pause_s
 
     def worked(self) -> None:
-        """Note that it works."""
+        """Note a success."""
         self._pause_s, self._until, self.failures = FIRST_RETRY_S, 0.0, 0
 
     @property
@@ -66,10 +66,10 @@ class DatasetSink:
     """The dataset.
 
     Args:
-        labels: of recordings whose labels are not known.
+        labels: of recordings with unknown labels.
 
     Raises:
-        UsageError: a package is missing, or it cannot be made there.
+        UsageError: a package is missing, or the dataset cannot be made.
     """
 
     def __init__(self, url: str, labels: dict[str, str]) -> None:
@@ -79,10 +79,10 @@ class DatasetSink:
         self._labels = labels
 
     def write(self, profile: Profile, origin: Origin, missing: Missing | None = None) -> int:
-        """Write a segment, in place of one of the same time; return its bytes.
+        """Write a segment, in place of one with the same time; return its bytes.
 
         Args:
-            origin: in which boot it was recorded, and the labels of then.
+            origin: the boot in which it was recorded, and the labels at that time.
             missing: the gap before it; None for none.
 
         Raises:
@@ -126,7 +126,7 @@ class PushSink:
     Args:
         target: the server.
         sender: its sender (`push.opening.open_targets`).
-        labels: of recordings whose labels are not known.
+        labels: of recordings with unknown labels.
 
     Raises:
         UsageError: servers refuse the name of a label.
@@ -178,7 +178,7 @@ class PushSink:
         return (message.body for message in messages(self._target, profile, labels))
 
     def close(self, patience_s: float) -> None:
-        """Send what can be sent in some time; the rest stays in the spool."""
+        """Send messages for some time; the others stay in the spool."""
         until = time.monotonic() + patience_s
         while self._spool.messages(self.key) and not self._backoff.failures and time.monotonic() < until:
             time.sleep(0.05)
@@ -233,9 +233,9 @@ class PushSink:
         self._spool.remove(name)
 
     def _is_overdue(self, name: str) -> bool:
-        """Note that a server put off a message; return whether it has done so for too long.
+        """Note that a server postponed a message; return whether it has done so for too long.
 
-        Others may be taken: one that the server fails at must not hold them up for ever.
+        The server may accept other messages, which must not wait for this one without end.
         """
         now = time.monotonic()
         if self._put_off is None or self._put_off[0] != name:

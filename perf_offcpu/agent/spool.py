@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The spool: a private directory with what is not delivered yet, and the account.
+"""Keep undelivered recordings and messages, and the account, in a private directory: the spool.
 
     00000003.data.2026112214050112       a recording, by run of the recorder and start time
     00000003.data.2026112214050112.push-KEY-0   a message for a server, made from it
     state.json                           the account (`ledger`)
     lock                                 held by the agent and by its recorder
 
-Names sort in the order of recording, also when the wall clock steps: the number of the run comes first, and a
-recorder gives its files ascending names. The spool outlives the agent; the next one goes on with it.
+Names sort in the order of recording, even if the wall clock is set: the number of the run comes first, and a
+recorder gives its files ascending names. The spool outlives the agent, and the next agent continues with it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Spool:
     """The directory, open and locked.
 
     Args:
-        path: made if it is not there.
-        patience_s: time to wait for the recorder of an agent that was killed, which still writes its end.
+        path: made if it does not exist.
+        patience_s: time to wait for the recorder of a killed agent, which still completes its file.
 
     Raises:
         UsageError: another agent uses it, or it cannot be used.
@@ -98,7 +98,7 @@ class Spool:
         return [name for name in self._directory.names() if _RECORDING.fullmatch(name)]
 
     def messages(self, key: str = "") -> list[str]:
-        """Return the names of all messages, or of those for the server with this key, oldest first."""
+        """Return the names of all messages, or of the messages for the server with this key, oldest first."""
         found = ((name, _MESSAGE.fullmatch(name)) for name in self._directory.names())
         return [name for name, match in found if match and key in ("", match[2])]
 
@@ -150,7 +150,7 @@ class Spool:
             os.close(fd)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file as a whole, in place of the one that has the name.
+        """Write a file as a whole, in place of an older one with this name.
 
         Raises:
             OSError: it cannot be written.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep the agent to the budget of `--max-cpu`: measure its CPU time, and choose what it records."""
+"""Keep the agent to the budget of `--max-cpu`: measure its CPU time, and choose how much it records."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A budget: how much may be spent by now.
+"""Compute the amount of a budget that may be spent now: a token bucket.
 
-A bucket fills at a constant rate up to a limit. Amounts that are spent are taken out, also where that leaves
-less than 0. The rate is chosen so that no window of `window_s` seconds sees more than its share, although the
-bucket may be full at its begin.
+A bucket fills at a constant rate up to a limit. Spending takes an amount out, and the level may fall below 0.
+The rate is chosen so that no window of `window_s` seconds exceeds its share, even if the bucket is full when
+the window begins.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Bucket:
         self._at = now_s
 
     def change(self, share: float, window_s: float) -> None:
-        """Go on with another share; the level keeps its part of the limit."""
+        """Set another share; the ratio of the level to the limit stays the same."""
         part = self.level / self.limit if self.limit else 1.0
         self.limit = share * BURST
         self._rate = share * (1 - BURST) / window_s

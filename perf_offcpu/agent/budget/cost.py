@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure what the agent costs: its own CPU time, the recorder's, and that of the BPF programs.
+"""Measure the cost of the agent: its own CPU time, that of the recorder, and that of the BPF programs.
 
-The kernel measures BPF programs only while somebody asks for it, which costs each run some ns. So they are
-measured for a second of each minute (BPF_ENABLE_STATS, by a descriptor: nothing stays switched on), as time
-for each context switch, and context switches are counted all the time (/proc/stat).
+The kernel measures BPF programs on request only, which costs some ns for each run of a program. So they are
+measured for one second of each minute (BPF_ENABLE_STATS, by a descriptor: nothing stays switched on), as time
+per context switch, and context switches are counted all the time (/proc/stat).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Cost:
         self._began = time.monotonic(), self._switches
 
     def measure(self, recorder: Recorder | None) -> None:
-        """Look at the clocks; once a minute this takes a second."""
+        """Read the clocks; once a minute this takes a second."""
         now = time.monotonic()
         is_recording = recorder is not None and recorder.is_recording
         if recorder is not None and is_recording and now - self._bpf_at >= _BPF_EVERY_S:
@@ -58,7 +58,7 @@ class Cost:
             self._bpf_s += self._s_per_switch * (self._switches - before)
 
     def bpf_share(self) -> float:
-        """Return the part of a CPU that BPF programs would have taken since the last call without pauses."""
+        """Return the part of a CPU that BPF programs would have taken since the last call without a pause."""
         now, (before_s, before) = time.monotonic(), self._began
         self._began = now, context_switches()
         return self._s_per_switch * (self._began[1] - before) / max(now - before_s, 1e-3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU time against `--max-cpu`."""
+"""Compare the CPU time of the agent with `--max-cpu`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CpuBudget:
         self._notes: deque[tuple[float, float]] = deque()
 
     def begin(self, now_s: float) -> None:
-        """Count from now on."""
+        """Begin to count."""
         self._bucket = Bucket(self.part * HOUR_S, HOUR_S, now_s)
         while len(self._notes) > 1:
             self._notes.popleft()
@@ -45,7 +45,7 @@ class CpuBudget:
             self._bucket.spend(max(0.0, spent), now_s)
 
     def change(self, part: float) -> None:
-        """Go on with another limit."""
+        """Set another limit."""
         if part != self.part:
             self.part = part
             self._bucket.change(part * HOUR_S, HOUR_S)
@@ -57,7 +57,7 @@ class CpuBudget:
 
     @property
     def limit_s(self) -> float:
-        """Return the most that may be spent at once."""
+        """Return the largest CPU time that may be spent at once."""
         return self._bucket.limit
 
     @property

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the part of each minute to record, if whole minutes would cost more CPU time than `--max-cpu`.
 
-A busy machine may cost several times the budget: the BPF programs run at each context switch. A pause until
-the budget has recovered would leave out half an hour, most likely the one that is asked about later. So a
-part of each minute is recorded, and the rest of it is a gap of the cause `budget`.
+On a busy machine recording may cost several times the budget: the BPF programs run at each context switch. A
+pause until the budget has recovered would leave out half an hour, perhaps the one that matters later. So a
+part of each minute is recorded, and the rest of it is a gap with the cause `budget`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEEPEST: Final = 2.0
 _SURPRISE: Final = 0.5
 """Number of bursts by which one minute may overdraw the budget."""
 _REPAID_S: Final = 600.0
-"""Time in which an overdraft is saved again."""
+"""Time in which an overdraft is compensated."""
 _SMOOTHING: Final = 0.3
 """Weight of the last minute in the averages: its recordings are delivered later, in others."""
 _WHOLE: Final = 0.9
@@ -32,14 +32,14 @@ _UNPROVEN: Final = 6
 _PER_BPF: Final = 2.0
 """Least ratio of the CPU time of recording to that of its BPF programs; new processes increase it."""
 _FORGOTTEN: Final = 0.98
-"""Factor by which a larger measured ratio decreases each minute, so that whole minutes are tried again."""
+"""Factor by which an increased ratio decreases each minute, so that whole minutes are tried again."""
 
 
 class Duty:
     """The part of each minute that is recorded.
 
     Attributes:
-        recorded_s: seconds from the begin of a minute for which recording is on; `MINUTE_S` or more: all.
+        recorded_s: seconds of each minute, from its start on, that are recorded; `MINUTE_S` or more: all.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Duty:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether no part is left out."""
+        """Return whether whole minutes are recorded."""
         return self.recorded_s >= MINUTE_S
 
     def ends_early(self, budget: CpuBudget) -> bool:
@@ -65,7 +65,7 @@ class Duty:
         Args:
             recorded_s: seconds of this minute that were recorded.
             bpf_share: part of a CPU that the BPF programs take while they record.
-            segment_s: length of a segment, if all is recorded.
+            segment_s: length of a segment when whole minutes are recorded.
 
         Returns:
             Whether pauses begin or end with this choice.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep a running agent to `--max-cpu`: measure its CPU time, and choose what it records.
+"""Keep a running agent to `--max-cpu`: measure its CPU time, and choose how much it records.
 
-In this order, as the cost approaches the budget: longer segments, a longer sampling period, a part of each
-minute only.
+As the cost approaches the budget it takes, in this order, longer segments, a longer sampling period, and only
+a part of each minute.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class BudgetKeeper:
         return self._length.seconds
 
     def change(self, config: AgentConfig) -> None:
-        """Go on with another configuration."""
+        """Take over another configuration."""
         before, self._config = self._config, config
         self._budget.change(config.max_cpu)
         self._period = self._period if before.period_ns == config.period_ns else Period(config.period_ns)
@@ -74,7 +74,7 @@ class BudgetKeeper:
         metrics.set("cpu_share_limit", self._config.max_cpu)
 
     def after_segment(self, samples: float, seconds: float, recorder: Recorder | None) -> None:
-        """Choose length and period of the next segments after one was delivered.
+        """Choose length and period of the next segments, after the delivery of one.
 
         Args:
             samples, seconds: number of its samples, and its recorded time.
@@ -97,7 +97,7 @@ class BudgetKeeper:
                 recorder.set_period(self._period.ns)
 
     def keep_duty(self, now: float, recorder: Recorder | None) -> float:
-        """Record as much of each minute as the budget allows; return when there is something to do next."""
+        """Record as much of each minute as the budget allows; return the time of the next change."""
         if now >= self._minute_s + MINUTE_S:
             self._begin_minute(now, recorder)
         end_s = self._minute_s + self._duty.recorded_s
@@ -127,7 +127,7 @@ class BudgetKeeper:
                 recorder.rotate()
 
     def _end_pause(self, now: float, recorder: Recorder | None) -> None:
-        """Go on, unless nothing of the next minute is recorded, either."""
+        """Resume recording, unless the next minute is left out, too."""
         self._pauses.look(now, recorder.cpu_s() if recorder else 0.0)
         if self._duty.recorded_s:
             self._pauses.paused, self.resumed_s = False, now

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose what a recorder does in a pause: it goes on to follow processes, or follows nothing.
+"""Choose whether a recorder follows processes during a pause.
 
-A recorder that follows processes keeps its file open. Otherwise a file ends with the pause and another begins
-after it, which has to be described, read and symbolized, too: about half a second of CPU time. Where programs
-start all the time, to follow them costs more.
+If it does, its file stays open. Otherwise a file ends with the pause and a new one begins after it, which has
+to be described, read and symbolized, too: about half a second of CPU time. Where programs start all the time,
+following them costs more than that.
 """
 
 from __future__ import annotations

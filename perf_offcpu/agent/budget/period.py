@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose the sampling period: a longer one where samples are what costs."""
+"""Choose the sampling period: a longer one where samples are the main cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KNOWN_S: Final = 240.0
 
 
 class Period:
-    """The sampling period: raised where samples are what costs, and lowered again when there is room.
+    """The sampling period: raised where samples are the main cost, lowered again when the budget has room.
 
     Args:
         base_ns: the period asked for.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose the length of segments: each has a cost of its own."""
+"""Choose the length of segments: each segment has a fixed cost."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LONGER_ABOVE, _SHORTER_BELOW = 0.9, 0.4
 
 
 class SegmentLength:
-    """The length of segments: longer where the budget is nearly spent, for each has a cost of its own.
+    """The length of segments: longer where the budget is nearly spent, because each has a fixed cost.
 
-    The begin and end of a file, reading it, the symbols of what runs: half of what an agent takes with
-    segments of a minute. Nothing is lost with longer ones.
+    Begin and end of a file, reading it, and symbols of running programs are half of the CPU time of an agent
+    with segments of one minute. Longer segments lose nothing.
 
     Args:
         base_s: the length asked for.
@@ -34,7 +34,7 @@ class SegmentLength:
 
     @property
     def is_longest(self) -> bool:
-        """Return whether it cannot be longer."""
+        """Return whether the length is at its limit."""
         return self.seconds >= LONGEST_SEGMENT_S
 
     def adapt(self, budget: CpuBudget, now_s: float) -> bool:
