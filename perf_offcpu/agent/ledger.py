@@ -131,7 +131,7 @@ class Ledger:
             self._note(name, cause)
 
     def missing(self, name: str, begin_ns: int, utc_ns: int) -> Missing | None:
-        """Return the time that is missing before a recording; None if it follows the last one.
+        """Return the missing time before a recording; None if it follows the last one directly.
 
         Args:
             begin_ns, utc_ns: as of `deliver`.

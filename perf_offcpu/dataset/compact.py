@@ -2,14 +2,14 @@
 """Merge the files of an hour into one for each table.
 
     1. write the merged rows under a hidden name (object stores: into a temporary file)
-    2. write `_compacted-ID.json.zz`: the names of the files that they come from
+    2. write `_compacted-ID.json.zz`: a note with the names of the merged files
     3. give the merged rows their name, `compacted-ID.parquet`
-    4. remove the files that they come from
+    4. remove the merged files
 
-`Dataset.files` leaves out a file that the note of a compacted one names, so that at any time, also after a
-crash at any step, it has each row once; the next compaction completes what a crash left. A reader that lists
-folders by itself can see rows twice between steps 3 and 4. A segment that is written again later is not
-written: the note says that its rows are there. Samples, budgets, hosts, losses and gaps are sorted by (host,
+`Dataset.files` leaves out files that the note of a compacted file names. So it lists each row once at any
+time, also after a crash at any step; the next compaction completes an interrupted one. A reader that lists
+folders by itself can see rows twice between steps 3 and 4. A segment that is delivered again after compaction
+is not written again, because the note names it. Samples, budgets, hosts, losses and gaps are sorted by (host,
 time); of stacks and frames one row of each id is kept.
 """
 
@@ -58,7 +58,7 @@ class Compacted:
     bytes_after: int = 0
 
     def add(self, other: Compacted) -> None:
-        """Add what another did."""
+        """Add the counts of another compaction."""
         for name in ("hours", "files", "rows", "bytes_before", "bytes_after"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -73,13 +73,13 @@ class _Input:
 
 
 def compact(dataset: Dataset, before_ns: int) -> Iterator[tuple[str, Compacted | Exception]]:
-    """Merge the files of the hours that ended before a time; one process at a time may do so.
+    """Merge the files of hours that ended before a time; only one process may do so at a time.
 
     Args:
         before_ns: ns since 1970, UTC.
 
     Returns:
-        (folder, what was done, or why it was not) for each partition that had several files.
+        (folder, counts, or the error) for each partition with several files.
 
     Raises:
         PerfOffcpuError: another process compacts.
@@ -100,7 +100,7 @@ def compact(dataset: Dataset, before_ns: int) -> Iterator[tuple[str, Compacted |
 
 
 def _complete(dataset: Dataset, folder: str) -> None:
-    """Complete, or undo, what an interrupted compaction left in a partition."""
+    """Complete or undo an interrupted compaction of a partition."""
     store = dataset.store
     names = store.names(folder)
     store.sweep(folder)

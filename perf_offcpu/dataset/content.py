@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Name stacks and frames by their content, so that all hosts and processes give them the same ids.
+"""Name stacks and frames by hashes of their content, the same on all hosts and in all processes.
 
     frame_id   blake2b, 8 bytes, of the columns of `schema.FRAMES` after it, as UTF-8 texts joined by NUL
                (numbers in decimal, truth values as 0 or 1; no text holds a NUL)
@@ -98,7 +98,7 @@ def content_of(profile: Profile) -> Content:
 
 
 def _frames(profile: Profile, rows: I64) -> tuple[I64, dict[str, Any]]:
-    """Return the id of each frame (int64[frames], 0 for those not asked for), and the columns of the table.
+    """Return the id of each frame (int64[frames], 0 for frames not in `rows`), and the columns of the table.
 
     Args:
         rows: int64[k], the frames that are needed.

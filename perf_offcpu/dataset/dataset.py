@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open a dataset and list its files, without those that a compacted file holds already."""
+"""Open a dataset and list its files, without files whose rows are in a compacted file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Dataset:
         """Return (hour since 1970, folder) of the partitions of a table, in order of time.
 
         Args:
-            begin_ns, end_ns: ns since 1970, UTC: only hours that have a part in this time.
+            begin_ns, end_ns: ns since 1970, UTC: only hours that overlap this time.
         """
         first = None if begin_ns is None else begin_ns // HOUR_NS
         last = None if end_ns is None else (end_ns - 1) // HOUR_NS
@@ -54,9 +54,9 @@ class Dataset:
                     yield hour, f"{table}/{date}/{name}"
 
     def files(self, table: str, begin_ns: int | None = None, end_ns: int | None = None) -> list[str]:
-        """Return the paths or URLs of the Parquet files of a table, each row in one of them.
+        """Return the paths or URLs of the Parquet files of a table; each row is in one of them.
 
-        A file that is listed may be compacted and removed before it is opened: then list again.
+        Compaction may remove a listed file before it is opened: then list again.
 
         Args:
             table: a key of `schema.TABLES`.
@@ -70,7 +70,7 @@ class Dataset:
         ]
 
     def live(self, folder: str) -> list[str]:
-        """Return the names of the files of a partition whose rows no other file holds."""
+        """Return the names of the files of a partition, without files that are in a compacted one."""
         names = self.store.names(folder)
         files = list(data_files(names))
         if len(files) == 1:
@@ -102,10 +102,10 @@ def open_dataset(url: str, *, make: bool = False) -> Dataset:
     """Open a dataset by its path or URL (s3://…, gs://…, abfs://…).
 
     Args:
-        make: make the folder if it is not there.
+        make: make the folder if it does not exist.
 
     Raises:
-        UsageError: it is not there, or pyarrow or a package for this kind of store is missing.
+        UsageError: it does not exist, or pyarrow or a package for this kind of store is missing.
     """
     imported("pyarrow")  # now: an agent that cannot write has recorded for nothing
     return Dataset(open_store(url, make=make))

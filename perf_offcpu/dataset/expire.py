@@ -8,7 +8,7 @@ from perf_offcpu.dataset.layout import HOUR_NS
 from perf_offcpu.structs import mutable
 
 _ORDER = ("samples", "budgets", "losses", "gaps", "hosts", "stacks", "frames")
-"""Samples first: a crash leaves none without their stacks."""
+"""Order of the tables: samples first, so that a crash leaves no samples without stacks."""
 
 
 @mutable
@@ -20,7 +20,7 @@ class Expired:
 
 
 def expire(dataset: Dataset, before_ns: int) -> Expired:
-    """Remove the hours that ended at a time or before.
+    """Remove the hours that ended at a given time or earlier.
 
     Args:
         before_ns: ns since 1970, UTC.

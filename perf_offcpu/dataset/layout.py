@@ -45,7 +45,7 @@ def folder_of(hour: int) -> str:
 
 
 def hour_of_folder(date: str, hour: str) -> int | None:
-    """Return the hour of two folders, counted from 1970; None if they are no partitions."""
+    """Return the hour of a pair of folders, counted from 1970; None if they are no partitions."""
     found = [pattern.fullmatch(name) for pattern, name in zip(_PARTS, (date, hour), strict=True)]
     if found[0] is None or found[1] is None:
         return None

@@ -17,11 +17,11 @@ from perf_offcpu.model.columns import Bool
 
 VERSION_KEY = b"perf_offcpu.schema"
 LEVEL = 3
-"""Level of zstd: higher ones cost time, and 9 saves a few percent."""
+"""Level of zstd: higher levels take much more time, and level 9 saves a few percent."""
 ROW_GROUP = 1 << 15
-"""Rows of a few hosts: a query on one service skips the row groups of others."""
+"""Rows of a row group. It holds few hosts: a query for one service skips the row groups of others."""
 CHUNK = 1 << 20
-"""Rows that are handled at once where files are merged."""
+"""Number of rows in memory while files are merged."""
 _DIFFERENCES = frozenset({"time_ns", "off_ns", "weight_ns", "runq_ns"})
 """Columns of mostly different numbers: their differences are shorter than a dictionary."""
 _STATISTICS = {
@@ -33,10 +33,10 @@ _STATISTICS = {
     "losses": ["begin_ns", "host_id"],
     "gaps": ["end_ns", "host_id"],
 }
-"""Columns by which engines skip row groups. Statistics of all columns are half of a small file."""
+"""Columns by which engines skip row groups. Statistics of all columns would be half of a small file."""
 
 ColumnData = Texts | NDArray[Any] | tuple[NDArray[Any], Bool] | Any
-"""Texts; or numbers; or numbers and which of them are unknown; or an array of pyarrow."""
+"""Texts; or numbers; or numbers and a mask of unknown ones; or an array of pyarrow."""
 
 
 def arrow_schema(table: str) -> Any:
@@ -108,9 +108,9 @@ def to_parquet(table: str, columns: Mapping[str, ColumnData]) -> Any:
 
 
 def check_version(file: Any, shown: str) -> None:
-    """Raise PerfOffcpuError for a file that is damaged or says that it has another version of the tables.
+    """Raise PerfOffcpuError for a file that is damaged or names another version of the tables.
 
-    A file that says nothing may have been written again by another program: its columns tell.
+    A file without a version may have been rewritten by another program: then its columns are checked.
     """
     version = _version_of(_opened(file, shown))
     if version not in ("", str(VERSION)):

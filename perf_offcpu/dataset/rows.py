@@ -25,7 +25,7 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 
 _CONTAINER = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
-"""Docker, containerd, CRI-O and podman name control groups after ids of this form."""
+"""Form of container ids, by which Docker, containerd, CRI-O and podman name control groups."""
 _CLOCK_SLACK_NS = 60 * 10**9
 
 
@@ -43,7 +43,7 @@ class Host:
 
 
 def host_of(profile: Profile, labels: Mapping[str, str] | None = None) -> Host:
-    """Return the host that a recording names; its id is the host name, for recordings have no machine-id.
+    """Return the host of a recording; its id is the host name, because recordings hold no machine-id.
 
     Args:
         labels: of the host.
@@ -74,10 +74,10 @@ class Span:
 
 
 def span_of(profile: Profile) -> Span:
-    """Return when a profile was recorded.
+    """Return the recorded time of a profile.
 
     Raises:
-        UsageError: the recording does not say what time it was.
+        UsageError: the recording has no wall-clock time.
     """
     meta = profile.meta
     begin, end = meta.begin_ns or max(meta.first_ns, 0), meta.end_ns or max(meta.last_ns, 0)
@@ -154,7 +154,7 @@ def _known(texts: Texts) -> Texts:
 
 
 def _containers(cgroups: Texts) -> Texts:
-    """Return the ids of containers in the paths of control groups, of nested ones the innermost."""
+    """Return the ids of containers in the paths of control groups; of nested containers the innermost."""
     found = [_CONTAINER.findall(path) for path in cgroups.texts]
     ids = [names[-1] if names else "" for names in found]
     known = np.array([*map(bool, ids), False], np.bool_)
@@ -177,7 +177,7 @@ def budget_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
 
 
 def loss_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
-    """Return the columns of LOSSES: all that was lost, and notes on the data."""
+    """Return the columns of LOSSES: counts of all losses, and of notes on the data."""
     losses = list(by_text(profile.losses).items())
     return {
         "begin_ns": _repeated(span.begin_ns, len(losses)),
@@ -209,7 +209,7 @@ def gap_columns(gaps: Sequence[Gap], host: Host) -> dict[str, Any]:
 
 
 def host_columns(profile: Profile, host: Host, offset_ns: int, parts: Parts) -> dict[str, Any]:
-    """Return the columns of HOSTS: a row for each of these parts of the recorded time."""
+    """Return the columns of HOSTS: a row for each part of the recorded time."""
     import pyarrow as pa
 
     number = len(parts)

@@ -5,16 +5,15 @@ A dataset is a folder with one folder a table, and below hive partitions by hour
 
     DATASET/samples/date=2026-11-22/hour=14/web1-….parquet
 
-A row lies in the hour of its `time_ns` (budgets, hosts, losses: of their `begin_ns`; gaps: `end_ns`); the
-stacks and frames that the rows of an hour name lie in the same hour. A file holds one host until compaction
-merges those of an hour, sorted by (host_id, time_ns, stack_id): the column `host_id` tells hosts apart, not a
-folder.
+A row is in the hour of its `time_ns` (budgets, hosts, losses: of their `begin_ns`; gaps: `end_ns`), and the
+stacks and frames of these rows are in the same hour. A file holds one host until compaction merges the files
+of an hour, sorted by (host_id, time_ns, stack_id). Hosts have no folders of their own: see column `host_id`.
 
 Ids of stacks and frames are hashes of their content, so files of several hosts and times are merged by
-concatenation, and equal stacks and frames may be there several times: a query takes one row of each id.
-DuckDB, Spark, ClickHouse and Trino have all types used here: no unsigned integers.
+concatenation. Equal stacks and frames may occur several times: a query takes one row of each id. All types
+used here exist in DuckDB, Spark, ClickHouse and Trino: no unsigned integers.
 
-Documentation/dataset.md describes the tables to users; a test holds both together.
+Documentation/dataset.md describes the tables to users; a test compares both.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a segment: what one host recorded in some time, into the tables of a dataset.
+"""Write a segment, the recording of one host in some time, into the tables of a dataset.
 
-A segment is a file for each table and hour that it touches. Its name comes from host, boot and time, so that
-writing it again replaces it. Files appear whole; frames and stacks come before the samples that name them, so
-that a writer that is killed at any time leaves samples of whole hours, with their stacks.
+A segment is a file for each table and hour. Its name comes from host, boot and time, so that writing it again
+replaces it. Files appear whole, and frames and stacks are written before their samples, so that a writer that
+is killed at any time leaves samples of whole hours, with their stacks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MOST_HOURS = 24 * 400
 
 @frozen
 class Segment:
-    """A segment that was written."""
+    """A written segment."""
 
     name: str  # of its files
     rows: int  # samples
@@ -58,7 +58,7 @@ def write_segment(dataset: Dataset, profile: Profile, host: Host, gaps: Sequence
         gaps: times of the host that are in no segment: before this one, and its pauses.
 
     Raises:
-        UsageError: the recording does not say what time it was.
+        UsageError: the recording has no wall-clock time.
         FormatError: its times are damaged.
         OSError, PerfOffcpuError: a file cannot be written.
     """
@@ -79,7 +79,7 @@ def write_segment(dataset: Dataset, profile: Profile, host: Host, gaps: Sequence
 def _parts(
     profile: Profile, host: Host, span: Span, gaps: Sequence[Gap]
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Return (table, hour, columns) in the order in which they are to be written."""
+    """Return (table, hour, columns) in the order of writing."""
     content = content_of(profile)
     samples = sample_columns(profile, content, host, span)
     hours = samples["time_ns"] // HOUR_NS

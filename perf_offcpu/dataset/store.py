@@ -27,7 +27,7 @@ _STAGED_IN_MEMORY = 1 << 26
 
 
 class Store(Protocol):
-    """The files below one folder. Paths are relative to it, names joined by `/`.
+    """The files below one folder. Paths are relative to the folder, with `/` between names.
 
     Methods raise PerfOffcpuError or OSError where a file cannot be read or written.
     """
@@ -47,13 +47,13 @@ class Store(Protocol):
         """Remove a file, if it exists."""
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder if it is there and empty."""
+        """Remove a folder if it exists and is empty."""
 
     def sweep(self, folder: str) -> None:
-        """Remove what killed writers left in a folder, older than an hour."""
+        """Remove files that killed writers left in a folder more than an hour ago."""
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other processes from compaction and retention; an object store has no such lock.
+        """Prevent other processes from compaction and retention; an object store has no such lock.
 
         Raises:
             PerfOffcpuError: another process has the lock.
@@ -67,10 +67,10 @@ def open_store(url: str, *, make: bool) -> Store:
     """Open a folder by its path or URL.
 
     Args:
-        make: make the folder if it is not there.
+        make: make the folder if it does not exist.
 
     Raises:
-        UsageError: it is not there, or the package for this kind of store is missing.
+        UsageError: it does not exist, or the package for this kind of store is missing.
     """
     if not url:
         raise UsageError("the name of the dataset is empty")
@@ -130,7 +130,7 @@ class LocalStore:
             os.rmdir(path, dir_fd=self._root.fd)  # direct: removes nothing but an empty directory
 
     def sweep(self, folder: str) -> None:
-        """Remove hidden files older than an hour: no writer takes so long."""
+        """Remove hidden files older than an hour: no writer takes that long."""
         with self._root.subdirectory(folder) as directory:
             for name in directory.names():
                 status = directory.status(name) if name.startswith(".") else None
@@ -139,7 +139,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from compaction and retention, as long as the block runs."""
+        """Prevent other processes from compaction and retention while the block runs."""
         fd = os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._root.fd)  # direct: the opened folder
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -204,7 +204,7 @@ class RemoteStore:
         """Do nothing: object stores have no folders without objects."""
 
     def sweep(self, folder: str) -> None:
-        """Do nothing: an upload that was not completed is no object."""
+        """Do nothing: an incomplete upload is no object."""
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

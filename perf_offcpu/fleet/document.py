@@ -10,7 +10,7 @@ from perf_offcpu.fleet.report import Head, StackTable, Table
 from perf_offcpu.report.fields import fields, frame
 
 VERSION = 1
-"""Raised when a key changes its meaning or goes."""
+"""Version of the documents; it grows when a key changes its meaning or is removed."""
 _HEAD = "source selection hosts recorded_ns first_ns last_ns periods events unit losses notes"
 _GAP = "host cause ns"
 _ROW = "weight blocked runq waits waits_are_exact samples"

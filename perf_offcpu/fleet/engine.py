@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connect to the engine that answers: DuckDB in this process, or the user's own, through Ibis.
+"""Connect to the query engine through Ibis: DuckDB in this process, or an engine of the user.
 
 Queries are expressions of Ibis (`fleet.queries`), so that each engine gets them in its own dialect. DuckDB
 and Spark read the files of a dataset; a database (ClickHouse, Trino, …) has tables of these names.
@@ -20,7 +20,7 @@ from perf_offcpu.structs import frozen
 
 DEFAULT = "duckdb"
 _MEMORY_LIMIT = "1500MB"
-"""Memory limit of DuckDB, beside Python, Arrow and the result; larger queries use temporary files."""
+"""Memory limit of DuckDB, without Python, Arrow and the result; larger queries use temporary files."""
 _SPARK = {
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
@@ -49,7 +49,7 @@ class Engine:
         return self.name in ("duckdb", "pyspark")
 
     def use_store(self, store: Any) -> None:
-        """Let DuckDB, which lacks its own clients in its wheel, read through the store's file system."""
+        """Let DuckDB, whose wheel has no clients for object stores, read through the store's file system."""
         filesystem = getattr(store, "filesystem", None)
         if self.name == "duckdb" and filesystem is not None:
             self.backend.con.register_filesystem(filesystem)
@@ -68,7 +68,7 @@ class Engine:
         return self.backend.table(name)
 
     def kept(self, expression: Any) -> Any:
-        """Return the result of an expression as a table that is asked several times.
+        """Return the result of an expression as a table for several queries.
 
         Raises:
             EngineError: the engine refused.
@@ -154,7 +154,7 @@ def _first_line(problem: Exception) -> str:
 
 
 def _exact(column: list[Any]) -> list[Any]:
-    """Return a column with decimals, which are whole numbers, as integers; no sum of no rows is 0."""
+    """Return a column with decimals, which are whole numbers, as integers; a sum of no rows becomes 0."""
     if any(isinstance(value, decimal.Decimal) for value in column):
         return [0 if value is None else int(value) for value in column]
     return column

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts of a dataset: names, labels, and the time that was recorded of each.
+"""Read the hosts of a dataset: names, labels and recorded time.
 
 Labels belong to a segment of a recording, so a host may change them (`version=1.4`, then `version=1.5`). A
-span is the time in which a host had the same labels; almost all hosts have one. Spans are few rows and are
-kept here; samples find theirs by host and time.
+span is the time in which a host had the same labels; almost all hosts have a single one. Spans are few and
+are kept in memory; a sample belongs to a span by host and time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perf_offcpu.fleet.tables import Tables
 from perf_offcpu.structs import frozen
 
 ALWAYS = (-(1 << 63), (1 << 63) - 1)
-"""Begin and end of the span of a host that has one."""
+"""Begin and end of the only span of a host."""
 
 
 @frozen
@@ -43,7 +43,7 @@ class Span:
 
 
 def spans_of(tables: Tables, selection: Selection) -> list[Span]:
-    """Return the spans of all hosts that recorded in the selected time, whatever the selected hosts."""
+    """Return the spans of all hosts that recorded in the selected time, also of hosts not selected."""
     segments = _segments(tables.table("hosts"), selection)
     rows = _rows(tables, _folded(segments))
     found: dict[str, list[Span]] = {}
@@ -62,7 +62,7 @@ def chosen(spans: Sequence[Span], selection: Selection) -> list[Span]:
     """Return the spans of the selected hosts and labels.
 
     Raises:
-        UsageError: no host is like this.
+        UsageError: no host has these names and labels.
     """
     for name in selection.hosts:
         if not any(name in (span.hostname, span.host_id) for span in spans):
@@ -94,7 +94,7 @@ def of_hosts(samples: Any, spans: Sequence[Span], all_spans: Sequence[Span], tim
     """Return the samples of some spans; all samples if they are all spans.
 
     Args:
-        samples: or the rows of another table, with the column `time` that says when they were.
+        samples: or rows of another table, with their time in the column `time`.
     """
     import ibis
 
@@ -113,7 +113,7 @@ def of_hosts(samples: Any, spans: Sequence[Span], all_spans: Sequence[Span], tim
 def with_label(table: Any, name: str, spans: Sequence[Span], column: str) -> Any:
     """Return a table with `host_id` (and `time_ns`, unless all spans are whole), with a label as a column.
 
-    A host without this label has "".
+    The value is "" for hosts without the label.
     """
     import ibis
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sum what a selection lacks: losses of its segments, and time that its hosts did not record."""
+"""Sum losses of the segments of a selection, and the time that its hosts did not record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Gap:
 
 
 def losses_of(selected: Selected) -> dict[tuple[str, bool], int]:
-    """Return (cause, whether something is missing) → count, of segments within time and hosts."""
+    """Return (cause, True for a loss and False for a note) → count, of segments within time and hosts."""
     losses, selection = selected.tables.table("losses"), selected.selection
     conditions: list[Any] = [losses["count"] > 0]
     if selection.since_ns is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the profile of a selection for pictures, with what the picture has to say of it."""
+"""Make the profile of a selection for pictures, and the title of the picture."""
 
 from __future__ import annotations
 

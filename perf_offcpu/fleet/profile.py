@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make a Profile of sums of samples, so that the report and the converters show stacks of a dataset, too.
+"""Make a Profile from sums of samples, so that report and converters can show stacks of a dataset.
 
 A row of the profile is a group of samples with the same comm, stack, state, system call, class and marks.
 """
@@ -51,7 +51,7 @@ _STATES = {
 }
 _MOST = 1 << 62
 _FEW = 1000
-"""Ids that are written into a query as they are; more are joined as a table."""
+"""Largest number of ids that are written into a query; more are joined as a table."""
 
 
 def unit_of(events: Iterable[str]) -> str:
@@ -73,7 +73,7 @@ def profile_of(tables: Tables, groups: Mapping[str, Sequence[Any]], title: str) 
         groups: columns KEYS, `weight`, `waits` and `first_ns`, as `Engine.run` returns them.
 
     Raises:
-        UsageError: the weights are more than 63 bits hold.
+        UsageError: the weights do not fit in 63 bits.
         EngineError: the engine refused.
     """
     if sum(groups["weight"]) >= _MOST:
@@ -110,7 +110,7 @@ def _syscalls(names: Sequence[str]) -> list[int]:
 
 
 def _stacks(tables: Tables, groups: Mapping[str, Sequence[Any]], strings: Strings) -> tuple[Ragged, Frames]:
-    """Return the chain of each group as rows of frames, leaf first, and these frames."""
+    """Return the chain of each group as rows of frames, leaf first, and the table of frames."""
     ids = sorted({id_ for id_ in groups["stack"] if id_})
     hours = sorted({ns // _HOUR for ns, id_ in zip(groups["first_ns"], groups["stack"], strict=True) if id_})
     found = _by_id(tables, "stacks", "stack_id", ["frame_ids"], ids, hours)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queries, as expressions of Ibis: sums of samples by keys, ranked, with the totals of all groups.
+"""Build queries as expressions of Ibis: sums of samples by keys, ranked, with the totals of all groups.
 
-Sums of times are decimals of 38 digits: 63 bits hold 292 years, less than a day of a large fleet.
+Sums of times are decimals of 38 digits: 63 bits hold 292 years only, less than a day of a large fleet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 
 IDLE = "idle"
-"""A column of truth values; as a key 1 or 0."""
+"""A boolean column; its values as a key are 1 and 0."""
 KEYS = {
     "host": "host_id",
     "comm": "comm",
@@ -47,7 +47,7 @@ _WIDE = "decimal(38, 0)"
 
 @frozen
 class Selected:
-    """Samples of a dataset and the hosts that they are of."""
+    """Selected samples of a dataset, and their hosts."""
 
     tables: Tables
     selection: Selection
@@ -57,7 +57,7 @@ class Selected:
 
     @property
     def label_names(self) -> list[str]:
-        """Return the labels that any of the hosts has."""
+        """Return the names of all labels of the hosts."""
         return sorted({name for span in self.spans for name in span.labels})
 
 
@@ -85,7 +85,7 @@ def _nothing_recorded(tables: Tables, selection: Selection) -> str:
 
 
 def host_names(selected: Selected) -> dict[str, str]:
-    """Return host_id → name; hosts of the same name have the begin of their id after it."""
+    """Return host_id → name; hosts of the same name have the first characters of their id after it."""
     names = {span.host_id: printable(span.hostname or span.host_id) for span in selected.all_spans}
     times = Counter(names.values())
     several = {name for name, number in times.items() if number > 1}
@@ -95,7 +95,7 @@ def host_names(selected: Selected) -> dict[str, str]:
 def grouped(selected: Selected, keys: Sequence[str]) -> Any:
     """Return the sums of the samples by keys: a table with a column for each key, never null, and SUMS.
 
-    Numbers that are not known are -1, texts "".
+    Unknown numbers are -1, unknown texts "".
     """
     samples, labels = selected.samples, [key for key in keys if not _is_plain(key)]
     names = [column_of(key) for key in keys]
@@ -123,7 +123,7 @@ def _is_plain(key: str) -> bool:
 
 
 def folded(groups: Any, keys: Sequence[str]) -> Any:
-    """Return sums of sums, by fewer of their columns."""
+    """Sum the result of `grouped` again, by fewer keys."""
     sums = {name: groups[name].sum() for name in ("weight", "blocked", "runq")}
     sums |= {name: groups[name].sum() for name in ("waits", "uncounted", "samples")}
     sums |= {"first_ns": groups.first_ns.min(), "last_ns": groups.last_ns.max()}
@@ -131,7 +131,7 @@ def folded(groups: Any, keys: Sequence[str]) -> Any:
 
 
 def ranked(groups: Any, limit: int | None, *, by: str = "weight") -> Any:
-    """Return the heaviest groups in order, each with `all_groups` and `all_weight` of all of them."""
+    """Return the heaviest groups in order, each with number and weight of all groups as two columns."""
     import ibis
 
     keys = [name for name in groups.columns if name not in SUMS]

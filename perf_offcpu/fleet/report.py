@@ -18,18 +18,18 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import UNKNOWN, id_text, printable
 
 BLOCKED = "blocked"
-"""The key that sorts the rows of a table by the time blocked, without run queue."""
+"""The key that sorts the rows of a table by time blocked, without waits for a CPU."""
 SERVICE = "service"
-"""The label by which a report sums without being asked."""
+"""The label of a table that each report has."""
 OBJECT_KEYS = ("object",)
 _TOP_KEYS = ("comm", "stack", "class", "marks")
 _MOST_STACKS = 2000
-"""Groups of equal stacks among which stacks that differ in lines alone are summed."""
+"""Number of heaviest stacks among which stacks with the same functions, but other lines, are summed."""
 
 
 @frozen
 class Head:
-    """Facts on what a view shows."""
+    """Facts about the samples of a view."""
 
     source: str
     selection: str
@@ -97,7 +97,7 @@ class StackTable:
 
 
 def head_of(selected: Selected) -> Head:
-    """Return the facts on a selection.
+    """Return the facts about a selection.
 
     Raises:
         UsageError: the weights of its events do not add up.
@@ -127,7 +127,7 @@ def tables_of(selected: Selected, keys: Sequence[str], limit: int | None) -> tup
 
     Args:
         keys: of `queries.KEYS`, labels, BLOCKED; none for the usual tables.
-        limit: most rows of each; None for all.
+        limit: largest number of rows of each; None for all.
     """
     if keys:
         by_blocked = BLOCKED in keys
@@ -149,10 +149,10 @@ def _idle_weight(selected: Selected, groups: Any) -> int:
 
 
 def stacks_of(selected: Selected, limit: int | None) -> StackTable:
-    """Return the heaviest stacks; stacks whose functions have the same names are one.
+    """Return the heaviest stacks; stacks with the same names of functions are one.
 
     Args:
-        limit: most rows; None for all.
+        limit: largest number of rows; None for all.
     """
     most = None if limit is None else max(_MOST_STACKS, 20 * limit)
     sums = grouped(selected, _TOP_KEYS).select(*_TOP_KEYS, "weight", "waits", "first_ns")  # reads no others

@@ -20,13 +20,13 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _RELATIVE = re.compile(r"-(\d{1,9})([smhdw])", re.ASCII)
 _LABEL = re.compile(r"([^=,]+)=(.*)", re.DOTALL)
 _LAST_NS = calendar.timegm((2200, 1, 1, 0, 0, 0)) * _GIGA
-"""No dataset has later times (`dataset.layout`)."""
+"""Latest time of a dataset (`dataset.layout`)."""
 _IDLE = {"hide": "left out", "only": "alone"}
 
 
 @frozen
 class Selection:
-    """The samples chosen: they match each kind that is given, by any of its values."""
+    """A choice of samples: they match each given criterion, by any of its values."""
 
     since_ns: int | None = None  # ns since 1970, UTC; a wait is at its end
     until_ns: int | None = None  # not included
@@ -40,13 +40,13 @@ class Selection:
     idle: str = "show"  # `hide` leaves out threads that merely wait for work, `only` all others
 
     def describe(self) -> str:
-        """Return the choice as text; "everything" if there is none."""
+        """Return the choice as text; "everything" without criteria."""
         parts = [*self._of_hosts(), *(f"{name} {'|'.join(values)}" for name, values in self._of_samples())]
         parts += [f"threads that merely wait for work {_IDLE[self.idle]}"] if self.idle in _IDLE else []
         return ", ".join(parts) or "everything"
 
     def describe_hosts(self) -> str:
-        """Return the choice of hosts and time as text; "everything" if there is none."""
+        """Return the choice of hosts and time as text; "everything" without criteria."""
         return ", ".join(self._of_hosts()) or "everything"
 
     def _of_hosts(self) -> list[str]:
@@ -74,10 +74,10 @@ def utc(ns: int) -> str:
 def parse_time(option: str, text: str, now_ns: int) -> int:
     """Return the ns since 1970 of `2026-11-22T14:00`, of `14:00` (today, UTC) or of `-2h`.
 
-    A time before 1970 is 1970, one after 2200 is 2200: no dataset has others.
+    A time before 1970 becomes 1970, a time after 2200 becomes 2200: no dataset has others.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text has none of these forms.
     """
     if match := _RELATIVE.fullmatch(text):
         return max(0, now_ns - int(match[1]) * _UNITS[match[2]] * _GIGA)
@@ -95,10 +95,10 @@ def parse_time(option: str, text: str, now_ns: int) -> int:
 
 
 def parse_labels(option: str, texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return name → values of `service=web`; several values of a name are alternatives.
+    """Return name → values of texts such as `service=web`; several values of a name are alternatives.
 
     Raises:
-        UsageError: a text has not this form.
+        UsageError: a text does not have this form.
     """
     found: dict[str, tuple[str, ...]] = {}
     for text in texts:
@@ -112,10 +112,10 @@ def parse_labels(option: str, texts: Iterable[str]) -> dict[str, tuple[str, ...]
 def baseline(selection: Selection, text: str, now_ns: int) -> Selection:
     """Return a selection with other hosts or times: `version=1.4`, or `since=-2d,until=-1d`.
 
-    Given labels replace those of the same name; a given time or host replaces times or hosts.
+    Given labels replace labels of the same name; a given time or host replaces times or hosts.
 
     Raises:
-        UsageError: the text has not this form.
+        UsageError: the text does not have this form.
     """
     given = parse_labels("--baseline", text.split(","))
     times = {name: given.pop(name)[-1] for name in ("since", "until") if name in given}
@@ -132,7 +132,7 @@ def baseline(selection: Selection, text: str, now_ns: int) -> Selection:
 
 
 def filtered(samples: Any, selection: Selection) -> Any:
-    """Return the rows of an Ibis table `samples` that match, whatever their hosts."""
+    """Return the rows of an Ibis table `samples` that match all criteria but hosts and labels."""
     import ibis
 
     conditions: list[Any] = [samples.event.isin(selection.events)]
@@ -155,7 +155,7 @@ def filtered(samples: Any, selection: Selection) -> Any:
 
 
 def in_hours(table: Any, selection: Selection) -> list[Any]:
-    """Return conditions on the folders of hours, so that an engine opens no others."""
+    """Return conditions on the folders of hours, so that an engine opens only the selected hours."""
     import ibis
 
     conditions = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of a dataset as expressions of Ibis, opened when they are first asked for."""
+"""Open the tables of a dataset as expressions of Ibis, each at its first use."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Tables:
 
 
 def open_tables(path: str, engine: Engine) -> Tables:
-    """Return the tables of a dataset; a database has them under their names, whatever the path.
+    """Return the tables of a dataset; of a database by their names, for which the path has no meaning.
 
     Raises:
         UsageError: there is no dataset at this path.

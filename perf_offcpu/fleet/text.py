@@ -21,7 +21,7 @@ _HOUR = 3600 * 10**9
 
 
 def head(found: Head, style: Style) -> Iterator[str]:
-    """Return the lines above a view: what it is of."""
+    """Return the lines above a view: its dataset, selection, hosts and losses."""
     yield say.comment(f"Dataset:  {found.source}")
     yield say.comment(f"Selected: {found.selection}")
     hosts = say.plural(found.hosts, "host")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read answers of servers: bytes of strangers, of which a reason in words and a few numbers are wanted.
+"""Read answers of servers: the reason of an error in words, and a few numbers. The bytes are not trusted.
 
 Sources: ExportProfilesServiceResponse of opentelemetry-proto; google/rpc/status.proto and
 error_details.proto of https://github.com/googleapis/googleapis; https://connectrpc.com/docs/protocol.
@@ -15,23 +15,23 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 
 MOST_BYTES = 1 << 16
-"""Bytes of an answer that are read."""
+"""Largest number of bytes of an answer that is read."""
 LONGEST_WAIT_S = 3600.0
-"""A server may ask for no longer pause."""
+"""Longest pause that a server may ask for."""
 _LONGEST_TEXT = 300
 _RETRY_INFO = b"/google.rpc.RetryInfo"
 
 
 @frozen
 class Answer:
-    """A server took a message, perhaps not all of it."""
+    """The answer of a server that accepted a message, perhaps not all of it."""
 
     rejected: int = 0  # profiles of the message that it did not take
     text: str = ""  # its remark, printable; "" for none
 
 
 def export_answer(data: bytes) -> Answer:
-    """Return the answer in an ExportProfilesServiceResponse; one that cannot be read says nothing."""
+    """Return the answer in an ExportProfilesServiceResponse; an empty answer if it is malformed."""
     partial = _message(data, 1)
     return Answer(max(_number(partial, 1), 0), shown(_last(partial, 2)))
 
@@ -82,7 +82,7 @@ def _bounded(seconds: float) -> float:
 
 
 def _number(data: bytes, number: int) -> int:
-    """Return the value of an int64 field; 0 without one."""
+    """Return the value of an int64 field; 0 if it is absent."""
     found = [value for field, value in _fields(data) if field == number and isinstance(value, int)]
     return found[-1] - (found[-1] >> 63 << 64) if found else 0
 
@@ -93,17 +93,17 @@ def _parts(data: bytes, number: int) -> list[bytes]:
 
 
 def _last(data: bytes, number: int) -> bytes:
-    """Return the value of a string field; b"" without one."""
+    """Return the value of a string field; b"" if it is absent."""
     return (_parts(data, number) or [b""])[-1]
 
 
 def _message(data: bytes, number: int) -> bytes:
-    """Return the value of a message field; several are one message in parts."""
+    """Return the value of a message field; repeated fields are parts of one message."""
     return b"".join(_parts(data, number))
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes | None]]:
-    """Yield the fields (number, value) of a message as far as it is sound; None for numbers of fixed size."""
+    """Yield (number, value) of each field up to the first malformed one; None for numbers of fixed size."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -120,7 +120,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes | None]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number and the place after it; past the end if it does not end."""
+    """Return a number and the place after it; a place after the end if the number is cut off."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):

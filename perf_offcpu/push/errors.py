@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways in which a server does not take a message."""
+"""Errors of a message that a server did not accept."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from perf_offcpu.errors import PerfOffcpuError
 
 
 class PushError(PerfOffcpuError):
-    """A message was not taken; the text names the server and the reason."""
+    """A message was not accepted; the text names the server and the reason."""
 
 
 class RetryLater(PushError):
-    """The server cannot be reached, is busy or failed: the same message may be taken later.
+    """The server cannot be reached, is busy or failed: it may accept the same message later.
 
     Args:
         text: the message.
@@ -25,8 +25,8 @@ class RetryLater(PushError):
 
 
 class Refused(PushError):
-    """The server will never take this message; others it may."""
+    """The server will never accept this message, but it may accept others."""
 
 
 class ServerRefused(Refused):
-    """The server takes no message from here: wrong address, credentials or certificate."""
+    """The server accepts no message at all: wrong address, credentials or certificate."""

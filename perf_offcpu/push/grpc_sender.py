@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Send messages over gRPC: OTLP's Export and Parca's WriteRaw. The only module that imports grpc.
 
-Messages are bytes already, so the calls need no generated classes. Which errors may pass is said by
-https://opentelemetry.io/docs/specs/otlp/#failures: RESOURCE_EXHAUSTED only with a RetryInfo, since servers
-also return it for a message that is too large.
+Messages are bytes already, so the calls need no generated classes. Errors after which a message is sent again
+are those of https://opentelemetry.io/docs/specs/otlp/#failures: RESOURCE_EXHAUSTED only with a RetryInfo,
+because servers also return it for a message that is too large.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BAD_CERTIFICATES = (
     "Hostname Verification Check failed",
     "not in peer certificate",
 )
-"""Words in the details of UNAVAILABLE: gRPC has no code for a certificate that is wrong."""
+"""Words in the details of UNAVAILABLE that mean a wrong certificate, for which gRPC has no code."""
 
 
 class GrpcSender:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read headers of requests, such as credentials, from a file: command lines are seen by all users."""
+"""Read headers of requests, such as credentials, from a file: all users can see command lines."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _OWN = re.compile(
     r"|accept-encoding|keep-alive|.*-bin",
     re.IGNORECASE,
 )
-"""Headers of the protocols themselves."""
+"""Headers that the protocols set themselves."""
 
 
 def read_headers(path: str) -> tuple[tuple[str, str], ...]:
     """Return the headers of a file: one `Name: value` a line; empty lines and lines with # are left out.
 
     Raises:
-        UsageError: a line is no header, or one that a request has already. The message has no value.
+        UsageError: a line is no header, or one that the protocols set. The message never holds a value.
         OSError: the file cannot be read.
     """
     found: dict[str, tuple[str, str]] = {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Send messages over HTTP/1.1: Pyroscope's Push, Parca's gateway, OTLP/HTTP.
 
-Redirects are not followed: they would carry credentials to another address. A request as a whole has a time
-limit, because the limit of a socket begins again with each byte that a slow server sends.
+Redirects are not followed, because they would send credentials to another address. A request as a whole has a
+time limit, because the limit of a socket starts again with each byte of a slow server.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _CONTENT = {
 }
 _LATER = frozenset({408, 425, 429})
 _NEVER = frozenset({501, 505})
-"""Status codes of 5xx that say: the server lacks the method, or the version of HTTP."""
+"""Status codes of 5xx for a server that lacks the method or the version of HTTP."""
 _SERVER = frozenset({401, 403, 404, 405, 407, 421, *_NEVER})
-"""Status codes that are about the address or the credentials, not about the message."""
+"""Status codes about the address or the credentials, not about the message."""
 
 
 class HttpSender:
@@ -71,7 +71,7 @@ class HttpSender:
         return kind(f"{self._target}: {shown(text.encode('utf-8', 'replace'))}")
 
     def _send(self, body: bytes) -> Answer:
-        """Send on the open connection; if the server has closed that meanwhile, on a new one."""
+        """Send on the open connection, or on a new one if the server has closed it."""
         if self._connection is not None:
             try:
                 return self._exchange(self._connection, body)
@@ -112,7 +112,7 @@ class HttpSender:
         return self._judge(connection.getresponse())
 
     def _judge(self, response: http.client.HTTPResponse) -> Answer:
-        """Return the answer, or raise the error that it is."""
+        """Return the answer, or raise the error that its status means."""
         data = response.read(MOST_BYTES)
         if response.length and len(data) < MOST_BYTES:
             raise http.client.IncompleteRead(data)
@@ -135,7 +135,7 @@ class HttpSender:
 
 
 def _cut(sock: socket.socket, expired: threading.Event) -> None:
-    """End a request that takes too long; whoever waits for the socket goes on."""
+    """End a request that takes too long: the thread that waits for the socket gets an error."""
     expired.set()
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

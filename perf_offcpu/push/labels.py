@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check the labels of profiles and spell them for each kind of server.
 
-Labels have OpenTelemetry's names, with dots. Pyroscope and Parca replace dots by underscores, and for their
-own messages that is done here, so a label has one name in a server whatever way it came.
+Labels have OpenTelemetry's names, with dots. Pyroscope and Parca replace dots in OTLP by underscores. In
+their own messages this module does, so that a label has the same name in a server for each protocol.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ SERVICE = "service.name"
 HOST = "host.name"
 THREAD = "thread.name"
 WAIT_CLASS = "wait.class"
-"""Labels of samples: OpenTelemetry's name of a comm, and the class of the wait."""
+"""Labels of samples: the comm, by OpenTelemetry's name, and the class of the wait."""
 
 _ALIASES = {"service": SERVICE, "host": HOST}
 _NO_SERVICE = "unknown_service"
 """OpenTelemetry's default, which Pyroscope uses as well."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.]*")
 _MOST, _LONGEST = 20, 1024
-"""Below Pyroscope's default limits: 30 names a series, some of them its own, and 2048 bytes a value."""
+"""Limits below Pyroscope's defaults: 30 names per series, some of them its own, and 2048 bytes per value."""
 
 
 def parse_labels(texts: Iterable[str]) -> dict[str, str]:
     """Return the labels of `name=value` texts.
 
     Raises:
-        UsageError: one of them is none that all servers take.
+        UsageError: a server would refuse a label.
     """
     labels: dict[str, str] = {}
     for text in texts:
@@ -47,7 +47,7 @@ def parse_labels(texts: Iterable[str]) -> dict[str, str]:
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
-    """Raise UsageError unless all servers take these labels."""
+    """Raise UsageError unless all servers accept these labels."""
     spelled = [underscored(_ALIASES.get(name, name)) for name in labels]
     for name, value in labels.items():
         if not _NAME.fullmatch(name) or len(name) > _LONGEST:

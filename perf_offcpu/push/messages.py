@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the messages that push a profile: bytes, which can be kept and sent later.
+"""Make the messages that push a profile: bytes that can be kept and sent later.
 
 A message of Pyroscope is a PushRequest (api/push/v1/push.proto of https://github.com/grafana/pyroscope), one
 of Parca a WriteRawRequest (proto/parca/profilestore/v1alpha1/profilestore.proto of
@@ -26,13 +26,13 @@ from perf_offcpu.push.waits import TYPE, Waits, encode_parts, waits_of
 from perf_offcpu.structs import frozen
 
 PARCA_NAME = "perf_offcpu"
-"""Name of the profile in Parca, which makes it of OTLP's scope: perf_offcpu:off_cpu:nanoseconds:::delta."""
+"""Name of the profile in Parca, which takes it from OTLP's scope: perf_offcpu:off_cpu:nanoseconds:::delta."""
 _LEVEL = 1
 
 
 @frozen
 class Message:
-    """A request that one target takes."""
+    """A request for one target."""
 
     body: bytes
     samples: int  # samples of the profile that are summed up in it
@@ -43,10 +43,10 @@ def messages(target: Target, profile: Profile, labels: Mapping[str, str]) -> Ite
     """Make the messages of the waits of a profile; none if it has no waits.
 
     Args:
-        labels: of all samples; `service` and `host` are the names of these, the others as they are.
+        labels: of all samples; `service` and `host` stand for OpenTelemetry's names of service and host.
 
     Raises:
-        UsageError: a label is none that all servers take.
+        UsageError: a server would refuse a label.
     """
     check_labels(labels)
     own = labels_of(profile, labels)
@@ -92,7 +92,7 @@ def _packed(data: bytes) -> bytes:
 
 
 def identity(data: bytes) -> bytes:
-    """Return 16 bytes that identify a profile, so that one that is sent twice can be recognised."""
+    """Return 16 bytes that identify a profile: a profile that is sent twice can be recognised."""
     return blake2b(data, digest_size=16).digest()
 
 

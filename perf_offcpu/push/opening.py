@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open senders for the targets, header files and certificates that a user names."""
+"""Open senders for the targets, with the header files and certificates that the user names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_targets(
         ca_file: `--push-ca`; "" for the system's certificates.
 
     Raises:
-        UsageError: a target, header or certificate is none, or grpcio is missing.
+        UsageError: a target, header or certificate is invalid, or grpcio is missing.
         OSError: a file cannot be read.
     """
     found = [parse_target(text) for text in targets]

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encode waits as an ExportProfilesServiceRequest of OTLP, one profile with its dictionary.
 
-Where readers differ, the form is the one that all take:
+Where readers differ, the request has the form that all of them accept:
 
-- period 0 and an empty but present period_type: Parca wants one, Pyroscope recognises off_cpu without;
-- one value a sample and no time stamps: Pyroscope adds values up, Parca checks times against the profile's;
-- attributes with strings: Parca makes labels of no others;
-- resource and scope are present: Parca reads their attributes without looking;
-- link_table[0] is Link{}: the specification prefers 24 zero bytes and allows both, Parca takes Link{} alone.
+- period 0 and a present but empty period_type: Parca requires one, Pyroscope recognises off_cpu without;
+- one value per sample and no time stamps: Pyroscope adds values up, Parca checks times against the profile's;
+- attributes with string values: Parca makes labels of no others;
+- resource and scope are present: Parca reads their attributes without a check;
+- link_table[0] is Link{}: the specification prefers 24 zero bytes and allows both, Parca accepts Link{} only.
 
 Source: opentelemetry/proto/profiles/v1development/profiles.proto of
 https://github.com/open-telemetry/opentelemetry-proto, 1.10 or later (`values` is field 4).
@@ -96,7 +96,7 @@ class _Dictionary:
         return self._attributes.setdefault(body, len(self._attributes))
 
     def encoded(self) -> Iterator[bytes]:
-        """Return the tables; the one of strings last, when all are known."""
+        """Return the tables; strings last, when all of them are known."""
         tables = self.tables
         yield from (field(1, one) for one in (b"", *map(self._mapping, tables.mappings)))
         yield from (field(2, one) for one in (b"", *map(_location, tables.locations)))

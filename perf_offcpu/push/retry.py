@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Send a message again and again, with growing pauses, until a server takes it or the time is over."""
+"""Send a message repeatedly, with growing pauses, until a server accepts it or the time is over."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pause_s(attempt: int, after_s: float | None) -> float:
     Args:
         attempt: number of the attempt, from 0.
         after_s: the pause that the server asked for; None: a random one that doubles with each attempt, so
-            that many machines do not come back at the same moment.
+            that many machines do not try again at the same moment.
     """
     if after_s is not None:
         return after_s
@@ -35,15 +35,15 @@ def send_until(
     waiting: Callable[[RetryLater, float], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> Answer:
-    """Send a message; if the server cannot take it now, try again until a moment of time.monotonic().
+    """Send a message; if the server may accept it later, try again until a moment of time.monotonic().
 
     Args:
-        waiting: told of each failure that is followed by a pause, and how long it is.
-        sleep: waits.
+        waiting: is called before each pause with the failure and the length of the pause.
+        sleep: waits for some seconds.
 
     Raises:
         RetryLater: the next attempt would be after the deadline.
-        Refused: the server will not take it.
+        Refused: the server will never accept the message.
     """
     attempt = 0
     while True:

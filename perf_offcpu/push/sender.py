@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection to a target, over HTTP or gRPC, and its options."""
+"""Declare the connection to a target, over HTTP or gRPC, and its options."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Sender(Protocol):
         """Send a message (`Message.body`) and return the server's answer.
 
         Raises:
-            RetryLater: the server may take it later.
-            Refused: it will not; ServerRefused: it takes none from here.
+            RetryLater: the server may accept the message later.
+            Refused: the server will never accept it. ServerRefused: the server accepts no message at all.
         """
         ...
 

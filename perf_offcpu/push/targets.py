@@ -13,7 +13,7 @@ from perf_offcpu.text import printable
 
 
 class Server(enum.Enum):
-    """Kinds of servers, by the word before the equals sign."""
+    """Kinds of servers; the value is the word before the equals sign of a target."""
 
     PYROSCOPE = "pyroscope"
     PARCA = "parca"
@@ -46,7 +46,7 @@ _PATH = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 
 @frozen
 class Target:
-    """A server that takes profiles."""
+    """A server that accepts profiles."""
 
     server: Server
     url: str  # as given, without a slash at its end; for messages to people
@@ -70,7 +70,7 @@ def parse_target(text: str) -> Target:
     """Return the target that a command line names.
 
     Raises:
-        UsageError: it is not KIND=URL, or the URL has parts that mean nothing here.
+        UsageError: it is not KIND=URL, or the URL has parts without a meaning here.
     """
     kind, equals, url = text.partition("=")
     known = [server.value for server in Server]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check servers by their certificates; that cannot be switched off, but another authority can be named."""
+"""Check servers by their certificates. The check cannot be switched off; an authority can be named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def tls_context(ca: str) -> ssl.SSLContext:
         ca: PEM of the authorities; "" for the system's.
 
     Raises:
-        UsageError: that is no PEM.
+        UsageError: `ca` is no PEM.
     """
     try:
         return ssl.create_default_context(cadata=ca or None)
@@ -24,7 +24,7 @@ def tls_context(ca: str) -> ssl.SSLContext:
 
 
 def authorities(ca: str) -> bytes:
-    """Return the PEM of the authorities, for gRPC, which has a list of its own and not the system's.
+    """Return the PEM of the authorities for gRPC, which has its own list instead of the system's.
 
     Raises:
         UsageError: `ca` is no PEM, or the system has no authorities.

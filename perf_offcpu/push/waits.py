@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose what is pushed of a profile, and cut it into parts that servers take.
+"""Select the waits of a profile that are pushed, and cut them into parts that servers accept.
 
-Pushed are waits: off-CPU time in ns, one value a stack and set of labels. Labels of samples become labels
-of series in Pyroscope (5000 series by default) and columns in Parca: so they are comm and class of the wait.
-What differs from thread to thread or object to object stays in recordings and datasets.
+A value is off-CPU time in ns of one stack and set of labels. Labels of samples become labels of series in
+Pyroscope (5000 series by default) and columns in Parca, so the only ones are comm and class of the wait.
+Threads, objects and other details stay in recordings and datasets.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ TYPE, UNIT = "off_cpu", "nanoseconds"
 """Sample type and unit that Pyroscope's converter of OTLP recognises (pkg/ingester/otlp/convert.go)."""
 MOST_COMMS = 60
 OTHERS = "(others)"
-"""Comms beyond these share a label: thread pools number their threads."""
+"""Label of comms with little off-CPU time: thread pools number their threads."""
 MOST_BYTES = 3 << 20
 """Size of a part before compression: gRPC servers and Pyroscope take 4 MiB by default, labels included."""
 MOST_SAMPLES = 15_000
-"""Pyroscope takes 16 000 samples a profile by default."""
+"""Number of samples of a part: Pyroscope accepts 16 000 per profile by default."""
 
 
 @frozen
 class Waits:
-    """The waits of a profile, to be sent as one message if it is small enough."""
+    """Waits of a profile, sent as one message if that is small enough."""
 
     profile: Profile
     content: Content  # one type; label sets in OpenTelemetry's spelling
@@ -75,7 +75,7 @@ def waits_of(profile: Profile) -> Waits:
 
 
 def _thread_names(profile: Profile) -> tuple[list[str], I64]:
-    """Return names of threads, those with little off-CPU time as OTHERS, and int64[samples], that of each."""
+    """Return names of threads, OTHERS for those with little off-CPU time, and int64[samples], rows in them."""
     first, of = group(profile.samples.comm)
     weights = sum_by(of, np.where(profile.is_offcpu(), profile.samples.period, 0), len(first)).tolist()
     comms = [
@@ -94,7 +94,7 @@ def encode_parts(waits: Waits, encode: Callable[[Waits], bytes]) -> Iterator[tup
     """Encode waits in parts of at most MOST_BYTES and MOST_SAMPLES; a stack with its labels is in one part.
 
     Args:
-        encode: returns the message, before compression, whose size counts.
+        encode: returns the message before compression; its size is limited.
 
     Yields:
         (part, encoded); nothing if there are no waits.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differences between selections of a dataset, and hosts unlike the others: hosts are the samples."""
+"""Compare selections of a dataset, and find hosts unlike the others; hosts are the statistical samples."""

@@ -40,12 +40,12 @@ class Row:
 
     @property
     def change(self) -> float:
-        """Return how much it grew."""
+        """Return after minus before."""
         return self.after - self.before
 
     @property
     def is_significant(self) -> bool:
-        """Return True if chance does not explain the change."""
+        """Return True if the change is unlikely to be chance."""
         return self.p < SIGNIFICANT
 
 
@@ -90,7 +90,7 @@ def compare(before: Selected, after: Selected, keys: Sequence[str]) -> Compariso
 
 
 class _Sides:
-    """Which hosts of the two sides are compared."""
+    """The hosts of the two sides that are compared."""
 
     def __init__(self, before: Cube, after: Cube) -> None:
         self.cubes = before, after
@@ -134,7 +134,7 @@ def _by_keys(sides: _Sides, keys: tuple[str, ...]) -> Table:
 
 
 def _by_stack(sides: _Sides) -> Table:
-    """Compare stacks; those whose functions have the same names are one row."""
+    """Compare stacks; stacks with the same names of functions are one row."""
     rows = heaviest(sides.cubes, STACK)
     found, hours = sides.of(STACK, rows), _first_times(sides, rows)
     groups = {
@@ -161,7 +161,7 @@ def _by_stack(sides: _Sides) -> Table:
 
 
 def _first_times(sides: _Sides, rows: Sequence[Key]) -> list[int]:
-    """Return a time at which each stack was seen: its names are in the folder of that hour."""
+    """Return a time of a sample of each stack: the folder of that hour holds its names."""
     from perf_offcpu.fleet.queries import folded
 
     found: dict[int, int] = {}

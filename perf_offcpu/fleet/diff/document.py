@@ -14,7 +14,7 @@ from perf_offcpu.text import printable
 
 
 def comparison(found: Comparison, old: Head, new: Head) -> dict[str, Any]:
-    """Return the document of `fleet diff --baseline`; all rows, also those that changed by chance."""
+    """Return the document of `fleet diff --baseline`; all rows, also rows without a significant change."""
     return head_fields(new) | {
         "baseline": old.selection,
         "paired": found.paired,

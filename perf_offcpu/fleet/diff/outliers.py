@@ -24,9 +24,9 @@ from perf_offcpu.structs import frozen
 _LIMIT = 3.5
 _FALSE_TABLES = 0.05
 FEWEST = 5
-"""Hosts of a group; among fewer there are no "others"."""
+"""Least number of hosts in a group: smaller groups have no outliers."""
 _SMALLEST = 0.01
-"""Part of the whole rate of the median host: smaller differences do not matter."""
+"""Smallest difference that matters, as a part of the whole rate of the median host."""
 
 
 @frozen
@@ -80,12 +80,12 @@ def outliers_of(selected: Selected, keys: Sequence[str]) -> Outliers:
 
 
 def limit_of(cells: int) -> float:
-    """Return the |z| from which on a cell of so many is an outlier."""
+    """Return the |z| above which one of `cells` values is an outlier."""
     return max(_LIMIT, NormalDist().inv_cdf(1 - _FALSE_TABLES / 2 / max(cells, 1)))
 
 
 def robust_z(values: F64) -> F64:
-    """Return float64[hosts, rows]: how far values are from the median of their column; 0 if all are equal."""
+    """Return float64[hosts, rows]: z of each value in its column, see above; 0 if all values are equal."""
     away = values - np.median(values, axis=0)
     spread = 1.4826 * np.median(np.abs(away), axis=0)
     spread = np.where(spread > 0, spread, 1.2533 * np.abs(away).mean(axis=0))

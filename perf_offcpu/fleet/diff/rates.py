@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Off-CPU time per second recorded, of each host and row."""
+"""Compute off-CPU time per second recorded, of each host and row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perf_offcpu.fleet.queries import Selected, column_of, folded, grouped, rank
 from perf_offcpu.structs import frozen
 
 MOST = 200
-"""Rows that are compared: the heaviest."""
+"""Largest number of rows that are compared: the heaviest ones."""
 Key = tuple[Any, ...]
 
 
@@ -37,9 +37,10 @@ def cube_of(selected: Selected, keys: Sequence[str]) -> Cube:
 
 
 def heaviest(cubes: Sequence[Cube], keys: Sequence[str]) -> list[Key]:
-    """Return the values of the rows that are among the heaviest of any cube, sorted.
+    """Return the values of the heaviest rows of all cubes, sorted.
 
-    Engines return rows of equal weight in any order, and the last digit of a sum depends on the order.
+    The order makes results repeatable: engines return rows of equal weight in any order, and the last digit
+    of a sum depends on the order.
     """
     columns = [column_of(key) for key in keys]
     found: dict[Key, None] = {}

@@ -29,7 +29,7 @@ _ASSIGNMENTS = 4999
 _AT_ONCE = 500
 _SEED = 1
 _TINY = 1e-9
-"""Spread below this part of a row's mean is that of rounding."""
+"""Spread, as a part of a row's mean, below which it is taken for an error of rounding."""
 
 
 @frozen
@@ -104,7 +104,7 @@ def _verdicts(
 
     Args:
         possible: number of all assignments.
-        twins: how many of them have the same |t| whatever the data: 2 if sides can be swapped.
+        twins: number of assignments with the same |t| for any data: 2 if sides can be swapped.
     """
     size = np.abs(observed) * (1 - 1e-9)  # sums in another order differ by rounding
     reached = np.zeros(len(observed), np.int64)

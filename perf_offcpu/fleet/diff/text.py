@@ -58,7 +58,7 @@ def _total(row: Row, style: Style) -> str:
 
 
 def _shown(table: Table, limit: int | None) -> tuple[list[Row], list[Row]]:
-    """Return the rows to show, and the rest of those that are significant."""
+    """Return the rows to show, and the other significant rows."""
     real = [row for row in table.rows if row.is_significant]
     return real[:limit], real[limit:] if limit is not None else []
 
