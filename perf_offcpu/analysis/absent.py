@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say what a recording has where a selection finds nothing: the most frequent names, PIDs or classes."""
+"""Suggest values of a recording where a selection finds nothing: frequent names, PIDs or classes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SHOWN = 8
 
 
 def absent_values(profile: Profile, selection: Selection) -> Iterator[str]:
-    """Return a sentence for each option of a selection none of whose values a profile has.
+    """Return a sentence for each option of a selection without any match in the profile.
 
     Args:
-        profile: before the selection; its waits count, or all samples if it has none.
+        profile: the profile before the selection; of its waits, or of all samples if it has none.
     """
     waits = profile.select(profile.is_offcpu())
     profile = waits if len(waits.samples) else profile
@@ -44,7 +44,7 @@ def absent_values(profile: Profile, selection: Selection) -> Iterator[str]:
 
 
 def _absent_objects(profile: Profile, selection: Selection) -> Iterator[str]:
-    """Return sentences for patterns that no object's name contains, and for addresses of no lock."""
+    """Return sentences for patterns that match no name of an object, and for addresses that match no lock."""
     samples, strings = profile.samples, profile.strings
     name, address = (
         np.append(one, 0)[samples.object] for one in (profile.objects.name, profile.objects.address)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Name the function of the program in which each sample waits: the one that a reader would blame.
+"""Name the function of the program in which each sample waits: the function that explains the wait.
 
-The innermost function says how a thread sleeps (`epoll_wait`), not why. One rule finds the name, leaf first:
+The innermost function says how a thread sleeps (`epoll_wait`), not why. The name is, leaf first:
 
     where a rule decided (`analysis.classes.program_rules`)            only frames outside of the rule's count
     the next event or command of a loop, by a rule                     the function of the rule
@@ -11,9 +11,9 @@ The innermost function says how a thread sleeps (`epoll_wait`), not why. One rul
     else the system call                                               `read()`
     else none
 
-Waits for a CPU, run queue or throttled, have none: a thread may be stopped anywhere.
-Libraries and runtimes are known by file (libc, libstdc++, interpreters, the JVM) and by function (wrappers of
-`analysis.classes.wait_classes`, and FUNCTIONS: what is linked into programs, and what leads to their locks).
+Waits for a CPU, run queue or throttled, have no name: a thread can be stopped anywhere.
+Libraries and runtimes are known by file (libc, libstdc++, interpreters, the JVM) and by function: wrappers of
+`analysis.classes.wait_classes`, and FUNCTIONS, which are linked into programs or lead to their locks.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def causes_of(profile: Profile, waits: Waits) -> Causes:
 
 
 def program_functions(profile: Profile, leaf: I64) -> tuple[list[str], I64]:
-    """Name the innermost named function of the program of any stacks, those of wakers, too.
+    """Name the innermost named function of the program in any stacks, also in stacks of wakers.
 
     Args:
         leaf: int64[n], rows in stacks; -1 for none.
@@ -118,7 +118,7 @@ def _short(symbol: str, dso: str, call: str) -> str:
 
 
 def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64, I64]:
-    """Return the outermost node of the rule's frames, and the node from which on a name is looked for.
+    """Return the outermost node of the rule's frames, and the node from which the search for a name starts.
 
     Returns:
         (node, start): int64[n] each; node is -1 where no rule decided.

@@ -2,9 +2,9 @@
 """Group samples by any columns, and sum up the groups exactly.
 
 All views are sums over groups: by (thread, stack) for folded lines, by tree node for flame graphs, by
-thread for the report. Keys are packed into one integer; where the values lie close together, as row ids do,
-groups are found through a table in linear time, else by sorting. Sums are exact integers, although 1000
-threads that wait three hours exceed 2^53 ns, where doubles end (see `sum_by`).
+thread for the report. Keys are packed into one integer. If the values are close together, as row ids are,
+groups are found through a table in linear time, else by sorting. Sums are exact integers: 1000 threads that
+wait three hours exceed 2^53 ns, the limit of exact doubles (see `sum_by`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def sum_by(of: I64, values: NDArray[Any], groups: int) -> I64:
         values: integers.
 
     Raises:
-        PerfOffcpuError: a sum could leave 63 bits, which only damaged weights can do.
+        PerfOffcpuError: a sum could exceed 63 bits, which means damaged weights.
     """
     if len(values) > _ROW_LIMIT:
         return sum_by(of[:_ROW_LIMIT], values[:_ROW_LIMIT], groups) + sum_by(
@@ -83,7 +83,7 @@ def sum_by(of: I64, values: NDArray[Any], groups: int) -> I64:
 
 
 def _magnitude(values: NDArray[Any]) -> float:
-    """Return about the sum of the absolute values."""
+    """Return the approximate sum of the absolute values."""
     if values.dtype.kind == "u" or int(values.min(initial=0)) >= 0:
         return float(values.sum(dtype=np.float64))
     return float(np.abs(values.astype(np.float64)).sum())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fold the frames of interpreters: a run of functions that interpret becomes one frame, `[CPython]`.
+"""Fold the frames of interpreters: consecutive functions of an interpreter become one frame, `[CPython]`.
 
-Two thirds of a Python flame graph are the functions that CPython calls to call a function. They say nothing
-of the program: its own functions have frames of their own (`py::work` of a trampoline, a line of a perf map),
-and these end a run, as any other named function does. Documentation/user-stacks.md has a table made of this
+Two thirds of a Python flame graph are functions that CPython runs to call a function. They say nothing about
+the program, whose functions have their own frames (`py::work` of a trampoline, a line of a perf map). These
+frames, and any other named function, end a sequence. Documentation/user-stacks.md has a table made from this
 one. Names are those of CPython 3.8 to 3.14, V8 and HotSpot.
 """
 
@@ -40,7 +40,7 @@ INTERPRETERS: Final = {
 
 
 def fold_interpreters(profile: Profile) -> Profile:
-    """Return the profile with each run of an interpreter's functions as one frame; weights stay the same."""
+    """Return the profile with one frame for consecutive functions of an interpreter; weights stay."""
     frames, stacks, strings = profile.frames, profile.stacks, profile.strings
     kind = _kinds(profile)
     if not kind.any():
@@ -80,7 +80,7 @@ def _kinds(profile: Profile) -> I64:
 
 
 def _without(parent: I64, frame: I64, left_out: Bool) -> tuple[Stacks, I64]:
-    """Return the tree without some nodes, which become their parents, and the new node of each, -1 for -1."""
+    """Return the tree without some nodes, and the new node of each old one (of a removed one its parent)."""
     above = np.where(left_out, parent, np.arange(len(parent)))
     while (jump := above[above] if len(above) else above).tobytes() != above.tobytes():
         above = jump

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selection of the samples that a view shows.
+"""Select the samples of a view.
 
-Selecting comes before converting: a converter writes every sample of the profile that it is given. To name an
-event or cgroup that the recording does not have is a UsageError.
+Selection comes before conversion: a converter writes every sample of its profile. An event or cgroup that the
+recording does not have is a UsageError.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from perf_offcpu.structs import frozen
 
 _SHOWN_CGROUPS = 10
 _IDS = 1 << 31
-"""Ids of processes, threads and CPUs are smaller."""
+"""Limit of ids of processes, threads and CPUs."""
 
 _MODIFIERS = re.compile(r":[ukhGHpPSDIWebR]+$")
 """The modifiers that perf may append to an event's name (tools/perf/util/parse-events.l: modifier_event)."""
@@ -40,7 +40,7 @@ _MODIFIERS = re.compile(r":[ukhGHpPSDIWebR]+$")
 
 @frozen
 class Selection:
-    """The samples chosen: they match each kind that is given, by any of its values."""
+    """A choice of samples: they match each given criterion, by any of its values."""
 
     events: tuple[str, ...] = ()
     """Names with or without modifiers (`cycles` is also `cycles:u`); the default is that of `event_rows`."""
@@ -59,7 +59,7 @@ class Selection:
 
     @property
     def is_of_waits(self) -> bool:
-        """Return True if it asks for some waits only."""
+        """Return True if it has a criterion on waits."""
         return bool(self.states or self.classes or self.min_ns or self.objects or self.locks)
 
 
@@ -69,7 +69,7 @@ def select(profile: Profile, selection: Selection) -> Profile:
 
 
 def select_samples(profile: Profile, selection: Selection) -> Profile:
-    """Return the profile with the chosen samples of all events; its losses count the undecidable ones."""
+    """Return the profile with the chosen samples of all events; samples of unknown match count as losses."""
     whole, profile = profile, profile.select(_of_threads(profile, selection))
     selected = _select_waits(profile, selection)
     if selected.samples is whole.samples:
@@ -78,7 +78,7 @@ def select_samples(profile: Profile, selection: Selection) -> Profile:
 
 
 def selected_rows(profile: Profile, selection: Selection) -> Bool:
-    """Return bool[samples]: the samples of all events that `select_samples` chooses."""
+    """Return bool[samples]: the choice of `select_samples`."""
     rows = _of_threads(profile, selection)
     if selection.windows:
         meta = profile.meta
@@ -152,7 +152,7 @@ def _of_threads(profile: Profile, selection: Selection) -> Bool:
 
 
 def _cgroup_ids(profile: Profile, names: Sequence[str]) -> list[int]:
-    """Return the ids of the named cgroups and of those below them."""
+    """Return the ids of the named cgroups and of all cgroups below them."""
     ids: list[int] = []
     used = distinct(profile.samples.cgroup).tolist()
     for name in names:
@@ -222,7 +222,7 @@ def _of_objects(profile: Profile, selection: Selection) -> Bool:
 
 
 def _undecided_sums(profile: Profile, min_ns: int) -> int:
-    """Return the number of sums that may hold shorter waits, too: all but those of one wait."""
+    """Return the number of sums that may hold shorter waits, too: all sums of more than one wait."""
     if not min_ns:
         return 0
     samples = profile.samples
@@ -254,7 +254,7 @@ def _named(profile: Profile, names: Sequence[str]) -> list[int]:
 
 
 def _default(profile: Profile) -> list[int]:
-    """Return the off-cpu events, also if nothing waited: CPU samples must never pass for them."""
+    """Return the off-cpu events, also without any wait: CPU samples must never be taken for waits."""
     by_name = {row for row, event in enumerate(profile.evsels) if event.name == EVENT_NAME}
     flagged = distinct(profile.samples.evsel[profile.is_offcpu()]).tolist()
     offcpu = sorted(by_name.union(flagged))

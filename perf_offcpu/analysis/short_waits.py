@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sum up the shortest waits of a profile, so that its outputs with a time axis become smaller.
+"""Sum the shortest waits of a profile, so that outputs with a time axis become smaller.
 
-What belongs together in every table stays together: a sum is of one thread under one name, one stack, state,
-system call, object and control group. So weights and numbers of waits by any of them do not change; what is
-lost are the times of the waits, their wakers and holders.
+A sum has one thread under one name, one stack, state, system call, object and control group. So tables by any
+of these do not change. The times of the waits, their wakers and their holders are lost.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ class ShortWaits:
         self._group = group(*thread, *wait, flags)[1] if len(samples) else np.empty(0, np.int64)
 
     def longest_ns(self, number: int) -> int:
-        """Return the length of the longest of the shortest waits."""
+        """Return the length of the longest of the `number` shortest waits."""
         return int(self._length[self.rows[:number]].max(initial=0))
 
     def samples_left(self, number: int) -> int:
-        """Return the number of samples when so many of the shortest waits are summed."""
+        """Return the number of samples after the `number` shortest waits are summed."""
         used = np.zeros(int(self._group.max(initial=-1)) + 1, np.bool_)
         used[self._group[self.rows[:number]]] = True
         return len(self.profile.samples) - number + int(used.sum())
 
     def number_for(self, most: int) -> int:
-        """Return the least number of waits to sum so that at most so many samples are left; else all."""
+        """Return the least number of waits to sum, so that at most `most` samples are left; else all."""
         low, high = 0, len(self.rows)
         while low < high:
             middle = (low + high) // 2
@@ -59,7 +58,7 @@ class ShortWaits:
         return low
 
     def summed(self, number: int) -> Profile:
-        """Return the profile with so many of the shortest waits summed."""
+        """Return the profile with the `number` shortest waits summed."""
         samples, chosen = self.profile.samples, self.rows[:number]
         if not number:
             return self.profile

@@ -7,7 +7,8 @@
     10%/2               the second tenth
     20%                 the first fifth
 
-A sample is in a window if its time is; the time of a wait is its end. Source: tools/perf/util/time-utils.c.
+A sample is in a window if its time is in it; the time of a wait is its end. Source:
+tools/perf/util/time-utils.c.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ _NS_PER_S = 10**9
 
 @frozen
 class Window:
-    """A span of time in ns, or parts of the recording. Both ends belong to it, but see `is_part`."""
+    """A span of time in ns, or a part of the recording. Both ends are included, except where `is_part`."""
 
     begin: Fraction | None  # None if it is open
     end: Fraction | None  # None if it is open
     is_part: bool = False  # 0 (first sample) to 1 (last sample); the end does not belong to it unless it is 1
 
     def contains(self, times: I64, first_ns: int, last_ns: int) -> Bool:
-        """Return bool[n]: the times that lie in it."""
+        """Return bool[n]: the times in the window."""
         inside = times >= 0
         if self.begin is not None:
             inside &= times >= math.ceil(self._absolute(self.begin, first_ns, last_ns))

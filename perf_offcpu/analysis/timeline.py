@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Place samples in time: begin and end of each, and the track of its thread.
 
-A wait ends at its sample's time and began `period` ns earlier. Three kinds of samples have a weight and no
-place: sums of many waits, samples without a time, and on-CPU samples, which are moments. The time of a format
-starts where the first wait begins (`Timeline.origin_ns`), so that nanoseconds stay exact in doubles.
+A wait ends at its sample's time and began `period` ns earlier. Three kinds of samples have a weight but no
+place: sums of many waits, samples without a time, and on-CPU samples, which are moments. Times in a format
+count from the begin of the first wait (`Timeline.origin_ns`), so that nanoseconds stay exact in doubles.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perf_offcpu.structs import frozen, mutable
 from perf_offcpu.text import UNKNOWN, printable
 
 _IDLE_COMM = "swapper"
-"""The kernel's own name of its idle threads, one a CPU, all of them tid 0."""
+"""The kernel's name of its idle threads, one per CPU, all of them with tid 0."""
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -74,7 +74,7 @@ def timeline_of(profile: Profile) -> Timeline:
 
 
 def with_origin(timeline: Timeline, origin_ns: int) -> Timeline:
-    """Return the timeline with times since a moment that is not after its origin."""
+    """Return the timeline with times since another origin, which must not be later."""
     later = np.where(timeline.placed, timeline.origin_ns - origin_ns, 0)
     return Timeline(
         timeline.tracks,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describe samples in words, for timelines: state, class, system call, object, holder, waker, cgroup.
 
-No detail is a number that differs from wait to wait, so many samples share few sets of details.
+Details hold no number that differs from wait to wait, so that many samples share few sets of details.
 """
 
 from __future__ import annotations

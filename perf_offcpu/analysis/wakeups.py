@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the waker of each sleeper, the arrows that timelines draw, and the graph of all pairs of threads.
 
-An arrow begins at a mark on the waker's track, a slice of a microsecond or less: it must end before anything
-else there begins or ends, because slices of a track may only nest. An interrupt is not the work of the task
-that it interrupts: such wake-ups have no arrow, and in the graph interrupts are one waker, "[interrupt]".
+An arrow begins at a mark on the waker's track, a slice of a microsecond or less. A mark must end before the
+next begin or end on its track, because slices of a track may only nest. Interrupts are not the work of the
+interrupted task: their wake-ups have no arrow, and in the graph all interrupts are one waker, "[interrupt]".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def with_wakers(profile: Profile, timeline: Timeline) -> tuple[list[Track], I64]
     """Return the tracks of sleepers and wakers together.
 
     Returns:
-        (tracks, waker): the tracks of the timeline and after them, without samples, those of threads that
+        (tracks, waker): the tracks of the timeline, then tracks without samples of threads that
         only woke others; int64[n], the track of the thread that woke each sleeper, -1 if unknown.
     """
     samples = profile.samples
@@ -71,7 +71,7 @@ def wakeups_of(profile: Profile, timeline: Timeline) -> Wakeups:
 
 
 def queued_ns(samples: ProfileSamples, timeline: Timeline) -> I64:
-    """Return int64[n]: ns since the origin, when each sleeper began to wait for a CPU; its end if unknown."""
+    """Return int64[n]: begin of each sleeper's wait for a CPU, ns since the origin; its end if unknown."""
     end = timeline.end_ns
     woken = np.where(samples.wakeup_ns >= 0, samples.wakeup_ns - timeline.origin_ns, end)
     delay = samples.delay_ns()
@@ -94,7 +94,7 @@ def _mark_lengths(timeline: Timeline, queued_ns: I64, track: I64, at_ns: I64) ->
 
 
 def _sorted_by(tracks: I64, times: I64) -> I64:
-    """Return the order by (track, time); as one key where both fit into 63 bits, which is twice as fast."""
+    """Return the order by (track, time), by one key if both fit into 63 bits, which is twice as fast."""
     span = int(times.max(initial=0)) + 1
     if span * (int(tracks.max(initial=0)) + 1) < 2**62:
         return np.argsort(tracks * span + times)
@@ -118,7 +118,7 @@ def waker_graph_of(profile: Profile, per_thread: bool) -> WakerGraph:
     """Return the wake-ups of all off-cpu samples of a profile whose waker is known.
 
     Args:
-        per_thread: show each thread; otherwise threads of one comm are one.
+        per_thread: show each thread; otherwise threads of one comm are one node.
     """
     samples, timeline = profile.samples, timeline_of(profile)
     tracks, waker = with_wakers(profile, timeline)

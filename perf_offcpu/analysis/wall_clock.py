@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make wall-clock profiles: on-CPU and off-CPU samples together, in ns.
 
-Events that count time are in ns already. Samples taken at a frequency (`-F 99 -e cycles`) stand for a fixed
-time each, whatever they count: 10^9 / frequency ns. Samples taken after a number of occurrences say nothing
-of time. Of several on-CPU events only one can be added, or a thread would run twice at a time: the first that
-counts time, else the first with a frequency.
+Events that count time are in ns already. Each sample taken at a frequency (`-F 99 -e cycles`) stands for a
+fixed time, 10^9 / frequency ns. Samples taken after a number of occurrences have no time. Of several on-CPU
+events only one is added, because otherwise a thread would run twice at a time: the first event that counts
+time, else the first with a frequency.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def wall_clock(profile: Profile, names: Sequence[str] = ()) -> Profile:
     """Return the off-cpu samples of a profile and those of one on-CPU event, all in ns.
 
     Args:
-        names: the events to take instead, any number of them.
+        names: the events to use instead, any number of them.
 
     Raises:
-        UsageError: a named event is not there, or says nothing of time; or none does.
+        UsageError: a named event does not exist or has no time, or there is no event with a time.
     """
     chosen = event_rows(profile, names).tolist() if names else _usual(profile)
     hopeless = [profile.evsels[row].name for row in chosen if not _sample_ns(profile.evsels[row])]
@@ -60,7 +60,7 @@ def _usual(profile: Profile) -> list[int]:
 
 
 def _sample_ns(event: Evsel) -> int:
-    """Return the time that a sample stands for: 1 if its period is that time, 0 if it is unknown."""
+    """Return the ns that a sample stands for: 1 per unit of its period if that is a time, 0 if unknown."""
     if event.unit == "ns":
         return 1
     attr = event.attr

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pass the weight of waits on to the threads that others waited for in the end.
+"""Pass the weight of waits on, from thread to thread, to the threads at the end of chains of waits.
 
-Where A waits for B, and B meanwhile for C, the time counts for A → B and, as long as B waits too, once more
-for B → C: a short wait that holds up forty threads weighs as much as forty. Source: wPerf (OSDI 2018),
-cascaded redistribution. wPerf walks from each wait through all waits behind it. Here each step adds up the
-number of waits that a thread holds up as a function of time and follows all of them at once, so that a
-thousand threads behind one are one step, not a thousand.
+If A waits for B, and B waits for C at the same time, the time counts for A → B and, while B waits too, once
+more for B → C: a short wait that delays forty threads weighs as much as forty waits. Source: wPerf (OSDI
+2018), cascaded redistribution. wPerf walks from each wait through all waits after it. Here each step computes
+the number of waits that a thread delays as a function of time and follows all of them at once, so that a
+thousand threads that wait for one thread are one step, not a thousand.
 
-What is conserved: at each moment a thread that waits for another one passes on its own wait and those that it
-holds up, and all other threads keep what they hold up. So for each thread
+Weight is conserved: at each moment a thread that waits for another one passes on its own wait and the waits
+that it delays, and all other threads hold the weight of the waits that they delay. So for each thread
 
     own waits + weight of edges to it = weight of edges from it + weight that it holds,
 
-and the own waits of all threads sum to what all threads and devices hold, exactly (`Cascade.check`).
+and the own waits of all threads sum exactly to the weight that all threads and devices hold
+(`Cascade.check`).
 
 Interrupts wake on behalf of devices, which are nodes by kind: an edge to [disk] is a wait for the disk.
-Short waits that were summed have no place in time and are no part of it. Where the waker slept itself before
-the wake-up, nothing is passed on from then on: so waits behind each other end earlier and earlier, and the
-steps end; where there are more than MAX_DEPTH, or they have more than MAX_PARTS parts, the weight left over
-is held where it is, as CUT.
+Summed short waits have no place in time and are left out. If the waker itself slept before the wake-up, it
+passes on nothing from that time on. So each further wait of a chain ends earlier, and the steps end. In
+chains longer than MAX_DEPTH, or with more than MAX_PARTS parts, the remaining weight is held where it is, as
+CUT.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import mutable
 
 MAX_DEPTH = 1000
-"""Threads that wait for each other at one moment, one behind the other."""
+"""Longest chain of threads that wait for each other at one moment."""
 MAX_PARTS = 100_000_000
-"""Parts of waits in all steps together: bounds time and memory for recordings of waits that all overlap."""
+"""Most parts of waits in all steps together: limits time and memory if all waits of a recording overlap."""
 
 _WEIGHT_LIMIT = 2.0**62
 
 DEVICES = ("[disk]", "[network]", "[timer]", "[interrupt]")
-"""The nodes of interrupts. The last one: of a device that the wait does not tell."""
+"""The nodes of interrupts; the last one stands for an unknown device."""
 _DEVICE_OF = {
     WaitClass.DISK: 0,
     WaitClass.FAULT: 0,
@@ -57,7 +58,7 @@ _DEVICE_OF = {
 
 
 class Held(enum.IntEnum):
-    """State of a thread in which it holds up others, or itself."""
+    """State of a thread while it delays other threads, or itself."""
 
     RUNNING = 0  # on a CPU, or in a wait that was only summed
     RUNNABLE = 1  # waiting for a CPU
@@ -84,7 +85,7 @@ class Cascade:
 
     @property
     def total_ns(self) -> int:
-        """Return the sum of the chosen waits, which is the sum of what all nodes hold."""
+        """Return the sum of the chosen waits, which equals the weight that all nodes hold."""
         return int(self.own_ns.sum())
 
     def check(self) -> None:
@@ -105,7 +106,7 @@ def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None)
         chosen: bool[samples], the waits whose weight is passed on; default: all of them.
 
     Raises:
-        PerfOffcpuError: a weight leaves 62 bits, which only damaged times can do.
+        PerfOffcpuError: a weight exceeds 62 bits, which means damaged times.
     """
     waits = _Steps(profile, timeline)
     everyone = np.ones(len(profile.samples), np.bool_) if chosen is None else chosen
@@ -137,7 +138,7 @@ def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None)
 
 @mutable
 class _Parts:
-    """Spans of time of waits, or of threads, each with the number of waits that are passed on then."""
+    """Spans of time of waits, or of threads, each with the number of waits that are passed on in it."""
 
     at: I64  # row in the waits; or a track
     begin: I64  # index into `_Steps.times`
@@ -146,7 +147,7 @@ class _Parts:
 
 
 class _Steps(WaitTable):
-    """Passes weight on, one hop a step. All times at which a number changes are known: they are indices."""
+    """Pass weight on, one hop per step. Times are indices of the moments at which a number can change."""
 
     def __init__(self, profile: Profile, timeline: Timeline) -> None:
         super().__init__(profile, timeline)
@@ -167,9 +168,9 @@ class _Steps(WaitTable):
         self._add_moments(timeline)
 
     def _awake_until(self) -> I64:
-        """Return int64[w]: the wake-up, or the begin of a wait in which the waker is said to be by then.
+        """Return int64[w]: the wake-up; or the begin of a wait of the waker, if the waker waits at that time.
 
-        A thread on another CPU becomes runnable a little after it was woken: the waker may sleep already.
+        A thread on another CPU becomes runnable a little after its wake-up: the waker may sleep already.
         """
         until = self.queued.copy()
         some = np.flatnonzero(self.waker >= 0)
@@ -204,7 +205,7 @@ class _Steps(WaitTable):
         self.moment, self.moment_key = rows[order], key[order]
 
     def step(self, parts: _Parts, *, follow: bool) -> _Parts:
-        """Pass on parts of waits, and return the parts of waits that the threads there are in meanwhile."""
+        """Pass on parts of waits; return the parts of waits in which their wakers are at these times."""
         passed = self._awake(parts)
         target, weight = self.target[passed.at], self._weight(passed)
         devices = target >= len(self.tracks)
@@ -221,7 +222,7 @@ class _Steps(WaitTable):
         return self._explained(self._merged(there))
 
     def _awake(self, parts: _Parts) -> _Parts:
-        """Return the parts as long as the waker was awake; let the waiter hold the rest."""
+        """Return the parts while the waker was awake; let the waiter hold the weight of the other times."""
         end = np.clip(self.awake[parts.at], parts.begin, parts.end)
         rest = _Parts(parts.at, end, parts.end, parts.number)
         self._keep(parts.at, self._weight(rest))
@@ -257,7 +258,7 @@ class _Steps(WaitTable):
         return _Parts(track, begin, key[some + 1] - track * self.size, number[some])
 
     def _explained(self, parts: _Parts) -> _Parts:
-        """Let the threads hold what they do not pass on; return the parts of waits that they pass on."""
+        """Let threads hold weight that they do not pass on; return the parts of waits that they pass on."""
         born = np.clip(self.birth[parts.at], parts.begin, parts.end)
         self._hold(
             parts.at, Held.NOT_RECORDED, self._weight(_Parts(parts.at, parts.begin, born, parts.number))

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the critical path of a thread: for each moment of a window, the thread and state that it waited for.
 
-The path is a partition of the window. Where the thread itself ran, or waited for a CPU, it is on the path. A
-wait that another thread ended is explained by what that thread did during the wait, and so on: its own waits
-may have been ended by a third one. A wait that an interrupt ended (timer, disk, network), or that has not
-ended, explains itself. Source of the definition: Perfetto, stdlib `sched/thread_executing_span.sql`.
+The path is a partition of the window. While the thread itself ran, or waited for a CPU, it is on the path. A
+wait that another thread ended is explained by the activity of that thread during the wait, and so on: its own
+waits may have been ended by a third thread. A wait that an interrupt ended (timer, disk, network), or that
+has not ended, explains itself. Source of the definition: Perfetto, stdlib `sched/thread_executing_span.sql`.
 
-All waits of one depth are followed at once. At each depth the spans to explain lie apart and end earlier than
-the wait that led to them, so the walk ends. Short waits that were summed have no place in time: they count as
-running, and `summed_ns` says how long they were.
+All waits of one depth are followed at once. At each depth the spans to explain do not overlap and end before
+the wait that led to them, so the walk ends. Summed short waits have no place in time: they count as running,
+and `summed_ns` is their length.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from perf_offcpu.model.recording import SUM_FLAGS
 from perf_offcpu.structs import mutable
 
 MAX_DEPTH = 1000
-"""Wake-ups that are followed one after the other; deeper waits explain themselves."""
+"""Longest chain of wake-ups that is followed; deeper waits explain themselves."""
 
 
 _SPAN_COLUMNS = ("track", "begin", "end", "hop", "doing", "wait")
@@ -144,15 +144,15 @@ class _Spans:
 
 
 class _Walk(WaitTable):
-    """Explains spans of threads, all of one depth at once."""
+    """Explain spans of threads, all spans of one depth at once."""
 
     def explain(
         self, spans: _Spans, woke: I64, first_hop: int, *, follow: bool
     ) -> tuple[_Spans, _Spans, I64, Hops]:
-        """Return the segments of spans that explain themselves, the spans of wakers, and the hops there.
+        """Return the segments of spans that explain themselves, the spans of wakers, and the hops to them.
 
         Args:
-            woke: int64[spans], when the thread of each span woke the one that waits for it.
+            woke: int64[spans], time at which the thread of each span woke the thread that waits for it.
             first_hop: the number of the first hop.
 
         Returns:
@@ -186,7 +186,7 @@ class _Walk(WaitTable):
         return found.take(found.end > found.begin), deeper, self.queued[wait[to_waker]], hops
 
     def _not_recorded(self, spans: _Spans, woke: I64) -> tuple[_Spans, _Spans, I64]:
-        """Return the parts of spans of which nothing is known, and the other parts with their `woke`."""
+        """Return the parts of spans without any record, and the other parts with their `woke`."""
         begin = np.where(self.known[spans.track], np.maximum(spans.begin, self.born[spans.track]), spans.end)
         begin = np.minimum(begin, spans.end)
         doing = np.full(len(begin), Doing.NOT_RECORDED, np.uint8)

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Count the threads that run at each moment, and weigh the time of each by how few others ran.
+"""Count the threads that run at each moment, and weigh the time of each thread by the number of others.
 
-    time of a thread × 1 / number of the chosen threads that ran then
+    time of a thread × 1 / number of the chosen threads that ran at this time
 
-So a thread that runs alone weighs its time in full, and of two that run together each weighs half: what the
-others wait for weighs most. Source: GAPP (2020). The weights of all threads and the time in which none ran
-sum to the window without pauses. Begins and ends of all runs are sorted once; the rest are cumulative sums.
+So a thread that runs alone has its whole time as weight, and two threads that run together have half of it
+each: code for which the others wait weighs most. Source: GAPP (2020). The weights of all threads and the time
+in which none ran sum to the window without pauses. Begins and ends of all runs are sorted once; all others
+are cumulative sums.
 
-A thread runs from its birth to its exit, but for its waits, those on a run queue included. Waits that were
-only summed, and preemptions that were not recorded, have no place in time: they count as running.
+A thread runs from its birth to its exit, except during its waits, also for a CPU. Summed waits, and
+preemptions that were not recorded, have no place in time: they count as running.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Parallelism:
     alone_by: I64  # int64[tracks], ns in which no other thread ran
 
     def numbers_at(self, at: I64) -> I64:
-        """Return int64[n]: the number of running threads from these times on; 0 outside of the window."""
+        """Return int64[n]: the number of running threads just after each time; 0 outside of the window."""
         if not len(self.number):
             return np.zeros(len(at), np.int64)
         row = np.searchsorted(self.time, at, "right") - 1
@@ -100,7 +101,7 @@ def parallelism_of(
 def _lives(profile: Profile, timeline: Timeline, chosen: Bool) -> tuple[I64, I64, I64]:
     """Return (track, begin, end) of each life of the chosen threads, ns since the origin.
 
-    From the thread budget, which knows births and exits; else from the first to the last appearance.
+    The thread budget knows births and exits; without one a life is from the first to the last appearance.
     """
     budget, origin = profile.budget, timeline.origin_ns
     row_of = {(track.pid, track.tid): row for row, track in enumerate(timeline.tracks)}
@@ -137,7 +138,7 @@ def _running_sum(values: I64) -> I64:
 
 
 def _at(time: I64, sums: NDArray[Any], at: I64) -> NDArray[Any]:
-    """Return the cumulative sums at some times, linear between the times at which they are known."""
+    """Interpolate cumulative sums linearly at some times."""
     row = np.clip(np.searchsorted(time, at, "right") - 1, 0, max(len(time) - 2, 0))
     if len(time) < 2:
         return np.zeros(len(at), sums.dtype)
@@ -147,7 +148,7 @@ def _at(time: I64, sums: NDArray[Any], at: I64) -> NDArray[Any]:
 
 
 def _rounded(weight: NDArray[np.longdouble], total: int) -> I64:
-    """Return integers next to the weights that sum to `total`."""
+    """Round the weights to integers that sum to `total`."""
     whole = np.floor(weight).astype(np.int64)
     missing = total - int(whole.sum())
     order = np.argsort(-(weight - whole), kind="stable")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sum up a critical path in rows: by thread, state, class and function; and by hops, as a tree."""
+"""Sum a critical path in rows: by thread, state, class and function; and by hops, as a tree."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def hop_rows(path: CriticalPath, chains: Chains) -> list[HopRow]:
 
 
 def rivals(profile: Profile, timeline: Timeline, path: CriticalPath) -> dict[str, int]:
-    """Return comm → CPU samples on the CPU for which a thread of the path waited then, the most first."""
+    """Return comm → CPU samples on the CPUs for which threads of the path waited, most samples first."""
     samples = profile.samples
     waiting = np.flatnonzero((path.doing == Doing.RUNNABLE) & (path.wait >= 0))
     cpu = samples.cpu[path.wait[waiting]].astype(np.int64)
@@ -120,7 +120,7 @@ def rivals(profile: Profile, timeline: Timeline, path: CriticalPath) -> dict[str
 
 
 def labels_of_waits(profile: Profile, path: CriticalPath) -> tuple[list[tuple[str, str]], I64]:
-    """Return the distinct (class, function) of waits, and int64[segments], which of them; first: no wait."""
+    """Return the distinct (class, function) of waits, first of no wait, and int64[segments], rows in them."""
     waiting = path.doing == Doing.WAITING
     rows = distinct(path.wait[waiting])
     subject = profile.select(rows)
@@ -135,7 +135,7 @@ def labels_of_waits(profile: Profile, path: CriticalPath) -> tuple[list[tuple[st
 
 
 def functions_of(profile: Profile, rows: I64) -> tuple[list[str], I64]:
-    """Return names of functions, and int64[rows], the one in which each CPU sample was taken."""
+    """Return names of functions, and int64[rows], the function of each CPU sample."""
     subject = profile.select(rows)
     causes = causes_of(subject, classify(subject))
     return causes.names, causes.function

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make a Profile of a critical path: each stack tells what the thread waited for, and on whom.
+"""Make a Profile of a critical path: each stack is a chain of waits and of the threads that ended them.
 
     main ─ request ─ recv ─ [woken by] server ─ main ─ query ─ fsync
     main ─ request ─ recv ─ [woken by] server ─ [running] ─ main ─ parse
@@ -7,8 +7,8 @@
     [runnable]
 
 A stack holds, for each hop, the stack in which a thread waited and the comm of the thread that woke it, then
-the state of the last thread: the stack of its own wait, or of its CPU samples below `[running]`. The time
-that it ran is shared out by the CPU samples that lie in it. Weights sum to the window, in ns.
+the state of the last thread: the stack of its own wait, or the stacks of its CPU samples below `[running]`.
+Its running time is divided among the CPU samples in this time. Weights sum to the window, in ns.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def shared_out(weight: I64, of: I64, number: I64) -> I64:
 
 
 def _product(weight: I64, part: I64, whole: I64) -> I64:
-    """Return weight * part // whole without leaving 63 bits."""
+    """Return weight * part // whole without overflow of 63 bits."""
     quotient, rest = np.divmod(weight, whole)
     exact: I64 = quotient * part + rest * part // whole
     return exact

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put a critical path on a track of its own, for views with a time axis: its segments with texts."""
+"""Make a track of a critical path, for views with a time axis: its segments with texts."""
 
 from __future__ import annotations
 

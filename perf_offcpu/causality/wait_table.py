@@ -15,16 +15,16 @@ _EXPLAINS_ITSELF = SampleFlag.PREEMPTED | SampleFlag.STILL_BLOCKED | SampleFlag.
 
 
 class WaitTable:
-    """w waits, sorted by (track, end), those of one thread not overlapping; times are ns since the origin.
+    """w waits, sorted by (track, end); waits of one thread do not overlap. Times are ns since the origin.
 
     Attributes:
         tracks: the recorded threads, and threads that only woke others.
         row: int64[w], rows in samples.
         track: int64[w], rows in `tracks`.
         begin, end: int64[w], ns since the origin.
-        queued: int64[w], from then on the thread waited for a CPU; the end if unknown.
-        waker: int64[w], the track of the thread that ended the wait; -1 if none did that is known, or an
-            interrupt, or the idle task, which only interrupts wake others from.
+        queued: int64[w], time from which on the thread waited for a CPU; the end if unknown.
+        waker: int64[w], the track of the thread that ended the wait; -1 if unknown, for an interrupt, and for
+            the idle task, in which only interrupts wake threads.
         known: bool[tracks], the threads that have samples.
         born: int64[tracks], the birth of each thread; 0 or less if it is before the recording or unknown.
     """
@@ -83,7 +83,7 @@ class WaitTable:
 
 
 def ranges(first: I64, last: I64) -> tuple[I64, I64]:
-    """Return (of, at): the numbers first[i] … last[i] - 1 of all i after each other, and the i of each."""
+    """Return (of, at): `at` has the numbers first[i] … last[i] - 1 of i = 0, 1, …, and `of` the i of each."""
     count = last - first
     of = np.repeat(np.arange(len(first)), count)
     return of, np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count) + first[of]

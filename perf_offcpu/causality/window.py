@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose the thread of a critical path and its window of time."""
+"""Choose the thread and the time window of a critical path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NEVER = np.iinfo(np.int64).max
 def choose_thread(timeline: Timeline, selection: Selection) -> int:
     """Return the row in `timeline.tracks` of the thread that a selection by comm, pid or tid means.
 
-    Of several threads it is the main thread of a process, and of several of these, the first one to appear.
+    If several threads match, it is the main thread of a process; among several main threads the earliest.
 
     Raises:
         UsageError: the recording has no such thread.

@@ -75,7 +75,7 @@ def waits_of(profile: Profile) -> Waits:
 
 
 def _thread_names(profile: Profile) -> tuple[list[str], I64]:
-    """Return names of threads, OTHERS for those with little off-CPU time, and int64[samples], rows in them."""
+    """Return names of threads, OTHERS for threads with little off-CPU time, and int64[samples], the rows."""
     first, of = group(profile.samples.comm)
     weights = sum_by(of, np.where(profile.is_offcpu(), profile.samples.period, 0), len(first)).tolist()
     comms = [

@@ -6,23 +6,23 @@ stack's evidence with system call, state and flags; samples look up the result. 
 
     throttled by a quota of CPU time          throttled
     preempted, or runnable at switch-out      run queue
-    functions of the kernel, leaf first       the first that means a class; storage below a page fault is
-                                              a page fault; of poll() the object's, if it is a single one
-    the system call                           if it has one purpose; the object's class instead, where it
-                                              tells network, pipe, poll and sleep apart
+    functions of the kernel, leaf first       the first with a class; storage below a page fault is a page
+                                              fault; poll() of a single object has the object's class
+    the system call                           if it has one purpose; the class of the object instead, to
+                                              distinguish network, pipe, poll and sleep
     the object                                `analysis.evidence.objects`
-    the system call                           if it is of a file, in state D
+    the system call                           if it is one on files, in state D
     no system call, and no kernel stack       a page fault
     a wrapper at the leaf of the user stack   if the system call is not known
     else                                      other
 
-A sum that is left with other gets the class of single waits like it (`analysis.evidence.sums`).
+A sum with the class other gets the class of similar single waits (`analysis.evidence.sums`).
 A rule of the program (`program_rules`) may give the wait another class, or say that it is for work.
 
-A wait is *for work* if another thread, or the outside, ends it by handing in the next piece: poll and its
-like, accept(), signals, a terminal, condition variables and semaphores, and waits of a kernel thread between
-its jobs. Disks, locks, data on a socket or pipe, children and sleeps are not: something is under way, or
-only time has to pass. Documentation/wait-classes.md explains it.
+A wait is *for work* if another thread, or the outside, ends it with the next piece of work: poll() and
+similar calls, accept(), signals, a terminal, condition variables and semaphores, and waits of a kernel thread
+between its jobs. Waits for disks, locks, data on a socket or pipe, children and sleeps are not: the work is
+under way, or only time has to pass. Documentation/wait-classes.md explains it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from perf_offcpu.structs import mutable
 _NONE = -1
 _POLLS = frozenset(WaitClass.POLL.row.syscalls.split())
 _EPOLLS = frozenset(name for name in _POLLS if name.startswith("epoll_"))
-"""Their object is the one of several descriptors that ended the wait: often a client."""
+"""The object of these waits is the descriptor, of several, that ended the wait: often a client."""
 
 
 @mutable
@@ -99,7 +99,7 @@ def classify(profile: Profile) -> Waits:
 
 
 class _Judge:
-    """Weigh the evidence of a stack with what the sample holds."""
+    """Judge a wait by the evidence of its stack and by the fields of its sample."""
 
     def __init__(self, arch: str) -> None:
         self._names = {compat: syscall_names(arch, compat=compat) for compat in (False, True)}
@@ -127,7 +127,7 @@ class _Judge:
     def is_for_work(
         self, evidence: Evidence, wait_class: WaitClass, syscall: str, state: str, thing: int
     ) -> bool:
-        """Return True if such waits end when there is something to do."""
+        """Return True if such waits are for the next piece of work."""
         if syscall in _POLLS and wait_class in (WaitClass.NETWORK, WaitClass.PIPE):
             return not (answers(thing) if syscall in _EPOLLS else is_connected(thing))
         work = wait_class.row.work

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of rules of programs: what functions of well-known programs say of a wait.
+"""Declare and apply rules of programs: the meaning of waits in functions of well-known programs.
 
-The kernel sees a futex or an epoll_wait; that a postgres backend sleeps in epoll for a row lock, and that
-Java's monitors are entered by a condition variable, only the program's functions say. The first rule that
-fits a wait decides; the rules of the user (`Profile.rules`) come before these. Documentation/wait-classes.md
-has a table made of this one, and the form of a user's file.
+The kernel sees a futex or an epoll_wait. Only functions of the program show that a postgres backend sleeps in
+epoll for a row lock, or that Java enters monitors through a condition variable. The first rule that fits a
+wait decides; rules of the user (`Profile.rules`) come before this table. Documentation/wait-classes.md has a
+table made from this one, and the form of a user's file.
 
 Sources: names of functions are those of postgres 12 to 18, JDK 11 to 25, CPython 3.8 to 3.14, Go 1.18 to
 1.25, libuv 1.x, nginx 1.18 to 1.28, redis 6 to 8 and glibc 2.31 to 2.42.
@@ -242,7 +242,7 @@ PROGRAM_RULES = (
 )
 
 DECORATION = re.compile(r"(?:\(.*|@.*|\.(?:abi0|abiinternal|constprop|isra|part|cold|llvm|lto_priv)\b.*)")
-"""Suffixes of the name of a function: parameters, a symbol version, a compiler's suffix."""
+"""Suffixes of names of functions: parameters, a symbol version, a compiler's suffix."""
 _NEVER = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.FAULT)
 
 
@@ -250,11 +250,11 @@ class Rules:
     """Rules in their order, ready to be applied.
 
     Args:
-        rules: those of the user, before the rules of the table.
+        rules: the rules of the user, before the rules of the table.
 
     Attributes:
-        by_comm: whether some rule asks for the name of the thread.
-        by_caller: the rules that ask for the caller of a function, a bit each.
+        by_comm: True if some rule has a condition on the name of the thread.
+        by_caller: the rules with a condition on the caller of a function, a bit each.
     """
 
     def __init__(self, rules: Sequence[ProgramRule] = ()) -> None:
@@ -319,5 +319,5 @@ def fits(expressions: re.Pattern[str], function: str) -> bool:
 
 @functools.cache
 def pattern(expressions: str) -> re.Pattern[str]:
-    """Return the pattern of whole names that any of the expressions matches; "" matches none."""
+    """Return the pattern that matches a whole name if any of the expressions does; "" matches nothing."""
     return re.compile("|".join(f"(?:{one})" for one in expressions.split()) or r"(?!)")

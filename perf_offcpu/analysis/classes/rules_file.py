@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read rules of programs from a user's file in TOML, one table `[[rule]]` a rule.
+"""Read rules of programs from a user's file in TOML, one table `[[rule]]` per rule.
 
-The keys are the fields of `ProgramRule`, with `class` for `wait_class` and `idle` for `for_work`; values of
-the lists may be lists of strings or one string with blanks. Documentation/wait-classes.md has an example.
+The keys are the fields of `ProgramRule`, with `class` for `wait_class` and `idle` for `for_work`; a list is a
+list of strings, or one string with blanks. Documentation/wait-classes.md has an example.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_rules(path: str) -> tuple[ProgramRule, ...]:
     """Return the rules of a file, in its order.
 
     Raises:
-        UsageError: the file cannot be read, is not TOML, or a rule is not one.
+        UsageError: the file cannot be read, is not TOML, or a rule is invalid.
     """
     try:
         return parse_rules(read_regular(path, MAX_BYTES), path)
@@ -39,7 +39,7 @@ def parse_rules(text: bytes, path: str) -> tuple[ProgramRule, ...]:
     """Return the rules in the text of a file.
 
     Raises:
-        UsageError: it is not TOML, or a rule is not one.
+        UsageError: the text is not TOML, or a rule is invalid.
     """
     try:
         tables = tomllib.loads(text.decode())
@@ -81,7 +81,7 @@ def _rule(row: Any, where: str) -> ProgramRule:
 
 
 def _words(value: Any, where: str) -> str:
-    """Return one string with blanks of a string or a list of strings."""
+    """Join a list of strings with blanks; return a string as it is."""
     words = value if isinstance(value, list) else [value]
     if not all(isinstance(word, str) for word in words):
         raise UsageError(f"{where} is neither a string nor a list of strings")
@@ -89,9 +89,9 @@ def _words(value: Any, where: str) -> str:
 
 
 def usual_rules() -> tuple[ProgramRule, ...]:
-    """Return the rules of perf-offcpu/rules.toml in the user's configuration directory; () without one.
+    """Return the rules of perf-offcpu/rules.toml in the user's configuration directory; () without a file.
 
-    A file of another user is not read: under sudo with a kept HOME it would be one.
+    A file of another user is not read, as with sudo and a kept HOME.
 
     Raises:
         UsageError: as `read_rules`.

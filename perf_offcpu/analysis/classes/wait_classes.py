@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of wait classes: meaning, colour and rules of each class, one row a class.
+"""Declare the wait classes: meaning, colour and rules of each class, one row per class.
 
-A row names the functions of the kernel, the system calls and the wrappers in libc or Go's runtime that mean
-its class, and those that wait for the next piece of work; `classify` weighs this evidence: the
-function nearest the leaf that means a class decides, and of classes that both name it the first. Functions
-that serve all classes (schedule, schedule_timeout, wait_for_completion) stand in no row, so their callers are
-looked at. Names are those of Linux 5.15 to 6.18, without the suffixes of compilers (`.constprop.0`). Rules of
-functions and wrappers are regular expressions separated by blanks.
+A row names functions of the kernel, system calls, and wrappers in libc or Go's runtime that mean its class,
+and those of them that wait for the next piece of work. `classify` applies the rules: the function nearest to
+the leaf that means a class decides; if two classes name it, the first one. Functions that serve all classes
+(schedule, schedule_timeout, wait_for_completion) are in no row, so their callers decide. Names are those of
+Linux 5.15 to 6.18, without the suffixes of compilers (`.constprop.0`). Rules of functions and wrappers are
+regular expressions separated by blanks.
 
-Options, reports, converters and Documentation/wait-classes.md are made of this table.
+Options, reports, converters and Documentation/wait-classes.md are made from this table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 
 class Work(enum.Enum):
-    """Evidence that waits of a class are waits for the next piece of work, which make a thread idle."""
+    """Evidence that waits of a class are waits for the next piece of work, as of idle threads."""
 
     NEVER = enum.auto()
     ALWAYS = enum.auto()
@@ -216,10 +216,10 @@ class WaitClass(enum.IntEnum):
 
 
 CLASSES = (*list(WaitClass)[1:], WaitClass.OTHER)
-"""All classes in the order in which people read them."""
+"""All classes in the order of views: OTHER is the last one."""
 BY_LABEL = {one.label: one for one in CLASSES}
 CLASS_OF_SYSCALL = {name: one for one in CLASSES for name in one.row.syscalls.split()}
-"""System calls with one purpose. Others (read, write, ioctl, close, …) say nothing of what is waited for."""
+"""System calls with one purpose. Others (read, write, ioctl, close, …) do not tell the object of a wait."""
 
 FILE_SYSCALLS = frozenset(
     "read write readv writev open openat openat2 close sendfile sendfile64 ioctl".split()
@@ -263,7 +263,7 @@ def syscall_of_function(name: str) -> str:
 def is_for_work_in_kernel(name: str) -> bool | None:
     """Return True if this function of the kernel waits for the next piece of work, such as a connection.
 
-    False: it has a piece of work. None: it says nothing.
+    False: it works on a piece of work. None: unknown.
     """
     return False if matches(_AT_WORK, name) else matches(_WORK_FUNCTIONS, name) or None
 
@@ -275,5 +275,5 @@ def matches(rules: str, name: str) -> bool:
 
 @functools.cache
 def _pattern(rules: str) -> re.Pattern[str]:
-    """Compile rules when they are first used: command lines need the labels only."""
+    """Compile rules at their first use: command lines need only the labels."""
     return re.compile("|".join(f"(?:{rule})" for rule in rules.split()) or r"(?!)")

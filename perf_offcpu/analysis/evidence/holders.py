@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thread that held a lock while another one waited for it, and the thread that released it.
+"""Find the thread that held a lock while another thread waited for it, and the thread that released it.
 
-Two sources, which are never mixed without saying so:
+There are two sources, and views name the source:
 
-    held       the lock's own word, read by the recorder when the wait began (`--lock-owners`), or at the end
-               of the recording for a wait that was not over
+    held       the word of the lock, read by the recorder when the wait began (`--lock-owners`), or at the end
+               of the recording for an unfinished wait
     released   the waker of a finished wait: it held the lock at the end, or it signalled
 
-The word is a number that the program wrote. It is believed only if it is a thread of the sleeper's process
-that lived at that moment; any other number of a runtime is no holder. A wake-up by an interrupt (a
-timeout, a signal from outside) releases nothing, nor does a thread of another process, unless the lock is in
-memory that both have, nor the end of the process, which wakes all of its threads.
+The word is a number that the program wrote. It is used only if it is the tid of a thread of the sleeper's
+process that lived at that time; other numbers, of other runtimes, are no holders. A wake-up by an interrupt
+(a timeout, a signal from outside) releases nothing. Neither does a thread of another process, unless the lock
+is in memory that both processes share, nor the end of the process, which wakes all of its threads.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def holders_of(profile: Profile) -> Holders:
 
 
 def _ended_with_process(profile: Profile, rows: I64) -> Bool:
-    """Return bool[samples]: of some rows, the last waits of threads that ended there with their process."""
+    """Return bool[samples]: of some rows, last waits of threads that ended together with their process."""
     samples, tasks = profile.samples, profile.tasks
     ends = np.append(tasks.end_ns, -1)
     for ids, most_ns in ((samples.tid, _THREAD_EXIT_NS), (samples.pid, _PROCESS_EXIT_NS)):
@@ -86,7 +86,7 @@ def _ended_with_process(profile: Profile, rows: I64) -> Bool:
 
 
 def is_shared(profile: Profile) -> Bool:
-    """Return bool[samples]: several processes wait for objects of that name."""
+    """Return bool[samples]: True if several processes wait for objects of the sample's object name."""
     samples = profile.samples
     name = np.append(profile.objects.name, 0)[samples.object].astype(np.int64)
     first, _ = group(name, samples.pid)
@@ -96,7 +96,7 @@ def is_shared(profile: Profile) -> Bool:
 
 
 def _lived(profile: Profile, rows: I64, tid: I32, at: I64) -> Bool:
-    """Return bool[rows]: there was such a thread in the process of the sample at that time."""
+    """Return bool[rows]: True if the thread lived in the process of the sample at that time."""
     tasks, tid, at = profile.tasks, tid[rows], at[rows]
     row = rows_at(tasks.tid, tasks.begin_ns, tid, at)
     begin, end, pid = (np.append(column, -1)[row] for column in (tasks.begin_ns, tasks.end_ns, tasks.pid))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes that wait objects mean: a read of a socket is network, of a pipe pipe, of a file disk.
+"""Find the wait class of wait objects: a read of a socket is network, of a pipe pipe, of a file disk.
 
-An object says more than a system call that serves many kinds of files, and more than poll() with a single
-descriptor; less than the functions of the kernel, because a read of a file may also wait for a lock.
+An object says more than a system call that serves many kinds of files, and more than poll() of a single
+descriptor. It says less than functions of the kernel, because a read of a file may also wait for a lock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OF_NAME = {
     (ObjectKind.ANONYMOUS, "[timerfd]"): WaitClass.SLEEP,
     (ObjectKind.DESCRIPTORS, "sleep"): WaitClass.SLEEP,
 }
-"""By kind and name: of no descriptors, only the timeout of poll() is waited for."""
+"""By kind and name: poll() of no descriptors waits only for its timeout."""
 
 BY_OBJECT = frozenset({WaitClass.NETWORK, WaitClass.PIPE, WaitClass.POLL, WaitClass.SLEEP})
 """Classes of system calls that an object corrects: recvfrom() of a Unix socket, poll() of a pipe.
@@ -63,10 +63,10 @@ def class_of(code: int) -> WaitClass | None:
 
 
 def is_connected(code: int) -> bool:
-    """Return True for a pipe, and for a socket that has another end."""
+    """Return True for a pipe, and for a connected socket."""
     return code >= 0 and bool(code & _CONNECTED)
 
 
 def answers(code: int) -> bool:
-    """Return True for a connection or pipe whose other end has work of ours: not a client, nor ourselves."""
+    """Return True for a connection or pipe whose other end works for this program: no client, not itself."""
     return is_connected(code) and not code & _INWARD

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Give sums of short waits the class of single waits that are like them.
+"""Give sums of short waits the class of similar single waits.
 
-A sum has neither a stack of the kernel nor an object: read() alone does not tell a pipe from a file. A single
-wait of the same process, in the same system call, called from the same place of the program, does. Where such
-single waits have several classes, the one with most of them counts. Waits for a CPU say nothing of what was
-waited for.
+A sum has neither a kernel stack nor an object, and read() alone does not tell a pipe from a file. A single
+wait of the same process, in the same system call, called from the same place of the program, does. If such
+single waits have several classes, the most frequent class is used. Waits for a CPU are not considered.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ _FOR_CPU = (WaitClass.RUNQUEUE, WaitClass.THROTTLED)
 
 
 def like_single_waits(profile: Profile, wait_class: U8, for_work: Bool, undecided: Bool) -> tuple[U8, Bool]:
-    """Return class and purpose of each sample, where sums of class OTHER have those of single waits.
+    """Return class and purpose of each sample; sums of class OTHER get those of similar single waits.
 
     Args:
-        wait_class, for_work: of each sample, as found so far.
-        undecided: bool[samples], no rule of a program has decided.
+        wait_class, for_work: class and purpose of each sample so far.
+        undecided: bool[samples], True where no rule of a program has decided.
     """
     samples = profile.samples
     is_wait, is_sum = profile.is_offcpu(), samples.has(SUM_FLAGS)
