@@ -565,24 +565,38 @@ def test_buttons_of_the_flame_graph(browser: Browser, show: Show) -> None:
     )
 
 
+COLOUR = """
+    const canvas = document.getElementById("lanes"), box = canvas.getBoundingClientRect();
+    const scale = canvas.width / box.width, pen = canvas.getContext("2d");
+    const [x, y] = [(arguments[0] - box.left) * scale, (arguments[1] - box.top - 6) * scale];
+    return [...pen.getImageData(x, y, 1, 1).data].slice(0, 3);
+"""
+
+
+def test_nothing_runs_in_pauses(browser: Browser, show: Show) -> None:
+    profile = threads()
+    origin = 10**9 + 10 * MS
+    profile.meta.parts = ((10**9, origin + 11 * MS), (origin + 19 * MS, origin + 600 * MS))
+    show(profile)
+    colours = [browser.run(COLOUR, *place(browser, 101, at * MS)) for at in (15, 35)]
+    nothing, running = browser.run(
+        "const { theme } = laneLook(page.rec); return [theme.nothing, theme.running]"
+    )
+    assert colours == [nothing, running]
+
+
 def test_colours_of_lanes_and_themes(browser: Browser, show: Show) -> None:
     show(threads())
-    script = """
-        const canvas = document.getElementById("lanes"), box = canvas.getBoundingClientRect();
-        const scale = canvas.width / box.width, pen = canvas.getContext("2d");
-        const [x, y] = [(arguments[0] - box.left) * scale, (arguments[1] - box.top - 6) * scale];
-        return [...pen.getImageData(x, y, 1, 1).data].slice(0, 3);
-    """
-    lock = browser.run(script, *place(browser, 101, 4 * MS))
-    queue = browser.run(script, *place(browser, 101, 9.5 * MS))
-    running = browser.run(script, *place(browser, 101, 14 * MS))
+    lock = browser.run(COLOUR, *place(browser, 101, 4 * MS))
+    queue = browser.run(COLOUR, *place(browser, 101, 9.5 * MS))
+    running = browser.run(COLOUR, *place(browser, 101, 14 * MS))
     assert lock[0] > 180 > lock[1], "red"
     assert queue[0] > 200 and queue[1] > 140 > queue[2], "waiting for a CPU has a colour of its own"
     assert min(running) > 200, "running is pale"
     press(browser, "#theme")
     press(browser, "#theme")
     assert text(browser, "theme") == "Theme: dark"
-    assert max(browser.run(script, *place(browser, 101, 14 * MS))) < 80
+    assert max(browser.run(COLOUR, *place(browser, 101, 14 * MS))) < 80
 
 
 # ---- names, screens ------------------------------------------------------------------------------------

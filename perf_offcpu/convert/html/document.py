@@ -79,6 +79,7 @@ def describe(profile: Profile, options: Options) -> tuple[dict[str, Any], Column
         "options": list(map(printable, options.selected)),
         "origin": str(timeline.origin_ns),
         "span": _span(profile, timeline, options.path),
+        "pauses": [[float(at - timeline.origin_ns) for at in pause] for pause in profile.meta.pauses],
         "edges": list(map(str, EDGES)),
         "classes": [{"label": one.label, "meaning": one.row.meaning} for one in WaitClass],
         "flags": {name: int(flag) for flag, name in FLAGS.items()},

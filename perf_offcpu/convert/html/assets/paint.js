@@ -128,14 +128,17 @@ function lanePainter(rec, view, state) {
     paintMoments(track, scale);
   }
 
-  /** Paint the time in which the thread lived as running; waits come on top. */
+  /** Paint the time in which the thread lived, but for pauses, as running; waits come on top. */
   function paintLife(track) {
     const [birth, death] = rec.data.tracks.life[track];
-    const scale = pixels / (view.to - view.from);
-    const from = Math.max(0, Math.floor(((birth ?? first) - view.from) * scale));
-    const to = Math.min(pixels, Math.ceil(((death ?? last) - view.from) * scale));
-    for (let at = 0; at < pixels; at++) {
-      const colour = at >= from && at < to ? theme.running : theme.nothing;
+    const pixel = (time) => (time - view.from) * pixels / (view.to - view.from);
+    fill(0, pixels, theme.nothing);
+    fill(Math.floor(pixel(birth ?? first)), Math.ceil(pixel(death ?? last)), theme.running);
+    for (const [begin, end] of rec.data.pauses) fill(Math.ceil(pixel(begin)), Math.floor(pixel(end)), theme.nothing);
+  }
+
+  function fill(from, to, colour) {
+    for (let at = Math.max(0, from); at < Math.min(pixels, to); at++) {
       for (let i = 0; i < 3; i++) target[base + at * 4 + i] = colour[i];
       target[base + at * 4 + 3] = 255;
     }
