@@ -159,6 +159,12 @@ class Directory:
         """Return the names of all entries, sorted."""
         return sorted(os.listdir(self.fd))
 
+    def names_of_others(self) -> list[str]:
+        """Return the names of the entries that are neither regular files nor directories, such as links."""
+        with os.scandir(self.fd) as entries:
+            others = [one.name for one in entries if not (one.is_dir(follow_symlinks=False) or _is_file(one))]
+        return sorted(others)
+
     def open_regular(
         self, name: str, *, owners: Collection[int] | None = None, max_bytes: int | None = None
     ) -> int:
@@ -240,6 +246,10 @@ class Directory:
         except BaseException:
             os.close(fd)
             raise
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    return entry.is_file(follow_symlinks=False)
 
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

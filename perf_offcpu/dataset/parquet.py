@@ -114,7 +114,7 @@ def check_version(file: Any, shown: str) -> None:
     """
     version = _version_of(_opened(file, shown))
     if version not in ("", str(VERSION)):
-        raise PerfOffcpuError(_wrong_version(shown, version))
+        raise PerfOffcpuError(wrong_version(shown, version))
 
 
 def open_parquet(file: Any, shown: str, dictionaries: Sequence[str] = ()) -> Any:
@@ -129,7 +129,7 @@ def open_parquet(file: Any, shown: str, dictionaries: Sequence[str] = ()) -> Any
     found = _opened(file, shown, dictionaries)
     version = _version_of(found)
     if version != str(VERSION):
-        raise PerfOffcpuError(_wrong_version(shown, version))
+        raise PerfOffcpuError(wrong_version(shown, version))
     return found
 
 
@@ -145,6 +145,7 @@ def _version_of(found: Any) -> str:
     return version.decode("ascii", "replace")
 
 
-def _wrong_version(shown: str, version: str) -> str:
+def wrong_version(shown: str, version: str) -> str:
+    """Return the sentence about a file of another version; "" if it has none."""
     text = f"has version {version!r} of the tables" if version else "was not written by perf-offcpu"
     return f"{shown}: it {text}, and this program reads version {VERSION}"

@@ -12,13 +12,16 @@ import fcntl
 import io
 import os
 import re
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from typing import IO, Any, Protocol
 
+from perf_offcpu.dataset.layout import SUFFIX
 from perf_offcpu.directories import Directory
 from perf_offcpu.errors import PerfOffcpuError, UsageError
+from perf_offcpu.files import FileRefusedError
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _FILE_MODE = 0o666  # less the umask, as other outputs
@@ -95,9 +98,28 @@ class LocalStore:
         """Return the names in a folder, sorted; none if there is no such folder."""
         try:
             with self._root.subdirectory(folder) as directory:
-                return directory.names()
-        except (FileNotFoundError, NotADirectoryError):
+                names, others = directory.names(), directory.names_of_others()
+        except FileNotFoundError:
             return []
+        except NotADirectoryError:
+            self._refuse_links(folder)
+            return []
+        for name in others:  # engines would follow a link, and wait for a FIFO
+            if name.endswith(SUFFIX):
+                raise PerfOffcpuError(f"{self.path(f'{folder}/{name}')}: it is not a regular file")
+        return names
+
+    def _refuse_links(self, folder: str) -> None:
+        """Raise PerfOffcpuError if a part of a path is a symbolic link: its rows would be missing."""
+        parts = folder.split("/")
+        for number, part in enumerate(parts):
+            with self._root.subdirectory("/".join(parts[:number])) as directory:
+                status = directory.status(part)
+            if status is None or not stat.S_ISDIR(status.st_mode):
+                if status is not None and stat.S_ISLNK(status.st_mode):
+                    path = self.path("/".join(parts[: number + 1]))
+                    raise PerfOffcpuError(f"{path}: it is a symbolic link; mount what it leads to there")
+                return
 
     @contextlib.contextmanager
     def replacing(self, path: str) -> Iterator[IO[bytes]]:
@@ -115,7 +137,10 @@ class LocalStore:
         """Open a file for reading."""
         folder, _, name = path.rpartition("/")
         with self._root.subdirectory(folder) as directory:
-            fd = directory.open_regular(name)
+            try:
+                fd = directory.open_regular(name)
+            except FileRefusedError as problem:
+                raise PerfOffcpuError(f"{self.path(path)}: {problem.strerror}") from None
         return open(fd, "rb")
 
     def remove(self, path: str) -> None:

@@ -30,6 +30,9 @@ _INSTALL = "pip install 'perf-offcpu[fleet]'"
 _READ = """
 FROM read_parquet([{files}], hive_partitioning = true, hive_types = {{'date': DATE, 'hour': INTEGER}})"""
 """DuckDB by itself takes an hour such as 04 for a text, and then those of all files."""
+_NOTES = """
+SELECT decode(value), any_value(file_name) FROM parquet_kv_metadata([{files}])
+WHERE decode(key) = {key} GROUP BY 1"""
 
 
 class EngineError(PerfOffcpuError):
@@ -66,6 +69,18 @@ class Engine:
             reader = self.backend._session.read.option("basePath", folder)
             reader.parquet(*files).createOrReplaceTempView(name)
         return self.backend.table(name)
+
+    def notes(self, files: list[str], key: str) -> dict[str, str]:
+        """Return value → a file that has it, of a key of the metadata of Parquet files; only DuckDB knows it.
+
+        Raises:
+            EngineError: a file cannot be read.
+        """
+        if self.name != "duckdb" or not files:
+            return {}
+        query = _NOTES.format(files=", ".join(map(_quoted, files)), key=_quoted(key))
+        with self.asked():
+            return {value: name for value, name in self.backend.con.sql(query).fetchall()}
 
     def kept(self, expression: Any) -> Any:
         """Return the result of an expression as a table for several queries.

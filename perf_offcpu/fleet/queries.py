@@ -68,6 +68,7 @@ def select(tables: Tables, selection: Selection) -> Selected:
         UsageError: no such host or label.
         EngineError: the engine refused.
     """
+    tables.check_versions(selection.until_ns)
     every = spans_of(tables, selection)
     if not every and (selection.since_ns, selection.until_ns) != (None, None):
         raise UsageError(_nothing_recorded(tables, selection))

@@ -21,6 +21,7 @@ def ask(tables: Tables, query: str) -> dict[str, list[Any]]:
     Raises:
         PerfOffcpuError: the engine refused the query.
     """
+    tables.check_versions()
     for name in TABLES:
         if re.search(rf"\b{name}\b", query, re.IGNORECASE):
             tables.table(name)

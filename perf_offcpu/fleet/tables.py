@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from perf_offcpu.dataset.schema import PARTITIONS, TABLES
-from perf_offcpu.errors import UsageError
+from perf_offcpu.dataset.schema import PARTITIONS, TABLES, VERSION
+from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.fleet.engine import Engine
 from perf_offcpu.structs import mutable
 
@@ -47,10 +47,26 @@ class Tables:
             missing = [column.name for column in TABLES[name] if column.name not in found.columns]
             if missing:
                 raise UsageError(
-                    f"{self.path}: table {name} has no column '{missing[0]}': another version wrote it"
+                    f"{self.path}: table {name} has no column '{missing[0]}': the first of its files at "
+                    "least was written by another version or program"
                 )
             self.opened[name] = found
         return self.opened[name]
+
+    def check_versions(self, until_ns: int | None = None) -> None:
+        """Check the segments up to a time: rows of another version may mean something else.
+
+        Files of the table hosts stand for those of their segments: they are small, and each query reads them.
+
+        Raises:
+            PerfOffcpuError: a segment is of another version.
+        """
+        from perf_offcpu.dataset.parquet import VERSION_KEY, wrong_version
+
+        files = self.dataset.files("hosts", None, until_ns) if self.dataset else []
+        for version, path in self.engine.notes(files, VERSION_KEY.decode()).items():
+            if version != str(VERSION):
+                raise PerfOffcpuError(wrong_version(path, version))
 
     def _open(self, name: str) -> Any:
         if self.dataset is None:

@@ -24,11 +24,13 @@ def head(found: Head, style: Style) -> Iterator[str]:
     """Return the lines above a view: its dataset, selection, hosts and losses."""
     yield say.comment(f"Dataset:  {found.source}")
     yield say.comment(f"Selected: {found.selection}")
-    hosts = say.plural(found.hosts, "host")
-    yield say.comment(
-        f"Recorded: {hosts}, {utc(found.first_ns)} to {utc(found.last_ns)} UTC, "
-        f"{hours(found.recorded_ns)} in all"
+    times = f"{utc(found.first_ns)} to {utc(found.last_ns)} UTC, {hours(found.recorded_ns)} in all"
+    known = (
+        f"{say.plural(found.hosts, 'host')}, {times}"
+        if found.hosts
+        else "not known: the table hosts is empty"
     )
+    yield say.comment(f"Recorded: {known}")
     if found.periods:
         ends = dict.fromkeys((found.periods[0], found.periods[-1]))
         periods = " to ".join(f"{ns / 1e6:g} ms" for ns in ends)

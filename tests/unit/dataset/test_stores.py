@@ -21,7 +21,6 @@ from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.segment import write_segment
 from perf_offcpu.dataset.store import put, read_all
 from perf_offcpu.errors import FormatError, PerfOffcpuError, UsageError
-from perf_offcpu.files import FileRefusedError
 from perf_offcpu.model.profile import Profile
 
 HOSTILE = [
@@ -113,8 +112,31 @@ def test_links_in_a_local_dataset_are_not_followed(tmp_path: Path) -> None:
         put(dataset.store, "samples/x", b"")
     (tmp_path / "set" / "stacks").mkdir()
     (tmp_path / "set" / "stacks" / "x").symlink_to("/etc/passwd")
-    with pytest.raises(FileRefusedError):
+    with pytest.raises(PerfOffcpuError, match="set/stacks/x: it is a symbolic link"):
         read_all(dataset.store, "stacks/x")
+
+
+@pytest.mark.parametrize("folder", ["samples", "samples/date=2026-01-01", "samples/date=2026-01-01/hour=00"])
+def test_folders_that_are_links_are_not_passed_over(tmp_path: Path, folder: str) -> None:
+    dataset = open_dataset(str(tmp_path / "set"), make=True)
+    put(dataset.store, "samples/date=2026-01-01/hour=00/x.parquet", b"")
+    assert len(dataset.files("samples")) == 1
+    (tmp_path / "set" / folder).rename(tmp_path / "elsewhere")
+    (tmp_path / "set" / folder).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PerfOffcpuError, match=f"set/{folder}: it is a symbolic link"):
+        dataset.files("samples")
+
+
+def test_an_engine_gets_regular_files_alone(tmp_path: Path) -> None:
+    dataset = open_dataset(str(tmp_path), make=True)
+    for name in ("a.parquet", "c.parquet"):
+        put(dataset.store, f"samples/date=2026-01-01/hour=00/{name}", b"")
+    folder = tmp_path / "samples" / "date=2026-01-01" / "hour=00"
+    (folder / "other").symlink_to("/etc/passwd")
+    assert len(dataset.files("samples")) == 2
+    os.mkfifo(folder / "b.parquet")
+    with pytest.raises(PerfOffcpuError, match=r"hour=00/b.parquet: it is not a regular file"):
+        dataset.files("samples")
 
 
 def test_there_is_no_dataset(tmp_path: Path) -> None:

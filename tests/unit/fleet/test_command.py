@@ -254,6 +254,30 @@ def test_files_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"has version '{VERSION + 1}' of the tables" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["report"], ["sql", "SELECT 1"], ["report", "--until", "2100-01-01"]])
+def test_a_segment_of_another_version_among_others(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some hosts have a newer agent."""
+    builder = DatasetBuilder()
+    builder.host("web1")
+    builder.wait("web1", 1)
+    dataset = builder.write(tmp_path / "dataset")
+    write_part(dataset, "hosts", BEGIN // HOUR, builder.rows["hosts"], "b", VERSION + 1)
+    write_part(dataset, "hosts", BEGIN // HOUR, builder.rows["hosts"], "c")
+    assert main(["fleet", words[0], str(dataset), *words[1:]]) == 1
+    assert f"b.parquet: it has version '{VERSION + 1}' of the tables" in capsys.readouterr().err
+
+
+def test_a_dataset_without_hosts_does_not_say_1970(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builder = DatasetBuilder()
+    builder.wait("web1", 1)
+    out = run(capsys, "report", builder.write(tmp_path / "dataset"))
+    assert "# Recorded: not known: the table hosts is empty\n" in out and "1970" not in out
+
+
 def test_a_damaged_file(tmp_path: Path, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "samples" / "date=2026-01-01" / "hour=00"
     folder.mkdir(parents=True)
