@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file a verb of the command line."""
+"""The verbs of the command line, one file or folder per verb."""

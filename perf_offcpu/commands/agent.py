@@ -52,7 +52,7 @@ _OTHERS = """
 """
 _MANY: Final[dict[str, Any]] = {"action": "append"}
 _OWN: Final = ("config", "duration", "quiet", "record")
-"""Arguments that are no keys of the file, or have another form there."""
+"""Arguments that are not keys of the file, or have another form there."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -93,7 +93,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def percent(text: str) -> float:
-    """Parse a percentage, with the sign or without."""
+    """Parse a percentage, with or without the sign."""
     return float(text.removesuffix("%"))
 
 
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def config_of(args: argparse.Namespace) -> AgentConfig:
-    """Return the configuration of a command line and its file; raise UsageError if it is not possible."""
+    """Return the configuration of a command line and its file; raise UsageError for an invalid value."""
     from perf_offcpu.agent.config import load_config
 
     given = {
@@ -144,18 +144,18 @@ _TAKEN: Final = {
     "switch_max_files": "--switch-max-files",
     "quiet": "-q",
 }
-"""Options of record that the agent itself gives."""
+"""Options of record that the agent sets itself."""
 
 
 _USUAL: Final = {"event": ("-e", "none"), "mmap_pages": ("-m", "2M")}
-"""Options of record with another default: waits alone, and rings that take little memory."""
+"""Options of record with other defaults: no on-CPU samples, and small rings."""
 
 
 def _defaults(words: tuple[str, ...]) -> list[str]:
-    """Return the agent's defaults that options of record leave as they are.
+    """Return the agent's defaults for record, without defaults that the given options replace.
 
     Raises:
-        UsageError: words are no options of record, or some that the agent gives itself.
+        UsageError: a word is no option of record, or an option that the agent sets itself.
     """
     from perf_offcpu.commands.shared.parsers import make_parsers
 

@@ -32,7 +32,7 @@ SYMBOLS: Final = "symbols"
 _MODES: Final = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".txz": "w:xz", ".bz2": "w:bz2", ".tar": "w:"}
 
 _GZIP_LEVEL: Final = 4
-"""Symbols of 160 MB: 3.6 s of CPU, 60 MB; at tarfile's own level, 9: 22 s, 58 MB."""
+"""160 MB of symbols take 3.6 s of CPU and become 60 MB; with tarfile's default, 9, 22 s and 58 MB."""
 
 _OPTIONS = """
 -o, --output FILE: default: the input's name with .tar.gz
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def pack(args: argparse.Namespace, output: str) -> Saved:
-    """Write the archive; it appears under its name when it is complete."""
+    """Write the archive; the file appears under its name when it is complete."""
     from perf_offcpu.abi.attr import SampleType
     from perf_offcpu.archive.gather import SymbolSaver
     from perf_offcpu.archive.stores import TarStore
@@ -123,7 +123,7 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
 
 
 def _add_recording(archive: tarfile.TarFile, path: str) -> None:
-    """Add the recording: of a directory its regular files. A link to the recording is followed."""
+    """Add the recording, or the regular files of a directory. A link to the recording is followed."""
     if not os.path.isdir(path):  # direct: asks for the kind of what the user named
         _add_file(archive, open_regular(path), RECORDING)
         return

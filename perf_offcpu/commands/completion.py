@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """perf-offcpu completion: print a completion script for a shell.
 
-shtab writes it from the parsers. Added here are the completions that a parser does not express: files,
+shtab writes it from the parsers. This module adds completions that a parser does not express: files,
 directories, commands and lists of words separated by commas.
 """
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[Any]:
-    """Return the options of a verb and those of its own verbs."""
+    """Return the options of a verb and of its subverbs."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for own in action.choices.values():
@@ -111,7 +111,7 @@ def _set_completion(action: Any, lists: dict[str, str]) -> None:
 
 
 def _set_zsh_form(action: Any) -> None:
-    """Let zsh accept `--unit=ms` next to `--unit ms`, and options that may go without their value."""
+    """Let zsh accept `--unit=ms` as well as `--unit ms`, and options with an optional value."""
     if action.option_strings and action.nargs != 0:
         action.option_strings = [f"{name}=" if name[1] == "-" else name for name in action.option_strings]
     if action.option_strings and action.nargs == "?":
@@ -123,7 +123,7 @@ def _function(option: str) -> str:
 
 
 def _bash_functions(lists: dict[str, str]) -> str:
-    """Return one function for each list: shtab calls a function by its name alone."""
+    """Return one function for each list: shtab passes the typed word to a function, and no list."""
     return "\n".join(
         f'{_function(option)}() {{ _perf_offcpu_list "$1" {quote(words)}; }}'
         for option, words in lists.items()
@@ -131,7 +131,7 @@ def _bash_functions(lists: dict[str, str]) -> str:
 
 
 def _lists() -> dict[str, str]:
-    """Return option → the words that its list may hold."""
+    """Return option → the words of its list."""
     from perf_offcpu.abi.task_state import STATE_NAMES
     from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
     from perf_offcpu.commands.report.arguments import SORT_KEYS

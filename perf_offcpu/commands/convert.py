@@ -40,7 +40,7 @@ _SHOWING = {
     "--tid": "all, with pid and tid after each comm",
     "--state": "all, with the task state below each stack",
 }
-"""Options that select with a value and show without one."""
+"""Options that select samples with a value, and show a detail without one."""
 
 EXAMPLES = """examples:
   perf-offcpu convert --html                             perf.data.report.html: threads in time, for a browser
@@ -159,7 +159,7 @@ def _cascade(args: argparse.Namespace) -> int:
 
 
 def _chains(args: argparse.Namespace) -> int:
-    """Write the selected waits with chains of wakers, which pass through all threads."""
+    """Write the selected waits with chains of wakers; the chains may contain any thread."""
     import numpy as np
 
     from perf_offcpu.analysis.select import event_rows, selected_rows
@@ -188,7 +188,7 @@ def _chains(args: argparse.Namespace) -> int:
 
 
 def _critical_path(args: argparse.Namespace) -> int:
-    """Write a critical path: as stacks, or next to all threads where the format has a time axis."""
+    """Write a critical path: as stacks, or as a track next to all threads if the format has a time axis."""
     if args.diff is not None or args.all_events or args.waker_stack or args.wakers:
         raise UsageError("--critical-path shows one thread: no --diff, --all-events, --waker-stack, --wakers")
     made: list[Any] = []
@@ -216,7 +216,7 @@ def convert(
     """Write the Profile that `load` returns and return the exit status.
 
     Args:
-        complete: changes the profile and the options once the profile is loaded.
+        complete: changes the loaded profile and the options.
     """
     format_, options = FORMATS[args.format], _options(args)
     format_.accept(options)
@@ -258,7 +258,7 @@ def _chosen(args: argparse.Namespace, profile: Profile) -> Profile:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    """Return the options of the format; `args.pid`, `tid` and `state` keep the values to select."""
+    """Return the options of the format; `args.pid`, `tid` and `state` keep the values that select."""
     given: dict[str, Any] = {}
     for name in ("pid", "tid", "state"):
         values = getattr(args, name)

@@ -71,7 +71,7 @@ def _waits(args: argparse.Namespace) -> Profile:
 
 
 def _push(target: Target, sender: Sender, profile: Profile, labels: dict[str, str], limit_s: float) -> bool:
-    """Send to one target, say what became of it, and return whether the server took all."""
+    """Send to one target and print the result; return whether the server accepted all samples."""
     from perf_offcpu.push.errors import PushError
     from perf_offcpu.push.messages import messages
     from perf_offcpu.push.retry import send_until

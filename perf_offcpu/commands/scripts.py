@@ -2,8 +2,8 @@
 """perf-offcpu scripts: install this project's script where perf finds it by name.
 
 `perf script record NAME` and `perf script report NAME` run PERF_EXEC_PATH/scripts/python/bin/NAME-record and
-NAME-report (tools/perf/builtin-script.c: get_script_path), next to perf's own. Installed are these two shell
-scripts and a link to offcpu.py; `perf script -l` lists them.
+NAME-report (tools/perf/builtin-script.c: get_script_path), next to perf's own scripts. `install` makes these
+two shell scripts and a link to offcpu.py; `perf script -l` lists them.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _link(directory: Path) -> Path:
 
 
 def install(directory: Path) -> None:
-    """Write the scripts, over old ones."""
+    """Write the scripts, in place of old ones."""
     script, link = find_script(), _link(directory)
     for path, text in files(directory).items():
         path.parent.mkdir(parents=True, exist_ok=True)  # direct: the user named it; open to all by umask

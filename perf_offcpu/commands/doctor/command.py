@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf-offcpu doctor: examine this machine, and print advice on each part that does not work."""
+"""perf-offcpu doctor: examine this machine, and print advice for each part that does not work."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Examine the Python packages and the perf of this machine for `perf-offcpu doctor`.
 
-perf is not needed. What it can do with a recording depends on its version and on its Python.
+perf is optional. Its features for recordings depend on its version and on its Python.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _RETYPES = (6, 16)
 _EMBEDS_UNTIL = (7, 3)
 """Last version of perf that embeds Python."""
 _SCRIPT_NEEDS = {"numpy": "numpy", "pyelftools": "elftools"}
-"""Package that scripts/offcpu.py needs → its module."""
+"""Package required by scripts/offcpu.py → its module."""
 
 
 def examine_reading() -> Iterator[Finding]:
-    """Examine the packages that reading, symbolizing and converting need."""
+    """Examine the packages for reading, symbolizing and converting."""
     for package, purpose in (
         ("numpy", ""),
         ("pyelftools", "names of functions"),
@@ -89,7 +89,7 @@ def embedded_python() -> str | None:
 
 
 def _has_module(python: str, module: str) -> bool:
-    """Return True if a system Python finds a module: ask its interpreter or, without one, look for files."""
+    """Return True if a system Python finds a module: by its interpreter or, without one, by files."""
     if program := shutil.which(f"python{python}", path="/usr/bin:/usr/local/bin"):
         return "yes" in _output(program, "-c", f"import {module}; print('yes')")
     directories = ("/usr/lib/python3/dist-packages", f"/usr/local/lib/python{python}/dist-packages")

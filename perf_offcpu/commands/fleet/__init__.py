@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verb fleet: questions to the recordings of many hosts."""
+"""The verb fleet: query the recordings of many hosts."""

@@ -137,7 +137,7 @@ def parse_keys(texts: list[str], labels: list[str]) -> tuple[str, ...]:
 
 
 def limit_of(args: argparse.Namespace) -> int | None:
-    """Return the most rows of a table; None for all."""
+    """Return the largest number of rows of a table; None for all."""
     if args.limit is not None and args.limit < 0:
         raise UsageError(f"--limit {args.limit}: not a number of rows, 0 for all")
     if args.limit is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf-offcpu fleet: ask a dataset, the recordings of many hosts, with the tables of the report."""
+"""perf-offcpu fleet: show a dataset, the recordings of many hosts, in the tables of the report."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EXAMPLES = """examples:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb's own verbs with their options."""
+    """Add the subverbs with their options."""
     parser = subparsers.add_parser(
         "fleet",
         help="ask the recordings of many hosts: tables, flame graphs, SQL",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SECONDS = {"h": 3600, "d": 86400, "w": 604800}
 _AGE = re.compile(r"([1-9]\d{0,4})([hdw])", re.ASCII)
 _SETTLED_S = 3600
-"""Segments of an hour still come for so long after it, from agents that could not deliver them at once."""
+"""Time after the end of an hour in which delayed agents may still deliver its segments."""
 _GIGA = 10**9
 
 
@@ -36,7 +36,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _opened(path: str) -> Dataset:
-    """Open a dataset; raise UsageError if there is none: a wrong path must not go unnoticed."""
+    """Open a dataset; raise UsageError if there is none, so that a wrong path is noticed."""
     from perf_offcpu.dataset.dataset import open_dataset
     from perf_offcpu.dataset.schema import TABLES
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of `perf-offcpu record`, named as in `perf record` where that has them."""
+"""Declare the options of `perf-offcpu record`, with the names of `perf record` where it has them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose how user stacks are taken: `record --call-graph`.
 
-`auto` looks at the files that the target runs. If all of them keep frame pointers, the kernel's walk finds
-every caller and costs least (fp). If one lacks them, or the files are unknown, stacks are copied (cfi).
+`auto` examines the files that the target runs. If all of them keep frame pointers, the kernel's walk finds
+every caller at the lowest cost (fp). If a file lacks them, or the files are unknown, stacks are copied (cfi).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_PIDS: Final = 16
 
 @frozen
 class CallGraph:
-    """Way in which user stacks are taken."""
+    """The way in which user stacks are taken."""
 
     stack_bytes: int = 0  # size of the copy; 0: they are walked along frame pointers
     deferred: bool = False  # walk them when the thread returns to user mode, where the kernel can do that
@@ -71,7 +71,7 @@ def _size(text: str, size: str) -> int:
 
 
 def lacks_frame_pointers(target: Target, command: tuple[str, ...]) -> bool:
-    """Return True if a file that the target runs lacks frame pointers, or may lack them."""
+    """Return True if a file that the target runs lacks frame pointers, or if that is unknown."""
     from perf_offcpu.unwind.frame_pointers import keeps_frame_pointers
 
     files = list(_files_of_command(command[0]) if target.command else _files_of_processes(target))
@@ -79,7 +79,7 @@ def lacks_frame_pointers(target: Target, command: tuple[str, ...]) -> bool:
 
 
 def _files_of_command(name: str) -> Iterator[str]:
-    """Yield the program's file and this system's C library (a script is no ELF file: unknown)."""
+    """Yield the program's file and this system's C library; a script is no ELF file, so it is unknown."""
     yield shutil.which(name) or name
     yield from sorted(path for path in _mapped("self") if re.search(r"/(libc\.so|libc\.musl|ld-musl)", path))
 

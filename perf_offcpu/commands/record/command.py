@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf-offcpu record: record where threads wait and what runs meanwhile into one perf.data.
+"""perf-offcpu record: record waits of threads and on-CPU samples into one perf.data.
 
-`arguments` declares the options and `options` turns them into a `RecordOptions`; here the recording is made,
-and its summary printed in perf's manner.
+`arguments` declares the options, and `options` makes a `RecordOptions` of them. This module runs the
+recording and prints its summary in perf's form.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status of the command.
 
-    Without a command it is 128 + signal if a signal ended the recording, else 0.
+    Without a command the status is 128 + signal if a signal ended the recording, else 0.
     """
     from perf_offcpu.collect.recording import record
     from perf_offcpu.text import printable
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def summary_lines(summary: Summary, verbose: bool = False) -> list[str]:
-    """Return the lines of perf record after a recording."""
+    """Return the lines that perf record prints after a recording."""
     megabytes = summary.file_bytes / (1 << 20)  # perf counts these
     waits = f"{summary.events(losses.SAMPLES) + summary.still_blocked} off-cpu samples"
     if summary.still_blocked:
@@ -110,7 +110,7 @@ def keep_symbols(path: str) -> list[str]:
     """Copy the objects with recorded addresses into the build-id cache (perf's: ~/.debug).
 
     Returns:
-        Lines to print: what was kept, and what could not be found.
+        Lines to print: the number of kept objects, and the objects that were not found.
     """
     from perf_offcpu.archive.gather import SymbolSaver
     from perf_offcpu.archive.stores import DirectoryStore
@@ -143,7 +143,7 @@ def _details(summary: Summary) -> list[str]:
 
 
 def _say(text: str) -> None:
-    """Print a line; if its reader is gone, the recording goes on to its proper end."""
+    """Print a line; if its reader is gone, the recording continues to its normal end."""
     with contextlib.suppress(BrokenPipeError):
         print(text, file=sys.stderr)
 
@@ -158,7 +158,7 @@ class LiveLine:
     def show(self, progress: str) -> None:
         """Replace the line, cut to the terminal's width: a wrapped line cannot be removed.
 
-        Rings fill meanwhile: a terminal that takes nothing (Ctrl-S) is left out.
+        Nothing is written to a terminal that accepts no output (Ctrl-S), because rings fill at the same time.
         """
         poll = select.poll()
         poll.register(self._out, select.POLLOUT)

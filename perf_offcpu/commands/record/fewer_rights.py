@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a function in a process that may read files of others, and has few other rights of root.
+"""Run a function in a process that may read files of other users, and has few other rights of root.
 
-`record --buildid-cache` parses files that other users made. The process that does so cannot load BPF
-programs or modules, mount, change owners or users, nor get such rights again by execve. It is no sandbox:
-looking below /proc/PID/root takes CAP_SYS_PTRACE, and files of root stay its own.
+`record --buildid-cache` parses files of other users. The parsing process cannot load BPF programs or modules,
+mount, change owners or users, nor regain such rights by execve. It is no sandbox: files below /proc/PID/root
+require CAP_SYS_PTRACE, and the process still owns the files of root.
 
 Source: capabilities(7), capset(2), prctl(2).
 """
@@ -50,7 +50,7 @@ def run_with_fewer_rights(work: Callable[[], None]) -> bool:
 
 
 def keep_capabilities(kept: int) -> None:
-    """Give up all capabilities of this process but some, for good.
+    """Drop all capabilities of this process except some, permanently.
 
     Raises:
         OSError: the kernel refuses.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn the options of `perf-offcpu record` into `RecordOptions`.
+"""Make a `RecordOptions` of the options of `perf-offcpu record`.
 
-Only the texts are checked here; `collect` examines the machine.
+This module checks the texts only; `collect` examines the machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_RATE = 10**9
 
 
 def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
-    """Return the recording that a command line asks for; raise UsageError if it is impossible."""
+    """Return the options of the recording of a command line; raise UsageError for an invalid value."""
     from perf_offcpu.collect.bpf.config import ShortWaits, parse_states
     from perf_offcpu.collect.events.parser import DEFAULT_EVENT, parse_events
     from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
@@ -143,7 +143,7 @@ def _compression_level(args: argparse.Namespace) -> int:
 
 
 def _check_tracepoints(options: RecordOptions) -> None:
-    """Raise UsageError for a tracepoint of chosen tasks: the kernel's filter would hold for all recorders."""
+    """Raise UsageError for a tracepoint of chosen tasks: the kernel would filter it for all recorders."""
     target = options.target
     chosen = not target.is_system or target.users or target.comms or target.groups
     for event in options.events:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declare the options of `perf-offcpu report`; make sort keys, limits and the style of them."""
+"""Declare the options of `perf-offcpu report`, and make sort keys, limits and style of them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _THREADS, STACKS, _GROUPS = 25, 10, 25
 """Rows of tables without `--limit`."""
 
 SORT_KEYS = "comm pid tid cpu event dso symbol state class syscall object waker cgroup blocked".split()
-"""Named as perf's sort keys where it has them; see `callpaths.keys`."""
+"""Sort keys, with perf's names where perf has them; see `callpaths.keys`."""
 _ALIASES = {"sym": "symbol", "prev_state": "state"}
 
 _ORDERS = ("caller", "callee", "none")
 _OTHER_WORDS = "graph flat fractal folded function address branch percent period count value".split()
-"""Words of perf report -g that do not say the order; they are ignored."""
+"""Words of perf report -g other than the order; they are ignored."""
 
 _OUTPUT = f"""
 --unit: unit of time (default: ms)

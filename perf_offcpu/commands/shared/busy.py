@@ -19,9 +19,9 @@ _WIDTH = 20
 
 @contextlib.contextmanager
 def busy(what: str) -> Iterator[None]:
-    """Show a moving bar, the work and its time so far, from the second second of the block on.
+    """Show a moving bar, the name of the work and its time so far, after the first second of the block.
 
-    The remaining time is unknown, so the bar goes to and fro. It is removed when the block ends.
+    The remaining time is unknown, so the bar moves to and fro. It is removed when the block ends.
     """
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield

@@ -13,7 +13,7 @@ from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 
 RECORDING = "perf.data"
-"""The recording that is read if none is given."""
+"""The default recording."""
 FORCE = "-f, --force: read files that belong to other users"
 _INPUT = f"-i, --input FILE: default: {RECORDING}\n{FORCE}"
 
@@ -35,9 +35,9 @@ class _OneInput(argparse.Action):
 
 
 def check_ownership(path: str, force: bool) -> None:
-    """Refuse a recording of another user, who could have prepared it, unless the user insists.
+    """Refuse a recording of another user, who could have prepared it, unless `--force` is given.
 
-    Files of a recording in a directory are asked, too. Standard input and FIFOs pass, as in perf
+    Files of a recording in a directory are checked, too. Standard input and FIFOs are accepted, as in perf
     (tools/perf/util/data.c, open_file_read()). A missing file is reported by the reader.
     """
     if force or path == "-":

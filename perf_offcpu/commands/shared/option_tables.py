@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declare options in a table of text, in the form in which the help shows them:
+"""Declare options in a table of text, in the form of the help:
 
     -p, --pid PIDS: processes (17 or 17,18)
     -a, --all-cpus: the whole system
@@ -14,7 +14,7 @@ import re
 from typing import Any, Final
 
 LIST: Final[dict[str, Any]] = {"action": "append", "default": []}
-"""Arguments of an option that may be given several times."""
+"""Arguments of `add_argument` for an option that may be given several times."""
 
 
 def add_options(group: argparse._ActionsContainer, table: str, **details: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the output of a verb: a file that appears complete or not at all, or standard output.
 
-`open_output` is for text and converters, `write_recording` for recordings, whose writer seeks back.
+`open_output` serves text and converters, `write_recording` recordings, whose writer seeks back.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def open_output(path: str, *, binary: bool) -> Iterator[IO[Any]]:
 
     Raises:
         UsageError: bytes for a terminal, or the name of a directory.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     if path.endswith("/"):  # abspath() would drop it
         raise UsageError(f"{path}: is the name of a directory: give that of a file")
@@ -113,7 +113,7 @@ def _open(fd: int, shown: str, binary: bool) -> IO[Any]:
 
 @contextlib.contextmanager
 def _in_directory(directory: Directory, name: str, shown: str, binary: bool) -> Iterator[IO[Any]]:
-    """Write an existing device or FIFO as it is; else a file that appears whole."""
+    """Write directly to an existing device or FIFO; else make a file that appears whole."""
     status = directory.status(name)
     if status is not None and stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown)

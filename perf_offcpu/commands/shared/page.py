@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The head of a page: the verdict, and the options that select the same samples again."""
+"""Make the head of a page: the verdict, and the options that select the same samples again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from perf_offcpu.model.profile import Profile
 
 _PARTS = "time state wait_class min_dur cpu cgroup object lock".split()
-"""Options that select some samples of a thread."""
+"""Options that select a part of the samples of a thread."""
 _KEPT = (
     "kallsyms vmlinux symfs buildid_dir rules event comm pid tid cpu cgroup time state min_dur object lock"
 ).split()
-"""Options that the command of the verdict keeps."""
+"""Options that the command in the verdict repeats."""
 _OF_PATH = {"--comm", "--pid", "--tid", "--time"}
 """Options that name the thread and time of a critical path."""
 

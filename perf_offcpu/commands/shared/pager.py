@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pager for long output on a terminal, as in perf and git.
+"""Run a pager for long output on a terminal, as perf and git do.
 
 $PERF_PAGER, else $PAGER, else less; `cat` or an empty value: no pager. Unless $LESS is set, less quits if the
 output fits on the screen (F), keeps colours (R), does not fold lines (S) and does not clear the screen (X).
@@ -46,7 +46,7 @@ def paged(wanted: bool = True) -> Iterator[TextIO]:
 
 
 def _pager() -> str:
-    """Return the pager's command line, "" for no pager."""
+    """Return the pager's command line; "" for no pager."""
     from shutil import which
 
     if os.environ.get("TERM", "dumb") == "dumb":
@@ -58,7 +58,7 @@ def _pager() -> str:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the pager; Ctrl-C is the pager's business while it runs."""
+    """Wait for the pager; while it runs, only the pager handles Ctrl-C."""
     while True:
         with contextlib.suppress(KeyboardInterrupt):
             process.wait()

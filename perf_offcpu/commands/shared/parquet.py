@@ -21,14 +21,14 @@ output unit kernel addrs title max_size split all_events diff wakers cascade obj
 critical_path svg min_share no_prefix apart from_start event comm pid tid cpu cgroup state wait_class object
 lock time min_dur idle
 """.split()
-"""Options that choose samples, or how they are shown: queries on the dataset do both."""
+"""Options that select or format samples, which queries on the dataset do instead."""
 _DEFAULTS: tuple[object, ...] = (None, False, "", [], "show", MIN_SHARE)
 
 
 def write_dataset(args: argparse.Namespace) -> int:
-    """Write each recording as a segment of its own and return the exit status.
+    """Write each recording as one segment and return the exit status.
 
-    A recording that cannot be written is named, and the others are written.
+    A recording that cannot be written is reported, and the others are written.
     """
     if given := [name for name in _MEANINGLESS if getattr(args, name) not in _DEFAULTS]:
         option = {"wait_class": "class"}.get(given[0], given[0]).replace("_", "-")
@@ -50,7 +50,7 @@ def write_dataset(args: argparse.Namespace) -> int:
 
 
 def _jobs(args: argparse.Namespace) -> int:
-    """Return how many recordings are written at once."""
+    """Return the number of recordings that are written at the same time."""
     if args.jobs is None:
         return len(os.sched_getaffinity(0))
     if not 0 < args.jobs <= _MOST_JOBS:
@@ -68,7 +68,7 @@ def _labels(args: argparse.Namespace) -> dict[str, str]:
 def _results(
     work: Callable[[str], tuple[str, bool]], paths: list[str], jobs: int
 ) -> Iterator[tuple[str, bool]]:
-    """Return the result for each path, in order; of several jobs each is a process."""
+    """Return the result for each path, in order; several jobs run as processes."""
     if jobs == 1:
         yield from map(work, paths)
         return
@@ -87,7 +87,7 @@ def _results(
 
 
 def _outcome(args: argparse.Namespace, path: str) -> tuple[str, bool]:
-    """Write one recording and return what was written, or why not, and whether it was."""
+    """Write one recording; return a sentence on the result, and whether it was written."""
     try:
         return _write(args, path), True
     except (PerfOffcpuError, OSError) as problem:  # as text: not every exception passes between processes
@@ -97,7 +97,7 @@ def _outcome(args: argparse.Namespace, path: str) -> tuple[str, bool]:
 
 
 def _write(args: argparse.Namespace, path: str) -> str:
-    """Write one recording and say what was written."""
+    """Write one recording and return a sentence on the result."""
     from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.dataset.dataset import open_dataset
     from perf_offcpu.dataset.rows import host_of

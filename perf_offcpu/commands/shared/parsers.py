@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Argument parsers of the command and its verbs.
+"""Make the argument parsers of the command and its verbs.
 
-Only the module of the verb that runs is imported; the overall help and `completion` need all of them.
+Only the module of the running verb is imported; the overall help and `completion` import all of them.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _IGNORED_VALUE = re.compile(r"argument (-\w): ignored explicit argument '(.*)'")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that takes long options in full only and raises UsageError.
+    """An argparse parser that accepts no abbreviated options and raises UsageError.
 
     Args:
         dashed_values: options whose value may begin with a dash (`-F -sym`) → their long form.
-        advice: option of perf that does not exist here → what to use instead (`perf_habits.advice_of`).
+        advice: option of perf that does not exist here → what to use instead, see `perf_habits.advice_of`.
         options: arguments of argparse.ArgumentParser.
     """
 
@@ -64,12 +64,12 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does; `error` needs the words as they were typed."""
+        """Parse as argparse does, and keep the typed words for `error`."""
         self._words = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
     def attached(self, words: Iterable[str]) -> list[str]:
-        """Return the words with `-F -sym`, which argparse takes for two options, as `--fields=-sym`."""
+        """Return the words with `--fields=-sym` for `-F -sym`, which argparse would take for two options."""
         result: list[str] = []
         for word in words:
             option = self.dashed_values.get(result[-1]) if result else None
@@ -104,7 +104,7 @@ def _formatter(*, prog: str) -> argparse.HelpFormatter:
 
 
 def load_verb(verb: str) -> ModuleType:
-    """Import the module of a verb; it has `add_parser(subparsers)` and `run(args)`, the exit status."""
+    """Import the module of a verb: `add_parser(subparsers)`, and `run(args)`, which returns the status."""
     return importlib.import_module(f"perf_offcpu.commands.{VERBS[verb]}")
 
 

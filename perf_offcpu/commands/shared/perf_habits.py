@@ -15,7 +15,7 @@ _WITHOUT_EFFECT = {
     "report": "--stdio --no-children -n --show-nr-samples --show-total-period -v --verbose",
     "script": "-v --verbose",
 }
-"""Verb → options that ask for its usual behaviour."""
+"""Verb → options that request its default behaviour."""
 _DUMP = "perf-offcpu dump prints all records, with their times"
 _FILTER = "it selects by --comm, --pid, --tid, --cpu, --cgroup, --state, --class and --time, not by function"
 _SCRIPTS = (
@@ -84,13 +84,13 @@ VERBS = {
 
 
 def accept_without_effect(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Add perf's options that ask for the usual behaviour of the verb, hidden from the help."""
+    """Add perf's options that request the default behaviour of the verb, hidden from the help."""
     names = _WITHOUT_EFFECT[verb].split()
     parser.add_argument(*names, action="store_true", dest="_without_effect", help=argparse.SUPPRESS)
 
 
 def advice_of(verb: str) -> dict[str, str]:
-    """Return option of perf → what to use instead, a clause without full stop."""
+    """Return option of perf → replacement, as a clause without full stop."""
     return {name: text for names, text in _ADVICE.get(verb, {}).items() for name in names}
 
 

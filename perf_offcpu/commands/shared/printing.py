@@ -20,7 +20,7 @@ def print_json(document: object, default: Callable[[Any], Any] | None = None) ->
     """Print a JSON document and return the exit status.
 
     Args:
-        default: makes a value that JSON can write of one that it cannot.
+        default: converts a value that JSON cannot express.
     """
     import json
 

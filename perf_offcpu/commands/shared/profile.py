@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from perf_offcpu.symbolize.options import SymbolizeOptions
 
 SHOW = "show"
-"""Value of an option that was given without one (see `add_profile_arguments`)."""
+"""Value of an option that was given without a value (see `add_profile_arguments`)."""
 _ALIASES = {"--comm": ("-c", "--comms"), "--cpu": ("-C",)}
 """Other names of perf report and perf script."""
 _MOST_CPUS = 1 << 16
@@ -63,7 +63,7 @@ def add_profile_arguments(
 
     Args:
         default_events: the default of `--event`, for its help.
-        showing: option that shows something when it has no value (then it is SHOW) → its meaning then.
+        showing: option that without a value (then SHOW) shows a detail → its meaning without a value.
     """
     inline = {"action": argparse.BooleanOptionalAction, "default": True}
     group = parser.add_argument_group("input")
@@ -139,7 +139,7 @@ def every_wait_from_args(args: argparse.Namespace, option: str, instead: str = "
     """Read and symbolize without selecting, for an analysis that follows threads from wait to wait.
 
     Args:
-        instead: another remedy than to record again, for the message.
+        instead: for the message: a remedy other than a new recording.
 
     Raises:
         UsageError: the recording has samples of the waits only.

@@ -35,7 +35,7 @@ def labels_from_args(args: argparse.Namespace) -> dict[str, str]:
 
 
 def senders_from_args(targets: Iterable[str], args: argparse.Namespace) -> list[tuple[Target, Sender]]:
-    """Return the targets and their senders, as `push.opening.open_targets`."""
+    """Return the targets of the command line and their senders; see `push.opening.open_targets`."""
     from perf_offcpu.push.opening import open_targets
 
     return open_targets(targets, args.push_header_file, args.push_ca or "")

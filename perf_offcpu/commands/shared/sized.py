@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the output of convert: as one file or several, of a size that viewers open."""
+"""Write the output of convert as one or several files of a size that viewers can open."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_PARTS = 1000
 
 
 def check_sizes(args: argparse.Namespace, format_: Format) -> None:
-    """Raise UsageError if --max-size or --split is wrong, or means nothing to the format."""
+    """Raise UsageError if --max-size or --split is invalid, or has no meaning for the format."""
     for option, value in (("--max-size", args.max_size), ("--split", args.split)):
         if value is not None and "note" not in format_.options:
             raise UsageError(f"{option} means nothing to --{format_.name}, which has no time axis")
@@ -44,7 +44,7 @@ def check_sizes(args: argparse.Namespace, format_: Format) -> None:
 def write_sized(
     args: argparse.Namespace, format_: Format, profile: Profile, options: Options, output: str
 ) -> None:
-    """Write the profile, and say on stderr what was written and what viewers do not open."""
+    """Write the profile; report on stderr the written files, and files that are too large for viewers."""
     if args.split is None:
         _write(args, format_, profile, options, output)
         return

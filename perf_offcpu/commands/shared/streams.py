@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand in for standard streams that were closed when the program started (`>&-`).
+"""Replace standard streams that were closed when the program started (`>&-`).
 
-Python has None for such a stream, and the next file to be opened gets its number: output of C code would go
+Python has None for such a stream, and the next opened file gets its number, so that output of C code would go
 into a recording. So the numbers are occupied, and writing to closed standard output raises OSError.
 """
 
@@ -51,7 +51,7 @@ def columns() -> int:
 def replace_closed_streams() -> None:
     """Make closed standard input empty, let standard error discard and standard output raise OSError.
 
-    A recorded command gets them closed, as this program got them.
+    A recorded command still gets closed streams.
     """
     if sys.stdin is None:
         os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # the lowest free number: 0

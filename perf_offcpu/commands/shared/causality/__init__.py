@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the reports that follow threads from wait to wait, from the options of a command line."""
+"""Make the reports that follow waits from thread to thread, from the options of a command line."""

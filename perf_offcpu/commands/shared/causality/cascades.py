@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Cascade]:
-    """Read all threads, and pass on the weight of the waits that the options of selection choose.
+    """Read all threads, and pass on the weight of the waits that the selection chooses.
 
-    The waits behind them are those of all threads, chosen or not.
+    Their weight passes through waits of all threads, chosen or not.
     """
     from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.analysis.select import selected_rows

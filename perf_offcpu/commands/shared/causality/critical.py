@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the critical path that a command line asks for."""
+"""Make the critical path of a command line."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _OTHERS = ("state", "class", "cpu", "cgroup", "min_dur", "object", "lock", "even
 
 
 def critical_path_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, CriticalPath]:
-    """Read all threads, and follow the path of the one that --tid, --pid and --comm name, within --time.
+    """Read all threads, and follow the path of the thread of --tid, --pid and --comm, within --time.
 
     Raises:
-        UsageError: no such thread; or an option that selects samples, which would tear holes into the path.
+        UsageError: there is no such thread; or an option selects samples, which would leave gaps in the path.
     """
     from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.analysis.timeline import timeline_of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the report of serialization that a command line asks for."""
+"""Make the report of serialization of a command line."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def serial_from_args(args: argparse.Namespace, stacks: int) -> SerialReport:
-    """Read all threads, and count those that --comm, --pid and --tid name, within --time.
+    """Read all threads, and count the threads of --comm, --pid and --tid, within --time.
 
     Raises:
-        UsageError: no such thread; or an option that selects samples, which would tear holes into runs.
+        UsageError: there is no such thread; or an option selects samples, which would leave gaps in runs.
     """
     from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.analysis.timeline import timeline_of
