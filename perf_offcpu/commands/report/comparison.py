@@ -71,7 +71,7 @@ def _per(text: str | None, old: Meta, new: Meta) -> Per:
 
 
 def _program(meta: Meta) -> str:
-    """Return the program of a recording of one whole run; "" for none, and for `sleep`, which is no workload."""
+    """Return the program of a recording of one whole run; "" for none and for `sleep`, no workload."""
     command = () if meta.parts else meta.cmdline
     words = command[command.index("--") + 1 :] if "--" in command else ()
     name = words[0] if words else ""
