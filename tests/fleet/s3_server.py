@@ -21,6 +21,7 @@ from typing import Any
 import boto3
 import pytest
 from builders.dataset import rows_of
+from builders.html_page import Page
 from builders.profile import Code, ProfileBuilder
 from moto.server import ThreadedMotoServer
 
@@ -35,6 +36,7 @@ from perf_offcpu.dataset.rows import Gap, Host
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.segment import write_segment
 from perf_offcpu.errors import PerfOffcpuError
+from perf_offcpu.fleet.selection import utc
 from perf_offcpu.model.profile import Profile
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
@@ -62,7 +64,8 @@ def bucket() -> Iterator[str]:
 def profile_of(second: int) -> Profile:
     """Return two waits of a host in a second of an hour."""
     begin = HOUR * HOUR_NS + second * 10**9
-    meta = {"wall_clock_ns": begin, "wall_clock_at_ns": 5, "begin_ns": 5, "end_ns": 10**9, "hostname": "web"}
+    meta: dict[str, Any] = {"wall_clock_ns": begin, "wall_clock_at_ns": 5, "begin_ns": 5, "end_ns": 10**9}
+    meta |= {"hostname": "web", "parts": ((5, 3 * 10**8), (5 * 10**8, 10**9)) if second == 4 else ()}
     builder = ProfileBuilder(meta=meta, losses={"full rings": 1})
     for row, name in enumerate(("a", "b")):
         path = ["main", Code(name, f"/lib/{name}", 0x40 + row, file=name, line=row)]
@@ -72,10 +75,12 @@ def profile_of(second: int) -> Profile:
 
 def fill(dataset: Dataset) -> None:
     for second in range(5):
-        gaps = [] if second else [Gap((HOUR * HOUR_NS) - 10**9, HOUR * HOUR_NS, "stopped")]
-        write_segment(
-            dataset, profile_of(second), Host(f"web{second % 2}", hostname=f"web{second % 2}"), gaps
-        )
+        begin, host = HOUR * HOUR_NS + second * 10**9, f"web{second % 2}"
+        gaps = {
+            0: [Gap(begin - 10**9, begin, "stopped")],
+            4: [Gap(begin + 3 * 10**8, begin + 5 * 10**8, "budget")],
+        }
+        write_segment(dataset, profile_of(second), Host(host, hostname=host), gaps.get(second, []))
 
 
 def content(dataset: Dataset) -> dict[str, Counter[str]]:
@@ -89,16 +94,32 @@ def told(url: str, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str,
     return document | {"source": ""}
 
 
+def picture(url: str, folder: Path, *words: str) -> tuple[Any, ...]:
+    """Return what a flame graph shows."""
+    assert main(["fleet", "flamegraph", url, "-o", str(folder / "out.html"), *words]) == 0
+    shown = Page((folder / "out.html").read_text()).profile
+    return shown["layers"], shown["names"], [fact for fact in shown["facts"] if fact[0] != "File"]
+
+
 def test_a_bucket_is_as_a_directory(bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     remote, local = open_dataset(f"{bucket}/one", make=True), open_dataset(str(tmp_path / "one"), make=True)
     for dataset in (remote, local):
         fill(dataset)
     before = content(local)
-    assert content(remote) == before and before["samples"].total() == 10 and before["gaps"].total() == 1
+    assert content(remote) == before and before["samples"].total() == 10 and before["gaps"].total() == 2
+    assert before["hosts"].total() == 6, "a row for each part of a segment"
     assert len(remote.files("samples")) == 5
     expected = told(local.url, capsys)
     assert told(remote.url, capsys) == expected
-    assert expected["gaps"] == [{"host": "web0", "cause": "stopped", "ns": 10**9}]
+    assert [(gap["cause"], gap["ns"]) for gap in expected["gaps"]] == [
+        ("stopped", 10**9),
+        ("budget", 2 * 10**8),
+    ]
+    assert expected["recorded_ns"] == 5 * (10**9 - 5) - 2 * 10**8
+    since = ("--since", utc(HOUR * HOUR_NS + 2 * 10**9).replace(" ", "T"))
+    assert told(remote.url, capsys, *since) == told(local.url, capsys, *since) != expected
+    pictures = [picture(dataset.url, tmp_path, *since) for dataset in (remote, local)]
+    assert pictures[0] == pictures[1]
     for dataset in (remote, local):
         assert not any(isinstance(done, Exception) for _, done in compact(dataset, (HOUR + 1) * HOUR_NS))
     assert len(remote.files("samples")) == 1
