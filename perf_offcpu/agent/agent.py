@@ -107,6 +107,8 @@ class Agent:
         if self._delivery.failures > 2:
             return "segments cannot be delivered"
         now, keeper, recorder = time.monotonic(), self._keeper, self._recorder
+        if self._backoff.failures > 2 and (recorder is None or not self._is_sound()):
+            return "the recorder ends again and again"
         starting = now - self._started_s < 2 * self.config.segment_s + 60
         expected = not (starting or keeper.paused or now - keeper.resumed_s < RESUMED_S)
         if expected and (recorder is None or not recorder.is_recording):
@@ -185,7 +187,7 @@ class Agent:
             return
         self.metrics.add("recorder_failures_total")
         self._next_cause = RECORDER
-        if time.monotonic() - self._started_s > _SOUND_S:
+        if self._is_sound():
             self._backoff.worked()
         pause_s = self._backoff.failed()
         self._say(f"the recorder ended with status {status}; it is started again in {pause_s:.0f} s")
@@ -229,8 +231,14 @@ class Agent:
     def _stop_recorder(self, cause: str) -> None:
         """End the recorder; another one is started when it has ended."""
         self._next_cause = cause
+        if self._is_sound():
+            self._backoff.worked()
         if self._recorder is not None:
             self._recorder.stop()
+
+    def _is_sound(self) -> bool:
+        """Return whether the last recorder has run for long enough."""
+        return time.monotonic() - self._started_s > _SOUND_S
 
     def _save_account(self) -> None:
         try:

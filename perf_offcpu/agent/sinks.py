@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from perf_offcpu.agent.ledger import BUDGET, Missing, Origin
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.spool import Spool, message_name
+from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.text import printable
 
 if TYPE_CHECKING:
@@ -86,13 +87,21 @@ class DatasetSink:
             missing: the gap before it; None for none.
 
         Raises:
-            OSError, PerfOffcpuError: it cannot be written.
+            PerfOffcpuError: it cannot be written.
         """
         from perf_offcpu.dataset.segment import write_segment
 
         gaps = _gaps(profile, missing)
         labels = self._labels if origin.labels is None else origin.labels
-        return write_segment(self._dataset, profile, _host(profile, origin.boot_id, labels), gaps).bytes
+        try:
+            return write_segment(self._dataset, profile, _host(profile, origin.boot_id, labels), gaps).bytes
+        except OSError as problem:
+            raise _named(self._dataset.url, problem) from problem
+
+
+def _named(place: str, problem: OSError) -> PerfOffcpuError:
+    """Return an error that names the place where something could not be written."""
+    return PerfOffcpuError(f"{place}: {problem.strerror or problem}")
 
 
 def _gaps(profile: Profile, missing: Missing | None) -> list[Gap]:
@@ -162,11 +171,14 @@ class PushSink:
             labels: of the host when it was recorded; None unknown.
 
         Raises:
-            OSError: they cannot be written.
+            PerfOffcpuError: they cannot be written.
         """
         size = 0
         for number, body in enumerate(self._messages(profile, labels)):
-            self._spool.write(message_name(recording, self.key, number), body)
+            try:
+                self._spool.write(message_name(recording, self.key, number), body)
+            except OSError as problem:
+                raise _named(self._spool.path, problem) from problem
             size += len(body)
         self._wake.set()
         return size

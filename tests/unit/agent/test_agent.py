@@ -92,3 +92,15 @@ def test_messages_for_a_server_that_is_not_named_any_more_are_counted(tmp_path: 
     assert agent.spool.messages() == [] and agent.metrics.value("push_lost_total", "no-server") == 1
     assert any("--push does not name their servers" in text for text in said)
     agent.spool.close()
+
+
+def test_a_recorder_that_ends_again_and_again_is_not_healthy(agent: Agent) -> None:
+    """Each start is a new one, in which it may not record yet."""
+    recorder: Any = SimpleNamespace(is_recording=True, was_stopped=False)
+    for attempt in range(3):
+        agent._recorder, agent._started_s = recorder, time.monotonic()
+        assert agent.problem() == "", attempt
+        agent._on_ended("1")
+    assert agent.problem() == "the recorder ends again and again"
+    agent._recorder, agent._started_s = recorder, time.monotonic() - 31
+    assert agent.problem() == "", "this one stays"

@@ -188,6 +188,18 @@ def test_dataset_that_fails_gets_the_segment_later(
     assert pauses[3] >= 0.08, "twice as long each time"
 
 
+def test_a_full_disk_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("perf_offcpu.dataset.segment.put", full)
+        place.add(FIRST)
+        with running(place):
+            until(lambda: place.said)
+    assert f"not delivered: {place.root}/dataset: No space left on device; again" in place.said[0]
+
+
 def test_account_that_cannot_be_written_is_said(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
