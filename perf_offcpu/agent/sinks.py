@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from perf_offcpu.agent.ledger import BUDGET, Missing, Origin
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.spool import Spool, message_name
-from perf_offcpu.errors import PerfOffcpuError
+from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.text import printable
 
 if TYPE_CHECKING:
@@ -184,9 +184,13 @@ class PushSink:
         return size
 
     def _messages(self, profile: Profile, labels: dict[str, str] | None) -> Iterator[bytes]:
+        from perf_offcpu.push.labels import check_labels
         from perf_offcpu.push.messages import messages
 
-        labels = self._labels if labels is None else labels
+        try:
+            check_labels(labels := self._labels if labels is None else labels)
+        except UsageError:  # this server was not in the configuration of then
+            labels = self._labels
         return (message.body for message in messages(self._target, profile, labels))
 
     def close(self, patience_s: float) -> None:

@@ -90,12 +90,17 @@ def _push(target: Target, sender: Sender, profile: Profile, labels: dict[str, st
             sent, samples, weight = sent + 1, samples + message.samples, weight + message.weight_ns
     except PushError as problem:
         _tell(str(problem))
+        if sent:  # pushed again, it is there twice
+            _tell(f"{target} has taken a part: {_amount(weight, samples, sent)}")
         return False
     finally:
         sender.close()
-    size = f"{samples} samples in {sent} message{'s' * (sent != 1)}"
-    print(f"perf-offcpu push: {target}: {weight / 1e9:.3f} s, {size}")
+    print(f"perf-offcpu push: {target}: {_amount(weight, samples, sent)}")
     return not rejected
+
+
+def _amount(weight_ns: int, samples: int, sent: int) -> str:
+    return f"{weight_ns / 1e9:.3f} s, {samples} samples in {sent} message{'s' * (sent != 1)}"
 
 
 def _tell(text: str) -> None:

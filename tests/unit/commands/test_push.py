@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 from builders import program
 from builders.push import rules
 from builders.push.servers import Receiver, Reply, receiver
+
+from perf_offcpu.cli import main
+from perf_offcpu.push import waits
 
 DATA = Path(__file__).parents[2] / "data"
 INPUT = ("-f", "-i", DATA / "demo.data", "--kallsyms", DATA / "demo.kallsyms", "--symfs", DATA / "demo.symfs")
@@ -77,6 +81,18 @@ def test_rejected_profiles_are_a_failure() -> None:
     with receiver(None, partial) as found:
         done = push(f"otlp=http://127.0.0.1:{found.port}")
     assert done.returncode == 1 and "1 profiles rejected: nope" in done.stderr
+
+
+def test_a_part_that_was_taken_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(waits, "MOST_SAMPLES", 2)
+    with receiver(None, Reply(), Reply(401)) as found:
+        target = f"otlp=http://127.0.0.1:{found.port}"
+        assert main(["push", target, *map(str, INPUT)]) == 1
+    out, err = capsys.readouterr()
+    assert not out and f"push: {target}: 401 Unauthorized" in err
+    assert re.search(rf"push: {target} has taken a part: \d+\.\d+ s, \d+ samples in 1 message\n", err)
 
 
 def test_no_server() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,20 @@ def test_a_segment_is_pushed_with_the_credentials_of_the_file(tmp_path: Path) ->
     assert len(found.stored) == 1 and (said, left) == ([], [])
     assert found.requests[0].headers["authorization"] == "Bearer geheim"
     assert metrics.value("pushed_total", "otlp") == 1 and metrics.sum("push_lost_total") == 0
+
+
+def test_messages_have_the_labels_of_the_recording_if_servers_take_them(tmp_path: Path) -> None:
+    spool = Spool(str(tmp_path / "spool"))
+    ((to, sender),) = open_targets(["otlp=http://127.0.0.1:1"])
+    sink = PushSink(to, sender, {"service": "now"}, spool, Metrics(), lambda text: None)
+    given = ({"service": "then"}, {"k8s-pod": "x"}, None)
+    for number, labels in enumerate(given):
+        sink.keep(f"{number:08}{RECORDING[8:]}", some_waits(), labels)
+    texts = [gzip.decompress(spool.read(name)) for name in spool.messages()]
+    sink.close(0)
+    spool.close()
+    assert [b"then" in text for text in texts] == [True, False, False]
+    assert [b"now" in text for text in texts] == [False, True, True]
 
 
 @pytest.mark.parametrize(
