@@ -9,6 +9,7 @@
 #include <linux/stddef.h>
 #include "loops.h"
 #include "off_cpu.h"
+#include "period.h"
 
 /* A member of a kernel structure at the offset that the running kernel's BTF has for it. */
 #define FIELD(type, object, offset) (*(type *)((char *)(object) + (offset)))
@@ -70,8 +71,7 @@ struct offcpu_task {
 	u32 waker_flags;		/* OFFCPU_WAKER_INTERRUPT */
 	u64 scratch;			/* see via_memory() */
 #if OFFCPU_SAMPLING
-	u64 accumulated;		/* waiting that no sample stands for yet: see sampling.h */
-	u64 period_ns;			/* for which this is accumulated, 0 before the first wait */
+	struct offcpu_phase phase;	/* of sampling: see period.h */
 	u64 clock;			/* of the run queue, at the switch-out or when found */
 	u64 queued_ns;			/* the kernel's run-queue delay of the task by then */
 #endif

@@ -315,7 +315,7 @@ static __always_inline bool may_send(const struct offcpu_control *ctl, struct of
 	return false;
 }
 #else
-/* No sample may be left out: the period follows the rate (sampling.h). */
+/* No sample may be left out: the period follows the rate (period.h). */
 static __always_inline bool may_send(const struct offcpu_control *ctl, struct offcpu_wait *wait)
 {
 	return true;

@@ -23,7 +23,7 @@ _ON_BIRTH = {"offcpu_fork": "sched_process_fork", "offcpu_exec": "sched_process_
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _WINDOWS_A_SECOND = 10  # of the limit of the rate
-_LEAST_IN_WINDOW = 50  # samples that tell their rate well enough for a period (bpf/sampling.h)
+_LEAST_IN_WINDOW = 50  # samples that tell their rate well enough for a period (bpf/period.h)
 EARLY_BELOW_NS = 10_000
 """Thresholds below which most waits of a busy machine become samples: their kernel stacks are taken early."""
 

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The period of sampling, which a limit of the rate changes, and the phase in which a thread is.
+ *
+ * A phase is random among the phases of one period only: kept for a longer one, a thread would have
+ * no sample for too long; kept for a shorter one, the next wait would get the time of earlier ones.
+ * So each period begins with a phase of its own.
+ *
+ * tests/unit/collect/bpf/test_period.py compiles this file without BPF.
+ */
+#ifndef OFFCPU_PERIOD_H
+#define OFFCPU_PERIOD_H
+
+#include "off_cpu.h"
+
+#define RATIO_ONE 1024			/* of a new period to the one before */
+#define RATIO_LIMIT 64
+#define LONGEST_PERIOD_NS (1ULL << 40)	/* no product of adapt_period() overflows */
+
+/* What a thread has waited since its last sample. */
+struct offcpu_phase {
+	u64 period_ns;			/* to which this belongs, 0 before the first wait */
+	u64 accumulated;		/* ns, from a random begin on; below the period */
+};
+
+/* The period: that of the user, or a longer one while there are too many samples. */
+static __always_inline u64 period_of(const struct offcpu_control *ctl,
+				     const struct offcpu_rate *limit)
+{
+	return limit && limit->threshold_ns > ctl->period_ns ? limit->threshold_ns : ctl->period_ns;
+}
+
+/*
+ * Choose the period anew where a window is over, or its samples are used up. No sample is left out:
+ * the others would not stand for it. Between 7 and 10 tenths of the samples that the time allows,
+ * all stays; otherwise the number of samples seen chooses a period for 17 of 20.
+ *
+ * CPUs do not wait for each other. By the order of these loads and stores two of them that are here
+ * at the same time choose the same, or one finds the new window.
+ */
+static __always_inline void adapt_period(const struct offcpu_control *ctl,
+					 struct offcpu_rate *limit, u64 now)
+{
+	u64 from = *(volatile u64 *)&limit->threshold_ns;
+	u64 sent = *(volatile u64 *)&limit->sent;
+	u64 begin = *(volatile u64 *)&limit->window_ns;
+	u64 passed = now > begin ? now - begin : 0, allowed, ratio;
+
+	if (passed < ctl->window_ns && sent < ctl->max_rate)
+		return;
+	if (passed > 8 * ctl->window_ns)
+		passed = 8 * ctl->window_ns;
+	allowed = ctl->max_rate * passed / ctl->window_ns;
+	*(volatile u64 *)&limit->window_ns = now;
+	*(volatile u64 *)&limit->sent = 0;
+	if (sent <= allowed && 10 * sent >= 7 * allowed)
+		return;
+	ratio = (sent + 1) * RATIO_ONE / (17 * allowed / 20 + 1);
+	if (ratio < RATIO_ONE / RATIO_LIMIT)
+		ratio = RATIO_ONE / RATIO_LIMIT;
+	if (ratio > RATIO_ONE * RATIO_LIMIT)
+		ratio = RATIO_ONE * RATIO_LIMIT;
+	if (from < ctl->period_ns)
+		from = ctl->period_ns;
+	from = from * ratio / RATIO_ONE;
+	if (from > LONGEST_PERIOD_NS)
+		from = LONGEST_PERIOD_NS;
+	*(volatile u64 *)&limit->threshold_ns = from > ctl->period_ns ? from : 0;
+	if (ratio <= RATIO_ONE)
+		return;
+	limit->raised += 1;
+	if (from > limit->highest_ns)
+		limit->highest_ns = from;
+}
+
+/* A random number below another one. */
+static __always_inline u64 random_below(u64 end)
+{
+	u64 random = bpf_get_prandom_u32();
+
+	return random * (end >> 32) + (random * (u32)end >> 32);
+}
+
+/* Add a wait to the phase of its thread. Return how many periods it fills; 0: it is no sample. */
+static __always_inline u64 draw_periods(const struct offcpu_control *ctl,
+					struct offcpu_rate *limit, struct offcpu_phase *phase,
+					u64 now, u64 ns)
+{
+	u64 period, periods;
+
+	if (limit)
+		adapt_period(ctl, limit, now);
+	period = period_of(ctl, limit);
+	if (!period)
+		return 0;
+	if (phase->period_ns != period) {
+		phase->period_ns = period;
+		phase->accumulated = random_below(period);
+	}
+	phase->accumulated += ns;
+	if (phase->accumulated < period) /* most waits need no division */
+		return 0;
+	periods = phase->accumulated / period;
+	phase->accumulated -= periods * period;
+	if (limit)
+		__sync_fetch_and_add(&limit->sent, 1);
+	return periods;
+}
+
+#endif /* OFFCPU_PERIOD_H */

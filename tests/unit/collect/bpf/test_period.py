@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The period of sampling at a limit of the rate: the C code of bpf/period.h, on simulated waits."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from perf_offcpu.collect.bpf.config import OffCpuConfig
+from perf_offcpu.collect.bpf.defines import control_values
+from perf_offcpu.collect.bpf.header import read_header
+from perf_offcpu.model.columns import I64
+
+BPF = Path(__file__).parents[4] / "bpf"
+MS = 1_000_000
+S = 1000 * MS
+PERIOD = 10_000
+MODES = read_header(BPF / "off_cpu.h").enums["mode"]
+PROGRAM = """
+#include <linux/types.h>
+#include <linux/stddef.h>
+#define __always_inline inline __attribute__((always_inline))
+static u64 seed;
+static u32 bpf_get_prandom_u32(void)
+{
+    seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
+    return seed >> 32;
+}
+#include "period.h"
+void draw_all(u64 period_ns, u64 max_rate, u64 window_ns, u64 random, u64 number, const u64 *end_ns,
+              const u64 *thread, const u64 *length_ns, struct offcpu_phase *phases, u64 *weight_ns)
+{
+    struct offcpu_control ctl = {.period_ns = period_ns, .max_rate = max_rate, .window_ns = window_ns};
+    struct offcpu_rate limit = {};
+    seed = random;
+    for (u64 at = 0; at < number; at++) {
+        struct offcpu_phase *phase = &phases[thread[at]];
+        u64 periods = draw_periods(&ctl, max_rate ? &limit : 0, phase, end_ns[at], length_ns[at]);
+        weight_ns[at] = periods * phase->period_ns;
+    }
+}
+"""
+
+
+class Waits(NamedTuple):
+    """Waits in the order of their ends, ns."""
+
+    end: I64
+    thread: I64
+    length: I64
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Compile bpf/period.h with the headers of the BPF programs."""
+    directory = tmp_path_factory.mktemp("period")
+    source, library = directory / "period.c", directory / "period.so"
+    source.write_text(PROGRAM)
+    includes = ("-isystem", BPF / "include", "-I", BPF)
+    command = ["gcc", "-O2", "-shared", "-fPIC", *includes, "-o", library, source]
+    subprocess.run(command, check=True, timeout=60)
+    return ctypes.CDLL(str(library))
+
+
+def weights(library: ctypes.CDLL, waits: Waits, limit: int, period: int = PERIOD, seed: int = 1) -> I64:
+    """Return the weight of each wait; 0: it is no sample."""
+    control = control_values(OffCpuConfig(off_cpu_period_ns=period, max_rate=limit), MODES, True)
+    found, phases = np.zeros(len(waits.end), np.int64), np.zeros((int(waits.thread.max()) + 1, 2), np.int64)
+    numbers = (period, control["max_rate"], control["window_ns"], seed, len(found))
+    arrays = [np.ascontiguousarray(column, np.int64) for column in (*waits, phases, found)]
+    library.draw_all(
+        *map(ctypes.c_uint64, numbers), *(ctypes.c_void_p(column.ctypes.data) for column in arrays)
+    )
+    return arrays[-1]
+
+
+def naps(rng: np.random.Generator, threads: Sequence[int], begin_s: float, end_s: float) -> Waits:
+    """Return waits of 0.2 ms on average, each thread half of the time, from begin to end."""
+    number = int((end_s - begin_s) * S / (0.4 * MS) * 1.1) + 100
+    length = rng.exponential(0.2 * MS, (len(threads), number))
+    end = begin_s * S + np.cumsum(length + 0.2 * MS, 1)
+    thread = np.broadcast_to(np.array(threads)[:, None], end.shape)
+    kept = end < end_s * S
+    return Waits(*(column[kept].astype(np.int64) for column in (end, thread, length)))
+
+
+def together(*parts: Waits) -> Waits:
+    columns = Waits(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    order = np.argsort(columns.end, kind="stable")
+    return Waits(*(column[order] for column in columns))
+
+
+def per_second(waits: Waits, found: I64) -> I64:
+    """Return the number of samples in each second."""
+    return np.bincount(waits.end[found > 0] // S)
+
+
+@pytest.mark.parametrize("limit", [10, 30, 60, 100, 500, 5000])
+def test_a_steady_load_uses_the_limit_and_stays_below_it(library: ctypes.CDLL, limit: int) -> None:
+    waits = together(naps(np.random.default_rng(limit), range(16), 1, 21))
+    found = weights(library, waits, limit)
+    rate = per_second(waits, found)[1:]
+    in_window = max(50, limit // 10)
+    assert rate[0] <= limit + 4 * in_window
+    assert 0.7 * limit <= rate[10:].mean() <= limit and rate[1:].max() <= 1.2 * limit + 2
+    # Two changes of the period at most, each with an error below a period in each thread.
+    longest = found[waits.end > 20 * S].max()
+    assert abs(found.sum() - waits.length.sum()) < 3 * 16 * longest
+
+
+@pytest.mark.parametrize("limit", [60, 500, 5000])
+def test_bursts_cost_windows_not_seconds_and_the_period_falls_after_them(
+    library: ctypes.CDLL, limit: int
+) -> None:
+    """Fifty times the load for 0.3 s of each 4 s."""
+    rng = np.random.default_rng(limit)
+    bursts = [naps(rng, range(1, 51), begin, begin + 0.3) for begin in range(3, 43, 4)]
+    waits = together(naps(rng, [0], 1, 43), *bursts)
+    found = weights(library, waits, limit)
+    rate = per_second(waits, found)[2:]
+    in_window = max(50, limit // 10)
+    assert rate.mean() <= limit and rate.max() <= limit + 4 * in_window
+    tenths = np.bincount(waits.end[found > 0] // (100 * MS))
+    assert tenths.max() <= 0.1 * limit + 4 * in_window
+    # The last of four seconds, where the load has long been that of one thread.
+    whole = np.bincount(waits.end // S)[2:]
+    assert (rate[3::4] >= 0.6 * np.minimum(limit, whole[3::4])).all()
+
+
+def test_no_time_moves_between_bursts_and_quiet_parts(library: ctypes.CDLL) -> None:
+    errors = []
+    for seed in range(120):
+        rng = np.random.default_rng(seed)
+        bursts = [naps(rng, range(1, 21), begin, begin + 0.2) for begin in range(1, 6, 2)]
+        waits = together(naps(rng, [0, 1], 1, 7), *bursts)
+        found = weights(library, waits, 100, seed=seed)
+        in_burst = (waits.end % (2 * S) >= S) & (waits.end % S < 200 * MS)
+        errors.append([found[part].sum() / waits.length[part].sum() - 1 for part in (in_burst, ~in_burst)])
+    mean, error = np.mean(errors, 0), np.std(errors, 0) / np.sqrt(len(errors))
+    assert (error < 0.02).all() and (np.abs(mean) < 3 * error).all()
+
+
+def test_phases_of_long_periods_are_random(library: ctypes.CDLL) -> None:
+    """Each of 4000 threads waits once, for a tenth of a period that 32 bits of ns do not hold."""
+    number = np.arange(4000)
+    waits = Waits(20 * S + number, number, np.full(4000, 2 * S))
+    samples = (weights(library, waits, 0, 20 * S) > 0).sum()
+    assert abs(samples - 400) < 5 * 19
+
+
+def test_a_wait_of_a_period_is_always_a_sample(library: ctypes.CDLL) -> None:
+    number = np.arange(1000)
+    waits = Waits(S + 10 * MS * number, number, np.full(1000, 3 * S))
+    found = weights(library, waits, 100)
+    assert (found > 0).all() and (np.abs(found - waits.length) < found.max()).all()
