@@ -32,7 +32,8 @@ from perf_offcpu.perfdata.reader import PerfDataReader
 pytestmark = pytest.mark.beside
 
 THREADS = """
-import os, threading, time
+import os, sys, threading, time
+sys.setswitchinterval(10)  # a wait for the interpreter's lock asks for a time, too: a longer one than a nap
 end, _ = os.pipe()
 def sleep():
     while True:
@@ -135,9 +136,10 @@ def check_part(recording: Recording, begin_ns: int, end_ns: int, told: tuple[int
             assert int(budget.interruptible_ns[0]) >= 0.9 * length_ns
         if tid == sleeper:
             # A wake-up of before the pause would make a wait after it one for a CPU.
-            woken = (samples.tid == tid) & (samples.asked_ns > 0) & (samples.wakeup_ns >= 0)
+            is_nap = (samples.tid == tid) & (samples.asked_ns > 0) & (samples.asked_ns < 5 * MS)
+            woken = is_nap & (samples.wakeup_ns >= 0)
             early = samples.asked_ns - (samples.wakeup_ns - samples.switch_out_ns)
-            assert woken.any() and (early[woken] < 0.1 * MS).all()
+            assert woken.any() and early[woken].max() < 0.1 * MS
             assert int(budget.switches[0]) > 20 / PATIENCE
     (waits,) = np.flatnonzero((samples.tid == stuck) & samples.has(SampleFlag.STILL_BLOCKED))[None]
     assert len(waits) == 1 and 0.9 * length_ns <= int(samples.period[waits[0]]) <= length_ns
@@ -334,7 +336,7 @@ def test_period_changes_with_a_new_file_and_nothing_is_between_them(tmp_path: Pa
     for recording, period in zip(found, (2 * MS, 7 * MS, MS // 2, 3 * MS), strict=True):
         drawn = recording.samples.period[recording.samples.has(SampleFlag.SAMPLED)]
         # A wait that was drawn between two looks has the period before.
-        assert len(drawn) > 5 and ((drawn % period == 0).mean()) > 0.9
+        assert len(drawn) > 5 and (drawn % period != 0).sum() <= max(2, 0.1 * len(drawn))
     assert "--control: period x" in said
 
 

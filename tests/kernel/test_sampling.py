@@ -92,7 +92,7 @@ def test_the_kernel_tells_when_a_sleeper_was_woken(recording: Recording) -> None
     assert naps.sum() > 25 and (wakeup <= out + length).all()
     # A timer wakes after the time that is asked for, however long the thread then waits for a CPU.
     late = wakeup - out - samples.asked_ns[naps]
-    assert (late > -0.1 * MS).all() and np.median(late) < 0.5 * MS
+    assert late.min() > -0.1 * MS and np.median(late) < 0.5 * MS
 
 
 def test_budgets_stay_exact(recording: Recording) -> None:
