@@ -22,10 +22,10 @@ from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.time_windows import Window, in_windows
-from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.errors import UsageError
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, I64, Bool, distinct, is_among
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS, Budget, SampleFlag
 from perf_offcpu.structs import frozen

@@ -15,8 +15,8 @@ from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.callpaths.names import Name, NameKind, name_frames
 from perf_offcpu.callpaths.options import PathOptions
-from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.model.columns import I64
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.text import MISSED_STACK, UNKNOWN, id_text, printable, thread_label

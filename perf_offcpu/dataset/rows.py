@@ -16,10 +16,10 @@ from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.callpaths.texts import Texts, merged, named, sample_texts
 from perf_offcpu.dataset.content import Content
 from perf_offcpu.dataset.schema import BUDGETS
-from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.errors import UsageError
 from perf_offcpu.losses import by_text
 from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable

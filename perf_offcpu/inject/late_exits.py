@@ -20,8 +20,8 @@ from perf_offcpu.binary.gather import gather_fields, move_rows
 from perf_offcpu.decode.retype import repair_ids
 from perf_offcpu.decode.samples import sample_columns
 from perf_offcpu.decode.tasks.columns import TaskRecords
-from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.model.columns import I32, I64, distinct, is_among
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.recording import Samples, Tasks
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk

@@ -32,7 +32,6 @@ from perf_offcpu.decode.stacks.snapshot_store import (
     with_callers,
 )
 from perf_offcpu.decode.stacks.user_parts import join_parts, kernel_parts, without_user_parts
-from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.inject.header import has_stacks, is_raw_offcpu
 from perf_offcpu.inject.late_copies import LateCopies
@@ -42,6 +41,7 @@ from perf_offcpu.inject.samples import SampleBatch, model_fields
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.unwind.unwinder import Unwinder, Unwound
 
 

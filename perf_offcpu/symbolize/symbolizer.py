@@ -15,10 +15,10 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I32, I64, distinct
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.mappings import NO_MAP, find_mappings
 from perf_offcpu.model.profile import Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Recording, SampleColumns, Samples, Spaces

@@ -51,6 +51,9 @@ FORBIDDEN = {
     ("report", "collect"),
     ("perf_script", "collect"),
 }
+# Analyses and views take a Profile; the rooms below them decode records.
+_OF_PROFILES = "analysis causality locks callpaths convert script dataset report push"
+FORBIDDEN |= {(room, "decode") for room in _OF_PROFILES.split()}
 
 # Each costs tens of milliseconds or more to import, so one place imports it, where it is used.
 SOLE_IMPORTERS = {

@@ -19,8 +19,8 @@ import numpy as np
 
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.group import group, max_by
-from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.structs import mutable

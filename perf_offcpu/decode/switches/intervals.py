@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.decode.switches.events import Switches, SwitchKind
-from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, Bool, Table, column
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.recording import Tasks
 from perf_offcpu.structs import mutable
 

@@ -21,9 +21,9 @@ from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.decode.account import CollectorAccount
 from perf_offcpu.decode.switches.events import Switches, SwitchKind
 from perf_offcpu.decode.switches.intervals import find_waits
-from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I64
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.recording import Evsel, SampleFlag, Samples, Tasks
 
 _SAMPLE_TYPE = (

@@ -227,7 +227,7 @@ class AddressSpaces:
             maps.pgoff[places], maps.dso[places] = found.pgoff, found.dso
 
     def timeline(self) -> tuple[I32, I64, I32]:
-        """Return (pid, begin_ns, space), sorted by (pid, begin), for `decode.tasks.lookup.rows_at`."""
+        """Return (pid, begin_ns, space), sorted by (pid, begin), for `model.lookup.rows_at`."""
         pid, begin, space = np.array(self._timeline, np.int64).reshape(-1, 3).T
         order = np.lexsort((begin, pid))
         return pid[order].astype(np.int32), begin[order], space[order].astype(np.int32)

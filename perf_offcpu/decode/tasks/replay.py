@@ -19,9 +19,9 @@ import numpy as np
 
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.tasks.address_spaces import AddressSpaces, Mapping
-from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.decode.tasks.map_runs import MapEvents, MapRuns, map_runs
 from perf_offcpu.decode.tasks.notes import SIDE_TYPES, Note, TaskNotes
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.recording import Comms, KernelSymbols, Samples, Tasks
 from perf_offcpu.model.strings import Strings
 

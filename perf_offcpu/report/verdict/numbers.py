@@ -26,9 +26,9 @@ from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.analysis.idle import of_idle_threads
-from perf_offcpu.decode.tasks.lookup import rows_at
 from perf_offcpu.losses import LossCause, Stage
 from perf_offcpu.model.columns import Bool
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.report.verdict.causes import (

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.decode.tasks.lookup import rows_at
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.symbolize.wait_objects.rows import ObjectRow, User
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look up the rows of tables that hold for threads or processes at times, many at once."""
+"""Look up rows of tables that are valid for threads or processes at times, many at once."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 from perf_offcpu.model.columns import I32, I64, distinct
 
 _BLOCK = 1 << 16
-"""Lookups that are done at once, so that intermediate columns stay in a core's cache."""
+"""Number of look-ups per step, so that intermediate columns stay in the cache of a core."""
 
 
 def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
-    """Return the row of a table of (id, begin) that holds for each (id, time).
+    """Return the row of a table of (id, begin) that is valid for each (id, time).
 
     Args:
-        ids, begins: the table, sorted by (id, begin); a row holds until the next row of the same id.
+        ids, begins: the table, sorted by (id, begin); a row is valid until the next row of the same id.
         wanted, times: the ids and times to look up; a time of -1 finds the last row of the id.
 
     Returns:
-        int32[n]: the last row of that id with begin <= time, else the id's first row (what is recorded only
-        later is assumed to hold before), -1 if the id is not in the table.
+        int32[n]: the last row of the id with begin <= time, else the first row of the id (assumed to be valid
+        before its record), -1 if the id is not in the table.
     """
     if not len(ids):
         return np.full(len(wanted), -1, np.int32)
@@ -33,7 +33,7 @@ def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
     for block in (slice(at, at + _BLOCK) for at in range(0, len(wanted), _BLOCK)):
         one, time = wanted[block], times[block]
         rows = _first_row(first_rows, ids, one)
-        # Most ids have one row, which holds at all times.
+        # Most ids have one row, which is valid at all times.
         several = np.flatnonzero((known[rows + 1] == one) & (rows >= 0))
         one, time = one[several], time[several]
         rank = np.where(time < 0, len(ranks), np.searchsorted(ranks, time, side="right") - 1)

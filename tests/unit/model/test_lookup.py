@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What held for a thread at a time: many questions at once, answered as one by one."""
+"""Look up rows that hold for ids at times, many at once: the result is that of single look-ups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf_offcpu.decode.tasks.lookup import rows_at
+from perf_offcpu.model.lookup import rows_at
 
 IDS = st.sampled_from([-1, 0, 1, 5, 6, 2**22, 2**31 - 1])
 ROWS = st.lists(st.tuples(IDS, st.integers(0, 9)), max_size=12)
