@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perf_offcpu.callpaths.options import UNITS
-from perf_offcpu.report.summary import Summary
 from perf_offcpu.report.totals import Total
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
@@ -76,25 +75,23 @@ def plural(number: int, thing: str, text: str = "") -> str:
     return f"{text or number} {thing}{'' if number == 1 else 's'}"
 
 
-def share(weight: int, summary: Summary) -> str:
-    """Return a weight as percentage of the report's total."""
-    whole = summary.total.weight
+def share(weight: int, whole: int) -> str:
+    """Return a weight as percentage of the whole."""
     return f"{100 * weight / whole if whole else 0:.2f}%"
 
 
-def share_colour(weight: int, summary: Summary) -> str:
+def share_colour(weight: int, whole: int) -> str:
     """Return the colour of a weight's share."""
-    percent = 100 * weight / (summary.total.weight or 1)
+    percent = 100 * weight / (whole or 1)
     return RED if percent >= _RED_FROM else GREEN if percent >= _GREEN_FROM else ""
 
 
-def subject_name(summary: Summary) -> str:
-    """Return the name of the weights: off-cpu time, or the events."""
-    return "off-cpu time" if summary.is_offcpu else ", ".join(summary.subject)
+def more_rows(cut: tuple[int, int], things: str, unit: str, style: Style) -> Iterator[str]:
+    """Return the line about rows over the limit, if any.
 
-
-def more_rows(cut: tuple[int, int], things: str, summary: Summary, style: Style) -> Iterator[str]:
-    """Return the line about rows over the limit, if any."""
+    Args:
+        cut: number and weight of these rows.
+    """
     rows, weight = cut
     if rows:
-        yield comment(f"and {rows} more {things}: {exact_amount(weight, summary.unit, style)}")
+        yield comment(f"and {rows} more {things}: {exact_amount(weight, unit, style)}")

@@ -108,6 +108,11 @@ class Summary:
     losses: dict[LossCause, int]
     notes: dict[LossCause, int] = field(default_factory=dict)  # causes that lose nothing → samples
 
+    @property
+    def subject_name(self) -> str:
+        """Return the name of the weights: off-cpu time, or the events."""
+        return "off-cpu time" if self.is_offcpu else ", ".join(self.subject)
+
 
 @frozen
 class Limits:

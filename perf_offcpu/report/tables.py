@@ -36,9 +36,9 @@ def threads(summary: Summary, style: Style) -> Iterator[str]:
         Column("TID", [id_text(row.tid) for row in rows]),
         Column("Command", [thread_label(row.comm) for row in rows], left=True),
     ]
-    yield from say.section(f"Threads by {say.subject_name(summary)}", style)
+    yield from say.section(f"Threads by {summary.subject_name}", style)
     yield from coloured_table(columns, style, [row.total.weight for row in rows], summary)
-    yield from say.more_rows(summary.more_threads, "threads", summary, style)
+    yield from say.more_rows(summary.more_threads, "threads", summary.unit, style)
 
 
 def coloured_table(
@@ -51,13 +51,16 @@ def coloured_table(
         yield from lines
         return
     for weight, line in zip(weights, lines, strict=True):
-        text = say.share(weight, summary)
-        yield line.replace(text, style.paint(say.share_colour(weight, summary), text), 1)
+        text, colour = (of(weight, summary.total.weight) for of in (say.share, say.share_colour))
+        yield line.replace(text, style.paint(colour, text), 1)
 
 
 def total_columns(totals: Sequence[Total], summary: Summary, style: Style) -> list[Column]:
-    """Return the columns of totals: say.share, weight, number, and for waits the average and the longest."""
-    shares, counts = [say.share(one.weight, summary) for one in totals], list(map(say.count_text, totals))
+    """Return the columns of totals: share, weight, number, and for waits the average and the longest."""
+    shares, counts = (
+        [say.share(one.weight, summary.total.weight) for one in totals],
+        list(map(say.count_text, totals)),
+    )
     weights = [one.weight for one in totals]
     if not summary.is_offcpu:
         weight = _weights("Weight", weights, summary, style)
@@ -166,10 +169,10 @@ def groups(summary: Summary, style: Style) -> Iterator[str]:
         return
     by = "what was waited for" if table.keys == ("class",) else ", ".join(table.keys)
     by += ", longest blocked first" if table.by_blocked else ""
-    yield from say.section(f"{say.subject_name(summary).capitalize()} by {by}", style)
+    yield from say.section(f"{summary.subject_name.capitalize()} by {by}", style)
     weights = [row.total.weight for row in table.rows]
     yield from coloured_table(_group_columns(summary, style), style, weights, summary)
-    yield from say.more_rows(table.more, "rows", summary, style)
+    yield from say.more_rows(table.more, "rows", summary.unit, style)
 
 
 def _group_columns(summary: Summary, style: Style) -> list[Column]:
@@ -194,7 +197,7 @@ def functions(summary: Summary, style: Style) -> Iterator[str]:
     if table is None or not table.rows:
         return
     yield from say.section(
-        f"Functions by {say.subject_name(summary)}, with all that they call (rows overlap)", style
+        f"Functions by {summary.subject_name}, with all that they call (rows overlap)", style
     )
     weights = [row.inclusive for row in table.rows]
     yield from coloured_table(_function_columns(table, summary, style), style, weights, summary)
@@ -206,8 +209,8 @@ def _function_columns(table: FunctionTable, summary: Summary, style: Style) -> l
     rows = table.rows
     inclusive, own = [row.inclusive for row in rows], [row.own for row in rows]
     return [
-        Column("Children", [say.share(weight, summary) for weight in inclusive]),
-        Column("Self", [say.share(weight, summary) for weight in own]),
+        Column("Children", [say.share(weight, summary.total.weight) for weight in inclusive]),
+        Column("Self", [say.share(weight, summary.total.weight) for weight in own]),
         _weights("Children", inclusive, summary, style, spare=1),
         _weights("Self", own, summary, style, spare=2),
         Column(TITLES["dso"], [row.name.dso for row in rows], left=True, spare=3),

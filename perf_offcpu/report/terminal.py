@@ -104,19 +104,18 @@ def _stacks(summary: Summary, style: Style) -> Iterator[str]:
     if not summary.stacks or not style.stacks:
         return
     order = "leaf first" if style.leaf_first else "root first"
-    yield from say.section(f"Stacks by {say.subject_name(summary)}, {order}", style)
+    yield from say.section(f"Stacks by {summary.subject_name}, {order}", style)
     for row in summary.stacks:
         yield from _stack(row, summary, style)
-    yield from say.more_rows(summary.more_stacks, "stacks", summary, style)
+    yield from say.more_rows(summary.more_stacks, "stacks", summary.unit, style)
     letters = sorted({letter for row in summary.stacks for letter in row.states})
     if letters:
         yield say.comment("States: " + ", ".join(f"{letter} {STATE_NAMES[letter]}" for letter in letters))
 
 
 def _stack(row: StackRow, summary: Summary, style: Style) -> Iterator[str]:
-    part = style.paint(
-        say.share_colour(row.total.weight, summary), f"{say.share(row.total.weight, summary):>9}"
-    )
+    text, colour = (of(row.total.weight, summary.total.weight) for of in (say.share, say.share_colour))
+    part = style.paint(colour, f"{text:>9}")
     yield f"{part}  {_stack_facts(row, summary, style)}"
     yield from frame_lines(row.frames, style)
 

@@ -34,7 +34,7 @@ def objects(summary: Summary, style: Style) -> Iterator[str]:
         Column("By", [by_text(row.role, row.by) for row in rows], left=True, spare=6),
     ]
     yield from coloured_table(columns, style, [row.total.weight for row in rows], summary)
-    yield from say.more_rows(table.more, "objects", summary, style)
+    yield from say.more_rows(table.more, "objects", summary.unit, style)
     if table.without:
         without = say.exact_amount(table.without, summary.unit, style)
         yield say.comment(f"without an object: {without}")
