@@ -59,7 +59,7 @@ class Directory:
             status = os.fstat(handle)
             if status.st_uid != user or is_shared(status):
                 raise FileRefusedError(path, "the directory is not private to its user")
-            return cls(_reopen_directory(handle), path)
+            return cls(_reopen_directory(handle, path), path)
         finally:
             os.close(handle)
 
@@ -77,7 +77,7 @@ class Directory:
         """
         handle = _resolve(os.path.abspath(path), _Protected(os.geteuid()), make=make)
         try:
-            return cls(_reopen_directory(handle), path)
+            return cls(_reopen_directory(handle, path), path)
         finally:
             os.close(handle)
 
@@ -338,8 +338,11 @@ def _component(name: str, dir_fd: int, *, make: bool) -> int:
     return os.open(name, _HANDLE | os.O_NOFOLLOW, dir_fd=dir_fd)
 
 
-def _reopen_directory(handle: int) -> int:
-    return os.open(".", _DIRECTORY, dir_fd=handle)
+def _reopen_directory(handle: int, path: str) -> int:
+    try:
+        return os.open(".", _DIRECTORY, dir_fd=handle)
+    except OSError as problem:  # it names "."
+        raise OSError(problem.errno, problem.strerror, path) from None
 
 
 def _entry(name: str) -> str:

@@ -82,8 +82,9 @@ class Agent:
         port = self.config.port
         self.endpoint = Endpoint(port, self.metrics.text, self.problem) if port else None
 
-    def run(self) -> None:
-        """Record and deliver until a signal, or for the duration."""
+    def run(self) -> bool:
+        """Record and deliver until a signal, or for the duration; return whether there is any segment."""
+        before = self.metrics.value("segments_total")
         handlers = {
             number: signal.signal(number, self._note_signal)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -95,9 +96,10 @@ class Agent:
             while not self._ending and (until is None or time.monotonic() < until):
                 self._step(until)
         finally:
-            self._end()
+            left = self._end()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+        return left > 0 or self.metrics.value("segments_total") > before
 
     def problem(self) -> str:
         """Return the present failure as a sentence; "" for none."""
@@ -309,8 +311,8 @@ class Agent:
             self._say("a segment is lost: the spool is full (--spool-size)")
         self.spool.remove(name)
 
-    def _end(self) -> None:
-        """End the recorder and deliver its last segments; undelivered ones are left to the next run."""
+    def _end(self) -> int:
+        """End the recorder and deliver its last segments; return how many are left to the next run."""
         self._notifier.send("STOPPING=1")
         recorder, self._next_cause = self._recorder, STOPPED
         if recorder is not None:
@@ -329,6 +331,7 @@ class Agent:
         if self.endpoint is not None:
             self.endpoint.close()
         self.spool.close()
+        return left
 
 
 def _recording(config: AgentConfig) -> tuple[object, ...]:

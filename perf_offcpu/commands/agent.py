@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.commands.shared.push import ACCESS
-from perf_offcpu.errors import UsageError
+from perf_offcpu.errors import PerfOffcpuError, UsageError
 
 if TYPE_CHECKING:
     from perf_offcpu.agent.config import AgentConfig
@@ -109,7 +109,9 @@ def run(args: argparse.Namespace) -> int:
         if not args.quiet:
             print(f"perf-offcpu agent: {printable(text)}", file=sys.stderr, flush=True)
 
-    Agent(lambda: config_of(args), say, args.duration).run()
+    has_segments = Agent(lambda: config_of(args), say, args.duration).run()
+    if args.duration is not None and not has_segments:
+        raise PerfOffcpuError(f"nothing was recorded in {args.duration:g} s")
     return 0
 
 

@@ -93,6 +93,10 @@ class LocalStore:
         except FileNotFoundError:
             found = "no dataset can be made there" if make else "there is no dataset"
             raise UsageError(f"{path}: {found}") from None
+        except PermissionError as problem:
+            raise PerfOffcpuError(
+                f"{path}: {problem.strerror}: a dataset is its owner's, unless the owner changes its mode"
+            ) from None
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; none if there is no such folder."""

@@ -333,3 +333,13 @@ def test_what_goes_wrong_there_is_said(capfd: pytest.CaptureFixture[str]) -> Non
 
     assert not run_with_fewer_rights(fail)
     assert capfd.readouterr().err == "perf-offcpu record: the disk is full\n"
+
+
+def test_a_dataset_of_another_user_is_named(place: Path) -> None:
+    """Made by sudo, asked without."""
+    (place / "waits").mkdir(mode=0o700)
+    words = [*AS_NOBODY, PROGRAM, "fleet", "report", "waits"]
+    environment = os.environ | {"HOME": "/"}
+    done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("perf-offcpu fleet: waits: Permission denied: a dataset is its owner's")

@@ -14,7 +14,9 @@ import pytest
 from perf_offcpu.agent.agent import Agent
 from perf_offcpu.agent.config import AgentConfig
 from perf_offcpu.agent.spool import message_name
+from perf_offcpu.cli import main
 
+DEMO = Path(__file__).resolve().parents[2] / "data" / "demo.data"
 FIRST, SECOND, THIRD = (f"00000001.data.202611221402{number:02}00" for number in range(3))
 
 
@@ -104,3 +106,35 @@ def test_a_recorder_that_ends_again_and_again_is_not_healthy(agent: Agent) -> No
     assert agent.problem() == "the recorder ends again and again"
     agent._recorder, agent._started_s = recorder, time.monotonic() - 31
     assert agent.problem() == "", "this one stays"
+
+
+class NoRecorder:
+    """A recorder that ends at once."""
+
+    run, pid, was_stopped, is_recording = 1, 0, True, False
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def wait(self, _timeout_s: float) -> bool:
+        return True
+
+    def cpu_s(self) -> float:
+        return 0.0
+
+    def resident_bytes(self) -> int:
+        return 0
+
+
+def test_a_time_in_which_nothing_was_recorded_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("perf_offcpu.agent.agent.Recorder", NoRecorder)
+    words = ["agent", "--dataset", str(tmp_path / "set"), "--spool", str(tmp_path / "spool"), "--port", "0"]
+    assert main([*words, "--duration", "0.1"]) == 1
+    assert "nothing was recorded in 0.1 s" in capsys.readouterr().err
+    (tmp_path / "spool" / FIRST).write_bytes(DEMO.read_bytes())
+    assert main([*words, "--duration", "0.1"]) == 0
