@@ -122,6 +122,8 @@ class Agent:
         now = time.monotonic()
         if now - self._measured_s >= MEASURE_S:
             self._measured_s = now
+            if not self.spool.is_there():
+                raise PerfOffcpuError(f"--spool {self.spool.path}: it was removed or replaced")
             self._keeper.measure(self._recorder)
             self._bound_spool()
         if self._recorder is None and not self._keeper.paused and self._backoff.left_s <= 0:

@@ -7,6 +7,7 @@ delays no other.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import time
@@ -76,7 +77,7 @@ class DatasetSink:
     def __init__(self, url: str, labels: dict[str, str]) -> None:
         from perf_offcpu.dataset.dataset import open_dataset
 
-        self._dataset = open_dataset(url, make=True)
+        self._url, self._dataset = url, open_dataset(url, make=True)
         self._labels = labels
 
     def write(self, profile: Profile, origin: Origin, missing: Missing | None = None) -> int:
@@ -96,7 +97,15 @@ class DatasetSink:
         try:
             return write_segment(self._dataset, profile, _host(profile, origin.boot_id, labels), gaps).bytes
         except OSError as problem:
+            self._open_again()
             raise _named(self._dataset.url, problem) from problem
+
+    def _open_again(self) -> None:
+        """Look for the dataset under its name: it may have been removed, or something mounted there."""
+        from perf_offcpu.dataset.dataset import open_dataset
+
+        with contextlib.suppress(OSError, PerfOffcpuError):
+            self._dataset = open_dataset(self._url, make=True)
 
 
 def _named(place: str, problem: OSError) -> PerfOffcpuError:

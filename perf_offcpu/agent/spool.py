@@ -87,6 +87,14 @@ class Spool:
         """Unlock and close it."""
         self._resources.close()
 
+    def is_there(self) -> bool:
+        """Return whether the directory still has its name."""
+        try:
+            status = os.stat(self.path)  # direct: compared, not opened
+        except OSError:
+            return False
+        return os.path.samestat(status, os.fstat(self._directory.fd))
+
     def tidy(self) -> None:
         """Remove files that were being written when their writer was killed."""
         for name in self._directory.names():

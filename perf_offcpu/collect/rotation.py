@@ -73,10 +73,12 @@ class FileNames:
     def next(self) -> str:
         """Return the name of a file that is begun now; no name is returned twice."""
         self._hundredths = max(int(time.time() * 100), self._hundredths + 1)
+        name = self._name()
         # A directory that cannot be opened is reported where the file is created.
         with suppress(OSError), Directory.named(os.path.dirname(self._path)) as directory:
-            while directory.status(os.path.basename(name := self._name())) is not None:
+            while directory.status(os.path.basename(name)) is not None:
                 self._hundredths += 1
+                name = self._name()
         self._names.append(name)
         return name
 

@@ -129,6 +129,19 @@ class NoRecorder:
         return 0
 
 
+def test_an_agent_whose_spool_is_gone_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing could be kept; the next agent makes it again."""
+    monkeypatch.setattr("perf_offcpu.agent.agent.Recorder", NoRecorder)
+    spool = tmp_path / "spool"
+    monkeypatch.setattr(Agent, "_start_recorder", lambda _: spool.rename(tmp_path / "elsewhere"))
+    monkeypatch.setattr("perf_offcpu.agent.agent.MEASURE_S", 0)
+    words = ["agent", "--dataset", str(tmp_path / "set"), "--spool", str(spool), "--port", "0"]
+    assert main(words) == 1
+    assert f"--spool {spool}: it was removed or replaced" in capsys.readouterr().err
+
+
 def test_a_time_in_which_nothing_was_recorded_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

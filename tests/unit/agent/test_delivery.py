@@ -200,6 +200,14 @@ def test_a_full_disk_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
     assert f"not delivered: {place.root}/dataset: No space left on device; again" in place.said[0]
 
 
+def test_a_dataset_that_was_removed_is_made_again(place: Place) -> None:
+    shutil.rmtree(place.root / "dataset")
+    place.add(FIRST)
+    with running(place):
+        until(lambda: place.value("segments_total") == 1)
+    assert sum(place.files().values()) > 0 and place.value("dataset_failures_total") == 1
+
+
 def test_account_that_cannot_be_written_is_said(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

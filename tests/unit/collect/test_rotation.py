@@ -50,6 +50,12 @@ def test_names_are_never_given_twice_and_the_oldest_go(tmp_path: Path) -> None:
     assert {str(path) for path in tmp_path.iterdir()} == set(given[-2:])
 
 
+def test_a_directory_that_is_not_there_is_reported_where_the_file_is_created(tmp_path: Path) -> None:
+    names = FileNames(str(tmp_path / "none" / "x.data"), Rotation())
+    first, second = names.next(), names.next()
+    assert first < second and first.startswith(f"{tmp_path}/none/x.data.")
+
+
 def test_live_line_makes_way_for_what_stays() -> None:
     out = io.StringIO()
     progress = progress_line(12.3, 5, 6, 0, 0.25, 1_000_000, 3 << 20)
