@@ -109,7 +109,7 @@ _ROWS = (
     Format("pprof", "pprof", ".pb.gz", "pprof's profile.proto: go tool pprof", _NO_STATE, binary=True),
     Format(
         "callgraph",
-        "callgraph",
+        "callgraph.forms",
         ".callgraph",
         "graph of calls, or (--wakers, --cascade, --objects) of waits between threads",
         _TITLED | {"form", "wakers", "cascade", "objects", "per_thread", "svg", "min_share", "diff"},

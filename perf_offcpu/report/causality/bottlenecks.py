@@ -12,7 +12,7 @@ from perf_offcpu.analysis.timeline import Timeline
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.causality.cascade import DEVICES, Cascade, Held
 from perf_offcpu.causality.path_stacks import shared_out
-from perf_offcpu.convert.wait_graph import Component, components, graph_of, labels_of
+from perf_offcpu.convert.callgraph.waits import Component, components, graph_of, labels_of
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report.causality.heavy_stacks import heavy_stacks

@@ -53,7 +53,7 @@ def test_recursion_counts_once(samples: list[tuple[list[str], int]]) -> None:
         own[path[-1]] += weight
         inclusive.update(dict.fromkeys(path, weight))
         edges.update(dict.fromkeys(zip(path, path[1:], strict=False), weight))
-    graph = calls(builder.build(), ALL)
+    graph = calls.graph_of(builder.build(), ALL)
     assert {id_: node["inclusive"] for id_, node in graph.nodes(data=True)} == dict(inclusive)
     assert {id_: node["own"] for id_, node in graph.nodes(data=True) if node["own"]} == dict(own)
     assert {(one, other): edge["weight"] for one, other, edge in graph.edges(data=True)} == dict(edges)
@@ -68,11 +68,11 @@ def simple() -> Profile:
 
 
 def test_functions_of_one_name_in_several_objects_are_apart() -> None:
-    assert {"f", "f (other.so)"} <= set(calls(simple(), ALL))
+    assert {"f", "f (other.so)"} <= set(calls.graph_of(simple(), ALL))
 
 
 def test_small_shares_are_left_out_and_that_is_told() -> None:
-    graph = calls(simple(), Options(min_share=2))
+    graph = calls.graph_of(simple(), Options(min_share=2))
     assert "f (other.so)" not in graph and graph.graph["left_out"] == 1
     assert "1 below 2 % left out" in text(simple(), min_share=2.0, form="dot")
 
@@ -92,7 +92,7 @@ def test_text() -> None:
 @pytest.mark.parametrize("wakers", [False, True])
 def test_networkx_reads_what_it_should(wakers: bool) -> None:
     profile = waking() if wakers else simple()
-    graph = wakeups(profile, ALL) if wakers else calls(profile, ALL)
+    graph = wakeups.graph_of(profile, ALL) if wakers else calls.graph_of(profile, ALL)
     document = json.loads(text(profile, form="json", wakers=wakers, per_thread=wakers))
     edges = {frozenset((one, other, facts["weight"])) for one, other, facts in graph.edges(data=True)}
     assert {frozenset((e["source"], e["target"], e["weight"])) for e in document["edges"]} == edges
@@ -162,14 +162,14 @@ def test_wake_ups_of_sampled_waits_are_estimates_and_the_longest_is_no_weight() 
     builder.sample("a", ["f"], 1000, **of, longest_ns=10, runq_ns=200, count=100)
     built = builder.build()
     profile = replace(built, meta=replace(built.meta, sampling=Sampling(2_000_000)))
-    graph = wakeups(profile, ALL)
+    graph = wakeups.graph_of(profile, ALL)
     ((_, _, edge),) = graph.edges(data=True)
     assert (edge["weight"], edge["count"], edge["longest"]) == (800, 100, 8)
     assert "estimated from a sample for each 2 ms of waiting" in graph.graph["title"]
 
 
 def test_wakers_knots_and_the_critical_chain() -> None:
-    graph = wakeups(waking(), ALL)
+    graph = wakeups.graph_of(waking(), ALL)
     a, b, c, d = (f"{name}-100/{ord(name)}" for name in "abcd")
     found = {
         (one, other): (edge["weight"], edge["count"], edge["longest"])
@@ -205,7 +205,7 @@ def test_threads_of_one_comm_are_one() -> None:
         ("cc", 12, 11, 5),
     ):
         builder.sample(comm, ["f"], period, tid=tid, pid=tid, waker_tid=waker, waker_pid=waker, runq_ns=1)
-    graph = wakeups(builder.build(), Options(min_share=0))
+    graph = wakeups.graph_of(builder.build(), Options(min_share=0))
     found = {
         (*ends, edge["weight"], edge["count"], edge["longest"]) for *ends, edge in graph.edges(data=True)
     }
@@ -217,7 +217,7 @@ def test_threads_of_one_comm_are_one() -> None:
 def test_changes_since_an_older_profile() -> None:
     old = ProfileBuilder().sample("z", ["main", "f"], 60).sample("z", ["main", "gone"], 30).build()
     new = ProfileBuilder().sample("a", ["main", "f"], 100).sample("a", ["main", "new"], 5).build()
-    graph = calls(new, Options(min_share=0, diff=old))
+    graph = calls.graph_of(new, Options(min_share=0, diff=old))
     assert {id_: (node["inclusive"], node["change"]) for id_, node in graph.nodes(data=True)} == {
         "main": (105, 15),
         "f": (100, 40),
@@ -228,7 +228,7 @@ def test_changes_since_an_older_profile() -> None:
 
 def test_large_totals_are_exact() -> None:
     profile = large_profile(50_000, 2_000)
-    graph = calls(profile, ALL)
+    graph = calls.graph_of(profile, ALL)
     total = sum(profile.samples.period.tolist())
     assert sum(node["own"] for _, node in graph.nodes(data=True)) == total
     assert graph.nodes["namespace_0::Type0::function_0"]["inclusive"] == total

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.causality.cascade import cascade_of
+from perf_offcpu.convert.callgraph.waits import components, graph_of
 from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.registry import FORMATS
-from perf_offcpu.convert.wait_graph import components, graph_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 

@@ -11,7 +11,7 @@ the object has no holders (a pipe, a socket), ended the wait. Threads and locks 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from perf_offcpu.analysis.evidence.holders import Holders, holders_of
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.timeline import Track, comm_of, timeline_of
 from perf_offcpu.analysis.wakeups import INTERRUPT
+from perf_offcpu.convert.callgraph.numbers import amount, share
 from perf_offcpu.locks.deadlocks import deadlocks_of
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
@@ -72,7 +73,7 @@ def graph_of(profile: Profile, title: str, per_thread: bool, min_share: float) -
         graph.add_node(label, **facts, knot=0, critical=False)
     for edge in kept:
         facts = {"weight": edge.weight, "count": edge.waits, "what": edge.what}
-        graph.add_edge(*edge[:2], **facts, share=round(100 * edge.weight / max(total, 1), 3))
+        graph.add_edge(*edge[:2], **facts, share=share(edge.weight, total))
     graph.graph["left_out"] = len(edges) - len(kept)
     _mark_deadlocks(graph, subject, holders, labels)
     return graph
@@ -174,8 +175,8 @@ def _mark_deadlocks(graph: Any, profile: Profile, holders: Holders, labels: _Lab
                 graph.nodes[label]["critical"] = True
 
 
-def text_of(graph: Any, amount: Callable[[int, str], str]) -> Iterator[str]:
-    """Write the edges as tables: who waited for what, and who had it."""
+def text_of(graph: Any) -> Iterator[str]:
+    """Write the edges as tables: threads and their objects, objects and the threads that had them."""
     unit = graph.graph["unit"]
     for title, is_wait in (("Thread -> object", True), ("Object -> thread that had it", False)):
         yield f"#\n#  Share  {'Waited':>14}  {'Waits':>8}  {title}"

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the wait-for graph of a cascade, find its knots, and write it as text.
 
-An edge A → B is the time that A waited for B, with the time of those that A held up meanwhile
-(`causality.cascade`). Each node has what it holds: the weight that ends there. A knot is a strongly connected
-component without outgoing edges: nothing of what is waited for lies behind it, so it is where time goes.
+An edge A → B is the time that A waited for B, with the time of the waits that A delayed at the same time
+(`causality.cascade`). Each node holds the weight that ends there. A knot is a strongly connected component
+without outgoing edges: its threads wait for no thread outside of it, so the time is spent there.
 
 Threads that serve each other in turn (client, server) wait for each other, too, if only for a moment: such
-light edges hide knots. So the lightest-edge rule of wPerf (OSDI 2018) applies, to all components: while one
-of several threads has edges of less than half the weight of its heaviest one, the lightest are dropped until
-it splits; what still holds together waits for each other in earnest, as threads that share a lock do.
+light edges hide knots. So the lightest-edge rule of wPerf (OSDI 2018) is applied to all components: while a
+component of several threads has edges of less than half the weight of its heaviest edge, the lightest edges
+are dropped until it splits. Threads that stay together wait mainly for each other, as threads that share a
+lock do.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.causality.cascade import DEVICES, Cascade, Held
+from perf_offcpu.convert.callgraph.numbers import amount, share
 from perf_offcpu.model.columns import I64
 from perf_offcpu.structs import frozen
 
@@ -31,9 +33,9 @@ _LIGHT = 0.5
 class Component:
     """Threads, or comms, that wait for each other in turn; or a single one."""
 
-    members: tuple[str, ...]  # labels, those that hold most first
+    members: tuple[str, ...]  # labels, the largest weight first
     held: int  # ns: the weight that ends in them
-    is_knot: bool  # no edge leaves it, but light ones
+    is_knot: bool  # no edge leaves it, except light edges
 
 
 def labels_of(cascade: Cascade, per_thread: bool) -> tuple[list[str], I64]:
@@ -81,7 +83,7 @@ def graph_of(cascade: Cascade, title: str, per_thread: bool, min_share: float) -
         facts = {"label": labels[node], "waited": int(waited[node]), "held": int(held[node].sum())}
         graph.add_nodes_from([(labels[node], facts | parts)])
     for one, other, weight, own, count in kept:
-        facts = {"weight": weight, "share": _percent(weight, total), "waited": own, "count": count}
+        facts = {"weight": weight, "share": share(weight, total), "waited": own, "count": count}
         graph.add_edge(labels[one], labels[other], **facts, dropped=False)
     graph.graph |= {"left_out": len(edges) - len(kept), "unplaced": cascade.unplaced_ns}
     graph.graph["held_left_out"] = total - sum(facts["held"] for _, facts in graph.nodes(data=True))
@@ -89,12 +91,8 @@ def graph_of(cascade: Cascade, title: str, per_thread: bool, min_share: float) -
     return graph
 
 
-def _percent(weight: int, total: int) -> float:
-    return round(100 * weight / max(total, 1), 3)
-
-
 def components(graph: Any) -> list[Component]:
-    """Return the components of a marked graph without its dropped edges, those that hold most first."""
+    """Return the components of a marked graph without its dropped edges, the largest weight first."""
     import networkx
 
     bare = _bare(graph)
@@ -183,12 +181,8 @@ def _to_drop(part: Any) -> list[tuple[str, str]]:
     return light[:high]
 
 
-def text_of(graph: Any, amount: Any) -> Iterator[str]:
-    """Return the lines of the tables of edges, nodes and knots.
-
-    Args:
-        amount: formats a weight and its unit.
-    """
+def text_of(graph: Any) -> Iterator[str]:
+    """Return the lines of the tables of edges, nodes and knots."""
     facts = graph.graph
     if facts["unplaced"]:
         yield f"# not in it: {amount(facts['unplaced'], 'ns')} of short waits that were only summed"
@@ -201,9 +195,9 @@ def text_of(graph: Any, amount: Any) -> Iterator[str]:
     for name, node in graph.nodes(data=True):
         rest = node["held"] - node["held_running"] - node["held_runnable"]
         held = [amount(node[key], "ns") for key in ("held", "held_running", "held_runnable")]
-        share = _percent(node["held"], facts["total"])
+        part = share(node["held"], facts["total"])
         shown = "  ".join(f"{one:>14}" for one in (*held, amount(rest, "ns")))
-        yield f"{share:6.2f} % {shown}  {name}"
+        yield f"{part:6.2f} % {shown}  {name}"
     yield ""
     for number, knot in enumerate(facts["knots"], 1):
         ends = sum(node["held"] for _, node in graph.nodes(data=True) if node["knot"] == number)

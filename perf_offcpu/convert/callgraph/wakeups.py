@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the graph of wake-ups between threads, or between comms, and write it as text.
+
+Strongly connected threads, which wait for each other in turn, are numbered as knots. The critical chain is
+the heaviest path through the graph with each knot as one node: the path of a delay at its begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from perf_offcpu.analysis.wakeups import waker_graph_of
+from perf_offcpu.callpaths.weights import title_of
+from perf_offcpu.convert.callgraph.numbers import amount, share
+from perf_offcpu.convert.options import Options
+from perf_offcpu.model.profile import Profile
+
+
+def graph_of(profile: Profile, options: Options) -> Any:
+    """Return the graph of wake-ups, a `networkx.DiGraph`, with knots and the critical chain marked."""
+    import networkx
+
+    found = waker_graph_of(profile, options.per_thread)
+    total = int(found.blocked_ns.sum())
+    least = max(total * options.min_share / 100, 1)
+    graph = networkx.DiGraph(title=title_of(profile, options.title), unit="ns", total=total, kind="wakers")
+    edges = zip(*(column.tolist() for column in (found.waker, found.sleeper, found.blocked_ns)), strict=True)
+    order = sorted(enumerate(edges), key=lambda edge: (-edge[1][2], edge[1]))
+    kept = [(row, edge) for row, edge in order if edge[2] >= least]
+    graph.graph |= {"left_out": len(order) - len(kept), "min_share": options.min_share}
+    for row, (waker, sleeper, blocked) in kept:
+        ends = [found.labels[thread] for thread in (waker, sleeper)]
+        for label, thread in zip(ends, (waker, sleeper), strict=True):
+            graph.add_node(label, label=label, off_cpu=int(found.off_cpu_ns[thread]))
+        facts = {"weight": blocked, "share": share(blocked, total), "count": int(found.count[row])}
+        graph.add_edge(*ends, **facts, longest=int(found.longest_ns[row]))
+    _mark_knots(graph)
+    return graph
+
+
+def _mark_knots(graph: Any) -> None:
+    """Number the knots by weight, and mark the nodes and edges of the critical chain."""
+    import networkx
+
+    knots = [sorted(knot) for knot in networkx.strongly_connected_components(graph)]
+    condensed = networkx.DiGraph()  # a node for each knot
+    of = {label: place for place, knot in enumerate(knots) for label in knot}
+    inside = [0] * len(knots)
+    condensed.add_nodes_from(sorted(range(len(knots)), key=lambda place: knots[place]))
+    for waker, sleeper, facts in graph.edges(data=True):
+        if of[waker] == of[sleeper]:
+            inside[of[waker]] += facts["weight"]
+        else:
+            known = condensed.get_edge_data(of[waker], of[sleeper], {"weight": 0})["weight"]
+            condensed.add_edge(of[waker], of[sleeper], weight=known + facts["weight"])
+    for _, place, facts in condensed.edges(data=True):
+        facts["weight"] += inside[place]
+    chain = networkx.dag_longest_path(condensed) if len(condensed) else []
+    tied = sorted(
+        (place for place, knot in enumerate(knots) if len(knot) > 1), key=lambda at: (-inside[at], knots[at])
+    )
+    number = {place: row for row, place in enumerate(tied, 1)}
+    for label, place in of.items():
+        graph.nodes[label]["knot"] = number.get(place, 0)
+        graph.nodes[label]["critical"] = place in chain
+    steps = set(zip(chain, chain[1:], strict=False))
+    for waker, sleeper, facts in graph.edges(data=True):
+        facts["critical"] = (of[waker], of[sleeper]) in steps
+    graph.graph["knots"] = [" ".join(knots[place]) for place in tied]
+    graph.graph["chain"] = [" ".join(knots[place]) for place in chain]
+
+
+def text_of(graph: Any) -> Iterator[str]:
+    """Write a table of wake-ups, the knots and the critical chain."""
+    unit = graph.graph["unit"]
+    yield f"#\n#  Share  {'Blocked':>14}  {'Longest':>14}  {'Wakes':>8}  Waker -> sleeper"
+    for waker, sleeper, edge in graph.edges(data=True):
+        times = f"{amount(edge['weight'], unit):>14}  {amount(edge['longest'], unit):>14}"
+        mark = "  *" if edge["critical"] else ""
+        yield f"{edge['share']:6.2f} % {times}  {edge['count']:8}  {waker} -> {sleeper}{mark}"
+    yield ""
+    for number, knot in enumerate(graph.graph["knots"], 1):
+        yield f"Knot {number}, threads that wait for each other: {knot}"
+    chain = " -> ".join(graph.graph["chain"])
+    yield f"Critical chain (*): {chain or 'none: no waker is known'}"
