@@ -98,7 +98,7 @@ def grouped(selected: Selected, keys: Sequence[str]) -> Any:
 
     Unknown numbers are -1, unknown texts "".
     """
-    samples, labels = selected.samples, [key for key in keys if not _is_plain(key)]
+    samples, labels = selected.samples, [key for key in keys if not is_column(key)]
     names = [column_of(key) for key in keys]
     if not labels:
         return _summed(samples, names)
@@ -106,7 +106,7 @@ def grouped(selected: Selected, keys: Sequence[str]) -> Any:
         for label in labels:
             samples = with_label(samples, label, selected.spans, column_of(label))
         return _summed(samples, names)
-    plain = list(filter(_is_plain, keys))
+    plain = list(filter(is_column, keys))
     by_host = _summed(samples, [*plain, *([] if "host" in plain else ["host"])])
     by_host = by_host.mutate(host_id=by_host.host)
     for label in labels:
@@ -116,10 +116,11 @@ def grouped(selected: Selected, keys: Sequence[str]) -> Any:
 
 def column_of(key: str) -> str:
     """Return the column of a key in the result of `grouped`; a label may have the name of another column."""
-    return key if _is_plain(key) else f"label_{key}"
+    return key if is_column(key) else f"label_{key}"
 
 
-def _is_plain(key: str) -> bool:
+def is_column(key: str) -> bool:
+    """Return whether a key is of the samples, not a label."""
     return key in KEYS or key == "marks"
 
 

@@ -21,7 +21,8 @@ BLOCKED = "blocked"
 """The key that sorts the rows of a table by time blocked, without waits for a CPU."""
 SERVICE = "service"
 """The label of a table that each report has."""
-OBJECT_KEYS = ("object",)
+OBJECT_KEYS = ("object", "container")
+"""Keys that a wait need not have."""
 _TOP_KEYS = ("comm", "stack", "class", "marks")
 _MOST_STACKS = 2000
 """Number of heaviest stacks among which stacks with the same functions, but other lines, are summed."""

@@ -109,7 +109,10 @@ def open_tables(path: str, engine: Engine) -> Tables:
     dataset = open_dataset(path)
     files = dataset.files("samples")
     if not files:
-        raise UsageError(f"{path}: no dataset: it has no Parquet files in samples/date=…/hour=…/")
+        raise UsageError(
+            f"{path}: no dataset, or nothing was written to it yet: there are no Parquet files in "
+            "samples/date=…/hour=…/"
+        )
     _check_version(dataset, files)
     engine.use_store(dataset.store)
     return Tables(dataset.url, engine, dataset, {})

@@ -129,6 +129,9 @@ def parse_keys(texts: list[str], labels: list[str]) -> tuple[str, ...]:
         UsageError: a word is neither a key nor a label of a selected host.
     """
     keys = split_words(texts)
+    from perf_offcpu.fleet.queries import is_column
+
+    labels = [name for name in labels if not is_column(name)]  # these go before labels of the same name
     for key in keys:
         if key not in SORT_KEYS and key not in labels:
             known = f"known: {', '.join(SORT_KEYS)}; labels: {', '.join(labels) or 'none'}"

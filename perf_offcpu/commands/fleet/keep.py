@@ -59,6 +59,9 @@ def _compact(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         status = 1
+    if not total.hours and not status:
+        print("nothing to merge: no hour that ended more than an hour ago has several files")
+        return status
     before, after = f"{total.bytes_before:,} bytes", f"{total.bytes_after:,}"
     print(f"{total.files:,} files became {total.hours:,}; {before} became {after}")
     return status
@@ -72,5 +75,6 @@ def _expire(args: argparse.Namespace) -> int:
         raise UsageError(f"--older-than: '{args.older_than}' is not a length of time (30d, 12h, 8w)")
     age_s = int(match[1]) * _SECONDS[match[2]]
     done = expire(_opened(args.dataset), time.time_ns() - age_s * _GIGA)
-    print(f"{done.hours:,} hours removed, {done.files:,} files")
+    hours = "hour" if done.hours == 1 else "hours"
+    print(f"{done.hours:,} {hours} removed, {done.files:,} files")
     return 0

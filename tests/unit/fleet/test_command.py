@@ -188,6 +188,16 @@ def test_names_that_the_encoding_of_the_output_lacks_are_escaped(
     assert out.buffer.getvalue().splitlines()[-1] == b"  \xf6\\u20ac"  # type: ignore[attr-defined]
 
 
+def test_labels_with_the_names_of_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    builder = DatasetBuilder()
+    builder.host("web1", {"idle": "never", "service": "web"})
+    builder.wait("web1", 1000)
+    dataset = builder.write(tmp_path / "dataset")
+    assert main(["fleet", "report", str(dataset), "--sort", "idle"]) == 129
+    assert "no key or label 'idle' (known: host" in capsys.readouterr().err
+    assert "[none]" in run(capsys, "report", dataset, "--sort", "container", "--label", "idle=never")
+
+
 def test_too_few_hosts_are_told(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "diff", dataset)
     assert "0 hosts, each compared" in out and "No host was compared: a service needs 5 hosts." in out
@@ -215,7 +225,7 @@ def test_selected_names_all_that_was_chosen(dataset: Path, capsys: pytest.Captur
         ("sql DATASET selec", "Parser Error"),
         ("sql DATASET", "the following arguments are required: QUERY"),
         ("report DATASET/none", "there is no dataset"),
-        ("report DATASET/samples", "no dataset: it has no Parquet files"),
+        ("report DATASET/samples", "no dataset, or nothing was written to it yet"),
         ("report DATASET --sort servic", "no key or label 'servic'"),
         ("report DATASET --class locks", "no class 'locks'"),
         ("report DATASET --label service", "'service' is not of the form NAME=VALUE"),
