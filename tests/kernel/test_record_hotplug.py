@@ -92,6 +92,6 @@ def test_a_cpu_that_comes_back_is_recorded(tmp_path: Path, away_s: float) -> Non
     names = np.array([recording.strings[row] == "came-back" for row in samples.comm])
     mine = names & (samples.cpu == CPU)
     is_wait = samples.flags & SampleFlag.OFFCPU > 0
-    assert int(samples.period[mine & is_wait].max()) >= NAP_S * 1e9
+    assert int(samples.period[mine & is_wait].max()) >= 0.9 * NAP_S * 1e9, "less the way to the switch"
     assert int((mine & ~is_wait).sum()) > 10  # of 30 in the loop
     assert f"came-back [{CPU:03}]" in perf("script", "-F", "comm,cpu,event", "-i", tmp_path / "out")
