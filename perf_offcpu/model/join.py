@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,11 @@ from perf_offcpu.model.strings import Strings
 
 Part = TypeVar("Part", Recording, Profile)
 
+PID_STEP: Final = 10_000_000
+"""Pids and tids of host k are increased by k times this number, in profiles of several hosts.
+
+It exceeds all pids, which end at 4 194 304. It is decimal, so that the old pid is legible in the new one.
+"""
 _IDS = SampleType.IDENTIFIER | SampleType.ID | SampleType.STREAM_ID
 """Fields that identify the event of a sample, and hold nothing else."""
 

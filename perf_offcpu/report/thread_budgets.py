@@ -17,11 +17,11 @@ import numpy as np
 from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.callpaths.keys import cgroup_label
 from perf_offcpu.model.columns import I32, I64, Bool
+from perf_offcpu.model.join import PID_STEP
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report.totals import heaviest, sums_by_state
 from perf_offcpu.structs import frozen
-from perf_offcpu.symbolize.hosts import PID_STEP
 from perf_offcpu.text import UNKNOWN
 
 BUDGETS_BY = ("thread", "comm", "pid", "cgroup")

@@ -22,16 +22,13 @@ from perf_offcpu.decode.join import JoinOptions, join_by_host
 from perf_offcpu.decode.trim_stacks import cut_garbage
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import Renumber, distinct
-from perf_offcpu.model.join import join, renumbered, shifted, to_rows
+from perf_offcpu.model.join import PID_STEP, join, renumbered, shifted, to_rows
 from perf_offcpu.model.mappings import kernel_map
 from perf_offcpu.model.profile import Objects, Profile
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
-
-PID_STEP = 10_000_000
-"""More than any pid: Linux ends at 4 194 304. In decimal, so that people can read the old pid in the new."""
 
 CGROUP_STEP = 1 << 48
 MAX_HOSTS = (2**31 - 1) // PID_STEP

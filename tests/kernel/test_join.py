@@ -16,9 +16,9 @@ from conftest import Command
 from perf_offcpu import api
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.columns import I64
+from perf_offcpu.model.join import PID_STEP
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Recording
-from perf_offcpu.symbolize.hosts import PID_STEP
 
 pytestmark = pytest.mark.beside
 
