@@ -198,14 +198,18 @@ def connect(url: str = DEFAULT) -> Engine:
 def _duckdb() -> Any:
     import atexit
     import gc
+    import shutil
     import tempfile
 
     import ibis
 
+    # Private and of a random name: in /tmp, another user could have made one of a known name before.
+    folder = tempfile.mkdtemp(prefix="perf-offcpu-fleet.")  # direct: made by this call, with mode 0700
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(gc.unfreeze)  # DuckDB 2 complains on stderr of objects that are left at exit
     backend = ibis.duckdb.connect(
         memory_limit=_MEMORY_LIMIT,
-        temp_directory=tempfile.gettempdir() + "/perf-offcpu-fleet",
+        temp_directory=folder,
         preserve_insertion_order=False,
         autoinstall_known_extensions=False,  # nothing is fetched from the network
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from builders.html_page import Page
 
 from perf_offcpu.cli import main
 from perf_offcpu.dataset.schema import VERSION
+from perf_offcpu.fleet.engine import connect
 from perf_offcpu.fleet.selection import utc
 
 HOSTILE = "\x1b[31m</script><script>alert(1)</script>\n"
@@ -186,6 +189,18 @@ def test_names_that_the_encoding_of_the_output_lacks_are_escaped(
     assert main(["fleet", "sql", str(dataset), "SELECT 'ö' || chr(8364) AS name"]) == 0
     out.flush()
     assert out.buffer.getvalue().splitlines()[-1] == b"  \xf6\\u20ac"  # type: ignore[attr-defined]
+
+
+def test_temporary_files_are_private_and_go_with_the_program(dataset: Path) -> None:
+    """Another user may have made a directory of a known name in /tmp."""
+    query = "SELECT current_setting('temp_directory') AS folder"
+    engine = connect()
+    (folder,) = engine.sql(query)["folder"]
+    status = Path(folder).stat()
+    assert (status.st_uid, status.st_mode & 0o777) == (os.geteuid(), 0o700)
+    words = [sys.executable, "-m", "perf_offcpu", "fleet", "sql", str(dataset), query]
+    lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "perf-offcpu-fleet." in lines[-1] and not Path(lines[-1].strip()).exists()
 
 
 def test_labels_with_the_names_of_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
