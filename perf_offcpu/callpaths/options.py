@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choices of how paths are shown, and units of time. Imports little: command lines need it, too."""
+"""Declare options for paths, and units of time. Imports little, because command lines use it, too."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from perf_offcpu.report.totals import Total, heaviest, totals_of
 from perf_offcpu.structs import frozen
 
 BLOCKED = "blocked"
-"""The key that sorts the rows of a table by the time blocked, without run queue."""
+"""The key that sorts the rows of a table by time blocked, without waits for a CPU."""
 
 
 @frozen
@@ -76,7 +76,7 @@ def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int 
 
 @frozen
 class FunctionRow:
-    """A function in all threads; a mark such as "[truncated]" is one, too."""
+    """A function in all threads, or a mark such as "[truncated]"."""
 
     name: Name
     inclusive: int  # weight of the samples that have it on their stack; recursion counts nothing twice

@@ -2,7 +2,7 @@
 """Make the JSON document of `perf-offcpu report --json`.
 
 Weights are integers in the unit that the document names (ns for time); rows are sorted by weight, and
-frames stand root first. `version` grows when a key changes its meaning or goes away, not when one comes.
+frames are root first. `version` grows when a key changes its meaning or is removed, not for a new key.
 Every key is described in Documentation/perf-offcpu-report.txt.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the parts that JSON documents of all reports share: fields of rows, totals, frames."""
+"""Make the common parts of the JSON documents of all reports: fields of rows, totals, frames."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make what stands on top of a page: verdict, deadlocks, idle threads, without a whole summary."""
+"""Make the head of a page without a whole summary: verdict, deadlocks, idle threads."""
 
 from __future__ import annotations
 

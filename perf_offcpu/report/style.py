@@ -12,7 +12,7 @@ from perf_offcpu.text import printable
 
 BOLD, DIM, RED, GREEN, RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[0m"
 _RED_FROM, _GREEN_FROM = 5.0, 0.5
-"""Percent from which on shares are coloured, as perf does (tools/perf/util/color.c: MIN_RED, MIN_GREEN)."""
+"""Least percentages of coloured shares, those of perf (tools/perf/util/color.c: MIN_RED, MIN_GREEN)."""
 NOT_KNOWN = "-"
 
 
@@ -32,7 +32,7 @@ class Style:
 
 
 def comment(text: str) -> str:
-    """Return a comment line. It is never cut: totals and losses stand in comments."""
+    """Return a comment line. It is never cut, because totals and losses are in comments."""
     return f"# {printable(text)}"
 
 
@@ -58,7 +58,7 @@ def amount(weight: int | None, unit: str, style: Style) -> str:
 
 
 def exact_amount(weight: int, unit: str, style: Style) -> str:
-    """Format a total: in the unit, and in full where that rounds."""
+    """Format a total in the unit and, if that rounds it, also exactly."""
     if unit != "ns":
         return f"{weight} events"
     text = f"{amount(weight, unit, style)} {style.unit}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sum up a profile for the report: totals by event, by thread and by stack, and losses.
+"""Sum a profile for the report: totals by event, by thread and by stack, and losses.
 
-One event (or several of one unit) is the subject, normally the off-cpu time; next to it stand the samples of
-the first other event, normally the CPU samples of the same threads. All numbers are exact integers;
+One event (or several of one unit) is the subject, normally the off-cpu time. The samples of the first other
+event, normally the CPU samples of the same threads, are shown next to it. All numbers are exact integers;
 `report.terminal` rounds them.
 """
 
@@ -142,7 +142,7 @@ def summarize(
         events: names of the events to report on; by default those of `analysis.select`.
         keys: keys of `groups`, see `callpaths.keys`.
         children: sum up functions with all that they call.
-        whole_lives: the profile has all samples of each thread, so that budgets mean something.
+        whole_lives: the profile has all samples of each thread; without them there are no budgets.
         verdict: make the verdict.
         options: see `verdict_of`.
         budget_by: see `budget_table`.

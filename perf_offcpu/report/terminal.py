@@ -69,7 +69,7 @@ def _begin(summary: Summary) -> str:
 
 
 def _sampling(summary: Summary, style: Style) -> Iterator[str]:
-    """Yield how far the estimates from samples are from what was counted exactly."""
+    """Yield the difference between estimates from samples and exact counts."""
     sampling = summary.meta.sampling
     if not sampling:
         return

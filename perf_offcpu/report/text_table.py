@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lay out text tables as perf report does: a title line, dots below it, aligned cells.
 
-On a terminal a table is made to fit: first the columns that are least needed go, then the last column is cut.
-Into a pipe everything is written whole, for grep and awk.
+On a terminal a table is made to fit: first the least important columns are left out, then the last column is
+cut. Into a pipe everything is written in full, for grep and awk.
 """
 
 from __future__ import annotations

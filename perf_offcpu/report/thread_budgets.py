@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the time budgets of threads: running + runnable + blocked (by state) + unknown = wall.
 
-The collector counts switches and yields exact budgets (`model.recording.Budget`), of threads without any
-sample, too. For other recordings they are derived from the waits: then the time outside recorded waits,
-running or unknown, is one number. Rows are threads, or sums of threads by comm, process or cgroup; with the
-rows of `rest`, which sum up what is over the limit, they add up to `total`.
+The collector counts switches and yields exact budgets (`model.recording.Budget`), also of threads without any
+sample. For other recordings they are derived from the waits: then the time outside of recorded waits,
+running or unknown, is one number. Rows are threads, or sums of threads by comm, process or cgroup. Together
+with the rows of `rest`, the sums of all rows over the limit, they sum to `total`.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _derived(profile: Profile) -> _Lives | None:
 
 
 def _lives(profile: Profile, tids: I32) -> I64:
-    """Return int64[n], the time that these threads lived while their host was recorded."""
+    """Return int64[n]: the time that these threads lived while their host was recorded."""
     meta, tasks = profile.meta, profile.tasks
     row = rows_at(tasks.tid, tasks.begin_ns, tids, np.full(len(tids), -1, np.int64))
     born = np.append(tasks.begin_ns, 0)[row]

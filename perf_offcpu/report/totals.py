@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sum up groups of samples: weight, number of waits, longest wait, as exact integers."""
+"""Sum groups of samples: weight, number of waits, longest wait, as exact integers."""
 
 from __future__ import annotations
 

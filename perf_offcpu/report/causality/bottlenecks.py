@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the bottlenecks of a cascade: the threads and devices in which most waiting time ends, and where."""
+"""Find the bottlenecks of a cascade: the threads and devices where most waiting time ends, with stacks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN, _STACKS = 3, 3
 
 @frozen
 class StackHeld:
-    """A stack in which a bottleneck holds up threads."""
+    """A stack of a bottleneck while other threads wait for it."""
 
     comm: str
     how: Held  # RUNNING: of CPU samples; WAITING: of a wait
@@ -56,7 +56,7 @@ class Bottleneck:
 
 @frozen
 class Bottlenecks:
-    """The bottlenecks that count."""
+    """The largest bottlenecks."""
 
     source: str
     total_ns: int  # of all waits
@@ -69,7 +69,7 @@ class Bottlenecks:
 
 
 def bottlenecks_of(profile: Profile, timeline: Timeline, cascade: Cascade) -> Bottlenecks:
-    """Return the components of the wait-for graph that hold most."""
+    """Return the components of the wait-for graph with the largest weight."""
     graph = graph_of(cascade, "", per_thread=False, min_share=MIN_SHARE)
     found = [one for one in components(graph) if one.held > 0]
     stacks = _Stacks(profile, timeline, cascade)

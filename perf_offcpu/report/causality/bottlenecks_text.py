@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print bottlenecks: who holds up how much, who waits behind, and in which stacks."""
+"""Print bottlenecks: the delay that each causes, the threads that wait for it, and its stacks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the stacks that hold most of a weight."""
+"""Find the stacks with the largest weights."""
 
 from __future__ import annotations
 

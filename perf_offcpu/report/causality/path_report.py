@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Report a critical path: where the time of a thread went, by thread and function, and by hops, as a tree."""
+"""Report a critical path: the time of a thread by other threads and functions, and by hops, as a tree."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find what runs while few threads of a program do: by function, and the waits that only one thread ends."""
+"""Find the functions that run while few threads of a program run, and waits that one thread alone ends."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _preempted(profile: Profile, timeline: Timeline, ids: set[tuple[int, int]], 
 def _sampled(
     profile: Profile, timeline: Timeline, table: WaitTable, found: Parallelism, chosen: Bool
 ) -> tuple[I64, I64, I64, I64]:
-    """Share out the time of each thread to its CPU samples.
+    """Divide the time of each thread among its CPU samples.
 
     Returns:
         (rows, track, weight, alone): int64[k] each, samples by track; a sample counts for more, the fewer

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Before and after: `report --diff`."""
+"""Compare two recordings, before and after: `report --diff`."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare the waits of two recordings: by class or sort keys, by function, by comm, by stack.
 
-Recordings differ in length, so weights are compared per second of recorded time, per unit of work, or as they
-are, of one run each. A row whose change is as small as chance makes it is noise (`report.diff.noise`).
+Recordings differ in length, so weights are compared per second of recorded time, per unit of work, or, of one
+run each, unchanged. A row whose change is small enough to be chance is noise (`report.diff.noise`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from perf_offcpu.report.totals import Total, totals_of
 from perf_offcpu.structs import frozen
 
 _CLOCK_ERROR = 1e-3
-"""Relative error of each weight, by the edges of the recording."""
+"""Relative error of each weight because of waits at begin and end of the recording."""
 _FOR_VERDICT = 25
 
 
@@ -56,12 +56,12 @@ class Row:
 
     @property
     def change(self) -> float:
-        """Return how much it grew."""
+        """Return after minus before."""
         return self.after - self.before
 
     @property
     def is_noise(self) -> bool:
-        """Return True if chance explains the change."""
+        """Return True if the change may be chance."""
         return abs(self.change) <= self.noise
 
 
@@ -79,7 +79,7 @@ class Cut:
 
 @frozen
 class Table:
-    """Rows by absolute change; those that are noise come last, if at all."""
+    """Rows by absolute change; rows that are noise come last, or are left out."""
 
     keys: tuple[str, ...]
     rows: list[Row]
@@ -118,7 +118,7 @@ def compare(
 
     Args:
         keys: of the first table, see `callpaths.keys`.
-        limits: most rows of tables, and of stacks; None for all, also those that are noise.
+        limits: largest number of rows of tables, and of stacks; None for all, also for noise.
 
     Raises:
         UsageError: the recordings have no samples of one kind.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimate by how much sums of waits differ between recordings of the same load, by chance alone.
+"""Estimate the difference by chance between sums of waits in recordings of the same load.
 
-Waits come at random, with random lengths: the variance of the sum of n independent waits is the sum of their
-squares (a compound Poisson process). A sum of short waits counts as waits of its longest one, which is an
-upper bound; where that is not known, of the recorder's threshold.
+Waits occur at random, with random lengths: the variance of the sum of n independent waits is the sum of their
+squares (a compound Poisson process). The waits in a sum of short waits are taken to be as long as its longest
+one, which is an upper bound; if that is unknown, as long as the recorder's threshold.
 
 Two properties of a steady load change this. A thread that waits nearly all the time cannot wait longer by
 chance: if it spends the share p of the time in waits of a row, their variance is (1 - p)^2 times the sum of
@@ -37,11 +37,11 @@ SLICES = 20
 ERRORS = 3.0
 """Smallest change that is not noise, in standard errors."""
 _FALSE_TABLES = 0.05
-"""Share of tables with any false row, of recordings of the same load."""
+"""Share of tables with at least one false row, in comparisons of recordings of the same load."""
 
 
 def errors_needed(rows: int) -> float:
-    """Return the standard errors from which on a change is not noise in a table of so many rows."""
+    """Return the smallest change, in standard errors, that is not noise in a table of some rows."""
     return max(ERRORS, NormalDist().inv_cdf(1 - _FALSE_TABLES / 2 / max(rows, 1)))
 
 
@@ -54,7 +54,7 @@ class RecordedTime:
 
     @classmethod
     def of(cls, meta: Meta, windows: Sequence[Window] = ()) -> RecordedTime:
-        """Return the time that was recorded, as far as it lies in one of the windows (none: all of it)."""
+        """Return the recorded time inside of the windows; without windows all of it."""
         spans = united((float(begin), float(end)) for begin, end in meta.recorded)
         if windows:
             chosen = united(window.bounds(meta.first_ns, meta.last_ns) for window in windows)
@@ -64,7 +64,7 @@ class RecordedTime:
         return cls(edges, float((edges[1::2] - edges[::2]).sum()))
 
     def slices(self, times: I64) -> F64:
-        """Return the place of each time in the recorded time, in slices: from 0 to SLICES."""
+        """Return the position of each time in the recorded time, in slices: from 0 to SLICES."""
         lengths = np.diff(self.edges, prepend=self.edges[:1])
         lengths[::2] = 0  # gaps
         passed = np.cumsum(lengths)

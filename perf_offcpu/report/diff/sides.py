@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two recordings of a comparison, and what their weights are related to."""
+"""Prepare the two recordings of a comparison, and the unit of work to which their weights are related."""
 
 from __future__ import annotations
 

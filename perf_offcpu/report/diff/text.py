@@ -166,7 +166,7 @@ class _Text:
         return f"{waits} of {say.amount(total.average, 'ns', self.style)} {self.style.unit}"
 
     def _rest(self, table: Table, thing: str) -> Iterator[str]:
-        """Return the lines about rows that are not shown, or are noise."""
+        """Return the lines about rows that are left out, and about noise."""
         if table.more.rows:
             yield say.comment(
                 f"and {say.plural(table.more.rows, f'more {thing}')}: {self._changes(table.more)}"

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say in a few sentences what changed between two recordings: what grew and shrank most, what is noise.
+"""Summarize the changes between two recordings in a few sentences: the largest ones, and noise.
 
-Waits of threads that merely wait for work are no cost: a cause is named only if at least half of its change
-is of other threads.
+Waits of idle threads are no cost: a cause is named only if at least half of its change is of other threads.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _OF_LARGEST = 10
 
 @frozen
 class Idle:
-    """Threads that merely wait for work."""
+    """Idle threads, which only wait for work."""
 
     threads: int
     weight: float  # per second, unit or run

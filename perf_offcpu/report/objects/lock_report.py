@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Report locks (`report --locks`): who waited for each, how many at once, and who held or released it."""
+"""Report locks (`report --locks`): waiters, the longest queue, and threads that held or released each lock."""
 
 from __future__ import annotations
 
@@ -177,5 +177,5 @@ def _title(lock: LockRow) -> str:
 
 
 def hand_limit(limit: int | None) -> int | None:
-    """Return the most holders of each lock that are shown where at most `limit` locks are."""
+    """Return the number of holders shown for each lock, if at most `limit` locks are shown."""
     return None if limit is None else _HANDS

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sum up the waits for each object: how much, by how many threads, and who held or released it.
+"""Sum the waits for each object: weight, number of threads, and the threads that held or released it.
 
-Objects of one name are one row. Shares of holders are of the waits whose holder is known; where the recorder
-did not read the locks' words (`--lock-owners`), the threads that ended the waits are shown instead.
+Objects of one name are one row. Shares of holders refer to waits with a known holder. If the recorder did not
+read the words of locks (`--lock-owners`), the threads that ended the waits are shown instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 
 HELD, RELEASED, ENDED = "held", "released", "ended"
-"""Relation of a row's threads to the object; the last: they ended waits for an object without a holder."""
+"""Relation of a row's threads to the object; ENDED: they ended waits for an object without a holder."""
 _INTERRUPT = -2
 
 
@@ -50,7 +50,7 @@ class ObjectRow:
 
 @frozen
 class ObjectTable:
-    """The objects, heaviest first, without waits for the next piece of work: that come last."""
+    """The objects, heaviest first; objects of waits for the next piece of work come last."""
 
     rows: list[ObjectRow]
     more: tuple[int, int]  # (rows, weight) over the limit
@@ -101,7 +101,7 @@ class _Objects:
     def __init__(
         self, profile: Profile, waits: Waits, holders: Holders, limit: int | None, rows: I64, idle: Bool
     ) -> None:
-        """Group the samples `rows`, and keep `limit` groups: those with most weight that is not `idle`."""
+        """Group the samples `rows`, and keep `limit` groups: the largest weights that are not `idle`."""
         self.profile, self.samples, self.waits, self.holders = profile, profile.samples, waits, holders
         names = profile.objects.name[self.samples.object[rows]]
         first, of = group(names)
@@ -193,7 +193,7 @@ def lock_table(
 
     Args:
         hand_limit: most holders of each lock.
-        idle: bool[samples], waits of idle threads: what only they waited for comes last.
+        idle: bool[samples], waits of idle threads: objects of such waits alone come last.
     """
     samples = profile.samples
     kind = np.append(profile.objects.kind, np.uint16(0))[samples.object]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare how long threads slept with how long they had asked to."""
+"""Compare the lengths of sleeps with the times that the threads asked for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Oversleep:
 
 
 def oversleep_of(profile: Profile, waits: Waits) -> Oversleep | None:
-    """Return how much longer the single sleeps of a profile took than asked; None if no time is known.
+    """Return by how much single sleeps exceeded the time asked for; None if no such time is known.
 
     Args:
         waits: `classify(profile)`.

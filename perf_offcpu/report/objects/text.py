@@ -52,7 +52,7 @@ def by_text(role: str, by: Mapping[str, int]) -> str:
 
 
 def _oversleep(oversleep: Oversleep | None, style: Style) -> Iterator[str]:
-    """Print what is worth knowing of sleeps: that some took at least a millisecond longer than asked."""
+    """Print a line if sleeps took at least a millisecond longer than asked."""
     if oversleep is None or oversleep.longest < _SAID_FROM_NS:
         return
     median, longest = (

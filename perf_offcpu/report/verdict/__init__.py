@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say in a few sentences what the numbers of a report mean: numbers of the verdict, then its words."""
+"""Summarize a report in a few sentences: the numbers of the verdict, and its words."""
