@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Report locks (`report --locks`): waiters, the longest queue, and threads that held or released each lock."""
+"""Report locks (`report --locks`): waiters, longest queue, and threads that held or released each lock."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def _cause(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> Caus
 
 
 def _object(profile: Profile, cells: Cells) -> tuple[str, str]:
-    """Return the name of the object of nearly all of the weight, else of more than half; "" for none."""
+    """Return the names of `Place.object` and `Place.mostly`; "" for none."""
     first, of = group(cells.object)
     sums = sum_by(of, cells.weight, len(first)).tolist()
     most = max(range(len(first)), key=lambda at: sums[at], default=-1)
