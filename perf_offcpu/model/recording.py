@@ -2,8 +2,8 @@
 """Define the Recording: the records of the kernel as columns, with raw addresses, before symbolization.
 
 Stages (`decode.retype`, `decode.deferred`, unwinding) are functions from Recording to Recording;
-`symbolize.symbolize` turns it into a `model.profile.Profile`. Samples are sorted by (time, place in the
-file); the same input always gives the same columns.
+`symbolize.symbolizer` makes a `model.profile.Profile` of it. Samples are sorted by (time, place in the file);
+the same input always gives the same columns.
 """
 
 from __future__ import annotations
