@@ -11,9 +11,11 @@ from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths
+from perf_offcpu.errors import UsageError
 from perf_offcpu.fleet.missing import Gap, gaps_of, losses_of
 from perf_offcpu.fleet.profile import profile_of, unit_of
 from perf_offcpu.fleet.queries import IDLE, NUMBERS, Selected, column_of, folded, grouped, host_names, ranked
+from perf_offcpu.fleet.selection import in_hours
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import UNKNOWN, id_text, printable
 
@@ -101,9 +103,11 @@ def head_of(selected: Selected) -> Head:
     """Return the facts about a selection.
 
     Raises:
-        UsageError: the weights of its events do not add up.
+        UsageError: the weights of its events do not add up, or no recording has one of them.
     """
     spans, selection = selected.spans, selected.selection
+    unit = unit_of(selection.events)
+    _check_events(selected)
     lost = losses_of(selected)
     return Head(
         source=printable(selected.tables.path),
@@ -114,11 +118,22 @@ def head_of(selected: Selected) -> Head:
         last_ns=max((span.last_ns for span in spans), default=0),
         periods=tuple(sorted({span.period_ns for span in spans} - {0})),
         events=tuple(map(printable, selection.events)),
-        unit=unit_of(selection.events),
+        unit=unit,
         losses={cause: count for (cause, is_loss), count in lost.items() if is_loss},
         notes={cause: count for (cause, is_loss), count in lost.items() if not is_loss},
         gaps=tuple(gaps_of(selected)),
     )
+
+
+def _check_events(selected: Selected) -> None:
+    """Raise UsageError for an event that no recording of the selected time has."""
+    selection, samples = selected.selection, selected.tables.table("samples")
+    if selection.events == (EVENT_NAME,):
+        return
+    events = samples.filter(True, *in_hours(samples, selection)).select("event").distinct()
+    known = selected.tables.engine.run(events.order_by("event"))["event"]
+    if unknown := [name for name in selection.events if name not in known]:
+        raise UsageError(f"--event: no event '{unknown[0]}' in the selected time (known: {', '.join(known)})")
 
 
 def tables_of(selected: Selected, keys: Sequence[str], limit: int | None) -> tuple[list[Table], int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.fleet.report import Head, Row, StackRow, StackTable, Table
 from perf_offcpu.fleet.selection import utc
@@ -31,7 +32,7 @@ def head(found: Head, style: Style) -> Iterator[str]:
         else "not known: the table hosts is empty"
     )
     yield say.comment(f"Recorded: {known}")
-    if found.periods:
+    if found.periods and EVENT_NAME in found.events:
         ends = dict.fromkeys((found.periods[0], found.periods[-1]))
         periods = " to ".join(f"{ns / 1e6:g} ms" for ns in ends)
         text = f"One sample for each {periods} of waiting of a thread: waits and lengths are estimated."
@@ -89,12 +90,13 @@ def stacks(found: Head, table: StackTable, style: Style) -> Iterator[str]:
 def _stack_line(row: StackRow, whole: int, found: Head, style: Style) -> str:
     share = f"{_share(row.weight, whole):>9}"
     unit = f" {style.unit}" if found.unit == "ns" else ""
+    thing = "wait" if _is_waits(found) else "sample"
     classes = row.classes
     shown = " ".join(f"{name} {100 * part / (row.weight or 1):.0f}%" for name, part in classes.items())
     parts = [
         row.comm,
         say.amount(row.weight, found.unit, style) + unit,
-        say.plural(row.waits, "wait" if found.unit == "ns" else "sample"),
+        say.plural(row.waits, thing),
         *([next(iter(classes))] if len(classes) == 1 else [shown]),
     ]
     return f"{style.paint(_colour(row.weight, whole), share)}  {'  '.join(filter(None, parts))}"
@@ -119,12 +121,13 @@ def _columns(table: Table, found: Head, style: Style) -> Iterator[Column]:
     def amounts(title: str, values: Sequence[int | None], spare: int = 0) -> Column:
         return Column(title, [say.amount(value, found.unit, style) for value in values], spare=spare)
 
-    is_time = found.unit == "ns"
+    is_waits = _is_waits(found)
+    title = weight_title(found)
     yield Column("Share", [_share(row.weight, table.weight) for row in rows])
-    yield amounts(f"{'Off-cpu' if is_time else 'Weight'}{unit}", [row.weight for row in rows])
+    yield amounts(f"{title}{unit}", [row.weight for row in rows])
     counts = [f"{row.waits}{'' if row.waits_are_exact else '+'}" for row in rows]
-    yield Column("Waits" if is_time else "Samples", counts, spare=1)
-    if is_time:
+    yield Column("Waits" if is_waits else "Samples", counts, spare=1)
+    if is_waits:
         yield amounts(f"Average{unit}", list(map(_average, rows)), spare=4)
         yield amounts(f"Run queue{unit}", [row.runq for row in rows], spare=5)
     if table.by_blocked:
@@ -132,7 +135,7 @@ def _columns(table: Table, found: Head, style: Style) -> Iterator[Column]:
     if any(row.recorded_ns for row in rows):
         yield Column("Recorded", [hours(row.recorded_ns) for row in rows], spare=3)
         rates = [f"{row.weight / row.recorded_ns:.3f}" if row.recorded_ns else say.NOT_KNOWN for row in rows]
-        yield Column("Off-cpu s/s", rates, spare=2)
+        yield Column(f"{title} s/s", rates, spare=2)
     for at, key in enumerate(table.keys):
         title = TITLES.get(key, printable(key).capitalize())
         yield Column(title, [row.values[at] for row in rows], left=key not in _NUMBERS)
@@ -146,7 +149,18 @@ def _average(row: Row) -> int | None:
 
 
 def _subject(found: Head) -> str:
-    return "off-cpu time" if found.events == ("offcpu-time",) else ", ".join(found.events)
+    return "off-cpu time" if _is_waits(found) else ", ".join(found.events)
+
+
+def weight_title(found: Head) -> str:
+    """Return the title of a column of weights."""
+    if _is_waits(found):
+        return "Off-cpu"
+    return found.events[0].capitalize() if len(found.events) == 1 else "Weight"
+
+
+def _is_waits(found: Head) -> bool:
+    return found.events == (EVENT_NAME,)
 
 
 def _share(weight: int, whole: int) -> str:

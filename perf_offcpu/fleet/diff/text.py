@@ -10,14 +10,38 @@ from perf_offcpu.fleet.diff.compare import STACK, Comparison, Row, Table
 from perf_offcpu.fleet.diff.outliers import FEWEST, Outliers
 from perf_offcpu.fleet.diff.significance import SIGNIFICANT
 from perf_offcpu.fleet.report import Head
-from perf_offcpu.fleet.text import head
+from perf_offcpu.fleet.text import head, weight_title
 from perf_offcpu.report import style as say
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.tables import TITLES, coloured_table
 from perf_offcpu.report.terminal import frame_lines
 from perf_offcpu.report.text_table import Column
 from perf_offcpu.report.verdict.text import wrapped
+from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
+
+
+@frozen
+class _Rates:
+    """How rates of a selection are written: in `Off-cpu ms` per second, in `Instructions` per second."""
+
+    style: Style
+    of: Head
+
+    @property
+    def unit(self) -> str:
+        """Return the unit of weights, "" for occurrences."""
+        return self.style.unit if self.of.unit == "ns" else ""
+
+    @property
+    def subject(self) -> str:
+        """Return the name of weights, with their unit."""
+        return f"{weight_title(self.of)} {self.unit}".rstrip()
+
+    def text(self, rate: float, *, sign: bool = False) -> str:
+        """Return a weight by ns of recorded time as one by second."""
+        value = rate * 1e9 / (UNITS[self.unit] if self.unit else 1)
+        return f"{value:+.3f}" if sign else f"{value:.3f}"
 
 
 def comparison(found: Comparison, old: Head, new: Head, style: Style, limit: int | None) -> Iterator[str]:
@@ -25,9 +49,10 @@ def comparison(found: Comparison, old: Head, new: Head, style: Style, limit: int
     yield from head(new, style)
     yield say.comment(f"Baseline: {old.selection}")
     yield from map(say.comment, wrapped(list(_method(found))))
-    yield say.comment(f"Total:    {_total(found.total, style)}")
+    rates = _Rates(style, new)
+    yield say.comment(f"Total:    {_total(found.total, rates)}")
     for table in found.tables:
-        yield from _stacks(table, style, limit) if table.keys == STACK else _table(table, style, limit)
+        yield from _stacks(table, rates, limit) if table.keys == STACK else _table(table, rates, limit)
 
 
 def _method(found: Comparison) -> Iterator[str]:
@@ -49,10 +74,9 @@ def _method(found: Comparison) -> Iterator[str]:
         yield f"So few hosts cannot show a change: no p is below {verdicts.least_p:.2g}."
 
 
-def _total(row: Row, style: Style) -> str:
-    unit = f"{style.unit}/s"
+def _total(row: Row, rates: _Rates) -> str:
     return (
-        f"{_rate(row.before, style)} → {_rate(row.after, style)} {unit} of a host, "
+        f"{rates.text(row.before)} → {rates.text(row.after)} {rates.unit}/s of a host, "
         f"{_percent(row)}, {_p(row.p)}"
     )
 
@@ -63,16 +87,15 @@ def _shown(table: Table, limit: int | None) -> tuple[list[Row], list[Row]]:
     return real[:limit], real[limit:] if limit is not None else []
 
 
-def _table(table: Table, style: Style, limit: int | None) -> Iterator[str]:
+def _table(table: Table, rates: _Rates, limit: int | None) -> Iterator[str]:
     rows, more = _shown(table, limit)
-    yield from say.section(
-        f"Off-cpu {style.unit} per second of a host, by {printable(', '.join(table.keys))}", style
-    )
+    title = f"{rates.subject} per second of a host, by {printable(', '.join(table.keys))}"
+    yield from say.section(title, rates.style)
     if rows:
         columns = [
-            Column("Before", [_rate(row.before, style) for row in rows]),
-            Column("After", [_rate(row.after, style) for row in rows]),
-            Column("Change", [_rate(row.change, style, sign=True) for row in rows]),
+            Column("Before", [rates.text(row.before) for row in rows]),
+            Column("After", [rates.text(row.after) for row in rows]),
+            Column("Change", [rates.text(row.change, sign=True) for row in rows]),
             Column("%", [_percent(row) for row in rows], spare=1),
             Column("p", [_p(row.p).removeprefix("p ") for row in rows], spare=2),
         ]
@@ -80,18 +103,19 @@ def _table(table: Table, style: Style, limit: int | None) -> Iterator[str]:
             Column(TITLES.get(key, printable(key).capitalize()), [row.values[at] for row in rows], left=True)
             for at, key in enumerate(table.keys)
         ]
-        yield from coloured_table(columns, style)
+        yield from coloured_table(columns, rates.style)
     yield from _rest(table, more)
 
 
-def _stacks(table: Table, style: Style, limit: int | None) -> Iterator[str]:
+def _stacks(table: Table, rates: _Rates, limit: int | None) -> Iterator[str]:
     rows, more = _shown(table, limit)
-    yield from say.section(f"Stacks, {style.unit} per second of a host, root first", style)
+    yield from say.section(f"Stacks, {rates.subject} per second of a host, root first", rates.style)
     for row in rows:
-        rates = f"{_rate(row.before, style)} → {_rate(row.after, style)}"
-        change = style.paint(say.RED if row.change > 0 else say.GREEN, _rate(row.change, style, sign=True))
-        yield f"{change}  {rates}  {_percent(row)}  {_p(row.p)}  {row.values[0]}"
-        yield from frame_lines(row.frames, style)
+        both = f"{rates.text(row.before)} → {rates.text(row.after)}"
+        colour = say.RED if row.change > 0 else say.GREEN
+        change = rates.style.paint(colour, rates.text(row.change, sign=True))
+        yield f"{change}  {both}  {_percent(row)}  {_p(row.p)}  {row.values[0]}"
+        yield from frame_lines(row.frames, rates.style)
     yield from _rest(table, more)
 
 
@@ -104,13 +128,14 @@ def _rest(table: Table, more: list[Row]) -> Iterator[str]:
 
 def outliers(found: Outliers, new: Head, style: Style, limit: int | None) -> Iterator[str]:
     """Return the lines about hosts that are unlike the others."""
+    rates = _Rates(style, new)
     yield from head(new, style)
     groups = f" in {found.groups} services" if found.groups > 1 else ""
     few = f" {say.plural(found.left_out, 'host')} in smaller groups left out." if found.left_out else ""
     text = (
         f"{say.plural(found.hosts, 'host')}{groups}, each compared with the median of the others.{few} "
         f"z: distance in robust standard deviations; shown from {found.limit:.1f} on, and if it is 1 % of a "
-        "host's off-cpu time."
+        f"host's {'off-cpu time' if rates.subject.startswith('Off-cpu') else 'weight'}."
     )
     yield from map(say.comment, wrapped([text]))
     yield from say.section(f"Hosts unlike the others, by {printable(', '.join(found.keys))}", style)
@@ -121,8 +146,8 @@ def outliers(found: Outliers, new: Head, style: Style, limit: int | None) -> Ite
         return
     columns = [
         Column("z", [f"{row.z:+.1f}" for row in rows]),
-        Column(f"{style.unit}/s", [_rate(row.rate, style) for row in rows]),
-        Column("Median", [_rate(row.median, style) for row in rows]),
+        Column(f"{rates.subject}/s", [rates.text(row.rate) for row in rows]),
+        Column("Median", [rates.text(row.median) for row in rows]),
         Column("Host", [row.host for row in rows], left=True),
         *([Column("Service", [printable(row.group) for row in rows], left=True)] if groups else []),
     ]
@@ -133,11 +158,6 @@ def outliers(found: Outliers, new: Head, style: Style, limit: int | None) -> Ite
     yield from coloured_table(columns, style)
     if len(found.rows) > len(rows):
         yield say.comment(f"and {len(found.rows) - len(rows)} more rows")
-
-
-def _rate(rate: float, style: Style, *, sign: bool = False) -> str:
-    value = rate * 1e9 / UNITS[style.unit]
-    return f"{value:+.3f}" if sign else f"{value:.3f}"
 
 
 def _percent(row: Row) -> str:

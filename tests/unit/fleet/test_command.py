@@ -91,6 +91,16 @@ def test_idle_threads_are_told_and_can_be_hidden(tmp_path: Path, capsys: pytest.
     assert only["idle"] == only["tables"][0]["weight"] == 3_000_000
 
 
+def test_samples_of_other_events_are_no_waits(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "report", dataset, "--event", "cpu-clock")
+    assert re.search(r"^# +Share +Cpu-clock ms +Samples +Recorded +Cpu-clock s/s +Host$", out, re.M)
+    assert not re.search("Off-cpu|Waits  |Run queue|Average|One sample for each", out)
+    assert "  1 sample  " in run(capsys, "top", dataset, "--event", "cpu-clock")
+    both = run(capsys, "report", dataset, "--event", "cpu-clock,offcpu-time", "--sort", "event")
+    assert re.search(r"^# +Share +Weight ms +Samples +Event$", both, re.M)
+    assert "One sample for each 10 ms of waiting" in both
+
+
 def test_report_of_some(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--label", "service=web", "--sort", "host,class", "--json", "--until", "2100-01-01")
     found = json.loads(run(capsys, "report", dataset, *words))
@@ -249,6 +259,11 @@ def test_selected_names_all_that_was_chosen(dataset: Path, capsys: pytest.Captur
         ("report DATASET --since -1h", "no host recorded since"),
         ("report DATASET --limit -3", "not a number of rows"),
         ("report DATASET --event cpu-clock,instructions", "do not add up"),
+        (
+            "report DATASET --event cpu-clok",
+            "no event 'cpu-clok' in the selected time (known: cpu-clock, ",
+        ),
+        ("top DATASET --event cpu-clock,offcpu-time,task-clock", "no event 'task-clock'"),
         ("diff DATASET --baseline since=-1h,until=-2h", "since=-1h is not before until=-2h"),
         (
             "diff DATASET --host db1 --baseline host=db1",

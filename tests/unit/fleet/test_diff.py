@@ -86,6 +86,26 @@ def test_rates_are_per_second_recorded(dataset: Path, capsys: pytest.CaptureFixt
         assert sum(row["after"] for row in table["rows"]) == pytest.approx(found["total"]["after"])
 
 
+def test_rates_of_other_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    builder = DatasetBuilder()
+    for host in range(6):
+        builder.host(f"web{host}", {"version": str(host % 2)})
+        for event, number in (("instructions", 7_200_000), ("cpu-clock", 36 * 10**9)):
+            builder.wait(f"web{host}", number, event=event, **{"class": None, "off_ns": 0})
+    words = ["fleet", "diff", str(builder.write(tmp_path / "set"))]
+    versions = ("--label", "version=1", "--baseline", "version=0", "--event")
+    assert main([*words, *versions, "instructions"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "2000.000 → 2000.000 /s of a host" in out and "# Instructions per second of a host, by class\n" in out
+    )
+    assert main([*words, *versions, "cpu-clock", "--unit", "us"]) == 0
+    out = capsys.readouterr().out
+    assert "10000.000 → 10000.000 us/s of a host" in out and "# Cpu-clock us per second of a host" in out
+    assert main([*words, "--event", "instructions"]) == 0
+    assert "if it is 1 % of a host's weight" in " ".join(capsys.readouterr().out.replace("#", "").split())
+
+
 def test_a_host_unlike_the_others(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = diff(capsys, dataset)
     assert [(row["host"], row["class"]) for row in found["rows"]] == [("web5", "disk")]
