@@ -1,21 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`scripts/offcpu.py`: handlers for `perf script -s`, and the script run by hand.
+"""Make a Recording of the samples that perf passes to scripts: dicts, whose keys only this room knows.
 
-Inside perf (up to 7.3), its dicts become a Recording; from there on the script is `perf-offcpu convert`. perf
-calls `process_event(dict)` for each sample, in time order, and hands over no mappings, comms or losses: these
-come from perf's own input file, named on its command line. A pipe has none: then kernel names are perf's, and
-user addresses of raw callchains stay addresses, with a note.
-
-Only this module knows the keys of perf's dicts (checked with perf 6.1 and 7.2). `sample["values"]` is never
-read: that crashes perf.
+Checked with perf 6.1 and 7.2.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +25,6 @@ from perf_offcpu.decode.stacks.attach import with_snapshots_of
 from perf_offcpu.decode.tasks.columns import SideRecord, task_record
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_garbage
-from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, Bool
@@ -52,139 +41,11 @@ from perf_offcpu.unwind.unwinder import unwind
 
 _KERNEL_HALF = 1 << 63
 """First address of the kernel (x86-64, arm64): perf's lists lack the context markers."""
-_USUAL = "perf.data"
-_TAKEN = ("pid", "tid", "cpu", "ip", "time", "period", "cpumode")
-PIPE_NOTE = "perf reads a pipe: user addresses of off-cpu samples cannot be named; give perf a file with -i"
 
 Event = dict[str, Any]
 
 
-class PerfScriptHandler:
-    """Handlers that perf calls, for `convert` with the arguments after the script's name.
-
-    No exception may leave a handler: perf would call abort(). The first one is kept and the later samples are
-    ignored; `trace_end` prints it and ends perf with a status.
-
-    Args:
-        argv: arguments of `perf-offcpu convert`; `--folded` and standard output are the defaults, and the
-            output may be a plain word: `-- --folded OUT`.
-
-    Raises:
-        SystemExit: the arguments are wrong, or ask for help.
-    """
-
-    def __init__(self, argv: Sequence[str]) -> None:
-        self._events: list[Event] = []
-        self._problem: Exception | None = None
-        self._args = argparse.Namespace()
-        status = _guarded(lambda: self._parse(argv))
-        if not vars(self._args):
-            sys.exit(status)
-
-    def _parse(self, argv: Sequence[str]) -> int:
-        self._args = _parse_arguments(argv)
-        return 0
-
-    def process_event(self, event: Event) -> None:
-        """Keep one sample: as little as possible, since perf calls this for each."""
-        try:
-            if self._problem is None:
-                sample = event["sample"]
-                taken = {key: sample[key] for key in _TAKEN}
-                taken |= {"name": event["ev_name"], "attr": event["attr"], "comm": event["comm"]}
-                taken |= {"raw": event["raw_buf"], "chain": event["callchain"]}
-                self._events.append(taken)
-        except Exception as problem:
-            self._problem = problem
-
-    def trace_end(self) -> None:
-        """Write the output.
-
-        Raises:
-            SystemExit: with a status other than 0, after one line on stderr.
-        """
-        from perf_offcpu.commands.convert import convert
-
-        if (path := _input_of(_perf_command_line())) not in (None, _USUAL):
-            self._args.input = [path]  # for commands that the page shows
-        if status := _guarded(lambda: convert(self._args, self._profile)):
-            sys.exit(status)
-
-    def _profile(self) -> Profile:
-        from perf_offcpu.analysis.select import select_samples
-        from perf_offcpu.commands.shared.profile import selection_from_args, symbol_options
-
-        if self._problem is not None:
-            raise FormatError("perf script", "sample", f"not understood: {self._problem!r}")
-        path, options = _input_of(_perf_command_line()), symbol_options(self._args)
-        if path is None:
-            print(f"offcpu.py: {PIPE_NOTE}", file=sys.stderr)
-            profile = _name_by_perf(symbolize(_recorded_in_pipe(self._events), options), self._events)
-        else:
-            profile = _profile_of_file(path, self._events, options)
-        return select_samples(profile, selection_from_args(self._args))
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the script by hand, or from a perf that runs scripts as programs (7.4 on)."""
-    from perf_offcpu.commands.convert import run
-
-    return _guarded(lambda: run(_parse_arguments(argv)))
-
-
-def _parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the script's command line.
-
-    Raises:
-        UsageError: it is wrong.
-        SystemExit: it asks for help.
-    """
-    from perf_offcpu.commands import convert
-    from perf_offcpu.commands.shared.parsers import Parser
-    from perf_offcpu.convert.registry import FORMATS
-
-    words = list(argv[1:] if argv[:1] == ["--"] else argv)
-    if not any(word == f"--{name}" for word in words for name in FORMATS):
-        words.insert(0, "--folded")
-    top: argparse.ArgumentParser = Parser(prog="offcpu.py")
-    verb = top.add_subparsers()
-    convert.add_parser(verb)
-    parser = verb.choices["convert"]
-    parser.prog = "offcpu.py"
-    parser.add_argument("out", nargs="?", metavar="OUT", help="same as -o OUT; default: -")
-    args = parser.parse_args(words)
-    args.output = args.output or args.out or "-"
-    return args
-
-
-def _guarded(run: Callable[[], int]) -> int:
-    from perf_offcpu.cli import guard
-
-    return guard("offcpu.py", run)
-
-
-def _input_of(argv: Sequence[str]) -> str | None:
-    """Return the file that a `perf script` command line reads; None for a pipe."""
-    name = _USUAL
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
-        if word == "--":
-            break
-        if word in ("-i", "--input"):
-            name = following
-        elif word.startswith("--input="):
-            name = word.removeprefix("--input=")
-        elif word.startswith("-i") and not word.startswith("--"):
-            name = word[2:]
-    return None if name == "-" else name
-
-
-def _perf_command_line() -> list[str]:
-    """Return the arguments of the process that this script runs in."""
-    with open("/proc/self/cmdline", "rb") as file:
-        return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
-
-
-def _profile_of_file(path: str, samples: list[Event], options: SymbolizeOptions) -> Profile:
+def profile_of_file(path: str, samples: list[Event], options: SymbolizeOptions) -> Profile:
     """Return the Profile of perf's samples with the tasks and mappings of its input file.
 
     Raises:
@@ -212,7 +73,7 @@ class _Head:
     path: str = "standard input"
 
 
-def _recorded_in_pipe(samples: list[Event]) -> Recording:
+def recorded_in_pipe(samples: list[Event]) -> Recording:
     """Return the Recording of samples alone; each thread has the last comm that perf knew."""
     counters, tasks = Losses(), TaskReplay(Strings())
     specs = {event["name"]: EventSpec(unpack_attr(event["attr"]), event["name"]) for event in samples}
@@ -304,7 +165,7 @@ def _with_markers(event: Event) -> list[int]:
     return words + ([int(CallchainContext.USER), *user] if user else [])
 
 
-def _name_by_perf(profile: Profile, events: list[Event]) -> Profile:
+def name_by_perf(profile: Profile, events: list[Event]) -> Profile:
     """Give frames without a symbol perf's name; other user frames get their address."""
     known = {node["ip"]: node["sym"]["name"] for event in events for node in event["chain"] if "sym" in node}
     frames, strings = profile.frames, profile.strings
