@@ -166,7 +166,9 @@ class _Stacks:
     def _first(self, value_of_frame: I32, user_frames: int = 0) -> I32:
         """Return the first value of each stack, leaf first, within `user_frames` user frames (0: all)."""
         node = innermost_node(self.profile, self.stacks, value_of_frame >= 0, user_frames)
-        found: I32 = np.append(value_of_frame[self.profile.stacks.frame], np.int32(_NONE))[node]
+        found: I32 = np.full(len(node), _NONE, np.int32)
+        known = node >= 0
+        found[known] = value_of_frame[self.profile.stacks.frame[node[known]]]
         return found
 
     def _every(self, value_of_node: I32) -> Bool:
