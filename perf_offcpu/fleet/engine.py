@@ -39,6 +39,14 @@ class EngineError(PerfOffcpuError):
     """The engine refused a query."""
 
 
+class FileGoneError(EngineError):
+    """A file was removed after it was listed, by compaction or retention: the query can be repeated."""
+
+
+_GONE = ("No files found", "No such file", "FileNotFoundError", "FILE_NOT_EXIST", "NoSuchKey")
+"""Words of engines and stores that say so."""
+
+
 @frozen
 class Engine:
     """An open connection."""
@@ -139,10 +147,13 @@ class Engine:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of Ibis' use of its engines
                 yield
+        except FileNotFoundError as problem:
+            raise FileGoneError(f"{self.name}: {problem}") from problem
         except (PerfOffcpuError, OSError, KeyboardInterrupt):
             raise
         except Exception as problem:  # each engine has its own exceptions, without a common base
-            raise EngineError(f"{self.name}: {_first_line(problem)}") from problem
+            kind = FileGoneError if any(word in str(problem) for word in _GONE) else EngineError
+            raise kind(f"{self.name}: {_first_line(problem)}") from problem
 
 
 def _columns(table: Any) -> dict[str, list[Any]]:

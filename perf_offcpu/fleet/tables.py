@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from perf_offcpu.dataset.schema import PARTITIONS, TABLES, VERSION
 from perf_offcpu.errors import PerfOffcpuError, UsageError
-from perf_offcpu.fleet.engine import Engine
+from perf_offcpu.fleet.engine import Engine, FileGoneError
 from perf_offcpu.structs import mutable
 
 if TYPE_CHECKING:
@@ -123,5 +123,9 @@ def _check_version(dataset: Dataset, files: Sequence[str]) -> None:
     from perf_offcpu.dataset.parquet import check_version
 
     for path in {files[0], files[-1]}:
-        with dataset.store.reader(path.removeprefix(f"{dataset.url}/")) as file:
+        try:
+            file = dataset.store.reader(path.removeprefix(f"{dataset.url}/"))
+        except FileNotFoundError as problem:
+            raise FileGoneError(f"{path}: {problem.strerror}") from None
+        with file:
             check_version(file, path)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 
@@ -26,6 +27,7 @@ from perf_offcpu.commands.shared.printing import print_json, print_lines, termin
 from perf_offcpu.errors import UsageError
 
 _ROWS, _STACKS = 25, 10
+_ATTEMPTS = 3
 _DIFF = """
 --baseline SELECTION: what to compare with, as differs: version=1.4, or since=-2d,until=-1d, or host=web1;
   without it: hosts that are unlike the others
@@ -96,7 +98,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb and return the exit status."""
+    """Run the verb and return the exit status; again if files were compacted or expired meanwhile."""
+    from perf_offcpu.fleet.engine import FileGoneError
+
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(FileGoneError):
+            return int(args.fleet_run(args))
     return int(args.fleet_run(args))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from perf_offcpu.cli import main
+from perf_offcpu.fleet.tables import Tables
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 
@@ -60,3 +61,26 @@ def test_stacks(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
         return sorted((row["weight"], row["comm"], [one["name"] for one in row["frames"]]) for row in rows)
 
     assert weights(found["rows"]) == weights(expected)
+
+
+@pytest.mark.parametrize("words", [("report",), ("top",), ("sql", "SELECT sum(weight_ns) FROM samples")])
+def test_a_query_during_a_compaction(
+    recording: Path, tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Its files are gone when it opens them."""
+    dataset = tmp_path / "waits"
+    shutil.copytree(recording / "waits", dataset)
+    for path in list(dataset.glob("*/*/*/*.parquet")):
+        shutil.copy(path, path.with_name(f"again-{path.name}"))
+    before = json_of(capsys, "fleet", words[0], dataset, *words[1:])
+    opened = Tables.table
+
+    def compacted(self: Tables, name: str) -> Any:
+        found = opened(self, name)
+        if name == "samples" and main(["fleet", "compact", str(dataset)]) == 0:
+            capsys.readouterr()
+        return found
+
+    monkeypatch.setattr(Tables, "table", compacted)
+    assert json_of(capsys, "fleet", words[0], dataset, *words[1:]) == before
+    assert len(list((dataset / "samples").rglob("*.parquet"))) < 3
