@@ -106,6 +106,8 @@ class Agent:
         busy_s = time.monotonic() - (self._delivery.busy_since or time.monotonic())
         if busy_s > STUCK_S:
             return "a segment is not done after ten minutes"
+        if not self._delivery.is_running:
+            return "the thread that delivers segments has ended"
         if self._delivery.failures > 2:
             return "segments cannot be delivered"
         now, keeper, recorder = time.monotonic(), self._keeper, self._recorder

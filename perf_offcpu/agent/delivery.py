@@ -86,6 +86,11 @@ class Delivery:
         self._thread.join(max(1.0, until - time.monotonic()))
 
     @property
+    def is_running(self) -> bool:
+        """Return whether it has not ended."""
+        return self._thread.ident is None or self._thread.is_alive()
+
+    @property
     def failures(self) -> int:
         """Return the number of attempts that failed since the last delivery."""
         return self._backoff.failures

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -107,7 +108,8 @@ def run(args: argparse.Namespace) -> int:
 
     def say(text: str) -> None:
         if not args.quiet:
-            print(f"perf-offcpu agent: {printable(text)}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # a log on a full disk, or whose reader has gone
+                print(f"perf-offcpu agent: {printable(text)}", file=sys.stderr, flush=True)
 
     has_segments = Agent(lambda: config_of(args), say, args.duration).run()
     if args.duration is not None and not has_segments:

@@ -156,4 +156,6 @@ def _by_id(
         wanted = ibis.memtable({"id": ids}, schema=ibis.schema({"id": "int64"}))
         table = table.semi_join(wanted, table[key] == wanted.id)
     kept = {column: table[column].arbitrary() for column in columns}
-    return tables.engine.run(table.group_by(key).aggregate(**kept))
+    return tables.engine.run(
+        table.group_by(key).aggregate(**kept).order_by(key)
+    )  # the same picture each time

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,3 +153,31 @@ def test_a_time_in_which_nothing_was_recorded_is_a_failure(
     assert "nothing was recorded in 0.1 s" in capsys.readouterr().err
     (tmp_path / "spool" / FIRST).write_bytes(DEMO.read_bytes())
     assert main([*words, "--duration", "0.1"]) == 0
+
+
+def test_an_agent_whose_log_cannot_be_written_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log is on a disk that is full, or its reader has gone."""
+
+    class Full(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("perf_offcpu.agent.agent.Recorder", NoRecorder)
+    monkeypatch.setattr("sys.stderr", Full())
+    spool = tmp_path / "spool"
+    spool.mkdir(mode=0o700)
+    (spool / FIRST).write_bytes(b"garbage")  # is said
+    (spool / SECOND).write_bytes(DEMO.read_bytes())
+    words = ["agent", "--dataset", str(tmp_path / "set"), "--spool", str(spool), "--port", "0"]
+    assert main([*words, "--duration", "0.1"]) == 0
+    assert len(list((tmp_path / "set" / "samples").rglob("*.parquet"))) == 1
+
+
+def test_an_agent_that_delivers_no_more_is_not_healthy(agent: Agent) -> None:
+    agent._started_s = time.monotonic()
+    agent._delivery.start()
+    assert agent.problem() == ""
+    agent._delivery.close(0.0)
+    assert agent.problem() == "the thread that delivers segments has ended"
