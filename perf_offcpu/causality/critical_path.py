@@ -21,6 +21,7 @@ from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.analysis.timeline import Timeline, Track
 from perf_offcpu.causality.wait_table import WaitTable
 from perf_offcpu.model.columns import I64, U8, Bool
+from perf_offcpu.model.join import host_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS
 from perf_offcpu.structs import mutable
@@ -101,7 +102,10 @@ def critical_path(
             break
     whole = _Spans.concat(parts)
     whole = whole.take(np.argsort(whole.begin, kind="stable"))
-    whole = _without_pauses(whole, np.array(profile.meta.pauses, np.int64).reshape(-1, 2) - origin)
+    # Threads of other hosts are not on the path: they wake none here.
+    hosts = host_of(np.array([waits.tracks[root].tid]), profile.meta).tolist()
+    pauses = profile.meta.pauses_of(hosts)
+    whole = _without_pauses(whole, np.array(pauses, np.int64).reshape(-1, 2) - origin)
     samples = profile.samples
     sums = profile.is_offcpu() & samples.has(SUM_FLAGS)
     summed = sum_by(timeline.track[sums], samples.period[sums], len(waits.tracks))

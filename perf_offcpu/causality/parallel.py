@@ -23,6 +23,7 @@ from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.analysis.timeline import Timeline
 from perf_offcpu.causality.wait_table import WaitTable
 from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.join import host_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.structs import mutable
 
@@ -73,8 +74,8 @@ def parallelism_of(
     whole = (int(begin.min(initial=np.iinfo(np.int64).max)), int(end.max(initial=0)))
     first, last = window or (whole if len(track) else (0, 0))
     track, begin, end = _runs(waits, track, np.clip(begin, first, last), np.clip(end, first, last))
-    pauses = np.array(profile.meta.pauses, np.int64).reshape(-1, 2) - timeline.origin_ns
-    pauses = np.clip(pauses, first, last)
+    hosts = np.unique(_hosts(profile, timeline)[chosen[: len(timeline.tracks)]]).tolist()
+    pauses = np.clip(_pauses(profile, timeline, hosts), first, last)
     edges = np.concatenate([begin, end, pauses.reshape(-1)])
     step = np.repeat([1, -1, 0], [len(begin), len(end), 2 * len(pauses)])
     order = np.argsort(edges, kind="stable")
@@ -101,7 +102,8 @@ def parallelism_of(
 def _lives(profile: Profile, timeline: Timeline, chosen: Bool) -> tuple[I64, I64, I64]:
     """Return (track, begin, end) of each life of the chosen threads, ns since the origin.
 
-    The thread budget knows births and exits; without one a life is from the first to the last appearance.
+    The thread budget knows births and exits; without one a life is from the first to the last appearance,
+    without pauses of its host.
     """
     budget, origin = profile.budget, timeline.origin_ns
     row_of = {(track.pid, track.tid): row for row, track in enumerate(timeline.tracks)}
@@ -116,8 +118,30 @@ def _lives(profile: Profile, timeline: Timeline, chosen: Bool) -> tuple[I64, I64
     np.maximum.at(last, timeline.track[placed], timeline.end_ns[placed])
     others = (last >= 0) & chosen[:size]
     others[track] = False
-    rest = np.flatnonzero(others)
-    return np.append(track, rest), np.append(begin, first[rest]), np.append(end, last[rest])
+    lives, hosts = [(track, begin, end)], _hosts(profile, timeline)
+    for host in np.unique(hosts[others]).tolist():
+        rest = np.flatnonzero(others & (hosts == host))
+        lives.append(_without(rest, first[rest], last[rest], _pauses(profile, timeline, [host])))
+    track, begin, end = (np.concatenate(columns) for columns in zip(*lives, strict=True))
+    return track, begin, end
+
+
+def _hosts(profile: Profile, timeline: Timeline) -> I64:
+    return host_of(np.array([track.tid for track in timeline.tracks], np.int64), profile.meta)
+
+
+def _pauses(profile: Profile, timeline: Timeline, hosts: list[int]) -> I64:
+    """Return int64[k, 2]: (begin, end) of each time in which none of the hosts was recorded."""
+    return np.array(profile.meta.pauses_of(hosts), np.int64).reshape(-1, 2) - timeline.origin_ns
+
+
+def _without(track: I64, begin: I64, end: I64, pauses: I64) -> tuple[I64, I64, I64]:
+    """Return (track, begin, end) of the parts of lives outside of pauses."""
+    since = np.maximum(begin[:, None], np.append(np.iinfo(np.int64).min, pauses[:, 1]))
+    until = np.minimum(end[:, None], np.append(pauses[:, 0], np.iinfo(np.int64).max))
+    some = since <= until
+    life, _ = np.nonzero(some)
+    return track[life], since[some], until[some]
 
 
 def _runs(waits: WaitTable, track: I64, begin: I64, end: I64) -> tuple[I64, I64, I64]:

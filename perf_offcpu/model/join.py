@@ -33,6 +33,17 @@ PID_STEP: Final = 10_000_000
 
 It exceeds all pids, which end at 4 194 304. It is decimal, so that the old pid is legible in the new one.
 """
+
+
+def host_of(tids: NDArray[Any], meta: Meta) -> NDArray[Any]:
+    """Return the number of the host of each tid, a row of `meta.hosts`; 0 for unknown ids, and for one host.
+
+    Ids of damaged recordings can exceed those of all hosts: the last one has them.
+    """
+    hosts: NDArray[Any] = np.clip(tids // PID_STEP, 0, max(len(meta.hosts) - 1, 0))
+    return hosts
+
+
 _IDS = SampleType.IDENTIFIER | SampleType.ID | SampleType.STREAM_ID
 """Fields that identify the event of a sample, and hold nothing else."""
 

@@ -9,9 +9,9 @@ the same input always gives the same columns.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import field, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Bool, Table, column, tables_of
 from perf_offcpu.model.sampling import Sampling
 from perf_offcpu.model.snapshots import Snapshots
+from perf_offcpu.model.spans import gaps, united
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.structs import frozen, mutable
 
@@ -288,7 +289,13 @@ class Meta:
     @property
     def pauses(self) -> Spans:
         """Return (begin, end) of each pause, and between joined recordings: when no host was recorded."""
-        return tuple((earlier, later) for (_, earlier), (later, _) in pairwise(self.parts))
+        return tuple(gaps(self.parts))
+
+    def pauses_of(self, hosts: Iterable[int]) -> Spans:
+        """Return (begin, end) of each time in which none of some hosts, given by number, was recorded."""
+        if not self.hosts:
+            return self.pauses
+        return tuple(gaps(united(span for host in hosts for span in self.hosts[host])))
 
     @property
     def paused_ns(self) -> int:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unite spans of time: of parts of a recording, of several recordings, of windows."""
+"""Spans of time, of parts of a recording, of several recordings, of windows: their union and their gaps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 Time = TypeVar("Time", int, float)
@@ -18,3 +19,8 @@ def united(spans: Iterable[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
         else:
             found.append((begin, end))
     return found
+
+
+def gaps(spans: Sequence[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
+    """Return (begin, end) of the times between spans that are in the order of time."""
+    return [(earlier, later) for (_, earlier), (later, _) in pairwise(spans)]

@@ -17,7 +17,7 @@ import numpy as np
 from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.callpaths.keys import cgroup_label
 from perf_offcpu.model.columns import I32, I64, Bool
-from perf_offcpu.model.join import PID_STEP
+from perf_offcpu.model.join import host_of
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report.totals import heaviest, sums_by_state
@@ -227,7 +227,7 @@ def _lives(profile: Profile, tids: I32) -> I64:
     died = np.where(died >= 0, died, np.iinfo(np.int64).max)
     lived: I64 = np.zeros(len(tids), np.int64)
     for host, parts in enumerate(meta.hosts or [meta.recorded]):
-        is_here = np.maximum(tids, 0) // PID_STEP == host if meta.hosts else np.True_
+        is_here = host_of(tids, meta) == host
         for begin, end in parts:
             lived += np.where(is_here, np.maximum(np.minimum(died, end) - np.maximum(born, begin), 0), 0)
     return lived

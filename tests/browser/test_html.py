@@ -585,6 +585,20 @@ def test_nothing_runs_in_pauses(browser: Browser, show: Show) -> None:
     assert colours == [nothing, running]
 
 
+def test_nothing_runs_while_a_host_is_not_recorded(browser: Browser, show: Show) -> None:
+    """The first host is recorded for 14 ms, the other one, without threads here, until the end."""
+    profile = threads()
+    origin = 10**9 + 10 * MS
+    profile.meta.parts = ((10**9, origin + 600 * MS),)
+    profile.meta.hosts = (((10**9, origin + 14 * MS),), profile.meta.parts)
+    show(profile)
+    colours = [browser.run(COLOUR, *place(browser, 101, at * MS)) for at in (13, 35)]
+    nothing, running = browser.run(
+        "const { theme } = laneLook(page.rec); return [theme.nothing, theme.running]"
+    )
+    assert colours == [running, nothing]
+
+
 def test_colours_of_lanes_and_themes(browser: Browser, show: Show) -> None:
     show(threads())
     lock = browser.run(COLOUR, *place(browser, 101, 4 * MS))

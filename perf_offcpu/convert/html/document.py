@@ -30,8 +30,9 @@ from perf_offcpu.convert.html.rows import Rows
 from perf_offcpu.convert.options import Options
 from perf_offcpu.losses import by_text
 from perf_offcpu.model.columns import I64
+from perf_offcpu.model.join import host_of
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.recording import Meta, SampleFlag
 from perf_offcpu.model.stacks import depths
 from perf_offcpu.text import printable
 
@@ -79,7 +80,7 @@ def describe(profile: Profile, options: Options) -> tuple[dict[str, Any], Column
         "options": list(map(printable, options.selected)),
         "origin": str(timeline.origin_ns),
         "span": _span(profile, timeline, options.path),
-        "pauses": [[float(at - timeline.origin_ns) for at in pause] for pause in profile.meta.pauses],
+        "pauses": _pauses(profile.meta, timeline),
         "edges": list(map(str, EDGES)),
         "classes": [{"label": one.label, "meaning": one.row.meaning} for one in WaitClass],
         "flags": {name: int(flag) for flag, name in FLAGS.items()},
@@ -106,6 +107,22 @@ def _span(profile: Profile, timeline: Timeline, path: PathTrack | None) -> list[
     begin = min([0, *(first - timeline.origin_ns for first, _ in known)])
     end = max([timeline.duration_ns, *(last - timeline.origin_ns for _, last in known)])
     return [float(begin), float(end)] if timeline.placed.any() else [0.0, float(max(end - begin, 1))]
+
+
+def _pauses(meta: Meta, timeline: Timeline) -> list[list[list[float | None]]]:
+    """Return (begin, end) of each time in which a host was not recorded, by host; ns since the origin.
+
+    If there are several hosts, the page can begin before a host and end after it: null is this begin or end.
+    """
+    found = []
+    for host in range(len(meta.hosts) or 1):
+        pauses: list[tuple[int | None, int | None]] = [*meta.pauses_of([host])]
+        if meta.hosts:
+            pauses = [(None, meta.hosts[host][0][0]), *pauses, (meta.hosts[host][-1][1], None)]
+        found.append(
+            [[None if at is None else float(at - timeline.origin_ns) for at in one] for one in pauses]
+        )
+    return found
 
 
 def _keys(profile: Profile, waits: Waits) -> tuple[list[dict[str, Any]], dict[str, I64]]:
@@ -156,6 +173,7 @@ def _tracks(profile: Profile, timeline: Timeline, tracks: list[Track], options: 
     return {
         "pid": [track.pid for track in tracks],
         "tid": [track.tid for track in tracks],
+        "host": host_of(np.array([track.tid for track in tracks], np.int64), profile.meta).tolist(),
         "comm": [track.comm for track in tracks],
         "process": [names.get(track.pid, "") for track in tracks],
         "idle": [int((track.pid, track.tid) in options.idle) for track in tracks],

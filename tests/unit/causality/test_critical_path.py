@@ -182,6 +182,16 @@ def test_nothing_is_known_of_threads_that_ran_in_pauses(chain: ProfileBuilder) -
     assert int(path_profile(profile, timeline_of(profile), path).samples.period.sum()) == 2050
 
 
+def test_pauses_are_those_of_the_host_of_the_thread(chain: ProfileBuilder) -> None:
+    """What other hosts recorded meanwhile says nothing of a thread, nor do their pauses."""
+    profile = chain.build()
+    profile.meta.parts = ((0, 2050), (2060, 2100), (2200, 3000))
+    profile.meta.hosts = (((0, 1200), (1300, 2050), (2060, 2100)), ((500, 600), (1000, 1700), (2200, 3000)))
+    spans = segments(follow(profile, window=(0, 2100)))
+    assert (3, "RUNNING", 1100, 1200) in spans and (3, "NOT_RECORDED", 1200, 1300) in spans
+    assert {one[:2] for one in spans if 1300 <= one[2] < 1600} == {(3, "RUNNING")}
+
+
 @pytest.mark.parametrize(
     "path", [DATA / "demo.data", *sorted((DATA / "perf-7.2").glob("*.data"))], ids=lambda path: path.name
 )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.causality.parallel import Parallelism, parallelism_of
 from perf_offcpu.causality.wait_table import WaitTable
+from perf_offcpu.model.join import PID_STEP
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget
 
@@ -77,9 +78,30 @@ def test_weights_and_idle_time_sum_to_the_window_without_pauses(
             mine = table.track == row
             its = timeline.track == row
             alive = timeline.begin_ns[its].min() <= at < timeline.end_ns[its].max()
-            if alive and not ((table.begin[mine] <= at) & (at < table.end[mine])).any():
+            if alive and at not in paused and not ((table.begin[mine] <= at) & (at < table.end[mine])).any():
                 running.append(row)
         assert int(found.numbers_at(np.array([at]))[0]) == len(running)
-        for row in () if at in paused else running:
+        for row in running:
             weight[row] += Fraction(1, len(running))
     assert all(abs(one - int(other)) < 1 for one, other in zip(weight, found.weight, strict=True))
+
+
+def test_threads_do_not_run_while_their_host_is_not_recorded() -> None:
+    """1, of the first host, seems to live from 0 to 1000; the second host was recorded all the time."""
+    builder = ProfileBuilder()
+    for begin in (0, 900):
+        wait(builder, 1, begin, begin + 100)
+    for begin in (0, 990):
+        wait(builder, PID_STEP + 1, begin, begin + 10)
+    profile = builder.build()
+    profile.meta.parts = ((0, 1000),)
+    profile.meta.hosts = (((0, 300), (800, 1000)), ((0, 1000),))
+    both = count(profile)
+    assert both.weight.tolist() == [150, 830] and both.levels().tolist() == [20, 680, 300]
+    timeline = timeline_of(profile)
+    first = np.array([track.tid == 1 for track in timeline.tracks])
+    alone = parallelism_of(profile, timeline, WaitTable(profile, timeline), first, None)
+    assert alone.weight.tolist() == [300, 0] and alone.levels().tolist() == [200, 300]
+    other = wait(builder, 9 * PID_STEP, 0, 1000).build()  # a damaged tid: of the last host
+    other.meta = profile.meta
+    assert count(other).weight.tolist() == [150, 830, 0]

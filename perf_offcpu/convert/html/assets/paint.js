@@ -128,13 +128,16 @@ function lanePainter(rec, view, state) {
     paintMoments(track, scale);
   }
 
-  /** Paint the time in which the thread lived, but for pauses, as running; waits come on top. */
+  /** Paint the time in which the thread lived, but for pauses of its host, as running; waits come on top. */
   function paintLife(track) {
-    const [birth, death] = rec.data.tracks.life[track];
+    const { host, life } = rec.data.tracks;
+    const [birth, death] = life[track];
     const pixel = (time) => (time - view.from) * pixels / (view.to - view.from);
     fill(0, pixels, theme.nothing);
     fill(Math.floor(pixel(birth ?? first)), Math.ceil(pixel(death ?? last)), theme.running);
-    for (const [begin, end] of rec.data.pauses) fill(Math.ceil(pixel(begin)), Math.floor(pixel(end)), theme.nothing);
+    for (const [begin, end] of rec.data.pauses[host[track]]) {
+      fill(Math.ceil(pixel(begin ?? first)), Math.floor(pixel(end ?? last)), theme.nothing);
+    }
   }
 
   function fill(from, to, colour) {
