@@ -157,13 +157,23 @@ class Directory:
 
     def names(self) -> list[str]:
         """Return the names of all entries, sorted."""
-        return sorted(os.listdir(self.fd))
+        with self._listed() as listed:
+            return sorted(os.listdir(listed))
 
     def names_of_others(self) -> list[str]:
         """Return the names of the entries that are neither regular files nor directories, such as links."""
-        with os.scandir(self.fd) as entries:
+        with self._listed() as listed, os.scandir(listed) as entries:
             others = [one.name for one in entries if not (one.is_dir(follow_symlinks=False) or _is_file(one))]
         return sorted(others)
+
+    @contextlib.contextmanager
+    def _listed(self) -> Iterator[int]:
+        """Yield a new descriptor: threads that list a directory by one descriptor share its position."""
+        listed = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
+        try:
+            yield listed
+        finally:
+            os.close(listed)
 
     def open_regular(
         self, name: str, *, owners: Collection[int] | None = None, max_bytes: int | None = None

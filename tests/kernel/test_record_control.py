@@ -268,7 +268,7 @@ def test_process_that_starts_in_a_pause_is_known_after_it(tmp_path: Path) -> Non
     recording = load_recording(next(tmp_path.glob("perf.data.*")))
     samples = recording.samples
     mine = np.flatnonzero(samples.tid == told[2])
-    assert len(mine) > 20 / PATIENCE
+    assert len(mine) > 5 / PATIENCE
     names = {recording.strings[row] for row in samples.comm[mine].tolist()}
     assert names == {Path(sys.executable).resolve().name[:15]} or names == {"python"}
     assert (samples.space[mine] >= 0).all()

@@ -99,7 +99,7 @@ def test_without_stack_bytes_sums_end_where_frame_pointers_do(callers: Path, tmp
     assert by_function(tmp_path / "x.data") == (Counter(), Counter())
     recording = load_recording(tmp_path / "x.data", snapshots=True)
     assert len(recording.snapshots) == 0
-    assert int(recording.samples.count.sum()) >= 800
+    assert int(recording.samples.count.sum()) >= 780  # of 800 naps: the timer of some fires before the switch
 
 
 @pytest.mark.parametrize("path", ["python_waits", "bash_waits"])
