@@ -107,6 +107,7 @@ struct offcpu_control {
 	u64 min_block_ns;		/* shorter waits are left out */
 	u64 begin_ns;			/* of the recording */
 	u64 end_ns;
+	u64 paused_ns;			/* length of all pauses */
 	u64 epoch;			/* increases with each output file: see callers.h */
 	u64 max_rate;			/* samples in a window of the rate, 0 unlimited */
 	u64 window_ns;			/* length of this window */

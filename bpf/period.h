@@ -36,7 +36,8 @@ static __always_inline u64 period_of(const struct offcpu_control *ctl,
  * all stays; otherwise the number of samples seen chooses a period for 17 of 20.
  *
  * CPUs do not wait for each other. By the order of these loads and stores two of them that are here
- * at the same time choose the same, or one finds the new window.
+ * at the same time choose the same, or one finds the new window. Where a window begins between two
+ * loads of another CPU, that one may raise the period too far, for one window.
  */
 static __always_inline void adapt_period(const struct offcpu_control *ctl,
 					 struct offcpu_rate *limit, u64 now)
@@ -44,8 +45,10 @@ static __always_inline void adapt_period(const struct offcpu_control *ctl,
 	u64 from = *(volatile u64 *)&limit->threshold_ns;
 	u64 sent = *(volatile u64 *)&limit->sent;
 	u64 begin = *(volatile u64 *)&limit->window_ns;
-	u64 passed = now > begin ? now - begin : 0, allowed, ratio;
+	u64 passed, allowed, ratio;
 
+	now -= ctl->paused_ns; /* in a pause there are no samples, whatever the period */
+	passed = now > begin ? now - begin : 0;
 	if (passed < ctl->window_ns && sent < ctl->max_rate)
 		return;
 	if (passed > 8 * ctl->window_ns)

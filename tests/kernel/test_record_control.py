@@ -340,6 +340,44 @@ def test_period_changes_with_a_new_file_and_nothing_is_between_them(tmp_path: Pa
     assert "--control: period x" in said
 
 
+NAPS = """
+import sys, threading, time
+sys.setswitchinterval(1)
+def nap():
+    while True:
+        time.sleep(0.001)
+for _ in range(16):
+    threading.Thread(target=nap).start()
+print(flush=True)
+"""
+
+
+def test_a_pause_leaves_the_period_that_max_rate_has_chosen(tmp_path: Path) -> None:
+    """It is no time without samples, nine windows long, after which the period would be a ninth."""
+    command = [sys.executable, "-c", NAPS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        options = "-p", str(process.pid), "--off-cpu-period", "0.01", "--max-rate", "500"
+        try:
+            with controlled(*options, cwd=tmp_path, several=False) as recorder:
+                time.sleep(0.5)
+                recorder.tell("disable")
+                time.sleep(0.9)
+                recorder.tell("enable")
+                time.sleep(0.2)
+                recorder.end()
+        finally:
+            process.kill()
+    recording = load_recording(tmp_path / "perf.data")
+    samples = recording.samples.take(np.argsort(recording.samples.time_ns, kind="stable"))
+    samples = samples.take(samples.has(SampleFlag.SAMPLED))
+    before, after = (samples.take(is_within(samples, *part)) for part in recording.meta.parts)
+    assert len(before) > 100 and len(after) > 10
+    # Naps fill less than a period by then: each sample has the weight of one.
+    assert before.period[-1] > 10 * before.period.min()
+    assert after.period[0] > before.period[-1] / 3
+
+
 def test_end_while_paused_is_the_end_of_the_last_file(tmp_path: Path) -> None:
     with program() as (pid, *_), controlled("-p", str(pid), cwd=tmp_path) as recorder:
         time.sleep(0.2)

@@ -134,7 +134,11 @@ class ProgramMaps:
     def start(self) -> None:
         """Begin to record, or go on after `stop`; notes on tasks from before `stop` do not count any more."""
         self._stopped = False
-        self.set_control(enabled=1, begin_ns=now_ns(), end_ns=0)
+        begin_ns = now_ns()
+        paused_ns = begin_ns - self.end_ns if self.end_ns else 0
+        # Known to each program that is enabled: the copy into the map is not atomic.
+        self.set_control(paused_ns=int(self._control["paused_ns"]) + paused_ns)
+        self.set_control(enabled=1, begin_ns=begin_ns, end_ns=0)
 
     def stop(self) -> None:
         """Stop recording; return when no program runs any more that has not seen it."""

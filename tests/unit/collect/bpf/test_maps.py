@@ -35,7 +35,7 @@ def test_structures_have_the_sizes_that_c_gives_them() -> None:
         "target_key": 8,
         "polled": 16,
         "comm": 16,
-        "control": 112,
+        "control": 120,
         "call": 4,
         "object": 392,
         "rate": 48,

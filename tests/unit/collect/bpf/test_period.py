@@ -34,13 +34,15 @@ static u32 bpf_get_prandom_u32(void)
 }
 #include "period.h"
 void draw_all(u64 period_ns, u64 max_rate, u64 window_ns, u64 random, u64 number, const u64 *end_ns,
-              const u64 *thread, const u64 *length_ns, struct offcpu_phase *phases, u64 *weight_ns)
+              const u64 *thread, const u64 *length_ns, const u64 *paused_ns, struct offcpu_phase *phases,
+              u64 *weight_ns)
 {
     struct offcpu_control ctl = {.period_ns = period_ns, .max_rate = max_rate, .window_ns = window_ns};
     struct offcpu_rate limit = {};
     seed = random;
     for (u64 at = 0; at < number; at++) {
         struct offcpu_phase *phase = &phases[thread[at]];
+        ctl.paused_ns = paused_ns[at];
         u64 periods = draw_periods(&ctl, max_rate ? &limit : 0, phase, end_ns[at], length_ns[at]);
         weight_ns[at] = periods * phase->period_ns;
     }
@@ -68,12 +70,20 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-def weights(library: ctypes.CDLL, waits: Waits, limit: int, period: int = PERIOD, seed: int = 1) -> I64:
-    """Return the weight of each wait; 0: it is no sample."""
+def weights(
+    library: ctypes.CDLL,
+    waits: Waits,
+    limit: int,
+    period: int = PERIOD,
+    seed: int = 1,
+    paused: I64 | None = None,
+) -> I64:
+    """Return the weight of each wait; 0: it is no sample. `paused`: length of pauses by its end, ns."""
     control = control_values(OffCpuConfig(off_cpu_period_ns=period, max_rate=limit), MODES, True)
     found, phases = np.zeros(len(waits.end), np.int64), np.zeros((int(waits.thread.max()) + 1, 2), np.int64)
+    before = np.zeros(len(waits.end), np.int64) if paused is None else paused
     numbers = (period, control["max_rate"], control["window_ns"], seed, len(found))
-    arrays = [np.ascontiguousarray(column, np.int64) for column in (*waits, phases, found)]
+    arrays = [np.ascontiguousarray(column, np.int64) for column in (*waits, before, phases, found)]
     library.draw_all(
         *map(ctypes.c_uint64, numbers), *(ctypes.c_void_p(column.ctypes.data) for column in arrays)
     )
@@ -144,6 +154,17 @@ def test_no_time_moves_between_bursts_and_quiet_parts(library: ctypes.CDLL) -> N
         errors.append([found[part].sum() / waits.length[part].sum() - 1 for part in (in_burst, ~in_burst)])
     mean, error = np.mean(errors, 0), np.std(errors, 0) / np.sqrt(len(errors))
     assert (error < 0.02).all() and (np.abs(mean) < 3 * error).all()
+
+
+@pytest.mark.parametrize("limit", [10, 60, 500])
+def test_pauses_change_nothing(library: ctypes.CDLL, limit: int) -> None:
+    """A pause of 9 s every 1.5 s, which for the lower limits is within a window."""
+    waits = together(naps(np.random.default_rng(limit), range(16), 1, 13))
+    paused = waits.end // (1500 * MS) * 9 * S
+    later = waits._replace(end=waits.end + paused)
+    found = weights(library, later, limit, paused=paused)
+    assert (found == weights(library, waits, limit)).all()
+    assert per_second(waits, found)[4:].mean() <= limit
 
 
 def test_phases_of_long_periods_are_random(library: ctypes.CDLL) -> None:
