@@ -299,8 +299,9 @@ class Meta:
 
     @property
     def paused_ns(self) -> int:
-        """Return the time of all `pauses`."""
-        return sum(end - begin for begin, end in self.pauses)
+        """Return the time of `pauses` from the first to the last timed sample, a part of `duration_ns`."""
+        spans = ((max(begin, self.first_ns), min(end, self.last_ns)) for begin, end in self.pauses)
+        return sum(max(end - begin, 0) for begin, end in spans)
 
     @property
     def duration_ns(self) -> int:
