@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guide's investigations, followed as it tells: every command runs and prints what the page shows."""
+"""The guide's investigations, followed as it tells: every command runs and prints what the page shows.
+
+A command needs the files of those above it: if it is repeated alone, they run before it.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,13 +21,25 @@ pytestmark = pytest.mark.beside
 
 DOCUMENTS = Path(__file__).parents[2] / "Documentation"
 GUIDE = DOCUMENTS / "guide.md"
+STEPS = list(steps(GUIDE))
+INVESTIGATIONS = [
+    number for number, line in enumerate(GUIDE.read_text().splitlines(), 1) if line.startswith("## ")
+]
 
 
 @pytest.fixture(scope="module")
 def examples() -> Iterator[Path]:
     """A copy of the example programs, where the commands run one after the other: on a disk."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="guide.") as directory:
-        yield Path(shutil.copytree(DOCUMENTS / "examples", Path(directory) / "examples"))
+        copy = Path(shutil.copytree(DOCUMENTS / "examples", Path(directory) / "examples"))
+        yield copy
+        subprocess.run(["./bank.sh", "stop"], cwd=copy, capture_output=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def done() -> set[Step]:
+    """The commands that have run."""
+    return set()
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +48,20 @@ def environment() -> dict[str, str]:
     return os.environ | {"PATH": path, "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}
 
 
-@pytest.mark.parametrize("step", list(steps(GUIDE)), ids=lambda step: f"line-{step.line}")
-def test_a_command_of_the_guide(step: Step, examples: Path, environment: dict[str, str]) -> None:
+def above(step: Step) -> list[Step]:
+    """Return the commands of an investigation above one of them."""
+    (begin,) = [line for line in INVESTIGATIONS if line < step.line][-1:]
+    return [other for other in STEPS if begin < other.line < step.line]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: f"line-{step.line}")
+def test_a_command_of_the_guide(
+    step: Step, examples: Path, environment: dict[str, str], done: set[Step]
+) -> None:
+    for one in above(step):
+        if one not in done:
+            run(one, examples, environment)
+            done.add(one)
+    done.add(step)
     problem = run(step, examples, environment)
     assert not problem, problem
