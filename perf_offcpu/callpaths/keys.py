@@ -16,6 +16,7 @@ from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.callpaths.names import Name, NameKind, name_frames
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.model.columns import I64
+from perf_offcpu.model.join import is_idle_task
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
@@ -96,7 +97,7 @@ def _waker(profile: Profile) -> tuple[I64, Label]:
     samples, comms = profile.samples, profile.comms
     row = rows_at(comms.tid, comms.begin_ns, samples.waker_tid, samples.wakeup_ns)
     column = np.append(comms.comm, 0).astype(np.int64)[row]
-    column[samples.waker_tid == 0] = _IDLE_TASK
+    column[is_idle_task(samples.waker_tid)] = _IDLE_TASK
     column[samples.waker_tid < 0] = 0
     column[(samples.waker_tid < 0) & samples.has(SUM_FLAGS)] = _SUM
     column[samples.has(SampleFlag.WAKER_INTERRUPT)] = _INTERRUPT

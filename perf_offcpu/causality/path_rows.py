@@ -13,6 +13,7 @@ from perf_offcpu.analysis.timeline import Timeline
 from perf_offcpu.causality.critical_path import CriticalPath, Doing
 from perf_offcpu.causality.path_stacks import Chains, running_samples, shared_out
 from perf_offcpu.model.columns import I64, distinct
+from perf_offcpu.model.join import is_idle_task
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
@@ -107,7 +108,9 @@ def rivals(profile: Profile, timeline: Timeline, path: CriticalPath) -> dict[str
     samples = profile.samples
     waiting = np.flatnonzero((path.doing == Doing.RUNNABLE) & (path.wait >= 0))
     cpu = samples.cpu[path.wait[waiting]].astype(np.int64)
-    moments = np.flatnonzero(timeline.moments & (samples.cpu >= 0) & (samples.tid > 0))
+    moments = np.flatnonzero(
+        timeline.moments & (samples.cpu >= 0) & (samples.tid >= 0) & ~is_idle_task(samples.tid)
+    )
     at = timeline.begin_ns[moments] + timeline.origin_ns
     segment = np.searchsorted(path.begin_ns[waiting], at, "right") - 1
     hit = segment >= 0

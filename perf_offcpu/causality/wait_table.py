@@ -8,6 +8,7 @@ import numpy as np
 from perf_offcpu.analysis.timeline import Timeline, Track
 from perf_offcpu.analysis.wakeups import queued_ns, with_wakers
 from perf_offcpu.model.columns import I64
+from perf_offcpu.model.join import is_idle_task
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
@@ -44,7 +45,7 @@ class WaitTable:
         queued = np.where(preempted, self.begin, queued_ns(samples, timeline)[rows])
         self.queued = np.clip(queued, self.begin, self.end)
         waker = waker[rows]
-        followed = (waker >= 0) & (waker != self.track) & (samples.waker_tid[rows] != 0)
+        followed = (waker >= 0) & (waker != self.track) & ~is_idle_task(samples.waker_tid[rows])
         followed &= ~samples.has(_EXPLAINS_ITSELF)[rows]
         self.waker = np.where(followed, waker, -1)
         self.born = _births(profile, self.tracks) - timeline.origin_ns

@@ -12,6 +12,7 @@ from perf_offcpu.analysis.time_windows import Window
 from perf_offcpu.analysis.timeline import Timeline
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64
+from perf_offcpu.model.join import PID_STEP
 from perf_offcpu.model.profile import Profile
 
 _NEVER = np.iinfo(np.int64).max
@@ -29,7 +30,8 @@ def choose_thread(timeline: Timeline, selection: Selection) -> int:
     found = [
         row
         for row, track in enumerate(tracks)
-        if track.tid > 0
+        if track.tid % PID_STEP > 0
+        and track.tid > 0
         and first[row] < _NEVER
         and (not selection.comms or track.comm in selection.comms)
         and (not selection.pids or track.pid in selection.pids)

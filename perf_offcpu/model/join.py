@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from perf_offcpu.abi.attr import AttrFlag, SampleType
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.chain_table import ChainTable
-from perf_offcpu.model.columns import Renumber, tables_of
+from perf_offcpu.model.columns import Bool, Renumber, tables_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Evsel, Meta, Recording, WaitObjects
 from perf_offcpu.model.sampling import joined_sampling
@@ -42,6 +42,12 @@ def host_of(tids: NDArray[Any], meta: Meta) -> NDArray[Any]:
     """
     hosts: NDArray[Any] = np.clip(tids // PID_STEP, 0, max(len(meta.hosts) - 1, 0))
     return hosts
+
+
+def is_idle_task(tids: NDArray[Any]) -> Bool:
+    """Return bool[n]: the ids of idle tasks, which are 0 on each host; they are no threads."""
+    idle: Bool = tids % PID_STEP == 0
+    return idle
 
 
 _IDS = SampleType.IDENTIFIER | SampleType.ID | SampleType.STREAM_ID

@@ -22,6 +22,7 @@ from perf_offcpu.causality.window import choose_thread, window_of
 from perf_offcpu.convert.folded import folded_totals
 from perf_offcpu.convert.options import Options
 from perf_offcpu.errors import UsageError
+from perf_offcpu.model.join import PID_STEP
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.symbolize.load import load_profile
@@ -190,6 +191,25 @@ def test_pauses_are_those_of_the_host_of_the_thread(chain: ProfileBuilder) -> No
     spans = segments(follow(profile, window=(0, 2100)))
     assert (3, "RUNNING", 1100, 1200) in spans and (3, "NOT_RECORDED", 1200, 1300) in spans
     assert {one[:2] for one in spans if 1300 <= one[2] < 1600} == {(3, "RUNNING")}
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_idle_tasks_of_all_hosts_are_no_threads(host: int) -> None:
+    """They neither take the CPU from others nor end waits by themselves."""
+    first = host * PID_STEP
+    builder = ProfileBuilder()
+    wait(builder, first + 1, 100, 500, waker=first, queued=300, cpu=2)
+    for tid, at in ((first, 250), (first, 300), (first + 2, 350)):
+        builder.sample(f"c{tid - first}", ["f"], 1, event="cpu-clock", tid=tid, pid=tid, cpu=2, time_ns=at)
+    profile = builder.build()
+    path = follow(profile, first + 1, (100, 500))
+    assert rivals(profile, timeline_of(profile), path) == {"c2": 1}
+    assert [doing for _, doing, _, _ in segments(path)] == ["WAITING", "RUNNABLE"]
+    timeline = timeline_of(profile)
+    chosen = [choose_thread(timeline, Selection(pids=(first + one,))) for one in (1, 2)]
+    assert [timeline.tracks[row].tid - first for row in chosen] == [1, 2]
+    with pytest.raises(UsageError):
+        choose_thread(timeline, Selection(pids=(first,)))
 
 
 @pytest.mark.parametrize(
