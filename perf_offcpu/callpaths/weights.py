@@ -30,7 +30,7 @@ def title_of(profile: Profile, title: str = "", note: str = "") -> str:
     off = profile.is_offcpu()
     what = "Off-CPU time" if off.all() else "CPU samples" if not off.any() else "Off-CPU and CPU time"
     if profile.meta.sampling and off.any():
-        what += f", estimated from a sample for each {profile.meta.sampling.period_ns / 1e6:g} ms of waiting"
+        what += f", estimated from a sample for each {profile.meta.sampling.period_text} of waiting"
     events = ", ".join(event.name for event in events_of(profile))
     host = f" on {profile.meta.hostname}" if profile.meta.hostname else ""
     command = f": {' '.join(profile.meta.cmdline)}" if profile.meta.cmdline else ""

@@ -255,7 +255,21 @@ def _sampling(account: CollectorAccount, samples: Samples) -> Sampling:
         sum(ns for _, ns in ended),
         int(samples.count[single].sum()),
         int(samples.period[single].sum()),
+        _longest_period_ns(account, samples, period_ns),
     )
+
+
+def _longest_period_ns(account: CollectorAccount, samples: Samples, period_ns: int) -> int:
+    """Return the longest period that a limit of the rate chose, ns; 0 if none was longer than `period_ns`.
+
+    A weight of more than twice the length of its wait is one period. The account has the longest one of all
+    files of the recording, at most.
+    """
+    if account.notes.get(losses.THRESHOLD_RAISED.name, (0, 0))[1] <= period_ns:
+        return 0
+    single = samples.has(SampleFlag.SAMPLED) & (samples.period > 2 * samples.longest_ns)
+    longest = int(samples.period[single & (samples.longest_ns >= 0)].max(initial=0))
+    return longest if longest > period_ns else 0
 
 
 def recorded_arch(features: Features, specs: Sequence[EventSpec]) -> str:

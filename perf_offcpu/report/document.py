@@ -21,7 +21,7 @@ from perf_offcpu.text import printable
 
 VERSION = 1
 
-_SAMPLING = "period_ns waits waits_ns estimated_waits estimated_ns"
+_SAMPLING = "period_ns longest_period_ns waits waits_ns estimated_waits estimated_ns"
 
 
 def document(summary: Summary) -> dict[str, Any]:

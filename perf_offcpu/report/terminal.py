@@ -73,10 +73,9 @@ def _sampling(summary: Summary, style: Style) -> Iterator[str]:
     sampling = summary.meta.sampling
     if not sampling:
         return
-    period = f"{sampling.period_ns / 1e6:g} ms"
-    yield say.comment(
-        f"One sample for each {period} of waiting of a thread: waits and lengths are estimated."
-    )
+    limited = " (--max-rate)" if sampling.longest_period_ns else ""
+    period = f"{sampling.period_text} of waiting of a thread{limited}"
+    yield say.comment(f"One sample for each {period}: waits and lengths are estimated.")
     exact = f"{say.exact_amount(sampling.waits_ns, 'ns', style)}, {sampling.waits} waits"
     time_error = _error(sampling.estimated_ns, sampling.waits_ns)
     errors = f"{time_error} of the time, {_error(sampling.estimated_waits, sampling.waits)} of the waits"

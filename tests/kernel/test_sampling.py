@@ -149,6 +149,7 @@ for thread in threads: thread.join()
     seconds = (samples.time_ns - samples.time_ns.min())[drawn] / 1e9
     # At the begin the period is found, in steps of one window.
     assert len(seconds) < limit * 4 + 5 * window
+    assert sampling.longest_period_ns > 10 * MS, "of 16 threads that wait, and 100 samples in a second"
     for begin in (0.8, 2.9):
         rate = ((seconds >= begin) & (seconds < begin + 0.9)).sum() / 0.9
         assert 0.5 * limit < rate < 1.4 * limit

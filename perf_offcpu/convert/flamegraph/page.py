@@ -170,7 +170,7 @@ def _facts(profile: Profile, old: Profile | None) -> list[tuple[str, str]]:
 
 def recording_facts(profile: Profile) -> list[tuple[str, str]]:
     """Return the known facts about machine and run as (term, text)."""
-    meta, period_ms = profile.meta, profile.meta.sampling.period_ns / 1e6
+    meta, sampling = profile.meta, profile.meta.sampling
     facts = [
         ("Events", ", ".join(event.name for event in events_of(profile))),
         ("Command", " ".join(meta.cmdline)),
@@ -178,7 +178,10 @@ def recording_facts(profile: Profile) -> list[tuple[str, str]]:
         ("Kernel", f"{meta.os_release} {meta.arch}".strip()),
         ("CPUs", f"{meta.nr_cpus} × {meta.cpu_desc}" if meta.nr_cpus else meta.cpu_desc),
         ("Duration", f"{meta.duration_ns / _GIGA:.3f} s" if meta.duration_ns else ""),
-        ("Estimated", f"from a sample for each {period_ms:g} ms of waiting of a thread" if period_ms else ""),
+        (
+            "Estimated",
+            f"from a sample for each {sampling.period_text} of waiting of a thread" if sampling else "",
+        ),
         ("File", meta.source),
     ]
     return [(term, printable(text)) for term, text in facts if text]

@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 from builders.recording import BASE, S, comm, event, raw_wait, sample, write
 
+from perf_offcpu.abi.counters import COUNTERS, EVENT_NAME, MAGIC, VERSION
 from perf_offcpu.abi.offcpu import BLANK_EXTENSION, EXTENSION, WaitFlag
 from perf_offcpu.decode.load import load_recording
+from perf_offcpu.losses import SAMPLING_PERIOD, THRESHOLD_RAISED
 from perf_offcpu.model.recording import Recording, SampleFlag
+from perf_offcpu.model.sampling import joined_sampling
 
 PERIOD = 1_000_000
 
@@ -25,8 +28,10 @@ def drawn(lengths: list[int], phase: int) -> list[tuple[int, int]]:
     return found
 
 
-def recording_of(path: Path, samples: list[tuple[int, int]], runq_share: float = 0.0) -> Recording:
-    """Write and read samples, which end 3 us after each other."""
+def recording_of(
+    path: Path, samples: list[tuple[int, int]], runq_share: float = 0.0, account: bytes = b""
+) -> Recording:
+    """Write and read samples, which end 3 us after each other, and an account."""
     waits, time = event("offcpu-time", (3,), BASE | S.RAW), 10**12
     records = [comm(waits, 70, 71, "thread")]
     for at, (length, number) in enumerate(samples):
@@ -40,7 +45,10 @@ def recording_of(path: Path, samples: list[tuple[int, int]], runq_share: float =
         }
         raw = raw_wait(70, 71, number * PERIOD, [])[:-4] + EXTENSION.pack(extension)
         records.append(sample(waits, time=time + 3000 * at, raw=raw))
-    write(path, [waits], records)
+    own = event(EVENT_NAME, (9,), BASE | S.RAW, config=10)
+    if account:
+        records.append(sample(own, time=5, raw=account + bytes(4)))
+    write(path, [waits, own], records)
     return load_recording(path)
 
 
@@ -67,6 +75,31 @@ def test_numbers_of_waits_are_right_in_sum(tmp_path: Path) -> None:
         assert abs(estimate - truth) < 4 * error, (low, estimate, truth)
         if low >= PERIOD:
             assert estimate == truth, "a wait of a period or more is always drawn"
+
+
+def account_of(period_ns: int, raised: int, highest_ns: int) -> bytes:
+    rows = [
+        {"events": 1, "ns": period_ns, "name": SAMPLING_PERIOD.name.encode()},
+        {"events": raised, "ns": highest_ns, "name": THRESHOLD_RAISED.name.encode()},
+    ]
+    values = {"magic": MAGIC, "version": VERSION, "nr": len(rows), "counters": rows}
+    return COUNTERS.pack(values | {"begin_ns": 1, "end_ns": 2, "threshold_ns": 0})
+
+
+def test_the_period_that_a_limit_of_the_rate_chose_is_known(tmp_path: Path) -> None:
+    """Also in a file in which it did not change. A wait of 2.6 periods has the weight of three."""
+    samples = [(250_000, 1), (2_600_000, 3)]
+
+    def read(raised: int, highest_ns: int) -> Recording:
+        account = account_of(10_000, raised, highest_ns)
+        return recording_of(tmp_path / "x.data", samples, account=account)
+
+    limited = [read(0, 90 * PERIOD), read(4, 90 * PERIOD)]
+    assert [one.meta.sampling.longest_period_ns for one in limited] == [PERIOD, PERIOD]
+    without = read(0, 0).meta.sampling
+    assert (without.period_ns, without.longest_period_ns, without.period_text) == (10_000, 0, "0.01 ms")
+    joined = joined_sampling([limited[0].meta.sampling, without])
+    assert joined.period_text == "0.01 to 1 ms" and joined.estimated_ns == 8 * PERIOD
 
 
 def test_a_recording_without_sampling_says_so(tmp_path: Path) -> None:
