@@ -61,8 +61,8 @@ class Inventory:
     def later_records(self) -> Iterator[bytes]:
         """Yield records of control groups and tasks, with the maps of all, that hold from now on."""
         self._tasks.map_all()  # children of the target, too
-        since_ns = now_ns()
         for records in (cgroup_records(), self._tasks.records()):
+            since_ns = now_ns()  # anew for tasks: some are born while groups are listed
             for piece in joined(records, PIECE):
                 yield holding_from(piece, since_ns)
 
