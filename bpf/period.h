@@ -31,13 +31,14 @@ static __always_inline u64 period_of(const struct offcpu_control *ctl,
 }
 
 /*
- * Choose the period anew where a window is over, or its samples are used up. No sample is left out:
- * the others would not stand for it. Between 7 and 10 tenths of the samples that the time allows,
- * all stays; otherwise the number of samples seen chooses a period for 17 of 20.
+ * Choose a new period at the end of a window, or when its samples are used up. A window allows
+ * max_rate samples in window_ns. The period stays if the samples are 70 to 100 % of the number that
+ * is allowed by now; otherwise the new one aims at 85 %. No sample is left out, because the other
+ * samples do not stand for its time.
  *
- * CPUs do not wait for each other. By the order of these loads and stores two of them that are here
- * at the same time choose the same, or one finds the new window. Where a window begins between two
- * loads of another CPU, that one may raise the period too far, for one window.
+ * CPUs do not wait for each other. By the order of these loads and stores, two CPUs that are here at
+ * the same time choose the same period, or one finds the new window. If a window begins between two
+ * loads of another CPU, this CPU may raise the period too far, for one window.
  */
 static __always_inline void adapt_period(const struct offcpu_control *ctl,
 					 struct offcpu_rate *limit, u64 now)

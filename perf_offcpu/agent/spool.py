@@ -111,7 +111,7 @@ class Spool:
         return [name for name, match in found if match and key in ("", match[2])]
 
     def last_run(self) -> int:
-        """Return the largest number of a run; 0 if there is none."""
+        """Return the largest number of a run; 0 without recordings."""
         return max(map(run_of, self.recordings()), default=0)
 
     def path_of(self, name: str) -> str:
@@ -144,7 +144,7 @@ class Spool:
         return self._read(name, _MAX_MESSAGE)
 
     def read_state(self) -> bytes:
-        """Return the account; b"" if there is none."""
+        """Return the account; b"" without one."""
         try:
             return self._read(STATE, _MAX_STATE)
         except (FileNotFoundError, FileRefusedError):

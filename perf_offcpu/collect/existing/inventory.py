@@ -62,7 +62,7 @@ class Inventory:
         """Yield records of control groups and tasks, with the maps of all, that hold from now on."""
         self._tasks.map_all()  # children of the target, too
         for records in (cgroup_records(), self._tasks.records()):
-            since_ns = now_ns()  # anew for tasks: some are born while groups are listed
+            since_ns = now_ns()  # a later time for tasks: some are born while groups are listed
             for piece in joined(records, PIECE):
                 yield holding_from(piece, since_ns)
 

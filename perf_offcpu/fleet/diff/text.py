@@ -23,7 +23,7 @@ from perf_offcpu.text import printable
 
 @frozen
 class _Rates:
-    """How rates of a selection are written: in `Off-cpu ms` per second, in `Instructions` per second."""
+    """The form of rates of a selection: `Off-cpu ms` per second, `Instructions` per second."""
 
     style: Style
     of: Head
