@@ -46,7 +46,7 @@ def parse_rotation(text: str, max_files: int = 0) -> Rotation:
     """Parse `signal`, a size such as 100M, or a time such as 30s.
 
     Raises:
-        UsageError: the text is none of these.
+        UsageError: the text is neither `signal`, nor a size, nor a time.
     """
     if text == "signal":
         return Rotation(max_files=max_files)

@@ -79,7 +79,7 @@ def _python(version: tuple[int, int]) -> Finding:
 
 
 def embedded_python() -> str | None:
-    """Return the version ("3.11") of the Python in perf; None if there is none."""
+    """Return the version ("3.11") of the Python in perf; None for a perf without Python."""
     if re.search(r"libpython:\s*\[\s*OFF", _output("perf", "version", "--build-options")):
         return None
     path = shutil.which("perf")
@@ -98,7 +98,7 @@ def _has_module(python: str, module: str) -> bool:
 
 
 def _output(*command: str) -> str:
-    """Return the output of a command; "" if there is none or it fails."""
+    """Return the standard output of a command; "" for a command that fails or takes too long."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=120, check=False

@@ -36,7 +36,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _opened(path: str) -> Dataset:
-    """Open a dataset; raise UsageError if there is none, so that a wrong path is noticed."""
+    """Open a dataset; raise UsageError for a directory without one, so that a wrong path is noticed."""
     from perf_offcpu.dataset.dataset import open_dataset
     from perf_offcpu.dataset.schema import TABLES
 
