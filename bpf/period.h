@@ -36,9 +36,9 @@ static __always_inline u64 period_of(const struct offcpu_control *ctl,
  * is allowed by now; otherwise the new one aims at 85 %. No sample is left out, because the other
  * samples do not stand for its time.
  *
- * CPUs do not wait for each other. By the order of these loads and stores, two CPUs that are here at
- * the same time choose the same period, or one finds the new window. If a window begins between two
- * loads of another CPU, this CPU may raise the period too far, for one window.
+ * CPUs do not wait for each other. By the order of these loads and stores, two CPUs that are here
+ * at the same time choose the same period, or one finds the new window. If a window begins between
+ * two loads of another CPU, this CPU may raise the period too far, for one window.
  */
 static __always_inline void adapt_period(const struct offcpu_control *ctl,
 					 struct offcpu_rate *limit, u64 now)
