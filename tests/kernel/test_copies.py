@@ -121,7 +121,7 @@ def test_each_recording_has_other_numbers_of_stacks(tmp_path: Path) -> None:
     found = []
     for path in (tmp_path / "x.data", tmp_path / "y.data"):
         record(path, *fixed)
-        found.append(set(re.findall(r"\bcaller\W+(0x[0-9a-f]+|[0-9]{3,})", run("dump", "-i", path).stdout)))
+        found.append(set(re.findall(r"\bcaller\W+(0x[0-9a-f]+|[0-9]{9,})", run("dump", "-i", path).stdout)))
     assert min(map(len, found)) > 10 and not found[0] & found[1]
 
 

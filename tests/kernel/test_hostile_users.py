@@ -218,6 +218,7 @@ def test_a_link_in_the_build_id_cache_puts_no_file_elsewhere(jit: Path, place: P
         nobody("ln", "-s", victim, home / ".debug" / directory, cwd=place)
     with jitting(jit, place) as pid:
         map_path = Path(f"/tmp/perf-{pid}.map")
+        map_path.unlink(missing_ok=True)  # of an earlier process with this id
         nobody("sh", "-c", f"echo 1000 20 attack > {map_path}", cwd=place)
         try:
             words = ("record", "--buildid-cache", "--call-graph", "fp", "-o", "x.data", "-p", str(pid))
