@@ -39,7 +39,7 @@ class Directory:
 
     @classmethod
     def private(cls, path: str, *, make: bool = False, uid: int | None = None) -> Self:
-        """Open a directory that nobody but its user, and root, can change, and no one above it either.
+        """Open a directory that only its user and root can change, like every directory above it.
 
         Every component, directory or link, has to belong to root or to the user; a directory that others may
         write to needs the sticky bit (as /tmp has). So root does not use what a kept HOME names.
@@ -142,7 +142,7 @@ class Directory:
             return None
 
     def target_of_link(self, name: str, *, owners: Collection[int]) -> str:
-        """Return where a symbolic link of certain owners leads; "" if there is none of that name.
+        """Return the target of a symbolic link of certain owners; "" for any other entry, or a missing one.
 
         Raises:
             FileRefusedError: another user owns the link.

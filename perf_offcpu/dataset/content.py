@@ -46,7 +46,7 @@ class Content:
     frames: dict[str, Any]  # columns of schema.FRAMES, ascending by id
 
     def of_stacks(self, ids: I64) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the columns of STACKS and FRAMES for some stacks (0 is none).
+        """Return the columns of STACKS and FRAMES for some stacks; id 0 stands for no stack.
 
         Args:
             ids: int64[n], of this content, in any order, also repeated.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,13 +127,13 @@ def test_both_forms_show_the_same_frames(napper: Path) -> None:
         config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=threshold_ns, in_switch=in_switch)
         tallies, waits, _, _ = record_napper(napper, config)
         kind_of = {(t.tid, t.syscall): t.kind for t in tallies}
-        seen.append(
-            {
-                (kind, tuple(map(kernel_name, w.kernel)), w.user[:-1])
-                for w in waits
-                if (kind := kind_of.get((w.tid, w.syscall))) not in (None, "blink") and w.ns >= MS
-            }
+        stacks = Counter(
+            (kind, tuple(map(kernel_name, w.kernel)), w.user[:-1])
+            for w in waits
+            if (kind := kind_of.get((w.tid, w.syscall))) not in (None, "blink") and w.ns >= MS
         )
+        # A busy machine adds a wait for a lock of libc, once: the program waits several times in each place.
+        seen.append({stack for stack, number in stacks.items() if number > 1})
     assert seen[0] == seen[1] == seen[2]
     assert {kind for kind, _, _ in seen[0]} == {"nap", "futex", "pipe", "vfork", "child"}
 

@@ -95,7 +95,7 @@ def advice_of(verb: str) -> dict[str, str]:
 
 
 def advice_on(words: Iterable[str], advice: Mapping[str, str]) -> str | None:
-    """Return the advice on unrecognized arguments; None if there is none."""
+    """Return the advice on the first unrecognized argument that has one; None for arguments without."""
     for word in words:
         option = word.partition("=")[0]
         for name in (option, option[:2] if option[:2] != "--" else option):
