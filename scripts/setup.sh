@@ -70,6 +70,8 @@ needs() {
     has_command readelf || echo "binutils|to compare readelf with our ELF reader"
     has_command dot || echo "graphviz|to draw call graphs"
     has_command openssl || echo "openssl|to make certificates for servers that profiles are pushed to"
+    has_command make || echo "make|for the guide's investigation of a build"
+    has_command systemd-analyze || echo "systemd|to check the unit of the agent"
     has_command man || echo "man-db|to check that man finds the pages"
     has_command asciidoctor || echo "asciidoctor|for the man pages"
     has_command zsh || echo "zsh|to test completion in it"

@@ -7,6 +7,7 @@ Each test is an attack that worked once. The attacker is the user nobody, withou
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from conftest import TESTS
+from kernel.others import reachable
 
 from perf_offcpu.commands.record.fewer_rights import READING, run_with_fewer_rights
 from perf_offcpu.errors import RecordingError
@@ -339,8 +341,9 @@ def test_what_goes_wrong_there_is_said(capfd: pytest.CaptureFixture[str]) -> Non
 def test_a_dataset_of_another_user_is_named(place: Path) -> None:
     """Made by sudo, asked without."""
     (place / "waits").mkdir(mode=0o700)
-    words = [*AS_NOBODY, PROGRAM, "fleet", "report", "waits"]
-    environment = os.environ | {"HOME": "/"}
-    done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    words = map(str, [*AS_NOBODY, PROGRAM, "fleet", "report", place / "waits"])
+    line = reachable(f"HOME=/ exec {shlex.join(words)}")
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("perf-offcpu fleet: waits: Permission denied: a dataset is its owner's")
+    said = f"perf-offcpu fleet: {place}/waits: Permission denied: a dataset is its owner's"
+    assert done.stderr.startswith(said)

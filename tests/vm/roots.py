@@ -13,7 +13,7 @@ import hashlib
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from typing import Any
 from vm.host import CHECKOUT, locked, run, say
 from vm.kernels import Kernel, mirror
 
-SUITES = ("bookworm", "trixie", "sid")
+RELEASED = ("bookworm", "trixie")
+SUITES = (*RELEASED, "sid")
 PACKAGES = (
     *("python3", "python3-venv", "python3-bpfcc", "python3-numpy", "python3-pyelftools", "linux-perf"),
     *("gcc", "g++", "libc6-dev", "binutils", "procps", "iproute2", "kmod", "ca-certificates"),
@@ -64,16 +65,30 @@ def root(suite: str) -> Path:
     with locked(f"root-{suite}") as directory:
         done = directory.with_suffix(".done")
         if not done.exists():
-            say(f"Making a root of Debian {suite}")
-            shutil.rmtree(directory)
             # The rest is left to apt: debootstrap does not find packages that others provide.
-            archive = f"{mirror()}/debian"
-            run("debootstrap", "--variant=minbase", "--include=ca-certificates", suite, directory, archive)
+            _bootstrap(suite, directory, ("ca-certificates",))
             done.touch()
         if done.read_text() != _key():
             _install(directory)
             done.write_text(_key())
     return directory
+
+
+def bare(suite: str, packages: Sequence[str]) -> Path:
+    """Return a directory with a minimal Debian and a few packages, made on first use (a minute, 350 MB)."""
+    with locked(f"bare-{suite}") as directory:
+        done = directory.with_suffix(".done")
+        if not done.exists():
+            _bootstrap(suite, directory, packages)
+            done.touch()
+    return directory
+
+
+def _bootstrap(suite: str, directory: Path, packages: Sequence[str]) -> None:
+    say(f"Making a root of Debian {suite}")
+    shutil.rmtree(directory)
+    include = f"--include={','.join(packages)}"
+    run("debootstrap", "--variant=minbase", include, suite, directory, f"{mirror()}/debian")
 
 
 def _install(directory: Path) -> None:

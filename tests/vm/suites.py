@@ -32,23 +32,29 @@ TESTS = (
     *(f"tests/kernel/test_{name}.py" for name in ("perf_opens", "script_as_perf", "inject", "dump_as_perf")),
     *(f"tests/kernel/test_{name}.py" for name in ("record", "bpf_program", "join", "doctor", "jit")),
 )
+# Make a prepared directory $root the root, with this machine's /proc, /sys and /dev.
+PIVOT = """
+cd "$root"
+for name in proc sys dev; do mount --rbind "/$name" "$name"; done
+mkdir -p old
+pivot_root . old
+umount -l old
+"""
 # $1: root, $2: scratch directory, $3: results; then the command.
-ENTER = """
+ENTER = f"""
 set -e
 root=$1; scratch=$2; results=$3; shift 3
 mount -t tmpfs tmpfs "$scratch"
 mkdir "$scratch/upper" "$scratch/work" "$scratch/root"
 mount -t overlay overlay -o "lowerdir=$root,upperdir=$scratch/upper,workdir=$scratch/work" "$scratch/root"
-cd "$scratch/root"
-for name in proc sys dev; do mount --rbind "/$name" "$name"; done
+root=$scratch/root
+cd "$root"
 cp -f /etc/resolv.conf etc/resolv.conf
 mkdir -p perf-offcpu results
 mount --bind "$results" results
 mount --bind /var/tmp var/tmp  # a disk, which some tests wait for
 tar xf "$results/project.tar" -C perf-offcpu --no-same-owner
-mkdir -p old
-pivot_root . old
-umount -l old
+{PIVOT}
 cd /perf-offcpu
 exec "$@"
 """
