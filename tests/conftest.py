@@ -14,6 +14,8 @@ import pytest
 from builders.program import PATIENCE, run
 from hypothesis import settings
 
+from perf_offcpu.objects import search
+
 TESTS = Path(__file__).resolve().parent
 
 # A deadline for each example judges how busy the machine is; pytest-timeout ends what hangs.
@@ -85,6 +87,15 @@ def own_build_ids() -> Iterator[None]:
     yield
     if os.path.lexists(kept := os.environ["PERF_BUILDID_DIR"]):
         shutil.rmtree(kept)
+
+
+@pytest.fixture(autouse=True)
+def no_debug_files_of_this_machine(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Names in outputs of tests that need no kernel do not depend on installed debug packages."""
+    if not request.node.get_closest_marker("kernel"):
+        monkeypatch.setattr(search, "DEBUG_ROOTS", (str(tmp_path_factory.getbasetemp() / "no-debug-files"),))
 
 
 @pytest.fixture(scope="session")

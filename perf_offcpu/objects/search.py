@@ -24,7 +24,7 @@ from typing import Final
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.structs import frozen
 
-DEBUG_ROOTS: Final = ("/usr/lib/debug",)
+DEBUG_ROOTS: Sequence[str] = ("/usr/lib/debug",)
 DELETED: Final = " (deleted)"
 _MAX_PROCESSES: Final = 8
 _MAX_MAPS: Final = 1 << 24
@@ -45,7 +45,7 @@ class Search:
 
     symfs: str = ""
     buildid_dir: str = ""
-    debug_roots: Sequence[str] = DEBUG_ROOTS
+    debug_roots: Sequence[str] = ()
     debuginfod_dir: str = ""
     processes: bool = False
     cache: DiskCache | None = None
@@ -61,6 +61,7 @@ class Search:
         return cls(
             symfs=(symfs or "").rstrip("/"),
             buildid_dir=buildid_dir or environ.get("PERF_BUILDID_DIR") or f"{home}/.debug",
+            debug_roots=DEBUG_ROOTS,
             debuginfod_dir=environ.get("DEBUGINFOD_CACHE_PATH") or f"{cached}/debuginfod_client",
             processes=not symfs,
             cache=cache,

@@ -20,6 +20,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import perf_offcpu
+from perf_offcpu.objects import search
 
 PATIENCE = float(os.environ.get("PERF_OFFCPU_TEST_PATIENCE", "1"))
 """How many times longer than usual tests wait for what must happen: an emulated machine is slow."""
@@ -39,7 +40,9 @@ def run(
     command = ["perf-offcpu", *map(str, arguments)]
     outputs = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("stdout", "stderr")]
     places = [f"/proc/{os.getpid()}/fd/{fd}" for fd in outputs]
-    process = _server().Process(target=_main, args=(command, cwd or Path.cwd(), dict(os.environ), places))
+    where = cwd or Path.cwd()
+    handed = (command, where, dict(os.environ), places, search.DEBUG_ROOTS)
+    process = _server().Process(target=_main, args=handed)
     try:
         process.start()
         process.join(timeout_s * PATIENCE)
@@ -61,8 +64,15 @@ def _server() -> ForkServerContext:
     return context
 
 
-def _main(command: Sequence[str], cwd: Path, environment: Mapping[str, str], outputs: Sequence[str]) -> None:
+def _main(
+    command: Sequence[str],
+    cwd: Path,
+    environment: Mapping[str, str],
+    outputs: Sequence[str],
+    debug_roots: Sequence[str],
+) -> None:
     """Become the run: this is the new process."""
+    search.DEBUG_ROOTS = debug_roots
     for fd, place in enumerate(outputs, 1):
         opened = os.open(place, os.O_WRONLY)
         os.dup2(opened, fd)

@@ -106,10 +106,10 @@ def _vmlinux_paths(build_id: bytes, release: str, search: Search) -> Iterator[st
         yield by_build_id(root, build_id, "/elf")
     if "/" in release or len(release) > _MAX_RELEASE or not release.isprintable():
         return
+    places = [f"/boot/vmlinux-{release}", f"/lib/modules/{release}/vmlinux"]
     for path in (
-        f"/boot/vmlinux-{release}",
-        f"/usr/lib/debug/boot/vmlinux-{release}",
-        f"/usr/lib/debug/lib/modules/{release}/vmlinux",
+        places[0],
+        *(root + place for root in search.debug_roots for place in places),
         f"/lib/modules/{release}/build/vmlinux",
     ):
         yield search.symfs + path

@@ -92,7 +92,8 @@ def test_debug_files_are_found_by_build_id(
 
 def test_debug_roots_stand_below_symfs_too(built: Built, copy: Path, tmp_path: Path) -> None:
     put(built.debug, by_build_id(f"{tmp_path}/sys/usr/lib/debug", built.build_id, ".debug"))
-    assert is_named(copy, Search(symfs=str(tmp_path / "sys")))
+    search = Search(symfs=str(tmp_path / "sys"), debug_roots=("/usr/lib/debug",))
+    assert is_named(copy, search)
 
 
 def test_debuginfods_cache_is_used(built: Built, tmp_path: Path) -> None:
