@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,15 @@ from hypothesis import settings
 from perf_offcpu.objects import search
 
 TESTS = Path(__file__).resolve().parent
+KEPT = re.compile(
+    r"PATH|TMPDIR|CC|CI|\w+_proxy|(PERF_OFFCPU_TEST|PYTEST|HYPOTHESIS|COVERAGE|COV|PIP)_\w+|PYTHON\w+"
+)
+"""Variables that tests take over: the others are settings of a user, of whom no result may depend."""
 
 # A deadline for each example judges how busy the machine is; pytest-timeout ends what hangs.
 EXAMPLES = int(os.environ.get("PERF_OFFCPU_TEST_EXAMPLES", "50"))
-settings.register_profile("patient", deadline=None, max_examples=EXAMPLES)
+database = settings().database if os.access(TESTS.parent, os.W_OK) else None
+settings.register_profile("patient", deadline=None, max_examples=EXAMPLES, database=database)
 settings.load_profile("patient")
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -68,17 +75,21 @@ def own_caches(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
         (caches / "cache" / "perf-offcpu" / "programs").symlink_to(programs)
     # perf itself looks into its configuration. What it keeps is not for ours, whose answers it would change.
     (caches / "perfconfig").write_text(f"[buildid]\n\tdir = {caches / 'debug-of-perf'}\n")
-    for name in (
-        "SUDO_UID",
-        "PKEXEC_UID",
-    ):  # of a `sudo scripts/test`: the tests' variables are not another's
-        os.environ.pop(name, None)
-    os.environ |= {
+    home = caches / "home"
+    home.mkdir()
+    kept = {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}
+    os.environ.clear()
+    os.environ |= kept | {
+        "HOME": str(home),
+        "LANG": "C.UTF-8",
+        "TZ": "UTC",
         "PERF_BUILDID_DIR": str(caches / "debug"),
         "PERF_CONFIG": str(caches / "perfconfig"),
         "XDG_CACHE_HOME": str(caches / "cache"),
         "DEBUGINFOD_CACHE_PATH": str(caches / "debuginfod"),
     }
+    time.tzset()
+    os.umask(0o022)
 
 
 @pytest.fixture(autouse=True)

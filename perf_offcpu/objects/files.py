@@ -33,6 +33,9 @@ from perf_offcpu.objects.search import DELETED, Search, objects_by_build_id, obj
 
 _ACTING: Final = ("/dev/", "/proc/", "/sys/")
 _PSEUDO: Final = ("[", "//", "/memfd:", "/SYSV", "/[aio]", "/anon_hugepage", "anon_inode:", "/dev/zero")
+_STORAGE: Final = frozenset(
+    (b"bcachefs", b"btrfs", b"ext2", b"ext3", b"ext4", b"f2fs", b"overlay", b"tmpfs", b"xfs", b"zfs")
+)
 _MAX_PATH: Final = 4096
 _JITTED: Final = re.compile(r"/jitted-\d+-\d+\.so$")  # perf's genelf.h: one file a function, made afterwards
 _ALLOWANCE_NS: Final = 2 * 10**9
@@ -174,12 +177,20 @@ def _open(path: str, search: Search, stack: ExitStack) -> ElfImage:
 
 
 def _acting_devices() -> set[int]:
-    """Return st_dev of all that is mounted on and below /proc and /sys: links may lead there unseen."""
+    """Return st_dev of all that is mounted on and below /proc and /sys: links may lead there unseen.
+
+    Containers mount files of their disk there, too: of such a device, reading does nothing.
+    """
     try:
-        mounts = [line.split() for line in kernel_lines(read_kernel("/proc/self/mountinfo"))]
+        mounts = kernel_lines(read_kernel("/proc/self/mountinfo"))
     except OSError:
         return set()
-    numbers = [words[2].split(b":") for words in mounts if re.match(b"/(proc|sys)(/|$)", words[4])]
+    numbers = []
+    for line in mounts:
+        words, _, source = line.partition(b" - ")
+        _, _, number, _, place, *_ = words.split()
+        if re.match(b"/(proc|sys)(/|$)", place) and source.split()[0] not in _STORAGE:
+            numbers.append(number.split(b":"))
     return {os.makedev(int(major), int(minor)) for major, minor in numbers}
 
 

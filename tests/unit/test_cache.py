@@ -120,6 +120,8 @@ class TestDirectory:
             with pytest.raises(ValueError, match="no name"):
                 cache.write(name, COLUMNS)
 
+    @pytest.mark.kernel
+    @pytest.mark.beside
     def test_another_users_directory_is_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "cache").mkdir()
         os.chown(tmp_path / "cache", 65534, 65534)

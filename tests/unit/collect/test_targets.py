@@ -161,6 +161,8 @@ def test_watch_tells_when_the_last_one_has_ended() -> None:
     watch.close()
 
 
+@pytest.mark.kernel
+@pytest.mark.beside
 def test_watch_of_a_thread_tells_when_it_ends_before_its_process() -> None:
     """Linux 6.9 and later; before, the recording goes on until the process has ended."""
     found: list[int] = []

@@ -190,6 +190,8 @@ def test_without_a_build_id_a_file_changed_since_is_refused(without_id: Built) -
     assert find_object(path, changed_after_ns=0).cause is None
 
 
+@pytest.mark.kernel
+@pytest.mark.beside
 class TestProcesses:
     """The file is gone from its path, but a process has it mapped."""
 

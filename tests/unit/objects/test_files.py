@@ -108,6 +108,8 @@ def test_a_link_out_of_bounds_is_not_followed_and_one_to_a_file_is(tmp_path: Pat
     assert find_object(str(tmp_path / "to_itself")).cause is losses.FILE_DENIED
 
 
+@pytest.mark.kernel
+@pytest.mark.beside
 def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

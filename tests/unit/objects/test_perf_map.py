@@ -129,6 +129,8 @@ class TestWhichAreBelieved:
         path.write_text("1000 10 f\n")
         return str(path)
 
+    @pytest.mark.kernel
+    @pytest.mark.beside
     def test_another_users_map_is_not(self, path: str) -> None:
         assert len(parse_perf_map(read_perf_map(path))) == 1
         os.chown(path, 65534, 65534)
@@ -136,6 +138,8 @@ class TestWhichAreBelieved:
             read_perf_map(path)
         assert len(parse_perf_map(read_perf_map(path, force=True))) == 1
 
+    @pytest.mark.kernel
+    @pytest.mark.beside
     def test_nor_is_another_users_link_to_a_good_one(self, path: str, tmp_path: Path) -> None:
         link = tmp_path / "link.map"
         link.symlink_to(path)
@@ -221,6 +225,8 @@ class TestSymbolize:
     def test_without_a_map_the_cause_is_counted(self) -> None:
         assert losses.NO_PERF_MAP in self.profile().losses
 
+    @pytest.mark.kernel
+    @pytest.mark.beside
     def test_a_refused_map_is_named_and_forced(self, map_file: Path) -> None:
         os.chown(map_file, 65534, 65534)
         profile = self.profile()

@@ -110,6 +110,8 @@ def name_twice(path: Path) -> None:
     path.with_name("other").hardlink_to(path)
 
 
+@pytest.mark.kernel
+@pytest.mark.beside
 @pytest.mark.parametrize(
     "harm",
     [cut, flip, empty, give_away, let_others_write, replace_by_link, name_twice],
@@ -163,6 +165,8 @@ class TestPlace:
         assert modes == [0o600, 0o700, 0o700, 0o700]
         assert ProgramCache.usual() is not None
 
+    @pytest.mark.kernel
+    @pytest.mark.beside
     def test_the_home_of_somebody_else(self, place: Path, recipe: Recipe) -> None:
         os.chown(place, 65534, 65534)
         assert not self.keeps(recipe) and list(place.iterdir()) == []
@@ -173,6 +177,8 @@ class TestPlace:
         place.chmod(0o1777)
         assert self.keeps(recipe)
 
+    @pytest.mark.kernel
+    @pytest.mark.beside
     def test_a_link_to_a_place_of_somebody_else(self, place: Path, tmp_path: Path, recipe: Recipe) -> None:
         (tmp_path / "theirs").mkdir()
         os.chown(tmp_path / "theirs", 65534, 65534)

@@ -66,6 +66,8 @@ def test_hidden_addresses_make_no_kernel_map(maps: KernelMaps, monkeypatch: pyte
     assert RecordType.KSYMBOL not in {unpacked(record)[0] for record in maps.records()}
 
 
+@pytest.mark.kernel
+@pytest.mark.beside
 def test_running_kernel_has_a_map_that_holds_its_symbols() -> None:
     lines = Path("/proc/kallsyms").read_bytes().splitlines()
     (address,) = [int(line[:16], 16) for line in lines if line.endswith(b" T schedule")]

@@ -99,6 +99,8 @@ def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     assert names(tmp_path) == ["fifo"]
 
 
+@pytest.mark.kernel
+@pytest.mark.beside
 def test_room_held_on_the_disk_is_there_when_it_is_full(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -164,6 +164,8 @@ def test_the_running_kernels_functions_are_found_at_their_addresses() -> None:
         assert kallsyms.symbols.name(row) in names_of[start]
 
 
+@pytest.mark.kernel
+@pytest.mark.beside
 def test_the_running_kernels_build_id_is_the_one_in_its_notes() -> None:
     build_id = kernel_build_id()
     assert 8 <= len(build_id) <= 20

@@ -119,6 +119,8 @@ def test_columns_that_are_no_table_are_refused() -> None:
         assert running._from_columns({key: good[key] for key in good if key != name}) is None
 
 
+@pytest.mark.kernel
+@pytest.mark.beside
 def test_what_is_not_in_the_kept_table_is_looked_up_in_the_kernels_own(
     kernel: Kernel, cache: DiskCache
 ) -> None:
