@@ -175,9 +175,12 @@ def make_certificates(directory: Path, name: str = "localhost") -> None:
         subprocess.run(["openssl", *words], cwd=directory, check=True, capture_output=True)
 
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=Test CA", "-days", "2")
+    # Python 3.13 asks for the uses of keys and for their identifiers (VERIFY_X509_STRICT).
+    uses = ("-addext", "keyUsage=critical,keyCertSign,cRLSign", "-subj", "/CN=Test CA", "-days", "2")
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", *uses)
     openssl("req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", f"/CN={name}")
-    (directory / "names").write_text(f"subjectAltName=DNS:{name}\n")
+    identifiers = "subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
+    (directory / "names").write_text(f"subjectAltName=DNS:{name}\n{identifiers}")
     signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
     openssl("x509", "-req", "-in", "server.csr", *signed, "-out", "server.pem")
 

@@ -165,7 +165,8 @@ def test_a_locale_without_utf8_changes_nothing(recording: Path) -> None:
     assert "<title>gr" in done.stdout.decode("utf-8")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.kernel
+@pytest.mark.beside
 def test_a_stranger_s_recording_needs_force(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.chown(recording, 12345, -1)
     assert main(["convert", "--folded", "-o", "-"]) == 1
