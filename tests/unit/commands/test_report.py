@@ -87,8 +87,10 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         assert running.wait(timeout=60) == 141
 
 
-@pytest.mark.parametrize("columns", [80, 160])
-@pytest.mark.parametrize("options", [[], ["--sort", "comm,class,syscall,state,waker,cgroup"], ["-g", "none"]])
+@pytest.mark.parametrize(
+    ("columns", "options"),
+    [(80, []), (80, ["--sort", "comm,class,syscall,state,waker,cgroup"]), (160, ["-g", "none"])],
+)
 def test_rows_of_all_tables_fit(columns: int, options: list[str]) -> None:
     shown = on_terminal(columns, *options, NO_COLOR="1").splitlines()
     rows = [line for line in shown if line.startswith("  ") or line.startswith("# ..")]
