@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.directories import Directory
 from perf_offcpu.files import is_shared
+from perf_offcpu.units import size_bytes
 
 Array = NDArray[Any]
 
@@ -65,9 +66,9 @@ class DiskCache:
     @classmethod
     def usual(cls, kind: str = "symbols", limit: int = LIMIT) -> DiskCache | None:
         """Return the user's cache of a kind of data; None if the environment allows none."""
-        wanted = os.environ.get("PERF_OFFCPU_CACHE_BYTES", "")
+        wanted = size_bytes(os.environ.get("PERF_OFFCPU_CACHE_BYTES", ""))
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        bounded = min(int(wanted), limit) if wanted.isascii() and wanted.isdigit() else limit
+        bounded = limit if wanted is None else min(wanted, limit)
         if not bounded or not os.path.isabs(base):
             return None
         return cls(os.path.join(base, "perf-offcpu", kind), bounded)

@@ -15,14 +15,12 @@ from typing import Any, Final
 
 from perf_offcpu.errors import UsageError
 from perf_offcpu.files import read_regular
+from perf_offcpu.units import parse_size, parse_time
 
 STATE: Final = "/var/lib/perf-offcpu"
 PORT: Final = 9811
 DAY_S: Final = 86400.0
-LEAST_SPOOL: Final = 16 << 20
 _MAX_FILE: Final = 1 << 20
-_SIZES: Final = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_TIMES: Final = {"s": 1, "m": 60, "h": 3600}
 _LABEL: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 _MAX_LABEL: Final = 1000
 LABELS_VARIABLE: Final = "PERF_OFFCPU_LABELS"
@@ -110,12 +108,14 @@ def make_config(values: Mapping[str, Any]) -> AgentConfig:
         push=_texts(values, "push"),
         push_header_file=_texts(values, "push-header-file"),
         push_ca=_text(values, "push-ca", ""),
-        period_ns=round(_number(values, "off-cpu-period", default.period_ns / 1e6, 0.001, 1e7) * 1e6),
-        segment_s=parse_time(values.get("segment", default.segment_s)),
+        period_ns=parse_time(
+            "--off-cpu-period", values.get("off-cpu-period", f"{default.period_ns}ns"), "ms", "1us", "10000s"
+        ),
+        segment_s=parse_time("--segment", values.get("segment", default.segment_s), "s", "1s", "1h") // 10**9,
         max_cpu=_number(values, "max-cpu", default.max_cpu * 100, 0.01, 100_000) / 100,
-        max_bytes=parse_size("max-bytes", values.get("max-bytes", default.max_bytes)),
+        max_bytes=parse_size("--max-bytes", values.get("max-bytes", default.max_bytes)),
         spool=_text(values, "spool", default_spool()),
-        spool_bytes=parse_size("spool-size", values.get("spool-size", default.spool_bytes)),
+        spool_bytes=parse_size("--spool-size", values.get("spool-size", default.spool_bytes), least="16M"),
         port=_whole(values, "port", default.port, 65535),
         labels=tuple(sorted({**_labels_of_environment(), **_labels(values)}.items())),
         record=_texts(values, "record"),
@@ -126,8 +126,6 @@ def make_config(values: Mapping[str, Any]) -> AgentConfig:
         raise UsageError("--spool: the name is empty")
     if not config.dataset and not config.push:
         raise UsageError("there is nothing to write to: give --dataset, --push, or both")
-    if config.spool_bytes < LEAST_SPOOL:
-        raise UsageError(f"--spool-size {config.spool_bytes}: at least {LEAST_SPOOL >> 20}M")
     return config
 
 
@@ -138,33 +136,6 @@ def default_spool() -> str:
         home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
         state = STATE if os.geteuid() == 0 else os.path.join(home, "perf-offcpu")
     return os.path.join(state, "spool")
-
-
-def parse_size(option: str, value: object) -> int:
-    """Return the bytes in a number or in a text such as 512K, 100M, 1G.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    found = re.fullmatch(r"(\d{1,15})([BKMGT]?)", value, re.ASCII) if isinstance(value, str) else None
-    if found is None:
-        raise UsageError(f"--{option} {value}: not a number of bytes such as 500M or 1G")
-    return int(found[1]) * _SIZES[found[2] or "B"]
-
-
-def parse_time(value: object) -> int:
-    """Return the seconds in a number or in a text such as 60s, 5m.
-
-    Raises:
-        UsageError: it is neither, or not 1 s to 1 h.
-    """
-    found = re.fullmatch(r"(\d{1,6})([smh]?)", str(value), re.ASCII)
-    seconds = int(found[1]) * _TIMES[found[2] or "s"] if found and not isinstance(value, bool) else 0
-    if not 1 <= seconds <= 3600:
-        raise UsageError(f"--segment {value}: not a time of 1s to 1h, such as 60s or 5m")
-    return seconds
 
 
 def parse_label(text: str) -> tuple[str, str]:

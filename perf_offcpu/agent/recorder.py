@@ -49,7 +49,7 @@ def arguments_of(config: AgentConfig, period_ns: int, output: str, pid: int, con
     """
     rate = max(_LEAST_RATE, round(config.max_cpu * 100 * SAMPLES_A_SECOND))
     own = [
-        *("--off-cpu-period", f"{period_ns / 1e6:.6g}"),
+        *("--off-cpu-period", f"{period_ns}ns"),
         *("--max-rate", str(rate)),
         f"--switch-output={_LONGEST_FILES * config.segment_s + _LONGEST_FILE_S}s",
         *("--until-exit", str(pid), f"--control=fd:{control}", "-o", output),
@@ -121,7 +121,7 @@ class Recorder:
 
     def set_period(self, period_ns: int) -> None:
         """Ask the recorder to sample with another period, from a new file on."""
-        self._command(f"period {period_ns / 1e6:.6f}")
+        self._command(f"period {period_ns}ns")
 
     def _command(self, text: str) -> None:
         """Write a command. A recorder that is still starting reads it when it begins to record."""

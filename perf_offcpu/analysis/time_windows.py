@@ -22,15 +22,14 @@ import numpy as np
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.structs import frozen
+from perf_offcpu.units import parse_time
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
-_SECONDS = re.compile(r"(\d{0,12})(?:\.(\d{1,9}))?")
 _PERCENT = r"(\d+(?:\.\d+)?)%"
 _RANGE = re.compile(f"{_PERCENT}-{_PERCENT}")
 _SLICE = re.compile(f"{_PERCENT}(?:/(\\d+))?")
-_NS_PER_S = 10**9
 
 
 @frozen
@@ -100,10 +99,7 @@ def _seconds(text: str) -> Fraction | None:
         return None
     from fractions import Fraction
 
-    match = _SECONDS.fullmatch(text)
-    if not match:
-        raise UsageError(f"--time: '{text}' is not a time in seconds")
-    return Fraction(int(match[1] or 0) * _NS_PER_S + int((match[2] or "").ljust(9, "0")))
+    return Fraction(parse_time("--time", text, "s"))
 
 
 def _part(word: str) -> Window:

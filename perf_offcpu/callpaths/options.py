@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declare options for paths, and units of time. Imports little, because command lines use it, too."""
+"""Declare options for paths. Imports little, because command lines use it, too."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from perf_offcpu.structs import frozen
 
 if TYPE_CHECKING:
     from perf_offcpu.callpaths.chains import WakerChains
-
-UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
-"""Nanoseconds in each unit of time."""
 
 
 @frozen

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Evsel
 from perf_offcpu.text import printable
+from perf_offcpu.units import UNITS
 
 EDGES = (0, *(step * 10**power for power in range(3, 16) for step in (1, 2, 5)))
 """ns: 0, 1 us, 2 us, 5 us, … Each bucket reaches from its edge to just below the next."""

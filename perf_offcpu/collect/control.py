@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 from perf_offcpu.errors import UsageError
 
-_LEAST_PERIOD_NS = 1000
+LEAST_PERIOD = "1us"
+"""Shortest period of samples of waits."""
 COMMANDS = ("enable", "disable", "snapshot", "period", "stop", "ping")
 _ACK = b"ack\n"
 _LONGEST = 256
@@ -49,13 +50,6 @@ def parse_control(text: str) -> ControlFds:
         except OSError:
             raise UsageError(f"--control {text}: descriptor {fd} is not open") from None
     return fds
-
-
-def parse_period(text: str) -> int:
-    """Parse the argument of the command `period`, in ms; return ns, 0 for an invalid argument."""
-    found = re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text, re.ASCII)
-    period_ns = round(float(text) * 1e6) if found else 0
-    return period_ns if period_ns >= _LEAST_PERIOD_NS else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from perf_offcpu.collect.control import Command, Control, parse_period
+from perf_offcpu.collect.control import LEAST_PERIOD, Command, Control
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.system.signals import RecordingSignals
+from perf_offcpu.errors import UsageError
+from perf_offcpu.units import parse_time
 
 _NEED_NEW_FILE = ("period", "snapshot")
 
@@ -63,8 +65,11 @@ class Requests:
 
     def _change_period(self, text: str) -> None:
         """Sample with another period from the next file on, which begins at once."""
-        period_ns = parse_period(text)
-        if not period_ns or not self.period_ns:
-            self._say(f"--control: period {text}: not 0.001 or more (ms), or waits are not sampled by length")
+        if not self.period_ns:
+            self._say("--control: period: waits are not sampled by length (--off-cpu-period)")
             return
-        self.period_ns, self._signals.rotate = period_ns, True
+        try:
+            self.period_ns = parse_time("--control: period", text, "ms", LEAST_PERIOD)
+            self._signals.rotate = True
+        except UsageError as problem:
+            self._say(str(problem))

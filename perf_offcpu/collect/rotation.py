@@ -10,7 +10,6 @@ Source: tools/perf/builtin-record.c: switch_output_setup().
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import deque
 from contextlib import suppress
@@ -18,9 +17,7 @@ from dataclasses import dataclass
 
 from perf_offcpu.directories import Directory
 from perf_offcpu.errors import UsageError
-
-_SIZES = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+from perf_offcpu.units import SIZES, TIMES, size_bytes, time_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class Rotation:
     """
 
     size_bytes: int = 0
-    seconds: int = 0
+    seconds: float = 0
     max_files: int = 0
 
     def is_due(self, size_bytes: int, seconds: float) -> bool:
@@ -50,16 +47,14 @@ def parse_rotation(text: str, max_files: int = 0) -> Rotation:
     """
     if text == "signal":
         return Rotation(max_files=max_files)
-    found = re.fullmatch(r"([1-9]\d{0,15})([BKMGsmhd])", text, re.ASCII)
-    if not found:
+    seconds = (time_ns(text) or 0) / 1e9  # first: m is a minute, M a megabyte
+    size = 0 if seconds else size_bytes(text, unit=0)
+    if not seconds and not size:
         raise UsageError(
-            f"--switch-output {text}: not a size (100M), a time (30s, 5m) or signal; before a command write "
-            "--switch-output=signal"
+            f"--switch-output {text}: not a size ({SIZES}), a length of time ({TIMES}) or signal; before a "
+            "command write --switch-output=signal"
         )
-    number, unit = int(found[1]), found[2]
-    if unit in _SIZES:
-        return Rotation(size_bytes=number * _SIZES[unit], max_files=max_files)
-    return Rotation(seconds=number * _TIMES[unit], max_files=max_files)
+    return Rotation(size or 0, seconds, max_files)
 
 
 class FileNames:

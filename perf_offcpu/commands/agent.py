@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from perf_offcpu.commands.shared.option_tables import add_options
+from perf_offcpu.commands.shared.option_tables import add_options, duration_s
 from perf_offcpu.commands.shared.push import ACCESS
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 
@@ -35,9 +35,10 @@ _OUTPUT = f"""
 --label NAME=VALUE: label of this host in dataset and servers; may be given several times
 """
 _RECORDING = """
---off-cpu-period MS: one sample for each MS milliseconds of waiting of a thread (default: 100)
+--off-cpu-period TIME: one sample for each such time of waiting of a thread, a bare number is ms
+  (default: 100)
 --segment TIME: length of a segment (default: 60s)
---duration S: stop after S seconds (default: at a signal)
+--duration TIME: stop after this time: 120 (seconds), 2h (default: at a signal)
 """
 _BUDGETS = """
 --max-cpu PERCENT: CPU time that agent, recorder and BPF programs may take, in percent of one CPU (default: 1)
@@ -77,9 +78,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_options(
         parser.add_argument_group("recording"),
         _RECORDING,
-        off_cpu_period={"type": float},
+        off_cpu_period={},
         segment={},
-        duration={"type": float},
+        duration={},
     )
     add_options(
         parser.add_argument_group("budgets"),
@@ -103,17 +104,16 @@ def run(args: argparse.Namespace) -> int:
     from perf_offcpu.agent.agent import Agent
     from perf_offcpu.text import printable
 
-    if args.duration is not None and not args.duration > 0:
-        raise UsageError(f"--duration {args.duration:g}: not a time in seconds, more than 0")
+    seconds = duration_s(args.duration)
 
     def say(text: str) -> None:
         if not args.quiet:
             with contextlib.suppress(OSError):  # a log on a full disk, or whose reader has gone
                 print(f"perf-offcpu agent: {printable(text)}", file=sys.stderr, flush=True)
 
-    has_segments = Agent(lambda: config_of(args), say, args.duration).run()
-    if args.duration is not None and not has_segments:
-        raise PerfOffcpuError(f"nothing was recorded in {args.duration:g} s")
+    has_segments = Agent(lambda: config_of(args), say, seconds).run()
+    if seconds is not None and not has_segments:
+        raise PerfOffcpuError(f"nothing was recorded in {seconds:g} s")
     return 0
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.commands.shared.busy import busy
 from perf_offcpu.commands.shared.causality.cascades import cascade_from_args
 from perf_offcpu.commands.shared.causality.critical import HELP as CRITICAL_PATH
@@ -31,6 +30,7 @@ from perf_offcpu.commands.shared.sized import check_sizes, write_sized
 from perf_offcpu.convert.options import MIN_SHARE, Options
 from perf_offcpu.convert.registry import FORMATS, Format
 from perf_offcpu.errors import UsageError
+from perf_offcpu.units import UNITS
 
 if TYPE_CHECKING:
     from perf_offcpu.model.profile import Profile

@@ -12,11 +12,11 @@ from perf_offcpu.commands.shared.busy import busy
 from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.commands.shared.profile import (
     add_profile_arguments,
-    duration_ns,
     profile_from_args,
     split_list,
 )
 from perf_offcpu.commands.shared.push import TARGETS, add_push_options, labels_from_args, senders_from_args
+from perf_offcpu.units import parse_time
 
 if TYPE_CHECKING:
     from perf_offcpu.model.profile import Profile
@@ -52,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
     labels, senders = labels_from_args(args), senders_from_args(args.target, args)
-    limit_s = duration_ns("--push-time", args.push_time) / 1e9
+    limit_s = parse_time("--push-time", args.push_time, "ms") / 1e9
     with busy("reading"):
         profile = _waits(args)
     if not len(profile.samples):

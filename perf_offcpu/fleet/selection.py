@@ -14,10 +14,9 @@ from typing import Any
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.errors import UsageError
 from perf_offcpu.structs import frozen
+from perf_offcpu.units import time_ns
 
 _GIGA = 10**9
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_RELATIVE = re.compile(r"-(\d{1,9})([smhdw])", re.ASCII)
 _LABEL = re.compile(r"([^=,]+)=(.*)", re.DOTALL)
 _LAST_NS = calendar.timegm((2200, 1, 1, 0, 0, 0)) * _GIGA
 """Latest time of a dataset (`dataset.layout`)."""
@@ -79,8 +78,9 @@ def parse_time(option: str, text: str, now_ns: int) -> int:
     Raises:
         UsageError: the text has none of these forms.
     """
-    if match := _RELATIVE.fullmatch(text):
-        return max(0, now_ns - int(match[1]) * _UNITS[match[2]] * _GIGA)
+    ago_ns = time_ns(text[1:]) if text.startswith("-") else None
+    if ago_ns is not None:
+        return max(0, now_ns - ago_ns)
     is_today = re.fullmatch(r"\d{2}:\d{2}(:\d{2})?", text, re.ASCII)
     day = time.strftime("%Y-%m-%dT", time.gmtime(now_ns // _GIGA)) if is_today else ""
     try:

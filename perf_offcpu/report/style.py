@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.report.totals import Total
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
+from perf_offcpu.units import UNITS
 
 BOLD, DIM, RED, GREEN, RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[0m"
 _RED_FROM, _GREEN_FROM = 5.0, 0.5

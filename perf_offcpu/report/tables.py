@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.callpaths.keys import symbol_label
-from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.report import style as say
 from perf_offcpu.report.breakdowns import FunctionTable, Histogram
 from perf_offcpu.report.style import Style
@@ -16,6 +15,7 @@ from perf_offcpu.report.text_table import Column, lay_out
 from perf_offcpu.report.thread_budgets import BudgetRow, BudgetTable
 from perf_offcpu.report.totals import Total
 from perf_offcpu.text import id_text, printable, thread_label
+from perf_offcpu.units import UNITS
 
 _BAR = 40
 _BESIDE_BAR = 60

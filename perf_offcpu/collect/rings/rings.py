@@ -25,7 +25,8 @@ from perf_offcpu.abi.records import RECORD_HEADER
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.events.evsels import CpuEvent
 from perf_offcpu.collect.system.limits import too_many_files
-from perf_offcpu.errors import CapabilityError, FileFullError, PerfOffcpuError, RecordingError, UsageError
+from perf_offcpu.errors import CapabilityError, FileFullError, PerfOffcpuError, RecordingError
+from perf_offcpu.units import parse_size
 
 MAX_COPIES_RING_BYTES = 16 << 20
 """Largest default where samples hold copies of stacks. With 8 KB for each wait, on two CPUs that were busy
@@ -260,20 +261,13 @@ def _refusal(problem: OSError, data_bytes: int) -> PerfOffcpuError:
 
 
 def parse_ring_size(text: str) -> int:
-    """Parse perf's `-m`, pages or a size with the suffix B, K, M or G; return bytes of a ring.
+    """Parse perf's `-m`, pages or a size with a suffix; return bytes of a ring of a CPU.
 
     They are rounded up to a power of two of pages.
 
     Raises:
         UsageError: it is no such number, or beyond what can be mapped.
     """
-    units = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    unit = units.get(text[-1:].upper())
-    digits = text if unit is None else text[:-1]
-    if not digits.isascii() or not digits.isdigit() or not int(digits):
-        raise UsageError(f"-m {text}: not a number of pages, nor a size such as 512K or 4M")
-    pages = -(-int(digits) * (unit or mmap.PAGESIZE) // mmap.PAGESIZE)
-    data_bytes = (1 << (pages - 1).bit_length()) * mmap.PAGESIZE
-    if data_bytes > 1 << 30:
-        raise UsageError(f"-m {text}: at most 1G per CPU")
-    return data_bytes
+    size = parse_size("-m", text, ("pages", mmap.PAGESIZE), least="1B", most="1G")
+    pages = -(-size // mmap.PAGESIZE)
+    return (1 << (pages - 1).bit_length()) * mmap.PAGESIZE

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.errors import UsageError
 from perf_offcpu.text import printable
+from perf_offcpu.units import parse_time
 
 if TYPE_CHECKING:
     from perf_offcpu.dataset.dataset import Dataset
 
-_SECONDS = {"h": 3600, "d": 86400, "w": 604800}
-_AGE = re.compile(r"([1-9]\d{0,4})([hdw])", re.ASCII)
 _SETTLED_S = 3600
 """Time after the end of an hour in which delayed agents may still deliver its segments."""
 _GIGA = 10**9
@@ -70,11 +68,8 @@ def _compact(args: argparse.Namespace) -> int:
 def _expire(args: argparse.Namespace) -> int:
     from perf_offcpu.dataset.expire import expire
 
-    match = _AGE.fullmatch(args.older_than)
-    if match is None:
-        raise UsageError(f"--older-than: '{args.older_than}' is not a length of time (30d, 12h, 8w)")
-    age_s = int(match[1]) * _SECONDS[match[2]]
-    done = expire(_opened(args.dataset), time.time_ns() - age_s * _GIGA)
+    age_ns = parse_time("--older-than", args.older_than, "", least="1h")
+    done = expire(_opened(args.dataset), time.time_ns() - age_ns)
     hours = "hour" if done.hours == 1 else "hours"
     print(f"{done.hours:,} {hours} removed, {done.files:,} files")
     return 0

@@ -20,13 +20,13 @@ _TARGETS = """
 --comm NAMES: threads of these names
 -C, --cpu CPUS: waits that begin on these CPUs (0,2-3)
 -G, --cgroup PATHS: control groups, v2 or v1, and those below them
---duration S: stop after S seconds; a running command gets SIGTERM
+--duration TIME: stop after this time: 10 (seconds), 500ms, 5m; a running command gets SIGTERM
 """
 _WHICH_WAITS = """
---off-cpu-thresh MS: waits of MS milliseconds or longer become samples, shorter ones are summed; fractions
-  allowed, 0: every wait becomes a sample (default: 1)
---off-cpu-period MS: one sample for each MS milliseconds of waiting of a thread, whatever the lengths of its
-  waits; each stands for MS milliseconds or a multiple, and short waits are not summed; fractions allowed
+--off-cpu-thresh TIME: waits of this length or longer become samples, shorter ones are summed: 0.5 (ms),
+  500us; 0: every wait becomes a sample (default: 1)
+--off-cpu-period TIME: one sample for each such time of waiting of a thread (a bare number is ms), whatever
+  the lengths of its waits; each stands for this time or a multiple, and short waits are not summed
 """
 _EVENTS = """
 -e, --event EVENT: on-CPU events to sample, as perf names them: cpu-clock, page-faults, cycles:u,
@@ -52,7 +52,7 @@ _STACKS = """
 _WAITS = """
 --short-waits: waits below the threshold: stacks, summed by user stack as perf does; threads, summed by
   thread, state and system call only, which costs least; drop, counted only (default: stacks)
---min-block US: leave out waits shorter than US microseconds; they are counted
+--min-block TIME: leave out waits shorter than this (a bare number is us); they are counted
 --max-rate N: at most about N off-cpu samples per second: the threshold rises to keep to it, and the waits
   below it are summed; with --off-cpu-period, the period rises and falls (N is 10 or more)
 --switch-states STATES: task states that count as a wait: S, D, I (idle kernel threads), T, t, R (preempted or
@@ -73,11 +73,11 @@ _RECORDING = """
 --switch-output WHEN: start a new file at SIGUSR2 (signal, the default), after a time (30s, 5m, 1h) or at a
   size (100M); each file is complete, and its name ends in its start time
 --switch-max-files N: keep only the last N of these files
--m, --mmap-pages PAGES: ring buffer per CPU, in pages or with a suffix: 512K, 4M (default: 4M, with copies of
+-m, --mmap-pages SIZE: ring buffer per CPU: 512K, 4M, a bare number is pages (default: 4M, with copies of
   stacks 16M; less on many CPUs)
 --buildid-cache: copy the files with recorded addresses to ~/.debug (or $PERF_BUILDID_DIR), in case programs
   are removed or replaced
---control FDS: take commands (enable, disable, snapshot, period MS, stop, ping) from an open descriptor,
+--control FDS: take commands (enable, disable, snapshot, period TIME, stop, ping) from an open descriptor,
   fd:CTL, and acknowledge them, fd:CTL,ACK
 --until-exit PID: stop when this process ends, whatever is recorded
 --ready-fd FD: write READY to this open descriptor when recording has begun, and close it
@@ -92,11 +92,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from perf_offcpu.collect.bpf.config import ShortWaits
 
     targets = parser.add_argument_group("target: whose waits are recorded")
-    add_options(targets, _TARGETS, cgroup=LIST, duration={"type": float})
+    add_options(targets, _TARGETS, cgroup=LIST, duration={})
     events = parser.add_argument_group("events and stacks")
-    threshold = {"type": float, "default": 1.0}
     one_of = events.add_mutually_exclusive_group()
-    add_options(one_of, _WHICH_WAITS, off_cpu_thresh=threshold, off_cpu_period={"type": float})
+    add_options(one_of, _WHICH_WAITS, off_cpu_thresh={"default": "1"}, off_cpu_period={})
     add_options(events, _EVENTS, event={"action": "append"})
     add_options(events.add_mutually_exclusive_group(), _RATE, count={"type": int})
     add_options(events, _STACKS, kernel_callchains=_ON, call_graph={"default": "auto"})
@@ -104,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument_group("waits"),
         _WAITS,
         short_waits={"choices": [one.value for one in ShortWaits], "default": ShortWaits.STACKS.value},
-        min_block={"type": float, "default": 0.0},
+        min_block={"default": "0"},
         max_rate=_NUMBER,
         switch_states={"default": "S,D,I,Q"},
         wakers=_ON,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from perf_offcpu.errors import UsageError
 from perf_offcpu.structs import frozen
+from perf_offcpu.units import parse_size
 
 if TYPE_CHECKING:
     from perf_offcpu.collect.targets import Target
@@ -51,7 +52,7 @@ def choose_call_graph(text: str, no_bytes: bool, target: Target, command: tuple[
             raise UsageError(f"--call-graph {text} and --no-stack-bytes contradict each other: choose one")
         if not _can_unwind():
             raise UsageError(f"--call-graph {text}: not on this machine ({platform.machine()}): use fp")
-        return CallGraph(_size(text, size) if comma else DEFAULT_BYTES)
+        return CallGraph(_stack_bytes(size) if comma else DEFAULT_BYTES)
     if text != "auto":
         raise UsageError(f"--call-graph {text}: known are auto, fp, fp,defer and cfi[,BYTES]")
     copied = not no_bytes and _can_unwind() and lacks_frame_pointers(target, command)
@@ -64,10 +65,9 @@ def _can_unwind() -> bool:
     return platform.machine() in MACHINE_OF_ARCH
 
 
-def _size(text: str, size: str) -> int:
-    if not size.isascii() or not size.isdigit() or not MIN_BYTES <= int(size) <= MAX_BYTES:
-        raise UsageError(f"--call-graph {text}: BYTES is a number from {MIN_BYTES} to {MAX_BYTES}")
-    return (int(size) + 7) // 8 * 8  # the kernel takes multiples of 8
+def _stack_bytes(text: str) -> int:
+    size = parse_size("--call-graph cfi,BYTES:", text, least=str(MIN_BYTES), most=str(MAX_BYTES))
+    return (size + 7) // 8 * 8  # the kernel takes multiples of 8
 
 
 def lacks_frame_pointers(target: Target, command: tuple[str, ...]) -> bool:

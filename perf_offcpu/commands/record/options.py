@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.commands.record.arguments import MAX_COMPRESSION_LEVEL
+from perf_offcpu.commands.shared.option_tables import duration_s
 from perf_offcpu.commands.shared.streams import stdout_is_closed
 from perf_offcpu.errors import UsageError
+from perf_offcpu.units import parse_time
 
 if TYPE_CHECKING:
     from perf_offcpu.collect.control import ControlFds
     from perf_offcpu.collect.options import RecordOptions
     from perf_offcpu.collect.rotation import Rotation
 
-_MAX_THRESHOLD_MS = 1e9
-_LEAST_PERIOD_NS = 1000
+_LONGEST = "1000000s"
 _MOST_RATE = 10**9
 
 
@@ -37,8 +37,6 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
     from perf_offcpu.collect.targets import choose_target
     from perf_offcpu.commands.record.call_graph import choose_call_graph
 
-    if args.duration is not None and not args.duration > 0:
-        raise UsageError(f"--duration {args.duration:g}: not a time in seconds, more than 0")
     if args.waker_stacks and not args.wakers:
         raise UsageError("--waker-stacks and --no-wakers contradict each other")
     if args.lock_owners and not args.objects:
@@ -69,7 +67,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         rotation=_rotation(args),
         compression_level=_compression_level(args),
         off_cpu_period_ns=_off_cpu_period(args),
-        threshold_ns=_time_ns("--off-cpu-thresh", args.off_cpu_thresh, "ms", _MAX_THRESHOLD_MS),
+        threshold_ns=parse_time("--off-cpu-thresh", args.off_cpu_thresh, "ms", most=_LONGEST),
         events=parse_events(args.event or [DEFAULT_EVENT]),
         frequency_hz=_frequency(args.freq),
         period=_at_least("-c", 1, args.count) if args.count is not None else 0,
@@ -78,7 +76,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         stack_bytes=call_graph.stack_bytes,
         all_cgroups=args.all_cgroups,
         short_waits=ShortWaits(args.short_waits),
-        min_block_ns=_time_ns("--min-block", args.min_block, "us", _MAX_THRESHOLD_MS * 1e3),
+        min_block_ns=parse_time("--min-block", args.min_block, "us"),
         max_rate=_at_least("--max-rate", 10, args.max_rate, _MOST_RATE) if args.max_rate else 0,
         states=parse_states(args.switch_states),
         kernel_threads=args.kernel_threads,
@@ -91,7 +89,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         ring_bytes=parse_ring_size(args.mmap_pages) if args.mmap_pages else 0,
         realtime_priority=_at_least("--realtime", 0, args.realtime),
         pystack=_pystack() if args.python_stacks else "",
-        duration_s=args.duration,
+        duration_s=duration_s(args.duration),
         until_exit=_at_least("--until-exit", 0, args.until_exit),
         control=_control(args),
     )
@@ -152,20 +150,11 @@ def _check_tracepoints(options: RecordOptions) -> None:
 
 
 def _off_cpu_period(args: argparse.Namespace) -> int:
+    from perf_offcpu.collect.control import LEAST_PERIOD
+
     if args.off_cpu_period is None:
         return 0
-    period = _time_ns("--off-cpu-period", args.off_cpu_period, "ms", _MAX_THRESHOLD_MS)
-    if period < _LEAST_PERIOD_NS:
-        raise UsageError(f"--off-cpu-period {args.off_cpu_period:g}: at least 0.001 (ms)")
-    return period
-
-
-def _time_ns(option: str, value: float, unit: str, most: float) -> int:
-    """Return a time in ns; `most` is the largest value in its unit, a key of UNITS."""
-    words = {"ms": "milliseconds", "us": "microseconds"}
-    if not 0 <= value <= most:
-        raise UsageError(f"{option} {value:g}: not a number of {words[unit]}, 0 or more")
-    return round(value * UNITS[unit])
+    return parse_time("--off-cpu-period", args.off_cpu_period, "ms", LEAST_PERIOD, _LONGEST)
 
 
 def _frequency(text: str | None) -> int:

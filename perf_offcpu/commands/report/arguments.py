@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.commands.shared.causality.critical import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.printing import terminal_style
 from perf_offcpu.commands.shared.profile import split_words
 from perf_offcpu.errors import UsageError
+from perf_offcpu.units import UNITS
 
 if TYPE_CHECKING:
     from perf_offcpu.report.style import Style

@@ -13,6 +13,8 @@ import argparse
 import re
 from typing import Any, Final
 
+from perf_offcpu.units import parse_time
+
 LIST: Final[dict[str, Any]] = {"action": "append", "default": []}
 """Arguments of `add_argument` for an option that may be given several times."""
 
@@ -34,3 +36,8 @@ def add_options(group: argparse._ActionsContainer, table: str, **details: dict[s
         usual = {} if metavar else {"action": "store_true"}
         more = details.get(long.lstrip("-").replace("-", "_"), usual)
         group.add_argument(*names, help=" ".join(text.split()), **shown, **more)
+
+
+def duration_s(text: str | None) -> float | None:
+    """Return the seconds of `--duration`; None if it is not given."""
+    return None if text is None else parse_time("--duration", text, "s", least="1ns") / 1e9

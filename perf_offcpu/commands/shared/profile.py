@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
-from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.commands.shared.inputs import FORCE, RECORDING, check_ownership
 from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.errors import UsageError
+from perf_offcpu.units import parse_time
 
 if TYPE_CHECKING:
     from perf_offcpu.analysis.select import Selection
@@ -46,8 +46,8 @@ _INPUT = f"""
 --buildid-dir DIR: files by build-id, as perf keeps them (default: $PERF_BUILDID_DIR or ~/.debug)
 """
 _TIMES = """
---time A,B: samples of a time span: seconds as script prints them (either may be missing), or parts of the
-  recording (10%%-20%%, 10%%/2: the second tenth); of a wait, its end counts
+--time A,B: samples of a time span: seconds as script prints them, or with a suffix (either may be missing),
+  or parts of the recording (10%%-20%%, 10%%/2: the second tenth); of a wait, its end counts
 --min-dur TIME: waits of at least this length: 5ms, 300us, 1s; a bare number is ms
 --idle: threads that merely wait for work: shown with the others (default), hidden, or shown alone
 --rules FILE: rules of programs, before the built-in ones and those in ~/.config/perf-offcpu/rules.toml
@@ -177,7 +177,7 @@ def selection_from_args(args: argparse.Namespace) -> Selection:
         idle=args.idle,
         states=_known("state", args.state, STATE_NAMES),
         classes=tuple(BY_LABEL[label] for label in _known("class", args.wait_class, BY_LABEL)),
-        min_ns=duration_ns("--min-dur", args.min_dur) if args.min_dur is not None else 0,
+        min_ns=parse_time("--min-dur", args.min_dur, "ms") if args.min_dur is not None else 0,
         objects=tuple(args.object),
         locks=tuple(map(_address, split_words(args.lock))),
     )
@@ -201,16 +201,6 @@ def symbol_options(args: argparse.Namespace) -> SymbolizeOptions:
         force=args.force,
         cache=DiskCache.usual(),
     )
-
-
-def duration_ns(option: str, text: str) -> int:
-    """Return the nanoseconds of `5ms`, `0.3s`, `250us`, `7` (ms)."""
-    match = re.fullmatch(r"(\d{1,12})(?:\.(\d{1,9}))?(ns|us|ms|s)?", text.strip(), re.ASCII)
-    if not match:
-        raise UsageError(f"{option}: '{text}' is not a length of time (5ms, 300us, 1s)")
-    unit = UNITS[match[3] or "ms"]
-    digits = match[2] or ""
-    return int(match[1]) * unit + int(digits or 0) * unit // int(f"1{'0' * len(digits)}")
 
 
 def split_list(texts: Iterable[str]) -> tuple[str, ...]:

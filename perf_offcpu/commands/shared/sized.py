@@ -5,22 +5,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from perf_offcpu.commands.shared.busy import busy
 from perf_offcpu.commands.shared.output import STDOUT, open_output
-from perf_offcpu.commands.shared.profile import duration_ns
 from perf_offcpu.errors import UsageError
+from perf_offcpu.units import parse_size, parse_time
 
 if TYPE_CHECKING:
     from perf_offcpu.convert.options import Options
     from perf_offcpu.convert.registry import Format
     from perf_offcpu.model.profile import Profile
 
-_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MOST_PARTS = 1000
 
 
@@ -30,11 +28,10 @@ def check_sizes(args: argparse.Namespace, format_: Format) -> None:
         if value is not None and "note" not in format_.options:
             raise UsageError(f"{option} means nothing to --{format_.name}, which has no time axis")
     if args.max_size is not None:
-        _bytes(args.max_size)
+        _max_bytes(args)
     if args.split is None:
         return
-    if not duration_ns("--split", args.split):
-        raise UsageError(f"--split {args.split}: no time")
+    _part_ns(args)
     if args.critical_path:
         raise UsageError("--split does not cut a critical path: choose its time with --time")
     if args.output == STDOUT:
@@ -50,7 +47,7 @@ def write_sized(
         return
     from perf_offcpu.convert.size import parts_of
 
-    parts = list(parts_of(profile, duration_ns("--split", args.split)))
+    parts = list(parts_of(profile, _part_ns(args)))
     if len(parts) > _MOST_PARTS:
         raise UsageError(f"--split {args.split} would write {len(parts)} parts: choose a longer time")
     for number, (part, first_ns, last_ns) in enumerate(parts, 1):
@@ -83,7 +80,7 @@ def _write(
         from perf_offcpu.convert.size import fitted
 
         with busy("finding what fits"):
-            profile, options = fitted(format_, profile, options, _bytes(args.max_size))
+            profile, options = fitted(format_, profile, options, _max_bytes(args))
         if options.note:
             print(f"perf-offcpu convert: {output}: {options.note}", file=sys.stderr)
     with open_output(output, binary=format_.binary) as out, busy(f"writing {format_.name}"):
@@ -107,8 +104,9 @@ def _warn(format_: Format, output: str) -> None:
         )
 
 
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d{1,12})([KMG]?)B?", text.strip(), re.ASCII)
-    if not match or not int(match[1]):
-        raise UsageError(f"--max-size: '{text}' is not a size (400M, 2G, 100000)")
-    return int(match[1]) * _SIZES[match[2]]
+def _max_bytes(args: argparse.Namespace) -> int:
+    return parse_size("--max-size", args.max_size, least="1")
+
+
+def _part_ns(args: argparse.Namespace) -> int:
+    return parse_time("--split", args.split, "ms", least="1ns")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perf_offcpu.callpaths.options import UNITS
 from perf_offcpu.fleet.diff.compare import STACK, Comparison, Row, Table
 from perf_offcpu.fleet.diff.outliers import FEWEST, Outliers
 from perf_offcpu.fleet.diff.significance import SIGNIFICANT
@@ -19,6 +18,7 @@ from perf_offcpu.report.text_table import Column
 from perf_offcpu.report.verdict.text import wrapped
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
+from perf_offcpu.units import UNITS
 
 
 @frozen

@@ -8,7 +8,7 @@ import select
 
 import pytest
 
-from perf_offcpu.collect.control import Command, Control, ControlFds, parse_control, parse_period
+from perf_offcpu.collect.control import Command, Control, ControlFds, parse_control
 from perf_offcpu.errors import UsageError
 
 
@@ -48,10 +48,3 @@ def test_other_descriptors_are_refused(text: str) -> None:
 def test_descriptors_of_commands_and_answers() -> None:
     assert parse_control("fd:0") == ControlFds(0)
     assert parse_control("fd:1,2") == ControlFds(1, 2)
-
-
-@pytest.mark.parametrize(
-    ("text", "period_ns"), [("2", 2_000_000), ("0.001", 1000), ("0.0009", 0), ("-1", 0), ("1e9", 0), ("", 0)]
-)
-def test_periods_are_in_ms_and_0_if_they_are_not_possible(text: str, period_ns: int) -> None:
-    assert parse_period(text) == period_ns

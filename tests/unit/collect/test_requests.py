@@ -39,7 +39,7 @@ class Place:
 
 
 def test_commands_are_carried_out_up_to_the_expected_one() -> None:
-    place = Place("ping\nperiod 7\ndisable\nenable\nstop\nenable\n", Rotation())
+    place = Place("ping\nperiod 7000us\ndisable\nenable\nstop\nenable\n", Rotation())
     requests: Any = place.requests
     assert requests.obey("disable") and requests.period_ns == 7 * MS and not requests.stopping
     assert requests.take_rotate() and not requests.take_rotate(), "another period needs a new file"
@@ -52,7 +52,8 @@ def test_commands_are_carried_out_up_to_the_expected_one() -> None:
     ("commands", "rotation", "period_ns", "sentence"),
     [
         ("snapshot\nperiod 7\n", None, 2 * MS, "there is no --switch-output"),
-        ("period x\nperiod 0\n", Rotation(), 2 * MS, "not 0.001 or more"),
+        ("period x\n", Rotation(), 2 * MS, "--control: period x: not a length of time"),
+        ("period 0\n", Rotation(), 2 * MS, "--control: period 0: at least 1us"),
         ("period 7\n", Rotation(), 0, "waits are not sampled by length"),
     ],
 )

@@ -265,11 +265,8 @@ def test_split_writes_parts_that_add_up(recording: Path, capsys: pytest.CaptureF
     ("argv", "message"),
     [
         (["--folded", "--max-size", "1M"], "--max-size means nothing to --folded, which has no time axis"),
-        (["--chrome-trace", "--max-size", "big"], "--max-size: 'big' is not a size (400M, 2G, 100000)"),
         (["--chrome-trace", "--max-size", "100"], "with all single waits summed, --chrome-trace still takes"),
         (["--perfetto", "--split", "1s", "-o", "-"], "--split writes several files: name them with -o"),
-        (["--perfetto", "--split", "soon"], "--split: 'soon' is not a length of time (5ms, 300us, 1s)"),
-        (["--perfetto", "--split", "0"], "--split 0: no time"),
     ],
 )
 def test_wrong_sizes(

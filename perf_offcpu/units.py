@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parse lengths of time and sizes: the one syntax of options, files of options and commands.
+
+A number, with or without a fraction, and a suffix: 250us, 1.5s, 2h; 512K, 1G. A number without suffix is in
+the unit of the option, mostly perf's. Imports little, because each command line needs it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from perf_offcpu.errors import UsageError
+
+UNITS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
+"""Nanoseconds in each unit of `--unit`."""
+_TIMES: Final = UNITS | {"m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9, "w": 7 * 86400 * 10**9}
+_SIZES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_NUMBER: Final = r"(?=\.?\d)(\d{0,15})(?:\.(\d{0,9}))?"
+_TIME: Final = re.compile(_NUMBER + "([a-z]*)", re.ASCII)
+_SIZE: Final = re.compile(_NUMBER + "(?:([KMGT]?)(i?B)?)", re.ASCII | re.IGNORECASE)
+LONGEST: Final = "100000d"
+"""Longest time that is accepted: its nanoseconds fit an int64."""
+TIMES: Final = "250us, 5ms, 60s, 2h"
+SIZES: Final = "512K, 100M, 2G"
+"""Examples for messages."""
+
+
+def time_ns(text: str, unit: str = "") -> int | None:
+    """Return the nanoseconds of a length of time; None if the text is none.
+
+    Args:
+        unit: of a number without suffix; "" if there must be a suffix.
+    """
+    match = _TIME.fullmatch(text)
+    factor = _TIMES.get(match[3] or unit) if match else None
+    return None if match is None or factor is None else _product(match, factor)
+
+
+def size_bytes(text: str, unit: int = 1) -> int | None:
+    """Return the bytes of a size, with a suffix in upper or lower case; None if the text is none.
+
+    Args:
+        unit: bytes that a number without suffix counts; 0 if there must be a suffix.
+    """
+    match = _SIZE.fullmatch(text)
+    factor = 0 if match is None else _SIZES[match[3].upper()] if match[3] or match[4] else unit
+    return _product(match, factor) if match and factor else None
+
+
+def _product(match: re.Match[str], factor: int) -> int:
+    """Return the number at the begin of the text times a factor, cut to a whole number."""
+    fraction = match[2] or ""
+    number: int = int(match[1] or 0) * factor + int(fraction or 0) * factor // 10 ** len(fraction)
+    return number
+
+
+def parse_time(option: str, value: object, unit: str, least: str = "0ns", most: str = LONGEST) -> int:
+    """Return the nanoseconds of an option's value.
+
+    Args:
+        value: a text, or a number of a file of options.
+        unit: of a number without suffix; "" if there must be a suffix.
+        least, most: bounds, as lengths of time.
+
+    Raises:
+        UsageError: the value is no length of time, or out of bounds.
+    """
+    ns = time_ns(_text(value), unit)
+    if ns is None:
+        bare = f"; a number alone is in {unit}" if unit else ""
+        raise UsageError(f"{_subject(option, value)}: not a length of time ({TIMES}{bare})")
+    return _bounded(_subject(option, value), ns, least, most, time_ns)
+
+
+def parse_size(
+    option: str, value: object, unit: tuple[str, int] = ("bytes", 1), least: str = "0", most: str = "1024T"
+) -> int:
+    """Return the bytes of an option's value.
+
+    Args:
+        value: a text, or a number of a file of options.
+        unit: name and bytes of the unit of a number without suffix.
+        least, most: bounds, as sizes.
+
+    Raises:
+        UsageError: the value is no size, or out of bounds.
+    """
+    size = size_bytes(_text(value), unit[1])
+    if size is None:
+        raise UsageError(f"{_subject(option, value)}: not a size ({SIZES}; a number alone is in {unit[0]})")
+    return _bounded(_subject(option, value), size, least, most, size_bytes)
+
+
+def _text(value: object) -> str:
+    """Return the text of a value; "" if it is no number."""
+    if isinstance(value, float):
+        return f"{value:.9f}"
+    return str(value).strip() if isinstance(value, str) or type(value) is int else ""
+
+
+def _subject(option: str, value: object) -> str:
+    return f"{option} {value}" if value != "" else f"{option} ''"
+
+
+def _bounded(subject: str, number: int, least: str, most: str, parse: Callable[[str], int | None]) -> int:
+    if number < (parse(least) or 0):
+        raise UsageError(f"{subject}: at least {least}")
+    if number > (parse(most) or 0):
+        raise UsageError(f"{subject}: at most {most}")
+    return number
