@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from perf_offcpu.commands.shared.parsers import PROGRAM, VERBS, load_verb, make_parsers
+from perf_offcpu.commands.shared.parsers import PROGRAM, VERBS, load_verb, make_parsers, spelled_like
 from perf_offcpu.commands.shared.perf_habits import VERBS as HABITS
 from perf_offcpu.commands.shared.streams import replace_closed_streams
 from perf_offcpu.environment import ignore_variables_of_others
@@ -105,7 +105,9 @@ def _split(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
 
 def _run(options: list[str], verb: str | None, words: list[str]) -> int:
     if verb is not None and verb not in VERBS:
-        instead = f"use {HABITS[verb]}" if verb in HABITS else f"see '{PROGRAM} --help'"
+        instead = (
+            f"use {HABITS[verb]}" if verb in HABITS else f"{spelled_like(verb, VERBS)}see '{PROGRAM} --help'"
+        )
         raise UsageError(f"'{verb}' is not a verb of {PROGRAM} ({instead})")
     parser, verbs = make_parsers(VERBS if verb is None else (verb,))
     chosen = parser.parse_args(options)

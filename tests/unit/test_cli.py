@@ -119,6 +119,17 @@ def test_ctrl_c_is_quiet(verb: Callable[[Run], None], capsys: pytest.CaptureFixt
         (["fake", "--numb", "1"], "perf-offcpu fake: unrecognized arguments: --numb 1"),
         (["fake", "stray"], "perf-offcpu fake: unrecognized arguments: stray"),
         (["nosuch"], "perf-offcpu: 'nosuch' is not a verb of perf-offcpu"),
+        (["recrod", "-a"], "perf-offcpu: 'recrod' is not a verb of perf-offcpu (did you mean record? see"),
+        (
+            ["fake", "--nubmer=1"],
+            "perf-offcpu fake: unrecognized arguments: --nubmer=1 (did you mean --number? ",
+        ),
+        (
+            ["convert", "--flamgraph"],
+            "perf-offcpu convert: one of the arguments --html --folded --flamegraph --speedscope "
+            "--chrome-trace --perfetto --firefox --pprof --callgraph --parquet is required "
+            "(did you mean --flamegraph? ",
+        ),
         (["--nosuch"], "perf-offcpu: unrecognized arguments: --nosuch"),
         (["--nosuch", "fake"], "perf-offcpu fake: unrecognized arguments: --nosuch"),
     ],

@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
         return result
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError with argparse's message, or with advice on an option of perf."""
+        """Raise UsageError with argparse's message and an option that is spelled alike, or with advice."""
         unknown = message.removeprefix("unrecognized arguments: ")
         if value := _IGNORED_VALUE.fullmatch(message):
             unknown = "".join(value.groups())
@@ -89,7 +89,15 @@ class Parser(argparse.ArgumentParser):
             message = f"unrecognized arguments: {unknown}"
         if unknown != message and (advice := advice_on(unknown.split(), self.advice)):
             raise UsageError(advice)
-        raise UsageError(f"{message} (see '{self.prog} --help')")
+        words = unknown.split() if unknown != message else self._words if "required" in message else []
+        raise UsageError(f"{message} ({self._instead_of(words)}see '{self.prog} --help')")
+
+    def _instead_of(self, words: Iterable[str]) -> str:
+        """Return a question after the option that is spelled like the first unknown one; "" for none."""
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        options = [name for action in shown for name in action.option_strings if name.startswith("--")]
+        unknown = (word.partition("=")[0] for word in words if word.startswith("--"))
+        return next((spelled_like(name, options) for name in unknown if name not in options), "")
 
     def _as_typed(self, word: str) -> str:
         """Return the typed word: argparse of Python 3.14 takes `-z` out of `-z99` and reports `-99`."""
@@ -97,6 +105,13 @@ class Parser(argparse.ArgumentParser):
             return word
         attached = re.compile(f"-[^-]{re.escape(word[1:])}")
         return next(filter(attached.fullmatch, self._words), word)
+
+
+def spelled_like(word: str, names: Iterable[str]) -> str:
+    """Return `did you mean NAME? ` for the name that is spelled like a word; "" for none."""
+    import difflib
+
+    return "".join(f"did you mean {name}? " for name in difflib.get_close_matches(word, names, 1, 0.75))
 
 
 def _formatter(*, prog: str) -> argparse.HelpFormatter:
