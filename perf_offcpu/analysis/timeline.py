@@ -67,7 +67,7 @@ def timeline_of(profile: Profile) -> Timeline:
     offcpu = profile.is_offcpu()
     placed = (samples.time_ns >= 0) & ~samples.has(SUM_FLAGS)
     waits, moments = placed & offcpu, placed & ~offcpu
-    begin = samples.time_ns - np.where(waits, samples.length_ns(), 0)
+    begin = np.maximum(samples.time_ns - np.where(waits, samples.length_ns(), 0), 0)  # longer: damaged
     origin = int(begin.min(where=placed, initial=_NEVER)) if placed.any() else 0
     begin_ns, end_ns = (np.where(placed, times - origin, 0) for times in (begin, samples.time_ns))
     return Timeline(*_tracks(profile), waits, moments, begin_ns, end_ns, origin)

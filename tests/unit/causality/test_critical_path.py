@@ -97,6 +97,14 @@ def test_a_waker_without_samples_is_not_recorded() -> None:
     assert segments(follow(profile, window=(100, 500))) == [(8, "NOT_RECORDED", 100, 500)]
 
 
+def test_a_damaged_wait_longer_than_the_time_of_its_end_begins_at_zero() -> None:
+    """Differences of times fit in 63 bits then; the thread 2 waits until the last moment."""
+    builder = ProfileBuilder().sample("a", ["f"], 2**62, time_ns=5, tid=1)
+    profile = builder.sample("b", ["f"], 1, time_ns=2**63 - 1, tid=2).build()
+    assert segments(follow(profile)) == [(1, "WAITING", 0, 5)]
+    assert timeline_of(profile).duration_ns == 2**63 - 1
+
+
 def test_waits_that_contradict_each_other_end_the_walk() -> None:
     builder = ProfileBuilder()
     wait(builder, 1, 0, 1000, waker=2)
