@@ -35,6 +35,8 @@ CLOCK_REALTIME = 0
 _SAME_BOOT_NS = 10 * 10**9
 """Most that the wall clock may have been set between two recordings of one boot."""
 
+_MOST_CPUS = 1 << 16
+"""More than Linux has. A damaged recording may name any number, and the numbers of all hosts are added."""
 _SECOND = 10**9
 _LAST_NS = 2**63 - 1
 
@@ -91,6 +93,7 @@ def join_by_host(recordings: Sequence[Recording], options: JoinOptions | None = 
             for row, start in zip(rows, since, strict=True)
         ]
         cpus = max(one.meta.nr_cpus or int(one.samples.cpu.max(initial=-1)) + 1 for one in moved)
+        cpus = min(cpus, _MOST_CPUS)
         name = moved[0].meta.hostname or os.path.basename(moved[0].meta.source)
         found.append(Host(name, cpus, moved[0] if len(moved) == 1 else _joined(moved, since, cpus)))
     return found

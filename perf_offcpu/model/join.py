@@ -61,8 +61,13 @@ def to_rows(rows: NDArray[Any]) -> Renumber:
 
 
 def shifted(by: int) -> Renumber:
-    """Return a function that adds `by` to ids; -1 stays."""
-    return lambda ids: np.where(ids >= 0, ids + ids.dtype.type(by), ids) if by else ids
+    """Return a function that adds `by` to ids; -1 stays, and ids that are too large become the largest."""
+
+    def change(ids: NDArray[Any]) -> NDArray[Any]:
+        most = ids.dtype.type(np.iinfo(ids.dtype).max - by)
+        return np.where(ids >= 0, np.minimum(ids, most) + ids.dtype.type(by), ids)
+
+    return change if by else lambda ids: ids
 
 
 def renumbered(part: Part, changes: Mapping[str, Renumber]) -> Part:

@@ -214,3 +214,11 @@ def test_too_many_hosts(tmp_path: Path) -> None:
         load(paths)
     pids = set(load(paths[:214]).samples.pid.tolist())
     assert len(pids) == 214 and max(pids) < 2**31
+
+
+def test_numbers_of_a_damaged_recording_do_not_overflow(tmp_path: Path) -> None:
+    largest = 2**31 - 1
+    records = [tick(1000, pid=largest, cpu=largest)]
+    paths = [write(tmp_path / name, [CLOCK], records, host(name, DAY_NS)) for name in ("a", "b")]
+    samples = load(paths).samples
+    assert set(samples.pid.tolist()) == set(samples.cpu.tolist()) == {largest}
