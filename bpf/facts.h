@@ -5,6 +5,7 @@
 #ifndef OFFCPU_FACTS_H
 #define OFFCPU_FACTS_H
 
+#include "late.h"
 #include "maps.h"
 
 /* include/linux/sched.h */
@@ -185,7 +186,7 @@ static __always_inline bool in_own_softirq(struct task_struct *current)
 		return false;
 	read_of_cpu(current, IRQ_STACK_PTR, &end, sizeof(end));
 	bpf_probe_read_kernel(&caller, sizeof(caller), (void *)(end - sizeof(caller)));
-	if (caller - OFFCPU_DO_SOFTIRQ >= OFFCPU_DO_SOFTIRQ_SIZE)
+	if (!is_within(caller, OFFCPU_DO_SOFTIRQ))
 		return false;
 	stack = irq_stack.lookup(&zero);
 	if (!stack || bpf_probe_read_kernel(stack, sizeof(*stack), (void *)(end - sizeof(*stack))))
@@ -195,7 +196,7 @@ static __always_inline bool in_own_softirq(struct task_struct *current)
 		barrier_var(i);
 		if (i >= IRQ_STACK_WORDS)
 			break;
-		if (stack->words[i] - OFFCPU_BACKLOG < OFFCPU_BACKLOG_SIZE)
+		if (is_within(stack->words[i], OFFCPU_BACKLOG))
 			return true;
 	}
 #endif

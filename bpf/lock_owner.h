@@ -27,7 +27,7 @@ static __always_inline bool in_our_namespace(struct task_struct *task)
 {
 	char *pid = FIELD(char *, task, TASK_THREAD_PID);
 
-	return FIELD(u32, pid, PID_LEVEL) == OFFCPU_PID_LEVEL;
+	return FIELD(u32, pid, PID_LEVEL) == late_value(OFFCPU_PID_LEVEL);
 }
 
 /* The owner of a lock of glibc, from the words of memory that begin with the futex; 0 unknown. */

@@ -58,8 +58,6 @@
  *	OFFCPU_SAMPLING				one sample for each period of waiting (sampling.h)
  *	OFFCPU_BY_GROUP				control groups (targets.h): a loop, for which the
  *						verifier took a third longer before may_goto
- *	OFFCPU_PID_LEVEL, OFFCPU_PID_NAMESPACE	the recorder's pid namespace (targets.h): reads for
- *						the ids of every wait
  *	OFFCPU_SUMS, OFFCPU_STACKS, OFFCPU_CALLERS, OFFCPU_BUDGETS, OFFCPU_TARGETS_MAX
  *						sizes of maps
  *
@@ -68,10 +66,7 @@
  *	OFFCPU_MAY_GOTO				whether loops have the instruction (loops.h)
  *	OFFCPU_FRAME_POINTERS			see user_walk.h
  *	OFFCPU_SYSCALLS, OFFCPU_USER_REGISTERS	whether bpf_task_pt_regs() exists
- *	OFFCPU_SCHED_TEXT, OFFCPU_SCHED_TEXT_SIZE	where the scheduler's code is
- *	OFFCPU_WAKE_UP, OFFCPU_WAKE_UP_SIZE	where try_to_wake_up() is
  *	OFFCPU_IRQ_STACK, IRQ_STACK_*		whether and where the stack of interrupts is
- *	OFFCPU_DO_SOFTIRQ, OFFCPU_BACKLOG, *_SIZE	where do_softirq() and process_backlog() are
  *	OFFCPU_SWITCH_HAS_STATE			whether sched_switch passes prev_state (since 5.18)
  *	OFFCPU_PREEMPT_COUNT, PREEMPT_COUNT	where the preemption count is
  *	OFFCPU_READ_ONLY_CAST, OFFCPU_WORD	a kernel function and a type, to read it
@@ -79,6 +74,8 @@
  *	FILES_*, FDTABLE_*, FILE_*, INODE_*, SUPER_*, DENTRY_*, SOCKET_*, SOCK_*, UNIX_*,
  *	EVENTPOLL_*, EPITEM_*, TASK_*, CSS_*, CGROUP_*, KERNFS_*, MM_*, PID_*, CRED_*,
  *	REGS_*					offsets of members
+ *
+ * What differs from boot to boot is no constant of the compiler: enum offcpu_late.
  */
 #include "output.h"
 #include "budget.h"

@@ -98,6 +98,24 @@ enum offcpu_copy {
 	OFFCPU_COPIES_NR
 };
 
+/*
+ * Numbers that differ from boot to boot, or from container to container. Compiled programs outlive
+ * both, so the loader writes these into the instructions: see late_value(). Sizes are 0 where the
+ * address is not known.
+ */
+enum offcpu_late {
+	OFFCPU_SCHED_TEXT,		/* where the scheduler's code is */
+	OFFCPU_SCHED_TEXT_SIZE,
+	OFFCPU_WAKE_UP,			/* try_to_wake_up() */
+	OFFCPU_WAKE_UP_SIZE,
+	OFFCPU_DO_SOFTIRQ,		/* do_softirq() */
+	OFFCPU_DO_SOFTIRQ_SIZE,
+	OFFCPU_BACKLOG,			/* process_backlog() */
+	OFFCPU_BACKLOG_SIZE,
+	OFFCPU_PID_LEVEL,		/* depth of the recorder's pid namespace, 0: the first */
+	OFFCPU_PID_NAMESPACE		/* its inode */
+};
+
 /* The options that user space sets; it may change them while the program is attached. */
 struct offcpu_control {
 	u32 enabled;

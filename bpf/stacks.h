@@ -177,7 +177,7 @@ static __always_inline u32 skip_scheduler(const struct offcpu_control *ctl, cons
 			break;
 		if (i >= nr)
 			return seen ? nr : 0;
-		if (ips[i] - OFFCPU_SCHED_TEXT < OFFCPU_SCHED_TEXT_SIZE)
+		if (is_within(ips[i], OFFCPU_SCHED_TEXT))
 			seen = true;
 		else if (seen)
 			return i;
@@ -264,7 +264,7 @@ static __always_inline u32 skip_tracing(const struct offcpu_control *ctl, const 
 		barrier_var(i);
 		if (i >= TRACING_FRAMES || i >= nr)
 			break;
-		if (ips[i] - OFFCPU_WAKE_UP < OFFCPU_WAKE_UP_SIZE)
+		if (is_within(ips[i], OFFCPU_WAKE_UP))
 			return i;
 	}
 	return 0;

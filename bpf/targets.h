@@ -8,8 +8,6 @@
  * asked for; several of one kind are alternatives.
  *
  *	OFFCPU_BY_GROUP		1 by cgroup v2, 2 by the v1 hierarchy at CSS_SET_CSS, 0 not at all
- *	OFFCPU_PID_LEVEL	depth of the recorder's pid namespace, 0 for the initial one
- *	OFFCPU_PID_NAMESPACE	its inode
  *
  * Ids are those of the recorder's pid namespace, as in perf's own records; 0 for tasks outside.
  */
@@ -20,42 +18,40 @@
 
 #define GROUP_LEVELS 24			/* depth to which control groups may be nested */
 
-#if OFFCPU_PID_LEVEL
 struct offcpu_upid {			/* struct upid, include/linux/pid.h */
 	u32 nr;
 	void *ns;
 };
 
-static __always_inline u32 tid_of(struct task_struct *task)
+/* The id of a task in the recorder's pid namespace, which is not the first; 0 outside. */
+static __always_inline u32 inner_tid(struct task_struct *task)
 {
 	char *pid = FIELD(char *, task, TASK_THREAD_PID);
+	u64 own = late_value(OFFCPU_PID_LEVEL);
 	struct offcpu_upid upid = {};
 	u32 level = 0, inode = 0;
 
 	bpf_probe_read_kernel(&level, sizeof(level), pid + PID_LEVEL);
-	if (level < OFFCPU_PID_LEVEL)
+	if (level < own)
 		return 0;
-	bpf_probe_read_kernel(&upid, sizeof(upid),
-			      pid + PID_NUMBERS + OFFCPU_PID_LEVEL * sizeof(upid));
+	bpf_probe_read_kernel(&upid, sizeof(upid), pid + PID_NUMBERS + own * sizeof(upid));
 	bpf_probe_read_kernel(&inode, sizeof(inode), (char *)upid.ns + PID_NAMESPACE_INUM);
-	return inode == OFFCPU_PID_NAMESPACE ? upid.nr : 0;
+	return inode == late_value(OFFCPU_PID_NAMESPACE) ? upid.nr : 0;
 }
 
-static __always_inline u32 pid_of(struct task_struct *task)
-{
-	return tid_of(FIELD(struct task_struct *, task, TASK_GROUP_LEADER));
-}
-#else
 static __always_inline u32 tid_of(struct task_struct *task)
 {
+	if (late_value(OFFCPU_PID_LEVEL))
+		return inner_tid(task);
 	return FIELD(u32, task, TASK_PID);
 }
 
 static __always_inline u32 pid_of(struct task_struct *task)
 {
+	if (late_value(OFFCPU_PID_LEVEL))
+		return inner_tid(FIELD(struct task_struct *, task, TASK_GROUP_LEADER));
 	return FIELD(u32, task, TASK_TGID);
 }
-#endif
 
 static __always_inline u32 *find_target(u32 kind, u32 id)
 {
@@ -141,11 +137,7 @@ static __always_inline bool has_properties(const struct offcpu_control *ctl,
 	if (!in_groups(ctl, task))
 		return false;
 #endif
-#if OFFCPU_PID_LEVEL
-	if (!tid_of(task))
-		return false;
-#endif
-	return true;
+	return !late_value(OFFCPU_PID_LEVEL) || inner_tid(task);
 }
 
 /* Whether this CPU is recorded. */

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derive tracepoints, preprocessor constants and control values of the BPF program from config and kernel.
+"""Derive tracepoints, constants, late and control values of the BPF program from config and kernel.
 
 bpf/off_cpu.bpf.c and bpf/targets.h explain the constants at their top.
 """
@@ -14,6 +14,7 @@ from perf_offcpu.collect.bpf.config import MODES, OffCpuConfig, ShortWaits, Targ
 from perf_offcpu.collect.bpf.kernel.facts import KernelFacts
 from perf_offcpu.collect.bpf.kernel.members import controller_offset
 from perf_offcpu.collect.bpf.kernel.probes import pid_namespace_level
+from perf_offcpu.collect.bpf.object import LATE_VALUE
 from perf_offcpu.collect.system.btf import Btf
 from perf_offcpu.errors import CapabilityError
 
@@ -58,6 +59,7 @@ def option_defines(
     known_early = config.off_cpu_period_ns > 0 or config.threshold_ns < EARLY_BELOW_NS
     sum_stacks = config.short_waits is ShortWaits.STACKS and not config.off_cpu_period_ns
     return {
+        "OFFCPU_LATE": f"{LATE_VALUE:#x}ULL",
         "OFFCPU_AT_EXIT": int(at_exit),
         "OFFCPU_BY_PROBE": int(by_probe),
         "OFFCPU_KERNEL_EARLY": int(at_exit and config.kernel_stacks and known_early),
@@ -133,13 +135,12 @@ def _rate_window(config: OffCpuConfig) -> dict[str, int]:
     return {"max_rate": most, "window_ns": most * 10**9 // config.max_rate}
 
 
-def target_defines(config: OffCpuConfig, facts: KernelFacts, btf: Btf) -> dict[str, int]:
+def target_defines(config: OffCpuConfig, btf: Btf) -> dict[str, int]:
     """Return the constants for targets.h.
 
     Raises:
         CapabilityError: the kernel's BTF lacks the members that the targets need.
     """
-    namespace = _PID_NAMESPACE.stat().st_ino
     group = 0 if config.by_group is None else 2 if config.by_group else 1
     css = controller_offset(btf, config.by_group) if config.by_group else 0
     if css is None:
@@ -147,9 +148,15 @@ def target_defines(config: OffCpuConfig, facts: KernelFacts, btf: Btf) -> dict[s
             f"this kernel has no control group controller {config.by_group}",
             "name a group of another hierarchy",
         )
-    return {
-        "OFFCPU_BY_GROUP": group,
-        "CSS_SET_CSS": css,
-        "OFFCPU_PID_LEVEL": 0 if namespace == FIRST_PID_NAMESPACE else pid_namespace_level(facts.defines),
-        "OFFCPU_PID_NAMESPACE": namespace,
-    }
+    return {"OFFCPU_BY_GROUP": group, "CSS_SET_CSS": css}
+
+
+def late_values(facts: KernelFacts) -> dict[str, int]:
+    """Return the members of `enum offcpu_late` (bpf/off_cpu.h), which the loader writes into the programs.
+
+    Raises:
+        CapabilityError: the kernel does not tell which pid namespace this is.
+    """
+    namespace = _PID_NAMESPACE.stat().st_ino
+    level = 0 if namespace == FIRST_PID_NAMESPACE else pid_namespace_level(facts.defines)
+    return {**facts.addresses, "pid_level": level, "pid_namespace": namespace}

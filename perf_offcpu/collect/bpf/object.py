@@ -14,7 +14,7 @@ import ctypes
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -34,6 +34,8 @@ _PSEUDO_KFUNC_CALL = 2
 
 KERNEL_FUNCTION = 1 << 30
 """Plus the BTF id of a kernel function: the number of a helper, as which the compiler calls the function."""
+LATE_VALUE = 0x6C617465 << 32
+"""Plus an enumerator of `enum offcpu_late`: the number of 64 bits that stands for a late value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,17 @@ def with_kernel_functions(code: bytes) -> bytes:
     calls &= instructions["imm"] >= KERNEL_FUNCTION
     instructions["registers"][calls] = _PSEUDO_KFUNC_CALL << _SOURCE_SHIFT
     instructions["imm"][calls] -= KERNEL_FUNCTION
+    return instructions.tobytes()
+
+
+def with_late_values(code: bytes, values: Sequence[int]) -> bytes:
+    """Return the instructions with `values` of 64 bits where the compiler saw LATE_VALUE and an index."""
+    instructions = np.frombuffer(code, _INSTRUCTION).copy()
+    number = instructions["imm"].view("=u4")  # its upper half is in the instruction that follows
+    stands_for_value = (instructions["code"][:-1] == _LOAD_64) & (number[1:] == LATE_VALUE >> 32)
+    for row in np.flatnonzero(stands_for_value & (number[:-1] < len(values))).tolist():
+        value = values[number[row]]
+        number[row], number[row + 1] = value & 0xFFFFFFFF, value >> 32
     return instructions.tobytes()
 
 

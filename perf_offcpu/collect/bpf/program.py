@@ -37,7 +37,7 @@ from perf_offcpu.collect.bpf.kernel.probes import check_privileges
 from perf_offcpu.collect.bpf.kprobe import Kprobe
 from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
 from perf_offcpu.collect.bpf.maps import MAP_NAMES, ProgramMaps
-from perf_offcpu.collect.bpf.object import with_kernel_functions
+from perf_offcpu.collect.bpf.object import with_kernel_functions, with_late_values
 from perf_offcpu.collect.bpf.syscall import VerifierError
 from perf_offcpu.collect.system.btf import VMLINUX_BTF, Btf
 from perf_offcpu.collect.system.clock import now_ns
@@ -101,14 +101,17 @@ class OffCpuProgram:
         header = read_header(source.with_name("off_cpu.h"))
         by_probe = self._probe is not None
         options = defines.option_defines(self.config, facts, self.ends_at_exit, by_probe)
-        options |= defines.target_defines(self.config, facts, btf)
+        options |= defines.target_defines(self.config, btf)
+        late = defines.late_values(facts)
+        values = [late[name] for name in header.enums["late"]]
         control = defines.control_values(self.config, header.enums["mode"], self.ends_at_exit)
         functions = [*self._tracepoints, *([defines.SWITCHED] if by_probe else []), _FILTER, *self._iterators]
 
         def load(code: Mapping[str, bytes], maps: Mapping[str, int]) -> None:
             try:
                 for name in functions:
-                    self._programs[name] = _load_program(name, code[name], self._tracepoints, facts)
+                    instructions = with_late_values(with_kernel_functions(code[name]), values)
+                    self._programs[name] = _load_program(name, instructions, self._tracepoints, facts)
                 self._maps = ProgramMaps({name: maps[name] for name in MAP_NAMES}, header, control)
                 self._maps.describe_calls(call_numbers(platform.machine()))
             except OSError:
@@ -222,7 +225,6 @@ def _open_probe(config: OffCpuConfig, facts: KernelFacts) -> Kprobe | None:
 
 def _load_program(name: str, code: bytes, tracepoints: Mapping[str, str], facts: KernelFacts) -> int:
     """Load a program; return its descriptor. `tracepoints` has the tracepoint of each program with one."""
-    code = with_kernel_functions(code)
     if name == _FILTER:
         return bpf_syscall.load_program(ProgramType.PERF_EVENT, name, code, _LICENSE)
     if name == defines.SWITCHED and name not in tracepoints:

@@ -43,7 +43,9 @@ class KernelFacts:
     tracepoints: Mapping[str, Tracepoint]
     """Tracepoints of this kernel that the program can use, by name."""
     defines: Mapping[str, int | str]
-    """Preprocessor constants."""
+    """Preprocessor constants: the same at each boot of this kernel."""
+    addresses: Mapping[str, int]
+    """Places of code: members of `enum offcpu_late` (bpf/off_cpu.h)."""
     task_iterator: int | None = None
     """BTF id of the function that identifies iterators over tasks; None before Linux 5.8."""
     switch_end: str = ""
@@ -72,13 +74,13 @@ def explore(btf: Btf) -> KernelFacts:
         **task_members(btf),
         **_registers(btf),
         **object_members(btf),
-        **_text_ranges(symbols),
         **_preempt_count(btf),
         "OFFCPU_SWITCH_HAS_STATE": int(found["sched_switch"].args >= 4),  # fa2c3254d7cf, Linux 5.18
         "OFFCPU_FRAME_LIMIT": _frame_limit(),
         "OFFCPU_MAY_GOTO": int(has_may_goto()),
     }
-    return KernelFacts(found, defines, btf.type_id(Kind.FUNC, "bpf_iter_task"), switch_end(symbols))
+    iterator = btf.type_id(Kind.FUNC, "bpf_iter_task")
+    return KernelFacts(found, defines, _text_ranges(symbols), iterator, switch_end(symbols))
 
 
 def _registers(btf: Btf) -> Defines:
@@ -146,30 +148,30 @@ def _distance(btf: Btf, member: str, variable: str) -> str | None:
     return None if offset is None or neighbour is None else f"({offset - neighbour}LL)"
 
 
-def _text_ranges(symbols: bytes) -> Defines:
+def _text_ranges(symbols: bytes) -> dict[str, int]:
     """Return the places of code marked `__sched` and of functions; sizes are 0 if hidden.
 
     Then no frames are skipped, wakers' stacks begin with those of tracing, and each softirq is an interrupt.
     """
     softirq, outlined = (
-        _function_range(symbols, "OFFCPU_DO_SOFTIRQ", name) for name in (b"do_softirq", b"do_softirq.part.0")
+        _function_range(symbols, "do_softirq", name) for name in (b"do_softirq", b"do_softirq.part.0")
     )
     begin, end = (symbol_address(symbols, name) for name in (b"__sched_text_start", b"__sched_text_end"))
     return {
-        "OFFCPU_SCHED_TEXT": f"{begin:#x}ULL",
-        "OFFCPU_SCHED_TEXT_SIZE": end - begin,
-        **_function_range(symbols, "OFFCPU_WAKE_UP", b"try_to_wake_up"),
-        **_function_range(symbols, "OFFCPU_BACKLOG", b"process_backlog"),
-        **(outlined if outlined["OFFCPU_DO_SOFTIRQ_SIZE"] else softirq),
+        "sched_text": begin,
+        "sched_text_size": end - begin,
+        **_function_range(symbols, "wake_up", b"try_to_wake_up"),
+        **_function_range(symbols, "backlog", b"process_backlog"),
+        **(outlined if outlined["do_softirq_size"] else softirq),
     }
 
 
-def _function_range(symbols: bytes, constant: str, name: bytes) -> Defines:
+def _function_range(symbols: bytes, place: str, name: bytes) -> dict[str, int]:
     line = symbols.find(b" " + name + b"\n")
     start = symbol_address(symbols, name)
     following = symbols[line + 1 :].split(b"\n", 2)[1] if line >= 0 else b""
     size = int(following.split()[0], 16) - start if following else 0
-    return {constant: f"{start:#x}ULL", f"{constant}_SIZE": size if 0 < size < 1 << 16 else 0}
+    return {place: start, f"{place}_size": size if 0 < size < 1 << 16 else 0}
 
 
 def _frame_limit() -> int:
