@@ -36,7 +36,7 @@ from perf_offcpu.collect.bpf import (
 from perf_offcpu.collect.bpf import (
     syscall as bpf_syscall,
 )
-from perf_offcpu.collect.bpf.attr import MapInfo, ProgramInfo, ProgramType
+from perf_offcpu.collect.bpf.attr import MapInfo, MapType, ProgramInfo, ProgramType
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
 from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits, Targets
 from perf_offcpu.collect.bpf.defines import SWITCHED
@@ -131,6 +131,13 @@ def test_kept_programs_and_maps_are_those_that_are_compiled(
     assert parts(recipe, cache) == compiled
     assert len(list(place.iterdir())) == 1
     monkeypatch.setattr(bpf_cache, "compiled", lambda *_: pytest.fail("compiled again"))
+    assert parts(recipe, cache) == compiled
+    assert cache and (kept := cache.read(recipe))
+    of_one_cpu = [
+        dataclasses.replace(shape, max_entries=1) if shape.map_type == MapType.PERF_EVENT_ARRAY else shape
+        for shape in kept.programs.maps
+    ]
+    cache.write(recipe, dataclasses.replace(kept.programs, maps=tuple(of_one_cpu)), kept.compiler)
     assert parts(recipe, cache) == compiled
     (_, loads, shapes, btf), infos = compiled
     assert {"tasks", "events"} <= {name for names in loads.values() for name in names} <= shapes.keys()

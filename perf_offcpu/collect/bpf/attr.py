@@ -49,6 +49,7 @@ class MapType(enum.IntEnum):
     """`enum bpf_map_type`."""
 
     ARRAY = 2
+    PERF_EVENT_ARRAY = 4
     ARRAY_OF_MAPS = 12
 
 

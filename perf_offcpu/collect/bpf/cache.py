@@ -32,20 +32,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.collect.bpf.compile import compiled, compiler, is_led_elsewhere
 from perf_offcpu.collect.bpf.object import BpfObject, MapShape, describe, linked
 from perf_offcpu.collect.system.limits import too_many_files
 from perf_offcpu.errors import CapabilityError
-from perf_offcpu.files import read_kernel
 
 LIMIT = 32 << 20
 """Largest size of all files together, bytes."""
 _KIND = "programs"
 _SUFFIX = ".program"
 _COLUMN = "json"
-_KERNEL_NOTES = Path("/sys/kernel/notes")  # with its build-id
-_POSSIBLE_CPUS = Path("/sys/devices/system/cpu/possible")  # the size of maps of perf events
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +74,8 @@ class Recipe:
         files = sorted(path for path in self.source.parent.rglob("*.[ch]") if path.is_file())
         # direct: the package's own sources
         parts = [(str(path.relative_to(self.source.parent)), path.read_bytes()) for path in files]
-        notes, cpus = (_read(path) for path in (_KERNEL_NOTES, _POSSIBLE_CPUS))
-        return _hash(facts, notes, cpus, parts, self.source.name, sorted(self.kernel.items()))
+        # Not all notes: before Linux 6.9 they have addresses (aaa8736370db), which differ at each boot.
+        return _hash(facts, kernel_build_id(), parts, self.source.name, sorted(self.kernel.items()))
 
     def name(self) -> str:
         """Return the name of the file for these programs."""
@@ -184,13 +182,6 @@ def _load_cached(cached: CachedPrograms, recipe: Recipe, load: Load, cache: Prog
 
 def _hash(*facts: object) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read_kernel(str(path))
-    except OSError:
-        return b""
 
 
 def _unpack(columns: Mapping[str, NDArray[Any]]) -> CachedPrograms | None:

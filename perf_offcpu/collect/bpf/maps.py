@@ -13,13 +13,11 @@ empties the maps, so that the caller can go on emptying the rings.
 from __future__ import annotations
 
 import fcntl
-import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +30,7 @@ from perf_offcpu.collect.bpf.header import SharedHeader
 from perf_offcpu.collect.bpf.syscall import GracePeriod
 from perf_offcpu.collect.system.background import in_background
 from perf_offcpu.collect.system.clock import now_ns
-from perf_offcpu.collect.system.cpus import parse_cpu_list
+from perf_offcpu.collect.system.cpus import possible_cpus
 from perf_offcpu.errors import RecordingError
 
 MAP_NAMES = (
@@ -229,7 +227,7 @@ class ProgramMaps:
 
     def _counter(self, name: str) -> NDArray[np.void]:
         dtype, index = self.header.structs["count"], self.header.enums["counter"].index(name)
-        raw = bpf_syscall.lookup(self._fds["counters"], _u32(index), dtype.itemsize * _possible_cpus())
+        raw = bpf_syscall.lookup(self._fds["counters"], _u32(index), dtype.itemsize * len(possible_cpus()))
         return np.frombuffer(raw, dtype)
 
     def rate(self) -> dict[str, int]:
@@ -296,12 +294,6 @@ def _side_by_side(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.void]:
     for part, name in columns:
         joined[name] = part[name]
     return joined
-
-
-@functools.cache
-def _possible_cpus() -> int:
-    """Return the number of values that a per-CPU map holds for one key."""
-    return len(parse_cpu_list(Path("/sys/devices/system/cpu/possible").read_text()))
 
 
 def _u32(number: int) -> bytes:

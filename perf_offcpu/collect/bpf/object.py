@@ -21,8 +21,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.collect.bpf.attr import NAME_BYTES, BtfInfo, BtfLoad, Command, MapCreate, MapInfo, ObjectId
+from perf_offcpu.collect.bpf.attr import (
+    NAME_BYTES,
+    BtfInfo,
+    BtfLoad,
+    Command,
+    MapCreate,
+    MapInfo,
+    MapType,
+    ObjectId,
+)
 from perf_offcpu.collect.bpf.syscall import call, read_info
+from perf_offcpu.collect.system.cpus import possible_cpus
 
 # `struct bpf_insn`; its two registers of 4 bits each lie as C puts bit fields on this machine.
 _INSTRUCTION = np.dtype([("code", "u1"), ("registers", "u1"), ("off", "=i2"), ("imm", "=i4")])
@@ -181,5 +191,7 @@ def _btf_bytes(btf_id: int) -> bytes:
 def _create_map(shape: MapShape, btf: int) -> int:
     arguments = dataclasses.asdict(shape)
     name = arguments.pop("name").encode()[: NAME_BYTES - 1]
+    if shape.map_type == MapType.PERF_EVENT_ARRAY:
+        arguments["max_entries"] = len(possible_cpus())  # the machine may have more by now
     typed = shape.btf_key_type_id or shape.btf_value_type_id
     return call(Command.MAP_CREATE, MapCreate(map_name=name, btf_fd=btf if typed else 0, **arguments))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 _SYSFS = Path("/sys/devices/system/cpu")
@@ -36,6 +37,12 @@ def _inode(path: Path) -> int:
         return path.stat().st_ino  # direct: a directory of the kernel
     except FileNotFoundError:
         return 0
+
+
+@functools.cache
+def possible_cpus() -> tuple[int, ...]:
+    """Return the CPUs that may ever be plugged in until the next boot, ascending."""
+    return parse_cpu_list((_SYSFS / "possible").read_text())
 
 
 def present_cpus() -> tuple[int, ...]:
