@@ -33,7 +33,7 @@ from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.callchains import spread
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, column
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Number of these rules: raise it with each change of them, so that tables in caches are made again."""
 NO_ADDRESS: Final = np.uint64(2**64 - 1)
 """Stands for "no address here"; no symbol covers it."""

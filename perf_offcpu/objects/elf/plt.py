@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Name PLT stubs `function@plt`, as perf and objdump do (x86-64).
+"""Name PLT stubs `function@plt`, as perf and objdump do (x86-64, arm64).
 
 A stub jumps through a slot of the global offset table; the relocation of that slot names the function:
 
-    [endbr64]  [bnd]  jmp *displacement(%rip)      f3 0f 1e fa   f2   ff 25 xx xx xx xx
+    [endbr64]  [bnd]  jmp *displacement(%rip)             f3 0f 1e fa   f2   ff 25 xx xx xx xx
+    [bti c]    adrp x16, page   ldr x17, [x16, offset]    of the slot; add x16, br x17 follow
 
 So each entry of .plt, .plt.sec and .plt.got is searched for that jump, for any linker and kind of PLT. perf
 counts entries and relocations (dso__synthesize_plt_symbols), which results in the same names. The rest of
@@ -23,15 +24,32 @@ from perf_offcpu.binary.gather import gather
 from perf_offcpu.model.columns import I64, U64, distinct, is_among
 from perf_offcpu.objects.elf.image import ElfImage, Section
 from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols
+from perf_offcpu.structs import frozen
 
 _SECTIONS: Final = (b".plt", b".plt.sec", b".plt.got")
 _PREFIXES: Final = (b"", b"\xf2", b"\xf3\x0f\x1e\xfa", b"\xf3\x0f\x1e\xfa\xf2")
 _JUMP: Final = b"\xff\x25"
-_R_IRELATIVE: Final = 37  # R_X86_64_IRELATIVE: the addend is the address of an IFUNC
+_BTI: Final = 0xD503245F
+_PAGE: Final = 4096
+_IMPORTS: Final = {elf.Machine.X86_64: (6, 7), elf.Machine.AARCH64: (1025, 1026)}
+"""Relocations that put the address of an imported function into a slot: GLOB_DAT, JUMP_SLOT."""
+_IRELATIVE: Final = {elf.Machine.X86_64: 37, elf.Machine.AARCH64: 1032}
+"""The relocation whose addend is the address of an IFUNC."""
 _MAX_STUBS: Final = 1 << 16
 _MAX_NAME: Final = 1 << 12
 
 Names = dict[int, bytes]
+
+
+@frozen
+class Stubs:
+    """The stubs of one PLT section."""
+
+    section: Section
+    starts: U64  # the address of each stub
+    slots: U64  # the address of the slot through which it jumps
+    size: int  # bytes of a stub
+    header: int  # bytes before the first stub of .plt
 
 
 def plt_symbols(image: ElfImage, known: Sequence[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
@@ -42,28 +60,28 @@ def plt_symbols(image: ElfImage, known: Sequence[tuple[Symbols, bytes]]) -> tupl
         rows.append((start, size, len(strings), int(NO_ADDRESS), 0, 1))
         strings.extend(name + b"\0")
 
-    is_known = image.machine == elf.Machine.X86_64
-    sections = [*filter(None, map(image.section_named, _SECTIONS))] if is_known else []
-    stubs = [_find_jumps(image, section) for section in sections]
-    slots = np.concatenate([np.empty(0, np.uint64), *(slot for _, slot in stubs)])
-    names = _slot_names(image, known, distinct(slots)) if sections else {}
-    for section, (starts, jump_slots) in zip(sections, stubs, strict=True):
-        size = _entry_size(section)
+    tables = find_stubs(image)
+    slots = np.concatenate([np.empty(0, np.uint64), *(table.slots for table in tables)])
+    names = slot_names(image, known, distinct(slots))
+    for table in tables:
+        section = table.section
         if section.name == b".plt":
-            add(section.addr, size if len(starts) else section.size, b".plt")
-        for start, slot in zip(starts.tolist(), jump_slots.tolist(), strict=True):
+            add(section.addr, table.header if len(table.starts) else section.size, b".plt")
+        for start, slot in zip(table.starts.tolist(), table.slots.tolist(), strict=True):
             if slot in names:
-                add(start, size, names[slot] + b"@plt")
+                add(start, table.size, names[slot] + b"@plt")
     return Symbols.from_rows(rows), bytes(strings)
 
 
-def _entry_size(section: Section) -> int:
-    return section.entsize if section.entsize in (8, 16) else 16
+def find_stubs(image: ElfImage) -> list[Stubs]:
+    """Return the stubs of each PLT section of a file."""
+    find = {elf.Machine.X86_64: _stubs_of_x86_64, elf.Machine.AARCH64: _stubs_of_arm64}.get(image.machine)
+    sections = filter(None, map(image.section_named, _SECTIONS)) if find else ()
+    return [find(image, section) for section in sections] if find else []
 
 
-def _find_jumps(image: ElfImage, section: Section) -> tuple[U64, U64]:
-    """Return addresses and slots of the entries of a PLT section that hold the jump."""
-    size = _entry_size(section)
+def _stubs_of_x86_64(image: ElfImage, section: Section) -> Stubs:
+    size = section.entsize if section.entsize in (8, 16) else 16
     code = np.frombuffer(image.content(section)[: size * _MAX_STUBS], np.uint8)
     entries = np.arange(len(code) // size, dtype=np.int64) * size
     padded = np.append(code, np.zeros(16, np.uint8))
@@ -75,24 +93,44 @@ def _find_jumps(image: ElfImage, section: Section) -> tuple[U64, U64]:
         displacement = gather(padded, at, S32).astype(np.int64)
         jumps[hit], slots[hit] = True, at + 4 + displacement
     start, slot = (part[jumps].astype(np.uint64) + np.uint64(section.addr) for part in (entries, slots))
-    return start, slot
+    return Stubs(section, start, slot, size, size)
 
 
-def _slot_names(image: ElfImage, known: Sequence[tuple[Symbols, bytes]], slots: U64) -> Names:
-    """Map each slot (`slots` ascend) to the function whose address its relocation puts there."""
+def _stubs_of_arm64(image: ElfImage, section: Section) -> Stubs:
+    code = image.content(section)[: 24 * _MAX_STUBS]
+    words = np.append(np.uint32(0), np.frombuffer(code, "<u4", len(code) // 4)).astype(np.int64)
+    page, load = words[:-1], words[1:]
+    hit = np.flatnonzero(((page & 0x9F00001F) == 0x90000010) & ((load & 0xFFC003FF) == 0xF9400211))
+    pages = (page[hit] >> 5 & 0x7FFFF) << 2 | page[hit] >> 29 & 3
+    pages -= (pages & 1 << 20) << 1  # 21 bits, signed
+    at = np.uint64(section.addr) + (4 * hit - 4).astype(np.uint64)
+    slots = at // np.uint64(_PAGE) * np.uint64(_PAGE)
+    slots += (pages * _PAGE + (load[hit] >> 10 & 0xFFF) * 8).astype(np.uint64)
+    guarded = words[hit - 1] == _BTI
+    return Stubs(section, at - np.uint64(4) * guarded, slots, 24 if guarded.any() else 16, 32)
+
+
+def slot_names(image: ElfImage, known: Sequence[tuple[Symbols, bytes]], slots: U64) -> Names:
+    """Map each slot (`slots` ascend) to the function whose address its relocation puts there.
+
+    Args:
+        known: symbols that name the targets of IFUNCs.
+    """
     names: Names = {}
     dynamic = image.section_of_type(elf.SectionType.DYNSYM)
-    for section in filter(None, map(image.section_named, (b".rela.dyn", b".rela.plt"))):
+    sections = map(image.section_named, (b".rela.dyn", b".rela.plt")) if len(slots) else ()
+    for section in filter(None, sections):
         rows = image.array(section, elf.RELA[image.bits])
         rows = rows[is_among(rows["r_offset"], slots)]
         info, slot = rows["r_info"].astype(np.uint64), rows["r_offset"].astype(np.uint64)
-        indirect = (info & np.uint64(0xFFFFFFFF)) == _R_IRELATIVE
+        kind, symbol = info & np.uint64(0xFFFFFFFF), (info >> np.uint64(32)).astype(np.int64)
+        indirect = kind == _IRELATIVE.get(image.machine, 0)
         for symbols, strings in known:
             addends = rows["r_addend"][indirect].astype(np.uint64)
             names |= _resolver_names(slot[indirect], addends, symbols, strings)
-        symbol = (info >> np.uint64(32)).astype(np.int64)
+        imported = is_among(kind, np.array(_IMPORTS.get(image.machine, ()), np.uint64)) & (symbol > 0)
         if dynamic is not None:
-            names |= _import_names(image, dynamic, slot[symbol > 0], symbol[symbol > 0])
+            names |= _import_names(image, dynamic, slot[imported], symbol[imported])
     return names
 
 

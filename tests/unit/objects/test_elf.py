@@ -49,6 +49,7 @@ from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import NO_ADDRESS
 
 KINDS = [(64, "<"), (64, ">"), (32, "<"), (32, ">")]
+ARM64 = Path(__file__).parents[2] / "data" / "arm64" / "symfs" / "results" / "waiter"
 FUNCTIONS = "TtWwi"  # nm's letters for code symbols, "i" for IFUNCs
 
 PROGRAM = """
@@ -268,6 +269,18 @@ class TestPlt:
         assert {"printf", "getchar"} & {name.removesuffix("_chk").strip("_") for name in stubs.values()}
         for address, name in stubs.items():
             assert names_at(elf, address, address + 5) == [f"{name}@plt"] * 2
+
+    def test_stubs_of_arm64_are_in_the_order_of_their_relocations(self) -> None:
+        elf = load_elf_symbols(str(ARM64))
+        with open(ARM64, "rb") as file:
+            other = ELFFile(file)
+            begin = other.get_section_by_name(".plt")["sh_addr"]
+            symbols = other.get_section_by_name(".dynsym")
+            slots = other.get_section_by_name(".rela.plt").iter_relocations()
+            names = [symbols.get_symbol(slot["r_info_sym"]).name for slot in slots]
+        assert names_at(elf, begin, begin + 31) == [".plt"] * 2
+        stubs = [begin + 32 + 16 * number for number in range(len(names))]
+        assert names_at(elf, *stubs) == [f"{name}@plt" for name in names] and len(names) == 40
 
     def test_a_static_programs_ifunc_stubs_carry_the_functions_name(self, tmp_path: Path) -> None:
         elf = load_elf_symbols(str(compiled(tmp_path, "-static")))
