@@ -64,6 +64,12 @@ class Losses(Counter[LossCause]):
         if count:
             self[cause] += int(count)
 
+    def take_back(self, cause: LossCause, count: int) -> None:
+        """Count fewer losses, at least 0, for what turned out not to be lost."""
+        self[cause] -= count
+        if self[cause] <= 0:
+            del self[cause]
+
 
 def by_text(counts: Mapping[LossCause, int]) -> dict[LossCause, int]:
     """Return the counts sorted by the sentences of their causes."""

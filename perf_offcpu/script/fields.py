@@ -23,7 +23,7 @@ PERF_FIELDS = {
     "event": "name of the event",
     "cgroup": "path of the cgroup",
     "ip": "address, of each frame or of the sample",
-    "sym": "function",
+    "sym": "function; with (called), one that was called there, and that led to code without a symbol",
     "symoff": "offset in the function",
     "dso": "object that holds the code",
     "srcline": "source file and line, below each frame; dso[address] where unknown",

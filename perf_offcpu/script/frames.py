@@ -3,7 +3,9 @@
 
             7fca03d37efe clock_nanosleep+0x6e (/usr/lib/x86_64-linux-gnu/libc.so.6)
             55a162d0c32c leaf_nanosleep+0xe (/root/blocker)
+            7fca03ca9d90 sem_clockwait (called) (/usr/lib/x86_64-linux-gnu/libc.so.6)
 
+The last one has no symbol: its caller called that function (`symbolize.calls`). perf shows it as [unknown].
 Each frame and each stack is formatted once, however many samples have it, within a bounded memory.
 """
 
@@ -87,6 +89,8 @@ class FrameTexts:
     def _symbol(self, frame: int) -> str:
         frames = self._frames
         symbol = printable(self._strings[frames.symbol[frame]])
+        if frames.is_called[frame]:
+            return f"{symbol} (called)"
         is_code = frames.cpumode[frame] != CpuMode.UNKNOWN
         if symbol and is_code and self._fields.has("symoff"):
             return f"{symbol}+{int(frames.offset[frame]):#x}"

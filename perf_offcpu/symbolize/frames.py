@@ -10,7 +10,7 @@ import numpy as np
 
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.callchains import Ragged, spread
-from perf_offcpu.model.columns import I32, I64, U32, U64, Table, column
+from perf_offcpu.model.columns import I32, I64, U32, U64, Bool, Table, column
 from perf_offcpu.model.profile import Frames
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.symtab import SymbolTable
@@ -24,6 +24,7 @@ class SymbolNames(Table):
     dso: U32 = column("u4", doc='string: path or pseudo name; "" unknown')
     address: U64 = column("u8", doc="dso-relative virtual address (kernel: absolute); 0 unknown")
     offset: U64 = column("u8", unit="bytes", doc="from the symbol's start; 0 if no symbol")
+    is_called: Bool = column("?", doc="as in `model.profile.Frames`")
     file: U32 = column("u4", doc='string: source file; "" unknown')
     line: I32 = column("i4", sentinel=0, doc="source line; 0 unknown")
 
@@ -67,6 +68,7 @@ def build_frames(
         dso=names.dso[location],
         address=names.address[location],
         offset=names.offset[location],
+        is_called=names.is_called[location],
         file=np.concatenate([inlined.file, names.file]),
         line=np.concatenate([inlined.line, names.line]),
         inline_depth=np.concatenate([inlined.depth, np.zeros(len(names), np.int32)]),

@@ -24,6 +24,7 @@ from perf_offcpu.model.profile import Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Recording, SampleColumns, Samples, Spaces
 from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.model.strings import Strings
+from perf_offcpu.symbolize.calls import Named, name_by_calls
 from perf_offcpu.symbolize.demangle import demangle
 from perf_offcpu.symbolize.frames import InlinedFunctions, SymbolNames, build_frames, expand
 from perf_offcpu.symbolize.kernel.names import KernelNames
@@ -54,6 +55,11 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
     samples, locations, rows, pair_of = locations_of(recording)
     unresolved = Losses()
     names, inlined = _name(recording, locations, strings, options, unresolved)
+    has_inlined = np.bincount(inlined.location, minlength=len(locations)) > 0
+    named = Named(locations, names, rows)
+    locations, names, rows = name_by_calls(
+        recording, named, has_inlined, strings, options.search(), unresolved
+    )
     if options.demangle:
         _demangle(names, inlined, strings)
     frames, frames_of_location = build_frames(names, inlined, locations, keep_ips=options.keep_ips)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the functions that call instructions call by name (x86-64, arm64).
+
+    e8 rel32          call function, or call function@plt
+    ff 15 rel32       call *slot(%rip): a slot of the global offset table, whose relocation names the function
+    ff 14 25 abs32    call *slot
+    bl function       arm64, likewise function@plt
+
+Only the bytes next to the given addresses are read, and of relocations those of the slots in question.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from perf_offcpu.abi import elf
+from perf_offcpu.binary.fields import S32, U32
+from perf_offcpu.binary.gather import gather
+from perf_offcpu.model.columns import U64, Bool, distinct
+from perf_offcpu.objects.elf.functions import file_offset_to_vaddr, listed_symbols
+from perf_offcpu.objects.elf.image import ElfImage
+from perf_offcpu.objects.elf.plt import find_stubs, slot_names
+from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols
+
+_LONGEST: Final = 7
+"""Bytes of the longest of these instructions."""
+_MAX_EXPORTS: Final = 1 << 20
+"""Symbols of .dynsym in which a name is looked up; the largest libraries have some 300 000."""
+_SIGNAL_RETURNS: Final[dict[int, bytes]] = {
+    elf.Machine.X86_64: bytes.fromhex("48c7c00f0000000f05"),  # mov $__NR_rt_sigreturn, %rax; syscall
+    elf.Machine.AARCH64: bytes.fromhex("681180d2010000d4"),
+}
+
+
+def calls_at(image: ElfImage, offsets: U64) -> tuple[list[bytes], U64]:
+    """Find the functions that n instructions call.
+
+    Args:
+        offsets: uint64[n], the file offset of the last byte of each instruction.
+
+    Returns:
+        (names, targets): the name by which the dynamic linker looked the function up, b"" if it did not;
+        the address of a function of the same file, NO_ADDRESS for others.
+
+    Raises:
+        FormatError: PLT, relocations or symbols are damaged.
+        OSError: the file cannot be read.
+    """
+    targets, slots = _decode(image, offsets)
+    stubs = find_stubs(image) if (targets != NO_ADDRESS).any() else []
+    slot_of = dict[int, int]()
+    for table in stubs:
+        slot_of |= zip(table.starts.tolist(), table.slots.tolist(), strict=True)
+    for row, target in enumerate(targets.tolist()):
+        if target in slot_of:
+            targets[row], slots[row] = NO_ADDRESS, slot_of[target]
+    wanted = distinct(slots[slots != NO_ADDRESS])
+    names = slot_names(image, _exports(image), wanted) if len(wanted) else {}
+    return [names.get(slot, b"") for slot in slots.tolist()], targets
+
+
+def _decode(image: ElfImage, offsets: U64) -> tuple[U64, U64]:
+    """Return (targets, slots) of direct calls and of calls through a slot; NO_ADDRESS for others."""
+    code = b"".join(_bytes(image, last + 1 - _LONGEST, _LONGEST) for last in offsets.tolist())
+    text = np.frombuffer(code, np.uint8).reshape(-1, _LONGEST)
+    last_words = np.arange(len(text), dtype=np.int64) * _LONGEST + 3
+    ends = file_offset_to_vaddr(image.loads, offsets) + np.uint64(1)
+    targets, slots = (np.full(len(offsets), NO_ADDRESS) for _ in range(2))
+
+    def lies_in_segment(size: int) -> Bool:
+        begins = file_offset_to_vaddr(image.loads, offsets - np.uint64(size - 1))
+        inside: Bool = (offsets >= np.uint64(size - 1)) & (ends != 0) & (begins + np.uint64(size) == ends)
+        return inside
+
+    if image.machine == elf.Machine.X86_64:
+        far = gather(text.reshape(-1), last_words, S32).astype(np.int64).astype(np.uint64)
+        rules = (
+            (b"\xe8", targets, ends + far),
+            (b"\xff\x15", slots, ends + far),
+            (b"\xff\x14\x25", slots, far),
+        )
+        for opcode, column, address in rules:
+            size = len(opcode) + 4
+            hit = (text[:, -size:-4] == np.frombuffer(opcode, np.uint8)).all(axis=1) & lies_in_segment(size)
+            column[hit] = address[hit]
+    elif image.machine == elf.Machine.AARCH64:
+        word = gather(text.reshape(-1), last_words, U32).astype(np.int64)
+        far = 4 * ((word & 0x3FFFFFF) - ((word & 0x2000000) << 1))
+        hit = (word >> 26 == 0b100101) & lies_in_segment(4)
+        targets[hit] = (ends - np.uint64(4) + far.astype(np.uint64))[hit]
+    return targets, slots
+
+
+def _exports(image: ElfImage) -> list[tuple[Symbols, bytes]]:
+    table = image.section_of_type(elf.SectionType.DYNSYM)
+    return [] if table is None else [listed_symbols(image, table)]
+
+
+def exported(image: ElfImage, names: set[bytes]) -> set[bytes]:
+    """Return those of some names under which a file exports a function; errors as `calls_at`."""
+    longest, found = max(map(len, names), default=0), set[bytes]()
+    for symbols, strings in _exports(image) if names else ():
+        for at in symbols.name[symbols.code != 0][:_MAX_EXPORTS].tolist():
+            name = strings[at : at + longest + 1].partition(b"\0")[0]
+            if name in names:
+                found.add(name)
+    return found
+
+
+def is_signal_return(image: ElfImage, offsets: U64) -> Bool:
+    """Return bool[n]: the code at a file offset ends a signal handler; what it returns to was not called."""
+    code = _SIGNAL_RETURNS.get(image.machine, b"")
+    return np.array(
+        [bool(code) and _bytes(image, at, len(code)) == code for at in offsets.tolist()], np.bool_
+    )
+
+
+def _bytes(image: ElfImage, offset: int, size: int) -> bytes:
+    """Return bytes of the file, with zeros for bytes before its begin; only zeros if it ends before them."""
+    before = max(0, -offset)
+    inside = offset + size <= image.source.size
+    data = image.source.read(offset + before, size - before) if inside else b""
+    return bytes(before) + data if len(data) == size - before else bytes(size)

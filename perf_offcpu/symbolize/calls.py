@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Name frames without a symbol by the calls that led to them.
+
+Exported functions of a stripped library often end with a jump to a local one, which has no name there:
+
+    program     call sem_clockwait@plt
+    libc        sem_clockwait:  …  jmp local
+                local:          …  syscall              stack: local, program
+
+The frame of the local function returns to the program, and the instruction before that address tells what was
+called: `sem_clockwait`. A function that the dynamic linker looked up counts only if the file of the frame
+exports its name; otherwise another file had put its own function in front. A function of the same file counts
+if a symbol begins at its address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from perf_offcpu import losses
+from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.errors import FormatError
+from perf_offcpu.losses import Losses
+from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import I64, Bool, distinct
+from perf_offcpu.model.mappings import NO_MAP, find_mappings
+from perf_offcpu.model.recording import Recording
+from perf_offcpu.model.strings import Strings
+from perf_offcpu.objects.elf.calls import calls_at, exported, is_signal_return
+from perf_offcpu.objects.elf.functions import symbols_of
+from perf_offcpu.objects.elf.image import ElfImage
+from perf_offcpu.objects.files import Refused, open_dso
+from perf_offcpu.objects.perf_map import is_jit_memory
+from perf_offcpu.objects.search import Search
+from perf_offcpu.objects.symtab import NO_ADDRESS
+from perf_offcpu.symbolize.frames import SymbolNames
+from perf_offcpu.symbolize.locations import Locations
+
+_PROBLEMS: Final = (Refused, FormatError, OSError)
+"""A file that cannot be read names no calls; as a file with functions it is counted as a loss elsewhere."""
+
+
+class _Call(NamedTuple):
+    """The function that one instruction calls."""
+
+    dso: int  # of the instruction
+    name: bytes  # by which the dynamic linker looked the function up; b"" for a function of the same file
+    target: int  # address of a function of the same file
+
+
+class Named(NamedTuple):
+    """Locations, their names, and callchains of rows in both, leaf first."""
+
+    locations: Locations
+    names: SymbolNames
+    chains: Ragged
+
+
+def name_by_calls(
+    recording: Recording, named: Named, skip: Bool, strings: Strings, search: Search, unresolved: Losses
+) -> Named:
+    """Name locations without a symbol by the calls that led to them.
+
+    Args:
+        skip: bool[locations], locations that stay as they are.
+        strings: names are interned there.
+        unresolved: locations that get a name in all callchains are not counted there any more.
+
+    Returns:
+        `named` with one more location for each (location, function that was called).
+    """
+    locations, names, chains = named
+    unnamed = (locations.cpumode == CpuMode.USER) & (names.symbol == 0) & ~skip
+    values = chains.values.astype(np.int64)
+    place = _places_with_callers(locations, unnamed, values, chains.offsets)
+    code = _Code(recording, locations, distinct(np.concatenate([values[place], values[place + 1]])), search)
+    place = place[(code.dso[values[place]] >= 0) & (code.dso[values[place + 1]] >= 0)]
+    inner, outer = values[place], values[place + 1]
+    symbols = _symbols(code, inner, outer, strings)
+    place, inner, symbols = (column[symbols != 0] for column in (place, inner, symbols))
+    frames, frame_of = np.unique(inner << 32 | symbols, return_inverse=True)
+    rows = frames >> 32
+    called = names.take(rows).with_columns(
+        symbol=(frames & 0xFFFFFFFF).astype(np.uint32), is_called=np.ones(len(rows), np.bool_)
+    )
+    values[place] = len(locations) + frame_of
+    is_used = np.zeros(len(locations) + len(rows), np.bool_)
+    is_used[values] = True
+    unresolved.take_back(losses.NO_SYMBOL, int((~is_used[distinct(rows)]).sum()))
+    return Named(
+        Locations.concat([locations, locations.take(rows)]),
+        SymbolNames.concat([names, called]),
+        Ragged(chains.offsets, values.astype(np.uint64)),
+    )
+
+
+def _places_with_callers(locations: Locations, unnamed: Bool, values: I64, offsets: I64) -> I64:
+    """Return the places in chains of unnamed locations before a return address, which is their caller's."""
+    is_return = (locations.cpumode == CpuMode.USER) & (locations.ip != locations.lookup)
+    is_last = np.zeros(len(values) + 1, np.bool_)
+    is_last[offsets - 1] = True
+    place = np.flatnonzero(unnamed[values] & ~is_last[:-1])
+    with_caller: I64 = place[(is_return & ~locations.is_cookie)[values[place + 1]]]
+    return with_caller
+
+
+def _symbols(code: _Code, inner: I64, outer: I64, strings: Strings) -> I64:
+    """Return int64[n], strings: the name of the function called at `outer`, which led to `inner`; 0 none."""
+    symbols, calls = np.zeros(len(inner), np.int64), code.calls(distinct(outer))
+    has_call = np.zeros(len(code.dso), np.bool_)
+    has_call[list(calls)] = True
+    rows = np.flatnonzero(has_call[outer])
+    pairs, pair_of = np.unique(inner[rows] << 32 | outer[rows], return_inverse=True)
+    names = code.names(pairs >> 32, [calls[caller] for caller in (pairs & 0xFFFFFFFF).tolist()])
+    symbols[rows] = strings.intern_all(names)[pair_of]
+    return symbols
+
+
+class _Code:
+    """Reads the code of locations in the files that their mappings name.
+
+    Args:
+        rows: the locations, ascending.
+    """
+
+    def __init__(self, recording: Recording, locations: Locations, rows: I64, search: Search) -> None:
+        self.recording, self.search = recording, search
+        self.dso, self.offset = np.full(len(locations), -1, np.int32), np.zeros(len(locations), np.uint64)
+        maps, lookup = recording.maps, locations.lookup[rows]
+        mapping = find_mappings(maps, recording.spaces, locations.space[rows], lookup)
+        is_jit = np.array(
+            [is_jit_memory(recording.strings[path]) for path in recording.dsos.path.tolist()], np.bool_
+        )
+        in_file = np.flatnonzero(mapping != NO_MAP)
+        in_file = in_file[~is_jit[maps.dso[mapping[in_file]]]]
+        rows, lookup, mapping = rows[in_file], lookup[in_file], mapping[in_file]
+        self.dso[rows] = maps.dso[mapping]
+        self.offset[rows] = lookup - maps.start[mapping] + maps.pgoff[mapping]
+        self.shift = locations.ip - locations.lookup
+
+    def calls(self, callers: I64) -> dict[int, _Call]:
+        """Return the function that is called before each return address, where that is known."""
+        calls = dict[int, _Call]()
+        for dso in distinct(self.dso[callers]).tolist():
+            rows = callers[self.dso[callers] == dso]
+            with ExitStack() as stack:
+                try:
+                    image = open_dso(self.recording, dso, self.search, stack)
+                    names, targets = calls_at(image, self.offset[rows])
+                except _PROBLEMS:
+                    continue
+            functions = [_Call(dso, *function) for function in zip(names, targets.tolist(), strict=True)]
+            known = zip(rows.tolist(), functions, strict=True)
+            calls |= {row: call for row, call in known if call.name or call.target != NO_ADDRESS}
+        return calls
+
+    def names(self, frames: I64, calls: Sequence[_Call]) -> list[str | bytes]:
+        """Return the name of the function that was called for each frame; "" if it is not certain."""
+        names: list[str | bytes] = [""] * len(frames)
+        dso_of_frame = self.dso[frames]
+        for dso in distinct(dso_of_frame).tolist():
+            rows = np.flatnonzero(dso_of_frame == dso)
+            used = [calls[row] for row in rows.tolist()]
+            imports = {call.name for call in used if call.name}
+            targets = {call.target for call in used if call.dso == dso and not call.name}
+            if not imports and not targets:
+                continue
+            with ExitStack() as stack:
+                try:
+                    image = open_dso(self.recording, dso, self.search, stack)
+                    exports = exported(image, imports)
+                    symbols = _symbols_at(image, targets, self.search)
+                    is_handler_end = is_signal_return(image, (self.offset + self.shift)[frames[rows]])
+                except _PROBLEMS:
+                    continue
+            for row in rows[~is_handler_end].tolist():
+                call = calls[row]
+                if call.name in exports:
+                    names[row] = call.name
+                elif call.dso == dso and not call.name:
+                    names[row] = symbols.get(call.target, "")
+        return names
+
+
+def _symbols_at(image: ElfImage, addresses: set[int], search: Search) -> dict[int, str]:
+    """Return the symbols that begin at addresses of a file."""
+    if not addresses:
+        return {}
+    table, wanted = symbols_of(image, search).symbols, np.array(sorted(addresses), np.uint64)
+    found = zip(wanted.tolist(), table.lookup(wanted).tolist(), strict=True)
+    return {address: table.name(row) for address, row in found if row >= 0 and table.start[row] == address}
