@@ -21,6 +21,7 @@ pytestmark = pytest.mark.beside
 
 HUNG = Path(__file__).parent / "hung"
 KERNEL_HALF = 1 << 63
+PAGE = 4096
 Stack = tuple[int, ...]
 
 
@@ -49,6 +50,11 @@ def user_stacks(path: Path) -> Counter[Stack]:
 
 def gdb_stacks(pid: int) -> Counter[Stack]:
     return Counter(tuple(one.gdb) for one in stop(pid))
+
+
+def place_in_page(address: int) -> int:
+    """Return what is the same wherever a file is mapped: libc's clone3 has no symbol in stripped ones."""
+    return address % PAGE
 
 
 def test_deadlock_in_c_without_frame_pointers_is_shown_as_by_gdb(abba: Path, tmp_path: Path) -> None:
@@ -88,8 +94,8 @@ def test_recorded_from_the_start_and_by_system_wide_recordings(abba: Path, tmp_p
     started = tmp_path / "started.data"
     done = run("-o", started, "--", "timeout", "-s", "KILL", "1", abba, cwd=tmp_path)
     stacks = [frames for frames in script(started, "--comm", "abba") if "take" in "".join(frames)]
-    roots = {re.sub(r".*\s", "", frames[-1]) for frames in stacks}
-    assert stacks and roots <= {"clone3", "__clone3"}, roots
+    roots = {place_in_page(int(frames[-1].split()[0], 16)) for frames in stacks}
+    assert stacks and roots <= {place_in_page(stack[-1]) for stack in expected}, "clone3, as gdb found it"
 
 
 def test_a_stack_that_frame_pointers_cannot_walk_stays_cut(abba: Path, tmp_path: Path) -> None:
@@ -105,8 +111,8 @@ def test_deadlock_in_python_is_shown_as_by_gdb(tmp_path: Path) -> None:
         expected = gdb_stacks(pid)
     assert done.status == 0, done.stderr
     assert user_stacks(tmp_path / "perf.data") == expected and expected.total() == 3
-    shown = program.run("report", "--idle", "hide", "-i", tmp_path / "perf.data").stdout
-    assert "PyThread_acquire_lock_timed" in shown, "a lock that another thread holds is not idle"
+    waiting = script(tmp_path / "perf.data", "--idle", "hide")
+    assert len(waiting) == 3, "a lock that another thread holds is not idle"
 
 
 @pytest.mark.skipif(shutil.which("javac") is None, reason="no javac here (Debian: default-jdk-headless)")

@@ -123,6 +123,7 @@ def test_a_lock_of_python_is_a_semaphore_that_nobody_holds(perf_offcpu: Command,
     assert waits.sum() >= 15
     assert (holders.held[waits] == -1).all()
     assert (holders.released[waits] > 0).sum() >= 15, "who posted it is known"
+    assert all(name.startswith("semaphore ") for name in names(profile.select(waits))), names(profile)
 
 
 GO = """

@@ -272,9 +272,9 @@ def test_a_thread_that_was_killed_does_not_wait_for_its_descriptor_any_more(tmp_
     done, recording = record_python(KILLED_IN_READ, tmp_path)
     samples = recording.samples
     mine = (samples.tid == int(done.stdout)) & (samples.syscall == SYSCALLS["read"])
-    rows = np.flatnonzero(mine & samples.has(SampleFlag.OFFCPU))
+    rows = np.flatnonzero(mine & samples.has(SampleFlag.OFFCPU) & ~samples.has(SampleFlag.PREEMPTED))
     before, *after = samples.object_id[rows[np.argsort(samples.switch_out_ns[rows])]].tolist()
-    assert before and after and not any(after), "it may wait for its child more than once"
+    assert before and after and not any(after), "it may wait several times while it ends"
     assert losses.OBJECTS_CLOSED not in recording.losses
 
 
